@@ -1,0 +1,1 @@
+"""Where jobs run: Slurm, or simulated nodes on this machine."""

@@ -1,0 +1,1 @@
+"""From flags, environment and YAML files to a JobSpec whose values know their origin."""

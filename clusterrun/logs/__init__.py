@@ -1,0 +1,1 @@
+"""Read the log lines that a run left behind."""

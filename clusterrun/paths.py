@@ -1,0 +1,145 @@
+"""Every path of a run, in one class: no other module builds a file name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPaths:
+    """The layout of one run directory, `<runs>/<name>/<run id>/`."""
+
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        """job.json: where the run went (JobRecord)."""
+        return self.root / "job.json"
+
+    @property
+    def resolved(self) -> Path:
+        """resolved.yaml: the configuration with each value's origin."""
+        return self.root / "resolved.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """plan.json: what the nodes read."""
+        return self.root / "plan.json"
+
+    @property
+    def script(self) -> Path:
+        """job.sbatch: the batch script."""
+        return self.root / "job.sbatch"
+
+    @property
+    def node_script(self) -> Path:
+        """node.sh: what each node starts."""
+        return self.root / "node.sh"
+
+    @property
+    def env_script(self) -> Path:
+        """env.sh: setup lines and exported variables."""
+        return self.root / "env.sh"
+
+    @property
+    def accelerate(self) -> Path:
+        """accelerate.yaml: accelerate's configuration, machine facts left to the node."""
+        return self.root / "accelerate.yaml"
+
+    @property
+    def deepspeed(self) -> Path:
+        """ds_config.json: DeepSpeed's configuration, where there is one."""
+        return self.root / "ds_config.json"
+
+    @property
+    def slurm_dir(self) -> Path:
+        """Output of the batch shell and of submitit."""
+        return self.root / "slurm"
+
+    @property
+    def batch_output(self) -> Path:
+        """The batch shell's own output (the local controller's, on the local backend)."""
+        return self.slurm_dir / "batch.out"
+
+    @property
+    def controller(self) -> Path:
+        """controller.json: pid and start time of the local backend's controller."""
+        return self.root / "controller.json"
+
+    @property
+    def end(self) -> Path:
+        """end.json: written last, by the batch shell or the controller: state and exit status."""
+        return self.root / "end.json"
+
+    @property
+    def attempts_dir(self) -> Path:
+        """One directory for each attempt, made exclusively: `attempts/1`."""
+        return self.root / "attempts"
+
+    @property
+    def events_dir(self) -> Path:
+        """`<node>.jsonl`, one file per node, append-only."""
+        return self.root / "events"
+
+    @property
+    def logs_dir(self) -> Path:
+        """`a<attempt>/<node>.log`."""
+        return self.root / "logs"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """Where `clusterrun.runtime` suggests to save."""
+        return self.root / "checkpoints"
+
+    def attempt(self, attempt: int) -> Path:
+        """The directory of one attempt."""
+        return self.attempts_dir / str(attempt)
+
+    def events(self, node: str) -> Path:
+        """One node's events."""
+        return self.events_dir / f"{node}.jsonl"
+
+    def log(self, attempt: int, node: str) -> Path:
+        """One node's stamped log lines of one attempt."""
+        return self.logs_dir / f"a{attempt}" / f"{node}.log"
+
+    def nccl_dir(self, attempt: int) -> Path:
+        """NCCL's own debug files of one attempt."""
+        return self.logs_dir / f"a{attempt}" / "nccl"
+
+    def flight_dir(self, attempt: int) -> Path:
+        """Flight-recorder dumps of one attempt."""
+        return self.root / "fr" / f"a{attempt}"
+
+    def error(self, attempt: int, rank: int) -> Path:
+        """One rank's error file in torchelastic's form."""
+        return self.root / "errors" / f"a{attempt}" / f"rank_{rank}.json"
+
+    def newest_attempt(self) -> int:
+        """Count the attempts that were started; 0 when none was."""
+        try:
+            names = [entry.name for entry in self.attempts_dir.iterdir()]
+        except FileNotFoundError:
+            return 0
+        return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsDir:
+    """The directory that holds all runs of a project."""
+
+    root: Path
+
+    @property
+    def by_job(self) -> Path:
+        """`by-job/<job id>` links to the run."""
+        return self.root / "by-job"
+
+    def run(self, name: str, run_id: str) -> RunPaths:
+        """Name the directory of a run."""
+        return RunPaths(root=self.root / name / run_id)
+
+    def job_link(self, job_id: str) -> Path:
+        """Name the link of a job."""
+        return self.by_job / job_id

@@ -1,0 +1,1 @@
+"""From a Plan to the exact text of every file."""
