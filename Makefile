@@ -1,0 +1,42 @@
+# make demo   real training on two simulated nodes of this machine: no root, no Slurm
+# make test   everything: lint, types, real training, a real Slurm where root may start one
+# make check  the fast part of it: no Slurm, no training
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test check lint slurm clean
+
+demo: $(VENV)/.train
+	cd examples && $(abspath $(BIN))/clusterrun submit --cluster local --nodes 2 --gpus-per-node 2 --device cpu --follow train_lm.py --max-steps 150
+
+test: lint slurm
+	$(BIN)/python -m pytest
+
+check: lint
+	$(BIN)/python -m pytest -q -m "not slurm and not torch and not install"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slurm: $(VENV)/.dev
+	$(BIN)/python -m tests.cluster install
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clusterrun needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV) || { echo "hint: on Debian, 'apt install python3-venv' brings the venv module"; rm -rf $(VENV); exit 1; }
+
+$(VENV)/.train: $(VENV)/bin/python setup.cfg pyproject.toml constraints.txt
+	$(PIP) --editable '.[train]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(PIP) --editable '.[train,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
