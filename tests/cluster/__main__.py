@@ -1,0 +1,91 @@
+"""The command line of the test cluster; runs as root."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster import packages
+from tests.cluster.cluster import Cluster
+from tests.cluster.commands import ClusterError
+from tests.cluster.shape import Shape, default_state_dir
+
+
+def _install(_: Shape) -> int:
+    asked = packages.install()
+    print(f"installed {' '.join(asked)}" if asked else "everything is installed")
+    return 0
+
+
+def _up(shape: Shape) -> int:
+    begin = time.monotonic()
+    if Cluster(shape=shape).up():
+        print(f"{shape.nodes} nodes up in {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    else:
+        print("already up", file=sys.stderr)
+    print(f"export SLURM_CONF={shape.slurm_conf}")
+    return 0
+
+
+def _down(shape: Shape) -> int:
+    (Cluster.existing(shape.state_dir) or Cluster(shape=shape)).down()
+    return 0
+
+
+def _status(shape: Shape) -> int:
+    cluster = Cluster.existing(shape.state_dir)
+    problems = cluster.problems() if cluster else ["it is not up"]
+    for problem in problems:
+        print(problem)
+    if cluster and not problems:
+        print(cluster.run(["sinfo"]).stdout, end="")
+    return 1 if problems else 0
+
+
+def _conf(shape: Shape) -> int:
+    print(shape.slurm_conf)
+    return 0
+
+
+VERBS: dict[str, Callable[[Shape], int]] = {
+    "install": _install,
+    "up": _up,
+    "down": _down,
+    "status": _status,
+    "conf": _conf,
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    parser.add_argument("verb", choices=VERBS)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--gpus-per-node", type=int, default=4)
+    parser.add_argument("--cpus-per-node", type=int, default=64)
+    parser.add_argument("--no-accounting", dest="accounting", action="store_false")
+    parser.add_argument("--slot", type=int, default=0, help="another slot: another cluster beside")
+    parser.add_argument("--state-dir", type=Path, help="default: $CLUSTERRUN_CLUSTER_DIR or /tmp")
+    return parser
+
+
+def main() -> int:
+    """Run one verb; return the exit status."""
+    asked = vars(_parser().parse_args())
+    verb = VERBS[asked.pop("verb")]
+    asked["state_dir"] = (asked["state_dir"] or default_state_dir(asked["slot"])).absolute()
+    if verb in (_install, _up, _down) and os.geteuid() != 0:
+        print("the test cluster needs root", file=sys.stderr)
+        return 1
+    try:
+        return verb(Shape(**asked))
+    except (ClusterError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

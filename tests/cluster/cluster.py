@@ -1,0 +1,274 @@
+"""A running test cluster: bring it up, hurt it, heal it, use it, take it down."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import daemons, network, processes
+from tests.cluster.commands import ClusterError, run
+from tests.cluster.processes import Process
+from tests.cluster.shape import Shape
+
+USABLE = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
+OVER = frozenset(
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY TIMEOUT".split()
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """One cluster, known by its shape; everything else is asked of Slurm or of the kernel."""
+
+    shape: Shape
+
+    @classmethod
+    def existing(cls, state_dir: Path) -> Cluster | None:
+        """Return the cluster that `up` left in `state_dir`, or None."""
+        try:
+            text = (state_dir / "cluster.json").read_text()
+        except FileNotFoundError:
+            return None
+        return cls(shape=Shape.from_json(text))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the names of the nodes."""
+        return self.shape.node_names
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Return the variables by which Slurm's commands find this cluster."""
+        return {"SLURM_CONF": str(self.shape.slurm_conf)}
+
+    # Life
+
+    def up(self) -> bool:
+        """Bring the cluster up; return False where a healthy one of this shape was up already."""
+        with _one_at_a_time():
+            before = Cluster.existing(self.shape.state_dir)
+            if before == self and not self.problems():
+                return False
+            for old in (before, self):
+                if old is not None:
+                    old._remove()
+            try:
+                self._start()
+            except (ClusterError, OSError, subprocess.SubprocessError):
+                self._keep_logs()
+                self._remove()
+                raise
+            return True
+
+    def down(self) -> None:
+        """Take everything away: processes, namespaces, bridge, names, devices and files."""
+        with _one_at_a_time():
+            self._remove()
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with the cluster, in words; empty for a healthy one."""
+        if not (self.shape.state_dir / "cluster.json").exists():
+            return ["it is not up"]
+        gone = [f"{name} does not run" for name in daemons.missing(self.shape)]
+        if gone:
+            return gone
+        if not daemons.controller_answers(self.shape):
+            return ["slurmctld does not answer"]
+        states = self.node_states()
+        return [f"{node} is {state}" for node, state in states.items() if state not in USABLE]
+
+    def wait_healthy(self, timeout_s: float = 60) -> None:
+        """Wait until nothing is wrong; raise ClusterError with what still is."""
+        deadline = time.monotonic() + timeout_s
+        while problems := self.problems():
+            if time.monotonic() > deadline:
+                raise ClusterError("; ".join(problems[:5]))
+            time.sleep(0.2)
+
+    # Use
+
+    def run(
+        self, argv: Sequence[str], *, check: bool = True, timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on the login side, with SLURM_CONF set."""
+        return run(argv, env=self.env, check=check, timeout_s=timeout_s)
+
+    def run_on(
+        self, node: str, argv: Sequence[str], *, check: bool = True, timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a node, beside Slurm."""
+        whole = [*network.enter(self.shape, node), *argv]
+        return run(whole, env=self.env, check=check, timeout_s=timeout_s)
+
+    def sbatch(self, *argv: str) -> str:
+        """Submit with plain sbatch and return the job id."""
+        return self.run(["sbatch", "--parsable", *argv]).stdout.strip().split(";")[0]
+
+    def job_state(self, job_id: str) -> str:
+        """Return a job's state, UNKNOWN where neither slurmctld nor accounting knows the job.
+
+        slurmctld forgets a job MinJobAge (300 s) after its end.
+        """
+        shown = self.run(["scontrol", "-o", "show", "job", job_id], check=False).stdout
+        for word in shown.split():
+            if word.startswith("JobState="):
+                return word.removeprefix("JobState=")
+        argv = ["sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State"]
+        lines = self.run(argv, check=False).stdout.split()
+        return lines[0] if lines else "UNKNOWN"
+
+    def wait_job(
+        self, job_id: str, states: Collection[str] | str = OVER, timeout_s: float = 60
+    ) -> str:
+        """Wait until a job is in one of `states` and return it; raise ClusterError when late."""
+        wanted = {states} if isinstance(states, str) else set(states)
+        deadline = time.monotonic() + timeout_s
+        while (state := self.job_state(job_id)) not in wanted:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"job {job_id} is {state} after {timeout_s} s, not {wanted}")
+            time.sleep(0.1)
+        return state
+
+    def node_states(self) -> dict[str, str]:
+        """Return the state of each node; a mark that Slurm adds (`*`: no answer) is kept."""
+        lines = self.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"]).stdout.split("\n")
+        return {node: state.upper() for node, state in (line.split() for line in lines if line)}
+
+    def processes_on(self, node: str) -> list[Process]:
+        """Return what runs on a node, Slurm's own daemons left out."""
+        return self.processes()[node]
+
+    def processes(self, *, infrastructure: bool = False) -> dict[str, list[Process]]:
+        """Return what runs on every node (in its network namespace)."""
+        namespaces = {node: self.shape.netns(node) for node in self.nodes}
+        found = processes.in_namespaces(processes.namespaces_of(namespaces))
+        return {
+            node: [p for p in found.get(node, []) if infrastructure or not p.infrastructure]
+            for node in self.nodes
+        }
+
+    def wait_no_processes(self, timeout_s: float = 10) -> None:
+        """Wait until no node runs anything but Slurm; raise ClusterError naming what is left."""
+        deadline = time.monotonic() + timeout_s
+        while left := {node: found for node, found in self.processes().items() if found}:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"left on the nodes: {left}")
+            time.sleep(0.1)
+
+    # Faults and their repair
+
+    def cut(self, node: str) -> None:
+        """Pull the node's network cable; its processes go on."""
+        network.set_cable(self.shape, node, plugged=False)
+
+    def restore(self, node: str) -> None:
+        """Plug the node's network cable in again."""
+        network.set_cable(self.shape, node, plugged=True)
+
+    def kill_node(self, node: str) -> None:
+        """Kill slurmd and everything else on a node; the kernel still closes its connections."""
+        processes.kill(p.pid for p in self.processes(infrastructure=True)[node])
+
+    def power_off(self, node: str) -> None:
+        """Lose a node as a power cut does: nobody gets as much as a closed connection."""
+        self.cut(node)
+        self.kill_node(node)
+
+    def start_node(self, node: str) -> None:
+        """Bring back a node that was cut, killed or powered off."""
+        self.restore(node)
+        if f"slurmd-{node}" in daemons.missing(self.shape):
+            daemons.start_slurmd(self.shape, node)
+
+    def stop_slurmctld(self) -> None:
+        """Stop slurmctld; jobs go on without it."""
+        daemons.stop(self.shape, "slurmctld")
+
+    def start_slurmctld(self) -> None:
+        """Start slurmctld from its saved state."""
+        daemons.start_slurmctld(self.shape)
+
+    def restart_slurmctld(self) -> None:
+        """Stop and start slurmctld."""
+        self.stop_slurmctld()
+        self.start_slurmctld()
+
+    def stop_slurmdbd(self) -> None:
+        """Stop slurmdbd: sacct fails, jobs and slurmctld go on."""
+        daemons.stop(self.shape, "slurmdbd")
+
+    def start_slurmdbd(self) -> None:
+        """Start slurmdbd."""
+        daemons.start_slurmdbd(self.shape)
+
+    @contextmanager
+    def slurmdbd_stopped(self) -> Iterator[None]:
+        """Be without a working sacct for a while."""
+        self.stop_slurmdbd()
+        try:
+            yield
+        finally:
+            self.start_slurmdbd()
+
+    def heal(self, timeout_s: float = 60) -> None:
+        """Undo every fault above and wait until the cluster is healthy."""
+        gone = daemons.missing(self.shape)
+        if "slurmdbd" in gone:
+            self.start_slurmdbd()
+        if "slurmctld" in gone:
+            self.start_slurmctld()
+        for node in self.nodes:
+            self.start_node(node)
+        for node, state in self.node_states().items():
+            if state.startswith(("DRAIN", "DOWN")):
+                self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
+        self.wait_healthy(timeout_s)
+
+    def _start(self) -> None:
+        shape = self.shape
+        daemons.write_files(shape)
+        network.make(shape)
+        daemons.start_munged(shape)
+        if shape.accounting:
+            daemons.start_database(shape)
+            daemons.start_slurmdbd(shape)
+            daemons.register_accounts(shape)
+        daemons.start_slurmctld(shape)
+        for node in self.nodes:
+            daemons.start_slurmd(shape, node)
+        (shape.state_dir / "cluster.json").write_text(shape.to_json())
+        self.wait_healthy()
+
+    def _remove(self) -> None:
+        shape = self.shape
+        names = {name: name for name in network.existing_namespaces(shape)}
+        on_nodes = processes.in_namespaces(processes.namespaces_of(names))
+        processes.kill(p.pid for found in on_nodes.values() for p in found)
+        processes.kill(processes.marked(shape.state_dir))
+        network.remove(shape)
+        shutil.rmtree(shape.device_dir, ignore_errors=True)
+        shutil.rmtree(shape.state_dir, ignore_errors=True)
+
+    def _keep_logs(self) -> None:
+        """Keep the logs of a cluster that did not come up, for a person to read."""
+        kept = Path(f"{self.shape.state_dir}-failed")
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(self.shape.state_dir / "log", kept, dirs_exist_ok=True)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Let one process at a time change clusters; they share /etc/hosts, so that is the lock."""
+    descriptor = os.open(network.HOSTS, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

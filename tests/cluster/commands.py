@@ -1,0 +1,35 @@
+"""Start the programs that a test cluster is made of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+
+class ClusterError(RuntimeError):
+    """A program of the test cluster failed, or did not get ready in time."""
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    check: bool = True,
+    timeout_s: float = 120,
+) -> subprocess.CompletedProcess[str]:
+    """Run `argv` to its end; raise ClusterError with its own words when it fails."""
+    done = subprocess.run(
+        list(argv),
+        env={**os.environ, **(env or {})},
+        input="" if stdin is None else stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if check and done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip())[-2000:]
+        raise ClusterError(f"{' '.join(argv)} ended with {done.returncode}: {said}")
+    return done

@@ -1,0 +1,92 @@
+"""One bridge, and for each node a network namespace, a host name and a cable to the bridge."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.cluster.commands import run
+from tests.cluster.shape import Shape
+
+HOSTS = Path("/etc/hosts")
+
+
+def make(shape: Shape) -> None:
+    """Make the bridge, the namespaces, the cables and the host names."""
+    bridge = shape.bridge
+    lines = [
+        f"link add {bridge} type bridge",
+        f"addr add {shape.head_address}/{shape.network.prefixlen} dev {bridge}",
+        f"link set {bridge} up",
+    ]
+    for node in shape.node_names:
+        cable = shape.cable(node)
+        lines += [
+            f"netns add {shape.netns(node)}",
+            f"link add {cable} type veth peer name eth0 netns {shape.netns(node)}",
+            f"link set {cable} master {bridge} up",
+        ]
+    run(["ip", "-batch", "-"], stdin="\n".join(lines) + "\n")
+    for node in shape.node_names:
+        _make_inside(shape, node)
+    _write_hosts(shape, names=True)
+
+
+def remove(shape: Shape) -> None:
+    """Remove what `make` made; whatever is missing already is passed over."""
+    for file in sorted((shape.state_dir / "uts").glob("*")):
+        run(["umount", str(file)], check=False)
+    for netns in existing_namespaces(shape):
+        run(["ip", "netns", "delete", netns], check=False)
+    for cable in _cables(shape):
+        run(["ip", "link", "delete", cable], check=False)
+    run(["ip", "link", "delete", shape.bridge], check=False)
+    _write_hosts(shape, names=False)
+
+
+def enter(shape: Shape, node: str) -> list[str]:
+    """Return the argv prefix that starts a program on `node`.
+
+    nsenter and not `ip netns exec`: that one mounts a new /sys and hides the cgroup mounts.
+    """
+    return ["nsenter", f"--net=/run/netns/{shape.netns(node)}", f"--uts={shape.uts_file(node)}"]
+
+
+def set_cable(shape: Shape, node: str, *, plugged: bool) -> None:
+    """Plug or pull the network cable of a node."""
+    run(["ip", "link", "set", shape.cable(node), "up" if plugged else "down"])
+
+
+def existing_namespaces(shape: Shape) -> list[str]:
+    """Return every network namespace of this slot, also one of an earlier, larger cluster."""
+    directory = Path("/run/netns")
+    return sorted(path.name for path in directory.glob(f"{shape.bridge}-*"))
+
+
+def _make_inside(shape: Shape, node: str) -> None:
+    address = f"{shape.address(node)}/{shape.network.prefixlen}"
+    lines = ("link set lo up", f"addr add {address} dev eth0", "link set eth0 up")
+    run(["ip", "-n", shape.netns(node), "-batch", "-"], stdin="\n".join(lines) + "\n")
+    file = shape.uts_file(node)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    run(["unshare", f"--uts={file}", "hostname", node])
+
+
+def _cables(shape: Shape) -> list[str]:
+    names = (path.name for path in Path("/sys/class/net").iterdir())
+    return sorted(name for name in names if re.fullmatch(rf"cr{shape.slot}n\d+", name))
+
+
+def _write_hosts(shape: Shape, *, names: bool) -> None:
+    """Write the nodes' names between two marker lines.
+
+    In place: inside a container /etc/hosts is a mount, which can't be renamed over.
+    """
+    begin, end = f"# begin {shape.bridge} test cluster", f"# end {shape.bridge} test cluster"
+    text = re.sub(rf"{begin}\n.*?{end}\n", "", HOSTS.read_text(), flags=re.DOTALL)
+    if names:
+        lines = [f"{shape.head_address} {shape.bridge}-head"]
+        lines += [f"{shape.address(node)} {node}" for node in shape.node_names]
+        text = "\n".join((text.removesuffix("\n"), begin, *lines, end, ""))
+    HOSTS.write_text(text)

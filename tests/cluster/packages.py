@@ -1,0 +1,61 @@
+"""Install the Debian packages that the test cluster needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.commands import run
+
+# Each package, with a program that shows that it is there.
+PROGRAMS = {
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "srun": "slurm-wlm",
+    "sacct": "slurm-wlm",
+    "slurmdbd": "slurmdbd",
+    "munged": "munge",
+    "mariadbd": "mariadb-server",
+    "mariadb": "mariadb-server",
+    "mariadb-install-db": "mariadb-server",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "hostname": "hostname",
+}
+POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+def missing_programs() -> list[str]:
+    """Return the programs of the cluster that are not there; /usr/sbin counts without being on PATH."""
+    path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
+    return [program for program in PROGRAMS if shutil.which(program, path=path) is None]
+
+
+def install() -> list[str]:
+    """Install what is missing and return the packages that were asked for."""
+    packages = sorted({PROGRAMS[program] for program in missing_programs()})
+    if packages:
+        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        run(["apt-get", "update", "-q"], env=quiet, timeout_s=600)
+        argv = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *packages]
+        with _no_services():
+            run(argv, env=quiet, timeout_s=1800)
+    return packages
+
+
+@contextmanager
+def _no_services() -> Iterator[None]:
+    """Keep packages from starting services: this cluster starts its own."""
+    if POLICY.exists():
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink(missing_ok=True)

@@ -1,0 +1,126 @@
+"""What a test cluster looks like, and every name, address, port and path that follows from it."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+MAX_NODES = 1000  # a Linux bridge has 1,024 ports
+MAX_SLOT = 99
+FIRST_NODE_OFFSET = 256
+
+
+def default_state_dir(slot: int) -> Path:
+    """Return where the cluster in `slot` keeps everything, when nothing else is asked for."""
+    base = os.environ.get("CLUSTERRUN_CLUSTER_DIR", "/tmp/clusterrun-cluster")
+    return Path(base if slot == 0 else f"{base}-{slot}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The size and kind of one cluster.
+
+    Clusters in different slots live side by side: node names, addresses, ports and devices differ.
+    """
+
+    nodes: int = 4
+    gpus_per_node: int = 4
+    cpus_per_node: int = 64
+    mem_mib_per_node: int = 512_000
+    accounting: bool = True
+    slot: int = 0
+    state_dir: Path = field(default_factory=lambda: default_state_dir(0))
+
+    def __post_init__(self) -> None:
+        """Refuse what the addressing plan can't hold."""
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise ValueError(f"nodes must be 1 to {MAX_NODES}, not {self.nodes}")
+        if not 0 <= self.slot <= MAX_SLOT:
+            raise ValueError(f"slot must be 0 to {MAX_SLOT}, not {self.slot}")
+        if self.gpus_per_node < 0:
+            raise ValueError(f"gpus_per_node must not be negative, is {self.gpus_per_node}")
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Return node1, node2, … (s1node1, s1node2, … in slot 1)."""
+        prefix = "node" if self.slot == 0 else f"s{self.slot}node"
+        return tuple(f"{prefix}{number}" for number in range(1, self.nodes + 1))
+
+    @property
+    def network(self) -> ipaddress.IPv4Network:
+        """Return the private network of the bridge."""
+        return ipaddress.IPv4Network(f"10.{77 + self.slot}.0.0/16")
+
+    @property
+    def head_address(self) -> str:
+        """Return the address of the login side, where slurmctld listens."""
+        return str(self.network[1])
+
+    @property
+    def head_host(self) -> str:
+        """Return this machine's own host name, which slurmctld insists on."""
+        return socket.gethostname().split(".")[0]
+
+    @property
+    def bridge(self) -> str:
+        """Return the name of the bridge that joins the nodes and the login side."""
+        return f"clusterrun{self.slot}"
+
+    @property
+    def ctld_port(self) -> int:
+        """Return the port of slurmctld."""
+        return 6817 + 10 * self.slot
+
+    @property
+    def slurmd_port(self) -> int:
+        """Return the port of each slurmd."""
+        return 6818 + 10 * self.slot
+
+    @property
+    def dbd_port(self) -> int:
+        """Return the port of slurmdbd."""
+        return 6819 + 10 * self.slot
+
+    @property
+    def device_dir(self) -> Path:
+        """Return where the stand-ins for GPU device files are."""
+        return Path(f"/dev/{self.bridge}")
+
+    @property
+    def slurm_conf(self) -> Path:
+        """Return the file that SLURM_CONF names."""
+        return self.state_dir / "slurm.conf"
+
+    def number(self, node: str) -> int:
+        """Return 1 for the first node."""
+        return self.node_names.index(node) + 1
+
+    def address(self, node: str) -> str:
+        """Return the node's own address on the bridge."""
+        return str(self.network[FIRST_NODE_OFFSET + self.number(node)])
+
+    def netns(self, node: str) -> str:
+        """Return the name of the node's network namespace."""
+        return f"{self.bridge}-{node}"
+
+    def uts_file(self, node: str) -> Path:
+        """Return the file that holds the node's host-name namespace."""
+        return self.state_dir / "uts" / node
+
+    def cable(self, node: str) -> str:
+        """Return the bridge's end of the node's cable (an interface name of at most 15 bytes)."""
+        return f"cr{self.slot}n{self.number(node)}"
+
+    def to_json(self) -> str:
+        """Return the text of cluster.json."""
+        return json.dumps({**asdict(self), "state_dir": str(self.state_dir)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Shape:
+        """Return the shape that cluster.json tells of."""
+        known = json.loads(text)
+        return cls(**{**known, "state_dir": Path(known["state_dir"])})
