@@ -1,0 +1,314 @@
+"""The frame of the command line: find the verb, run it, turn what it raised into words."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+from click.exceptions import Exit as ClickExit
+
+import clusterrun
+from clusterrun.cli import output
+from clusterrun.errors import ClusterrunError, Exit, UsageError
+
+BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, what a program that the signal killed would give
+
+EXAMPLES: Final = """\
+\b
+clusterrun init                                          write a starter clusterrun.yaml
+clusterrun submit -N 2 --gpus-per-node 4 train.py        train on 2 nodes x 4 GPUs
+clusterrun render -N 2 --gpus-per-node 4 train.py        print the batch script instead
+clusterrun logs -f                                       follow the newest run"""
+
+EXIT_CODES: Final = """\
+0    done, or the answer is yes
+1    the operation failed (sbatch refused the job, a directory cannot be written)
+2    a mistake in the command or in the configuration; nothing was started
+3    it worked and the answer is no (status --exit-status of a job that did not complete)
+4    no such job, run or rank
+5    Slurm did not answer; the jobs themselves are not affected
+130  interrupted by Ctrl-C
+141  the reader of a pipe went away
+
+submit --wait gives the exit code of the job instead: that of the rank that failed first,
+128 + signal where a signal killed it, 120 the ranks did not become one world, 121 the nodes
+did not meet, 122 a node is unfit, 123 a node was lost, 124 cancelled."""
+
+
+class Verb(NamedTuple):
+    """One command: the module that holds it as `command`, its heading and its summary."""
+
+    module: str
+    heading: str
+    summary: str
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "submit": Verb("clusterrun.cli.submit", "Run", "Train a script on N nodes."),
+    "render": Verb("clusterrun.cli.render", "Run", "Print the batch script that submit sends."),
+    "cancel": Verb("clusterrun.cli.cancel", "Run", "End jobs."),
+    "status": Verb("clusterrun.cli.status", "Watch", "Say how one job is doing."),
+    "list": Verb("clusterrun.cli.list", "Watch", "List jobs with their states."),
+    "logs": Verb("clusterrun.cli.logs", "Watch", "Read what the ranks wrote."),
+    "init": Verb("clusterrun.cli.init", "Set up", "Write a starter clusterrun.yaml."),
+    "config": Verb("clusterrun.cli.config", "Set up", "Show and check the configuration."),
+    "completion": Verb("clusterrun.cli.completion", "Set up", "Print completion for a shell."),
+    "help": Verb("clusterrun.cli.main", "Set up", "Explain a command, or the exit codes."),
+}
+
+
+class LazyGroup(click.Group):
+    """The verbs of the table, each imported when it is used; help reads the table alone."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List every verb."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module and take its command."""
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        name = "help_command" if cmd_name == "help" else "command"
+        found: click.Command = getattr(importlib.import_module(verb.module), name)
+        return _with_global_options(found)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb that was meant.
+
+        Raises UsageError, with the nearest name, for an unknown one.
+        """
+        name = args[0]
+        if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
+            raise UsageError(f"no command '{name}'", hint=_nearest_verb(name))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table, by heading."""
+        for heading in dict.fromkeys(verb.heading for verb in VERBS.values()):
+            rows = [
+                (f"{name:<10}", verb.summary)
+                for name, verb in VERBS.items()
+                if verb.heading == heading
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+def _nearest_verb(name: str) -> str:
+    nearest = difflib.get_close_matches(name, VERBS, n=1)
+    return f"use '{nearest[0]}'" if nearest else "clusterrun --help lists the commands"
+
+
+def _set_color(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        _session(ctx).color = value
+
+
+def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        _session(ctx).debug = True
+
+
+def _session(ctx: click.Context) -> output.Session:
+    root = ctx.find_root()
+    if not isinstance(root.obj, output.Session):
+        root.obj = output.Session()
+    return root.obj
+
+
+_Command = TypeVar("_Command", bound=Callable[..., Any] | click.Command)
+
+
+def _color_option(command: _Command) -> _Command:
+    return click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        expose_value=False,
+        is_eager=True,
+        callback=_set_color,
+        help="colour the output; auto: on a terminal",
+    )(command)
+
+
+def _debug_option(command: _Command) -> _Command:
+    return click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_set_debug,
+        help="show the traceback of an unexpected error",
+    )(command)
+
+
+def _with_global_options(command: click.Command) -> click.Command:
+    """Let `--color` and `--debug` stand behind the verb too."""
+    taken = {option for parameter in command.params for option in parameter.opts}
+    if "--color" not in taken:
+        _color_option(command)
+    if "--debug" not in taken:
+        _debug_option(command)
+    return command
+
+
+@click.group(
+    cls=LazyGroup,
+    no_args_is_help=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EXAMPLES,
+)
+@click.version_option(
+    clusterrun.__version__, prog_name="clusterrun", message="%(prog)s %(version)s"
+)
+@_color_option
+@_debug_option
+@click.pass_context
+def group(ctx: click.Context) -> None:
+    """One command takes a training script to N nodes and proves that they are one world."""
+    if ctx.invoked_subcommand is None:
+        output.say(ctx.get_help())
+        ctx.exit(Exit.USAGE)
+
+
+@click.command("help")
+@click.argument("topic", required=False)
+@click.pass_context
+def help_command(ctx: click.Context, topic: str | None) -> None:
+    """Explain a command, or the exit codes (clusterrun help exit-codes)."""
+    root = ctx.find_root()
+    if topic == "exit-codes":
+        output.answer(EXIT_CODES)
+    elif topic is None:
+        output.answer(root.get_help())
+    else:
+        _, command, _ = group.resolve_command(root, [topic])
+        assert command is not None  # resolve_command raised for an unknown one
+        output.answer(command.get_help(click.Context(command, parent=root, info_name=topic)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    session = output.Session()
+    output.keep_bytes()
+    try:
+        status = _run(args, session)
+    except BrokenPipeError:
+        _silence_streams()
+        return BROKEN_PIPE
+    return status
+
+
+def _run(args: list[str], session: output.Session) -> int:
+    try:
+        return _invoke(args, session)
+    except ClusterrunError as error:
+        output.print_error(error, session)
+        return error.exit_code
+    except click.UsageError as error:
+        session.json = session.json or _names_json(args)
+        output.print_error(_from_click(error), session)
+        return Exit.USAGE
+    except click.ClickException as error:
+        output.print_error(ClusterrunError(_sentence(error.format_message())), session)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        sys.stderr.write("\ninterrupted\n")
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the last door: nothing may reach the user as a traceback
+        return _report_crash(error, session)
+
+
+def _invoke(args: list[str], session: output.Session) -> int:
+    instruction = os.environ.get("_CLUSTERRUN_COMPLETE")
+    if instruction:
+        return _complete(instruction)
+    try:
+        with group.make_context("clusterrun", args, obj=session) as ctx:
+            result = group.invoke(ctx)
+    except ClickExit as leaving:
+        return leaving.exit_code
+    return result if isinstance(result, int) else Exit.OK
+
+
+def _complete(instruction: str) -> int:
+    from click.shell_completion import shell_complete
+
+    return shell_complete(group, {}, "clusterrun", "_CLUSTERRUN_COMPLETE", instruction)
+
+
+def _names_json(args: list[str]) -> bool:
+    """Say whether our own part of a line that could not be parsed holds `--json`."""
+    for word in args:
+        if word == "--" or word.endswith(".py"):
+            return False
+        if word == "--json":
+            return True
+    return False
+
+
+def _from_click(error: click.UsageError) -> UsageError:
+    command = error.ctx.command_path if error.ctx else "clusterrun"
+    fallback = f"{command} --help lists the options"
+    if isinstance(error, click.NoSuchOption):
+        nearest = sorted(error.possibilities or ())
+        hint = f"use '{nearest[0]}'" if nearest else fallback
+        return UsageError(f"no option '{error.option_name}'", hint=hint)
+    return UsageError(_sentence(error.format_message()), hint=fallback)
+
+
+def _sentence(text: str) -> str:
+    """Write another library's sentence our way: lower case, no full stop."""
+    text = text.rstrip(".")
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+
+
+def _report_crash(error: Exception, session: output.Session) -> int:
+    text = "".join(traceback.format_exception(error))
+    what = f"clusterrun itself failed: {type(error).__name__}: {error}".strip()
+    if session.debug:
+        sys.stderr.write(text)
+        output.print_error(ClusterrunError(what), session)
+        return Exit.FAILED
+    try:
+        where = _write_crash(text)
+        hint = f"the traceback is in {where}; please report it"
+    except OSError:
+        hint = "run it again with --debug to see the traceback"
+    output.print_error(ClusterrunError(what, hint=hint), session)
+    return Exit.FAILED
+
+
+def _write_crash(text: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    directory = Path(cache) / "clusterrun"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"clusterrun {clusterrun.__version__}\n{text}")
+    return path
+
+
+def _silence_streams() -> None:
+    """Keep the interpreter's own flush at exit from complaining about a stream that is gone."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,163 @@
+"""What a command may print: its answer on stdout, all else on stderr, plain off a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
+from typing import Any, Final, TextIO
+
+import click
+
+from clusterrun.errors import ClusterrunError
+
+ERROR_SCHEMA: Final = "clusterrun.error/1"
+
+_STATE_COLOURS: Final = {
+    "COMPLETED": "green",
+    "RUNNING": "cyan",
+    "COMPLETING": "cyan",
+    "PENDING": "yellow",
+    "TIMEOUT": "yellow",
+    "PREEMPTED": "yellow",
+    "FAILED": "red",
+    "OUT_OF_MEMORY": "red",
+    "NODE_FAIL": "red",
+    "BOOT_FAIL": "red",
+}
+
+
+@dataclass(kw_only=True)
+class Session:
+    """What this invocation was told about its own output; set while its options are parsed."""
+
+    color: str = "auto"
+    debug: bool = False
+    json: bool = False
+
+
+def current_session() -> Session:
+    """Find the session of the running command; a plain one outside of any."""
+    context = click.get_current_context(silent=True)
+    found = context.find_root().obj if context else None
+    return found if isinstance(found, Session) else Session()
+
+
+def keep_bytes() -> None:
+    """Let a path or an argument that is not UTF-8 leave as the bytes that it came as."""
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def wants_colour(stream: TextIO | None, choice: str, environ: Mapping[str, str]) -> bool:
+    """Decide for one stream: the flag, then NO_COLOR, then FORCE_COLOR, then the terminal."""
+    if choice != "auto":
+        return choice == "always"
+    if environ.get("NO_COLOR"):
+        return False
+    forced = [environ.get(name, "") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")]
+    if any(value not in ("", "0") for value in forced):
+        return True
+    return stream is not None and stream.isatty() and environ.get("TERM") != "dumb"
+
+
+def is_interactive() -> bool:
+    """Say whether a person can be asked: stdin and stderr are terminals."""
+    return all(s is not None and s.isatty() for s in (sys.stdin, sys.stderr))
+
+
+def answer(text: str, *, end: str = "\n") -> None:
+    """Print the result of the command on stdout."""
+    _write(text + end, err=False, session=current_session())
+
+
+def say(text: str) -> None:
+    """Print a line beside the result, on stderr."""
+    _write(text + "\n", err=True, session=current_session())
+
+
+def note(text: str) -> None:
+    """Print a fact that the user may want to know, on stderr."""
+    say(f"{click.style('note:', fg='cyan')} {text}")
+
+
+def warn(text: str, *, notes: Iterable[str] = ()) -> None:
+    """Print what may go wrong, on stderr, with what is done about it."""
+    say(f"{click.style('warning:', fg='yellow', bold=True)} {text}")
+    for line in notes:
+        say(f"  note: {line}")
+
+
+def detail(label: str, text: str) -> None:
+    """Print one indented line of a summary on stderr."""
+    say(f"  {label:<10} {text}")
+
+
+def answer_json(data: Mapping[str, Any]) -> None:
+    """Print one JSON object on stdout."""
+    answer(json.dumps(data, indent=2))
+
+
+def answer_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print padded columns at their full width; cells are never cut."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        cells = [_painted(cell, width) for cell, width in zip(row, widths, strict=True)]
+        answer("  ".join(cells).rstrip())
+
+
+def painted_state(state: str) -> str:
+    """Colour a state word; the word alone carries the meaning."""
+    if state == "CANCELLED":
+        return click.style(state, dim=True)
+    colour = _STATE_COLOURS.get(state)
+    return click.style(state, fg=colour) if colour else state
+
+
+def print_error(error: ClusterrunError, session: Session) -> None:
+    """Print an error for people on stderr, and as an object on stdout where JSON was asked for."""
+    _write(_error_text(error) + "\n", err=True, session=session)
+    if session.json:
+        _write(json.dumps(_error_object(error), indent=2) + "\n", err=False, session=session)
+
+
+def _error_text(error: ClusterrunError) -> str:
+    lines = [f"{click.style('error:', fg='red', bold=True)} {error.message}"]
+    if error.where:
+        lines.append(f"  --> {error.where}")
+    if error.cause:
+        lines += [f"  cause: {line}" for line in error.cause.strip().splitlines()]
+    lines += [f"  hint: {hint}" for hint in error.hints]
+    return "\n".join(lines)
+
+
+def _error_object(error: ClusterrunError) -> dict[str, Any]:
+    return {
+        "schema": ERROR_SCHEMA,
+        "code": error.code,
+        "message": error.message,
+        "where": error.where,
+        "cause": error.cause,
+        "hint": "; ".join(error.hints) or None,
+        "exit_code": int(error.exit_code),
+    }
+
+
+def _painted(cell: str, width: int) -> str:
+    return painted_state(cell) + " " * (width - len(cell))
+
+
+def _write(text: str, *, err: bool, session: Session) -> None:
+    stream = sys.stderr if err else sys.stdout
+    colour = wants_colour(stream, session.color, os.environ)
+    try:
+        click.echo(text, nl=False, err=err, color=colour)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if not err:  # a closed stderr must not undo what a command does
+            raise ClusterrunError("cannot write to stdout", cause=str(error)) from error

@@ -1,0 +1,249 @@
+"""The frame of the command line, run as a user runs it: a process with streams and a status."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterrun.cli.main import VERBS
+
+HEAVY = ("torch", "accelerate", "deepspeed", "transformers", "submitit", "jinja2", "rich")
+
+
+def clusterrun(
+    *args: str, cwd: Path | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "clusterrun", *args],
+        cwd=cwd,
+        env={**os.environ, "TERM": "xterm", **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_lists_every_verb_with_its_summary() -> None:
+    result = clusterrun("--help")
+    assert result.returncode == 0
+    assert result.stderr == ""
+    for name, verb in VERBS.items():
+        assert f"  {name:<10}  {verb.summary}\n" in result.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str) -> None:
+    result = clusterrun(verb, "--help")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"Usage: clusterrun {verb} ")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_summary_in_the_table_is_the_one_of_the_verb(verb: str) -> None:
+    told = " ".join(clusterrun(verb, "--help").stdout.split("\n\n")[1].split())
+    assert VERBS[verb].summary.split()[0] in told
+
+
+def test_help_and_import_load_nothing_heavy() -> None:
+    program = (
+        "import sys, clusterrun\n"
+        "from clusterrun.cli.main import main\n"
+        "status = main(['--help'])\n"
+        f"print([name for name in {HEAVY} if name in sys.modules], status, file=sys.stderr)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stderr == "[] 0\n"
+
+
+def test_version() -> None:
+    result = clusterrun("--version")
+    assert (result.returncode, result.stdout) == (0, "clusterrun 0.1.0\n")
+
+
+def test_without_a_command_the_help_is_shown_as_a_mistake() -> None:
+    result = clusterrun()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("Usage: clusterrun ")
+
+
+def test_unknown_command_names_the_nearest() -> None:
+    result = clusterrun("submti")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: no command 'submti'\n  hint: use 'submit'\n"
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    result = clusterrun("--versoin")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: no option '--versoin'\n  hint: use '--version'\n"
+
+
+def test_help_topic_exit_codes_is_one_table() -> None:
+    result = clusterrun("help", "exit-codes")
+    assert result.returncode == 0
+    told = [line.split()[0] for line in result.stdout.splitlines() if line[:1].isdigit()]
+    assert told[:8] == ["0", "1", "2", "3", "4", "5", "130", "141"]
+
+
+def test_unknown_help_topic_is_a_mistake() -> None:
+    result = clusterrun("help", "sumbit")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: no command 'sumbit'\n  hint: use 'submit'\n"
+
+
+def test_reader_that_goes_away_leaves_no_noise() -> None:
+    command = f"{sys.executable} -m clusterrun help exit-codes"
+    script = f"{command} | true; echo ${{PIPESTATUS[0]}}"
+    # The pipe may still be open when the answer is written, so the status is one of two.
+    result = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() in ("0", "141")
+    assert result.stderr == ""
+
+
+def test_closed_pipe_gives_the_status_of_sigpipe() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(
+        [sys.executable, "-m", "clusterrun", "help", "exit-codes"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_full_disk_behind_stdout_is_told() -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "clusterrun", "help", "exit-codes"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert result.returncode == 1
+    assert result.stderr == (
+        "error: cannot write to stdout\n  cause: [Errno 28] No space left on device\n"
+    )
+
+
+def _in_terminal(*args: str, **environ: str) -> str:
+    """Run with stderr on a pseudo-terminal and return what was shown there."""
+    master, slave = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", **environ}
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
+        if name not in environ:
+            env.pop(name, None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clusterrun", *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=slave,
+        env=env,
+    )
+    os.close(slave)
+    shown = b""
+    try:
+        while chunk := os.read(master, 4096):
+            shown += chunk
+    except OSError:  # how Linux says that the other end was closed
+        pass
+    process.wait(timeout=60)
+    os.close(master)
+    return shown.decode()
+
+
+RED = "\x1b[31m"
+
+
+@pytest.mark.parametrize(
+    ("args", "environ", "coloured"),
+    [
+        ((), {}, True),
+        ((), {"NO_COLOR": "1"}, False),
+        ((), {"NO_COLOR": ""}, True),
+        ((), {"TERM": "dumb"}, False),
+        (("--color", "never"), {"FORCE_COLOR": "1"}, False),
+        (("--color", "always"), {"NO_COLOR": "1"}, True),
+    ],
+)
+def test_colour_on_a_terminal(
+    args: tuple[str, ...], environ: dict[str, str], coloured: bool
+) -> None:
+    assert (RED in _in_terminal(*args, "nosuch", **environ)) is coloured
+
+
+@pytest.mark.parametrize(
+    ("args", "environ", "coloured"),
+    [
+        ((), {}, False),
+        ((), {"FORCE_COLOR": "1"}, True),
+        ((), {"FORCE_COLOR": "0"}, False),
+        ((), {"CLICOLOR_FORCE": "1"}, True),
+        ((), {"CLICOLOR_FORCE": "1", "NO_COLOR": "1"}, False),
+        (("--color", "always"), {}, True),
+    ],
+)
+def test_colour_in_a_pipe(args: tuple[str, ...], environ: dict[str, str], coloured: bool) -> None:
+    assert (RED in clusterrun(*args, "nosuch", **environ).stderr) is coloured
+
+
+def test_global_options_stand_behind_the_verb_too() -> None:
+    assert RED in clusterrun("submit", "--color", "always", "--nosuch").stderr
+
+
+def test_error_object_when_json_was_asked_for() -> None:
+    result = clusterrun("status", "--json", "--nosuch")
+    assert result.returncode == 2
+    assert json.loads(result.stdout) == {
+        "schema": "clusterrun.error/1",
+        "code": "usage",
+        "message": "no option '--nosuch'",
+        "where": None,
+        "cause": None,
+        "hint": "clusterrun status --help lists the options",
+        "exit_code": 2,
+    }
+    assert result.stderr.startswith("error: no option '--nosuch'\n")
+
+
+def test_crash_leaves_its_traceback_in_a_private_file(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "import sys, clusterrun.cli.output as output\n"
+        "def answer(*_): raise RuntimeError('boom')\n"
+        "output.answer = answer\n"
+        "from clusterrun.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    argv = [sys.executable, str(broken), "help", "exit-codes"]
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    result = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
+    (crash,) = (tmp_path / "cache" / "clusterrun").iterdir()
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        "error: clusterrun itself failed: RuntimeError: boom\n"
+        f"  hint: the traceback is in {crash}; please report it\n"
+    )
+    assert crash.stat().st_mode & 0o777 == 0o600
+    assert "RuntimeError: boom" in crash.read_text()
+    shown = subprocess.run(
+        [*argv, "--debug"], capture_output=True, text=True, env=env, timeout=60, check=False
+    )
+    assert "Traceback (most recent call last)" in shown.stderr
+    assert len(list((tmp_path / "cache" / "clusterrun").iterdir())) == 1
