@@ -1,13 +1,14 @@
 """A real Slurm on one machine: every node is a network namespace with a slurmd of its own.
 
-    python -m tests.cluster install
-    python -m tests.cluster up --nodes 4 --gpus-per-node 4
-    export SLURM_CONF=$(python -m tests.cluster conf)
-    srun -N4 hostname
-    python -m tests.cluster down
+python -m tests.cluster install
+python -m tests.cluster up --nodes 4 --gpus-per-node 4
+export SLURM_CONF=$(python -m tests.cluster conf)
+srun -N4 hostname
+python -m tests.cluster down
 """
 
-from tests.cluster.cluster import Cluster, ClusterError
+from tests.cluster.cluster import Cluster
+from tests.cluster.commands import ClusterError
 from tests.cluster.shape import Shape
 
 __all__ = ["Cluster", "ClusterError", "Shape"]

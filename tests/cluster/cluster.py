@@ -19,7 +19,10 @@ from tests.cluster.shape import Shape
 
 USABLE = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
 OVER = frozenset(
-    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY TIMEOUT".split()
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE"),
+        *("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"),
+    }
 )
 
 
@@ -177,13 +180,17 @@ class Cluster:
         processes.kill(p.pid for p in self.processes(infrastructure=True)[node])
 
     def power_off(self, node: str) -> None:
-        """Lose a node as a power cut does: nobody gets as much as a closed connection."""
+        """Lose a node as a power cut does: nobody is told that a connection is closed."""
         self.cut(node)
         self.kill_node(node)
+        network.remove_node(self.shape, node)
 
     def start_node(self, node: str) -> None:
         """Bring back a node that was cut, killed or powered off."""
-        self.restore(node)
+        if network.has_node(self.shape, node):
+            self.restore(node)
+        else:
+            network.make_node(self.shape, node)
         if f"slurmd-{node}" in daemons.missing(self.shape):
             daemons.start_slurmd(self.shape, node)
 
@@ -233,6 +240,8 @@ class Cluster:
 
     def _start(self) -> None:
         shape = self.shape
+        if shape.state_dir.exists() and any(shape.state_dir.iterdir()):
+            raise ClusterError(f"{shape.state_dir} holds other files, which would be lost")
         daemons.write_files(shape)
         network.make(shape)
         daemons.start_munged(shape)
@@ -243,7 +252,6 @@ class Cluster:
         daemons.start_slurmctld(shape)
         for node in self.nodes:
             daemons.start_slurmd(shape, node)
-        (shape.state_dir / "cluster.json").write_text(shape.to_json())
         self.wait_healthy()
 
     def _remove(self) -> None:
@@ -251,16 +259,18 @@ class Cluster:
         names = {name: name for name in network.existing_namespaces(shape)}
         on_nodes = processes.in_namespaces(processes.namespaces_of(names))
         processes.kill(p.pid for found in on_nodes.values() for p in found)
-        processes.kill(processes.marked(shape.state_dir))
+        processes.kill(processes.marked(shape.bridge))
         network.remove(shape)
         shutil.rmtree(shape.device_dir, ignore_errors=True)
-        shutil.rmtree(shape.state_dir, ignore_errors=True)
+        if (shape.state_dir / "cluster.json").exists():
+            shutil.rmtree(shape.state_dir, ignore_errors=True)
 
     def _keep_logs(self) -> None:
         """Keep the logs of a cluster that did not come up, for a person to read."""
         kept = Path(f"{self.shape.state_dir}-failed")
         shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(self.shape.state_dir / "log", kept, dirs_exist_ok=True)
+        if (self.shape.state_dir / "log").exists():
+            shutil.copytree(self.shape.state_dir / "log", kept)
 
 
 @contextmanager

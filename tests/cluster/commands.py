@@ -6,6 +6,8 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 
 class ClusterError(RuntimeError):
     """A program of the test cluster failed, or did not get ready in time."""
@@ -22,7 +24,7 @@ def run(
     """Run `argv` to its end; raise ClusterError with its own words when it fails."""
     done = subprocess.run(
         list(argv),
-        env={**os.environ, **(env or {})},
+        env={**os.environ, "PATH": whole_path(), **(env or {})},
         input="" if stdin is None else stdin,
         capture_output=True,
         text=True,
@@ -33,3 +35,8 @@ def run(
         said = (done.stderr.strip() or done.stdout.strip())[-2000:]
         raise ClusterError(f"{' '.join(argv)} ended with {done.returncode}: {said}")
     return done
+
+
+def whole_path() -> str:
+    """Return PATH with the directories of the daemons, which a plain user's PATH may lack."""
+    return f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"

@@ -12,23 +12,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster import config, network, processes
-from tests.cluster.commands import ClusterError, run
+from tests.cluster.commands import SYSTEM_PATH, ClusterError, run
 from tests.cluster.shape import Shape
 
 READY_TIMEOUT_S = 60.0
 
 
 def environment(shape: Shape) -> dict[str, str]:
-    """Return what the daemons need in their environment, the mark that finds them included."""
+    """Return the daemons' whole environment, the mark that finds them included."""
     return {
+        "PATH": SYSTEM_PATH,
+        "LANG": "C.UTF-8",
         "SLURM_CONF": str(shape.slurm_conf),
         "MYSQL_UNIX_PORT": str(shape.state_dir / "mysql" / "socket"),
-        processes.MARK: str(shape.state_dir),
+        processes.MARK: shape.bridge,
     }
 
 
 def write_files(shape: Shape) -> None:
     """Make the state directory, the configuration and the stand-ins for GPU devices."""
+    shape.state_dir.mkdir(parents=True, exist_ok=True)
+    (shape.state_dir / "cluster.json").write_text(shape.to_json())
     for name in ("ctld", "log", "munge", "run", *(f"spool/{node}" for node in shape.node_names)):
         (shape.state_dir / name).mkdir(parents=True, exist_ok=True)
     shape.state_dir.chmod(0o755)
@@ -50,9 +54,9 @@ def start_munged(shape: Shape) -> None:
     if not key.exists():
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(1024))
-    files = ("socket", "pid", "log", "seed")
-    options = [f"--{name}{'' if name == 'socket' else '-file'}={directory}/munge.{name}" for name in files]
-    _run(shape, ["munged", f"--key-file={key}", *options])
+    files = [f"--{name}-file={directory}/munge.{name}" for name in ("pid", "log", "seed")]
+    argv = ["munged", "--num-threads=10", f"--socket={directory}/munge.socket"]
+    _run(shape, [*argv, f"--key-file={key}", *files])
 
 
 def start_database(shape: Shape) -> None:
@@ -106,7 +110,7 @@ def start_slurmd(shape: Shape, node: str) -> None:
 
 def stop(shape: Shape, daemon: str) -> None:
     """End `slurmctld`, `slurmdbd` or `slurmd-<node>` as an administrator would."""
-    pid = processes.pid_in(shape.state_dir / "run" / f"{daemon}.pid")
+    pid = processes.pid_in(shape.state_dir / "run" / f"{daemon}.pid", daemon.split("-")[0])
     if pid is not None:
         processes.kill([pid], number=signal.SIGTERM, timeout_s=30)
 
@@ -124,7 +128,9 @@ def missing(shape: Shape) -> list[str]:
         names.append("slurmdbd")
         files["mariadbd"] = shape.state_dir / "mysql" / "pid"
     files.update({name: shape.state_dir / "run" / f"{name}.pid" for name in names})
-    return sorted(name for name, file in files.items() if processes.pid_in(file) is None)
+    return sorted(
+        name for name, file in files.items() if processes.pid_in(file, name.split("-")[0]) is None
+    )
 
 
 def _start_database_server(directory: Path, shape: Shape) -> None:
@@ -142,7 +148,7 @@ def _start_database_server(directory: Path, shape: Shape) -> None:
             "--innodb-lock-wait-timeout=900",  # slurmdbd complains below this
             "--innodb-flush-log-at-trx-commit=0",  # a test's accounting may be lost in a crash
         ],
-        env={**os.environ, **environment(shape)},
+        env=environment(shape),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
@@ -160,7 +166,7 @@ def _run(shape: Shape, argv: list[str]) -> None:
     with log.open("ab") as output:
         code = subprocess.call(
             argv,
-            env={**os.environ, **environment(shape)},
+            env=environment(shape),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

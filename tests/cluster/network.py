@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.commands import run
@@ -19,17 +21,32 @@ def make(shape: Shape) -> None:
         f"addr add {shape.head_address}/{shape.network.prefixlen} dev {bridge}",
         f"link set {bridge} up",
     ]
+    _ip_batch(["ip"], lines)
     for node in shape.node_names:
-        cable = shape.cable(node)
-        lines += [
-            f"netns add {shape.netns(node)}",
-            f"link add {cable} type veth peer name eth0 netns {shape.netns(node)}",
-            f"link set {cable} master {bridge} up",
-        ]
-    run(["ip", "-batch", "-"], stdin="\n".join(lines) + "\n")
-    for node in shape.node_names:
-        _make_inside(shape, node)
+        make_node(shape, node)
     _write_hosts(shape, names=True)
+
+
+def make_node(shape: Shape, node: str) -> None:
+    """Make the namespaces of one node and its cable to the bridge."""
+    netns, cable = shape.netns(node), shape.cable(node)
+    peer = f"peer name eth0 address {shape.mac_address(node)} netns {netns}"
+    outside = (
+        f"netns add {netns}",
+        f"link add {cable} type veth {peer}",
+        f"link set {cable} master {shape.bridge} up",
+    )
+    address = f"{shape.address(node)}/{shape.network.prefixlen}"
+    inside = ("link set lo up", f"addr add {address} dev eth0", "link set eth0 up")
+    _ip_batch(["ip"], outside)
+    _ip_batch(["ip", "-n", netns], inside)
+    _make_host_name(shape.uts_file(node), node)
+
+
+def remove_node(shape: Shape, node: str) -> None:
+    """Remove a node's cable and network namespace, and with it the state of its connections."""
+    run(["ip", "link", "delete", shape.cable(node)])
+    run(["ip", "netns", "delete", shape.netns(node)])
 
 
 def remove(shape: Shape) -> None:
@@ -57,17 +74,24 @@ def set_cable(shape: Shape, node: str, *, plugged: bool) -> None:
     run(["ip", "link", "set", shape.cable(node), "up" if plugged else "down"])
 
 
+def has_node(shape: Shape, node: str) -> bool:
+    """Return whether the node's network namespace is there."""
+    return (Path("/run/netns") / shape.netns(node)).exists()
+
+
 def existing_namespaces(shape: Shape) -> list[str]:
     """Return every network namespace of this slot, also one of an earlier, larger cluster."""
     directory = Path("/run/netns")
     return sorted(path.name for path in directory.glob(f"{shape.bridge}-*"))
 
 
-def _make_inside(shape: Shape, node: str) -> None:
-    address = f"{shape.address(node)}/{shape.network.prefixlen}"
-    lines = ("link set lo up", f"addr add {address} dev eth0", "link set eth0 up")
-    run(["ip", "-n", shape.netns(node), "-batch", "-"], stdin="\n".join(lines) + "\n")
-    file = shape.uts_file(node)
+def _ip_batch(argv: Sequence[str], lines: Sequence[str]) -> None:
+    run([*argv, "-batch", "-"], stdin="\n".join(lines) + "\n")
+
+
+def _make_host_name(file: Path, node: str) -> None:
+    if os.path.ismount(file):
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch()
     run(["unshare", f"--uts={file}", "hostname", node])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster.commands import run
+from tests.cluster.commands import run, whole_path
 
 # Each package, with a program that shows that it is there.
 PROGRAMS = {
@@ -30,8 +29,8 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def missing_programs() -> list[str]:
-    """Return the programs of the cluster that are not there; /usr/sbin counts without being on PATH."""
-    path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
+    """Return the programs of the cluster that are not there."""
+    path = whole_path()
     return [program for program in PROGRAMS if shutil.which(program, path=path) is None]
 
 

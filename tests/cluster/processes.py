@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # The environment variable by which the daemons of a cluster are told from all other processes.
-MARK = "CLUSTERRUN_CLUSTER_STATE"
+MARK = "CLUSTERRUN_TEST_CLUSTER"
 INFRASTRUCTURE = frozenset({"slurmd", "slurmstepd"})
 
 
@@ -53,9 +53,9 @@ def in_namespaces(inodes: Mapping[int, str]) -> dict[str, list[Process]]:
     return found
 
 
-def marked(state_dir: Path) -> list[int]:
-    """Return the daemons that were started for the cluster in `state_dir`."""
-    mark = f"{MARK}={state_dir}".encode()
+def marked(value: str) -> list[int]:
+    """Return the processes that were started with this value of MARK."""
+    mark = f"{MARK}={value}".encode()
     found = []
     for pid in _pids():
         try:
@@ -96,13 +96,17 @@ def alive(pid: int) -> bool:
         return False
 
 
-def pid_in(pid_file: Path) -> int | None:
-    """Return the process that a pid file names, where that process is alive."""
+def pid_in(pid_file: Path, name: str) -> int | None:
+    """Return the process that a pid file tells of, where it is alive and has this name.
+
+    The name counts because numbers are given out again.
+    """
     try:
         pid = int(pid_file.read_text())
+        process = _process(pid)
     except (OSError, ValueError):
         return None
-    return pid if alive(pid) else None
+    return pid if process.name == name and process.state != "Z" else None
 
 
 def _pids() -> list[int]:
@@ -112,6 +116,10 @@ def _pids() -> list[int]:
 def _process(pid: int) -> Process:
     """Read /proc; the name stands in parentheses and may hold blanks."""
     stat = Path(f"/proc/{pid}/stat").read_text()
-    cmdline = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    cmdline = (
+        Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    )
     name, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
-    return Process(pid=pid, name=name, cmdline=cmdline.strip() or f"[{name}]", state=rest.split()[0])
+    return Process(
+        pid=pid, name=name, cmdline=cmdline.strip() or f"[{name}]", state=rest.split()[0]
+    )

@@ -6,7 +6,7 @@ import ipaddress
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MAX_NODES = 1000  # a Linux bridge has 1,024 ports
@@ -27,13 +27,13 @@ class Shape:
     Clusters in different slots live side by side: node names, addresses, ports and devices differ.
     """
 
+    state_dir: Path
     nodes: int = 4
     gpus_per_node: int = 4
     cpus_per_node: int = 64
     mem_mib_per_node: int = 512_000
     accounting: bool = True
     slot: int = 0
-    state_dir: Path = field(default_factory=lambda: default_state_dir(0))
 
     def __post_init__(self) -> None:
         """Refuse what the addressing plan can't hold."""
@@ -102,6 +102,11 @@ class Shape:
     def address(self, node: str) -> str:
         """Return the node's own address on the bridge."""
         return str(self.network[FIRST_NODE_OFFSET + self.number(node)])
+
+    def mac_address(self, node: str) -> str:
+        """Return the hardware address, which a node keeps when it is powered off and on."""
+        number = self.number(node)
+        return f"02:c0:{self.slot:02x}:00:{number >> 8:02x}:{number & 0xFF:02x}"
 
     def netns(self, node: str) -> str:
         """Return the name of the node's network namespace."""
