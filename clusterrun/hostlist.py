@@ -1,0 +1,198 @@
+"""Slurm's short form of host names, and ours for sets of ranks; no Slurm is needed to read them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import NoReturn
+
+from clusterrun.errors import UsageError
+
+MAX_HOSTS = 65_536  # Slurm's own limit for one range (MAX_RANGE, src/common/hostlist.c)
+_MAX_DIGITS = 18
+
+_TOKEN = re.compile(r"(?P<gap>[,\s]+)|\[(?P<ranges>[^\[\]]*)\]|(?P<text>[^\[\],\s]+)|(?P<stray>.)")
+_RANGE = re.compile(r"(?P<low>[0-9]+)(?:-(?P<high>[0-9]+))?")
+_DIGITS = re.compile(r"([0-9]+)")
+_HOST = re.compile(r"[^\[\],\s]+")
+_RANKS = re.compile(r"(?P<low>[0-9]+)(?:-(?P<high>[0-9]+))?|(?P<slice>[0-9]*:[0-9]*(?::[0-9]*)?)")
+
+
+def parse_hostlist(text: str) -> list[str]:
+    """Name the hosts of a Slurm host list, in its order, repeated ones included.
+
+    A text may follow a bracket (Slurm from 23.11); the last bracket varies fastest.
+    Raises UsageError with the position (from 1) of what can't be read.
+
+    >>> parse_hostlist("a[001-003,7]-ib,login")
+    ['a001-ib', 'a002-ib', 'a003-ib', 'a7-ib', 'login']
+    >>> parse_hostlist("r[0-1]n[2-3]")
+    ['r0n2', 'r0n3', 'r1n2', 'r1n3']
+    """
+    hosts = ["".join(parts) for item in _items(text) for parts in itertools.product(*item)]
+    if not hosts:
+        raise UsageError("host list is empty", hint="name nodes as in node[01-04,7]")
+    return hosts
+
+
+def _items(text: str) -> Iterator[list[list[str]]]:
+    """Yield each element between commas as the choices for each of its parts."""
+    item: list[list[str]] = []
+    for token in _TOKEN.finditer(text):
+        position = token.start() + 1
+        if token["stray"]:
+            _refuse(text, f"{token['stray']!r} has no partner", position)
+        if token["gap"] and item:
+            yield item
+            item = []
+        elif token["text"]:
+            item.append([token["text"]])
+        elif token["ranges"] is not None:
+            item.append(_choices(text, token["ranges"], position + 1))
+            if math.prod(map(len, item)) > MAX_HOSTS:
+                _refuse(text, f"more than {MAX_HOSTS:,} hosts", position)
+    if item:
+        yield item
+
+
+def _choices(text: str, ranges: str, position: int) -> list[str]:
+    numbers: list[str] = []
+    for part in ranges.split(","):
+        numbers += _numbers(text, part, position, room=MAX_HOSTS - len(numbers))
+        position += len(part) + 1
+    return numbers
+
+
+def _numbers(text: str, part: str, position: int, *, room: int) -> list[str]:
+    match = _RANGE.fullmatch(part)
+    if match is None or len(part) > 2 * _MAX_DIGITS:
+        _refuse(text, f"{part!r} is no number and no range", position)
+    low, high = match["low"], match["high"] or match["low"]
+    first, last = int(low), int(high)
+    if last < first:
+        _refuse(text, f"range {part!r} runs backwards", position)
+    if last - first >= room:
+        _refuse(text, f"more than {MAX_HOSTS:,} hosts", position)
+    return [str(number).zfill(len(low)) for number in range(first, last + 1)]
+
+
+def _refuse(text: str, reason: str, position: int) -> NoReturn:
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    raise UsageError(
+        f"bad host list {shown!r}: {reason} at position {position}",
+        hint="write it as Slurm does: node[01-04,7]",
+    )
+
+
+def fold_hostlist(names: Iterable[str]) -> str:
+    """Write host names in Slurm's short form; parse_hostlist gives back the same names in order.
+
+    Neighbours that differ in one number share a bracket. Raises UsageError for a text that can't
+    be a host name.
+
+    >>> fold_hostlist(["n09", "n10", "n12", "gpu-1-ib", "gpu-2-ib"])
+    'n[09-10,12],gpu-[1-2]-ib'
+    """
+    return ",".join(_written(group, field) for group, field in _groups(names))
+
+
+def _groups(names: Iterable[str]) -> Iterator[tuple[list[list[str]], int]]:
+    """Yield neighbours that differ in one number, split at numbers, with that number's index.
+
+    The index is -1 where a name stands alone.
+    """
+    group: list[list[str]] = []
+    field = -1
+    for name in names:
+        if not _HOST.fullmatch(name):
+            raise UsageError(f"{name!r} is not a host name")
+        parts = _DIGITS.split(name)
+        differing = _differing_field(group[-1], parts) if group else -1
+        if group and (differing == -1 or field not in (-1, differing)):
+            yield group, field
+            group, differing = [], -1
+        group.append(parts)
+        field = differing
+    if group:
+        yield group, field
+
+
+def _differing_field(left: list[str], right: list[str]) -> int:
+    """Find the only part in which two split names differ, if it is a number; -1 otherwise."""
+    if len(left) != len(right):
+        return -1
+    fields = [index for index, pair in enumerate(zip(left, right, strict=True)) if len({*pair}) > 1]
+    if len(fields) != 1 or fields[0] % 2 == 0:
+        return -1
+    field = fields[0]
+    return field if max(len(left[field]), len(right[field])) <= _MAX_DIGITS else -1
+
+
+def _written(group: list[list[str]], field: int) -> str:
+    if field == -1:
+        return "".join(group[0])
+    numbers = ",".join(_ranges([parts[field] for parts in group]))
+    return "".join(group[0][:field]) + f"[{numbers}]" + "".join(group[0][field + 1 :])
+
+
+def _ranges(numbers: list[str]) -> Iterator[str]:
+    """Fold runs of numbers of one width: 08, 09, 10 is 08-10, but 8, 09 are two."""
+    first, count = numbers[0], 1
+    for number in numbers[1:]:
+        if number == str(int(first) + count).zfill(len(first)):
+            count += 1
+            continue
+        yield _range(first, count)
+        first, count = number, 1
+    yield _range(first, count)
+
+
+def _range(first: str, count: int) -> str:
+    last = str(int(first) + count - 1).zfill(len(first))
+    return first if count == 1 else f"{first}-{last}"
+
+
+def parse_ranks(text: str, world_size: int) -> frozenset[int]:
+    """Read a set of global ranks: numbers, ranges with both ends, slices as Python's.
+
+    Raises UsageError for a rank that does not exist and for a set without ranks.
+
+    >>> sorted(parse_ranks("0,3-5,::8", 20))
+    [0, 3, 4, 5, 8, 16]
+    """
+    ranks: set[int] = set()
+    for part in text.split(","):
+        ranks.update(_rank_range(part.strip(), world_size))
+    if not ranks:
+        raise UsageError(f"{text!r} selects none of the ranks 0-{world_size - 1}")
+    return frozenset(ranks)
+
+
+def _rank_range(part: str, world_size: int) -> range:
+    match = _RANKS.fullmatch(part)
+    if match is None or max(map(len, re.split("[-:]", part))) > _MAX_DIGITS:
+        raise UsageError(f"{part!r} is no rank", hint="write ranks as 0,8-15 or ::8")
+    if match["slice"]:
+        start, stop, step = (*(int(end) if end else None for end in part.split(":")), None)[:3]
+        if step == 0:
+            raise UsageError(f"the step of {part!r} is 0", hint="::8 takes every eighth rank")
+        return range(world_size)[start:stop:step]
+    low = int(match["low"])
+    high = int(match["high"] or low)
+    if high < low:
+        raise UsageError(f"ranks {part!r} run backwards")
+    if high >= world_size:
+        raise UsageError(f"rank {high} does not exist; the ranks are 0-{world_size - 1}")
+    return range(low, high + 1)
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """Write a set of ranks in its shortest form, ascending; empty for none.
+
+    >>> fold_ranks([3, 0, 1, 2, 7])
+    '0-3,7'
+    """
+    numbers = [str(rank) for rank in sorted(set(ranks))]
+    return ",".join(_ranges(numbers)) if numbers else ""

@@ -1,0 +1,245 @@
+"""The parser of host lists and rank sets, against Slurm's own where scontrol is installed."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clusterrun import hostlist
+from clusterrun.errors import UsageError
+from clusterrun.hostlist import fold_hostlist, fold_ranks, parse_hostlist, parse_ranks
+
+
+def test_examples_in_the_docstrings_hold() -> None:
+    result = doctest.testmod(hostlist)
+    assert result.attempted >= 4
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n1", ["n1"]),
+        ("della-i14g2", ["della-i14g2"]),
+        ("a[001-003,7]-ib", ["a001-ib", "a002-ib", "a003-ib", "a7-ib"]),
+        ("r[0-1]n[0-3]", [f"r{r}n{n}" for r in range(2) for n in range(4)]),
+        ("gpu-a[1-3]-x,login", ["gpu-a1-x", "gpu-a2-x", "gpu-a3-x", "login"]),
+        ("a[9-11]", ["a9", "a10", "a11"]),
+        ("a[098-101]", ["a098", "a099", "a100", "a101"]),
+        ("a[3,1],b2", ["a3", "a1", "b2"]),
+        ("a[1][2-3]", ["a12", "a13"]),
+        ("[1-2].cluster.example", ["1.cluster.example", "2.cluster.example"]),
+        ("a1, a2\n", ["a1", "a2"]),
+    ],
+)
+def test_p37_node_lists_of_every_shape_are_expanded(text: str, hosts: list[str]) -> None:
+    assert parse_hostlist(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "position"),
+    [
+        ("a[1-3", "'[' has no partner", 2),
+        ("a1,b2]", "']' has no partner", 6),
+        ("a[[1]]", "'[' has no partner", 2),
+        ("a[]", "'' is no number", 3),
+        ("a[1,,2]", "'' is no number", 5),
+        ("a[1,2-]", "'2-' is no number", 5),
+        ("a[1-2-3]", "'1-2-3' is no number", 3),
+        ("a[x]", "'x' is no number", 3),
+        ("a[٣]", "'٣' is no number", 3),
+        ("n1,a[5-3]", "range '5-3' runs backwards", 6),
+        ("a[0-99999]", "more than 65,536 hosts", 3),
+        ("a[0-999][0-999]", "more than 65,536 hosts", 9),
+        ("a[" + "9" * 5000 + "]", "is no number", 3),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_position(
+    text: str, reason: str, position: int
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_hostlist(text)
+    assert reason in caught.value.message
+    assert caught.value.message.endswith(f"at position {position}")
+
+
+@pytest.mark.parametrize("text", ["", "  ", ",", ", ,"])
+def test_an_empty_list_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="empty"):
+        parse_hostlist(text)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["n1"], "n1"),
+        (["n1", "n2", "n3", "n5"], "n[1-3,5]"),
+        (["n09", "n10", "n099", "n100"], "n[09-10,099-100]"),
+        (["a1-ib", "a2-ib"], "a[1-2]-ib"),
+        (["r0n0", "r0n1", "r1n0", "r1n1"], "r0n[0-1],r1n[0-1]"),
+        (["n1", "n1"], "n1,n1"),
+        (["head", "n1", "n2"], "head,n[1-2]"),
+        ([], ""),
+    ],
+)
+def test_folding_writes_the_short_form(names: list[str], text: str) -> None:
+    assert fold_hostlist(names) == text
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a,b", "a[1]", "a\n"])
+def test_folding_refuses_what_is_no_host_name(name: str) -> None:
+    with pytest.raises(UsageError, match="not a host name"):
+        fold_hostlist([name])
+
+
+_numbers = st.integers(0, 1200).map(str) | st.integers(0, 130).map(lambda n: f"{n:03}")
+_names = st.lists(
+    st.builds(
+        "{}{}{}{}".format,
+        st.sampled_from(["n", "gpu-a", "r1-", "1", "é"]),
+        _numbers,
+        st.sampled_from(["", "-ib", ".example", "x"]),
+        st.sampled_from(["", "0", "7"]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(_names)
+def test_parsing_gives_back_what_was_folded(names: list[str]) -> None:
+    assert parse_hostlist(fold_hostlist(names)) == names
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="[],"), min_size=1), min_size=1))
+def test_any_name_survives_folding_or_is_refused(names: list[str]) -> None:
+    try:
+        text = fold_hostlist(names)
+    except UsageError:
+        assert any(any(c.isspace() for c in name) for name in names)
+    else:
+        assert parse_hostlist(text) == names
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused_with_a_usage_error(text: str) -> None:
+    try:
+        hosts = parse_hostlist(text)
+    except UsageError:
+        return
+    assert hosts
+    assert all(hosts)
+
+
+@pytest.fixture(scope="module")
+def slurm_conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give scontrol the least it wants to read before it expands names; no daemon runs."""
+    if shutil.which("scontrol") is None:
+        pytest.skip("scontrol is not installed")
+    path = tmp_path_factory.mktemp("slurm") / "slurm.conf"
+    path.write_text(
+        "ClusterName=x\nSlurmctldHost=localhost\nNodeName=n1\nPartitionName=p Nodes=n1\n"
+    )
+    return path
+
+
+def _scontrol_hostnames(conf: Path, text: str) -> list[str]:
+    done = subprocess.run(
+        ["scontrol", "show", "hostnames", text],
+        env={**os.environ, "SLURM_CONF": str(conf)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+# Slurm 22.05 takes no text after a bracket and orders three brackets in a way of its own.
+_bracket = st.lists(
+    st.tuples(st.integers(0, 120), st.integers(0, 12), st.integers(0, 4)).map(
+        lambda r: f"{r[0]:0{r[2]}}-{r[0] + r[1]}" if r[1] else f"{r[0]:0{r[2]}}"
+    ),
+    min_size=1,
+    max_size=3,
+).map(lambda ranges: f"[{','.join(ranges)}]")
+_item = st.one_of(
+    st.sampled_from(["login", "della-i14g2", "n7", "n007"]),
+    st.builds("{}{}".format, st.sampled_from(["n", "gpu-a", "a1-"]), _bracket),
+    st.builds("r{}n{}".format, _bracket, _bracket),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(_item, min_size=1, max_size=3).map(",".join))
+def test_hosts_are_those_that_slurm_names(slurm_conf: Path, text: str) -> None:
+    assert parse_hostlist(text) == _scontrol_hostnames(slurm_conf, text)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.builds("{}{}".format, st.sampled_from(["n", "a-"]), _numbers), min_size=1))
+def test_slurm_reads_what_we_fold(slurm_conf: Path, names: list[str]) -> None:
+    assert _scontrol_hostnames(slurm_conf, fold_hostlist(names)) == names
+
+
+def test_time_grows_with_the_number_of_hosts_only() -> None:
+    begin = time.process_time()
+    names = parse_hostlist("n[00000-65535]")
+    assert fold_hostlist(names) == "n[00000-65535]"
+    assert parse_hostlist(",".join(names)) == names
+    assert time.process_time() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("0", {0}),
+        ("0,8-15", {0, *range(8, 16)}),
+        ("::8", {0, 8, 16, 24}),
+        ("2:5", {2, 3, 4}),
+        ("30:", {30, 31}),
+        (":2, 5", {0, 1, 5}),
+        ("0:9999", set(range(32))),
+    ],
+)
+def test_sets_of_ranks_are_read(text: str, ranks: set[int]) -> None:
+    assert parse_ranks(text, 32) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("32", "rank 32 does not exist; the ranks are 0-31"),
+        ("0-9000", "rank 9000 does not exist"),
+        ("40:", "selects none"),
+        ("::0", "step"),
+        ("5-3", "backwards"),
+        ("", "is no rank"),
+        ("0,,1", "is no rank"),
+        ("-1", "is no rank"),
+        ("0-", "is no rank"),
+        ("all", "is no rank"),
+        ("٣", "is no rank"),
+        ("9" * 5000, "is no rank"),
+    ],
+)
+def test_what_is_no_set_of_ranks_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_ranks(text, 32)
+
+
+@given(st.sets(st.integers(0, 9999), min_size=1))
+def test_ranks_are_read_back_as_folded(ranks: set[int]) -> None:
+    assert parse_ranks(fold_ranks(ranks), 10_000) == ranks
+
+
+def test_folded_ranks_are_as_short_as_possible() -> None:
+    assert fold_ranks([r for r in range(8000) if r != 149]) == "0-148,150-7999"
+    assert fold_ranks([]) == ""
