@@ -1,0 +1,110 @@
+"""The states of a job: Slurm's many words for them, in one table."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class JobState(str, Enum):
+    """Where a job stands; the names are Slurm's base states and two that people ask about.
+
+    PREEMPTED and NODE_FAIL end a job only when it was not requeued: a scheduler that still
+    lists it as pending has the last word.
+    """
+
+    PENDING = "PENDING"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    PREEMPTED = "PREEMPTED"
+    NODE_FAIL = "NODE_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Say whether the job has ended; an unknown state counts as active."""
+        return self in _TERMINAL
+
+    @property
+    def is_success(self) -> bool:
+        """Say whether the job ended as it should."""
+        return self is JobState.COMPLETED
+
+
+_TERMINAL = frozenset(
+    {
+        JobState.COMPLETED,
+        JobState.FAILED,
+        JobState.CANCELLED,
+        JobState.TIMEOUT,
+        JobState.PREEMPTED,
+        JobState.NODE_FAIL,
+        JobState.OUT_OF_MEMORY,
+        JobState.BOOT_FAIL,
+        JobState.DEADLINE,
+    }
+)
+
+# (long form, short form, ours): the man pages of squeue and sacct, Slurm 22.05 to 25.05.
+# Flags that squeue shows in the place of the state beneath are here; flags that only debugging
+# shows (LAUNCH_FAILED, RECONFIG_FAIL, UPDATE_DB) say nothing of how the job stands: UNKNOWN.
+_SLURM_STATES: tuple[tuple[str, str, JobState], ...] = (
+    ("BOOT_FAIL", "BF", JobState.BOOT_FAIL),
+    ("CANCELLED", "CA", JobState.CANCELLED),
+    ("COMPLETED", "CD", JobState.COMPLETED),
+    ("COMPLETING", "CG", JobState.COMPLETING),
+    ("CONFIGURING", "CF", JobState.CONFIGURING),
+    ("DEADLINE", "DL", JobState.DEADLINE),
+    ("EXPEDITING", "EX", JobState.PENDING),
+    ("FAILED", "F", JobState.FAILED),
+    ("NODE_FAIL", "NF", JobState.NODE_FAIL),
+    ("OUT_OF_MEMORY", "OOM", JobState.OUT_OF_MEMORY),
+    ("PENDING", "PD", JobState.PENDING),
+    ("POWER_UP_NODE", "PU", JobState.CONFIGURING),
+    ("PREEMPTED", "PR", JobState.PREEMPTED),
+    ("REQUEUED", "RQ", JobState.PENDING),
+    ("REQUEUE_FED", "RF", JobState.PENDING),
+    ("REQUEUE_HOLD", "RH", JobState.PENDING),
+    ("RESIZING", "RS", JobState.RUNNING),
+    ("RESV_DEL_HOLD", "RD", JobState.PENDING),
+    ("REVOKED", "RV", JobState.CANCELLED),
+    ("RUNNING", "R", JobState.RUNNING),
+    ("SIGNALING", "SI", JobState.RUNNING),
+    ("SPECIAL_EXIT", "SE", JobState.PENDING),
+    ("STAGE_OUT", "SO", JobState.COMPLETING),
+    ("STOPPED", "ST", JobState.SUSPENDED),
+    ("SUSPENDED", "S", JobState.SUSPENDED),
+    ("TIMEOUT", "TO", JobState.TIMEOUT),
+)
+_BY_NAME = {name: state for long, short, state in _SLURM_STATES for name in (long, short)}
+
+
+def parse_slurm_state(text: str) -> JobState:
+    """Read a state as squeue, sacct and scontrol write it, cut off or with a remark.
+
+    What this table does not know is UNKNOWN, never an error.
+
+    >>> parse_slurm_state("CANCELLED by 0"), parse_slurm_state("OUT_OF_ME+")
+    (<JobState.CANCELLED: 'CANCELLED'>, <JobState.OUT_OF_MEMORY: 'OUT_OF_MEMORY'>)
+    """
+    words = text.split(maxsplit=1)
+    word = words[0].upper() if words else ""
+    if word.endswith("+"):
+        return _parse_cut(word.rstrip("+"))
+    return _BY_NAME.get(word, JobState.UNKNOWN)
+
+
+def _parse_cut(start: str) -> JobState:
+    """Read a state that sacct cut to the width of its column."""
+    if start in _BY_NAME:
+        return _BY_NAME[start]
+    states = {state for long, _, state in _SLURM_STATES if long.startswith(start)}
+    return states.pop() if len(states) == 1 else JobState.UNKNOWN
