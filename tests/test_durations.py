@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import contextlib
+import doctest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun import durations
+from clusterrun.durations import format_minutes, format_seconds, parse_seconds, parse_slurm_minutes
+from clusterrun.errors import UsageError
+
+
+def test_documented_examples_hold() -> None:
+    assert doctest.testmod(durations).failed == 0
+    assert doctest.testmod(durations).attempted > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        ("30", 30),
+        ("0030", 30),
+        ("90:00", 90),
+        ("0:01", 1),
+        ("1:00:01", 61),
+        ("1:90:00", 150),
+        ("2-0", 2880),
+        ("0-1", 60),
+        ("2-03:04", 2 * 1440 + 3 * 60 + 4),
+        ("2-03:04:05", 2 * 1440 + 3 * 60 + 5),
+        (" 1:00:00 ", 60),
+    ],
+)
+def test_p11_each_sbatch_format_is_read_as_whole_minutes(text: str, minutes: int) -> None:
+    assert parse_slurm_minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "infinite", "Unlimited", "0", "00:00:00", "-1"])
+def test_p11_a_job_without_a_limit_is_refused_since_it_never_backfills(text: str) -> None:
+    with pytest.raises(UsageError, match="means no limit") as caught:
+        parse_slurm_minutes(text)
+    assert "backfilled" in caught.value.hints[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "abc", "1:2:3:4", "1-", "-5", "1.5", "1-2:3:4:5", "٣٠", "1\n2"]
+)
+def test_other_texts_are_no_time_limit(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a time limit"):
+        parse_slurm_minutes(text)
+
+
+def test_a_span_as_time_limit_is_answered_with_the_limit_to_write() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_slurm_minutes("36h")
+    assert caught.value.hints == ("write '1-12:00:00'",)
+
+
+@given(st.integers(min_value=1, max_value=10**8))
+def test_written_minutes_are_read_back(minutes: int) -> None:
+    assert parse_slurm_minutes(format_minutes(minutes)) == minutes
+
+
+@given(st.integers(min_value=0, max_value=10**9))
+def test_written_seconds_are_read_back(seconds: int) -> None:
+    assert parse_seconds(format_seconds(seconds)) == seconds
+
+
+@given(st.integers(0, 10**5), st.integers(0, 10**5), st.integers(0, 10**5), st.integers(0, 10**5))
+def test_a_limit_is_never_shorter_than_what_was_written(d: int, h: int, m: int, s: int) -> None:
+    seconds = ((d * 24 + h) * 60 + m) * 60 + s
+    if seconds:
+        minutes = parse_slurm_minutes(f"{d}-{h}:{m}:{s}")
+        assert (minutes - 1) * 60 < seconds <= minutes * 60
+
+
+@given(st.text())
+def test_any_text_is_a_time_or_a_usage_error(text: str) -> None:
+    for parse in (parse_slurm_minutes, parse_seconds):
+        with contextlib.suppress(UsageError):
+            assert parse(text) >= 0
+
+
+@pytest.mark.parametrize("text", ["", "m", "1.5h", "-1", "10 minutes", "1h30m", "NaN"])
+def test_other_texts_are_no_span(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a time span"):
+        parse_seconds(text)
