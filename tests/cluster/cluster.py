@@ -64,16 +64,17 @@ class Cluster:
                     old._remove()
             try:
                 self._start()
-            except (ClusterError, OSError, subprocess.SubprocessError):
+            except (ClusterError, OSError, subprocess.SubprocessError) as error:
                 self._keep_logs()
                 self._remove()
-                raise
+                raise ClusterError(f"{error} (logs: {self._kept_logs})") from error
             return True
 
     def down(self) -> None:
         """Take everything away: processes, namespaces, bridge, names, devices and files."""
         with _one_at_a_time():
             self._remove()
+            shutil.rmtree(self._kept_logs, ignore_errors=True)
 
     def problems(self) -> list[str]:
         """Return what is wrong with the cluster, in words; empty for a healthy one."""
@@ -265,12 +266,15 @@ class Cluster:
         if (shape.state_dir / "cluster.json").exists():
             shutil.rmtree(shape.state_dir, ignore_errors=True)
 
+    @property
+    def _kept_logs(self) -> Path:
+        return Path(f"{self.shape.state_dir}-failed")
+
     def _keep_logs(self) -> None:
         """Keep the logs of a cluster that did not come up, for a person to read."""
-        kept = Path(f"{self.shape.state_dir}-failed")
-        shutil.rmtree(kept, ignore_errors=True)
+        shutil.rmtree(self._kept_logs, ignore_errors=True)
         if (self.shape.state_dir / "log").exists():
-            shutil.copytree(self.shape.state_dir / "log", kept)
+            shutil.copytree(self.shape.state_dir / "log", self._kept_logs)
 
 
 @contextmanager

@@ -1,0 +1,5 @@
+"""Give the tests of the test cluster their cluster."""
+
+from tests.cluster.fixtures import cluster, cluster_no_accounting, no_accounting_cluster
+
+__all__ = ["cluster", "cluster_no_accounting", "no_accounting_cluster"]

@@ -1,0 +1,86 @@
+"""The fixtures that give tests a real Slurm; a conftest imports the ones that its tests need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import packages
+from tests.cluster.cluster import Cluster
+from tests.cluster.shape import Shape, default_state_dir
+
+REQUIRE = "CLUSTERRUN_REQUIRE_SLURM"
+NO_ACCOUNTING_SLOT = 1
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Give a healthy cluster of at least 4 nodes × 4 GPUs, and SLURM_CONF for the whole session.
+
+    One that a person brought up is used and left; else one is brought up and taken down.
+    """
+    _need_root_and_packages()
+    wanted = Cluster(shape=Shape(state_dir=default_state_dir(0)))
+    found = Cluster.existing(wanted.shape.state_dir)
+    if found is not None and not _serves(found.shape, wanted.shape):
+        pytest.fail(f"the cluster that is up is too small for the tests: {found.shape}")
+    used = found or wanted
+    if found is None:
+        used.up()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(used.shape.slurm_conf))
+        used.heal()
+        yield used
+    if found is None:
+        used.down()
+
+
+@pytest.fixture(scope="session")
+def no_accounting_cluster() -> Iterator[Cluster]:
+    """Bring up a second, small cluster on which nobody keeps accounts: `sacct` fails there."""
+    _need_root_and_packages()
+    slot = NO_ACCOUNTING_SLOT
+    shape = Shape(state_dir=default_state_dir(slot), slot=slot, nodes=2, accounting=False)
+    second = Cluster(shape=shape)
+    second.up()
+    yield second
+    second.down()
+
+
+@pytest.fixture
+def cluster_no_accounting(
+    no_accounting_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> Cluster:
+    """Point SLURM_CONF at the cluster without accounting, for one test."""
+    monkeypatch.setenv("SLURM_CONF", str(no_accounting_cluster.shape.slurm_conf))
+    return no_accounting_cluster
+
+
+@pytest.fixture
+def cluster_slurmdbd_stopped(cluster: Cluster) -> Iterator[Cluster]:
+    """Stop slurmdbd for one test: there is accounting, and just now it doesn't answer."""
+    with cluster.slurmdbd_stopped():
+        yield cluster
+
+
+def _serves(found: Shape, wanted: Shape) -> bool:
+    return (
+        found.nodes >= wanted.nodes
+        and found.gpus_per_node >= wanted.gpus_per_node
+        and found.accounting
+    )
+
+
+def _need_root_and_packages() -> None:
+    if os.geteuid() != 0:
+        _absent("the test cluster needs root")
+    if missing := packages.missing_programs():
+        _absent(f"missing {', '.join(missing)}: python -m tests.cluster install")
+
+
+def _absent(reason: str) -> None:
+    if os.environ.get(REQUIRE) == "1":
+        pytest.fail(f"{reason} ({REQUIRE}=1 makes this a failure)")
+    pytest.skip(reason)

@@ -1,0 +1,217 @@
+"""The test cluster is a real Slurm: names, GPUs, accounting, faults and a clean end."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import processes
+from tests.cluster.cluster import Cluster
+from tests.cluster.commands import ClusterError, run
+from tests.cluster.shape import Shape, default_state_dir
+
+pytestmark = pytest.mark.slurm
+
+SPARE_SLOT = 2
+ALL_REDUCE = """
+    import os
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{os.environ['HEAD']}:29517",
+        rank=int(os.environ["SLURM_PROCID"]),
+        world_size=int(os.environ["SLURM_NTASKS"]),
+    )
+    value = torch.tensor([10.0 ** dist.get_rank()])
+    dist.all_reduce(value)
+    print(os.environ["SLURMD_NODENAME"], int(value.item()))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def spare(cluster: Cluster) -> Iterator[Cluster]:
+    """Bring up a small cluster beside the shared one, to hurt."""
+    state_dir = default_state_dir(SPARE_SLOT)
+    shape = Shape(state_dir=state_dir, slot=SPARE_SLOT, nodes=2, accounting=False)
+    lent = Cluster(shape=shape)
+    lent.up()
+    yield lent
+    lent.down()
+
+
+def _traces(shape: Shape) -> dict[str, object]:
+    """Return everything that a cluster of this shape would leave on the machine."""
+    links = run(["ip", "-o", "link"]).stdout.split()
+    return {
+        "processes": processes.marked(shape.bridge),
+        "namespaces": sorted(Path("/run/netns").glob(f"{shape.bridge}-*")),
+        "links": [word for word in links if word.startswith((shape.bridge, f"cr{shape.slot}n"))],
+        "mounts": str(shape.state_dir) in Path("/proc/self/mounts").read_text(),
+        "names": shape.bridge in Path("/etc/hosts").read_text(),
+        "devices": shape.device_dir.exists(),
+        "files": shape.state_dir.exists(),
+    }
+
+
+def _reaches_head(cluster: Cluster, node: str) -> bool:
+    target = f"/dev/tcp/{cluster.shape.head_address}/{cluster.shape.ctld_port}"
+    argv = ["timeout", "2", "bash", "-c", f"exec 3<>{target}"]
+    return cluster.run_on(node, argv, check=False).returncode == 0
+
+
+def _eventually(fact: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_two_nodes_have_host_names_of_their_own(cluster: Cluster) -> None:
+    done = cluster.run(["srun", "-w", "node1,node2", "hostname"])
+    assert sorted(done.stdout.split()) == ["node1", "node2"]
+
+
+def test_a_name_means_the_same_address_on_a_node_and_on_the_login_side(cluster: Cluster) -> None:
+    query = ["getent", "hosts", "node2"]
+    on_node, on_login = cluster.run_on("node1", query).stdout, cluster.run(query).stdout
+    assert on_node.split() == on_login.split() == ["10.77.1.2", "node2"]
+
+
+def test_a_job_sees_the_gpus_that_it_asked_for(cluster: Cluster) -> None:
+    ask = ["srun", "-N2", "--gpus-per-node=4", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    assert cluster.run(ask).stdout.split() == ["0,1,2,3", "0,1,2,3"]
+
+
+def test_two_jobs_on_one_node_get_different_gpus(cluster: Cluster, tmp_path: Path) -> None:
+    where = ("-w", "node3", "--gpus-per-node=2", "-n1")
+    first = cluster.sbatch(
+        *where, "-o", str(tmp_path / "seen"), "--wrap=echo $CUDA_VISIBLE_DEVICES; sleep 60"
+    )
+    try:
+        _eventually(lambda: (tmp_path / "seen").exists() and (tmp_path / "seen").read_text() != "")
+        second = cluster.run(["srun", *where, "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]).stdout
+        gpus = f"{(tmp_path / 'seen').read_text().strip()},{second.strip()}".split(",")
+        assert len(set(gpus)) == 4, gpus
+    finally:
+        cluster.run(["scancel", first])
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "COMPLETED"), (3, "FAILED")])
+def test_sacct_knows_how_a_job_ended(cluster: Cluster, code: int, state: str) -> None:
+    job_id = cluster.sbatch("-o", "/dev/null", f"--wrap=exit {code}")
+    assert cluster.wait_job(job_id) == state
+    argv = ["sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,ExitCode"]
+    deadline = time.monotonic() + 20
+    # slurmctld tells slurmdbd in batches, so sacct learns of an end a little later.
+    while (said := cluster.run(argv).stdout.strip()) != f"{state}|{code}:0":
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)
+
+
+@pytest.mark.torch
+def test_gloo_all_reduce_crosses_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "all_reduce.py"
+    script.write_text(textwrap.dedent(ALL_REDUCE))
+    ask = ["srun", "-w", "node1,node2", "--ntasks-per-node=1", "--export=ALL,HEAD=node1"]
+    done = cluster.run([*ask, sys.executable, str(script)])
+    assert sorted(done.stdout.splitlines()) == ["node1 11", "node2 11"]
+
+
+def test_a_preempted_job_is_requeued(cluster: Cluster) -> None:
+    where = ("-w", "node4", "--gpus-per-node=4", "-o", "/dev/null")
+    # The batch shell outlives its step: Slurm 22.05 requeues only what it had to kill itself, a
+    # job that ends within the grace time has just ended.
+    low = cluster.sbatch("-p", "low", *where, "--wrap=srun sleep 300; sleep 300")
+    try:
+        cluster.wait_job(low, "RUNNING")
+        high = cluster.sbatch("-p", "high", *where, "--wrap=exit 0")
+        assert cluster.wait_job(high) == "COMPLETED"
+        assert cluster.wait_job(low, "PENDING") == "PENDING"
+        shown = cluster.run(["scontrol", "-o", "show", "job", low]).stdout
+        assert "Restarts=1 " in shown
+    finally:
+        cluster.run(["scancel", low], check=False)
+
+
+def test_processes_on_a_node_are_seen_and_gone_after_cancel(cluster: Cluster) -> None:
+    nap = "sleep 298.75"
+    job_id = cluster.sbatch("-w", "node1,node2", "-o", "/dev/null", f"--wrap=srun {nap}")
+
+    def napping(node: str) -> bool:
+        found = cluster.processes_on(node)
+        return any(p.name == "sleep" and p.cmdline.endswith(nap) for p in found)
+
+    try:
+        cluster.wait_job(job_id, "RUNNING")
+        _eventually(lambda: napping("node1") and napping("node2"))
+    finally:
+        cluster.run(["scancel", job_id], check=False)
+    cluster.wait_job(job_id, "CANCELLED")
+    _eventually(lambda: not napping("node1") and not napping("node2"))
+    assert "slurmd" not in {process.name for process in cluster.processes_on("node1")}
+
+
+def test_up_twice_changes_nothing(cluster: Cluster) -> None:
+    cluster.heal()
+    assert cluster.up() is False
+
+
+def test_without_accounting_sacct_fails_and_jobs_run(cluster_no_accounting: Cluster) -> None:
+    job_id = cluster_no_accounting.sbatch("-o", "/dev/null", "--wrap=true")
+    assert cluster_no_accounting.wait_job(job_id) == "COMPLETED"
+    done = run(["sacct", "-j", job_id], check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "accounting storage is disabled" in done.stderr
+
+
+def test_down_leaves_nothing(spare: Cluster) -> None:
+    job_id = spare.sbatch("-N2", "-o", "/dev/null", "--wrap=srun setsid sleep 299")
+    spare.wait_job(job_id, "RUNNING")
+    assert all(_traces(spare.shape).values())
+    spare.down()
+    assert not any(_traces(spare.shape).values()), _traces(spare.shape)
+
+
+def test_a_cut_cable_is_cut_until_it_is_restored(spare: Cluster) -> None:
+    node = spare.nodes[1]
+    assert _reaches_head(spare, node)
+    spare.cut(node)
+    assert not _reaches_head(spare, node)
+    spare.restore(node)
+    assert _reaches_head(spare, node)
+
+
+def test_a_powered_off_node_comes_back_and_works(spare: Cluster) -> None:
+    node = spare.nodes[1]
+    job_id = spare.sbatch("-N2", "-o", "/dev/null", "--wrap=srun sleep 299")
+    spare.wait_job(job_id, "RUNNING")
+    spare.power_off(node)
+    assert spare.problems() == [f"slurmd-{node} does not run"]
+    assert spare.processes(infrastructure=True)[node] == []
+    spare.run(["scancel", job_id])
+    spare.heal()
+    assert spare.run(["srun", "-w", node, "hostname"]).stdout == f"{node}\n"
+
+
+def test_slurmctld_restarts_and_still_knows_its_jobs(spare: Cluster) -> None:
+    job_id = spare.sbatch("-o", "/dev/null", "--wrap=sleep 299")
+    spare.wait_job(job_id, "RUNNING")
+    spare.restart_slurmctld()
+    assert spare.job_state(job_id) == "RUNNING"
+
+
+def test_down_never_deletes_a_directory_that_is_not_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    stranger = Cluster(shape=Shape(state_dir=tmp_path, slot=SPARE_SLOT))
+    with pytest.raises(ClusterError, match="holds other files"):
+        stranger.up()
+    stranger.down()
+    assert (tmp_path / "thesis.tex").exists()

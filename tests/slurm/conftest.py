@@ -1,0 +1,15 @@
+"""Give these tests a real Slurm: 4 nodes × 4 GPUs, and a small one without accounting."""
+
+from tests.cluster.fixtures import (
+    cluster,
+    cluster_no_accounting,
+    cluster_slurmdbd_stopped,
+    no_accounting_cluster,
+)
+
+__all__ = [
+    "cluster",
+    "cluster_no_accounting",
+    "cluster_slurmdbd_stopped",
+    "no_accounting_cluster",
+]
