@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster import packages
+from tests.cluster import network, packages
 from tests.cluster.cluster import Cluster
 from tests.cluster.shape import Shape, default_state_dir
 
@@ -21,7 +21,7 @@ def cluster() -> Iterator[Cluster]:
 
     One that a person brought up is used and left; else one is brought up and taken down.
     """
-    _need_root_and_packages()
+    _need_a_fit_machine()
     wanted = Cluster(shape=Shape(state_dir=default_state_dir(0)))
     found = Cluster.existing(wanted.shape.state_dir)
     if found is not None and not _serves(found.shape, wanted.shape):
@@ -40,7 +40,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def no_accounting_cluster() -> Iterator[Cluster]:
     """Bring up a second, small cluster on which nobody keeps accounts: `sacct` fails there."""
-    _need_root_and_packages()
+    _need_a_fit_machine()
     slot = NO_ACCOUNTING_SLOT
     shape = Shape(state_dir=default_state_dir(slot), slot=slot, nodes=2, accounting=False)
     second = Cluster(shape=shape)
@@ -73,11 +73,13 @@ def _serves(found: Shape, wanted: Shape) -> bool:
     )
 
 
-def _need_root_and_packages() -> None:
+def _need_a_fit_machine() -> None:
     if os.geteuid() != 0:
         _absent("the test cluster needs root")
     if missing := packages.missing_programs():
         _absent(f"missing {', '.join(missing)}: python -m tests.cluster install")
+    if refused := network.refusal():
+        _absent(f"no network namespaces here: {refused}")
 
 
 def _absent(reason: str) -> None:

@@ -13,6 +13,15 @@ from tests.cluster.shape import Shape
 HOSTS = Path("/etc/hosts")
 
 
+def refusal() -> str:
+    """Return why this machine can't have nodes, in the words of its tools; empty where it can.
+
+    Tried inside a throw-away namespace, so that nothing remains.
+    """
+    script = "ip link add b0 type bridge && ip link add v0 type veth peer name v1"
+    return run(["unshare", "--net", "--uts", "sh", "-c", script], check=False).stderr.strip()
+
+
 def make(shape: Shape) -> None:
     """Make the bridge, the namespaces, the cables and the host names."""
     bridge = shape.bridge

@@ -23,6 +23,7 @@ PROGRAMS = {
     "ip": "iproute2",
     "unshare": "util-linux",
     "nsenter": "util-linux",
+    "umount": "mount",
     "hostname": "hostname",
 }
 POLICY = Path("/usr/sbin/policy-rc.d")
