@@ -1,0 +1,113 @@
+"""One stamped log line, and which of them are wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Stream(str, Enum):
+    """Where a line came from; the value is the letter in the log file."""
+
+    OUT = "o"
+    ERR = "e"
+    LAUNCHER = "l"
+    AGENT = "a"
+
+    @property
+    def label(self) -> str:
+        """Name the stream for people and for JSON."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    Stream.OUT: "out",
+    Stream.ERR: "err",
+    Stream.LAUNCHER: "launcher",
+    Stream.AGENT: "agent",
+}
+_LETTERS = {stream.value.encode(): (stream, False) for stream in Stream} | {
+    stream.value.upper().encode(): (stream, True) for stream in Stream
+}
+_MAX_TIME_DIGITS = 16  # µs: until the year 2286, which datetime can still write
+_MAX_RANK_DIGITS = 9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogLine:
+    """A line as its node's agent stamped it.
+
+    `rank` is None for the launcher and the agent. `text` has no newline; `partial` says that the
+    next line of this rank and stream continues it. `offset` is the line's place in its file.
+    """
+
+    epoch_us: int
+    node: str
+    rank: int | None
+    stream: Stream
+    text: bytes
+    partial: bool
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which lines are wanted: `ranks` None means all, launcher and agent lines go by themselves."""
+
+    ranks: frozenset[int] | None = None
+    launcher: bool = True
+    stderr_of_all: bool = True
+
+    def wants(self, line: LogLine) -> bool:
+        """Say whether a line belongs to the selection."""
+        if line.rank is None:
+            return self.launcher
+        if self.ranks is None or line.rank in self.ranks:
+            return True
+        return self.stderr_of_all and line.stream is Stream.ERR
+
+
+EVERYTHING = Selection()
+OVERVIEW = Selection(ranks=frozenset({0}))
+
+
+def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
+    """Read `<epoch µs> <rank> <stream> <text>`, the newline taken off.
+
+    A line without that head (a torn write, a hole) is given whole, as the launcher's, with the
+    time of its neighbour.
+
+    >>> line = parse_line(b"1700000000000000 3 E 50 %", node="n1", offset=0, near_us=0)
+    >>> line.rank, line.stream.label, line.text, line.partial
+    (3, 'err', b'50 %', True)
+    """
+    head = raw.split(b" ", 3)
+    if len(head) < 3 or not _is_head(*head[:3]):
+        return LogLine(
+            epoch_us=near_us,
+            node=node,
+            rank=None,
+            stream=Stream.LAUNCHER,
+            text=raw,
+            partial=False,
+            offset=offset,
+        )
+    stream, partial = _LETTERS[head[2]]
+    return LogLine(
+        epoch_us=int(head[0]),
+        node=node,
+        rank=None if head[1] == b"-" else int(head[1]),
+        stream=stream,
+        text=head[3] if len(head) == 4 else b"",
+        partial=partial,
+        offset=offset,
+    )
+
+
+def _is_head(time_us: bytes, rank: bytes, letter: bytes) -> bool:
+    return (
+        time_us.isdigit()
+        and len(time_us) <= _MAX_TIME_DIGITS
+        and (rank == b"-" or (rank.isdigit() and len(rank) <= _MAX_RANK_DIGITS))
+        and letter in _LETTERS
+    )

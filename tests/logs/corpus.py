@@ -1,0 +1,51 @@
+"""Write log files as the agents do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.paths import RunPaths
+
+T0 = 1_700_000_000_000_000
+
+
+def raw(time_us: int, rank: int | None, stream: str, text: bytes | str) -> bytes:
+    body = text.encode() if isinstance(text, str) else text
+    head = f"{time_us} {'-' if rank is None else rank} {stream} ".encode()
+    return head + body + b"\n"
+
+
+def write_log(paths: RunPaths, attempt: int, node: str, lines: Iterable[bytes]) -> Path:
+    """Append to a node's log of an attempt, starting the attempt where it is new."""
+    paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
+    path = paths.log(attempt, node)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(b"".join(lines))
+    return path
+
+
+def line(
+    time_us: int,
+    node: str,
+    rank: int | None,
+    stream: str,
+    text: bytes,
+    *,
+    offset: int = 0,
+) -> LogLine:
+    return LogLine(
+        epoch_us=time_us,
+        node=node,
+        rank=rank,
+        stream=Stream(stream.lower()),
+        text=text,
+        partial=stream.isupper(),
+        offset=offset,
+    )
+
+
+def texts(lines: Iterable[object]) -> list[str]:
+    return [line.text.decode() for line in lines if isinstance(line, LogLine)]

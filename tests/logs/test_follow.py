@@ -1,0 +1,242 @@
+"""Following files that grow, shrink, appear late and start again."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterrun.logs.follow import Entry, Gap, NewAttempt, Pause, follow
+from clusterrun.logs.lines import OVERVIEW, LogLine, Selection
+from clusterrun.logs.merge import read_merged
+from clusterrun.paths import RunPaths
+from tests.logs.corpus import T0, raw, texts, write_log
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(root=tmp_path)
+
+
+class Script:
+    """Happens step by step, one at each pause of the follower; the job ends with the last."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self.steps = list(steps)
+
+    def sleep(self, _seconds: float) -> None:
+        self.steps.pop(0)()
+
+    def ended(self) -> bool:
+        return not self.steps
+
+
+def followed(
+    paths: RunPaths,
+    script: Script,
+    *,
+    attempt: int | None = None,
+    nodes: frozenset[str] | None = None,
+    selection: Selection | None = None,
+    tail: int | None = None,
+) -> list[str]:
+    entries = follow(
+        paths,
+        ended=script.ended,
+        sleep=script.sleep,
+        attempt=attempt,
+        nodes=nodes,
+        selection=selection or Selection(),
+        tail=tail,
+    )
+    return [_told(entry) for entry in entries if not isinstance(entry, Pause)]
+
+
+def _told(entry: Entry) -> str:
+    if isinstance(entry, LogLine):
+        return entry.text.decode()
+    if isinstance(entry, NewAttempt):
+        return f"== attempt {entry.attempt} =="
+    assert isinstance(entry, Gap)
+    return f"~ {entry.node}"
+
+
+def test_what_is_there_comes_first_then_what_is_written(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0 + i, 0, "o", f"old {i}") for i in range(5)])
+    script = Script(
+        lambda: write_log(paths, 1, "n1", [raw(T0 + 10, 0, "o", "new")]),
+        lambda: None,
+        lambda: write_log(paths, 1, "n1", [raw(T0 + 11, 0, "o", "last")]),
+    )
+    assert followed(paths, script, tail=2) == ["old 3", "old 4", "new", "last"]
+
+
+def test_all_of_the_past_is_given_where_it_was_asked_for(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0 + i, 0, "o", f"{i}") for i in range(300)])
+    assert followed(paths, Script()) == [str(i) for i in range(300)]
+
+
+def test_a_line_is_given_when_it_is_whole(paths: RunPaths) -> None:
+    whole = raw(T0, 0, "o", "one line")
+    seen: list[list[str]] = []
+    shown: list[str] = []
+    script = Script(
+        lambda: write_log(paths, 1, "n1", [whole[:9]]),
+        lambda: (seen.append(list(shown)), write_log(paths, 1, "n1", [whole[9:20]])),
+        lambda: (seen.append(list(shown)), write_log(paths, 1, "n1", [whole[20:]])),
+        lambda: seen.append(list(shown)),
+    )
+    for entry in follow(paths, ended=script.ended, sleep=script.sleep):
+        shown += texts([entry])
+    assert seen == [[], [], ["one line"]]
+
+
+def test_a_line_that_the_end_tore_is_given_at_the_end(paths: RunPaths) -> None:
+    torn = raw(T0, 0, "o", "no newline").rstrip(b"\n")
+    assert followed(paths, Script(lambda: write_log(paths, 1, "n1", [torn]))) == ["no newline"]
+
+
+def test_a_line_that_was_torn_when_following_began_is_given_once(paths: RunPaths) -> None:
+    whole = raw(T0, 0, "o", "half and half")
+    write_log(paths, 1, "n1", [raw(T0, 0, "o", "before"), whole[:24]])
+    script = Script(lambda: write_log(paths, 1, "n1", [whole[24:]]))
+    assert followed(paths, script, tail=10) == ["before", "half and half"]
+
+
+def test_files_that_appear_late_are_followed_from_their_beginning(paths: RunPaths) -> None:
+    script = Script(
+        lambda: write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")]),
+        lambda: write_log(paths, 1, "n2", [raw(T0 + 1, 1, "o", "b"), raw(T0 + 2, 1, "o", "c")]),
+    )
+    assert followed(paths, script, tail=1) == ["a", "b", "c"]
+
+
+def test_lines_of_one_look_are_merged_by_time(paths: RunPaths) -> None:
+    def both() -> None:
+        write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "a"), raw(T0 + 4, 0, "o", "d")])
+        write_log(paths, 1, "n2", [raw(T0 + 2, 1, "o", "b"), raw(T0 + 3, 1, "o", "c")])
+
+    assert followed(paths, Script(both)) == ["a", "b", "c", "d"]
+
+
+def test_a_truncated_file_is_told_and_read_from_its_beginning(paths: RunPaths) -> None:
+    path = write_log(paths, 1, "n1", [raw(T0, 0, "o", "before"), raw(T0, 0, "o", "before 2")])
+
+    def truncate() -> None:
+        os.truncate(path, 0)
+        write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "after")])
+
+    script = Script(truncate, lambda: write_log(paths, 1, "n1", [raw(T0 + 2, 0, "o", "more")]))
+    assert followed(paths, script) == ["before", "before 2", "~ n1", "after", "more"]
+
+
+def test_a_replaced_file_is_told_and_read_from_its_beginning(paths: RunPaths) -> None:
+    path = write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")])
+
+    def replace() -> None:
+        path.rename(path.with_suffix(".old"))  # keeps the inode from being used again
+        write_log(paths, 1, "n1", [raw(T0 + i, 0, "o", f"b{i}") for i in range(9)])
+
+    assert followed(paths, Script(replace)) == ["a", "~ n1", *(f"b{i}" for i in range(9))]
+
+
+def test_a_file_that_goes_away_ends_nothing(paths: RunPaths) -> None:
+    path = write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")])
+    script = Script(path.unlink, lambda: write_log(paths, 1, "n2", [raw(T0 + 1, 0, "o", "b")]))
+    assert followed(paths, script) == ["a", "b"]
+
+
+def test_the_next_attempt_is_announced_and_followed(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0, 0, "o", "first")])
+
+    def again() -> None:
+        write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "end of the first")])
+        write_log(paths, 2, "n3", [raw(T0 + 2, 0, "o", "second")])
+
+    script = Script(
+        again,
+        lambda: write_log(paths, 2, "n3", [raw(T0 + 3, 0, "o", "goes on")]),
+        lambda: write_log(paths, 4, "n4", [raw(T0 + 4, 0, "o", "fourth")]),
+    )
+    assert followed(paths, script) == [
+        "first",
+        "end of the first",
+        "== attempt 2 ==",
+        "second",
+        "goes on",
+        "== attempt 3 ==",
+        "== attempt 4 ==",
+        "fourth",
+    ]
+
+
+def test_a_chosen_attempt_is_followed_until_the_next_one_starts(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0, 0, "o", "first")])
+    script = Script(
+        lambda: write_log(paths, 1, "n1", [raw(T0, 0, "o", "more")]),
+        lambda: write_log(paths, 2, "n1", [raw(T0, 0, "o", "second")]),
+        lambda: pytest.fail("attempt 1 cannot go on"),
+    )
+    assert followed(paths, script, attempt=1) == ["first", "more"]
+
+
+def test_a_pending_job_is_waited_for_and_its_first_attempt_is_not_announced(
+    paths: RunPaths,
+) -> None:
+    script = Script(lambda: None, lambda: write_log(paths, 1, "n1", [raw(T0, 0, "o", "started")]))
+    assert followed(paths, script, tail=5) == ["started"]
+
+
+def test_a_job_that_never_started_ends_the_following(paths: RunPaths) -> None:
+    assert followed(paths, Script(lambda: None)) == []
+
+
+def test_nodes_and_ranks_are_selected(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0, 0, "o", "0"), raw(T0, 1, "o", "1"), raw(T0, 1, "e", "1e")])
+
+    def more() -> None:
+        write_log(paths, 1, "n2", [raw(T0 + 1, 2, "e", "2e")])
+        write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "00"), raw(T0 + 1, 1, "o", "11")])
+
+    script = Script(more)
+    chosen = frozenset({"n1"})
+    assert followed(paths, script, nodes=chosen, selection=OVERVIEW, tail=9) == ["0", "1e", "00"]
+
+
+def test_a_busy_writer_loses_no_line_and_gets_none_twice(paths: RunPaths) -> None:
+    count, over = 4_000, threading.Event()
+
+    def write(node: str) -> None:
+        path = write_log(paths, 1, node, [])
+        for i in range(count):
+            content = raw(T0 + i, 0, "o", f"{node} {i}")
+            with path.open("ab", buffering=0) as file:
+                file.write(content[:7])  # a reader may see any half
+                file.write(content[7:])
+
+    writers = [threading.Thread(target=write, args=(f"n{n}",)) for n in range(2)]
+    for writer in writers:
+        writer.start()
+
+    def ended() -> bool:
+        if not any(writer.is_alive() for writer in writers):
+            over.set()
+        return over.is_set()
+
+    got = texts(follow(paths, ended=ended, interval_s=0.001))
+    for node in ("n0", "n1"):
+        assert [g for g in got if g.startswith(node)] == [f"{node} {i}" for i in range(count)]
+    assert sorted(texts(read_merged(paths, 1))) == sorted(got)
+
+
+def test_a_look_at_a_thousand_quiet_files_is_quick(paths: RunPaths) -> None:
+    for node in range(1000):
+        write_log(paths, 1, f"n{node}", [raw(T0 + node, node, "o", "x")])
+    looks: list[float] = []
+    script = Script(*[lambda: looks.append(time.process_time())] * 11)
+    assert len(followed(paths, script, tail=5)) == 5
+    assert (looks[-1] - looks[0]) / 10 < 0.1
