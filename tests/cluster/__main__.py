@@ -16,12 +16,15 @@ from tests.cluster.shape import Shape, default_state_dir
 
 
 def _install(_: Shape) -> int:
+    if packages.missing_programs():
+        _need_root()
     asked = packages.install()
     print(f"installed {' '.join(asked)}" if asked else "everything is installed")
     return 0
 
 
 def _up(shape: Shape) -> int:
+    _need_root()
     begin = time.monotonic()
     if Cluster(shape=shape).up():
         print(f"{shape.nodes} nodes up in {time.monotonic() - begin:.1f} s", file=sys.stderr)
@@ -32,6 +35,7 @@ def _up(shape: Shape) -> int:
 
 
 def _down(shape: Shape) -> int:
+    _need_root()
     (Cluster.existing(shape.state_dir) or Cluster(shape=shape)).down()
     return 0
 
@@ -49,6 +53,11 @@ def _status(shape: Shape) -> int:
 def _conf(shape: Shape) -> int:
     print(shape.slurm_conf)
     return 0
+
+
+def _need_root() -> None:
+    if os.geteuid() != 0:
+        raise ClusterError("the test cluster needs root")
 
 
 VERBS: dict[str, Callable[[Shape], int]] = {
@@ -77,9 +86,6 @@ def main() -> int:
     asked = vars(_parser().parse_args())
     verb = VERBS[asked.pop("verb")]
     asked["state_dir"] = (asked["state_dir"] or default_state_dir(asked["slot"])).absolute()
-    if verb in (_install, _up, _down) and os.geteuid() != 0:
-        print("the test cluster needs root", file=sys.stderr)
-        return 1
     try:
         return verb(Shape(**asked))
     except (ClusterError, ValueError) as error:

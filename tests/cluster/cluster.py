@@ -226,18 +226,29 @@ class Cluster:
             self.start_slurmdbd()
 
     def heal(self, timeout_s: float = 60) -> None:
-        """Undo every fault above and wait until the cluster is healthy."""
+        """Undo every fault above and wait until the cluster is healthy.
+
+        A node without slurmd is set down first: else Slurm may go on for two minutes to wait for
+        the end of a job that was lost with it.
+        """
         gone = daemons.missing(self.shape)
         if "slurmdbd" in gone:
             self.start_slurmdbd()
         if "slurmctld" in gone:
             self.start_slurmctld()
         for node in self.nodes:
+            if f"slurmd-{node}" in gone:
+                self._set_node(node, "DOWN")
             self.start_node(node)
         for node, state in self.node_states().items():
             if state.startswith(("DRAIN", "DOWN")):
-                self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
+                self._set_node(node, "RESUME")
         self.wait_healthy(timeout_s)
+
+    def _set_node(self, node: str, state: str) -> None:
+        update = [f"NodeName={node}", f"State={state}", "Reason=healed by the test cluster"]
+        # Not checked: a node may have come back by itself, and then there is nothing to resume.
+        self.run(["scontrol", "update", *update], check=False)
 
     def _start(self) -> None:
         shape = self.shape

@@ -22,15 +22,20 @@ def run(
     timeout_s: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """Run `argv` to its end; raise ClusterError with its own words when it fails."""
-    done = subprocess.run(
-        list(argv),
-        env={**os.environ, "PATH": whole_path(), **(env or {})},
-        input="" if stdin is None else stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            list(argv),
+            env={**os.environ, "PATH": whole_path(), **(env or {})},
+            input="" if stdin is None else stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise ClusterError(str(error)) from error
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(f"{' '.join(argv)} did not end in {timeout_s:.0f} s") from error
     if check and done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip())[-2000:]
         raise ClusterError(f"{' '.join(argv)} ended with {done.returncode}: {said}")

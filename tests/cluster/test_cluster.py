@@ -197,8 +197,10 @@ def test_a_powered_off_node_comes_back_and_works(spare: Cluster) -> None:
     assert spare.problems() == [f"slurmd-{node} does not run"]
     assert spare.processes(infrastructure=True)[node] == []
     spare.run(["scancel", job_id])
+    time.sleep(12)  # MessageTimeout is 10 s: from here on Slurm has failed to end the lost job
     spare.heal()
-    assert spare.run(["srun", "-w", node, "hostname"]).stdout == f"{node}\n"
+    done = spare.run(["srun", "-w", node, "hostname"], timeout_s=15)
+    assert done.stdout == f"{node}\n"
 
 
 def test_slurmctld_restarts_and_still_knows_its_jobs(spare: Cluster) -> None:
