@@ -15,12 +15,17 @@ SCHEMA = "clusterrun.plan-file/1"
 
 
 class Precision(str, Enum):
-    """The arithmetic that will run; HEAD means that the head node chooses bf16 or fp16 for all."""
+    """The arithmetic that will run.
+
+    HEAD: the head node chooses bf16 or fp16 for all. FILE: the user's own accelerate
+    configuration decides, and the launcher is told nothing.
+    """
 
     NO = "no"
     FP16 = "fp16"
     BF16 = "bf16"
     HEAD = "head"
+    FILE = "file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +52,9 @@ class Plan:
     `entry` is the user's script with its arguments, or `-m MODULE` with its arguments.
     `env` is exported on every node in this order; `pass_env` are names whose values are taken
     from the submitting environment and never written. `accelerate` holds the values that the
-    template `accelerate_config` is rendered with; `deepspeed` is the text of ds_config.json
-    (empty: none). Times are seconds unless the name says minutes; 0 means the library's default.
+    template `accelerate_config` is rendered with; both are empty where `accelerate_text` is the
+    user's own configuration. `deepspeed` is the text of ds_config.json (empty: none). Times are
+    seconds unless the name says minutes; 0 means the library's default.
     """
 
     name: str
@@ -81,6 +87,7 @@ class Plan:
     main_process_port: int
     time_minutes: int
     world_contract: bool
+    accelerate_text: str = ""
     notes: tuple[str, ...] = ()
 
     @property

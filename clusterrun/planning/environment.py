@@ -1,0 +1,49 @@
+"""The whole environment of a job: ours, the preset's, the user's, in this order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterrun.planning.facts import Facts, version_of
+from clusterrun.planning.network import base_environment, overlay, respell
+from clusterrun.planning.plan import EnvVar
+from clusterrun.planning.userenv import check_variables, meant_timeout
+from clusterrun.planning.world import World
+from clusterrun.spec import JobSpec, Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnvironment:
+    """What is exported, and the process-group timeout in seconds (0: torch's own)."""
+
+    variables: tuple[EnvVar, ...]
+    timeout_s: int
+    notes: tuple[str, ...]
+
+
+def decide_environment(
+    spec: JobSpec, facts: Facts, *, world: World, strategy: Strategy, threads: int
+) -> JobEnvironment:
+    """Choose the variables that do not depend on the node.
+
+    Raises UsageError for variables that break the launch or would write a secret down.
+    """
+    check_variables(spec)
+    timeout_s, network_env, env, timeout_notes = meant_timeout(spec)
+    torch = version_of(facts, "torch")
+    network_env, network_notes = respell(network_env, torch)
+    env, env_notes = respell(env, torch)
+    base = base_environment(
+        world=world,
+        strategy=strategy,
+        network=spec.network,
+        torch=torch,
+        threads=threads,
+        timeout_s=timeout_s,
+    )
+    with_network = overlay(base, network_env, "yours (network.env)")
+    return JobEnvironment(
+        variables=overlay(with_network, env, "yours (env)"),
+        timeout_s=timeout_s,
+        notes=(*timeout_notes, *network_notes, *env_notes),
+    )

@@ -1,0 +1,115 @@
+"""The user's own variables: what may be set, what is refused, and what was meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from clusterrun.errors import UsageError
+from clusterrun.spec import JobSpec
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SECRET = re.compile(r"(?:\A|_)(?:TOKEN|KEY|APIKEY)\Z|PASSWORD|PASSWD|SECRET|CREDENTIAL", re.I)
+
+# Who a rank is, where it meets the others and which GPU it has are decided on the node.
+_NODE_DECIDES = re.compile(
+    r"(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(?:LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME"
+    r"|MASTER_(?:ADDR|PORT)|CUDA_VISIBLE_DEVICES|(?:PET|TORCHELASTIC|CLUSTERRUN)_.*"
+    r"|SLURM_(?:NODEID|PROCID|LOCALID|JOB_?ID|(?:JOB_|STEP_)?NODELIST|RESTART_COUNT)"
+    r"|SLURMD_NODENAME"
+)
+
+# Read-only, computed or executed by bash (man bash, "Shell Variables").
+_BASH_KEEPS = re.compile(
+    r"_|BASH.*|DIRSTACK|ENV|EPOCH(?:REALTIME|SECONDS)|E?UID|FUNCNAME|GROUPS|HISTCMD|IFS|LINENO"
+    r"|OPT(?:ARG|ERR|IND)|PIPESTATUS|POSIXLY_CORRECT|PPID|PS4|(?:OLD)?PWD|S?RANDOM|SECONDS"
+    r"|SHELLOPTS|SHLVL"
+)
+
+
+def check_variables(spec: JobSpec) -> None:
+    """Refuse variables that would break the launch or put a secret into a file.
+
+    Raises UsageError.
+    """
+    for variables in (spec.network_env, spec.env):
+        for name, value in variables.items():
+            _refuse_owned(name)
+            _refuse_secret(name)
+            _refuse_harmful(name, value)
+    for name in spec.pass_env:
+        if not _NAME.match(name):
+            raise UsageError(
+                f"--pass-env {name!r} is not a name for an environment variable",
+                hint="name the variable only; its value is taken from your shell",
+            )
+        _refuse_owned(name)
+        if name in spec.env or name in spec.network_env:
+            raise UsageError(
+                f"{name} is both given a value and passed on from your shell", hint="choose one"
+            )
+
+
+def _refuse_owned(name: str) -> None:
+    if name == "CUDA_VISIBLE_DEVICES":
+        hint = "pass --gpu-ids on this machine; on a cluster Slurm chooses the GPUs"
+    else:
+        hint = "drop it; clusterrun derives it from the job"
+    if _NODE_DECIDES.fullmatch(name):
+        raise UsageError(f"{name} is decided on the node", hint=hint)
+    if _BASH_KEEPS.fullmatch(name):
+        raise UsageError(f"{name} belongs to bash and cannot be set for a job")
+
+
+def _refuse_secret(name: str) -> None:
+    if _SECRET.search(name):
+        raise UsageError(
+            f"{name} looks like a secret, and its value would be written into the run directory",
+            hint=f"export it in your shell and pass --pass-env {name}",
+        )
+
+
+def _refuse_harmful(name: str, value: str) -> None:
+    if name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING") and value == "0":
+        raise UsageError(
+            f"{name}=0 turns a crash of one rank into a hang of all",
+            hint="drop it: torch's default tears the job down",
+        )
+    excludes = name.endswith("_SOCKET_IFNAME") and value.startswith("^")
+    if excludes and "lo" not in value[1:].split(","):
+        raise UsageError(
+            f"{name}={value} lets the loopback interface in",
+            hint=f"write ^lo,{value[1:]}",
+        )
+
+
+def meant_timeout(
+    spec: JobSpec,
+) -> tuple[int, dict[str, str], dict[str, str], tuple[str, ...]]:
+    """Take NCCL_TIMEOUT as the timeout it was meant to be.
+
+    Returns the timeout in seconds (0: torch's own), both mappings without the variable, and notes.
+    Raises UsageError for a value that is no number of seconds.
+    """
+    network_env, env = dict(spec.network_env), dict(spec.env)
+    meant = [vs.pop("NCCL_TIMEOUT") for vs in (network_env, env) if "NCCL_TIMEOUT" in vs]
+    notes = _unread(network_env) + _unread(env)
+    if not meant:
+        return spec.timeout_s or 0, network_env, env, notes
+    if not (meant[-1].isdecimal() and meant[-1].isascii() and int(meant[-1]) > 0):
+        raise UsageError(
+            f"NCCL_TIMEOUT={meant[-1]!r} is no number of seconds",
+            hint="neither NCCL nor torch reads it: use --timeout, as --timeout 30m",
+        )
+    if spec.timeout_s:
+        said = f"--timeout {spec.timeout_s}s holds"
+    else:
+        said = f"taken as --timeout {int(meant[-1])}s"
+    note = f"NCCL_TIMEOUT is read by neither NCCL nor torch: {said}"
+    return spec.timeout_s or int(meant[-1]), network_env, env, (note, *notes)
+
+
+def _unread(variables: Mapping[str, str]) -> tuple[str, ...]:
+    if "NCCL_SOCKET_TIMEOUT" not in variables:
+        return ()
+    return ("NCCL_SOCKET_TIMEOUT is read by neither NCCL nor torch: it changes nothing",)
