@@ -172,6 +172,14 @@ def test_without_accounting_sacct_fails_and_jobs_run(cluster_no_accounting: Clus
     assert "accounting storage is disabled" in done.stderr
 
 
+def test_sacct_fails_while_slurmdbd_is_stopped(cluster: Cluster) -> None:
+    with cluster.slurmdbd_stopped():
+        done = cluster.run(["sacct"], check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Connection refused" in done.stderr
+    assert cluster.run(["sacct", "-n"]).stderr == ""
+
+
 def test_down_leaves_nothing(spare: Cluster) -> None:
     job_id = spare.sbatch("-N2", "-o", "/dev/null", "--wrap=srun setsid sleep 299")
     spare.wait_job(job_id, "RUNNING")
