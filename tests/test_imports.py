@@ -1,0 +1,80 @@
+"""What a first import costs: nothing heavy before a verb needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from clusterrun.cli.main import VERBS
+
+HEAVY = {"accelerate", "deepspeed", "jinja2", "rich", "submitit", "torch", "transformers"}
+
+# The child writes the names of its modules at its very end, whatever ended it.
+CHILD = """
+import atexit, json, os, runpy, sys
+
+def report():
+    names = sorted({name.partition(".")[0] for name in sys.modules})
+    os.write(int(os.environ["REPORT_FD"]), json.dumps(names).encode())
+
+atexit.register(report)
+if sys.argv[1:]:
+    runpy.run_module("clusterrun", run_name="__main__", alter_sys=True)
+else:
+    exec(os.environ["PROGRAM"])
+"""
+
+
+def _loaded(*argv: str, program: str = "") -> set[str]:
+    """Run `python -m clusterrun ARGV`, or a program, and name the modules that it loaded."""
+    reading, writing = os.pipe()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, *argv],
+            env={**os.environ, "REPORT_FD": str(writing), "PROGRAM": program},
+            pass_fds=[writing],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return set(json.loads(os.read(reading, 1 << 20)))
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_the_measurement_sees_a_heavy_import() -> None:
+    assert "jinja2" in _loaded(program="import jinja2.ext")
+
+
+def test_import_clusterrun_loads_nothing_heavy_not_even_click() -> None:
+    loaded = _loaded(program="import clusterrun; clusterrun.__version__; dir(clusterrun)")
+    assert "clusterrun" in loaded
+    assert not loaded & (HEAVY | {"click", "yaml"})
+
+
+def test_what_a_training_script_may_import_loads_nothing_heavy() -> None:
+    assert not _loaded(program="import clusterrun.runtime") & (HEAVY | {"click", "yaml"})
+
+
+@pytest.mark.parametrize("name", ["JobSpec", "submit", "status"])
+def test_the_verbs_of_the_package_load_nothing_heavy(name: str) -> None:
+    assert not _loaded(program=f"from clusterrun import {name}") & HEAVY
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["help", "exit-codes"]])
+def test_the_command_line_alone_loads_nothing_heavy(argv: list[str]) -> None:
+    assert not _loaded(*argv) & (HEAVY | {"yaml"})
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_each_verb_loads_nothing_heavy(verb: str) -> None:
+    loaded = _loaded(verb, "--help")
+    assert "click" in loaded
+    assert not loaded & HEAVY

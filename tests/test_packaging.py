@@ -1,0 +1,156 @@
+"""The package as it is shipped: complete, and working where nothing else is installed."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ("templates", "accelerate_configs")
+
+
+@pytest.fixture(scope="module")
+def setup_cfg() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+def test_packages_that_are_listed_are_those_on_the_disk(
+    setup_cfg: configparser.ConfigParser,
+) -> None:
+    code = {path.parent for path in (ROOT / "clusterrun").rglob("*.py")}
+    on_disk = {".".join(path.relative_to(ROOT).parts) for path in code}
+    on_disk |= {f"clusterrun.{name}" for name in DATA}
+    assert sorted(_words(setup_cfg["options"]["packages"])) == sorted(on_disk)
+
+
+def test_every_package_of_code_says_so() -> None:
+    folders = {path.parent for path in (ROOT / "clusterrun").rglob("*.py")}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_has_no_subdirectory_that_the_wheel_would_leave_out(name: str) -> None:
+    entries = [path for path in (ROOT / name).iterdir() if path.name != "__pycache__"]
+    assert entries
+    assert [path.name for path in entries if path.is_dir()] == []
+
+
+def test_everything_that_is_needed_for_training_is_an_extra(
+    setup_cfg: configparser.ConfigParser,
+) -> None:
+    required = setup_cfg["options"]["install_requires"]
+    assert not [n for n in ("torch", "accelerate", "deepspeed", "transformers") if n in required]
+
+
+def _tree(target: Path) -> Path:
+    """Copy what git knows or would take, so that building leaves nothing in the tree."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+def _ran(*argv: str | Path, cwd: Path, environ: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [str(word) for word in argv],
+        cwd=cwd,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the sdist from the tree and the wheel from the sdist."""
+    tree = _tree(tmp_path_factory.mktemp("tree"))
+    output = tmp_path_factory.mktemp("dist")
+    _ran(sys.executable, "-m", "build", "--outdir", output, tree, cwd=tree)
+    (found,) = output.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel, and only what it requires, into an environment of its own."""
+    place = tmp_path_factory.mktemp("clean")
+    _ran(sys.executable, "-m", "venv", place, cwd=place)
+    pip = (place / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "-q")
+    _ran(*pip, "--constraint", ROOT / "constraints.txt", wheel, cwd=place)
+    return place / "bin"
+
+
+@pytest.mark.install
+def test_wheel_holds_every_module_and_every_template(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if not name.split("/")[0].endswith("-info")}
+    code = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "clusterrun").rglob("*")
+        if path.suffix in (".py", ".typed")
+    }
+    data = {
+        f"clusterrun/{name}/{path.name}"
+        for name in DATA
+        for path in (ROOT / name).iterdir()
+        if path.is_file()
+    }
+    assert any(name.endswith(".j2") for name in data)
+    assert held == code | data
+
+
+@pytest.mark.install
+def test_wheel_renders_where_there_is_no_torch(clean: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    environ = {
+        "PATH": f"{clean}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+    with pytest.raises(AssertionError, match="No module named 'torch'"):
+        _ran(clean / "python", "-c", "import torch", cwd=tmp_path, environ=environ)
+    where = _ran(
+        clean / "python", "-c", "import clusterrun; print(clusterrun.__file__)", cwd=tmp_path
+    )
+    assert Path(where.strip()).is_relative_to(clean.parent)
+    argv = ("render", "--cluster", "slurm", "--nodes", "2", "--gpus-per-node", "4", "train.py")
+    script = _ran(clean / "clusterrun", *argv, cwd=tmp_path, environ=environ)
+    assert script.startswith("#!/bin/bash\n")
+    assert "#SBATCH --nodes=2\n" in script
+    (tmp_path / "job.sbatch").write_text(script)
+    _ran("bash", "-n", "job.sbatch", cwd=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.sbatch", "train.py"]
+
+
+@pytest.mark.install
+def test_every_verb_of_the_installed_command_explains_itself(clean: Path, tmp_path: Path) -> None:
+    told = _ran(clean / "clusterrun", "--help", cwd=tmp_path)
+    for verb in ("submit", "render", "logs", "completion"):
+        assert verb in told
+        told_more = _ran(clean / "clusterrun", verb, "--help", cwd=tmp_path)
+        assert told_more.startswith(f"Usage: clusterrun {verb} ")
