@@ -1,4 +1,4 @@
-"""Spans of time as people write them: six forms of limit in Slurm, plain seconds, minutes, hours."""
+"""Spans of time as people write them: the six limit formats of Slurm, and 90s, 30m, 2h."""
 
 from __future__ import annotations
 

@@ -1,0 +1,248 @@
+"""The options of the verbs that make a job, generated from the fields of JobSpec."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from clusterrun.spec import FIELDS, Field, Kind
+
+if TYPE_CHECKING:
+    from clusterrun.loading import Resolved
+
+_TYPED: Final = "clusterrun.typed"
+_HEADINGS: Final = {
+    "job": "Job",
+    "slurm": "Slurm",
+    "launch": "Training",
+    "network": "Network",
+    "env": "Environment",
+    "config": "Configuration",
+}
+_METAVARS: Final = {
+    Kind.TEXT: "TEXT",
+    Kind.PATH: "PATH",
+    Kind.COUNT: "N",
+    Kind.NUMBER: "N",
+    Kind.MINUTES: "TIME",
+    Kind.SECONDS: "TIME",
+}
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What the command line said about a job, not yet interpreted.
+
+    `flags` maps the names of JobSpec's fields to `loading.Given`.
+    """
+
+    flags: dict[str, Any] = field(default_factory=dict)
+    config_file: str | None = None
+    profile: str | None = None
+    overrides: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def load(self) -> Resolved:
+        """Resolve them with this process's environment and working directory.
+
+        Raises UsageError for a value that can't be meant, here or in a file.
+        """
+        from clusterrun.loading import load_spec
+
+        resolved = load_spec(
+            self.flags,
+            environ=os.environ,
+            cwd=Path.cwd(),
+            config_file=self.config_file,
+            profile=self.profile,
+            overrides=self.overrides,
+        )
+        return replace(resolved, notes=(*self.notes, *resolved.notes))
+
+
+class GroupedOption(click.Option):
+    """An option that knows its heading in the help and completes the words of an enum."""
+
+    def __init__(self, *args: Any, heading: str, words: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+        self.words = tuple(words)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the words of an enum, else what the type offers."""
+        if not self.words:
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(word) for word in self.words if word.startswith(incomplete)]
+
+
+class JobCommand(click.Command):
+    """A verb that takes a job: its help has headings, and it remembers what was typed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words as typed: origins name the spelling that was used."""
+        ctx.meta[_TYPED] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings; the verb's own come last."""
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in _HEADINGS.values()}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                heading = getattr(parameter, "heading", "Output")
+                sections.setdefault(heading, []).append(record)
+        for heading, rows in sections.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+class ScriptCommand(JobCommand):
+    """A verb that takes a script with its arguments: its own options end where they begin."""
+
+    allow_interspersed_args = False
+
+
+def job_options(*, script: bool = True) -> Callable[[_Function], _Function]:
+    """Give a verb every option of JobSpec; it receives them as `job: JobOptions`.
+
+    With `script` also the arguments `[SCRIPT] [ARGS]...`, for a ScriptCommand.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def command(*args: Any, **kwargs: Any) -> Any:
+            job = _collect(click.get_current_context(), kwargs)
+            return function(*args, job=job, **kwargs)
+
+        for option in reversed([*_field_options(), *_source_options()]):
+            option(command)
+        if script:
+            click.argument("words", metavar="[SCRIPT] [ARGS]...", nargs=-1, type=click.UNPROCESSED)(
+                command
+            )
+        return cast(_Function, command)
+
+    return decorate
+
+
+def _field_options() -> Iterator[Callable[[Any], Any]]:
+    for declared in FIELDS:
+        if declared.flags:
+            yield click.option(*_spellings(declared), **_settings(declared))
+
+
+def _spellings(declared: Field) -> tuple[str, ...]:
+    return (declared.name, *declared.flags)
+
+
+def _settings(declared: Field) -> dict[str, Any]:
+    words = [str(member.value) for member in declared.choices or ()]
+    settings: dict[str, Any] = {
+        "cls": GroupedOption,
+        "heading": _HEADINGS[declared.group],
+        "words": words,
+        "default": None,
+        "help": declared.help,
+    }
+    if declared.kind is Kind.FLAG:
+        return {**settings, "is_flag": True}
+    settings["metavar"] = declared.metavar or ("|".join(words) or _METAVARS.get(declared.kind))
+    # Values stay texts: they are read where the values of files are read.
+    settings["type"] = click.Path() if declared.kind is Kind.PATH else click.UNPROCESSED
+    return {**settings, "multiple": declared.kind in (Kind.TEXTS, Kind.MAPPING)}
+
+
+def _source_options() -> Iterator[Callable[[Any], Any]]:
+    group: dict[str, Any] = {"cls": GroupedOption, "heading": _HEADINGS["config"]}
+    yield click.option(
+        "config_file",
+        "--config",
+        metavar="FILE",
+        type=click.Path(),
+        help="a job file; it wins over clusterrun.yaml",
+        **group,
+    )
+    yield click.option(
+        "profile", "--profile", metavar="NAME", help="a profile of the files ('': none)", **group
+    )
+    yield click.option(
+        "overrides",
+        "--set",
+        metavar="KEY=VALUE",
+        multiple=True,
+        type=click.UNPROCESSED,
+        help="any setting by its key in the file, as slurm.nodes=2",
+        **group,
+    )
+
+
+def _collect(ctx: click.Context, kwargs: dict[str, Any]) -> JobOptions:
+    """Take our parameters out of those that click gives to the verb."""
+    words = kwargs.pop("words", ())
+    flags = {}
+    for declared in FIELDS:
+        if declared.flags:
+            value = kwargs.pop(declared.name)
+            if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
+                flags[declared.name] = _given(value, _typed_as(ctx, declared))
+    flags.update(_entry(words, has_module="module" in flags))
+    return JobOptions(
+        flags=flags,
+        config_file=kwargs.pop("config_file"),
+        profile=kwargs.pop("profile"),
+        overrides=kwargs.pop("overrides"),
+        notes=tuple(_misplaced(words)),
+    )
+
+
+def _given(value: Any, flag: str) -> Any:
+    from clusterrun.loading import Given
+
+    return Given(value=value, flag=flag)
+
+
+def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
+    """Divide `[SCRIPT] [ARGS]...`; words that begin with a dash are for the configured script."""
+    if not words:
+        return {}
+    if has_module or words[0].startswith("-"):
+        return {"args": _given(tuple(words), "")}
+    return {"script": _given(words[0], ""), "args": _given(tuple(words[1:]), "")}
+
+
+def _misplaced(words: Sequence[str]) -> Iterator[str]:
+    """Warn of Slurm's options behind the script: they are the script's there, as with sbatch."""
+    spellings = {
+        flag
+        for declared in FIELDS
+        if declared.group == "slurm"
+        for flag in declared.flags
+        if flag.startswith("--") or flag in ("-N", "-t", "-p", "-A")
+    }
+    for word in words[1:]:
+        if word.partition("=")[0] in spellings:
+            yield f"'{word}' stands after the script and is an argument of the script"
+            return
+
+
+def _typed_as(ctx: click.Context, declared: Field) -> str:
+    """Find the spelling that was used; the first one where that is not plain to see."""
+    spellings = [part for flag in declared.flags for part in flag.split("/")]
+    for word in ctx.meta.get(_TYPED, ()):
+        name = word.partition("=")[0]
+        for spelling in spellings:
+            short = len(spelling) == 2 and word.startswith(spelling)
+            if name == spelling or (short and not word.startswith("--")):
+                return spelling
+    return spellings[0]

@@ -1,0 +1,93 @@
+"""The door of loading: everything that was said, read and resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterrun.loading.document import Document, parse_document
+from clusterrun.loading.files import FoundFiles, find_files
+from clusterrun.loading.resolve import (
+    Layer,
+    chosen_profile,
+    merge,
+    refuse_mistakes,
+    refuse_several_clusters,
+)
+from clusterrun.loading.resolved import Resolved
+from clusterrun.loading.settings import Place
+from clusterrun.loading.spoken import (
+    environment_settings,
+    flag_settings,
+    override_settings,
+    unknown_variables,
+)
+from clusterrun.spec import JobSpec
+
+
+def load_spec(
+    flags: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    config_file: str | None = None,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Resolved:
+    """Resolve the command line, the environment and the files that they lead to.
+
+    `flags` maps field names of JobSpec to what was given (texts, or `Given` with the option's
+    spelling); `overrides` are texts like `slurm.nodes=2`. The order, highest first: options,
+    overrides, CLUSTERRUN_* variables, the chosen profile, plain values; both of the latter from
+    `config_file`, the project's, the user's and the site's file in that order.
+
+    Raises UsageError (ConfigError for a file) with the place of the mistake.
+    """
+    found = find_files(environ=environ, cwd=cwd, config_file=config_file)
+    return resolve(found, flags, environ=environ, cwd=cwd, profile=profile, overrides=overrides)
+
+
+def resolve(
+    found: FoundFiles,
+    flags: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Resolved:
+    """Resolve texts that were read already; a pure function."""
+    documents = [parse_document(file) for file in found.files]
+    refuse_mistakes(documents)
+    chosen = chosen_profile(profile, environ, documents)
+    place = Place(home=environ.get("HOME") or None)
+    merged = merge(
+        (
+            *_file_layers(documents, chosen),
+            list(environment_settings(environ, place)),
+            [*override_settings(overrides, place), *flag_settings(flags, place)],
+        )
+    )
+    merged.take_timeout()
+    refuse_several_clusters(merged)
+    merged.complete(found.project_dir, cwd)
+    warnings = [text for document in documents for text in document.warnings]
+    return Resolved(
+        spec=JobSpec(**merged.values),
+        origins=merged.origins,
+        project_dir=found.project_dir,
+        cwd=cwd,
+        profile=chosen,
+        files=tuple(file.shown for file in found.files),
+        notes=(*found.notes, *warnings, *unknown_variables(environ), *merged.notes),
+    )
+
+
+def _file_layers(documents: Sequence[Document], profile: str | None) -> list[Layer]:
+    """Lay all plain values below all values of the profile, each from the lowest file up."""
+    lowest_first = list(reversed(documents))
+    plain: list[Layer] = [document.settings for document in lowest_first]
+    if profile is None:
+        return plain
+    return plain + [document.profiles.get(profile, []) for document in lowest_first]

@@ -1,0 +1,69 @@
+"""Names and values that look like secrets: they are handed on by name and never written down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_SECRET_WORDS: Final = frozenset({"secret", "secrets", "passphrase", "credential"})
+_SECRET_ENDINGS: Final = ("token", "secret", "password", "passwd", "apikey", "credentials")
+_SECRET_KEYS: Final = frozenset({"access", "api", "secret", "private", "encryption", "signing"})
+# A tokenizer's special tokens are numbers or words of its vocabulary, not secrets.
+_VOCABULARY: Final = frozenset(
+    {"pad", "eos", "bos", "unk", "mask", "sep", "cls", "stop", "special", "first", "last", "max"}
+)
+
+_VALUE: Final = re.compile(
+    r"[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@"  # user:password@ in an address
+    r"|\b(?:hf_|gh[pousr]_|glpat-|sk-(?:[a-z]+[0-9]*-){0,2})[A-Za-z0-9]{20,}"
+    r"|\bgithub_pat_[A-Za-z0-9_]{20,}|\bxox[abp]-[A-Za-z0-9-]{16,}"
+    r"|\bAKIA[0-9A-Z]{16}\b"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+_ASSIGNMENT: Final = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?[^\s\"'$`;&|]")
+
+
+def is_secret_name(name: str) -> bool:
+    """Say whether a variable of this name usually holds a secret.
+
+    >>> [is_secret_name(name) for name in ("HF_TOKEN", "WANDB_API_KEY", "PGPASSWORD")]
+    [True, True, True]
+    >>> [is_secret_name(name) for name in ("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PAD_TOKEN_ID")]
+    [False, False, False]
+    """
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if len(words) > 1 and (words[-1] == "key" or _names_a_key(words)):
+        return True
+    if words[-1:] == ["pwd"] and words not in (["pwd"], ["oldpwd"], ["old", "pwd"]):
+        return True
+    if "token" in words:
+        return not _VOCABULARY.intersection(words)
+    return bool(_SECRET_WORDS.intersection(words)) or name.lower().endswith(_SECRET_ENDINGS)
+
+
+def _names_a_key(words: list[str]) -> bool:
+    """Find `access key`, `api key` and the like inside a longer name."""
+    return any(word in _SECRET_KEYS and after == "key" for word, after in pairwise(words))
+
+
+def is_secret_value(text: str) -> bool:
+    """Say whether a text holds a password or a well-known form of token.
+
+    >>> is_secret_value("http://me:pass@proxy:3128"), is_secret_value("http://proxy:3128")
+    (True, False)
+    """
+    return _VALUE.search(text) is not None
+
+
+def secret_assignments(line: str) -> Iterator[str]:
+    """Name the secrets whose values a line of bash spells out.
+
+    >>> list(secret_assignments("export HF_TOKEN=abc")), list(secret_assignments("HF_TOKEN=$(x)"))
+    (['HF_TOKEN'], [])
+    """
+    for match in _ASSIGNMENT.finditer(line):
+        if is_secret_name(match[1]):
+            yield match[1]
