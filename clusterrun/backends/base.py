@@ -1,0 +1,77 @@
+"""What a place to run jobs can do, and what it says about a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from clusterrun.paths import RunPaths
+from clusterrun.planning.plan import Plan
+from clusterrun.state import JobState
+
+if TYPE_CHECKING:
+    from clusterrun.rendering.bundle import Bundle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """Where a job went; `slurm_cluster` is named only at sites that have several."""
+
+    job_id: str
+    slurm_cluster: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerJob:
+    """What a scheduler says about one job; None is what it did not say.
+
+    Times are seconds of the epoch; `start` is set once the job has started, `expected_start`
+    before; `limit_s` is None without a limit, too. `source` is who said so (squeue, sacct,
+    scontrol, files, nobody), `asked_at` when they were asked, and `note` says in words what
+    could not be known.
+    """
+
+    job_id: str
+    state: JobState
+    source: str
+    reason: str = ""
+    nodelist: str = ""
+    elapsed_s: int | None = None
+    limit_s: int | None = None
+    expected_start: float | None = None
+    start: float | None = None
+    end: float | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    restarts: int | None = None
+    asked_at: float | None = None
+    note: str = ""
+
+
+class Backend(Protocol):
+    """A scheduler, or this machine; equal backends are asked together."""
+
+    def submit(self, plan: Plan, paths: RunPaths, bundle: Bundle) -> Submission:
+        """Start a run whose directory is laid out; a refused run's directory is removed.
+
+        Raises SubmissionError, SchedulerUnreachableError.
+        """
+        ...
+
+    def query(
+        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
+    ) -> dict[str, SchedulerJob]:
+        """Ask about all jobs at once; a job that nobody knows is missing from the answer.
+
+        `since` is when the oldest of them was submitted; an answer up to `max_age_s` old will do
+        (None: as old as the backend thinks kind to its scheduler).
+        """
+        ...
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """End jobs; those that have ended already stay as they are.
+
+        Raises JobNotFoundError when one is unknown.
+        """
+        ...

@@ -1,0 +1,96 @@
+"""Remember a scheduler's answers for some seconds, for all processes of a user.
+
+Ten terminals that ask about the same jobs cost slurmctld one question in ten seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterrun.backends.base import SchedulerJob
+from clusterrun.backends.layout import write_private
+from clusterrun.record import state_dir
+from clusterrun.state import JobState
+
+TTL_S = 10.0
+FORGET_S = 3600.0  # files of questions that nobody asks any more
+
+Answer = dict[str, SchedulerJob]
+
+
+def through(key: Sequence[str], max_age_s: float, ask: Callable[[], Answer]) -> Answer:
+    """Return an answer that is at most `max_age_s` old, asking if there is none.
+
+    Who asks holds a lock, so that the others wait for that one answer. A directory that can't
+    be written costs the memory, not the answer.
+    """
+    try:
+        file = _directory() / f"{_digest(key)}.json"
+        with _locked(file):
+            answer = _read(file, max_age_s)
+            if answer is None:
+                answer = ask()
+                with contextlib.suppress(OSError):
+                    _write(file, answer)
+            return answer
+    except OSError:
+        return ask()
+
+
+def _directory() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    directory = Path(runtime) / "clusterrun" if runtime else state_dir() / "cache"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def _digest(key: Sequence[str]) -> str:
+    whole = json.dumps([os.environ.get("SLURM_CONF", ""), *key])
+    return hashlib.sha256(whole.encode()).hexdigest()[:24]
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    descriptor = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(file: Path, max_age_s: float) -> Answer | None:
+    try:
+        data = json.loads(file.read_text())
+        age_s = time.time() - data["asked_at"]
+        jobs = {job_id: _job(row) for job_id, row in data["jobs"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return jobs if 0 <= age_s < max_age_s else None
+
+
+def _job(row: dict[str, Any]) -> SchedulerJob:
+    return SchedulerJob(**{**row, "state": JobState(row["state"])})
+
+
+def _write(file: Path, answer: Answer) -> None:
+    jobs = {job_id: dataclasses.asdict(job) for job_id, job in answer.items()}
+    write_private(file, json.dumps({"asked_at": time.time(), "jobs": jobs}))
+    _forget_old(file.parent)
+
+
+def _forget_old(directory: Path) -> None:
+    oldest = time.time() - FORGET_S
+    for entry in os.scandir(directory):
+        with contextlib.suppress(OSError):
+            if entry.stat().st_mtime < oldest:
+                os.unlink(entry.path)

@@ -1,0 +1,297 @@
+"""Run one job of the local backend to its end: `python -m clusterrun.backends.controller DIR ID`.
+
+The controller is detached from the shell that submitted: it is what slurmd and the batch
+script are on a cluster. It starts every simulated node, holds the time limit, passes on a
+cancellation, leaves no process behind and writes the real exit status to end.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterrun.backends import process
+from clusterrun.backends.layout import write_private
+from clusterrun.errors import ClusterrunError, NodeExit
+from clusterrun.paths import RunPaths
+from clusterrun.planning.plan import Plan
+from clusterrun.record import register_run
+from clusterrun.spec import Device
+from clusterrun.state import JobState
+
+SCHEMA = "clusterrun.controller/1"
+END_SCHEMA = "clusterrun.end/1"
+READY = b"ready"
+
+POLL_S = 0.05
+LEAVE_TOGETHER_S = 3.0  # agents end each other over their link; then we do it
+GRACE_S = 10.0  # from SIGTERM to SIGKILL, as long as Slurm's KillWait on most sites
+KILL_S = 5.0
+
+
+@dataclass(kw_only=True)
+class Controller:
+    """One job: its nodes as processes, and why they were stopped."""
+
+    paths: RunPaths
+    plan: Plan
+    job_id: str
+    started_at: float = field(default_factory=time.time)
+    asked_to_stop: bool = False
+    running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    codes: list[int] = field(default_factory=list)
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Run the job and write end.json, whatever happens."""
+        process.adopt_orphans()
+        self._listen()
+        self._write_controller()
+        ready()
+        state, code = JobState.FAILED, 1
+        try:
+            state, code = self._run_nodes()
+        except Exception:  # noqa: BLE001 - the last line of defence: the reason goes to the log
+            traceback.print_exc()
+        finally:
+            self._kill_everything()
+            self._write_end(state, code)
+
+    def _listen(self) -> None:
+        """Take SIGTERM (and Ctrl-C's signal) as a wish to cancel; a lost terminal is none."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: setattr(self, "asked_to_stop", True))
+        # A handler, not SIG_IGN: what is ignored stays ignored in the nodes.
+        signal.signal(signal.SIGHUP, lambda *_: None)
+
+    def _write_controller(self) -> None:
+        data = {
+            "schema": SCHEMA,
+            "job_id": self.job_id,
+            "pid": os.getpid(),
+            "identity": process.identity(os.getpid()),
+            "boot_id": process.boot_id(),
+            "host": socket.gethostname(),
+            "started_at": self.started_at,
+        }
+        write_private(self.paths.controller, json.dumps(data, indent=2) + "\n")
+
+    def _write_end(self, state: JobState, code: int) -> None:
+        data = {
+            "schema": END_SCHEMA,
+            "state": state.value,
+            "exit_code": code,
+            "ended_at": time.time(),
+        }
+        write_private(self.paths.end, json.dumps(data, indent=2) + "\n")
+
+    # The nodes
+
+    def _run_nodes(self) -> tuple[JobState, int]:
+        attempt = take_attempt(self.paths)
+        gpus = split_gpus(self.plan, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        for rank in range(self.plan.nodes):
+            self._start_node(rank, attempt, gpus[rank] if gpus else None)
+        self._register()
+        why = self._watch()
+        code = exit_code(self.codes)
+        if why is None:
+            return (JobState.FAILED if code else JobState.COMPLETED), code
+        self._stop()
+        code = code or exit_code(self.codes) or NodeExit.CANCELLED
+        return why, int(code)
+
+    def _start_node(self, rank: int, attempt: int, gpus: str | None) -> None:
+        environ = {name: text for name, text in os.environ.items() if not _shown_gpus(name)}
+        environ["CLUSTERRUN_LOCAL_NODE_RANK"] = str(rank)
+        environ["CLUSTERRUN_LOCAL_JOB_ID"] = self.job_id
+        if gpus is not None:
+            environ["CUDA_VISIBLE_DEVICES"] = gpus
+        node = subprocess.Popen(
+            ["bash", str(self.paths.node_script), str(self.paths.root), str(attempt)],
+            cwd=self.plan.workdir,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=process.dying_with_parent(),
+        )
+        self.running[node.pid] = node
+
+    def _register(self) -> None:
+        """Record the job where the submitting shell died before it could."""
+        try:
+            register_run(self.paths.root, {"CLUSTERRUN_LOCAL_JOB_ID": self.job_id})
+        except (ClusterrunError, OSError, ValueError):
+            traceback.print_exc()
+
+    def _watch(self) -> JobState | None:
+        """Wait until all nodes have ended (None), or until there is a reason to stop them."""
+        limit_s = self.plan.time_minutes * 60 or float("inf")
+        deadline = time.monotonic() + limit_s
+        leave_by = float("inf")
+        while self._reap():
+            if self.asked_to_stop:
+                return JobState.CANCELLED
+            if time.monotonic() > deadline:
+                return JobState.TIMEOUT
+            if any(self.codes):
+                leave_by = min(leave_by, time.monotonic() + LEAVE_TOGETHER_S)
+            if time.monotonic() > leave_by:
+                return JobState.FAILED
+            time.sleep(POLL_S)
+        return None
+
+    def _reap(self) -> bool:
+        """Take the exit statuses of what has ended; say whether a node still runs."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return bool(self.running)
+            node = self.running.pop(pid, None)
+            if node is not None:  # else an orphan that we adopted
+                node.returncode = os.waitstatus_to_exitcode(status)
+                self.codes.append(node.returncode)
+
+    def _stop(self) -> None:
+        for node in self.running.values():
+            node.terminate()
+        deadline = time.monotonic() + GRACE_S
+        while self._reap() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _kill_everything(self) -> None:
+        """Kill what is left below this process, orphans included."""
+        import psutil
+
+        deadline = time.monotonic() + KILL_S
+        while time.monotonic() < deadline:
+            self._reap()
+            left = psutil.Process().children(recursive=True)
+            if not left:
+                return
+            for descendant in left:
+                try:
+                    descendant.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            time.sleep(POLL_S)
+
+
+def _shown_gpus(name: str) -> bool:
+    return name == "CUDA_VISIBLE_DEVICES"
+
+
+def take_attempt(paths: RunPaths) -> int:
+    """Start the next attempt: the first whose directory this process can make."""
+    paths.attempts_dir.mkdir(mode=0o700, exist_ok=True)
+    attempt = paths.newest_attempt()
+    while True:
+        attempt += 1
+        try:
+            paths.attempt(attempt).mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return attempt
+
+
+def split_gpus(plan: Plan, visible: str | None) -> list[str]:
+    """Share the GPUs out: one CUDA_VISIBLE_DEVICES for each node; empty for no GPU job.
+
+    `visible` is what the submitting shell allowed, where the plan names none. Raises
+    ClusterrunError when there are too few.
+    """
+    if plan.device is not Device.CUDA:
+        return []
+    each = plan.gpus_per_node or plan.procs_per_node
+    needed = plan.nodes * each
+    ids = list(plan.gpu_ids) or (visible.split(",") if visible else None)
+    if ids is None:
+        ids = [str(number) for number in range(needed)]
+    if len(ids) < needed:
+        raise ClusterrunError(
+            f"{plan.nodes} nodes of {each} GPUs need {needed} GPUs, but {len(ids)} are given",
+            cause=f"GPUs {','.join(ids)}",
+            hint="give more with --gpu-ids, or ask for fewer nodes",
+        )
+    return [",".join(ids[rank * each : (rank + 1) * each]) for rank in range(plan.nodes)]
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """Choose the job's status from those of the nodes, in the order in which they ended.
+
+    The first that is a rank's own wins over those that agents choose; a signal is 128 + its number.
+
+    >>> exit_code([0, 123, 3]), exit_code([0, 123]), exit_code([-9]), exit_code([0, 0])
+    (3, 123, 137, 0)
+    """
+    bad = [code if code > 0 else 128 - code for code in codes if code]
+    own = [code for code in bad if code not in set(NodeExit)]
+    return (own or bad or [0])[0]
+
+
+def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
+    """Do `work` in a process that belongs to no shell or terminal; return once it says ready.
+
+    Its output is appended to a file. Returns 1, its error on our stderr, when it failed before.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        with open(reader, "rb") as pipe:
+            said = pipe.read()
+        if said == READY:
+            return 0
+        sys.stderr.write(said.decode("utf-8", "replace") or "the controller ended at once\n")
+        return 1
+    os.close(reader)
+    os.setsid()
+    try:
+        _redirect(output)
+        work(lambda: _say(writer, READY))
+    except Exception:  # noqa: BLE001 - the one who waits, or else the log, gets it in words
+        traceback.print_exc()
+        _say(writer, traceback.format_exc().encode())
+        return 1
+    return 0
+
+
+def _say(writer: int, said: bytes) -> None:
+    try:
+        with open(writer, "wb") as pipe:
+            pipe.write(said)
+    except OSError:  # said before, or nobody waits any more
+        pass
+
+
+def _redirect(output: Path) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor, place in ((null, 0), (file, 1), (file, 2)):
+        os.dup2(descriptor, place)
+    os.close(null)
+    os.close(file)
+
+
+def main() -> int:
+    """Start the controller of the run directory and job id that the command line names."""
+    root, job_id = sys.argv[1:]
+    paths = RunPaths(root=Path(root))
+    plan = Plan.from_json(paths.plan.read_text())
+    controller = Controller(paths=paths, plan=plan, job_id=job_id)
+    return detach(controller.run, paths.batch_output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What the files of a run say about how it stands, without asking a scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun.paths import RunPaths
+from clusterrun.state import JobState
+
+HEAD_BYTES = 16 * 1024  # started, rendezvous, world_ready
+TAIL_BYTES = 64 * 1024  # the last steps, failures, the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """What end.json says: how the newest attempt ended; `ended_at` is seconds of the epoch."""
+
+    state: JobState
+    exit_code: int | None
+    ended_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The first failure that any node reported."""
+
+    node: str
+    rank: int | None
+    code: int | None
+    signal: int | None
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far the training is; None is what it did not say."""
+
+    step: int | None = None
+    total: int | None = None
+    rate_per_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the nodes of the newest attempt wrote; times are seconds of the epoch."""
+
+    attempt: int
+    started_at: float | None = None
+    nodes: tuple[str, ...] = ()
+    world_size: int | None = None
+    progress: Progress = Progress()
+    checkpoint: str | None = None
+    failure: Failure | None = None
+    last_event_at: float | None = None
+
+
+def read_end(paths: RunPaths) -> End | None:
+    """Read end.json; None when it is not there or speaks of an earlier attempt."""
+    try:
+        status = paths.end.stat()
+        data = json.loads(paths.end.read_text())
+        state, code, ended_at = data["state"], data.get("exit_code"), data.get("ended_at")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if _begun_after(paths, status.st_mtime_ns):
+        return None
+    try:
+        known = JobState(state)
+    except ValueError:
+        known = JobState.UNKNOWN
+    return End(
+        state=known,
+        exit_code=code if isinstance(code, int) else None,
+        ended_at=float(ended_at) if isinstance(ended_at, (int, float)) else None,
+    )
+
+
+def _begun_after(paths: RunPaths, ended_ns: int) -> bool:
+    """Say whether an attempt began later; both times are the file server's."""
+    try:
+        return paths.attempts_dir.stat().st_mtime_ns > ended_ns
+    except OSError:
+        return False
+
+
+def read_evidence(paths: RunPaths) -> Evidence:
+    """Read the events of the newest attempt: the head and the tail of each node's file."""
+    attempt = paths.newest_attempt()
+    events = [event for event in _events(paths.events_dir) if event.get("attempt") == attempt]
+    events.sort(key=_time)
+    starts = [event for event in events if event.get("type") == "started"]
+    worlds = [event for event in events if event.get("type") == "world_ready"]
+    saves = [event for event in events if event.get("type") == "checkpoint"]
+    return Evidence(
+        attempt=attempt,
+        started_at=_time(starts[0]) if starts else None,
+        nodes=tuple(str(event.get("host") or event.get("node")) for event in starts),
+        world_size=_whole(worlds[-1].get("world_size")) if worlds else None,
+        progress=_progress([event for event in events if event.get("type") == "step"]),
+        checkpoint=str(saves[-1].get("path")) if saves else None,
+        failure=_failure(events),
+        last_event_at=_time(events[-1]) if events else None,
+    )
+
+
+def _events(directory: Path) -> Iterator[dict[str, Any]]:
+    try:
+        files = sorted(directory.glob("*.jsonl"))
+    except OSError:
+        return
+    for file in files:
+        for line in _ends(file).split(b"\n"):
+            event = _parsed(line)
+            if event is not None:
+                yield event
+
+
+def _ends(file: Path) -> bytes:
+    """Read the first and the last part of a file, whole lines only."""
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size <= HEAD_BYTES + TAIL_BYTES:
+                return stream.read()
+            head = stream.read(HEAD_BYTES)
+            stream.seek(size - TAIL_BYTES)
+            tail = stream.read()
+    except OSError:
+        return b""
+    return head.rpartition(b"\n")[0] + b"\n" + tail.partition(b"\n")[2]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Read one event; a line that is still being written is none yet."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("ts"), (int, float)) else None
+
+
+def _time(event: dict[str, Any]) -> float:
+    return float(event["ts"])
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _progress(steps: list[dict[str, Any]]) -> Progress:
+    if not steps:
+        return Progress()
+    first, last = steps[0], steps[-1]
+    step, before = _whole(last.get("step")), _whole(first.get("step"))
+    spent_s = _time(last) - _time(first)
+    rate = None
+    if step is not None and before is not None and step > before and spent_s > 0:
+        rate = (step - before) / spent_s
+    return Progress(step=step, total=_whole(last.get("total")), rate_per_s=rate)
+
+
+def _failure(events: list[dict[str, Any]]) -> Failure | None:
+    for event in events:
+        if event.get("type") == "failed":
+            return Failure(
+                node=str(event.get("node", "")),
+                rank=_whole(event.get("rank")),
+                code=_whole(event.get("code")),
+                signal=_whole(event.get("signal")),
+                message=str(event.get("message") or event.get("cause") or ""),
+            )
+    return None

@@ -1,0 +1,109 @@
+"""Lay out the directory of a run: made whole or not at all, private to its user."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import re
+import shutil
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterrun.errors import ClusterrunError
+from clusterrun.paths import RunPaths, RunsDir
+
+if TYPE_CHECKING:
+    from clusterrun.rendering.bundle import Bundle
+
+NAME_BYTES = 80
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+def new_run_id(now: datetime, rng: random.Random) -> str:
+    """Name a run by its time and four random letters: `1121-103252-k3fq`."""
+    return f"{now:%m%d-%H%M%S}-{''.join(rng.choices(_LETTERS, k=4))}"
+
+
+def directory_name(name: str) -> str:
+    """Make a directory name of any job name: itself where it is plain, else a likeness and a hash.
+
+    >>> directory_name("llama3-sft"), directory_name("../a b")
+    ('llama3-sft', 'a-b-adb82b')
+    """
+    if _SAFE_NAME.match(name) and len(name) <= NAME_BYTES and name != "by-job":
+        return name
+    likeness = _UNSAFE.sub("-", name).strip(".-")[: NAME_BYTES - 7] or "run"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{likeness}-{digest[:6]}"
+
+
+def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> RunPaths:
+    """Make the directory of a run with all files of its bundle, private to the user.
+
+    On an error nothing of it is left. Raises ClusterrunError with the path and the reason.
+    """
+    root = RunsDir(root=runs_dir.root.absolute())
+    paths = root.run(directory_name(name), run_id)
+    try:
+        _make_parents(paths.root.parent)
+        paths.root.mkdir(mode=0o700)
+    except OSError as error:
+        raise _cannot_write(paths, error) from error
+    try:
+        paths.slurm_dir.mkdir(mode=0o700)
+        for file, text in bundle.files.items():
+            executable = file.endswith((".sh", ".sbatch"))
+            write_private(paths.root / file, text, executable=executable)
+    except BaseException as error:
+        remove_run(paths)
+        if isinstance(error, OSError):
+            raise _cannot_write(paths, error) from error
+        raise
+    return paths
+
+
+def _make_parents(directory: Path) -> None:
+    """Make the directory of a name, and of all runs, private; what is above it by the umask."""
+    directory.parent.parent.mkdir(parents=True, exist_ok=True)
+    directory.parent.mkdir(mode=0o700, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
+    return ClusterrunError(
+        f"cannot make the run directory {paths.root}",
+        cause=str(error),
+        hint="choose another place with --run-dir",
+    )
+
+
+def remove_run(paths: RunPaths) -> None:
+    """Remove a run that was never submitted, and the directories above it that it leaves empty."""
+    shutil.rmtree(paths.root, ignore_errors=True)
+    runs = RunsDir(root=paths.root.parent.parent)
+    with contextlib.suppress(OSError):
+        paths.root.parent.rmdir()
+    with contextlib.suppress(OSError):
+        runs.by_job.rmdir()
+    with contextlib.suppress(OSError):
+        if runs.root.stat().st_mode & 0o777 == 0o700:  # as we make it; a user's own stays
+            runs.root.rmdir()
+
+
+def write_private(path: Path, text: str, *, executable: bool = False) -> None:
+    """Write a file whole: under a temporary name, mode 0600 (0700), then renamed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(temporary, flags, 0o700 if executable else 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

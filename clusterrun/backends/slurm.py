@@ -1,0 +1,212 @@
+"""Run jobs on Slurm: submit through submitit with our own script, cancel, ask."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterrun import shell
+from clusterrun.backends import cache, refusal, slurm_query
+from clusterrun.backends.base import SchedulerJob, Submission
+from clusterrun.backends.environment import scrubbed
+from clusterrun.backends.layout import remove_run
+from clusterrun.errors import (
+    ClusterrunError,
+    JobNotFoundError,
+    SchedulerUnreachableError,
+    SubmissionError,
+    UsageError,
+)
+from clusterrun.paths import RunPaths
+from clusterrun.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from submitit import SlurmExecutor, SlurmJob
+
+    from clusterrun.rendering.bundle import Bundle
+
+SBATCH_TIMEOUT_S = 60.0
+LOOK_AGAIN_S = 3.0
+# What sbatch says when it never reached slurmctld; any other silence may have queued the job.
+NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
+
+_PARSABLE = re.compile(r"([0-9]+)(?:;(\S+))?\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmBackend:
+    """One Slurm cluster: the one that slurm.conf names, or another by its name."""
+
+    slurm_cluster: str | None = None
+    keep_sbatch_env: bool = False
+
+    def submit(self, plan: Plan, paths: RunPaths, bundle: Bundle) -> Submission:
+        """Hand the run's script to sbatch, once.
+
+        A refused run's directory is removed. Raises SubmissionError with sbatch's own words,
+        SchedulerUnreachableError when it is not known whether the job is queued.
+        """
+        try:
+            _check_path(paths)
+            executor = _executor_class()(plan, paths, bundle, self._environ(plan))
+            job = executor._submit_command("")
+        except SchedulerUnreachableError as error:
+            return self._perhaps_submitted(paths, error)
+        except RuntimeError as error:  # submitit found no srun
+            remove_run(paths)
+            raise SubmissionError(
+                "this is no Slurm cluster", cause=str(error), hint="use --cluster local"
+            ) from error
+        except BaseException:
+            remove_run(paths)
+            raise
+        return Submission(job_id=str(job.job_id), slurm_cluster=executor.slurm_cluster)
+
+    def query(
+        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
+    ) -> dict[str, SchedulerJob]:
+        """Ask squeue, then sacct, then scontrol for what is still missing.
+
+        An answer that any process of this user got in the last 10 s serves.
+        Raises SchedulerUnreachableError.
+        """
+        ids = sorted(set(job_ids))
+        if not ids:
+            return {}
+        return cache.through(
+            (self.slurm_cluster or "", *ids),
+            cache.TTL_S if max_age_s is None else max_age_s,
+            lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since),
+        )
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """End jobs with one scancel.
+
+        Raises JobNotFoundError for jobs that Slurm doesn't know: scancel is silent about them.
+        """
+        argv = ["scancel", *slurm_query.cluster_option(self.slurm_cluster), *job_ids]
+        done = shell.run(argv, env=slurm_query.environment())
+        known = self.query(job_ids, max_age_s=0)
+        if done.rc != 0 and "Invalid job id" not in done.stderr:
+            raise ClusterrunError("scancel failed", cause=done.stderr.strip())
+        unknown = [job_id for job_id in job_ids if not slurm_query.is_known(known.get(job_id))]
+        if unknown:
+            raise JobNotFoundError(f"Slurm knows no job {', '.join(unknown)}")
+
+    def _environ(self, plan: Plan) -> dict[str, str]:
+        return scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)
+
+    def _perhaps_submitted(self, paths: RunPaths, error: SchedulerUnreachableError) -> Submission:
+        """Find out what became of a submission that got no answer; never submit twice.
+
+        slurmctld may take a job whose sbatch has given up.
+        """
+        if any(words in (error.cause or "") for words in NEVER_REACHED) or _not_started(error):
+            remove_run(paths)
+            raise error
+        for pause_s in (0.0, LOOK_AGAIN_S):
+            time.sleep(pause_s)
+            try:
+                job_id = slurm_query.find_by_command(str(paths.root), self.slurm_cluster)
+            except SchedulerUnreachableError:
+                break
+            if job_id is not None:
+                return Submission(job_id=job_id, slurm_cluster=self.slurm_cluster)
+        raise SchedulerUnreachableError(
+            "sbatch got no answer; the job may be in the queue or not",
+            cause=error.cause,
+            hint=(
+                "look for it with 'squeue --me' before you submit again",
+                f"its run directory was kept: {paths.root}",
+            ),
+        ) from error
+
+
+def _not_started(error: SchedulerUnreachableError) -> bool:
+    return isinstance(error.__cause__, OSError)
+
+
+def _check_path(paths: RunPaths) -> None:
+    if "\\" in str(paths.root):
+        raise UsageError(
+            f"the run directory {paths.root} has a backslash in its name",
+            hint="sbatch --output can't name it; choose another place with --run-dir",
+        )
+
+
+def _executor_class() -> type[SlurmExecutor]:
+    """Make submitit's executor send our script, byte for byte, in an environment of our choice.
+
+    `_submit_command` is our own as well: submitit's writes the script in the locale's encoding,
+    runs sbatch in the shell's environment, without a time limit, and prints what it says.
+    """
+    from submitit import SlurmExecutor
+
+    class ScriptExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed
+        slurm_cluster: str | None = None
+
+        def __init__(
+            self, plan: Plan, paths: RunPaths, bundle: Bundle, environ: Mapping[str, str]
+        ) -> None:
+            super().__init__(folder=paths.slurm_dir, python=shlex.quote(plan.python))
+            self.update_parameters(nodes=plan.nodes, ntasks_per_node=1)
+            self._plan, self._run_paths = plan, paths
+            self._bundle, self._environ = bundle, environ
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            del command, uid
+            return str(self._bundle.files[self._run_paths.script.name])
+
+        def _make_submission_command(self, submission_file_path: object) -> list[str]:
+            output = str(self._run_paths.batch_output).replace("%", "%%")
+            return [
+                "sbatch",
+                "--parsable",
+                f"--output={output}",
+                f"--chdir={self._plan.workdir}",
+                str(submission_file_path),
+                str(self._run_paths.root),
+            ]
+
+        def _submit_command(self, command: str) -> SlurmJob[Any]:
+            del command
+            argv = self._make_submission_command(self._run_paths.script)
+            done = shell.run(argv, env=self._environ, timeout_s=SBATCH_TIMEOUT_S, tries=1)
+            if done.rc != 0:
+                raise refusal.explained(done, self._plan)
+            job_id = self._get_job_id_from_submission_command(done.stdout)
+            self.slurm_cluster = parse_submission(done.stdout).slurm_cluster
+            return self.job_class(
+                folder=self.folder, job_id=job_id, tasks=list(range(self._num_tasks()))
+            )
+
+        @staticmethod
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+            text = string if isinstance(string, str) else string.decode()
+            return parse_submission(text).job_id
+
+    return ScriptExecutor
+
+
+def parse_submission(stdout: str) -> Submission:
+    r"""Read what `sbatch --parsable` printed; sites' plugins may print before it.
+
+    >>> parse_submission("Welcome\n53;tuxA\n")
+    Submission(job_id='53', slurm_cluster='tuxA')
+
+    Raises SubmissionError when no line is a job id.
+    """
+    for line in reversed(stdout.splitlines()):
+        match = _PARSABLE.match(line.strip())
+        if match:
+            return Submission(job_id=match[1], slurm_cluster=match[2])
+    raise SubmissionError(
+        "sbatch printed no job id",
+        cause=stdout.strip() or None,
+        hint="the job may be in the queue: look with 'squeue --me'",
+    )

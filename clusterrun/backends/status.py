@@ -1,0 +1,205 @@
+"""How jobs stand: records, files and one question to each scheduler, put together; never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from clusterrun.backends.base import Backend, SchedulerJob
+from clusterrun.backends.evidence import (
+    End,
+    Evidence,
+    Failure,
+    Progress,
+    read_end,
+    read_evidence,
+)
+from clusterrun.backends.reasons import PendingReason, explain
+from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
+from clusterrun.record import JobRecord
+from clusterrun.spec import Cluster
+from clusterrun.state import JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """Where one job stands; None and "" are what nobody could say, and `notes` why.
+
+    Times are seconds of the epoch. `pending` explains why a job waits, `reason` is the
+    scheduler's own word for any other state. `world_size` is what the ranks proved, not what
+    was asked for. `error` is set when the scheduler did not answer.
+    """
+
+    record: JobRecord
+    state: JobState
+    reason: str = ""
+    pending: PendingReason | None = None
+    nodelist: str = ""
+    elapsed_s: int | None = None
+    limit_s: int | None = None
+    expected_start: float | None = None
+    start: float | None = None
+    end: float | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    attempt: int = 0
+    world_size: int | None = None
+    progress: Progress = field(default_factory=Progress)
+    checkpoint: str | None = None
+    failure: Failure | None = None
+    notes: tuple[str, ...] = ()
+    error: ClusterrunError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What a scheduler said about its jobs, or why it said nothing."""
+
+    jobs: dict[str, SchedulerJob]
+    error: ClusterrunError | None = None
+
+
+def statuses(
+    records: Sequence[JobRecord],
+    backend_for: Callable[[JobRecord], Backend],
+    *,
+    max_age_s: float | None = None,
+) -> list[JobStatus]:
+    """Say how all jobs stand, asking each scheduler at most once.
+
+    Jobs whose files say that they completed need no Slurm. A scheduler that doesn't answer
+    is no error here: each status that misses it holds the error.
+    """
+    ends = [read_end(record.paths) for record in records]
+    asked = [record for record, end in zip(records, ends, strict=True) if _must_ask(record, end)]
+    answers = _ask(asked, backend_for, max_age_s)
+    return [
+        _status(record, end, answers.get(id(record)))
+        for record, end in zip(records, ends, strict=True)
+    ]
+
+
+def _must_ask(record: JobRecord, end: End | None) -> bool:
+    """Say whether the files leave a question: a job that failed may wait for its next start."""
+    if not record.job_id:
+        return False
+    if end is None or end.state is JobState.UNKNOWN:
+        return True
+    return record.cluster is Cluster.LOCAL or not end.state.is_success
+
+
+def _ask(
+    records: Sequence[JobRecord],
+    backend_for: Callable[[JobRecord], Backend],
+    max_age_s: float | None,
+) -> dict[int, _Answer]:
+    groups: dict[Backend, list[JobRecord]] = {}
+    for record in records:
+        groups.setdefault(backend_for(record), []).append(record)
+    answers = {}
+    for backend, group in groups.items():
+        answer = _ask_one(backend, group, max_age_s)
+        answers.update({id(record): answer for record in group})
+    return answers
+
+
+def _ask_one(backend: Backend, records: list[JobRecord], max_age_s: float | None) -> _Answer:
+    ids = [record.job_id for record in records]
+    since = min(record.submitted_at for record in records)
+    try:
+        return _Answer(jobs=backend.query(ids, since=since, max_age_s=max_age_s))
+    except SchedulerUnreachableError as error:
+        return _Answer(jobs={}, error=error)
+
+
+def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobStatus:
+    job = answer.jobs.get(record.job_id) if answer else None
+    evidence = read_evidence(record.paths)
+    state = _state(end, job, evidence)
+    waits = state is JobState.PENDING and job is not None
+    over = state.is_terminal
+    start = evidence.started_at or (job.start if job else None)
+    ended = (end.ended_at if end else None) or (job.end if job else None)
+    code, number = _exit(end, job) if over else (None, None)
+    return JobStatus(
+        record=record,
+        state=state,
+        reason=job.reason if job and not waits else "",
+        pending=_pending(job, evidence) if waits and job else None,
+        nodelist=(job.nodelist if job else "") or ",".join(evidence.nodes),
+        elapsed_s=_elapsed(job, start, ended),
+        limit_s=(job.limit_s if job else None) or record.time_minutes * 60 or None,
+        expected_start=job.expected_start if job and waits else None,
+        start=start,
+        end=ended if over else None,
+        exit_code=code,
+        exit_signal=number,
+        attempt=evidence.attempt,
+        world_size=evidence.world_size,
+        progress=evidence.progress,
+        checkpoint=evidence.checkpoint,
+        failure=evidence.failure,
+        notes=_notes(record, state, job, answer),
+        error=answer.error if answer and not over else None,
+    )
+
+
+def _state(end: End | None, job: SchedulerJob | None, evidence: Evidence) -> JobState:
+    """Choose between what the files and the scheduler say.
+
+    The files know sooner that the job runs or has ended, and know it for ever; the scheduler
+    knows better why it failed, and whether it starts again.
+    """
+    if job is None or job.state is JobState.UNKNOWN:
+        return end.state if end else JobState.UNKNOWN
+    if end is None:
+        begun = job.state is JobState.PENDING and _later(evidence.started_at, job.asked_at)
+        return JobState.RUNNING if begun else job.state
+    if job.state.is_terminal:
+        vague = job.state in (JobState.FAILED, JobState.COMPLETED)
+        return end.state if vague or end.state.is_success else job.state
+    if _later(end.ended_at, job.asked_at):
+        return end.state
+    starts_again = job.state is JobState.PENDING or _later(job.start, end.ended_at)
+    return job.state if starts_again else end.state  # else Slurm is still sweeping up
+
+
+def _later(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and one > other
+
+
+def _pending(job: SchedulerJob, evidence: Evidence) -> PendingReason:
+    reason = explain(job.reason)
+    if reason.code == "BeginTime" and evidence.attempt > 0:
+        text = "requeued; Slurm holds it back for two minutes"
+        return PendingReason(code=reason.code, text=text, can_start=True)
+    return reason
+
+
+def _exit(end: End | None, job: SchedulerJob | None) -> tuple[int | None, int | None]:
+    """Return exit code and signal: the run's own where it could write it."""
+    if end is not None and end.exit_code is not None:
+        number = end.exit_code - 128
+        return end.exit_code, number if 0 < number < 65 else None
+    return (job.exit_code, job.exit_signal) if job else (None, None)
+
+
+def _elapsed(job: SchedulerJob | None, start: float | None, end: float | None) -> int | None:
+    if job is not None and job.elapsed_s is not None:
+        return job.elapsed_s
+    return int(end - start) if start is not None and end is not None else None
+
+
+def _notes(
+    record: JobRecord, state: JobState, job: SchedulerJob | None, answer: _Answer | None
+) -> tuple[str, ...]:
+    notes = []
+    if not record.job_id:
+        notes.append("its submission was interrupted; look for it with 'squeue --me'")
+    if answer and answer.error and not state.is_terminal:
+        notes.append(answer.error.message)
+    elif answer and job is None and not state.is_terminal:
+        notes.append("the scheduler does not know this job any more")
+    if job and job.note:
+        notes.append(job.note)
+    return tuple(notes)

@@ -1,0 +1,362 @@
+"""Lay out runs and remember where they went, so that a job can be found again by any name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import pwd
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun import shell
+from clusterrun.backends.layout import (
+    create_run,
+    directory_name,
+    new_run_id,
+    remove_run,
+    write_private,
+)
+from clusterrun.errors import ClusterrunError, JobNotFoundError, SchedulerUnreachableError
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.planning.plan import Plan
+from clusterrun.spec import Cluster
+
+SCHEMA = "clusterrun.job/1"
+LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
+REMEMBERED_ROOTS = 50
+
+__all__ = [
+    "JobRecord",
+    "create_run",
+    "directory_name",
+    "link_job",
+    "list_records",
+    "new_record",
+    "new_run_id",
+    "read",
+    "register_run",
+    "remember_root",
+    "remembered_roots",
+    "remove_run",
+    "resolve_job",
+    "write",
+    "write_private",
+]
+
+# 4711, L3; an array's task, a part of a heterogeneous job and a step belong to their job.
+_JOB_ID = re.compile(r"(L?[0-9]+)(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """What job.json holds: where a run went and what was asked; its state is asked, never stored.
+
+    `job_id` is empty until the scheduler has given one; `submitted_at` is seconds of the epoch;
+    `time_minutes` is 0 without a limit.
+    """
+
+    job_id: str
+    cluster: Cluster
+    slurm_cluster: str | None
+    name: str
+    run_id: str
+    run_dir: str
+    submitted_at: float
+    argv: tuple[str, ...]
+    nodes: int
+    procs_per_node: int
+    gpus_per_node: int
+    world_size: int
+    strategy: str
+    device: str
+    workdir: str
+    time_minutes: int
+    versions: Mapping[str, str]
+    git_commit: str | None
+    user: str
+    host: str
+
+    @property
+    def paths(self) -> RunPaths:
+        """The layout of the run's directory."""
+        return RunPaths(root=Path(self.run_dir))
+
+    @property
+    def runs_dir(self) -> RunsDir:
+        """The directory of all runs that this one is in."""
+        return RunsDir(root=self.paths.root.parent.parent)
+
+
+def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) -> JobRecord:
+    """Describe a run that is about to be submitted; it has no job id yet."""
+    return JobRecord(
+        job_id="",
+        cluster=plan.cluster,
+        slurm_cluster=None,
+        name=plan.name,
+        run_id=paths.root.name,
+        run_dir=str(paths.root),
+        submitted_at=now,
+        argv=tuple(argv),
+        nodes=plan.nodes,
+        procs_per_node=plan.procs_per_node,
+        gpus_per_node=plan.gpus_per_node,
+        world_size=plan.world_size,
+        strategy=plan.strategy.value,
+        device=plan.device.value,
+        workdir=plan.workdir,
+        time_minutes=plan.time_minutes,
+        versions=_versions(),
+        git_commit=_git_commit(plan.workdir),
+        user=_user(),
+        host=socket.gethostname(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[library] = importlib.metadata.version(library)
+    return found
+
+
+def _git_commit(workdir: str) -> str | None:
+    git = shell.find("git")
+    if git is None:
+        return None
+    argv = [git, "-C", workdir, "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        done = shell.run(argv, timeout_s=2, tries=1)
+    except SchedulerUnreachableError:  # git on a slow disk; the commit is a courtesy
+        return None
+    return done.stdout.strip() or None if done.rc == 0 else None
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run users that have no name
+        return str(os.getuid())
+
+
+# job.json
+
+
+def write(record: JobRecord) -> None:
+    """Write job.json whole, readable by its owner only."""
+    data = {"schema": SCHEMA, **dataclasses.asdict(record)}
+    write_private(record.paths.record, json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def read(paths: RunPaths) -> JobRecord:
+    """Read job.json; the run's directory is where the file lies now.
+
+    Raises ClusterrunError when it is not there, is damaged or has another schema.
+    """
+    try:
+        data = json.loads(paths.record.read_text())
+        if data.pop("schema") != SCHEMA:
+            raise ValueError("it was written by another version of clusterrun")
+        return _from_data(data, paths)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ClusterrunError(
+            f"cannot read {paths.record}", cause=str(error), hint="it was not written by clusterrun"
+        ) from error
+
+
+def _from_data(data: dict[str, Any], paths: RunPaths) -> JobRecord:
+    known = {field.name for field in dataclasses.fields(JobRecord)}
+    kept = {key: value for key, value in data.items() if key in known}
+    kept |= {
+        "cluster": Cluster(kept["cluster"]),
+        "argv": tuple(kept["argv"]),
+        "run_dir": str(paths.root.absolute()),
+    }
+    return JobRecord(**kept)
+
+
+def link_job(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
+    """Point by-job/<job id> to the run; an older run of the same id gives way."""
+    runs_dir.by_job.mkdir(mode=0o700, parents=True, exist_ok=True)
+    link = runs_dir.job_link(job_id)
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(link_target(runs_dir, paths))
+    temporary.rename(link)
+
+
+def link_target(runs_dir: RunsDir, paths: RunPaths) -> str:
+    """Write the run's path relative to by-job/, so that the runs can be moved together."""
+    return os.path.relpath(paths.root, runs_dir.by_job)
+
+
+def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = None) -> JobRecord:
+    """Record a run that was not submitted through clusterrun, from plan.json and SLURM_*.
+
+    A record that is there already is kept; one without a job id gets it.
+    """
+    paths = RunPaths(root=run_dir.absolute())
+    plan = Plan.from_json(paths.plan.read_text())
+    if paths.record.exists():
+        record = read(paths)
+    else:
+        record = new_record(plan, paths, argv=(), now=time.time() if now is None else now)
+    if not record.job_id:
+        record = dataclasses.replace(
+            record,
+            job_id=environ.get("SLURM_JOB_ID") or environ.get("CLUSTERRUN_LOCAL_JOB_ID") or "",
+            host=environ.get("SLURM_SUBMIT_HOST") or record.host,
+        )
+        write(record)
+    if record.job_id:
+        link_job(record.runs_dir, record.job_id, paths)
+    return record
+
+
+# Finding runs again
+
+
+def list_records(runs_dir: RunsDir) -> list[JobRecord]:
+    """Read all runs of a directory, newest first; what can't be read is passed over."""
+    found = [record for path in _record_files(runs_dir) if (record := _readable(path.parent))]
+    return sorted(found, key=lambda record: (record.submitted_at, record.run_id), reverse=True)
+
+
+def _record_files(runs_dir: RunsDir) -> Iterator[Path]:
+    for path in runs_dir.root.glob(f"*/*/{RunPaths(root=Path()).record.name}"):
+        if path.parent.parent != runs_dir.by_job:
+            yield path
+
+
+def _readable(root: Path) -> JobRecord | None:
+    try:
+        return read(RunPaths(root=root))
+    except ClusterrunError:
+        return None
+
+
+def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
+    """Find a run by job id, name, run id or a path in it; None is the newest of the first place.
+
+    A name stands for the newest run of that name. Raises JobNotFoundError.
+    """
+    if text is None:
+        newest = list_records(runs_dirs[0]) if runs_dirs else []
+        if not newest:
+            raise _not_found("no run yet", runs_dirs[:1])
+        return newest[0]
+    for find in (_by_job_id, _by_path, _by_name):
+        record = find(text, runs_dirs)
+        if record is not None:
+            return record
+    raise _not_found(f"no job or run '{text}'", runs_dirs)
+
+
+def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
+    match = _JOB_ID.match(text)
+    if match is None:
+        return None
+    job_id, slurm_cluster = match.groups()
+    for runs_dir in runs_dirs:
+        linked = _readable(runs_dir.job_link(job_id).resolve())
+        candidates = [linked] if linked else []
+        if slurm_cluster or not candidates:  # the newest run has the link; an older one the id
+            candidates += list_records(runs_dir)
+        for record in candidates:
+            if record.job_id == job_id and slurm_cluster in (None, record.slurm_cluster):
+                return record
+    return None
+
+
+def _by_path(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
+    if not text:
+        return None
+    path = Path(text).absolute()
+    if not path.exists():
+        return None
+    for directory in (path, *path.parents):
+        if RunPaths(root=directory).record.is_file():
+            return _readable(directory)
+    return None
+
+
+def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
+    for runs_dir in runs_dirs:
+        records = list_records(runs_dir)
+        for key in (_name, _run_id, _name_and_run_id):
+            for record in records:
+                if key(record) == text:
+                    return record
+    return None
+
+
+def _name(record: JobRecord) -> str:
+    return record.name
+
+
+def _run_id(record: JobRecord) -> str:
+    return record.run_id
+
+
+def _name_and_run_id(record: JobRecord) -> str:
+    return f"{record.name}/{record.run_id}"
+
+
+def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
+    newest = sorted(
+        (record for runs_dir in runs_dirs for record in list_records(runs_dir)),
+        key=lambda record: record.submitted_at,
+        reverse=True,
+    )[:3]
+    known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)
+    places = ", ".join(str(runs_dir.root) for runs_dir in runs_dirs)
+    return JobNotFoundError(
+        f"{message} in {places or 'any place'}",
+        hint=f"newest runs: {known}" if known else "there are no runs here; see --run-dir",
+    )
+
+
+# Places of runs
+
+
+def remember_root(runs_dir: RunsDir, environ: Mapping[str, str] = os.environ) -> None:
+    """Remember where this user has runs, so that commands work from elsewhere; best effort."""
+    root = str(runs_dir.root.absolute())
+    roots = [root, *(str(known.root) for known in remembered_roots(environ))]
+    path = _roots_file(environ)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(path, json.dumps({"roots": _distinct(roots)[:REMEMBERED_ROOTS]}) + "\n")
+
+
+def remembered_roots(environ: Mapping[str, str] = os.environ) -> list[RunsDir]:
+    """Return the places of runs, the last used first; those that are gone are left out."""
+    try:
+        roots = json.loads(_roots_file(environ).read_text())["roots"]
+        return [RunsDir(root=Path(root)) for root in roots if Path(root).is_dir()]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _roots_file(environ: Mapping[str, str]) -> Path:
+    return state_dir(environ) / "roots.json"
+
+
+def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Name the directory for what clusterrun remembers between commands."""
+    base = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "clusterrun"
+
+
+def _distinct(items: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(items))

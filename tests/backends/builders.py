@@ -1,0 +1,72 @@
+"""Plans, bundles and runs for the tests of backends, made by hand: no planning, no rendering."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from clusterrun import record
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.planning.plan import Plan, Precision
+from clusterrun.rendering.bundle import Bundle
+from clusterrun.spec import Cluster, Device, Network, Strategy
+
+
+def make_plan(root: Path, **changes: Any) -> Plan:
+    """Make a plan for two nodes of one process on CPUs, changed as asked."""
+    values: dict[str, Any] = {
+        "name": "demo",
+        "cluster": Cluster.LOCAL,
+        "nodes": 2,
+        "procs_per_node": 1,
+        "gpus_per_node": 0,
+        "device": Device.CPU,
+        "gpu_ids": (),
+        "strategy": Strategy.DDP,
+        "precision": Precision.NO,
+        "entry": ("train.py",),
+        "workdir": str(root),
+        "runs_dir": str(root / "runs"),
+        "python": sys.executable,
+        "network": Network.AUTO,
+        "network_interface": "",
+        "accelerate_config": "ddp.yaml",
+        "accelerate": {},
+        "deepspeed": "",
+        "threads_per_process": 1,
+        "timeout_s": 0,
+        "rendezvous_timeout_s": 60,
+        "main_process_port": 0,
+        "time_minutes": 0,
+        "world_contract": True,
+    }
+    for field in Plan.__dataclass_fields__.values():
+        if field.type == "tuple[str, ...]" or field.type.startswith("tuple["):
+            values.setdefault(field.name, ())
+    return Plan(**{**values, **changes})
+
+
+def make_bundle(plan: Plan, node_sh: str = "exit 0\n", sbatch: str = "#!/bin/bash\n") -> Bundle:
+    return Bundle(files={"job.sbatch": sbatch, "node.sh": node_sh, "plan.json": plan.to_json()})
+
+
+def make_run(root: Path, plan: Plan, bundle: Bundle) -> RunPaths:
+    run_id = record.new_run_id(datetime.now(), random.Random())
+    return record.create_run(RunsDir(root=root / "runs"), plan.name, run_id, bundle)
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 15, what: str = "it") -> Any:
+    """Wait until a condition holds; fail the test with `what` when it does not."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not happen within {timeout_s} s")
+        time.sleep(0.02)

@@ -1,0 +1,368 @@
+"""The local backend with its real controller and a node.sh of our own in the place of the agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clusterrun import record
+from clusterrun.backends import process
+from clusterrun.backends.base import SchedulerJob
+from clusterrun.backends.local import LocalBackend
+from clusterrun.errors import JobNotFoundError, SubmissionError
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.spec import Device
+from clusterrun.state import JobState
+
+from .builders import make_bundle, make_plan, make_run, wait_for
+
+
+class Site:
+    """A directory of runs on this machine, and what was started in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.runs = RunsDir(root=root / "runs")
+        self.backend = LocalBackend(runs_dir=self.runs)
+
+    def submit(self, node_sh: str, **changes: object) -> tuple[str, RunPaths]:
+        plan = make_plan(self.root, **changes)
+        bundle = make_bundle(plan, node_sh)
+        paths = make_run(self.root, plan, bundle)
+        return self.backend.submit(plan, paths, bundle).job_id, paths
+
+    def job(self, job_id: str) -> SchedulerJob:
+        return self.backend.query([job_id])[job_id]
+
+    def wait(self, job_id: str, timeout_s: float = 20) -> SchedulerJob:
+        wait_for(lambda: self.job(job_id).state.is_terminal, timeout_s, f"the end of {job_id}")
+        return self.job(job_id)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything alive that this site started: its path is in the argv or the environment."""
+        mark = str(self.root)
+        found = []
+        for candidate in psutil.process_iter():
+            try:
+                if candidate.pid == os.getpid() or candidate.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                where = [*candidate.cmdline(), candidate.cwd()]
+            except psutil.Error:
+                continue
+            if any(mark in word for word in where):
+                found.append(candidate)
+        return found
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    for left in site.processes():
+        left.kill()
+
+
+def controller_of(paths: RunPaths) -> dict[str, object]:
+    return dict(json.loads(paths.controller.read_text()))
+
+
+def no_process_left(site: Site, timeout_s: float = 5) -> None:
+    wait_for(lambda: not site.processes(), timeout_s, f"an end of {site.processes()}")
+
+
+def test_every_node_runs_once_with_its_rank(site: Site) -> None:
+    script = 'echo "$1 $2 $CLUSTERRUN_LOCAL_JOB_ID" > "$1/node-$CLUSTERRUN_LOCAL_NODE_RANK"\n'
+    job_id, paths = site.submit(script, nodes=3)
+    job = site.wait(job_id)
+    assert (job_id, job.state, job.exit_code) == ("L1", JobState.COMPLETED, 0)
+    written = sorted(path.name for path in paths.root.glob("node-*"))
+    assert written == ["node-0", "node-1", "node-2"]
+    assert (paths.root / "node-2").read_text() == f"{paths.root} 1 L1\n"
+    no_process_left(site)
+
+
+def test_ids_count_up_and_link_to_their_runs(site: Site) -> None:
+    first, first_paths = site.submit("exit 0\n")
+    second, second_paths = site.submit("exit 0\n")
+    assert (first, second) == ("L1", "L2")
+    assert site.runs.job_link("L1").resolve() == first_paths.root.resolve()
+    assert site.runs.job_link("L2").resolve() == second_paths.root.resolve()
+    site.wait(first), site.wait(second)
+
+
+def test_the_exit_status_is_that_of_the_failing_rank(site: Site) -> None:
+    # The other node leaves with the agents' own status for a lost node, first.
+    script = '[ "$CLUSTERRUN_LOCAL_NODE_RANK" = 0 ] && exit 123\nsleep 0.3\nexit 3\n'
+    job_id, paths = site.submit(script)
+    job = site.wait(job_id)
+    assert (job.state, job.exit_code) == (JobState.FAILED, 3)
+    end = json.loads(paths.end.read_text())
+    assert (end["schema"], end["state"], end["exit_code"]) == ("clusterrun.end/1", "FAILED", 3)
+
+
+def test_a_node_killed_by_a_signal_is_128_and_its_number(site: Site) -> None:
+    job_id, _ = site.submit("kill -KILL $$\n", nodes=1)
+    job = site.wait(job_id)
+    assert (job.state, job.exit_code) == (JobState.FAILED, 137)
+
+
+def test_one_failing_node_ends_one_that_would_wait_for_ever(site: Site) -> None:
+    script = '[ "$CLUSTERRUN_LOCAL_NODE_RANK" = 0 ] && exit 121\nsleep 600\n'
+    begin = time.monotonic()
+    job_id, _ = site.submit(script)
+    job = site.wait(job_id)
+    assert (job.state, job.exit_code) == (JobState.FAILED, 121)  # not the 143 that we caused
+    assert time.monotonic() - begin < 10
+    no_process_left(site)
+
+
+def test_cancel_from_another_process_lets_the_nodes_end_in_order(site: Site) -> None:
+    script = (
+        "trap 'echo saved > \"$1/saved-$CLUSTERRUN_LOCAL_NODE_RANK\"; exit 124' TERM\n"
+        'touch "$1/up-$CLUSTERRUN_LOCAL_NODE_RANK"\n'
+        "while :; do sleep 0.1; done\n"
+    )
+    job_id, paths = site.submit(script)
+    wait_for(lambda: len(list(paths.root.glob("up-*"))) == 2, what="the start of both nodes")
+    code = (
+        "from pathlib import Path; from clusterrun.paths import RunsDir;"
+        "from clusterrun.backends.local import LocalBackend;"
+        f"LocalBackend(runs_dir=RunsDir(root=Path({str(site.runs.root)!r}))).cancel([{job_id!r}])"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    job = site.wait(job_id)
+    assert (job.state, job.exit_code) == (JobState.CANCELLED, 124)
+    assert len(list(paths.root.glob("saved-*"))) == 2
+    no_process_left(site)
+
+
+def test_cancel_kills_what_does_not_listen_and_what_hides(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A grandchild in a session of its own, its parents gone: a subreaper still finds it.
+    script = (
+        "trap '' TERM\n"
+        '(setsid bash -c \'trap "" TERM; echo $$ > "$0/hidden"; sleep 600\' "$1" &)\n'
+        "sleep 600\n"
+    )
+    job_id, paths = site.submit(script, nodes=1)
+    wait_for((paths.root / "hidden").exists)
+    site.backend.cancel([job_id])
+    job = site.wait(job_id, timeout_s=25)
+    assert job.state is JobState.CANCELLED
+    no_process_left(site)
+
+
+def test_what_a_completed_job_left_running_is_ended(site: Site) -> None:
+    job_id, _ = site.submit("(setsid bash -c 'sleep 600' \"$1\" &)\nexit 0\n", nodes=1)
+    job = site.wait(job_id)
+    assert (job.state, job.exit_code) == (JobState.COMPLETED, 0)
+    no_process_left(site)
+
+
+def test_the_time_limit_ends_the_job_as_timeout(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "real = time.monotonic\n"
+        "begin = real()\n"
+        "if 'clusterrun.backends.controller' in ' '.join(sys.orig_argv):\n"
+        "    time.monotonic = lambda: begin + 30 * (real() - begin)\n"  # a minute in two seconds
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    job_id, _ = site.submit("sleep 600\n", time_minutes=1)
+    job = site.wait(job_id)
+    assert job.state is JobState.TIMEOUT
+    assert job.exit_code == 143
+    no_process_left(site)
+
+
+def test_the_job_outlives_the_shell_that_submitted(site: Site, tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    bundle = make_bundle(plan, 'sleep 1; touch "$1/done-$CLUSTERRUN_LOCAL_NODE_RANK"\n')
+    paths = make_run(tmp_path, plan, bundle)
+    code = (
+        "import os, signal; from pathlib import Path\n"
+        "from clusterrun.paths import RunPaths, RunsDir\n"
+        "from clusterrun.planning.plan import Plan\n"
+        "from clusterrun.rendering.bundle import Bundle\n"
+        "from clusterrun.backends.local import LocalBackend\n"
+        f"paths = RunPaths(root=Path({str(paths.root)!r}))\n"
+        "plan = Plan.from_json(paths.plan.read_text())\n"
+        f"backend = LocalBackend(runs_dir=RunsDir(root=Path({str(site.runs.root)!r})))\n"
+        "backend.submit(plan, paths, Bundle(files={}))\n"
+        "os.killpg(0, signal.SIGKILL)\n"  # the shell, and all that shares its group, dies here
+    )
+    shell = subprocess.run([sys.executable, "-c", code], start_new_session=True)
+    assert shell.returncode == -signal.SIGKILL
+    job = site.wait("L1")
+    assert (job.state, job.exit_code) == (JobState.COMPLETED, 0)
+    assert len(list(paths.root.glob("done-*"))) == 2
+    # Nothing is lost although the shell never wrote the record.
+    assert record.resolve_job("L1", [site.runs]).run_id == paths.root.name
+
+
+def test_a_lost_terminal_does_not_end_the_job(site: Site) -> None:
+    job_id, paths = site.submit("sleep 1\n")
+    os.kill(int(str(controller_of(paths)["pid"])), signal.SIGHUP)
+    assert site.wait(job_id).state is JobState.COMPLETED
+
+
+def test_a_killed_controller_is_a_failed_job_and_takes_its_nodes_along(site: Site) -> None:
+    job_id, paths = site.submit('touch "$1/up-$CLUSTERRUN_LOCAL_NODE_RANK"\nexec sleep 600\n')
+    wait_for(lambda: len(list(paths.root.glob("up-*"))) == 2)
+    assert site.job(job_id).state is JobState.RUNNING
+    os.kill(int(str(controller_of(paths)["pid"])), signal.SIGKILL)
+    job = site.wait(job_id)
+    assert job.state is JobState.FAILED
+    assert "controller is gone" in job.reason
+    no_process_left(site)
+
+
+def test_a_pid_that_belongs_to_another_program_is_left_alone(site: Site) -> None:
+    job_id, paths = site.submit("sleep 600\n", nodes=1)
+    controller = controller_of(paths)
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        paths.controller.write_text(json.dumps({**controller, "pid": bystander.pid}))
+        assert site.job(job_id).state is JobState.FAILED
+        site.backend.cancel([job_id])
+        time.sleep(0.2)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+        process.send_signal(
+            int(str(controller["pid"])), str(controller["identity"]), signal.SIGTERM
+        )
+
+
+def test_p14_the_shells_slurm_and_rank_variables_do_not_reach_the_nodes(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaks = {
+        "SLURM_CPU_BIND": "x",
+        "SLURM_NODEID": "7",
+        "SBATCH_PARTITION": "x",
+        "PET_NNODES": "4",
+        "TORCHELASTIC_RUN_ID": "none",
+        "MASTER_PORT": "1",
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "5",
+        "CUDA_VISIBLE_DEVICES": "6",
+    }
+    for name, value in leaks.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("A_TOKEN", "kept, for it is the user's")
+    job_id, paths = site.submit('env > "$1/env"\n', nodes=1)
+    site.wait(job_id)
+    seen = dict(
+        line.split("=", 1) for line in (paths.root / "env").read_text().splitlines() if "=" in line
+    )
+    assert leaks.keys() & seen.keys() == set()
+    assert seen["A_TOKEN"] == "kept, for it is the user's"
+
+
+@pytest.mark.parametrize(
+    ("gpu_ids", "visible", "expected"),
+    [
+        (("4", "5", "6", "7"), None, ["4,5", "6,7"]),
+        ((), "3,1,2,0", ["3,1", "2,0"]),
+        ((), "GPU-8f,GPU-9a,MIG-1,MIG-2", ["GPU-8f,GPU-9a", "MIG-1,MIG-2"]),
+        ((), None, ["0,1", "2,3"]),
+    ],
+)
+def test_gpus_are_shared_out_between_the_nodes(
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    gpu_ids: tuple[str, ...],
+    visible: str | None,
+    expected: list[str],
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    script = 'echo "$CUDA_VISIBLE_DEVICES" > "$1/gpus-$CLUSTERRUN_LOCAL_NODE_RANK"\n'
+    job_id, paths = site.submit(
+        script, device=Device.CUDA, gpus_per_node=2, procs_per_node=2, gpu_ids=gpu_ids
+    )
+    site.wait(job_id)
+    seen = [path.read_text().strip() for path in sorted(paths.root.glob("gpus-*"))]
+    assert seen == expected
+
+
+def test_too_few_gpus_are_refused_and_nothing_is_left(site: Site) -> None:
+    with pytest.raises(Exception, match="need 4 GPUs, but 1 are given") as refused:
+        site.submit("exit 0\n", device=Device.CUDA, gpus_per_node=2, gpu_ids=("0",))
+    assert "GPUs 0" in str(refused.value.cause)  # type: ignore[attr-defined]
+    assert not site.runs.root.exists()
+
+
+def test_a_controller_that_cannot_start_is_told_and_nothing_is_left(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise SystemExit('this Python is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(SubmissionError) as refused:
+        site.submit("exit 0\n")
+    assert "this Python is broken" in str(refused.value.cause)
+    assert not site.runs.root.exists()
+
+
+def test_modules_beside_the_users_script_do_not_shadow_the_controllers(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "socket", "clusterrun"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')\n")
+    monkeypatch.chdir(tmp_path)
+    job_id, _ = site.submit("exit 0\n")
+    assert site.wait(job_id).state is JobState.COMPLETED
+
+
+def test_nodes_run_in_the_users_directory(site: Site, tmp_path: Path) -> None:
+    job_id, paths = site.submit('pwd > "$1/pwd"\n', nodes=1)
+    site.wait(job_id)
+    assert (paths.root / "pwd").read_text().strip() == str(tmp_path)
+
+
+def test_what_nodes_print_lands_in_the_batch_output(site: Site) -> None:
+    job_id, paths = site.submit("echo out; echo err >&2\n", nodes=1)
+    site.wait(job_id)
+    assert paths.batch_output.read_text() == "out\nerr\n"
+    assert paths.batch_output.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_job_that_nobody_knows(site: Site) -> None:
+    assert site.backend.query(["L7"]) == {}
+    with pytest.raises(JobNotFoundError):
+        site.backend.cancel(["L7"])
+
+
+def test_cancelling_an_ended_job_changes_nothing(site: Site) -> None:
+    job_id, _ = site.submit("exit 0\n")
+    before = site.wait(job_id)
+    site.backend.cancel([job_id])
+    assert site.job(job_id).state is before.state is JobState.COMPLETED
+
+
+def test_a_controller_on_another_machine_is_not_called_dead(site: Site) -> None:
+    job_id, paths = site.submit("sleep 1\n", nodes=1)
+    there = {**controller_of(paths), "host": "login2", "boot_id": "another"}
+    paths.controller.write_text(json.dumps(there))
+    job = site.job(job_id)
+    assert job.state is JobState.UNKNOWN
+    assert "login2" in job.reason
+    with pytest.raises(Exception, match="runs on login2"):
+        site.backend.cancel([job_id])
+    assert site.wait(job_id).state is JobState.COMPLETED  # its files say so
