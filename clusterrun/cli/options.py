@@ -98,7 +98,7 @@ class JobCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in _HEADINGS.values()}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if isinstance(parameter, click.Option) and record is not None:
                 heading = getattr(parameter, "heading", "Output")
                 sections.setdefault(heading, []).append(record)
         for heading, rows in sections.items():

@@ -26,14 +26,20 @@ class FoundFiles:
 
 
 def find_files(
-    *, environ: Mapping[str, str], cwd: Path, config_file: str | None = None
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    config_file: str | None = None,
+    search: bool = True,
 ) -> FoundFiles:
     """Read the job file, the project's, the user's and the site's configuration.
+
+    Without `search` no project is looked for.
 
     Raises ConfigError for a file that was named and is missing, or cannot be read.
     """
     home = environ.get("HOME") or None
-    project, notes = _find_project(cwd)
+    project, notes = _find_project(cwd) if search else (None, ())
     named = cwd / _expanded(config_file, home) if config_file else None
     found: list[ConfigFile] = []
     if config_file and named is not None:

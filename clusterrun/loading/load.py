@@ -70,6 +70,7 @@ def resolve(
         )
     )
     merged.take_timeout()
+    merged.warn_of_secrets()
     refuse_several_clusters(merged)
     merged.complete(found.project_dir, cwd)
     warnings = [text for document in documents for text in document.warnings]

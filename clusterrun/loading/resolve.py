@@ -10,6 +10,7 @@ from clusterrun.durations import format_seconds
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.loading.document import Document
 from clusterrun.loading.keys import BY_NAME, nearest
+from clusterrun.loading.secrets import is_secret_name
 from clusterrun.loading.settings import BUILT_IN, Origin, Setting, located
 from clusterrun.loading.values import interpret
 from clusterrun.spec import FIELDS, Kind
@@ -69,6 +70,16 @@ class Merged:
         self.values["timeout_s"] = seconds
         self.origins["launch.timeout"] = Origin(text=f"{origin} ({item})", where=origin.where)
         self.notes.append(f"{ignored}; taken as launch.timeout: {format_seconds(seconds)}")
+
+    def warn_of_secrets(self) -> None:
+        """Warn of an argument that looks like a secret: `ps` and the run directory show it."""
+        for word in self.values.get("args", ()):
+            option = word.partition("=")[0]
+            if option.startswith("--") and is_secret_name(option[2:]):
+                self.notes.append(
+                    f"argument {option} looks like a secret: others can read it in ps and in the "
+                    "run directory; let the script read a variable and name it in pass_env"
+                )
 
     def complete(self, project_dir: Path, cwd: Path) -> None:
         """Fill in the origins of what nobody said, and the directory of the project's runs."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from clusterrun.loading.settings import Origin
 from clusterrun.loading.values import written
@@ -23,10 +23,14 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One value for people: its key, its text as YAML, its origin."""
+    """One value for people: its key, its text on one line, its origin.
+
+    `value` is what JSON holds; it and `text` are None where nobody said anything.
+    """
 
     key: str
-    text: str
+    value: str | int | bool | list[str] | None
+    text: str | None
     origin: str
 
 
@@ -48,19 +52,18 @@ class Resolved:
     notes: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[Row]:
-        """List what is decided, in the order of FIELDS; what nobody said is left out."""
+        """List every value in the order of FIELDS; of a mapping, each name."""
         for field in FIELDS:
             value = getattr(self.spec, field.name)
-            if value is None:
-                continue
-            if field.kind is Kind.MAPPING and value:
+            if field.kind is Kind.MAPPING:
                 for name, text in sorted(value.items()):
-                    yield self._row(f"{field.key}.{name}", yaml_text(text))
+                    yield self._row(f"{field.key}.{name}", text)
             else:
-                yield self._row(field.key, _flow_text(field, value))
+                yield self._row(field.key, _plain_value(field, value))
 
-    def _row(self, key: str, text: str) -> Row:
-        return Row(key=key, text=text, origin=str(self.origins[key]))
+    def _row(self, key: str, value: Any) -> Row:
+        text = None if value is None else _one_line(value)
+        return Row(key=key, value=value, text=text, origin=str(self.origins[key]))
 
     def to_yaml(self) -> str:
         """Write resolved.yaml: a configuration file that says the same, with the origins.
@@ -99,6 +102,22 @@ def _by_section() -> Mapping[str, Sequence[Field]]:
     for field in FIELDS:
         sections.setdefault(field.key.rpartition(".")[0], []).append(field)
     return sections
+
+
+def _plain_value(field: Field, value: Any) -> str | int | bool | list[str] | None:
+    """Give a value as JSON holds it: times as they are written, lists and numbers as such."""
+    if value is None or field.kind in _BARE:
+        return cast("int | bool | None", value)
+    raw = written(field, value)
+    return raw if isinstance(raw, str) else list(raw)
+
+
+def _one_line(value: str | int | bool | list[str]) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(yaml_text(text) for text in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _comment(str(value)) or '""'
 
 
 def _flow_text(field: Field, value: Any) -> str:

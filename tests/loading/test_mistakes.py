@@ -168,7 +168,7 @@ def test_a_mistake_names_its_place_and_the_remedy(
 
 
 def test_yaml_that_names_python_objects_is_not_obeyed(loaded: Load) -> None:
-    with pytest.raises(ConfigError, match="type tag:yaml.org,2002:python/object/apply:os.system"):
+    with pytest.raises(ConfigError, match="python/object/apply:os"):
         loaded("args: [!!python/object/apply:os.system 'touch x']")
 
 

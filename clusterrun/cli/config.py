@@ -1,0 +1,159 @@
+"""config: show what is configured and who said it, check files before a job waits for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterrun.cli import output
+from clusterrun.cli.options import JobCommand, JobOptions, job_options
+from clusterrun.errors import ClusterrunError, Exit, UsageError
+
+if TYPE_CHECKING:
+    from clusterrun.loading import Resolved
+    from clusterrun.loading.document import Document
+    from clusterrun.loading.files import FoundFiles
+    from clusterrun.loading.resolved import Row
+
+SHOW_SCHEMA = "clusterrun.config-show/1"
+VALIDATE_SCHEMA = "clusterrun.config-validate/1"
+
+
+@click.group("config")
+def command() -> None:
+    """Show and check the configuration."""
+
+
+@command.command("show", cls=JobCommand)
+@job_options(script=False)
+@click.option("--origin", is_flag=True, help="say where each value comes from")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) -> None:
+    """Print each value, or those of some keys (slurm.time) or sections (slurm)."""
+    output.current_session().json = as_json
+    resolved = job.load()
+    rows = list(_chosen_rows(resolved, keys))
+    for text in resolved.notes:
+        output.warn(text)
+    if as_json:
+        output.answer_json(_show_json(resolved, rows))
+        return
+    head = ("KEY", "VALUE", "ORIGIN") if origin else ("KEY", "VALUE")
+    table = [(row.key, "-" if row.text is None else row.text, row.origin) for row in rows]
+    output.answer_table(head, [cells[: len(head)] for cells in table])
+
+
+def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
+    """Choose what was asked for; without a question, all that has a value.
+
+    Raises UsageError for a key that nobody declared.
+    """
+    rows = list(resolved.rows())
+    if not keys:
+        yield from (row for row in rows if row.text is not None)
+        return
+    for key in keys:
+        found = [row for row in rows if row.key == key or row.key.startswith(key + ".")]
+        if not found:
+            _refuse_unknown(key)
+        yield from found
+
+
+def _refuse_unknown(key: str) -> None:
+    from clusterrun.loading.keys import BY_KEY
+    from clusterrun.loading.spoken import unknown_key
+
+    if key not in BY_KEY:  # a mapping without names has no rows
+        raise unknown_key(key)
+
+
+def _show_json(resolved: Resolved, rows: Sequence[Row]) -> dict[str, object]:
+    return {
+        "schema": SHOW_SCHEMA,
+        "profile": resolved.profile,
+        "project_dir": str(resolved.project_dir),
+        "files": list(resolved.files),
+        "values": [{"key": row.key, "value": row.value, "origin": row.origin} for row in rows],
+        "warnings": list(resolved.notes),
+    }
+
+
+@command.command("validate")
+@click.argument("file", required=False, type=click.Path())
+@click.option("--strict", is_flag=True, help="count warnings as mistakes")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def validate(file: str | None, strict: bool, as_json: bool) -> int:
+    """Check one file, or all that count here: keys, values, profiles. Exit 0, or 2 for mistakes."""
+    from clusterrun.loading.document import parse_document
+    from clusterrun.loading.files import find_files
+
+    session = output.current_session()
+    session.json = as_json
+    found = find_files(environ=os.environ, cwd=Path.cwd(), config_file=file, search=file is None)
+    documents = [parse_document(each) for each in found.files]
+    errors, warnings = _problems(found, documents)
+    for error in errors:
+        output.print_error(error, output.Session(color=session.color))
+    for text in warnings:
+        output.warn(text)
+    is_valid = not errors and not (strict and warnings)
+    names = [each.shown for each in found.files]
+    if as_json:
+        output.answer_json(_validate_json(names, errors, warnings, is_valid=is_valid))
+    elif is_valid:
+        output.answer("\n".join(f"{name}: valid" for name in names) or "no configuration file here")
+    return Exit.OK if is_valid else Exit.USAGE
+
+
+def _problems(
+    found: FoundFiles, documents: Sequence[Document]
+) -> tuple[list[UsageError], list[str]]:
+    """Collect the mistakes of the files; where there are none, those of what they make together."""
+    errors = [error for document in documents for error in document.errors]
+    warnings = [text for document in documents for text in document.warnings]
+    profiles = {name: None for document in documents for name in document.profiles}
+    for profile in (None, "", *profiles) if not errors else ():
+        try:
+            resolved = _resolve(found, profile)
+        except UsageError as error:
+            if str(error) not in map(str, errors):
+                errors.append(error)
+        else:
+            warnings += [*resolved.notes, *_missing_script(resolved)]
+    return errors, list(dict.fromkeys(warnings))
+
+
+def _resolve(found: FoundFiles, profile: str | None) -> Resolved:
+    from clusterrun.loading.load import resolve
+
+    return resolve(found, {}, environ=os.environ, cwd=Path.cwd(), profile=profile)
+
+
+def _missing_script(resolved: Resolved) -> Iterator[str]:
+    script = resolved.spec.script
+    if script is not None and not (resolved.cwd / script).exists():
+        yield f"{resolved.origins['script']}: script '{script}' does not exist"
+
+
+def _validate_json(
+    files: Sequence[str],
+    errors: Sequence[ClusterrunError],
+    warnings: Sequence[str],
+    *,
+    is_valid: bool,
+) -> dict[str, object]:
+    return {
+        "schema": VALIDATE_SCHEMA,
+        "valid": is_valid,
+        "files": list(files),
+        "errors": [
+            {"message": error.message, "where": error.where, "hint": "; ".join(error.hints) or None}
+            for error in errors
+        ],
+        "warnings": list(warnings),
+    }

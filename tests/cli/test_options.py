@@ -1,0 +1,184 @@
+"""The options that make a job: what was typed arrives as given, interpreted in one place only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.cli.options import JobCommand, JobOptions, ScriptCommand, job_options
+from clusterrun.spec import FIELDS, Kind, Strategy
+
+
+def parse(*args: str, script: bool = True) -> JobOptions:
+    """Give a verb of its own these words and return what it received."""
+    received: list[JobOptions] = []
+
+    @click.command(cls=ScriptCommand if script else JobCommand)
+    @job_options(script=script)
+    @click.option("--follow", is_flag=True)
+    def verb(job: JobOptions, follow: bool) -> None:
+        received.append(job)
+
+    result: Result = CliRunner().invoke(verb, list(args), standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    return received[0]
+
+
+def given_values(job: JobOptions) -> dict[str, Any]:
+    return {name: (given.value, given.flag) for name, given in job.flags.items()}
+
+
+def sample(kind: Kind) -> str:
+    return "A=1" if kind is Kind.MAPPING else "1"
+
+
+SPELLINGS = [
+    (field.name, field.kind, spelling)
+    for field in FIELDS
+    for flag in field.flags
+    for spelling in flag.split("/")
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "spelling"), SPELLINGS)
+def test_every_spelling_gives_its_field_and_is_named_as_typed(
+    name: str, kind: Kind, spelling: str
+) -> None:
+    if kind is Kind.FLAG:
+        expected: Any = not spelling.startswith("--no-")
+        words = [spelling]
+    else:
+        text = sample(kind)
+        expected = (text,) if kind in (Kind.TEXTS, Kind.MAPPING) else text
+        words = [spelling, text]
+    assert given_values(parse(*words, "--follow")) == {name: (expected, spelling)}
+
+
+def test_no_two_options_share_a_spelling() -> None:
+    spellings = [spelling for _, _, spelling in SPELLINGS] + ["--config", "--profile", "--set"]
+    assert len(spellings) == len(set(spellings))
+
+
+def test_what_was_not_typed_is_not_given() -> None:
+    assert parse() == JobOptions()
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["--time=30"], "--time"),
+        (["-t30"], "-t"),
+        (["--comment", "-t", "--time", "30"], "-t"),  # not plain to see: the first that fits
+        (["-N2", "train.py", "-t"], None),
+    ],
+)
+def test_the_spelling_is_found_joined_to_its_value(words: list[str], flag: str | None) -> None:
+    given = given_values(parse(*words))
+    assert (given["time_minutes"][1] if flag else "time_minutes" in given) == (flag or False)
+
+
+def test_values_stay_texts_until_loading_reads_them() -> None:
+    assert given_values(parse("-N", "x", "--strategy", "zero4")) == {
+        "nodes": ("x", "-N"),
+        "strategy": ("zero4", "--strategy"),
+    }
+
+
+def test_words_behind_the_script_belong_to_the_script() -> None:
+    job = parse("-N", "2", "train.py", "--lr", "1", "-x", "--", "--follow")
+    assert given_values(job) == {
+        "nodes": ("2", "-N"),
+        "script": ("train.py", ""),
+        "args": (("--lr", "1", "-x", "--", "--follow"), ""),
+    }
+
+
+def test_with_a_module_all_words_are_arguments() -> None:
+    job = parse("-m", "pkg.train", "--", "--lr", "1")
+    assert given_values(job) == {
+        "module": ("pkg.train", "-m"),
+        "args": (("--lr", "1"), ""),
+    }
+    assert given_values(parse("-m", "pkg.train", "data", "x"))["args"] == (("data", "x"), "")
+
+
+def test_words_behind_two_dashes_that_begin_with_one_are_for_the_configured_script() -> None:
+    assert given_values(parse("--", "--lr", "1")) == {"args": (("--lr", "1"), "")}
+
+
+@given(st.lists(st.text()))
+def test_any_argument_of_the_script_arrives_as_it_was_typed(args: list[str]) -> None:
+    assert given_values(parse("train.py", *args))["args"] == (tuple(args), "")
+
+
+def test_an_option_of_slurm_behind_the_script_is_warned_of() -> None:
+    assert parse("train.py", "--nodes=2").notes == (
+        "'--nodes=2' stands after the script and is an argument of the script",
+    )
+    assert parse("--nodes=2", "train.py", "--lr", "1").notes == ()
+
+
+def test_files_profile_and_overrides_are_collected() -> None:
+    job = parse("--config", "a.yaml", "--profile", "a100", "--set", "a=1", "--set", "b=2")
+    assert (job.config_file, job.profile, job.overrides) == ("a.yaml", "a100", ("a=1", "b=2"))
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(click.NoSuchOption) as caught:
+        parse("--partiton", "gpu")
+    assert "--partition" in (caught.value.possibilities or ())
+
+
+def test_a_verb_without_a_script_takes_options_behind_its_arguments() -> None:
+    assert given_values(parse("-N", "2", "--follow", "-t", "5", script=False)).keys() == {
+        "nodes",
+        "time_minutes",
+    }
+
+
+def test_help_groups_the_options_and_tells_the_words_of_an_enum() -> None:
+    @click.command(cls=ScriptCommand)
+    @job_options()
+    @click.option("--follow", is_flag=True)
+    def verb(job: JobOptions, follow: bool) -> None: ...
+
+    text = CliRunner().invoke(verb, ["--help"]).output
+    headings = re.findall(r"^(\w+):$", text, re.MULTILINE)
+    expected = ["Job", "Slurm", "Training", "Network", "Environment", "Configuration", "Output"]
+    assert headings == expected
+    assert "|".join(strategy.value for strategy in Strategy) in text
+    assert "[SCRIPT] [ARGS]..." in text
+    assert "--follow" in text.partition("Output:")[2]
+
+
+def test_words_of_an_enum_are_completed() -> None:
+    @click.command(cls=ScriptCommand)
+    @job_options()
+    def verb(job: JobOptions) -> None: ...
+
+    ctx = click.Context(verb)
+    option = next(each for each in verb.params if each.name == "strategy")
+    found = option.shell_complete(ctx, "zero2")
+    assert [item.value for item in found] == ["zero2", "zero2-offload"]
+
+
+def test_load_resolves_with_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLUSTERRUN_SITE_CONFIG", "/dev/null")
+    monkeypatch.setenv("CLUSTERRUN_SLURM_ACCOUNT", "nlp")
+    (tmp_path / "clusterrun.yaml").write_text("name: x\n")
+    resolved = parse("-t", "1:30:00", "train.py", "--nodes=2").load()
+    spec = resolved.spec
+    assert (spec.name, spec.account, spec.time_minutes) == ("x", "nlp", 90)
+    assert (spec.script, spec.args) == ("train.py", ("--nodes=2",))
+    assert str(resolved.origins["slurm.time"]) == "command line (-t)"
+    assert str(resolved.origins["script"]) == "command line"
+    assert "--nodes=2" in resolved.notes[0]
