@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +13,8 @@ from clusterrun.cli.options import JobCommand, JobOptions, job_options
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from clusterrun.loading import Resolved
     from clusterrun.loading.document import Document
     from clusterrun.loading.files import FoundFiles
@@ -89,14 +90,16 @@ def _show_json(resolved: Resolved, rows: Sequence[Row]) -> dict[str, object]:
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def validate(file: str | None, strict: bool, as_json: bool) -> int:
     """Check one file, or all that count here: keys, values, profiles. Exit 0, or 2 for mistakes."""
+    from clusterrun.facts import working_directory
     from clusterrun.loading.document import parse_document
     from clusterrun.loading.files import find_files
 
     session = output.current_session()
     session.json = as_json
-    found = find_files(environ=os.environ, cwd=Path.cwd(), config_file=file, search=file is None)
+    cwd = working_directory(os.environ)
+    found = find_files(environ=os.environ, cwd=cwd, config_file=file, search=file is None)
     documents = [parse_document(each) for each in found.files]
-    errors, warnings = _problems(found, documents)
+    errors, warnings = _problems(found, documents, cwd)
     for error in errors:
         output.print_error(error, output.Session(color=session.color))
     for text in warnings:
@@ -111,27 +114,23 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
 
 
 def _problems(
-    found: FoundFiles, documents: Sequence[Document]
+    found: FoundFiles, documents: Sequence[Document], cwd: Path
 ) -> tuple[list[UsageError], list[str]]:
     """Collect the mistakes of the files; where there are none, those of what they make together."""
+    from clusterrun.loading.load import resolve
+
     errors = [error for document in documents for error in document.errors]
     warnings = [text for document in documents for text in document.warnings]
     profiles = {name: None for document in documents for name in document.profiles}
     for profile in (None, "", *profiles) if not errors else ():
         try:
-            resolved = _resolve(found, profile)
+            resolved = resolve(found, {}, environ=os.environ, cwd=cwd, profile=profile)
         except UsageError as error:
             if str(error) not in map(str, errors):
                 errors.append(error)
         else:
             warnings += [*resolved.notes, *_missing_script(resolved)]
     return errors, list(dict.fromkeys(warnings))
-
-
-def _resolve(found: FoundFiles, profile: str | None) -> Resolved:
-    from clusterrun.loading.load import resolve
-
-    return resolve(found, {}, environ=os.environ, cwd=Path.cwd(), profile=profile)
 
 
 def _missing_script(resolved: Resolved) -> Iterator[str]:

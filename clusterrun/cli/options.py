@@ -6,13 +6,13 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from clusterrun.errors import ClusterrunError
 from clusterrun.spec import FIELDS, Field, Kind
 
 if TYPE_CHECKING:
@@ -57,12 +57,13 @@ class JobOptions:
 
         Raises UsageError for a value that can't be meant, here or in a file.
         """
+        from clusterrun.facts import working_directory
         from clusterrun.loading import load_spec
 
         resolved = load_spec(
             self.flags,
             environ=os.environ,
-            cwd=Path.cwd(),
+            cwd=working_directory(os.environ),
             config_file=self.config_file,
             profile=self.profile,
             overrides=self.overrides,
@@ -83,6 +84,25 @@ class GroupedOption(click.Option):
         if not self.words:
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(word) for word in self.words if word.startswith(incomplete)]
+
+
+class ProfileOption(GroupedOption):
+    """An option that completes the names of the profiles that the files define."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the profiles; files that cannot be read offer none."""
+        from clusterrun.facts import working_directory
+        from clusterrun.loading.document import parse_document
+        from clusterrun.loading.files import find_files
+
+        try:
+            cwd = working_directory(os.environ)
+            config_file = ctx.params.get("config_file")
+            found = find_files(environ=os.environ, cwd=cwd, config_file=config_file)
+        except ClusterrunError:
+            return []
+        names = {name for each in found.files for name in parse_document(each).profiles}
+        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
 class JobCommand(click.Command):
@@ -174,7 +194,11 @@ def _source_options() -> Iterator[Callable[[Any], Any]]:
         **group,
     )
     yield click.option(
-        "profile", "--profile", metavar="NAME", help="a profile of the files ('': none)", **group
+        "profile",
+        "--profile",
+        metavar="NAME",
+        help="a profile of the files ('': none)",
+        **{**group, "cls": ProfileOption},
     )
     yield click.option(
         "overrides",

@@ -18,12 +18,13 @@ from clusterrun.loading.resolve import (
 from clusterrun.loading.resolved import Resolved
 from clusterrun.loading.settings import Place
 from clusterrun.loading.spoken import (
+    Given,
     environment_settings,
     flag_settings,
     override_settings,
     unknown_variables,
 )
-from clusterrun.spec import JobSpec
+from clusterrun.spec import FIELDS, Field, JobSpec, Kind
 
 
 def load_spec(
@@ -46,6 +47,23 @@ def load_spec(
     """
     found = find_files(environ=environ, cwd=cwd, config_file=config_file)
     return resolve(found, flags, environ=environ, cwd=cwd, profile=profile, overrides=overrides)
+
+
+def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
+    """Hold a spec that was made in Python against the rules for every other one.
+
+    Raises UsageError for a value that can't be meant, a secret, or several clusters.
+    """
+    said = {
+        field.name: Given(value=value, speaker="Python")
+        for field in FIELDS
+        if (value := getattr(spec, field.name)) != _default(field)
+    }
+    return resolve(FoundFiles(files=(), project_dir=cwd), said, environ={}, cwd=cwd)
+
+
+def _default(field: Field) -> Any:
+    return {} if field.kind is Kind.MAPPING else field.default
 
 
 def resolve(

@@ -21,6 +21,12 @@ class Given:
 
     value: Any
     flag: str = ""
+    speaker: str = "command line"
+
+    @property
+    def origin(self) -> Origin:
+        """Name who gave it, and the option."""
+        return Origin(text=f"{self.speaker} ({self.flag})" if self.flag else self.speaker)
 
 
 def environment_settings(environ: Mapping[str, str], place: Place) -> Iterator[Setting]:
@@ -97,11 +103,10 @@ def flag_settings(flags: Mapping[str, Any], place: Place) -> Iterator[Setting]:
         field = BY_NAME.get(name)
         if field is None:
             raise UsageError(f"unknown setting '{name}'", hint=hint_for_key(name, ""))
-        origin = Origin(text=f"command line ({given.flag})" if given.flag else "command line")
         yield from settings_of(
             field,
             _raw(given.value),
-            origin,
+            given.origin,
             place,
             label=given.flag or field.key,
             adds=field.kind is Kind.TEXTS and field.name != "args",

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from clusterrun.errors import ConfigError, UsageError
-from clusterrun.loading import Given
-from clusterrun.spec import FIELDS, MixedPrecision
+from clusterrun.loading import Given, adopt_spec
+from clusterrun.spec import FIELDS, JobSpec, MixedPrecision, Strategy
 from tests.loading.conftest import Workplace
 
 # The order of the places, the highest first; each says slurm.partition in its own words.
@@ -326,3 +328,45 @@ def test_the_user_file_is_found_where_xdg_says(workplace: Workplace) -> None:
 def test_no_home_is_no_error(workplace: Workplace) -> None:
     del workplace.environ["HOME"]
     assert workplace.load().spec.nodes == 1
+
+
+def test_variables_of_a_rank_are_no_settings_but_for_the_one_that_loading_knows() -> None:
+    root = Path(__file__).resolve().parents[2]
+    contract = (root / "docs" / "architecture.md").read_text()
+    rows = "".join(re.findall(r"^\| `CLUSTERRUN_.*$", contract, re.MULTILINE))
+    names = set(re.findall(r"CLUSTERRUN_\w+", rows))
+    assert "CLUSTERRUN_ATTEMPT" in names
+    assert names & {field.env for field in FIELDS} == {"CLUSTERRUN_RUN_DIR"}
+
+
+def test_a_spec_made_in_python_is_held_against_the_same_rules(tmp_path: Path) -> None:
+    spec = JobSpec(script="a.py", env={"A": "1", "NCCL_TIMEOUT": "60"}, time_minutes=90, nodes=2)
+    resolved = adopt_spec(spec, cwd=tmp_path)
+    expected = dataclasses.replace(spec, env={"A": "1"}, timeout_s=60)
+    assert (resolved.spec, resolved.cwd) == (expected, tmp_path)
+    assert str(resolved.origins["env.A"]) == "Python"
+    assert str(resolved.origins["slurm.mem"]) == "built-in"
+    assert adopt_spec(JobSpec(), cwd=tmp_path).spec == JobSpec()
+    words = JobSpec(strategy="zero2")  # type: ignore[arg-type]  # a word stands for its member
+    assert adopt_spec(words, cwd=tmp_path).spec.strategy is Strategy.ZERO2
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (JobSpec(env={"HF_TOKEN": "x"}), "looks like a secret"),
+        (JobSpec(clusters="a,b"), "names 2 clusters"),
+        (JobSpec(strategy="zero4"), "unknown strategy 'zero4'"),  # type: ignore[arg-type]  # a typo
+        (JobSpec(script="a.py", module="b"), "exclude each other"),
+    ],
+)
+def test_a_mistake_in_a_spec_made_in_python(tmp_path: Path, spec: JobSpec, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        adopt_spec(spec, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("word", ["--hf-token", "--api_key=x"])
+def test_an_argument_that_looks_like_a_secret_is_warned_of(workplace: Workplace, word: str) -> None:
+    resolved = workplace.load({"script": "a.py", "args": (word, "x", "--max-tokens", "5")})
+    assert len(resolved.notes) == 1
+    assert resolved.notes[0].startswith(f"argument {word.partition('=')[0]} looks like a secret")
