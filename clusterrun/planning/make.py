@@ -92,11 +92,9 @@ def _entry(spec: JobSpec) -> tuple[str, ...]:
             "no training script was named",
             hint="name it: clusterrun submit train.py (or script: in clusterrun.yaml)",
         )
-    for arg in entry:
-        if "\x00" in arg:
-            raise UsageError(
-                f"the argument {arg!r} holds a NUL byte, which no process can be given"
-            )
+    for text in (*entry, *spec.setup):
+        if "\x00" in text:
+            raise UsageError(f"{text!r} holds a NUL byte; no process can take it")
     return entry
 
 

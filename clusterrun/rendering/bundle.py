@@ -1,0 +1,102 @@
+"""From a Plan to the exact text of every file of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterrun import __version__
+from clusterrun.errors import NodeExit, UsageError
+from clusterrun.planning.plan import Plan
+from clusterrun.rendering.quoting import Quoted
+from clusterrun.rendering.templates import Renderer
+
+# Slurm's own limit on a batch script (SchedulerParameters=max_script_size, 4 MiB by default).
+MAX_SCRIPT_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """The files of a run by name, `job.sbatch` among them, in the order of their making."""
+
+    files: Mapping[str, str]
+
+    @property
+    def script(self) -> str:
+        """The batch script: self-contained, what `render` prints and `submit` sends."""
+        return self.files["job.sbatch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """One file that the batch script carries in a here-document."""
+
+    name: str
+    delimiter: Quoted
+    text: Quoted
+
+
+def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Path] = ()) -> Bundle:
+    """Render every file of a run; the same plan gives the same bytes.
+
+    `template_dirs` hold templates of the site or the project, which win by name.
+    Raises ConfigError for a template that cannot be used, UsageError where the whole is larger
+    than Slurm accepts.
+    """
+    renderer = Renderer(template_dirs)
+    values = {
+        "plan": plan,
+        "version": __version__,
+        "unfit": int(NodeExit.NODE_UNFIT),
+        "cancelled": int(NodeExit.CANCELLED),
+    }
+    carried = {
+        "env.sh": renderer.render("env.sh.j2", values),
+        "node.sh": renderer.render("node.sh.j2", values),
+        "accelerate.yaml": _accelerate(renderer, plan),
+        **({"ds_config.json": plan.deepspeed} if plan.deepspeed else {}),
+        "plan.json": plan.to_json(),
+        "resolved.yaml": resolved_yaml,
+    }
+    carried = {name: _with_newline(text) for name, text in carried.items()}
+    script = renderer.render("job.sbatch.j2", {**values, **_job_values(plan, carried)})
+    _refuse_too_large(script)
+    return Bundle(files={"job.sbatch": script, **carried})
+
+
+def _accelerate(renderer: Renderer, plan: Plan) -> str:
+    if plan.accelerate_text:
+        return plan.accelerate_text
+    return renderer.render(plan.accelerate_config, {**plan.accelerate, "version": __version__})
+
+
+def _with_newline(text: str) -> str:
+    return text if text.endswith("\n") or not text else text + "\n"
+
+
+def _job_values(plan: Plan, carried: Mapping[str, str]) -> dict[str, object]:
+    return {
+        "carried": [
+            Carried(name=name, delimiter=Quoted(_delimiter(text)), text=Quoted(text))
+            for name, text in carried.items()
+        ],
+        "cpus_known": any(arg.startswith("--cpus-per-task") for arg in plan.srun_args),
+    }
+
+
+def _delimiter(text: str) -> str:
+    lines = set(text.split("\n"))
+    delimiter = "END_OF_FILE"
+    while delimiter in lines:
+        delimiter += "_"
+    return delimiter
+
+
+def _refuse_too_large(script: str) -> None:
+    size = len(script.encode(errors="surrogateescape"))
+    if size > MAX_SCRIPT_BYTES:
+        raise UsageError(
+            f"the batch script would be {size} bytes; Slurm takes {MAX_SCRIPT_BYTES} by default",
+            hint="pass long lists of arguments in a file",
+        )

@@ -1,0 +1,102 @@
+"""Any text as data: one word of bash, one directive of sbatch, one scalar of YAML."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+from clusterrun.planning.plan import Directive
+
+
+class Quoted(str):
+    """A text that may stand in a rendered file as it is."""
+
+
+_PLAIN_SCALAR = re.compile(r"[A-Za-z][A-Za-z_]*\Z")
+_NOT_PLAIN = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
+# Control characters would break the line (and sbatch refuses a script with carriage returns);
+# lone surrogates are bytes that were no UTF-8.
+_NEEDS_ESCAPES = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_PLAIN_BYTES = frozenset(range(0x20, 0x7F)) - set(b"\\'")
+
+
+def sh_word(value: object) -> Quoted:
+    """Write a text as one word of bash, on one line.
+
+    Raises ValueError for a NUL byte, which no variable or argument can hold.
+
+    >>> print(sh_word("a b"), sh_word("plain"), sh_word(3), sh_word("two\\nlines"))
+    'a b' plain 3 $'two\\nlines'
+    """
+    text = _text(value)
+    if "\x00" in text:
+        raise ValueError("a NUL byte cannot be given to a program")
+    if not _NEEDS_ESCAPES.search(text):
+        return Quoted(shlex.quote(text))
+    return Quoted("$'" + "".join(map(_escape, text)) + "'")
+
+
+def _escape(char: str) -> str:
+    if char == "\n":
+        return "\\n"
+    data = char.encode(errors="surrogateescape")
+    if len(data) > 1 or data[0] in _PLAIN_BYTES:
+        return char
+    return f"\\{data[0]:03o}"
+
+
+def directive_line(line: Directive) -> Quoted:
+    r"""Write a directive as the rest of an `#SBATCH` line.
+
+    sbatch takes a backslash as an escape inside single quotes too, unlike a shell, and reads an
+    unquoted # as a comment (sbatch 22.05, `_get_argument`).
+    Raises ValueError for control characters: a directive ends at the line.
+
+    >>> print(directive_line(Directive(name="comment", value="a\\b #1")))
+    --comment='a\\b #1'
+    """
+    value = "" if line.value is None else "=" + _sbatch_word(line.value)
+    return Quoted(f"--{line.name}{value}")
+
+
+def sbatch_word(value: object) -> Quoted:
+    """Write one whole option of sbatch, given by the user, as it stands on an `#SBATCH` line."""
+    return Quoted(_sbatch_word(_text(value)))
+
+
+def _sbatch_word(text: str) -> str:
+    if _NEEDS_ESCAPES.search(text):
+        raise ValueError(f"a directive cannot hold {text!r}")
+    return shlex.quote(text).replace("\\", "\\\\")
+
+
+def yaml_scalar(value: object) -> Quoted:
+    """Write a number, a truth value or a text as a scalar of YAML.
+
+    >>> print(yaml_scalar(True), yaml_scalar("MULTI_GPU"), yaml_scalar("no"))
+    true MULTI_GPU "no"
+    """
+    if isinstance(value, bool | int):
+        return Quoted(json.dumps(value))
+    text = _text(value)
+    if _PLAIN_SCALAR.match(text) and text.lower() not in _NOT_PLAIN:
+        return Quoted(text)
+    return Quoted(json.dumps(text, ensure_ascii=False))
+
+
+def comment_text(value: object) -> Quoted:
+    """Let a text stand in a comment.
+
+    Raises ValueError for control characters.
+    """
+    text = _text(value)
+    if _NEEDS_ESCAPES.search(text):
+        raise ValueError(f"a comment cannot hold {text!r}")
+    return Quoted(text)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"{value!r} is neither a text nor a number")
+    return str(value)

@@ -1,0 +1,94 @@
+"""The template engine: nothing reaches a file but through a quoting filter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterrun.assets import template_directories
+from clusterrun.errors import ConfigError
+from clusterrun.rendering.quoting import (
+    Quoted,
+    comment_text,
+    directive_line,
+    sbatch_word,
+    sh_word,
+    yaml_scalar,
+)
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_FILTERS = {
+    "sh": sh_word,
+    "directive": directive_line,
+    "sbatch": sbatch_word,
+    "yaml": yaml_scalar,
+    "comment": comment_text,
+}
+
+
+class Renderer:
+    """Templates by name, those of a site or a project before ours."""
+
+    def __init__(self, template_dirs: Sequence[Path] = ()) -> None:
+        self._environment = _environment((*template_dirs, *template_directories()))
+
+    def render(self, name: str, values: Mapping[str, Any]) -> str:
+        """Render one template.
+
+        Raises ConfigError naming the template, when it is missing, broken, or prints a value that
+        went through no quoting filter.
+        """
+        import jinja2
+
+        try:
+            return self._environment.get_template(name).render(values)
+        except jinja2.TemplateSyntaxError as error:
+            where = f"{error.filename or name}:{error.lineno}"
+            raise ConfigError(
+                f"template {name} is not a template", where=where, cause=str(error)
+            ) from error
+        except jinja2.TemplateNotFound as error:
+            raise ConfigError(
+                f"template {name} needs {error.name}, which is nowhere", hint="check template_dirs"
+            ) from error
+        except (jinja2.UndefinedError, ValueError, TypeError) as error:
+            raise ConfigError(f"template {name} cannot be rendered", cause=str(error)) from error
+
+
+def _environment(directories: tuple[Path, ...]) -> Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([str(directory) for directory in directories]),
+        undefined=jinja2.StrictUndefined,
+        finalize=_only_quoted,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {name: partial(_filtered, quote) for name, quote in _FILTERS.items()}
+    return environment
+
+
+def _filtered(quote: Any, value: Any) -> Quoted:
+    _refuse_undefined(value)
+    return Quoted(quote(value))
+
+
+def _only_quoted(value: Any) -> Any:
+    _refuse_undefined(value)
+    if not isinstance(value, Quoted):
+        raise TypeError(f"{value!r} went through none of the filters {', '.join(_FILTERS)}")
+    return value
+
+
+def _refuse_undefined(value: Any) -> None:
+    import jinja2
+
+    if isinstance(value, jinja2.Undefined):
+        str(value)  # raises UndefinedError, in its own words

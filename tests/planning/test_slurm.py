@@ -1,0 +1,253 @@
+"""The requests to Slurm: directives, sbatch's other options, and the options of srun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterrun.errors import UsageError
+from clusterrun.spec import Device, GpuRequest
+from tests.planning.samples import here, lines, on_slurm
+
+
+def test_a_plain_job_asks_for_little() -> None:
+    assert lines(on_slurm(nodes=2, gpus_per_node=4)) == {
+        "job-name": "train",
+        "nodes": "2",
+        "ntasks-per-node": "1",
+        "gpus-per-node": "4",
+        "requeue": None,
+        "open-mode": "append",
+        "ignore-pbs": None,
+    }
+
+
+def test_every_option_of_slurm_reaches_its_directive() -> None:
+    asked = {
+        "partition": "gpu",
+        "account": "nlp",
+        "qos": "high",
+        "constraint": "a100|h100",
+        "nodelist": "n[1-2]",
+        "exclude": "n3",
+        "reservation": "r",
+        "dependency": "afterok:1",
+        "begin": "now+1hour",
+        "deadline": "2030-01-01",
+        "switches": "1@5",
+        "clusters": "c1",
+        "comment": "it's 100% #1",
+        "mail_type": "END",
+        "mail_user": "ada@example.org",
+        "signal": "USR2@300",
+    }
+    found = lines(on_slurm(exclusive=True, hold=True, **asked))
+    assert {name.replace("_", "-"): value for name, value in asked.items()}.items() <= found.items()
+    assert (found["exclusive"], found["hold"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "value"),
+    [
+        ({}, "gpus-per-node", "4"),
+        ({"gpu_type": "a100"}, "gpus-per-node", "a100:4"),
+        ({"gpu_request": GpuRequest.GRES}, "gres", "gpu:4"),
+        ({"gpu_request": GpuRequest.GRES, "gpu_type": "h100"}, "gres", "gpu:h100:4"),
+    ],
+)
+def test_p8_gpus_are_asked_for_in_one_dialect(asked: dict[str, Any], name: str, value: str) -> None:
+    plan = on_slurm(gpus_per_node=4, **asked)
+    dialects = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
+    assert {key: lines(plan)[key] for key in dialects if key in lines(plan)} == {name: value}
+
+
+def test_p8_the_site_may_add_gpus_itself() -> None:
+    found = lines(on_slurm(gpus_per_node=4, gpu_request=GpuRequest.NONE))
+    assert not {"gres", "gpus-per-node"} & found.keys()
+
+
+def test_p8_the_step_repeats_no_gpu_flag() -> None:
+    plan = on_slurm(gpus_per_node=4, gpu_type="a100", gpu_request=GpuRequest.GRES)
+    assert not any("gpu" in option or "gres" in option for option in plan.srun_args)
+
+
+def test_p7_srun_repeats_the_cpus_of_the_task() -> None:
+    plan = on_slurm(cpus_per_task=16, nproc_per_node=4)
+    assert lines(plan)["cpus-per-task"] == "16"
+    assert "--cpus-per-task=16" in plan.srun_args
+    assert plan.threads_per_process == 4
+
+
+def test_p7_cpus_per_gpu_becomes_cpus_per_task_for_both() -> None:
+    plan = on_slurm(gpus_per_node=4, cpus_per_gpu=8)
+    assert (lines(plan)["cpus-per-task"], plan.threads_per_process) == ("32", 8)
+    assert "cpus-per-gpu" not in lines(plan)
+
+
+def test_cpus_are_the_sites_with_gpus_and_one_for_each_rank_without() -> None:
+    assert "cpus-per-task" not in lines(on_slurm(gpus_per_node=4))
+    assert "cpus-per-task" not in lines(on_slurm(nproc_per_node=4, exclusive=True))
+    assert lines(on_slurm(nproc_per_node=4))["cpus-per-task"] == "4"
+
+
+def test_threads_are_left_to_the_node_where_the_cpus_are_unknown() -> None:
+    assert on_slurm(gpus_per_node=4).threads_per_process == 0
+    assert here(nodes=2, nproc_per_node=2).threads_per_process == 2  # of 8 CPUs
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"mem": "10G", "mem_per_cpu": "1G"},
+        {"mem": "10G", "mem_per_gpu": "1G", "gpus_per_node": 1},
+        {"mem_per_cpu": "1G", "mem_per_gpu": "1G", "gpus_per_node": 1},
+    ],
+)
+def test_p9_memory_is_asked_for_in_one_way(asked: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        on_slurm(**asked)
+
+
+def test_p9_no_memory_is_asked_for_unless_said() -> None:
+    assert not [name for name in lines(on_slurm()) if name.startswith("mem")]
+    assert lines(on_slurm(mem="0", exclusive=True))["mem"] == "0"
+
+
+def test_p11_time_is_whole_minutes() -> None:
+    plan = on_slurm(time_minutes=2160, time_min_minutes=60)
+    assert (lines(plan)["time"], lines(plan)["time-min"], plan.time_minutes) == ("2160", "60", 2160)
+
+
+def test_p21_a_requeued_job_appends_to_its_output() -> None:
+    assert lines(on_slurm())["open-mode"] == "append"
+
+
+def test_p24_requeue_is_explicit_either_way() -> None:
+    assert "requeue" in lines(on_slurm())
+    found = lines(on_slurm(requeue=False))
+    assert "no-requeue" in found
+    assert "requeue" not in found
+
+
+def test_no_signal_unless_the_user_asks() -> None:
+    assert "signal" not in lines(on_slurm(time_minutes=600))
+    plan = on_slurm(signal="B:USR2@300")
+    assert lines(plan)["signal"] == "B:USR2@300"
+    assert any("--signal B:" in note for note in plan.notes)
+
+
+def test_p4_p15_p22_p31_one_task_a_node_and_all_end_together() -> None:
+    assert on_slurm(nodes=3, gpus_per_node=8).srun_args == (
+        "--nodes=3",
+        "--ntasks=3",
+        "--ntasks-per-node=1",
+        "--export=ALL",
+        "--kill-on-bad-exit=1",
+        "--wait=0",
+        "--unbuffered",
+        "--input=none",
+    )
+
+
+@pytest.mark.parametrize(
+    "arg",
+    [
+        "--ntasks=4",
+        "-n4",
+        "--ntasks-per-node=8",
+        "--tasks-per-node=8",
+        "-N2",
+        "--nodes=2",
+        "--wrap=hostname",
+        "--array=0-9",
+        "--arr=0-9",
+        "-a0-9",
+        "--parsable",
+        "--output=x",
+        "--outp=x",
+        "-ox",
+        "--error=x",
+        "--export=NONE",
+        "--wait",
+        "-W",
+        "--test-only",
+        "--chdir=/tmp",
+        "-D/tmp",
+        "--cpus-per-gpu=2",
+        "--no-requeue",
+        "--open-mode=truncate",
+        "--job-name=x",
+        "-Jx",
+    ],
+)
+def test_sbatch_options_that_clusterrun_owns_are_refused_with_a_hint(arg: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        on_slurm(sbatch_args=(arg,))
+    assert arg in refused.value.message
+    assert refused.value.hints
+
+
+@pytest.mark.parametrize("arg", ["100", "nice=100", "", "-", "--", "--nice=1\n#SBATCH --wrap=x"])
+def test_p16_what_is_no_option_of_sbatch_is_refused(arg: str) -> None:
+    with pytest.raises(UsageError, match="is not an option of sbatch"):
+        on_slurm(sbatch_args=(arg,))
+
+
+@pytest.mark.parametrize(
+    "arg",
+    [
+        "--nice=100",
+        "-k",
+        "--no-kill",
+        "--hint=nomultithread",
+        "--gres=nvme:1",
+        "--wckey=x",
+        "--licenses=a:1",
+        "--verbose",
+        "--wait-all-nodes=1",
+        "--use-min-nodes",
+        "--tmp=10G",
+        "--time=10",
+        "-pdebug",
+    ],
+)
+def test_any_other_option_of_sbatch_is_taken_verbatim(arg: str) -> None:
+    assert on_slurm(sbatch_args=(arg,)).sbatch_args == (arg,)
+
+
+def test_one_request_is_not_said_twice() -> None:
+    for asked, arg in [
+        ({"time_minutes": 5}, "--time=10"),
+        ({"partition": "gpu"}, "-pdebug"),
+        ({"mem": "1G"}, "--mem-per-cpu=1G"),
+    ]:
+        with pytest.raises(UsageError, match="said twice"):
+            on_slurm(sbatch_args=(arg,), **asked)  # type: ignore[arg-type]  # a table of kinds
+    with pytest.raises(UsageError, match="asked for twice"):
+        on_slurm(gpus_per_node=1, sbatch_args=("--gres=gpu:1",))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"cpus_per_task": 4, "cpus_per_gpu": 2, "gpus_per_node": 1}, "exclude each other"),
+        ({"cpus_per_gpu": 2}, "needs GPUs"),
+        ({"mem_per_gpu": "1G"}, "needs GPUs"),
+        ({"gpu_type": "a100"}, "none are asked for"),
+        ({"time_minutes": 10, "time_min_minutes": 20}, "more than --time's 10"),
+        ({"comment": "\udcff"}, "not text in UTF-8"),
+    ],
+)
+def test_contradictions_are_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        on_slurm(**asked)
+
+
+def test_cpus_of_a_cpu_job_are_shared_by_its_ranks() -> None:
+    plan = on_slurm(nproc_per_node=2, cpus_per_task=9, device=Device.CPU)
+    assert plan.threads_per_process == 4
+
+
+def test_options_of_sbatch_mean_nothing_here_and_it_is_said() -> None:
+    assert "--sbatch-arg means nothing on this machine" in here(sbatch_args=("--nice",)).notes
