@@ -24,24 +24,21 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import (
-    DistributedDataParallelKwargs,
-    DistributedType,
-    DummyOptim,
-    DummyScheduler,
-    broadcast_object_list,
-    gather_object,
-    set_seed,
+from accelerate.utils import broadcast_object_list, gather_object, set_seed
+from strategies import (
+    checkpoint_format,
+    deepspeed_choices,
+    optimizer_and_schedule,
+    start_accelerator,
 )
 from tiny_gpt import GPT, GPTConfig, Windows, read_corpus, split_windows
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from whole_checkpoints import STATE, newest_checkpoint, refusal, save_checkpoint
 
@@ -70,44 +67,6 @@ def schedule_factor(step: int, *, warmup: int, max_steps: int) -> float:
     return 0.1 + 0.45 * (1.0 + math.cos(math.pi * done))
 
 
-def optimizer_and_schedule(
-    accelerator: Accelerator, model: GPT, args: argparse.Namespace
-) -> tuple[Any, Any]:
-    """Return AdamW and the cosine, or stand-ins where a DeepSpeed config brings its own."""
-    config = accelerator.deepspeed_plugin.deepspeed_config if is_deepspeed(accelerator) else {}
-
-    def cosine(optimizer: torch.optim.Optimizer) -> LambdaLR:
-        return LambdaLR(
-            optimizer,
-            lambda step: schedule_factor(step, warmup=args.warmup, max_steps=args.max_steps),
-        )
-
-    optimizer: Any
-    if "optimizer" in config:
-        optimizer = DummyOptim(list(model.parameters()), lr=args.lr, weight_decay=args.weight_decay)
-    else:
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=args.lr, weight_decay=args.weight_decay, betas=(0.9, 0.95)
-        )
-    if "scheduler" in config:
-        # accelerate divides the total by the number of processes (it thinks of a loader's batches);
-        # DeepSpeed counts optimizer steps: hand over what gives max_steps again.
-        total = args.max_steps * accelerator.num_processes
-        return optimizer, DummyScheduler(
-            optimizer, total_num_steps=total, warmup_num_steps=args.warmup
-        )
-    if "optimizer" in config:
-        return optimizer, DummyScheduler(optimizer, lr_scheduler_callable=cosine)
-    return optimizer, cosine(optimizer)
-
-
-def checkpoint_format(accelerator: Accelerator) -> str:
-    """Return what lies in a checkpoint: `whole` files, or shards of one strategy."""
-    if is_deepspeed(accelerator):
-        return f"deepspeed zero-{accelerator.deepspeed_plugin.zero_stage}"
-    return "fsdp" if accelerator.distributed_type == DistributedType.FSDP else "whole"
-
-
 def pick_checkpoint(
     accelerator: Accelerator, args: argparse.Namespace, state: dict[str, Any]
 ) -> tuple[Path | None, dict[str, Any]]:
@@ -130,9 +89,11 @@ def pick_checkpoint(
     saved: dict[str, Any] = json.loads((path / STATE).read_text())
     reason = refusal(saved, state, exact=args.exact)
     if reason:
+        batch = saved["settings"]["effective_batch"]
         raise SystemExit(
             f"error: can't resume from {path}: {reason}\n"
-            "  hint: use the settings it was made with, or another --output"
+            f"  hint: use its settings (batch size x accumulation x processes = {batch}), "
+            "or another --output"
         )
     return path, {**state, "step": saved["step"], "untrained": saved["untrained"]}
 
@@ -143,54 +104,12 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def is_deepspeed(accelerator: Accelerator) -> bool:
-    """Tell whether DeepSpeed runs the steps."""
-    return bool(accelerator.distributed_type == DistributedType.DEEPSPEED)
+def effective_batch(accelerator: Accelerator, args: argparse.Namespace) -> int:
+    """Return the windows that one optimizer step takes in the whole world."""
+    return int(args.batch_size * args.accumulation * accelerator.num_processes)
 
 
-def make_deterministic() -> None:
-    """Make torch compute the same bits each time, at the price of speed."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    for switch in ("flash", "mem_efficient", "cudnn"):  # leave the plain attention alone
-        getattr(torch.backends.cuda, f"enable_{switch}_sdp")(False)
-
-
-def start_accelerator(args: argparse.Namespace) -> Accelerator:
-    """Join the world; how large it is and its precision come from the environment."""
-    handlers = []
-    if args.exact:
-        make_deterministic()
-        # DDP regroups its gradient buckets after the first step, so a resumed run would sum in
-        # another order than the run it continues. With this switch it doesn't regroup.
-        handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
-    accelerator = Accelerator(
-        gradient_accumulation_steps=args.accumulation,
-        # accelerate would step the schedule once per process; we step it once per optimizer step
-        step_scheduler_with_optimizer=False,
-        kwargs_handlers=handlers,
-    )
-    if is_deepspeed(accelerator):
-        follow_deepspeed(accelerator, args)
-    args.accumulation = accelerator.gradient_accumulation_steps
-    return accelerator
-
-
-def follow_deepspeed(accelerator: Accelerator, args: argparse.Namespace) -> None:
-    """Take the batch numbers from a DeepSpeed config that fixes them; fill in "auto" clipping."""
-    config = accelerator.deepspeed_plugin.deepspeed_config
-    accumulation = config.get("gradient_accumulation_steps")
-    if isinstance(accumulation, int):
-        accelerator.gradient_accumulation_steps = accumulation
-    batch_size = config.get("train_micro_batch_size_per_gpu")
-    if isinstance(batch_size, int):
-        args.batch_size = batch_size
-    if config.get("gradient_clipping") == "auto":
-        config["gradient_clipping"] = args.clip
-
-
-def announce(accelerator: Accelerator) -> None:
+def announce(accelerator: Accelerator, *, exact: bool) -> None:
     """Print where each rank is, and from rank 0 how large the world is."""
     host = os.environ.get("CLUSTERRUN_NODE") or socket.gethostname()
     rank, world = accelerator.process_index, accelerator.num_processes
@@ -201,6 +120,8 @@ def announce(accelerator: Accelerator) -> None:
     hosts = len(set(gather_object([host])))
     if accelerator.is_main_process:
         say(f"world {world} ranks on {hosts} host{'s' if hosts != 1 else ''}")
+        if exact and checkpoint_format(accelerator) != "whole":
+            say("note: --exact is for one process and DDP; sharded optimizers may differ in a bit")
 
 
 def held_out_loss(accelerator: Accelerator, model: nn.Module, windows: Any) -> float:
@@ -221,9 +142,10 @@ class Meter:
 
     accelerator: Accelerator
     tokens_per_step: int
-    losses: list[Tensor]
+    losses: list[Tensor] = field(default_factory=list)
     steps: int = 0
     started: float = 0.0
+    newest: dict[str, float] = field(default_factory=dict)
 
     def reset(self) -> None:
         """Forget what was added, and start the clock."""
@@ -244,7 +166,7 @@ class Training:
     args: argparse.Namespace
     model: nn.Module
     optimizer: Any
-    scheduler: Any
+    own_schedule: bool
     meter: Meter
 
     def micro_batch(self, inputs: Tensor, targets: Tensor) -> None:
@@ -256,33 +178,40 @@ class Training:
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(self.model.parameters(), self.args.clip)
             self.optimizer.step()
-            if accelerator.sync_gradients and not accelerator.optimizer_step_was_skipped:
-                self.scheduler.step()
             self.optimizer.zero_grad()
         self.meter.losses.append(loss.detach())
 
     def steps(self, batches: Any, first: int) -> Iterator[tuple[int, float]]:
         """Yield each completed step with the learning rate it used."""
         step = first
-        lr = self.optimizer.param_groups[0]["lr"]
+        lr = self.set_rate(step)
         for inputs, targets in batches:
             self.micro_batch(inputs, targets)
             if self.accelerator.sync_gradients:
                 step += 1
                 self.meter.steps += 1
                 yield step, lr
-                lr = self.optimizer.param_groups[0]["lr"]
+                lr = self.set_rate(step)
+
+    def set_rate(self, step: int) -> float:
+        """Set the learning rate of the step after `step`; return the one that the optimizer has."""
+        if self.own_schedule:
+            lr = self.args.lr * schedule_factor(
+                step, warmup=self.args.warmup, max_steps=self.args.max_steps
+            )
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def log(self, step: int, lr: float) -> None:
         """Print and report loss and throughput; stop a run whose loss is no number."""
         loss, speed = self.meter.read()
         if self.accelerator.is_main_process:
             say(f"step {step}/{self.args.max_steps} loss {loss:.3f} lr {lr:.1e} tok/s {speed:.0f}")
-        if runtime is not None:
-            runtime.step(step, self.args.max_steps, loss=loss, lr=lr, tokens_per_s=speed)
         if not math.isfinite(loss):
             raise SystemExit(f"error: the loss is {loss} at step {step}: the training has diverged")
         self.meter.reset()
+        self.meter.newest = {"loss": loss, "tokens_per_s": speed}
 
     def save(self, state: dict[str, Any]) -> None:
         """Save a checkpoint and say where it lies."""
@@ -298,26 +227,23 @@ class Training:
 def run(args: argparse.Namespace) -> None:
     """Train from the start or the newest checkpoint to the last step, and report."""
     accelerator = start_accelerator(args)
-    announce(accelerator)
+    announce(accelerator, exact=args.exact)
     set_seed(args.seed)
-    corpus = read_corpus(args.data)
     try:
+        corpus = read_corpus(args.data)
         train, test = split_windows(
             corpus, seq_len=args.seq_len, held_out=args.held_out, seed=args.seed
         )
-    except ValueError as error:
-        raise SystemExit(
-            f"error: {error}\n  hint: give more --data or a smaller --seq-len"
-        ) from error
-    effective = args.batch_size * args.accumulation * accelerator.num_processes
-    state = {
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: can't use this text: {error}") from error
+    state: dict[str, Any] = {
         "step": 0,
         "untrained": None,
         "world_size": accelerator.num_processes,
-        "settings": settings(accelerator, args, corpus, effective),
+        "settings": settings(accelerator, args, corpus),
     }
     checkpoint, state = pick_checkpoint(accelerator, args, state)
-    training, batches, tests = prepare(accelerator, args, train, test, state["step"] * effective)
+    training, batches, tests = prepare(accelerator, args, train, test, state["step"])
     if checkpoint:
         restore(accelerator, checkpoint, state["step"])
     else:
@@ -326,18 +252,19 @@ def run(args: argparse.Namespace) -> None:
     loss = held_out_loss(accelerator, training.model, tests)
     if accelerator.is_main_process:
         say(f"held-out loss {loss:.3f} (untrained {state['untrained']:.2f})")
-    accelerator.end_training()  # a gloo process that skips this can abort at its very end
+    # A gloo process that leaves without this can abort at its very end, after a perfect run.
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
 
 
-def settings(
-    accelerator: Accelerator, args: argparse.Namespace, corpus: bytes, effective: int
-) -> dict[str, Any]:
+def settings(accelerator: Accelerator, args: argparse.Namespace, corpus: bytes) -> dict[str, Any]:
     """Return what must be equal for two runs to be the same training."""
     names = "seed seq_len layers heads width dropout lr warmup weight_decay clip max_steps held_out"
     return {name: getattr(args, name) for name in names.split()} | {
         "format": checkpoint_format(accelerator),
         "precision": accelerator.mixed_precision,
-        "effective_batch": effective,
+        "effective_batch": effective_batch(accelerator, args),
+        "deepspeed": deepspeed_choices(accelerator),
         "text_sha256": hashlib.sha256(corpus).hexdigest(),
     }
 
@@ -347,7 +274,7 @@ def prepare(
     args: argparse.Namespace,
     train: Windows,
     test: Windows,
-    first_window: int,
+    first_step: int,
 ) -> tuple[Training, Any, Any]:
     """Build the model and let accelerate place it; return the training and both loaders."""
     model = GPT(
@@ -359,26 +286,28 @@ def prepare(
             dropout=args.dropout,
         )
     )
+    effective = effective_batch(accelerator, args)
     if accelerator.is_main_process:
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        say(f"model {parameters} parameters, {len(train)} windows of {args.seq_len} bytes")
-    effective = args.batch_size * args.accumulation * accelerator.num_processes
+        say(f"model {parameters} parameters, text {len(train)} windows of {args.seq_len} bytes")
+        parts = f"{args.batch_size} x {args.accumulation} accumulation"
+        say(f"batch {parts} x {accelerator.num_processes} ranks = {effective} windows a step")
     optimizer, scheduler = optimizer_and_schedule(accelerator, model, args)
-    model, optimizer, scheduler, batches, tests = accelerator.prepare(
+    model, optimizer, _, batches, tests = accelerator.prepare(
         model,
         optimizer,
         scheduler,
-        loader(train, args.batch_size, range(first_window, args.max_steps * effective)),
+        loader(train, args.batch_size, range(first_step * effective, args.max_steps * effective)),
         loader(test, args.batch_size, range(len(test))),
     )
     set_seed(args.seed, device_specific=True)  # from here each rank has dropout of its own
-    meter = Meter(accelerator=accelerator, tokens_per_step=effective * args.seq_len, losses=[])
+    meter = Meter(accelerator=accelerator, tokens_per_step=effective * args.seq_len)
     training = Training(
         accelerator=accelerator,
         args=args,
         model=model,
         optimizer=optimizer,
-        scheduler=scheduler,
+        own_schedule=scheduler is None,
         meter=meter,
     )
     return training, batches, tests
@@ -402,6 +331,8 @@ def train_steps(training: Training, batches: Any, state: dict[str, Any]) -> None
         last = step == args.max_steps
         if last or step % args.log_every == 0:
             training.log(step, lr)
+        if runtime is not None:
+            runtime.step(step, args.max_steps, lr=lr, **training.meter.newest)
         if args.output and (last or (args.save_every and step % args.save_every == 0)):
             training.save({**state, "step": step})
 
@@ -427,7 +358,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--clip", type=float, default=1.0, help="largest gradient norm")
     add("--seed", type=int, default=0)
     add("--log-every", type=positive, default=10, metavar="STEPS")
-    add("--output", type=Path, metavar="DIR", help="where checkpoints go (shared by all nodes)")
+    add(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="where checkpoints go, shared by all nodes (in a run of clusterrun: the run's own)",
+    )
     add("--save-every", type=positive, metavar="STEPS", help="the last step is always saved")
     add("--keep", type=positive, default=2, metavar="N", help="checkpoints to keep")
     add("--resume", action="store_true", help="go on from the newest complete checkpoint")
@@ -436,7 +372,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.width % args.heads:
         parser.error(f"--width {args.width} is no multiple of --heads {args.heads}")
     if (args.save_every or args.resume) and not args.output:
-        parser.error("--save-every and --resume need --output DIR")
+        args.output = runtime.checkpoint_dir() if runtime is not None else None
+        if args.output is None:
+            parser.error("--save-every and --resume need --output DIR")
     return args
 
 

@@ -35,12 +35,12 @@ def saved_steps(output: Path) -> dict[int, Path]:
 def incompleteness(path: Path) -> str | None:
     """Return why a checkpoint can't be used, or None where it is complete."""
     try:
-        files: dict[str, int] = json.loads((path / MARKER).read_text())["files"]
+        files = list(json.loads((path / MARKER).read_text())["files"].items())
     except FileNotFoundError:
         return f"it has no {MARKER}: the run ended while it was being saved"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"its {MARKER} can't be read"
-    for name, size in files.items():
+    for name, size in files:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"

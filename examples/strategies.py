@@ -1,0 +1,106 @@
+"""What differs between one process, DDP, FSDP and DeepSpeed, kept out of the training loop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    DummyOptim,
+    DummyScheduler,
+)
+from torch import nn
+
+
+def is_deepspeed(accelerator: Accelerator) -> bool:
+    """Tell whether DeepSpeed runs the steps."""
+    return bool(accelerator.distributed_type == DistributedType.DEEPSPEED)
+
+
+def start_accelerator(args: argparse.Namespace) -> Accelerator:
+    """Join the world; how large it is and its precision come from the environment."""
+    handlers = []
+    if args.exact:
+        make_deterministic()
+        # DDP regroups its gradient buckets after the first step, so a resumed run would sum in
+        # another order than the run it continues. With this switch it doesn't regroup.
+        handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
+    accelerator = Accelerator(
+        gradient_accumulation_steps=args.accumulation, kwargs_handlers=handlers
+    )
+    if is_deepspeed(accelerator):
+        follow_deepspeed(accelerator, args)
+    args.accumulation = accelerator.gradient_accumulation_steps  # the environment may decide it
+    return accelerator
+
+
+def make_deterministic() -> None:
+    """Make torch compute the same bits each time, at the price of speed."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    for switch in ("flash", "mem_efficient", "cudnn"):  # leave the plain attention alone
+        getattr(torch.backends.cuda, f"enable_{switch}_sdp")(False)
+
+
+def follow_deepspeed(accelerator: Accelerator, args: argparse.Namespace) -> None:
+    """Take the batch numbers from a DeepSpeed config that fixes them; fill in "auto" clipping.
+
+    A config of the user's own is right about everything that it says; `batch` is printed.
+    """
+    config = accelerator.deepspeed_plugin.deepspeed_config
+    accumulation = config.get("gradient_accumulation_steps")
+    if isinstance(accumulation, int):
+        accelerator.gradient_accumulation_steps = accumulation
+    batch_size = config.get("train_micro_batch_size_per_gpu")
+    if isinstance(batch_size, int):
+        args.batch_size = batch_size
+    if config.get("gradient_clipping") == "auto":
+        config["gradient_clipping"] = args.clip
+
+
+def optimizer_and_schedule(
+    accelerator: Accelerator, model: nn.Module, args: argparse.Namespace
+) -> tuple[Any, Any]:
+    """Return AdamW and None; stand-ins for what a DeepSpeed config brings of its own.
+
+    There is no scheduler of ours: the loop sets the rate, a function of the step alone.
+    accelerate steps a scheduler once per process, and under DeepSpeed a resume cuts a scheduler of
+    torch's off from the optimizer in use: the rate then stands still, and nothing says so.
+    """
+    config = accelerator.deepspeed_plugin.deepspeed_config if is_deepspeed(accelerator) else {}
+    optimizer: Any
+    if "optimizer" in config:
+        optimizer = DummyOptim(list(model.parameters()), lr=args.lr, weight_decay=args.weight_decay)
+    else:
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=args.lr, weight_decay=args.weight_decay, betas=(0.9, 0.95)
+        )
+    if "scheduler" not in config:
+        return optimizer, None
+    # accelerate divides the total by the number of processes (it thinks of a loader's batches);
+    # DeepSpeed counts optimizer steps: hand over what gives max_steps again.
+    total = args.max_steps * accelerator.num_processes
+    return optimizer, DummyScheduler(optimizer, total_num_steps=total, warmup_num_steps=args.warmup)
+
+
+def checkpoint_format(accelerator: Accelerator) -> str:
+    """Return what lies in a checkpoint: `whole` files, or shards of one strategy."""
+    if is_deepspeed(accelerator):
+        return f"deepspeed zero-{accelerator.deepspeed_plugin.zero_stage}"
+    return "fsdp" if accelerator.distributed_type == DistributedType.FSDP else "whole"
+
+
+def deepspeed_choices(accelerator: Accelerator) -> str | None:
+    """Return what a DeepSpeed config says about learning, as text that `prepare` can't change."""
+    if not is_deepspeed(accelerator):
+        return None
+    config = accelerator.deepspeed_plugin.deepspeed_config
+    names = ("optimizer", "scheduler", "gradient_clipping")
+    return json.dumps({name: config.get(name) for name in names}, sort_keys=True)

@@ -1,0 +1,48 @@
+"""The learning rate counts optimizer steps, whatever the world."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import strategies
+import train_lm
+from accelerate.utils import DistributedType
+from torch import nn
+
+
+def test_the_rate_rises_over_the_warm_up_and_falls_to_a_tenth() -> None:
+    factors = [train_lm.schedule_factor(step, warmup=4, max_steps=12) for step in range(13)]
+    assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert factors[8] == pytest.approx(0.55)
+    assert factors[12] == pytest.approx(0.1)
+    assert factors[4:] == sorted(factors[4:], reverse=True)
+
+
+@pytest.mark.parametrize(("warmup", "max_steps"), [(0, 1), (0, 5), (5, 5), (9, 5)])
+def test_odd_lengths_give_a_rate_for_every_step(warmup: int, max_steps: int) -> None:
+    for step in range(max_steps + 1):
+        assert 0 < train_lm.schedule_factor(step, warmup=warmup, max_steps=max_steps) <= 1
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_deepspeed_gets_max_steps_back_after_accelerates_division(processes: int) -> None:
+    optimizer, scheduler = stand_ins(processes, {"optimizer": {}, "scheduler": {}})
+    assert type(optimizer).__name__ == "DummyOptim"
+    assert optimizer.lr == 0.002
+    assert scheduler.total_num_steps / processes == 100
+    assert scheduler.warmup_num_steps == 10
+
+
+def test_a_deepspeed_config_without_scheduler_leaves_the_rate_to_the_loop() -> None:
+    assert stand_ins(2, {"optimizer": {}})[1] is None
+    assert type(stand_ins(2, {})[0]).__name__ == "AdamW"
+
+
+def stand_ins(processes: int, config: dict[str, Any]) -> tuple[Any, Any]:
+    accelerator: Any = SimpleNamespace(
+        distributed_type=DistributedType.DEEPSPEED,
+        deepspeed_plugin=SimpleNamespace(deepspeed_config=config),
+        num_processes=processes,
+    )
+    args = train_lm.parse_arguments(["--max-steps", "100", "--warmup", "10"])
+    return strategies.optimizer_and_schedule(accelerator, nn.Linear(2, 2), args)

@@ -1,0 +1,166 @@
+"""The example in real worlds of processes: it learns, and a cut run goes on as if never cut."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.examples.worlds import EXAMPLES, train, train_until
+
+pytestmark = pytest.mark.torch
+
+TINY = "--layers 1 --width 32 --held-out 9 --batch-size 4 --warmup 3 --max-steps 8 --log-every 1"
+SAVING = "--output out --save-every 3 --keep 9"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kept_builds() -> Iterator[None]:
+    """Keep what DeepSpeed compiles (a minute and more) between runs of the tests."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    builds = cache / "clusterrun-tests" / f"torch-{torch.__version__}-{version('deepspeed')}"
+    with pytest.MonkeyPatch.context() as patch:
+        if "TORCH_EXTENSIONS_DIR" not in os.environ:
+            builds.mkdir(parents=True, exist_ok=True)
+            patch.setenv("TORCH_EXTENSIONS_DIR", str(builds))
+        yield
+
+
+def flags(*parts: str) -> list[str]:
+    return " ".join(parts).split()
+
+
+def printed(run: subprocess.CompletedProcess[str]) -> str:
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def steps(text: str) -> dict[int, tuple[float, float]]:
+    lines = re.findall(r"^step (\d+)/\d+ loss (\S+) lr (\S+) tok/s \d+$", text, re.MULTILINE)
+    return {int(step): (float(loss), float(lr)) for step, loss, lr in lines}
+
+
+def held_out(text: str) -> tuple[float, float]:
+    loss, untrained = re.findall(r"^held-out loss (\S+) \(untrained (\S+)\)$", text, re.MULTILINE)[
+        0
+    ]
+    return float(loss), float(untrained)
+
+
+def tensors(path: Path) -> dict[str, Any]:
+    """Return every tensor of a checkpoint by file and name."""
+    found: dict[str, Any] = {}
+    for file in sorted(path.rglob("*")):
+        if file.suffix == ".safetensors":
+            found |= {f"{file.name}/{name}": value for name, value in load_file(file).items()}
+        elif file.suffix in {".bin", ".pt", ".pkl"}:
+            content = torch.load(file, weights_only=False)
+            found |= {f"{file.name}{name}": value for name, value in leaves(content)}
+    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from leaves(item, f"{name}/{key}")
+    else:
+        yield name, value
+
+
+def test_one_process_learns(tmp_path: Path) -> None:
+    text = printed(train(tmp_path, "none", 1, *flags("--max-steps 40 --held-out 40")))
+    assert re.search(r"^rank 0/1 on \S+ local_rank 0 device cpu$", text, re.MULTILINE)
+    assert "\nworld 1 ranks on 1 host\n" in text
+    assert "\nbatch 8 x 1 accumulation x 1 ranks = 8 windows a step\n" in text
+    loss, untrained = held_out(text)
+    assert untrained == pytest.approx(5.55, abs=0.1)
+    assert loss < 3.6
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_killed_ddp_run_resumes_to_the_same_bits(tmp_path: Path, processes: int) -> None:
+    options = flags(TINY, SAVING, "--exact --dropout 0.1 --accumulation 2")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    text = printed(train(whole, "ddp", processes, *options))
+    assert len(re.findall(rf"^rank \d/{processes} on ", text, re.MULTILINE)) == processes
+    train_until(cut, "ddp", processes, "step 5/8", *options)
+    assert not (cut / "out/step-00000006").exists()
+    resumed = printed(train(cut, "ddp", processes, *options, "--resume"))
+    assert "resumed from out/step-00000003 at step 3" in resumed
+    assert held_out(resumed) == held_out(text)
+    expected, found = (tensors(folder / "out/step-00000008") for folder in (whole, cut))
+    assert len(expected) > 50
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_another_world_goes_on_with_the_same_windows_and_rate(tmp_path: Path) -> None:
+    text = printed(train(tmp_path, "ddp", 2, *flags(TINY, SAVING)))
+    for step in (6, 8):
+        (tmp_path / f"out/step-{step:08d}/.complete").unlink()
+    again = flags(TINY, SAVING, "--resume")
+    refused = train(tmp_path, "none", 1, *again)
+    assert refused.returncode == 1
+    assert "effective_batch was 8 and is 4" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    resumed = printed(train(tmp_path, "none", 1, *again, "--accumulation", "2"))
+    assert "checkpoint step-00000008 is incomplete and skipped: it has no .complete" in resumed
+    expected = {step: values for step, values in steps(text).items() if step > 3}
+    assert steps(resumed) == {step: pytest.approx(value) for step, value in expected.items()}
+    assert held_out(resumed) == held_out(text)
+
+
+def test_the_held_out_loss_is_that_of_one_process_in_every_world(tmp_path: Path) -> None:
+    options = flags(TINY, "--max-steps 1 --output")
+    printed(train(tmp_path, "none", 1, *options, "one"))
+    printed(train(tmp_path, "ddp", 2, *options, "two"))
+    states = [tmp_path / output / "step-00000001/train_state.json" for output in ("one", "two")]
+    one, two = (json.loads(state.read_text())["untrained"] for state in states)
+    assert two == pytest.approx(one, rel=1e-6)
+    again = train(tmp_path, "none", 1, *options, "one")
+    assert again.returncode == 1
+    assert "one already holds checkpoints\n  hint: pass --resume" in again.stderr
+
+
+@pytest.mark.parametrize("strategy", ["zero2-offload", "zero3", "fsdp"])
+def test_sharded_strategies_resume_with_rate_and_data_in_step(
+    tmp_path: Path, strategy: str
+) -> None:
+    text = printed(train(tmp_path, strategy, 2, *flags(TINY, SAVING)))
+    expected = tensors(tmp_path / "out/step-00000008")
+    for step in (6, 8):
+        (tmp_path / f"out/step-{step:08d}/.complete").unlink()
+    resumed = printed(train(tmp_path, strategy, 2, *flags(TINY, SAVING, "--resume")))
+    assert steps(resumed) == {step: value for step, value in steps(text).items() if step > 3}
+    assert held_out(resumed) == held_out(text)
+    found = tensors(tmp_path / "out/step-00000008")
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_deepspeed_config_with_optimizer_and_scheduler_decides_both(tmp_path: Path) -> None:
+    own = EXAMPLES / "ds_zero2_auto.json"
+    options = flags(TINY, SAVING, "--accumulation 2")
+    text = printed(train(tmp_path, "own", 2, *options, json_file=own))
+    assert "\nbatch 4 x 2 accumulation x 2 ranks = 16 windows a step\n" in text
+    rates = [rate for _, rate in steps(text).values()]
+    assert rates[0] == 0
+    assert max(rates) == pytest.approx(2e-3)
+    # WarmupDecayLR falls in a line from the end of the warm-up (3) to 0 at the last step (8), and
+    # is one step late: the rate of the first step comes from before it started.
+    assert rates[-1] == pytest.approx(2e-3 * 2 / 5, rel=0.05)
+    for step in (6, 8):
+        (tmp_path / f"out/step-{step:08d}/.complete").unlink()
+    resumed = printed(train(tmp_path, "own", 2, *options, "--resume", json_file=own))
+    assert steps(resumed) == {step: value for step, value in steps(text).items() if step > 3}

@@ -1,0 +1,113 @@
+"""Start the example in small real worlds of CPU processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = EXAMPLES / "train_lm.py"
+GLOO = Path(__file__).with_name("gloo.py")
+
+DEEPSPEED: dict[str, dict[str, Any]] = {
+    "zero1": {"zero_stage": 1},
+    "zero2": {"zero_stage": 2},
+    "zero3": {"zero_stage": 3},
+    "zero2-offload": {"zero_stage": 2, "offload_optimizer_device": "cpu"},
+    "zero3-offload": {
+        "zero_stage": 3,
+        "offload_optimizer_device": "cpu",
+        "offload_param_device": "cpu",
+    },
+}
+# accelerate's launcher gives these from a config only where it finds a GPU
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+}
+
+
+def accelerate_config(strategy: str, processes: int, json_file: Path | None) -> dict[str, Any]:
+    """Return the accelerate config of one machine with these CPU processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    plain = strategy in {"ddp", "fsdp"}
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_GPU" if plain else "DEEPSPEED",
+        "use_cpu": strategy == "ddp",
+        "num_machines": 1,
+        "num_processes": processes,
+        "machine_rank": 0,
+        "main_process_ip": "127.0.0.1",
+        "main_process_port": port,
+        "mixed_precision": "no",
+    }
+    if json_file:
+        config["deepspeed_config"] = {"deepspeed_config_file": str(json_file)}
+        del config["mixed_precision"]
+    elif not plain:
+        config["deepspeed_config"] = DEEPSPEED[strategy] | {"gradient_clipping": 1.0}
+    return config
+
+
+def command(
+    folder: Path, strategy: str, processes: int, *args: str, json_file: Path | None = None
+) -> tuple[list[str], Mapping[str, str]]:
+    """Return argv and environment that start the example; `none` needs no launcher."""
+    clean = ("ACCELERATE_", "DS_", "CLUSTERRUN_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(clean)}
+    env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if strategy == "none":
+        return [sys.executable, str(SCRIPT), *args], env
+    file = folder / f"{strategy}-{processes}.yaml"
+    file.write_text(yaml.safe_dump(accelerate_config(strategy, processes, json_file)))
+    script = [str(SCRIPT)]
+    if strategy == "ddp":
+        env["ACCELERATE_USE_CPU"] = "true"
+    else:
+        env |= {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu"}
+        env |= FSDP if strategy == "fsdp" else {}
+        script = [str(GLOO), str(SCRIPT)]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+    return [*launch, *script, *args], env
+
+
+def train(
+    folder: Path, strategy: str, processes: int, *args: str, json_file: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the example to its end and return what it printed."""
+    argv, env = command(folder, strategy, processes, *args, json_file=json_file)
+    return subprocess.run(
+        argv, env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def train_until(folder: Path, strategy: str, processes: int, line: str, *args: str) -> None:
+    """Run the example and kill all of it, without a warning, once it prints `line`."""
+    argv, env = command(folder, strategy, processes, *args)
+    with subprocess.Popen(
+        argv, env=env, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        seen = any(line in printed for printed in launcher.stdout)
+        for pid in [*descendants(launcher.pid), launcher.pid]:
+            os.kill(pid, signal.SIGKILL)
+    assert seen, f"the example ended without printing {line!r}"
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below one, deepest first."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    below = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [deep for child in below for deep in [*descendants(child), child]]
