@@ -268,7 +268,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
         return None
     job_id, slurm_cluster = match.groups()
     for runs_dir in runs_dirs:
-        linked = _readable(runs_dir.job_link(job_id).resolve())
+        linked = _readable(_followed(runs_dir.job_link(job_id)))
         candidates = [linked] if linked else []
         if slurm_cluster or not candidates:  # the newest run has the link; an older one the id
             candidates += list_records(runs_dir)
@@ -279,15 +279,21 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
 
 
 def _by_path(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
-    if not text:
-        return None
-    path = Path(text).absolute()
-    if not path.exists():
+    path = Path(os.path.abspath(text))
+    if not text or not os.path.lexists(path):
         return None
     for directory in (path, *path.parents):
         if RunPaths(root=directory).record.is_file():
-            return _readable(directory)
+            return _readable(_followed(directory))
     return None
+
+
+def _followed(link: Path) -> Path:
+    """Follow a link to a run, and no other: the path stays spelled as the user spells it."""
+    try:
+        return Path(os.path.normpath(link.parent / os.readlink(link)))
+    except OSError:
+        return link
 
 
 def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:

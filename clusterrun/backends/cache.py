@@ -22,7 +22,9 @@ from clusterrun.record import state_dir
 from clusterrun.state import JobState
 
 TTL_S = 10.0
-FORGET_S = 3600.0  # files of questions that nobody asks any more
+FORGET_S = 3600.0  # questions that nobody asks any more
+SETTLED_S = 120.0  # what ended longer ago changes no more, neither by lagging accounting
+FORGET_ENDED_S = 90 * 86400.0
 
 Answer = dict[str, SchedulerJob]
 
@@ -33,17 +35,49 @@ def through(key: Sequence[str], max_age_s: float, ask: Callable[[], Answer]) -> 
     Who asks holds a lock, so that the others wait for that one answer. A directory that can't
     be written costs the memory, not the answer.
     """
-    try:
-        file = _directory() / f"{_digest(key)}.json"
-        with _locked(file):
-            answer = _read(file, max_age_s)
-            if answer is None:
-                answer = ask()
-                with contextlib.suppress(OSError):
-                    _write(file, answer)
-            return answer
-    except OSError:
-        return ask()
+    with contextlib.ExitStack() as stack:
+        try:
+            file = _directory() / f"{_digest(key)}.json"
+            stack.enter_context(_locked(file))
+        except OSError:
+            return ask()
+        answer = _read(file, max_age_s)
+        if answer is None:
+            answer = ask()
+            with contextlib.suppress(OSError):
+                _write(file, answer)
+                _forget_old(file.parent, FORGET_S)
+        return answer
+
+
+def remember_ended(cluster: str, answer: Answer) -> None:
+    """Keep what is known of jobs that ended a while ago: it will not change any more."""
+    latest = time.time() - SETTLED_S
+    settled = {
+        job_id: job
+        for job_id, job in answer.items()
+        if job.state.is_terminal and job.exit_code is not None and (job.end or latest) < latest
+    }
+    with contextlib.suppress(OSError):
+        for job_id, job in settled.items():
+            file = _ended_file(cluster, job_id)
+            _write(file, {job_id: job})
+            _forget_old(file.parent, FORGET_ENDED_S)
+
+
+def recall_ended(cluster: str, job_ids: Sequence[str]) -> Answer:
+    """Return what was kept of jobs that ended."""
+    found: Answer = {}
+    with contextlib.suppress(OSError):
+        for job_id in job_ids:
+            found |= _read(_ended_file(cluster, job_id), FORGET_ENDED_S) or {}
+    return found
+
+
+def _ended_file(cluster: str, job_id: str) -> Path:
+    directory = state_dir() / "ended"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory / f"{_digest((cluster, job_id))}.json"
 
 
 def _directory() -> Path:
@@ -85,11 +119,10 @@ def _job(row: dict[str, Any]) -> SchedulerJob:
 def _write(file: Path, answer: Answer) -> None:
     jobs = {job_id: dataclasses.asdict(job) for job_id, job in answer.items()}
     write_private(file, json.dumps({"asked_at": time.time(), "jobs": jobs}))
-    _forget_old(file.parent)
 
 
-def _forget_old(directory: Path) -> None:
-    oldest = time.time() - FORGET_S
+def _forget_old(directory: Path, age_s: float) -> None:
+    oldest = time.time() - age_s
     for entry in os.scandir(directory):
         with contextlib.suppress(OSError):
             if entry.stat().st_mtime < oldest:

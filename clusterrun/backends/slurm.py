@@ -72,17 +72,23 @@ class SlurmBackend:
     ) -> dict[str, SchedulerJob]:
         """Ask squeue, then sacct, then scontrol for what is still missing.
 
-        An answer that any process of this user got in the last 10 s serves.
+        An answer that any process of this user got in the last 10 s serves; one about a job that
+        ended a while ago serves for long.
         Raises SchedulerUnreachableError.
         """
-        ids = sorted(set(job_ids))
+        cluster = self.slurm_cluster or ""
+        age_s = cache.TTL_S if max_age_s is None else max_age_s
+        known = cache.recall_ended(cluster, job_ids) if age_s > 0 else {}
+        ids = sorted(set(job_ids) - known.keys())
         if not ids:
-            return {}
-        return cache.through(
-            (self.slurm_cluster or "", *ids),
-            cache.TTL_S if max_age_s is None else max_age_s,
+            return known
+        answer = cache.through(
+            (cluster, *ids),
+            age_s,
             lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since),
         )
+        cache.remember_ended(cluster, answer)
+        return known | answer
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """End jobs with one scancel.

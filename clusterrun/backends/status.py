@@ -158,10 +158,11 @@ def _state(end: End | None, job: SchedulerJob | None, evidence: Evidence) -> Job
     if job.state.is_terminal:
         vague = job.state in (JobState.FAILED, JobState.COMPLETED)
         return end.state if vague or end.state.is_success else job.state
-    if _later(end.ended_at, job.asked_at):
-        return end.state
-    starts_again = job.state is JobState.PENDING or _later(job.start, end.ended_at)
-    return job.state if starts_again else end.state  # else Slurm is still sweeping up
+    stale = _later(end.ended_at, job.asked_at)
+    if _later(job.start, end.ended_at) or (job.state is JobState.PENDING and not stale):
+        return job.state  # it starts again, or has
+    # A job that Slurm ended may have been preempted: only Slurm knows, once it has swept up.
+    return JobState.COMPLETING if end.state is JobState.CANCELLED else end.state
 
 
 def _later(one: float | None, other: float | None) -> bool:

@@ -1,0 +1,369 @@
+"""Runs are laid out whole, private and under safe names, and found again by any of their names."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import re
+import stat
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun import record
+from clusterrun.errors import ClusterrunError, JobNotFoundError
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.record import JobRecord
+from clusterrun.rendering.bundle import Bundle
+
+from .backends.builders import make_bundle, make_plan
+
+NOW = datetime(2026, 11, 21, 10, 32, 52)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> RunsDir:
+    return RunsDir(root=tmp_path / "runs")
+
+
+def make(
+    runs: RunsDir, name: str = "demo", run_id: str = "r1", job_id: str = "", at: float = 1.0
+) -> JobRecord:
+    """Make a run with its record, as a submission does."""
+    plan = make_plan(runs.root.parent, name=name)
+    paths = record.create_run(runs, name, run_id, make_bundle(plan))
+    made = record.new_record(plan, paths, argv=["clusterrun", "submit"], now=at)
+    made = dataclasses.replace(made, job_id=job_id)
+    record.write(made)
+    if job_id:
+        record.link_job(runs, job_id, paths)
+    return made
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# Laying out
+
+
+def test_a_run_is_private_and_its_scripts_can_run(runs: RunsDir) -> None:
+    os.umask(0)  # the worst case
+    try:
+        made = make(runs, job_id="7")
+    finally:
+        os.umask(0o022)
+    root = made.paths.root
+    assert root == runs.root / "demo" / "r1"
+    assert {mode(path) for path in (runs.root, root.parent, root, root / "slurm")} == {0o700}
+    files = {path.name: mode(path) for path in root.iterdir() if path.is_file()}
+    assert files == {
+        "job.sbatch": 0o700,
+        "node.sh": 0o700,
+        "plan.json": 0o600,
+        "job.json": 0o600,
+    }
+
+
+def test_files_hold_the_bytes_that_were_given(runs: RunsDir) -> None:
+    # A path with a byte that is no UTF-8 comes from the command line as a lone surrogate.
+    text = "printf 'ü \udcff'\r\n"
+    paths = record.create_run(runs, "demo", "r1", Bundle(files={"node.sh": text}))
+    assert paths.node_script.read_bytes() == b"printf '\xc3\xbc \xff'\r\n"
+
+
+def test_an_error_half_way_leaves_nothing(runs: RunsDir) -> None:
+    bundle = Bundle(files={"node.sh": "ok", "no/such/dir/file": "fails"})
+    with pytest.raises(ClusterrunError) as failed:
+        record.create_run(runs, "demo", "r1", bundle)
+    assert str(runs.root / "demo" / "r1") in failed.value.message
+    assert "No such file" in str(failed.value.cause)
+    assert not runs.root.exists()
+
+
+def test_removing_a_run_spares_its_neighbours_and_a_users_own_directory(runs: RunsDir) -> None:
+    runs.root.mkdir(mode=0o755)
+    first, second = make(runs, run_id="r1"), make(runs, run_id="r2")
+    record.remove_run(first.paths)
+    assert second.paths.record.exists()
+    record.remove_run(second.paths)
+    assert list(runs.root.iterdir()) == []
+
+
+def test_a_place_that_is_no_directory_is_told_with_path_and_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ClusterrunError) as failed:
+        make(RunsDir(root=tmp_path / "file"))
+    assert str(tmp_path / "file") in failed.value.message
+    assert failed.value.cause
+    assert "--run-dir" in failed.value.hints[0]
+    assert failed.value.exit_code == 1
+
+
+def test_a_place_that_cannot_be_written_is_told() -> None:
+    with pytest.raises(ClusterrunError, match="cannot make the run directory /sys/") as failed:
+        record.create_run(RunsDir(root=Path("/sys/runs")), "demo", "r1", Bundle(files={}))
+    assert "/sys/runs" in str(failed.value.cause)  # not even root may
+
+
+def test_the_same_run_is_never_made_twice(runs: RunsDir) -> None:
+    first = make(runs)
+    with pytest.raises(ClusterrunError, match="cannot make the run directory"):
+        make(runs)
+    assert first.paths.record.exists()
+
+
+def test_run_ids_tell_their_time_and_differ() -> None:
+    ids = {record.new_run_id(NOW, random.Random(seed)) for seed in range(50)}
+    assert len(ids) == 50
+    assert {run_id[:12] for run_id in ids} == {"1121-103252-"}
+
+
+@given(st.text(min_size=1, max_size=300))
+def test_any_name_becomes_one_plain_directory(name: str) -> None:
+    made = record.directory_name(name)
+    assert made == Path(made).name != ""
+    assert not made.startswith((".", "-"))
+    assert made != "by-job"
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", made)
+    assert len(made) <= 80
+
+
+@given(st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40))
+def test_different_names_have_different_directories(one: str, other: str) -> None:
+    assert (record.directory_name(one) == record.directory_name(other)) is (one == other)
+
+
+@pytest.mark.parametrize("name", ["..", "../../etc", "/etc", "a/b", ".", "by-job", "~", "-rf"])
+def test_no_name_leaves_the_directory_of_runs(runs: RunsDir, name: str) -> None:
+    paths = record.create_run(runs, name, "r1", Bundle(files={}))
+    assert paths.root.parent.parent == runs.root
+
+
+# job.json
+
+
+def test_a_record_is_read_as_it_was_written(runs: RunsDir) -> None:
+    made = make(runs, job_id="4711")
+    assert record.read(made.paths) == made
+    assert (made.nodes, made.world_size, made.strategy) == (2, 2, "ddp")
+    assert made.versions["submitit"] >= "1.5"
+    assert json.loads(made.paths.record.read_text())["schema"] == "clusterrun.job/1"
+
+
+def test_a_run_that_was_moved_knows_where_it_is(runs: RunsDir, tmp_path: Path) -> None:
+    made = make(runs, job_id="4711")
+    runs.root.rename(tmp_path / "elsewhere")
+    moved = RunsDir(root=tmp_path / "elsewhere")
+    found = record.resolve_job("4711", [moved])
+    assert found.run_dir == str(tmp_path / "elsewhere" / "demo" / "r1")
+    assert found.run_id == made.run_id
+
+
+def test_keys_of_a_newer_version_are_passed_over(runs: RunsDir) -> None:
+    made = make(runs)
+    data = json.loads(made.paths.record.read_text())
+    made.paths.record.write_text(json.dumps({**data, "from_the_future": 1}))
+    assert record.read(made.paths) == made
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema": "clusterrun.job/2"}', '{"schema": "clusterrun.job/1"}']
+)
+def test_a_damaged_record_is_an_error_alone_and_passed_over_in_a_list(
+    runs: RunsDir, text: str
+) -> None:
+    good, bad = make(runs, run_id="good"), make(runs, run_id="bad")
+    bad.paths.record.write_text(text)
+    with pytest.raises(ClusterrunError, match="cannot read"):
+        record.read(bad.paths)
+    assert record.list_records(runs) == [good]
+
+
+def test_writing_never_leaves_a_half_file(runs: RunsDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make(runs)
+    before = made.paths.record.read_text()
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", no_space)
+    with pytest.raises(OSError, match="No space"):
+        record.write(dataclasses.replace(made, job_id="8"))
+    assert made.paths.record.read_text() == before
+    assert sorted(path.name for path in made.paths.root.glob(".*")) == []
+
+
+def test_the_commit_of_the_working_directory_is_recorded(runs: RunsDir, tmp_path: Path) -> None:
+    from clusterrun import shell
+
+    assert make(runs, run_id="r1").git_commit is None
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for argv in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "x"]):
+        assert shell.run(["git", "-C", str(tmp_path), *argv]).rc == 0
+    commit = shell.run(["git", "-C", str(tmp_path), "rev-parse", "HEAD"]).stdout.strip()
+    assert make(runs, run_id="r2").git_commit == commit
+
+
+# Finding
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4711",
+        "4711_3",
+        "4711+1",
+        "4711.batch",
+        "4711;tux",
+        "demo",
+        "r1",
+        "demo/r1",
+        "{runs}/demo/r1",
+        "{runs}/by-job/4711",
+        "{runs}/demo/r1/plan.json",
+        "{runs}/demo/r1/slurm",
+    ],
+)
+def test_a_run_is_found_by_each_of_its_names(runs: RunsDir, text: str) -> None:
+    made = make(runs, job_id="4711")
+    record.write(dataclasses.replace(made, slurm_cluster="tux"))
+    make(runs, name="other", run_id="r9", job_id="9", at=5)
+    found = record.resolve_job(text.format(runs=runs.root), [runs])
+    assert found.run_dir == str(made.paths.root)
+
+
+def test_relative_paths_are_meant_from_the_working_directory(
+    runs: RunsDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(runs, job_id="4711")
+    monkeypatch.chdir(made.paths.root / "slurm")
+    assert record.resolve_job("..", [runs]).job_id == "4711"
+
+
+def test_a_name_means_the_newest_of_its_runs_and_nothing_the_newest_of_all(runs: RunsDir) -> None:
+    make(runs, run_id="b", job_id="1", at=10)
+    make(runs, run_id="a", job_id="2", at=20)
+    make(runs, name="other", run_id="c", job_id="3", at=30)
+    assert record.resolve_job("demo", [runs]).job_id == "2"
+    assert record.resolve_job(None, [runs]).job_id == "3"
+    assert [found.job_id for found in record.list_records(runs)] == ["3", "2", "1"]
+
+
+def test_nothing_means_a_run_of_the_first_place_only(runs: RunsDir, tmp_path: Path) -> None:
+    other = RunsDir(root=tmp_path / "other")
+    make(other, job_id="5")
+    with pytest.raises(JobNotFoundError, match="no run yet"):
+        record.resolve_job(None, [runs, other])
+    assert record.resolve_job("5", [runs, other]).job_id == "5"
+
+
+def test_an_id_that_two_places_know_is_that_of_the_first(runs: RunsDir, tmp_path: Path) -> None:
+    other = RunsDir(root=tmp_path / "other")
+    make(runs, name="here", job_id="L1")
+    make(other, name="there", job_id="L1")
+    assert record.resolve_job("L1", [runs, other]).name == "here"
+    assert record.resolve_job("L1", [other, runs]).name == "there"
+
+
+def test_an_id_that_slurm_used_again_means_the_newest_run(runs: RunsDir) -> None:
+    make(runs, run_id="old", job_id="7", at=1)
+    make(runs, run_id="new", job_id="7", at=2)
+    assert record.resolve_job("7", [runs]).run_id == "new"
+
+
+def test_two_clusters_may_use_the_same_id(runs: RunsDir) -> None:
+    for cluster, run_id in (("tuxA", "a"), ("tuxB", "b")):
+        made = make(runs, run_id=run_id, job_id="7")
+        record.write(dataclasses.replace(made, slurm_cluster=cluster))
+    assert record.resolve_job("7;tuxA", [runs]).run_id == "a"
+    assert record.resolve_job("7;tuxB", [runs]).run_id == "b"
+    with pytest.raises(JobNotFoundError):
+        record.resolve_job("7;tuxC", [runs])
+
+
+def test_a_lost_link_costs_nothing(runs: RunsDir) -> None:
+    make(runs, job_id="7")
+    runs.job_link("7").unlink()
+    assert record.resolve_job("7", [runs]).job_id == "7"
+
+
+@pytest.mark.parametrize(
+    "text", ["47111", "", "L", "../..", "\x00", "no such", "7; rm -rf /", "*", "a" * 9999]
+)
+def test_an_unknown_job_names_the_newest_runs(runs: RunsDir, text: str) -> None:
+    make(runs, name="llama3", job_id="4711")
+    with pytest.raises(JobNotFoundError) as unknown:
+        record.resolve_job(text, [runs])
+    assert unknown.value.exit_code == 4
+    assert unknown.value.hints == ("newest runs: 4711 (llama3)",)
+
+
+def test_a_directory_of_the_name_of_a_run_does_not_hide_it(
+    runs: RunsDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(runs, name="demo", job_id="7")
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert record.resolve_job("demo", [runs]).job_id == "7"
+
+
+# Runs that came otherwise
+
+
+def test_a_run_submitted_by_hand_is_registered_and_found(runs: RunsDir) -> None:
+    plan = make_plan(runs.root.parent)
+    paths = record.create_run(runs, "demo", "53-0", make_bundle(plan))
+    environ = {"SLURM_JOB_ID": "53", "SLURM_SUBMIT_HOST": "login1"}
+    made = record.register_run(paths.root, environ, now=5.0)
+    assert (made.job_id, made.host, made.submitted_at) == ("53", "login1", 5.0)
+    assert record.resolve_job("53", [runs]) == made
+
+
+def test_registering_keeps_what_the_submission_wrote(runs: RunsDir) -> None:
+    made = make(runs)  # the shell died before sbatch's answer was written down
+    registered = record.register_run(made.paths.root, {"SLURM_JOB_ID": "53"})
+    assert registered == dataclasses.replace(made, job_id="53")
+    again = record.register_run(made.paths.root, {"SLURM_JOB_ID": "54"})
+    assert again.job_id == "53"
+
+
+def test_places_are_remembered_newest_first(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    places = [RunsDir(root=tmp_path / name) for name in ("a", "b", "gone")]
+    for place in places:
+        place.root.mkdir()
+        record.remember_root(place, environ)
+    record.remember_root(places[0], environ)
+    places[2].root.rmdir()
+    assert record.remembered_roots(environ) == places[:2]
+    assert mode(tmp_path / "state" / "clusterrun" / "roots.json") == 0o600
+
+
+def test_a_home_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environ = {"XDG_STATE_HOME": str(tmp_path / "file")}
+    record.remember_root(RunsDir(root=tmp_path), environ)
+    assert record.remembered_roots(environ) == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"roots": 5}', '{"roots": [1]}'])
+def test_a_damaged_memory_is_no_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "clusterrun" / "roots.json"
+    file.parent.mkdir()
+    file.write_text(text)
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    assert record.remembered_roots(environ) == []
+    record.remember_root(RunsDir(root=tmp_path), environ)
+    assert record.remembered_roots(environ) == [RunsDir(root=tmp_path)]
+
+
+def test_a_link_is_relative_so_that_all_runs_can_be_moved(runs: RunsDir) -> None:
+    made = make(runs, job_id="7")
+    assert os.readlink(runs.job_link("7")) == "../demo/r1"
+    assert RunPaths(root=runs.job_link("7").resolve()).root == made.paths.root

@@ -1,0 +1,153 @@
+"""The one module that starts scheduler commands, against real executables on PATH."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clusterrun import shell
+from clusterrun.errors import SchedulerUnreachableError
+
+Stub = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Put an executable of our own on PATH; each of its runs leaves a line in `calls`."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(shell, "PAUSES_S", (0.01, 0.01))
+
+    def make(name: str, body: str) -> Path:
+        file = tmp_path / name
+        file.write_text(f"#!/bin/bash\necho x >> {tmp_path}/calls\n{body}\n")
+        file.chmod(0o755)
+        return tmp_path / "calls"
+
+    return make
+
+
+def count(calls: Path) -> int:
+    return len(calls.read_text().splitlines())
+
+
+def test_output_status_and_errors_are_returned(stub: Stub) -> None:
+    stub("squeue", "echo out; echo err >&2; exit 3")
+    done = shell.run(["squeue"])
+    assert done == shell.Completed(rc=3, stdout="out\n", stderr="err\n")
+
+
+def test_arguments_never_pass_through_a_shell(stub: Stub, tmp_path: Path) -> None:
+    stub("squeue", 'printf "%s\\0" "$@"')
+    hostile = ["$(touch pwned)", "a b", "'\"", "`id`", "", "ü\n;"]
+    done = shell.run(["squeue", *hostile], cwd=tmp_path)
+    assert done.stdout.split("\0")[:-1] == hostile
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_input_and_environment_are_what_was_given(stub: Stub) -> None:
+    stub("sbatch", 'cat; echo "[$ONLY][$HOME]"')
+    done = shell.run(
+        ["sbatch"], input="text\udcff\n", env={"ONLY": "1", "PATH": os.environ["PATH"]}
+    )
+    assert done.stdout == "text\ufffd\n[1][]\n"
+
+
+def test_without_input_a_command_reads_nothing(stub: Stub) -> None:
+    stub("squeue", "cat")
+    assert shell.run(["squeue"], timeout_s=5).stdout == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+        "slurm_load_jobs error: Zero Bytes were transmitted or received",
+    ],
+)
+def test_a_silent_controller_is_tried_three_times_and_told_verbatim(stub: Stub, words: str) -> None:
+    calls = stub("squeue", f"echo '{words}' >&2; exit 1")
+    with pytest.raises(SchedulerUnreachableError) as silent:
+        shell.run(["squeue"])
+    assert count(calls) == 3
+    assert silent.value.cause == words
+    assert silent.value.message.startswith("squeue got no answer within 0 s (3 tries)")
+    assert silent.value.exit_code == 5
+
+
+def test_a_controller_that_comes_back_is_not_told(stub: Stub, tmp_path: Path) -> None:
+    body = (
+        f"[ $(wc -l < {tmp_path}/calls) -lt 3 ] && "
+        "{ echo 'Unable to contact slurm controller' >&2; exit 1; }\necho ok"
+    )
+    calls = stub("squeue", body)
+    assert shell.run(["squeue"]).stdout == "ok\n"
+    assert count(calls) == 3
+
+
+def test_p35_one_try_is_one_try(stub: Stub) -> None:
+    calls = stub("sbatch", "echo 'Socket timed out' >&2; exit 1")
+    with pytest.raises(SchedulerUnreachableError, match="1 try"):
+        shell.run(["sbatch"], tries=1)
+    assert count(calls) == 1
+
+
+def test_tries_end_when_the_patience_ends(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "PATIENCE_S", 0.05)
+    calls = stub("squeue", "sleep 0.1; echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(SchedulerUnreachableError, match="1 try"):
+        shell.run(["squeue"])
+    assert count(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sbatch: fatal: Could not establish a configuration source",
+        "squeue: fatal: Unable to process configuration file",
+    ],
+)
+def test_a_broken_configuration_is_told_at_once(stub: Stub, words: str) -> None:
+    calls = stub("squeue", f"echo 'squeue: error: first' >&2; echo '{words}' >&2; exit 1")
+    with pytest.raises(SchedulerUnreachableError) as silent:
+        shell.run(["squeue"])
+    assert count(calls) == 1
+    assert silent.value.cause == words
+    assert "SLURM_CONF" in silent.value.hints[0]
+
+
+def test_a_hanging_command_and_its_children_are_killed(stub: Stub, tmp_path: Path) -> None:
+    # The child keeps our pipe open: killing the command alone would not end the wait.
+    calls = stub("squeue", f"sleep 617 & echo $! >> {tmp_path}/children; wait")
+    begin = time.monotonic()
+    with pytest.raises(SchedulerUnreachableError) as silent:
+        shell.run(["squeue"], timeout_s=0.3)
+    assert time.monotonic() - begin < 5
+    assert count(calls) == 3
+    assert silent.value.cause == "the command was still running and was killed"
+    for line in (tmp_path / "children").read_text().split():
+        pid = int(line)
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_command_that_is_not_there_is_unreachable_not_a_traceback() -> None:
+    with pytest.raises(SchedulerUnreachableError) as missing:
+        shell.run(["no-such-scheduler"])
+    assert missing.value.message == "cannot start no-such-scheduler"
+    assert "No such file" in str(missing.value.cause)
+
+
+def test_words_of_silence_in_a_success_are_no_silence(stub: Stub) -> None:
+    stub("squeue", "echo 'Unable to contact slurm controller' >&2; echo ok")
+    assert shell.run(["squeue"]).stdout == "ok\n"
+
+
+def test_find_looks_on_path(stub: Stub, tmp_path: Path) -> None:
+    stub("sbatch", "true")
+    assert shell.find("sbatch") == str(tmp_path / "sbatch")
+    assert shell.find("no-such-scheduler") is None
