@@ -96,6 +96,10 @@ class RunPaths:
         """The directory of one attempt."""
         return self.attempts_dir / str(attempt)
 
+    def link_secret(self, attempt: int) -> Path:
+        """The secret by which the agents of one attempt know each other, mode 0600."""
+        return self.attempt(attempt) / "link.secret"
+
     def events(self, node: str) -> Path:
         """One node's events."""
         return self.events_dir / f"{node}.jsonl"
