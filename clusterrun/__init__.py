@@ -1,5 +1,59 @@
-"""clusterrun: one command takes a training script to N nodes and proves that they are one world."""
+"""clusterrun: one command takes a training script to N nodes and proves that they are one world.
+
+From Python, the verbs of the command line:
+
+    from clusterrun import JobSpec, status, submit
+
+    record = submit(JobSpec(script="train.py", nodes=2, gpus_per_node=4))
+    print(status(record.job_id).state)
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterrun.api import (
+        cancel,
+        find_job,
+        list_jobs,
+        load_spec,
+        logs,
+        render,
+        status,
+        submit,
+        wait,
+    )
+    from clusterrun.errors import ClusterrunError
+    from clusterrun.spec import JobSpec
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "ClusterrunError",
+    "JobSpec",
+    "__version__",
+    "cancel",
+    "find_job",
+    "list_jobs",
+    "load_spec",
+    "logs",
+    "render",
+    "status",
+    "submit",
+    "wait",
+]
+
+_HOMES = {"ClusterrunError": "clusterrun.errors", "JobSpec": "clusterrun.spec"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: a training script pays for none of them."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, "clusterrun.api")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

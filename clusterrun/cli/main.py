@@ -19,6 +19,7 @@ import clusterrun
 from clusterrun.cli import output
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 
+COLOURS: Final = ("auto", "always", "never")
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, what a program that the signal killed would give
 
 EXAMPLES: Final = """\
@@ -133,7 +134,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any] | click.Command)
 def _color_option(command: _Command) -> _Command:
     return click.option(
         "--color",
-        type=click.Choice(["auto", "always", "never"]),
+        type=click.Choice(COLOURS),
         expose_value=False,
         is_eager=True,
         callback=_set_color,
@@ -218,7 +219,7 @@ def _run(args: list[str], session: output.Session) -> int:
         output.print_error(error, session)
         return error.exit_code
     except click.UsageError as error:
-        session.json = session.json or _names_json(args)
+        _read_session(args, session)
         output.print_error(_from_click(error), session)
         return Exit.USAGE
     except click.ClickException as error:
@@ -238,7 +239,7 @@ def _invoke(args: list[str], session: output.Session) -> int:
     if instruction:
         return _complete(instruction)
     try:
-        with group.make_context("clusterrun", args, obj=session) as ctx:
+        with group.make_context("clusterrun", list(args), obj=session) as ctx:
             result = group.invoke(ctx)
     except ClickExit as leaving:
         return leaving.exit_code
@@ -251,14 +252,16 @@ def _complete(instruction: str) -> int:
     return shell_complete(group, {}, "clusterrun", "_CLUSTERRUN_COMPLETE", instruction)
 
 
-def _names_json(args: list[str]) -> bool:
-    """Say whether our own part of a line that could not be parsed holds `--json`."""
-    for word in args:
-        if word == "--" or word.endswith(".py"):
-            return False
+def _read_session(args: list[str], session: output.Session) -> None:
+    """Find our own output options in a line that could not be parsed."""
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        if word == "--" or word.endswith(".py"):  # what follows is the script's
+            return
+        name, _, value = word.partition("=")
         if word == "--json":
-            return True
-    return False
+            session.json = True
+        elif name == "--color" and (value or following) in COLOURS:
+            session.color = value or following
 
 
 def _from_click(error: click.UsageError) -> UsageError:

@@ -65,6 +65,11 @@ def wants_colour(stream: TextIO | None, choice: str, environ: Mapping[str, str])
     return stream is not None and stream.isatty() and environ.get("TERM") != "dumb"
 
 
+def expect_json(asked: bool) -> None:
+    """Say that stdout is for JSON alone: errors are told there as an object, too."""
+    current_session().json = asked
+
+
 def is_interactive() -> bool:
     """Say whether a person can be asked: stdin and stderr are terminals."""
     return all(s is not None and s.isatty() for s in (sys.stdin, sys.stderr))

@@ -1,0 +1,398 @@
+"""The verbs: what `import clusterrun` gives, and all that the command line does."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun import record as records
+from clusterrun import shell
+from clusterrun.backends import layout, refusal, select
+from clusterrun.backends.base import Backend
+from clusterrun.backends.environment import scrubbed
+from clusterrun.backends.status import JobStatus as JobStatus
+from clusterrun.backends.status import statuses
+from clusterrun.errors import ClusterrunError, Exit, JobNotFoundError, UsageError
+from clusterrun.facts import gather_facts, working_directory
+from clusterrun.loading import Origin
+from clusterrun.loading import Resolved as Resolved
+from clusterrun.loading import load_spec as load
+from clusterrun.logs.lines import EVERYTHING, Selection
+from clusterrun.logs.lines import LogLine as LogLine
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.planning.make import make_plan
+from clusterrun.planning.plan import Plan
+from clusterrun.record import JobRecord as JobRecord
+from clusterrun.rendering.bundle import Bundle, render_bundle
+from clusterrun.spec import FIELDS, Cluster, JobSpec, Kind
+from clusterrun.state import JobState
+
+Job = JobSpec | Resolved
+"""What can be submitted: a spec as it stands, or one that was loaded with its origins."""
+
+POLL_S: Final = 0.5  # looks at files only; a scheduler is asked every 10 s at most
+FORGOTTEN_S: Final = 30.0  # accounting lags behind slurmctld by seconds
+PLACES_OF_ONE_MACHINE: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job that is ready to go: everything decided, every file's text, and what to tell."""
+
+    plan: Plan
+    bundle: Bundle
+    notes: tuple[str, ...] = ()
+
+
+# From a spec to a job
+
+
+def load_spec(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    config_file: str | None = None,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Resolved:
+    """Resolve clusterrun.yaml, the environment and `flags` ({"nodes": 2}) as the command line does.
+
+    Raises UsageError, with the place of the mistake.
+    """
+    return load(
+        flags or {},
+        environ=os.environ,
+        cwd=working_directory(os.environ),
+        config_file=config_file,
+        profile=profile,
+        overrides=overrides,
+    )
+
+
+def prepare(job: Job) -> Prepared:
+    """Check what was asked, decide everything and render every file; nothing is written.
+
+    Raises UsageError for what cannot run.
+    """
+    cwd = working_directory(os.environ)
+    resolved = job if isinstance(job, Resolved) else _resolved(job, cwd)
+    _check_script(resolved, cwd)
+    plan = make_plan(resolved.spec, gather_facts(resolved.spec, cwd=cwd, environ=os.environ))
+    bundle = render_bundle(
+        plan, resolved_yaml=resolved.to_yaml(), template_dirs=_template_dirs(resolved)
+    )
+    notes = (*resolved.notes, *_cluster_notes(resolved.spec), *plan.notes, *_place_notes(plan))
+    return Prepared(plan=plan, bundle=bundle, notes=notes)
+
+
+def render(job: Job) -> Bundle:
+    """Give the text of every file that `submit` would write and send: `files["job.sbatch"]`.
+
+    Raises UsageError for what cannot run.
+    """
+    return prepare(job).bundle
+
+
+def submit(job: Job, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False) -> JobRecord:
+    """Start a job and remember where it went.
+
+    `argv` is what the record shall name as the command. Raises UsageError for what cannot run,
+    SubmissionError where the scheduler refuses, SchedulerUnreachableError where it is silent; no
+    run directory is left then, unless the job may be in the queue.
+    """
+    return submit_prepared(prepare(job), argv=argv, keep_sbatch_env=keep_sbatch_env)
+
+
+def submit_prepared(
+    prepared: Prepared, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False
+) -> JobRecord:
+    """Start a job that was prepared; otherwise as `submit`."""
+    plan = prepared.plan
+    cluster = select.choose(plan.cluster).cluster  # raises where there is no sbatch
+    runs_dir = RunsDir(root=Path(plan.runs_dir))
+    run_id = layout.new_run_id(datetime.now(), random.SystemRandom())
+    paths = layout.create_run(runs_dir, plan.name, run_id, prepared.bundle)
+    record = _first_record(plan, paths, argv)
+    scheduler = select.backend(cluster, runs_dir, keep_sbatch_env=keep_sbatch_env)
+    submission = scheduler.submit(plan, paths, prepared.bundle)
+    record = dataclasses.replace(
+        record, job_id=submission.job_id, slurm_cluster=submission.slurm_cluster
+    )
+    _remember(record)
+    return record
+
+
+def _first_record(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> JobRecord:
+    """Write job.json before the job exists: it may start before we hear of it."""
+    try:
+        record = records.new_record(plan, paths, argv=argv, now=time.time())
+        records.write(record)
+    except OSError as error:
+        layout.remove_run(paths)
+        raise ClusterrunError(f"cannot write {paths.record}", cause=str(error)) from error
+    except BaseException:
+        layout.remove_run(paths)
+        raise
+    return record
+
+
+def _remember(record: JobRecord) -> None:
+    try:
+        records.write(record)
+        records.link_job(record.runs_dir, record.job_id, record.paths)
+    except OSError as error:
+        raise ClusterrunError(
+            f"job {record.job_id} was submitted, but its record could not be written",
+            cause=str(error),
+            hint=f"its run directory is {record.run_dir}",
+        ) from error
+    records.remember_root(record.runs_dir)
+
+
+def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
+    """Let bash, and Slurm where the job is for it, look at the script; give what Slurm says.
+
+    Nothing is submitted; "" where there is no Slurm to ask. Raises ClusterrunError where bash
+    finds a mistake, SubmissionError with exit code 3 where Slurm would never run it.
+    """
+    script = prepared.bundle.script
+    bash = shell.run(["bash", "-n"], input=script, tries=1)
+    if bash.rc != 0:
+        raise ClusterrunError("bash finds a mistake in the script", cause=bash.stderr.strip())
+    if prepared.plan.cluster is not Cluster.SLURM:
+        return ""
+    select.choose(Cluster.SLURM)  # raises where there is no sbatch
+    environ = scrubbed(os.environ, keep=prepared.plan.pass_env, keep_sbatch=keep_sbatch_env)
+    slurm = shell.run(["sbatch", "--test-only"], input=script, env=environ)
+    if slurm.rc != 0:
+        error = refusal.explained(slurm, prepared.plan)
+        error.exit_code = Exit.NO
+        raise error
+    return slurm.stderr.strip().removeprefix("sbatch: ")
+
+
+# What is checked before anything is made
+
+
+def _resolved(spec: JobSpec, cwd: Path) -> Resolved:
+    """Give a spec that was made in Python origins that say so."""
+    origin = Origin(text="Python")
+    keys = [field.key for field in FIELDS]
+    mappings = [field for field in FIELDS if field.kind is Kind.MAPPING]
+    keys += [f"{field.key}.{name}" for field in mappings for name in getattr(spec, field.name)]
+    return Resolved(
+        spec=_with_enums(spec), origins=dict.fromkeys(keys, origin), project_dir=cwd, cwd=cwd
+    )
+
+
+def _with_enums(spec: JobSpec) -> JobSpec:
+    """Let a plain text stand for an enum's member: `JobSpec(strategy="zero2")`."""
+    changes: dict[str, Any] = {}
+    for field in FIELDS:
+        value = getattr(spec, field.name)
+        if field.choices is None or isinstance(value, field.choices):
+            continue
+        words = [str(member.value) for member in field.choices]
+        if value not in words:
+            near = difflib.get_close_matches(str(value), words, n=1)
+            hint = f"use '{near[0]}'" if near else f"one of: {', '.join(words)}"
+            raise UsageError(f"unknown {field.name.replace('_', ' ')} '{value}'", hint=hint)
+        changes[field.name] = field.choices(value)
+    return dataclasses.replace(spec, **changes) if changes else spec
+
+
+def _check_script(resolved: Resolved, cwd: Path) -> None:
+    """Hold a typo against the disk now: in the queue it would cost hours."""
+    script = resolved.spec.script
+    if script is None:
+        return
+    path = cwd / script
+    where = resolved.origins["script"].where
+    try:
+        with path.open("rb"):
+            return
+    except FileNotFoundError as error:
+        raise UsageError(f"no script '{script}'", hint=_nearest(path), where=where) from error
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the script '{script}'", cause=error.strerror, where=where
+        ) from error
+
+
+def _nearest(path: Path) -> str:
+    try:
+        names = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
+    except OSError:
+        return f"there is no directory {path.parent}"
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean '{near[0]}'" if near else f"it is not in {path.parent}"
+
+
+def _template_dirs(resolved: Resolved) -> list[Path]:
+    """List where templates may stand that win over ours: project's, user's, site's."""
+    home = os.path.expanduser("~/.config")
+    user = os.environ.get("XDG_CONFIG_HOME") or home
+    site = os.environ.get("CLUSTERRUN_SITE_CONFIG") or "/etc/clusterrun/config.yaml"
+    places = [Path(user) / "clusterrun", Path(site).parent]
+    if (resolved.project_dir / "clusterrun.yaml").is_file():
+        places.insert(0, resolved.project_dir)
+    return [place / "templates" for place in places if (place / "templates").is_dir()]
+
+
+def _cluster_notes(spec: JobSpec) -> list[str]:
+    note = select.choose(spec.cluster).note if spec.cluster is Cluster.AUTO else ""
+    return [note] if note else []
+
+
+def _place_notes(plan: Plan) -> list[str]:
+    real = os.path.realpath(plan.runs_dir)
+    inside = [place for place in PLACES_OF_ONE_MACHINE if real.startswith(place + "/")]
+    if plan.cluster is not Cluster.SLURM or not inside:
+        return []
+    return [f"{plan.runs_dir} is on this machine alone as a rule; nodes must share it (--run-dir)"]
+
+
+# Jobs that were submitted
+
+
+def find_job(job: str | JobRecord | None = None) -> JobRecord:
+    """Find a run by job id, name, run id or a path in it; None is the newest of this project.
+
+    Raises JobNotFoundError.
+    """
+    if isinstance(job, JobRecord):
+        return job
+    return records.resolve_job(job, places_of_runs())
+
+
+def places_of_runs() -> list[RunsDir]:
+    """List where to look for runs: this project's directory, then all that were used before."""
+    cwd = working_directory(os.environ)
+    try:
+        run_dir = load_spec().spec.run_dir
+    except UsageError:  # a job must be found while its configuration is being edited
+        run_dir = JobSpec().run_dir
+    own = RunsDir(root=Path(os.path.normpath(cwd / run_dir)))
+    real = own.root.resolve()
+    return [own, *(p for p in records.remembered_roots() if p.root.resolve() != real)]
+
+
+def status(job: str | JobRecord | None = None, *, max_age_s: float | None = None) -> JobStatus:
+    """Say how a job stands; answers of a scheduler up to `max_age_s` old will do.
+
+    Raises JobNotFoundError. A scheduler that is silent is told in the status' `error`.
+    """
+    (found,) = statuses([find_job(job)], select.backend_of, max_age_s=max_age_s)
+    return found
+
+
+def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
+    """Say how the runs of this project stand, newest first; outside of any project, of all.
+
+    `limit` counts runs, from the newest.
+    """
+    places = places_of_runs()
+    found = records.list_records(places[0])
+    if not found:
+        known = [record for place in places[1:] for record in records.list_records(place)]
+        found = sorted(known, key=lambda record: record.submitted_at, reverse=True)
+    return statuses(found[:limit], select.backend_of)
+
+
+def wait(
+    job: str | JobRecord | None = None,
+    *,
+    timeout_s: float | None = None,
+    watch: Callable[[JobStatus], None] = lambda _: None,
+) -> JobStatus:
+    """Wait until a job has ended and give its last status; `watch` is called at each look.
+
+    A job that nobody knows any more has the state UNKNOWN at last. Raises JobNotFoundError,
+    and TimeoutError after `timeout_s`.
+    """
+    record = find_job(job)
+    deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+    known_at = time.monotonic()
+    while True:
+        seen = status(record)
+        if seen.error or seen.state is not JobState.UNKNOWN:
+            known_at = time.monotonic()
+        if seen.state.is_terminal and not seen.state.is_success:
+            seen = status(record, max_age_s=0)  # it may be starting again
+        watch(seen)
+        if seen.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S:
+            return seen
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"job {record.job_id} is {seen.state.value} after {timeout_s} s")
+        time.sleep(POLL_S)
+
+
+def cancel(*jobs: str | JobRecord) -> list[JobStatus]:
+    """End jobs and say how each stood before; one that had ended already stays as it is.
+
+    Raises UsageError for no job at all, JobNotFoundError before any is ended.
+    """
+    seen = look_before_cancel(*jobs)
+    cancel_seen(seen)
+    return seen
+
+
+def look_before_cancel(*jobs: str | JobRecord) -> list[JobStatus]:
+    """Find jobs that are to be ended, each once, and say how they stand.
+
+    Raises UsageError for no job at all, JobNotFoundError for one that can't be found or ended.
+    """
+    if not jobs or not all(jobs):
+        raise UsageError("no job was named", hint="clusterrun list shows them")
+    found = {record.run_dir: record for record in map(find_job, jobs)}
+    for record in found.values():
+        if not record.job_id:
+            raise JobNotFoundError(
+                f"run {record.run_id} has no job id: its submission was interrupted",
+                hint="look for it with 'squeue --me'",
+            )
+    return statuses(list(found.values()), select.backend_of, max_age_s=0)
+
+
+def cancel_seen(seen: Sequence[JobStatus]) -> None:
+    """End the jobs of some statuses that have not ended, asking each scheduler once."""
+    groups: dict[Backend, list[str]] = {}
+    for entry in seen:
+        if not entry.state.is_terminal:
+            groups.setdefault(select.backend_of(entry.record), []).append(entry.record.job_id)
+    for scheduler, job_ids in groups.items():
+        scheduler.cancel(job_ids)
+
+
+def logs(
+    job: str | JobRecord | None = None,
+    *,
+    ranks: Collection[int] | None = None,
+    nodes: Collection[str] | None = None,
+    tail: int | None = None,
+    attempt: int | None = None,
+) -> Iterator[LogLine]:
+    """Yield the log lines of a run, of all nodes merged by time; of its newest attempt.
+
+    `ranks` None means all, with the launcher's and the agents' lines. Raises JobNotFoundError.
+    """
+    from clusterrun.logs.merge import read_merged
+
+    paths = find_job(job).paths
+    selection = EVERYTHING
+    if ranks is not None:
+        selection = Selection(ranks=frozenset(ranks), launcher=False, stderr_of_all=False)
+    return read_merged(
+        paths,
+        paths.newest_attempt() if attempt is None else attempt,
+        nodes=None if nodes is None else frozenset(nodes),
+        selection=selection,
+        tail=tail,
+    )

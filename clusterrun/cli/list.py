@@ -1,0 +1,111 @@
+"""`list`: the runs of a project with their states, one line each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterrun.cli import output
+from clusterrun.cli.status import clock, failure_text, job_object, where_or_why
+from clusterrun.state import JobState
+
+if TYPE_CHECKING:
+    from clusterrun.backends.status import JobStatus
+
+HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
+ENDED_SHOWN = 5
+NEWEST_LOOKED_AT = 200  # without --all; a job that runs is among the newest
+
+
+@click.command()
+@click.option("-a", "--all", "everything", is_flag=True, help="every run that is there")
+@click.option("-n", "--newest", type=click.IntRange(min=1), metavar="N", help="the N newest runs")
+@click.option(
+    "-s",
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in JobState], case_sensitive=False),
+    metavar="STATE",
+    help="runs in this state alone, as FAILED (repeatable)",
+)
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@click.option("--ids-only", is_flag=True, help="print job ids alone, one a line")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    everything: bool,
+    newest: int | None,
+    states: tuple[str, ...],
+    as_json: bool,
+    ids_only: bool,
+) -> None:
+    """List jobs with their states.
+
+    Shown are the runs of this project that have not ended, and the five newest that have.
+
+    \b
+    clusterrun list --all --state FAILED
+    clusterrun cancel -y $(clusterrun list --state PENDING --ids-only)
+    """
+    from clusterrun import api
+
+    output.expect_json(as_json)
+    limit = newest or (None if everything or states else NEWEST_LOOKED_AT)
+    found = api.list_jobs(limit=limit)
+    shown = [seen for seen in found if not states or seen.state.value in states]
+    if not (everything or newest or states):
+        shown = _recent(shown)
+    if as_json:
+        jobs = [job_object(seen) for seen in shown]
+        output.answer_json({"schema": "clusterrun.list/1", "jobs": jobs})
+    elif ids_only:
+        for seen in shown:
+            if seen.record.job_id:
+                output.answer(seen.record.job_id)
+    else:
+        _print_table(shown, left_out=len(found) - len(shown))
+    _report_silence(ctx, found)
+
+
+def _recent(found: list[JobStatus]) -> list[JobStatus]:
+    ended = [seen for seen in found if seen.state.is_terminal]
+    dropped = {id(seen) for seen in ended[ENDED_SHOWN:]}
+    return [seen for seen in found if id(seen) not in dropped]
+
+
+def _print_table(shown: list[JobStatus], *, left_out: int) -> None:
+    if not shown:
+        output.say("no runs to show" if left_out else "no runs yet")
+        return
+    output.answer_table(HEAD, [_row(seen) for seen in shown])
+    if left_out:
+        output.note(f"{left_out} more with --all")
+
+
+def _row(seen: JobStatus) -> tuple[str, ...]:
+    record, progress = seen.record, seen.progress
+    spent = "-" if seen.elapsed_s is None else clock(seen.elapsed_s)
+    limit = "-" if seen.limit_s is None else clock(seen.limit_s)
+    step = "-" if progress.step is None else f"{progress.step}/{progress.total or '?'}"
+    gpus = record.nodes * record.gpus_per_node
+    return (
+        record.job_id or "-",
+        record.name,
+        seen.state.value,
+        str(record.nodes),
+        str(gpus) if gpus else "-",
+        f"{spent} / {limit}",
+        step,
+        failure_text(seen.failure) if seen.failure else where_or_why(seen),
+    )
+
+
+def _report_silence(ctx: click.Context, found: list[JobStatus]) -> None:
+    """Say once that a scheduler did not answer; what the files say was printed."""
+    errors = [seen.error for seen in found if seen.error is not None]
+    if errors:
+        output.print_error(errors[0], output.Session(color=output.current_session().color))
+        ctx.exit(errors[0].exit_code)

@@ -1,0 +1,259 @@
+"""`status`: say how one job stands, and what an answer about a job looks like in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clusterrun.cli import output
+from clusterrun.errors import Exit
+
+if TYPE_CHECKING:
+    from clusterrun.backends.evidence import Failure, Progress
+    from clusterrun.backends.status import JobStatus
+    from clusterrun.record import JobRecord
+
+SECONDS_A_DAY = 86400
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@click.option("--exit-status", is_flag=True, help="exit 3 when the job ended and did not complete")
+@click.option("--wait", "waiting", is_flag=True, help="wait until the job has ended")
+@click.pass_context
+def command(
+    ctx: click.Context, job: str | None, *, as_json: bool, exit_status: bool, waiting: bool
+) -> None:
+    """Say how one job is doing.
+
+    JOB is a job id, the name of a run or its directory; without it the newest run is taken.
+
+    \b
+    clusterrun status
+    clusterrun status 4711 --wait --exit-status && echo trained
+    """
+    from clusterrun import api
+
+    output.expect_json(as_json)
+    record = find_announced(job)
+    seen = api.wait(record) if waiting else api.status(record)
+    if as_json:
+        output.answer_json({"schema": "clusterrun.status/1", **job_object(seen)})
+    else:
+        for label, text in _lines(seen):
+            output.answer(f"{label:<11}{text}")
+    for text in seen.notes:
+        output.note(text)
+    ctx.exit(_exit_code(seen, exit_status=exit_status))
+
+
+def find_announced(job: str | None) -> JobRecord:
+    """Find a job; say which one was taken where none was named."""
+    import os
+
+    from clusterrun import api
+
+    record = api.find_job(job)
+    if job is None:
+        where = os.path.relpath(record.runs_dir.root)
+        output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
+    return record
+
+
+def _exit_code(seen: JobStatus, *, exit_status: bool) -> int:
+    if seen.error is not None:
+        # The answer above is what the files say; stdout holds it already.
+        output.print_error(seen.error, output.Session(color=output.current_session().color))
+        return seen.error.exit_code
+    if exit_status and seen.state.is_terminal and not seen.state.is_success:
+        return Exit.NO
+    return Exit.OK
+
+
+# For people
+
+
+def _lines(seen: JobStatus) -> Iterator[tuple[str, str]]:
+    record = seen.record
+    yield "job", f"{record.job_id or '-'}  {record.name}"
+    yield "state", _state(seen)
+    if why := where_or_why(seen):
+        yield ("waits" if seen.pending else "nodes"), why
+    yield "world", _world(seen)
+    if seen.progress.step is not None:
+        yield "step", progress_text(seen.progress)
+    if seen.checkpoint:
+        yield "checkpoint", seen.checkpoint
+    if seen.failure:
+        yield "failed", failure_text(seen.failure)
+    yield "run dir", record.run_dir
+    yield "logs", f"clusterrun logs {record.job_id or record.run_dir}"
+
+
+def _state(seen: JobStatus) -> str:
+    parts = [output.painted_state(seen.state.value)]
+    if seen.state.is_terminal and (code := _how_it_ended(seen)):
+        parts.append(code)
+    if seen.elapsed_s is not None:
+        parts.append(times(seen))
+    if seen.attempt > 1:
+        parts.append(f"attempt {seen.attempt}")
+    if seen.reason:
+        parts.append(f"({seen.reason})")
+    return "  ".join(parts)
+
+
+def _how_it_ended(seen: JobStatus) -> str:
+    if seen.exit_signal:
+        return f"signal {seen.exit_signal}"
+    return f"exit {seen.exit_code}" if seen.exit_code is not None else ""
+
+
+def _world(seen: JobStatus) -> str:
+    record = seen.record
+    asked = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
+    if seen.world_size is None:
+        return f"{asked}, not formed yet" if not seen.state.is_terminal else f"{asked}, not formed"
+    if seen.world_size != record.world_size:
+        return f"{seen.world_size} ranks, but {asked} were asked for"
+    return f"{count(seen.world_size, 'rank')} in one world = {asked}"
+
+
+def count(number: int, thing: str) -> str:
+    """Write a number with its noun.
+
+    >>> count(1, "rank"), count(8, "rank")
+    ('1 rank', '8 ranks')
+    """
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def progress_text(progress: Progress) -> str:
+    """Write how far a training is: `380/46880  1.2/s, 10:45:00 to go`."""
+    done = str(progress.step) if progress.total is None else f"{progress.step}/{progress.total}"
+    if not progress.rate_per_s:
+        return done
+    done += f"  {progress.rate_per_s:.3g} steps/s"
+    if progress.total is None or progress.step is None or progress.step >= progress.total:
+        return done
+    return f"{done}, {clock((progress.total - progress.step) / progress.rate_per_s)} to go"
+
+
+def failure_text(failure: Failure) -> str:
+    """Name the first failure that a node reported, on one line."""
+    who = f"node {failure.node}" if failure.rank is None else f"rank {failure.rank}"
+    where = f" on {failure.node}" if failure.rank is not None and failure.node else ""
+    how = ""
+    if failure.signal:
+        how = f": killed by signal {failure.signal}"
+    elif failure.code:
+        how = f": exit {failure.code}"
+    message = " ".join(failure.message.split())
+    return f"{who}{where}{how}{': ' if message else ''}{message}"
+
+
+def where_or_why(seen: JobStatus) -> str:
+    """Say where a job runs, or why it waits."""
+    if seen.pending is None:
+        return seen.nodelist
+    start = f"; starts about {_local(seen.expected_start)}" if seen.expected_start else ""
+    return f"{seen.pending.text}{start}"
+
+
+def _local(epoch_s: float) -> str:
+    then = datetime.fromtimestamp(epoch_s)
+    is_near = abs((then - datetime.now()).total_seconds()) < SECONDS_A_DAY / 2
+    return f"{then:%H:%M}" if is_near else f"{then:%Y-%m-%d %H:%M}"
+
+
+def times(seen: JobStatus) -> str:
+    """Write the time spent, and the limit where there is one: `05:10:40 / 1-00:00:00`."""
+    spent = "-" if seen.elapsed_s is None else clock(seen.elapsed_s)
+    return spent if seen.limit_s is None else f"{spent} / {clock(seen.limit_s)}"
+
+
+def clock(seconds: float) -> str:
+    """Write a span of time as Slurm does.
+
+    >>> clock(59), clock(18640), clock(90061)
+    ('00:00:59', '05:10:40', '1-01:01:01')
+    """
+    days, rest = divmod(int(seconds), SECONDS_A_DAY)
+    text = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{text}" if days else text
+
+
+# For programs
+
+
+def job_object(seen: JobStatus) -> dict[str, Any]:
+    """Describe a job for JSON; null is what nobody could say."""
+    record = seen.record
+    return {
+        "job_id": record.job_id or None,
+        "name": record.name,
+        "run_id": record.run_id,
+        "run_dir": record.run_dir,
+        "backend": record.cluster.value,
+        "cluster": record.slurm_cluster,
+        "state": seen.state.value,
+        "reason": _reason(seen),
+        "nodes": record.nodes,
+        "nodelist": seen.nodelist or None,
+        "gpus": record.nodes * record.gpus_per_node,
+        "world_size": record.world_size,
+        "proven_world_size": seen.world_size,
+        "attempt": seen.attempt,
+        "submitted": timestamp(record.submitted_at),
+        "expected_start": timestamp(seen.expected_start),
+        "start": timestamp(seen.start),
+        "end": timestamp(seen.end),
+        "elapsed_s": seen.elapsed_s,
+        "limit_s": seen.limit_s,
+        "exit": {"code": seen.exit_code, "signal": seen.exit_signal},
+        "progress": {
+            "step": seen.progress.step,
+            "total": seen.progress.total,
+            "rate_per_s": seen.progress.rate_per_s,
+        },
+        "checkpoint": seen.checkpoint,
+        "verdict": _verdict(seen.failure),
+        "notes": list(seen.notes),
+    }
+
+
+def _reason(seen: JobStatus) -> dict[str, Any] | None:
+    if seen.pending is not None:
+        pending = seen.pending
+        return {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
+    if seen.reason:
+        return {"code": seen.reason, "text": seen.reason, "can_start": None}
+    return None
+
+
+def _verdict(failure: Failure | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    return {
+        "rank": failure.rank,
+        "node": failure.node or None,
+        "code": failure.code,
+        "signal": failure.signal,
+        "message": failure.message,
+    }
+
+
+def timestamp(epoch_s: float | None) -> str | None:
+    """Write a time as RFC 3339 in UTC.
+
+    >>> timestamp(0.25), timestamp(None)
+    ('1970-01-01T00:00:00.250Z', None)
+    """
+    if epoch_s is None:
+        return None
+    then = datetime.fromtimestamp(epoch_s, timezone.utc)
+    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")

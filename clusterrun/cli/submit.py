@@ -1,0 +1,243 @@
+"""`submit`: start a job; stdout holds what sbatch would print, all else is on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from clusterrun.cli import output
+from clusterrun.cli.options import JobOptions, ScriptCommand, job_options
+from clusterrun.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from clusterrun.api import Prepared
+    from clusterrun.backends.environment import SbatchVariable
+    from clusterrun.backends.status import JobStatus
+    from clusterrun.planning.plan import Plan
+    from clusterrun.record import JobRecord
+
+CONFIRM_ABOVE_NODES: Final = 64
+
+
+@click.command(cls=ScriptCommand)
+@job_options()
+@click.option("--dry-run", is_flag=True, help="print the batch script, check it, submit nothing")
+@click.option("--test-only", is_flag=True, help="ask Slurm when it would start, submit nothing")
+@click.option("--parsable", is_flag=True, help="print the job id alone (with ;cluster if several)")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@click.option("-W", "--wait", is_flag=True, help="wait for the end; exit with the job's status")
+@click.option("--follow", is_flag=True, help="show the logs until the end, as --wait else")
+@click.option("-y", "--yes", is_flag=True, help=f"no question above {CONFIRM_ABOVE_NODES} nodes")
+@click.option("--keep-sbatch-env", is_flag=True, help="let SBATCH_* variables of the shell count")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    job: JobOptions,
+    *,
+    dry_run: bool,
+    test_only: bool,
+    parsable: bool,
+    as_json: bool,
+    wait: bool,
+    follow: bool,
+    yes: bool,
+    keep_sbatch_env: bool,
+) -> None:
+    """Train a script on N nodes.
+
+    Options come before the script; what follows it is the script's own. Without a script the
+    one that clusterrun.yaml names is taken.
+
+    \b
+    clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1e-4
+    clusterrun submit --profile a100 --follow
+    clusterrun submit --cluster local -N 2 --nproc-per-node 2 --device cpu -m my.training
+    """
+    from clusterrun import api
+
+    output.expect_json(as_json)
+    _refuse_contradictions(as_json=as_json, parsable=parsable, follow=follow, dry_run=dry_run)
+    prepared = api.prepare(job.load())
+    variables = tell(prepared, keep_sbatch_env=keep_sbatch_env)
+    if dry_run or test_only:
+        verdict = api.check(prepared, keep_sbatch_env=keep_sbatch_env)
+        _show_unsent(prepared, verdict, test_only=test_only, as_json=as_json)
+        return
+    _confirm(prepared.plan, yes=yes)
+    _describe(prepared.plan)
+    argv = ("clusterrun", *sys.argv[1:])
+    record = api.submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env)
+    _announce(record, prepared, variables, as_json=as_json, parsable=parsable)
+    if follow:
+        _follow(ctx, record)
+    if wait or follow:
+        ctx.exit(_wait(record, is_told=follow))
+
+
+def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_run: bool) -> None:
+    if as_json and parsable:
+        raise UsageError("--json and --parsable exclude each other", hint="keep one of them")
+    if as_json and follow:
+        raise UsageError(
+            "--json and --follow exclude each other",
+            hint="submit with --json, then run: clusterrun logs -f JOB --json",
+        )
+    if parsable and dry_run:
+        raise UsageError("--dry-run submits nothing, so there is no id for --parsable")
+
+
+def tell(prepared: Prepared, *, keep_sbatch_env: bool) -> tuple[SbatchVariable, ...]:
+    """Print the notes of a job, and warn of SBATCH_* variables that would override it."""
+    from clusterrun.backends.environment import sbatch_variables
+    from clusterrun.spec import Cluster
+
+    for text in prepared.notes:
+        output.note(text)
+    if prepared.plan.cluster is not Cluster.SLURM:
+        return ()
+    variables = sbatch_variables(prepared.plan, os.environ)
+    for variable in variables:
+        _warn_of(variable, keep=keep_sbatch_env)
+    return variables
+
+
+def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
+    verb = "overrides" if keep else "would override"
+    what = f"{variable.option or 'an option of sbatch'}"
+    if variable.planned is not None:
+        what = f"{variable.option} '{variable.planned}'"
+    note = "clusterrun removes it for this submission; pass --keep-sbatch-env to keep it"
+    output.warn(
+        f"{variable.name}={variable.value} is set in your shell and {verb} {what}",
+        notes=() if keep else (note,),
+    )
+
+
+def _show_unsent(prepared: Prepared, verdict: str, *, test_only: bool, as_json: bool) -> None:
+    """Print the script (--dry-run) or what Slurm said of it (--test-only)."""
+    if not test_only:
+        from clusterrun.cli import render
+
+        output.say(verdict or "bash finds no mistake; there is no Slurm to ask")
+        render.show(prepared, as_json=as_json)
+    elif not verdict:
+        raise UsageError(
+            "--test-only asks Slurm, and this job is for this machine",
+            hint="pass --cluster slurm on a login node",
+        )
+    elif as_json:
+        output.answer_json({"schema": "clusterrun.test-only/1", "message": verdict})
+    else:
+        output.answer(verdict)
+
+
+def _confirm(plan: Plan, *, yes: bool) -> None:
+    if yes or plan.nodes <= CONFIRM_ABOVE_NODES:
+        return
+    if not output.is_interactive():
+        raise UsageError(
+            f"{plan.nodes} nodes are more than {CONFIRM_ABOVE_NODES} and nobody can be asked",
+            hint="pass -y if you mean it",
+        )
+    click.confirm(f"Submit to {plan.nodes} nodes?", abort=True, err=True)
+
+
+def _describe(plan: Plan) -> None:
+    """Say what will run before it is sent."""
+    nodes = "1 node" if plan.nodes == 1 else f"{plan.nodes} nodes"
+    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
+    where = "simulated on this machine" if plan.cluster.value == "local" else "Slurm"
+    output.detail("world", f"{ranks} = {nodes} x {plan.procs_per_node}, {where}")
+    output.detail(
+        "launcher",
+        f"accelerate, strategy {plan.strategy.value}, {plan.device.value}, "
+        f"precision {_PRECISIONS.get(plan.precision.value, plan.precision.value)}",
+    )
+
+
+_PRECISIONS: Final = {
+    "head": "bf16 or fp16, as the first node can",
+    "file": "as your configuration says",
+}
+
+
+def _announce(
+    record: JobRecord,
+    prepared: Prepared,
+    variables: tuple[SbatchVariable, ...],
+    *,
+    as_json: bool,
+    parsable: bool,
+) -> None:
+    if as_json:
+        output.answer_json(_object(record, prepared, variables))
+    elif parsable:
+        output.answer(";".join(filter(None, (record.job_id, record.slurm_cluster))))
+    else:
+        output.answer(f"Submitted batch job {record.job_id}")
+    output.detail("run dir", record.run_dir)
+    output.detail("follow", f"clusterrun logs -f {record.job_id}")
+    output.detail("cancel", f"clusterrun cancel {record.job_id}")
+
+
+def _object(
+    record: JobRecord, prepared: Prepared, variables: tuple[SbatchVariable, ...]
+) -> dict[str, Any]:
+    warnings = [{"code": "note", "message": text} for text in prepared.notes]
+    warnings += [
+        {"code": "sbatch_env", "message": f"{variable.name}={variable.value}"}
+        for variable in variables
+    ]
+    return {
+        "schema": "clusterrun.submit/1",
+        "job_id": record.job_id,
+        "backend": record.cluster.value,
+        "cluster": record.slurm_cluster,
+        "name": record.name,
+        "run_id": record.run_id,
+        "run_dir": record.run_dir,
+        "script": str(record.paths.script),
+        "log_dir": str(record.paths.logs_dir),
+        "world_size": record.world_size,
+        "nodes": record.nodes,
+        "procs_per_node": record.procs_per_node,
+        "gpus_per_node": record.gpus_per_node,
+        "effective_batch": None,
+        "estimated_start": None,
+        "warnings": warnings,
+    }
+
+
+def _follow(ctx: click.Context, record: JobRecord) -> None:
+    """Show the logs as `logs --follow` does; a watcher who leaves does not end the job."""
+    from clusterrun.cli import logs
+
+    with logs.command.make_context("logs", ["--follow", record.job_id], parent=ctx) as inner:
+        if logs.command.invoke(inner) == Exit.INTERRUPTED:
+            ctx.exit(Exit.INTERRUPTED)
+
+
+def _wait(record: JobRecord, *, is_told: bool) -> int:
+    """Wait for the end and give the job's own exit status."""
+    from clusterrun import api
+
+    try:
+        ended = api.wait(record)
+    except KeyboardInterrupt:
+        output.say(f"\njob {record.job_id} keeps running")
+        raise
+    if not is_told:
+        output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")
+    return job_exit_code(ended)
+
+
+def job_exit_code(ended: JobStatus) -> int:
+    """Give a job's own exit status, 1 where it has none and did not complete."""
+    if ended.exit_code:
+        return ended.exit_code
+    if ended.exit_signal:
+        return 128 + ended.exit_signal
+    return Exit.OK if ended.state.is_success else Exit.FAILED

@@ -1,0 +1,198 @@
+"""What is looked up about this machine, by stub programs where the machine lacks the thing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterrun import facts
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.facts import Gpu, gather_facts, parse_smi_list, visible_gpus, working_directory
+from clusterrun.spec import Cluster, JobSpec
+
+TWO = (Gpu(id="0", uuid="GPU-aa11"), Gpu(id="1", uuid="GPU-bb22"))
+
+SMI = """\
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)
+  MIG 3g.20gb     Device  1: (UUID: MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-d0e6e5b1-0b7e-4bf4-8a10-eb2a6dbe7e60)
+"""
+
+
+def program(directory: Path, name: str, text: str) -> None:
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.parametrize(
+    ("listed", "ids"),
+    [
+        (None, ("0", "1")),
+        ("", ()),
+        ("1,0", ("1", "0")),
+        ("1", ("1",)),
+        ("-1", ()),
+        ("0,7,1", ("0",)),
+        ("NoDevFiles", ()),
+        ("GPU-bb22", ("GPU-bb22",)),
+        ("GPU-b", ("GPU-b",)),
+        ("GPU-ff", ()),
+    ],
+)
+def test_p38_cuda_visible_devices_is_honoured_as_cuda_reads_it(
+    listed: str | None, ids: tuple[str, ...]
+) -> None:
+    environ = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
+    assert visible_gpus(TWO, environ) == ids
+
+
+def test_a_divided_gpu_counts_as_its_slices() -> None:
+    assert [gpu.id for gpu in parse_smi_list(SMI)] == [
+        "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f",
+        "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb",
+        "1",
+    ]
+
+
+def test_nvidia_smi_is_asked_where_there_are_no_bindings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    program(tmp_path / "bin", "nvidia-smi", "echo 'GPU 0: NVIDIA H200 (UUID: GPU-0a1b)'")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert facts.find_gpus() == (Gpu(id="0", uuid="GPU-0a1b"),)
+
+
+def test_an_nvidia_smi_without_a_driver_means_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    program(tmp_path / "bin", "nvidia-smi", "echo 'has failed because'; exit 9")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert facts.find_gpus() == ()
+
+
+class Bindings:
+    """A stand-in for the driver's library: two GPUs, the first divided in two."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> tuple[int, int]:
+        return index, -1
+
+    def nvmlDeviceGetMigMode(self, handle: tuple[int, int]) -> tuple[int, int]:
+        if handle[0] == 1:
+            raise self.NVMLError("Not Supported")
+        return 1, 1
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: tuple[int, int]) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(
+        self, handle: tuple[int, int], number: int
+    ) -> tuple[int, int]:
+        if number > 1:
+            raise self.NVMLError("Not Found")
+        return handle[0], number
+
+    def nvmlDeviceGetUUID(self, handle: tuple[int, int]) -> str:
+        return f"MIG-{handle[1]}" if handle[1] >= 0 else f"GPU-{handle[0]}"
+
+
+def test_the_drivers_library_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Bindings())
+    assert [gpu.id for gpu in facts.find_gpus()] == ["MIG-0", "MIG-1", "1"]
+
+
+def test_slurm_is_chosen_where_sbatch_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert facts.choose_cluster(Cluster.AUTO) is Cluster.LOCAL
+    program(tmp_path / "bin", "sbatch", "exit 1")
+    assert facts.choose_cluster(Cluster.AUTO) is Cluster.SLURM
+    assert facts.choose_cluster(Cluster.LOCAL) is Cluster.LOCAL
+
+
+def test_facts_are_absolute_and_hold_the_users_files(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_bytes(b"\xef\xbb\xbfdistributed_type: NO\r\n")
+    spec = JobSpec(
+        script="train.py",
+        cluster=Cluster.LOCAL,
+        run_dir="../runs",
+        python="./venv/bin/python",
+        accelerate_config="own.yaml",
+    )
+    found = gather_facts(spec, cwd=tmp_path, environ={})
+    assert found.workdir == str(tmp_path)
+    assert found.runs_dir == str(tmp_path.parent / "runs")
+    assert found.python == str(tmp_path / "venv/bin/python")
+    assert found.accelerate_config_text == "distributed_type: NO\r\n" or (
+        found.accelerate_config_text == "distributed_type: NO\n"
+    )
+    assert found.deepspeed_config_text == ""
+    assert found.local_cpus == len(os.sched_getaffinity(0))
+
+
+def test_a_bare_interpreter_is_left_to_the_path_of_the_nodes(tmp_path: Path) -> None:
+    spec = JobSpec(script="train.py", cluster=Cluster.SLURM, python="python3")
+    assert gather_facts(spec, cwd=tmp_path, environ={}).python == "python3"
+
+
+def test_a_missing_file_of_the_users_is_named(tmp_path: Path) -> None:
+    spec = JobSpec(script="t.py", cluster=Cluster.SLURM, deepspeed_config="ds.json")
+    with pytest.raises(UsageError) as raised:
+        gather_facts(spec, cwd=tmp_path, environ={})
+    assert raised.value.message == "cannot read the DeepSpeed configuration 'ds.json'"
+    assert raised.value.cause == "No such file or directory"
+
+
+def test_versions_of_another_interpreter_are_asked_from_it(tmp_path: Path) -> None:
+    program(tmp_path, "python", f'exec {sys.executable} "$@"')
+    found = facts.installed_versions(str(tmp_path / "python"))
+    assert found == facts.installed_versions(sys.executable)
+    assert found["accelerate"] == importlib.metadata.version("accelerate")
+
+
+def test_an_interpreter_that_only_the_nodes_have_has_unknown_versions() -> None:
+    found = facts.installed_versions("/nowhere/bin/python")
+    assert found == {"torch": "", "accelerate": "", "deepspeed": ""}
+
+
+def test_the_working_directory_keeps_the_name_that_the_shell_gave_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    monkeypatch.chdir(real)
+    assert working_directory({"PWD": str(link)}) == link
+    assert working_directory({"PWD": str(tmp_path)}) == real
+    assert working_directory({"PWD": "relative"}) == real
+    assert working_directory({}) == real
+
+
+def test_a_working_directory_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ClusterrunError, match="the working directory is gone"):
+        working_directory({})
