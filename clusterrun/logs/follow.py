@@ -16,7 +16,7 @@ INTERVAL_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class NewAttempt:
-    """The run was started again; what follows is of this attempt."""
+    """The run was started, or started again; what follows is of this attempt."""
 
     attempt: int
 
@@ -101,9 +101,8 @@ def follow(
         superseded = attempt is not None and newest > attempt
         yield from _news(current, selection, last=over or newest > current.number)
         while attempt is None and current.number < newest:
-            if current.number:
-                yield NewAttempt(attempt=current.number + 1)
             current = _Attempt(paths=paths, number=current.number + 1, nodes=nodes)
+            yield NewAttempt(attempt=current.number)
             yield from _news(current, selection, last=over or newest > current.number)
         if over or superseded:
             return

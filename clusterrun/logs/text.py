@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -85,14 +85,21 @@ class _Open:
 class TextView:
     """Lines with a prefix that says who wrote them; cut lines are joined again.
 
-    `width` is that of the longest `node:rank`; `prefix` can be switched off.
+    The prefix is as wide as the longest name in `nodes` with the highest rank; only a longer name
+    that comes later makes it wider.
     """
 
-    width: int
+    nodes: InitVar[Iterable[str]]
+    world_size: int
     colour: bool = False
     timestamps: bool = False
     prefix: bool = True
+    _width: int = 0
     _open: dict[tuple[str, int | None, Stream], _Open] = field(default_factory=dict)
+
+    def __post_init__(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self._make_room_for(node)
 
     def show(self, line: LogLine) -> Iterator[str]:
         """Yield what can be shown now that this line has come: itself, or nothing yet."""
@@ -133,23 +140,21 @@ class TextView:
         stamp = f"{clock_time(line.epoch_us)} " if self.timestamps else ""
         if not self.prefix:
             return stamp
-        who = strip_controls(source_name(line), keep_colours=False).ljust(self.width)
+        self._make_room_for(line.node)
+        who = strip_controls(source_name(line), keep_colours=False).ljust(self._width)
         mark = "!" if line.stream is Stream.ERR else "|"
         if self.colour:
             who = f"\x1b[{node_colour(line.node)}m{who}{_RESET}"
             mark = f"{_RED}{mark}{_RESET}" if mark == "!" else mark
         return f"{stamp}{who} {mark} "
 
+    def _make_room_for(self, node: str) -> None:
+        self._width = max(self._width, len(f"{node}:{max(self.world_size - 1, 0)}"))
+
 
 def source_name(line: LogLine) -> str:
     """Name who wrote a line: `node:rank`, or the node alone for launcher and agent."""
     return line.node if line.rank is None else f"{line.node}:{line.rank}"
-
-
-def prefix_width(nodes: Sequence[str], world_size: int) -> int:
-    """Measure the longest `node:rank` that can come, once for all lines."""
-    longest = max(map(len, nodes), default=0)
-    return longest + 1 + len(str(max(world_size - 1, 0)))
 
 
 def clock_time(epoch_us: int) -> str:

@@ -18,7 +18,6 @@ from clusterrun.logs.text import (
     json_line,
     last_state,
     node_colour,
-    prefix_width,
     strip_controls,
 )
 from tests.logs.corpus import T0, line
@@ -29,7 +28,7 @@ def shown(view: TextView, *lines: tuple[int | None, str, bytes], node: str = "n1
 
 
 def test_prefixes_are_aligned_and_mark_stderr_without_colour() -> None:
-    view = TextView(width=prefix_width(["n1", "n10"], 16))
+    view = TextView(nodes=["n1", "n10"], world_size=16)
     assert shown(view, (0, "o", b"a"), (13, "e", b"b"), (None, "l", b"c")) == [
         "n1:0   | a\n",
         "n1:13  ! b\n",
@@ -37,15 +36,22 @@ def test_prefixes_are_aligned_and_mark_stderr_without_colour() -> None:
     ]
 
 
+def test_prefix_grows_for_a_longer_name_that_comes_late() -> None:
+    view = TextView(nodes=[], world_size=100)
+    assert shown(view, (0, "o", b"a")) == ["n1:0  | a\n"]
+    assert shown(view, (99, "o", b"b"), node="n10") == ["n10:99 | b\n"]
+    assert shown(view, (0, "o", b"c")) == ["n1:0   | c\n"]
+
+
 def test_prefix_can_be_left_out() -> None:
-    assert shown(TextView(width=9, prefix=False), (0, "o", b"  a")) == ["  a\n"]
+    assert shown(TextView(nodes=[], world_size=1, prefix=False), (0, "o", b"  a")) == ["  a\n"]
 
 
 def test_time_stands_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC-02")
     time.tzset()
     try:
-        assert shown(TextView(width=4, timestamps=True), (0, "o", b"a")) == [
+        assert shown(TextView(nodes=[], world_size=1, timestamps=True), (0, "o", b"a")) == [
             "00:13:20.000 n1:0 | a\n"
         ]
         assert clock_time(T0 + 1_234_567) == "00:13:21.234"
@@ -56,7 +62,7 @@ def test_time_stands_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_colour_comes_from_the_name_of_the_node_and_red_is_for_stderr() -> None:
-    view = TextView(width=4, colour=True)
+    view = TextView(nodes=[], world_size=1, colour=True)
     assert shown(view, (0, "e", b"\x1b[1mbold")) == [
         f"\x1b[{node_colour('n1')}mn1:0\x1b[0m \x1b[31m!\x1b[0m \x1b[1mbold\x1b[0m\n"
     ]
@@ -109,7 +115,7 @@ def test_colours_stay_where_they_are_wanted_and_end_with_the_line() -> None:
 
 
 def test_bytes_that_are_no_utf8_are_replaced() -> None:
-    assert shown(TextView(width=4), (0, "o", b"a\xff\xc3b")) == ["n1:0 | a��b\n"]
+    assert shown(TextView(nodes=[], world_size=1), (0, "o", b"a\xff\xc3b")) == ["n1:0 | a��b\n"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_a_progress_bar_shows_its_last_state(text: str, state: str) -> None:
 
 
 def test_cut_lines_are_joined_by_rank_and_stream() -> None:
-    view = TextView(width=4)
+    view = TextView(nodes=[], world_size=1)
     assert shown(view, (0, "O", b"one "), (1, "o", b"other"), (0, "E", b"err ")) == [
         "n1:1 | other\n"
     ]
@@ -133,7 +139,7 @@ def test_cut_lines_are_joined_by_rank_and_stream() -> None:
 
 
 def test_a_line_whose_rest_does_not_come_is_shown_with_a_mark() -> None:
-    view = TextView(width=4)
+    view = TextView(nodes=[], world_size=1)
     assert shown(view, (0, "O", b"Password: ")) == []
     assert list(view.drain(last=False)) == []
     assert list(view.drain(last=False)) == ["n1:0 | Password: …\n"]
@@ -143,7 +149,7 @@ def test_a_line_whose_rest_does_not_come_is_shown_with_a_mark() -> None:
 
 
 def test_a_long_line_is_cut_and_says_by_how_much() -> None:
-    view = TextView(width=4)
+    view = TextView(nodes=[], world_size=1)
     pieces = [(0, "O", b"x" * 40_000)] * 3
     assert shown(view, *pieces, (0, "o", b"end")) == [
         f"n1:0 | {'x' * SHOWN_BYTES}…[+{120_003 - SHOWN_BYTES:,} bytes]\n"
@@ -155,14 +161,14 @@ def test_a_long_line_is_cut_and_says_by_how_much() -> None:
 
 @given(st.lists(st.text("ab\r", min_size=1), min_size=1))
 def test_a_progress_bar_in_pieces_shows_what_it_would_in_one(pieces: list[str]) -> None:
-    view = TextView(width=4)
+    view = TextView(nodes=[], world_size=1)
     for piece in pieces:
         assert shown(view, (0, "O", piece.encode())) == []
     assert shown(view, (0, "o", b"")) == [f"n1:0 | {last_state(''.join(pieces))}\n"]
 
 
 def test_an_endless_progress_bar_takes_no_memory() -> None:
-    view = TextView(width=4)
+    view = TextView(nodes=[], world_size=1)
     for i in range(10_000):
         shown(view, (0, "O", b"%7d %%\r" % i))
     (entry,) = view._open.values()

@@ -1,0 +1,666 @@
+"""`clusterrun logs`, run as a user runs it, on run directories as the nodes leave them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from clusterrun import api
+from clusterrun import record as records
+from clusterrun.backends import process
+from clusterrun.backends.status import JobStatus
+from clusterrun.cli import follow as cli_follow
+from clusterrun.cli.main import main
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.record import JobRecord
+from clusterrun.spec import Cluster
+from clusterrun.state import JobState
+from tests.logs.corpus import T0, raw, write_log
+
+
+@dataclass
+class Here:
+    """A project with one run of 2 nodes x 8 ranks, and a shell in it."""
+
+    path: Path
+    record: JobRecord
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> RunPaths:
+        return self.record.paths
+
+    def write(self, node: str, *lines: bytes, attempt: int = 1) -> Path:
+        return write_log(self.paths, attempt, node, lines)
+
+    def start(self, *, seconds_ago: float = 5) -> None:
+        """Let this very process stand for the controller of the job."""
+        controller = {
+            "pid": os.getpid(),
+            "identity": process.identity(os.getpid()),
+            "host": socket.gethostname(),
+            "boot_id": process.boot_id(),
+            "started_at": time.time() - seconds_ago,
+        }
+        self.paths.controller.write_text(json.dumps(controller))
+
+    def end(self, state: str, exit_code: int) -> None:
+        end = {
+            "schema": "clusterrun.end/1",
+            "state": state,
+            "exit_code": exit_code,
+            "ended_at": time.time(),
+        }
+        temporary = self.paths.end.with_suffix(".tmp")
+        temporary.write_text(json.dumps(end))
+        temporary.rename(self.paths.end)
+
+    def argv(self, *args: str) -> list[str]:
+        return [sys.executable, "-m", "clusterrun", "logs", *args]
+
+    def logs(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """Run the command line in this process, which takes a hundredth of the time."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in "oe")
+        before = os.getcwd()
+        os.chdir(self.path)
+        try:
+            with (
+                mock.patch.dict(os.environ, self.environ, clear=True),
+                redirect_stdout(out),
+                redirect_stderr(err),
+            ):
+                code = main(["logs", *args])
+        finally:
+            os.chdir(before)
+        told = [stream.buffer.getvalue().decode() for stream in (out, err)]
+        return subprocess.CompletedProcess(args, code, *told)
+
+    def lines(self, *args: str) -> list[str]:
+        done = self.logs(*args)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+
+def _record(root: Path, *, job_id: str, cluster: Cluster) -> JobRecord:
+    return JobRecord(
+        job_id=job_id,
+        cluster=cluster,
+        slurm_cluster=None,
+        name="sft",
+        run_id=root.name,
+        run_dir=str(root),
+        submitted_at=time.time(),
+        argv=(),
+        nodes=2,
+        procs_per_node=8,
+        gpus_per_node=8,
+        world_size=16,
+        strategy="ddp",
+        device="cpu",
+        workdir=str(root),
+        time_minutes=0,
+        versions={},
+        git_commit=None,
+        user="me",
+        host="here",
+    )
+
+
+def _project(tmp_path: Path, *, job_id: str, cluster: Cluster) -> Here:
+    root = tmp_path / "runs" / "sft" / "1121-103252-k3fq"
+    root.mkdir(parents=True)
+    record = _record(root, job_id=job_id, cluster=cluster)
+    records.write(record)
+    records.link_job(RunsDir(root=tmp_path / "runs"), job_id, record.paths)
+    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    home = {
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "TERM": "xterm",
+    }
+    return Here(path=tmp_path, record=record, environ={**kept, **home})
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Here:
+    """Give a job on simulated nodes that has not started."""
+    return _project(tmp_path, job_id="L1", cluster=Cluster.LOCAL)
+
+
+@pytest.fixture
+def ended(here: Here) -> Here:
+    """Give one that has ended well, with lines of several kinds."""
+    here.start()
+    here.write(
+        "n1",
+        raw(T0, None, "a", "8 ranks start"),
+        raw(T0 + 1, 0, "o", "step 1"),
+        raw(T0 + 2, 1, "o", "other"),
+        raw(T0 + 5, 0, "o", "step 2"),
+    )
+    here.write("n2", raw(T0 + 3, 9, "e", "trouble"), raw(T0 + 4, 8, "o", "quiet"))
+    here.end("COMPLETED", 0)
+    return here
+
+
+def test_default_is_rank_0_the_launcher_and_the_stderr_of_all(ended: Here) -> None:
+    done = ended.logs("L1")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "n1    | 8 ranks start\nn1:0  | step 1\nn2:9  ! trouble\nn1:0  | step 2\n",
+    )
+    assert done.stderr == (
+        "note: all lines of rank 0 and the launcher, and the stderr of all 16 ranks; "
+        "174 bytes in all (-a all ranks, -n all, -f follow)\n"
+    )
+
+
+def test_newest_run_is_taken_and_announced(ended: Here) -> None:
+    done = ended.logs("-a")
+    assert len(done.stdout.splitlines()) == 6
+    assert done.stderr == "using job L1 (sft, newest run in runs)\n"
+
+
+@pytest.mark.parametrize("job", ["L1", "sft", "1121-103252-k3fq", "runs/by-job/L1"])
+def test_a_job_has_many_names(ended: Here, job: str) -> None:
+    assert len(ended.lines(job, "-a")) == 6
+
+
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [
+        (["--rank", "8-15"], ["n2:9  ! trouble", "n2:8  | quiet"]),
+        (["--rank", "::8"], ["n1:0  | step 1", "n2:8  | quiet", "n1:0  | step 2"]),
+        (["--node", "n[2-3]"], ["n2:9  ! trouble", "n2:8  | quiet"]),
+        (["--node", "n2", "--rank", "8"], ["n2:8  | quiet"]),
+        (["-a", "-n", "1"], ["n1:0  | step 2"]),
+        (["-a", "-n", "0"], []),
+        (["--rank", "8", "--prefix", "none"], ["quiet"]),
+        (["--rank", "7"], []),
+    ],
+)
+def test_selections(ended: Here, args: list[str], shown: list[str]) -> None:
+    assert ended.lines("L1", *args) == shown
+
+
+def test_timestamps_stand_in_front(ended: Here) -> None:
+    (line,) = ended.lines("L1", "--rank", "8", "-t")
+    assert re.fullmatch(r"\d\d:\d3:20\.000 n2:8  \| quiet", line)
+
+
+def test_the_last_200_lines_are_shown_unless_all_are_asked_for(here: Here) -> None:
+    here.start()
+    here.write("n1", *(raw(T0 + i, 0, "o", f"step {i}") for i in range(300)))
+    done = here.logs("L1", "--rank", "0")
+    assert done.stdout.splitlines() == [f"n1:0  | step {i}" for i in range(100, 300)]
+    assert done.stderr == "note: last 200 lines (-n all, -f follow)\n"
+    assert len(here.lines("L1", "--rank", "0", "-n", "all")) == 300
+
+
+def test_raw_gives_the_bytes_that_were_written(here: Here) -> None:
+    here.start()
+    content = [b"\x1b[2J caf\xe9", b"\x00 10%\r 20%\r"]
+    here.write("n1", raw(T0, 0, "O", content[0]), raw(T0, 0, "o", content[1]))
+    done = subprocess.run(
+        here.argv("L1", "-o", "raw"), cwd=here.path, env=here.environ, capture_output=True
+    )
+    assert done.stdout == content[0] + content[1] + b"\n"
+    assert here.lines("L1") == ["n1:0  |  20%"]
+
+
+@pytest.mark.parametrize("flag", [["-o", "json"], ["--json"]])
+def test_json_is_one_object_a_line(ended: Here, flag: list[str]) -> None:
+    done = ended.logs("L1", "--rank", "9", *flag)
+    assert done.stderr == ""
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {
+            "type": "line",
+            "ts": "2023-11-14T22:13:20.000003Z",
+            "node": "n2",
+            "rank": 9,
+            "local_rank": 1,
+            "stream": "err",
+            "attempt": 1,
+            "text": "trouble",
+            "partial": False,
+            "file": "logs/a1/n2.log",
+            "offset": 0,
+        }
+    ]
+
+
+def test_text_is_utf8_in_any_locale(here: Here) -> None:
+    here.start()
+    here.write("n1", raw(T0, 0, "o", "é 漢 \ufffd"))
+    here.environ |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        here.argv("L1"), cwd=here.path, env=here.environ, capture_output=True, check=True
+    )
+    assert done.stdout.decode() == "n1:0  | é 漢 \ufffd\n"
+
+
+def test_earlier_attempts_are_kept_and_the_newest_is_shown(ended: Here) -> None:
+    ended.write("n3", raw(T0 + 9, 0, "o", "again"), attempt=2)
+    assert ended.lines("L1") == ["n3:0  | again"]
+    assert ended.lines("L1", "--attempt", "1", "-n", "1") == ["n1:0  | step 2"]
+    done = ended.logs("L1", "--attempt", "3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: attempt 3 does not exist; attempts of job L1: 1-2\n"
+
+
+def test_files_can_be_listed_and_found(ended: Here) -> None:
+    ended.write("n1", raw(T0 + 9, 0, "o", "again"), attempt=2)
+    logs = ended.paths.logs_dir
+    assert [line.split() for line in ended.lines("L1", "--list")] == [
+        ["ATTEMPT", "NODE", "BYTES", "PATH"],
+        ["1", "n1", "118", str(logs / "a1" / "n1.log")],
+        ["1", "n2", "56", str(logs / "a1" / "n2.log")],
+        ["2", "n1", "27", str(logs / "a2" / "n1.log")],
+    ]
+    data = json.loads(ended.logs("L1", "--list", "--json", "--node", "n2").stdout)
+    assert data == {
+        "schema": "clusterrun.logs/1",
+        "files": [
+            {"attempt": 1, "node": "n2", "size_bytes": 56, "path": str(logs / "a1" / "n2.log")}
+        ],
+    }
+    assert ended.lines("L1", "--path") == [str(logs / "a2")]
+    assert ended.lines("L1", "--path", "--attempt", "1") == [str(logs / "a1")]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["--rank", "16"], 2, "error: rank 16 does not exist; the ranks are 0-15\n"),
+        (["--rank", "x"], 2, "error: 'x' is no rank\n"),
+        (["--rank", "0", "-a"], 2, "error: --rank and --all-ranks exclude each other\n"),
+        (["--node", "n[1-"], 2, "error: bad host list 'n[1-': '[' has no partner at position 2\n"),
+        (["--node", "n7"], 2, "error: no log of n7\n  hint: job L1 has logs of n[1-2]\n"),
+        (["-n", "-3"], 2, "'-3' is neither a number of lines nor 'all'\n"),
+        (["--attempt", "0"], 2, "0 is not in the range x>=1"),
+        (["-o", "xml"], 2, "'xml' is not one of"),
+    ],
+)
+def test_mistakes_are_told(ended: Here, args: list[str], code: int, message: str) -> None:
+    done = ended.logs("L1", *args)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+
+
+def test_an_unknown_job_is_not_found(ended: Here) -> None:
+    done = ended.logs("4711")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith("error: no job or run '4711' in ")
+    assert json.loads(ended.logs("4711", "--json").stdout)["code"] == "job_not_found"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_named(ended: Here) -> None:
+    ended.paths.log(1, "n1").chmod(0)
+    done = ended.logs("L1")
+    assert done.returncode == 1
+    assert f"error: cannot read {ended.paths.log(1, 'n1')}\n" in done.stderr
+
+
+def test_a_pending_job_says_that_it_waits(here: Here) -> None:
+    done = here.logs("L1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "job L1 is pending\n")
+
+
+@pytest.fixture
+def on_slurm(tmp_path: Path) -> Here:
+    """Give a job in the queue of a Slurm whose squeue is a script."""
+    project = _project(tmp_path, job_id="4711", cluster=Cluster.SLURM)
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text('#!/bin/sh\nexec cat "$HOME/queue"\n')
+    squeue.chmod(0o755)
+    (tmp_path / "queue").write_text("4711|PENDING||0:00|10:00|N/A|N/A|Resources\n")
+    project.environ["PATH"] = f"{squeue.parent}:/usr/bin:/bin"
+    return project
+
+
+def test_a_job_in_the_queue_says_why_it_waits(on_slurm: Here) -> None:
+    done = on_slurm.logs("4711")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "job 4711 is pending: waiting for free nodes\n"
+
+
+def test_a_job_that_has_just_started_may_be_silent(here: Here) -> None:
+    here.start()
+    here.write("n1")
+    done = here.logs("L1")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "job L1 is RUNNING; nothing is written yet\n"
+
+
+def test_a_job_that_ran_for_long_must_have_logs(here: Here) -> None:
+    here.start(seconds_ago=90)
+    done = here.logs("L1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: no log lines of job L1, which is RUNNING\n"
+
+
+def test_a_job_that_died_before_its_nodes_wrote_shows_what_the_batch_script_said(
+    here: Here,
+) -> None:
+    here.start()
+    here.paths.slurm_dir.mkdir()
+    here.paths.batch_output.write_text("job.sbatch: line 3: module: command not found\x1b[2J\n")
+    here.end("FAILED", 127)
+    done = here.logs("L1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: no log lines of job L1, which is FAILED\n"
+        "  cause: job.sbatch: line 3: module: command not found\n"
+        f"  hint: what the batch script itself printed is in {here.paths.batch_output}\n"
+    )
+
+
+def test_exit_status_tells_how_the_job_ended(ended: Here) -> None:
+    assert ended.logs("L1", "--exit-status").returncode == 0
+    ended.end("FAILED", 3)
+    assert ended.logs("L1").returncode == 0
+    assert ended.logs("L1", "--exit-status").returncode == 3
+
+
+# Following
+
+
+@dataclass
+class Follower:
+    """A running `logs -f`, its output read as it comes."""
+
+    child: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + 20
+        while text not in self.out.read_text() + self.err.read_text():
+            assert time.monotonic() < deadline, f"{text!r} in {self.out.read_text()!r}"
+            assert self.child.poll() is None, self.err.read_text()
+            time.sleep(0.02)
+
+    def finish(self) -> tuple[int, list[str], list[str]]:
+        code = self.child.wait(timeout=20)
+        return code, self.out.read_text().splitlines(), self.err.read_text().splitlines()
+
+
+@pytest.fixture
+def follow(tmp_path: Path) -> Iterator[object]:
+    followers: list[Follower] = []
+
+    def start(here: Here, *args: str) -> Follower:
+        out, err = tmp_path / "out.txt", tmp_path / "err.txt"
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            child = subprocess.Popen(
+                here.argv("-f", *args),
+                cwd=here.path,
+                env=here.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        followers.append(Follower(child=child, out=out, err=err))
+        return followers[-1]
+
+    yield start
+    for follower in followers:
+        follower.child.kill()
+        follower.child.wait()
+
+
+def test_following_shows_lines_as_they_come_and_ends_with_the_job(
+    here: Here, follow: type[Follower]
+) -> None:
+    running = follow(here, "L1", "--exit-status")
+    running.wait_for("job L1 is pending")
+    here.start(seconds_ago=65)
+    here.write("n1", raw(T0, 0, "o", "step 1"), raw(T0, 1, "o", "not asked for"))
+    running.wait_for("step 1\n")
+    here.write("n2", raw(T0, 9, "e", "warning"))
+    running.wait_for("warning\n")
+    here.write("n1", raw(T0, 0, "o", "last words"))
+    here.end("FAILED", 3)
+    code, out, err = running.finish()
+    assert code == 3
+    assert out == ["n1:0  | step 1", "n2:9  ! warning", "n1:0  | last words"]
+    assert err[0] == "job L1 is pending"
+    assert err[-1].startswith("job L1 FAILED after 00:01:0")
+
+
+def test_following_a_job_that_has_ended_ends_at_once(ended: Here) -> None:
+    done = ended.logs("-f", "L1", "-a", "-n", "2")
+    assert (done.returncode, done.stdout) == (0, "n2:8  | quiet\nn1:0  | step 2\n")
+    assert done.stderr.startswith("job L1 COMPLETED after 00:00:0")
+
+
+def test_following_goes_on_with_the_next_attempt(here: Here, follow: type[Follower]) -> None:
+    here.start()
+    here.write("n1", raw(T0, 0, "o", "first"))
+    running = follow(here, "L1")
+    running.wait_for("first")
+    here.write("n2", raw(T0, 0, "o", "second"), attempt=2)
+    running.wait_for("second")
+    here.end("COMPLETED", 0)
+    code, out, err = running.finish()
+    assert (code, out) == (0, ["n1:0  | first", "n2:0  | second"])
+    assert err[0] == "== attempt 2 =="
+
+
+def test_json_of_a_followed_job_is_a_stream_with_an_end(here: Here, follow: type[Follower]) -> None:
+    here.start()
+    path = here.write("n1", raw(T0, 0, "o", "first"), raw(T0, 0, "o", "first"))
+    running = follow(here, "L1", "--json")
+    running.wait_for("first")
+    path.write_bytes(raw(T0, 0, "o", "anew"))
+    running.wait_for("anew")
+    here.write("n1", raw(T0, 0, "o", "second"), attempt=2)
+    running.wait_for("second")
+    here.end("TIMEOUT", 1)
+    code, out, _ = running.finish()
+    objects = [json.loads(line) for line in out]
+    assert code == 0
+    assert [entry.get("text") or entry for entry in objects] == [
+        "first",
+        "first",
+        {"type": "gap", "node": "n1", "reason": "truncated"},
+        "anew",
+        {"type": "attempt", "attempt": 2},
+        "second",
+        {"type": "end", "state": "TIMEOUT", "exit_code": 1},
+    ]
+    assert [entry["attempt"] for entry in objects if entry["type"] == "line"] == [1, 1, 1, 2]
+
+
+def test_ctrl_c_ends_the_watching_and_says_that_the_job_goes_on(
+    here: Here, follow: type[Follower]
+) -> None:
+    here.start()
+    here.write("n1", raw(T0, 0, "o", "step 1"))
+    running = follow(here, "L1")
+    running.wait_for("step 1")
+    running.child.send_signal(signal.SIGINT)
+    code, out, err = running.finish()
+    assert (code, out, err) == (130, ["n1:0  | step 1"], ["job L1 keeps running"])
+
+
+def test_why_a_job_waits_is_said_once(on_slurm: Here, follow: type[Follower]) -> None:
+    running = follow(on_slurm, "4711")
+    running.wait_for("job 4711 is pending: waiting for free nodes\n")
+    time.sleep(1.2)
+    running.child.send_signal(signal.SIGINT)
+    assert running.finish()[2] == [
+        "job 4711 is pending: waiting for free nodes",
+        "job 4711 keeps running",
+    ]
+
+
+class Clock:
+    """Stands in for the time and the scheduler that a watcher asks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, states: list[JobState]) -> None:
+        self.now_s = 1000.0
+        self.asked: list[float] = []
+        self.states = states
+        monkeypatch.setattr(cli_follow.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(api, "status", self.status)
+
+    def status(self, record: JobRecord, *, max_age_s: float | None = None) -> JobStatus:
+        self.asked.append(self.now_s)
+        return JobStatus(record=record, state=self.states[0])
+
+    def run_until_end(self, watch: cli_follow._Watch, limit_s: float) -> float | None:
+        begin = self.now_s
+        while self.now_s - begin < limit_s:
+            if watch.ended():
+                return self.now_s - begin
+            self.now_s += 0.5
+        return None
+
+
+@pytest.mark.parametrize(("state", "questions"), [("RUNNING", 10), ("PENDING", 30)])
+def test_following_asks_the_scheduler_seldom(
+    here: Here, monkeypatch: pytest.MonkeyPatch, state: str, questions: int
+) -> None:
+    clock = Clock(monkeypatch, [JobState(state)])
+    watch = cli_follow._Watch(record=here.record)
+    assert clock.run_until_end(watch, 300) is None
+    assert len(clock.asked) == questions
+
+
+def test_the_end_is_seen_at_once_in_the_files(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, [JobState.RUNNING])
+    watch = cli_follow._Watch(record=here.record)
+    assert clock.run_until_end(watch, 10) is None
+    here.end("COMPLETED", 0)
+    clock.states[0] = JobState.COMPLETED
+    assert clock.run_until_end(watch, 10) == 0
+
+
+def test_a_job_that_starts_again_is_not_at_its_end(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.end("FAILED", 1)
+    clock = Clock(monkeypatch, [JobState.PENDING])
+    watch = cli_follow._Watch(record=here.record)
+    assert clock.run_until_end(watch, 150) is None
+    clock.states[0] = JobState.COMPLETED
+    assert clock.run_until_end(watch, 10) is not None
+
+
+def test_a_job_that_everybody_forgot_is_not_watched_for_ever(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, [JobState.RUNNING])
+    watch = cli_follow._Watch(record=here.record)
+    assert clock.run_until_end(watch, 100) is None
+    clock.states[0] = JobState.UNKNOWN
+    ended_s = clock.run_until_end(watch, 600)
+    assert ended_s is not None
+    assert 30 < ended_s < 120
+
+
+# Streams
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(here: Here) -> None:
+    here.start()
+    here.write("n1", *(raw(T0 + i, 0, "o", "x" * 100) for i in range(5000)))
+    done = subprocess.run(
+        ["bash", "-c", '"$@" | head -n 1; echo "${PIPESTATUS[0]}"', "-", *here.argv("-n", "all")],
+        cwd=here.path,
+        env=here.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["n1:0  | " + "x" * 100, "141"]
+    assert done.stderr == "using job L1 (sft, newest run in runs)\n"
+
+
+def test_a_full_disk_is_told(ended: Here) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            ended.argv("L1"),
+            cwd=ended.path,
+            env=ended.environ,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot write to stdout\n  cause: [Errno 28]")
+
+
+def _in_terminal(here: Here, *args: str) -> str:
+    master, slave = pty.openpty()
+    child = subprocess.Popen(
+        here.argv(*args), cwd=here.path, env=here.environ, stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            block = os.read(master, 4096)
+        except OSError:  # EIO: the other side is closed
+            break
+        shown += block
+    os.close(master)
+    assert child.wait(timeout=20) == 0
+    return shown.decode()
+
+
+def test_a_terminal_gets_colours_and_no_control_sequence_of_the_application(here: Here) -> None:
+    here.start()
+    here.write("n1", raw(T0, 0, "e", "\x1b[2J\x1b]0;owned\x07\x1b[1mbold"))
+    shown = _in_terminal(here, "L1", "--rank", "0")
+    assert shown == "\x1b[32mn1:0 \x1b[0m \x1b[31m!\x1b[0m \x1b[1mbold\x1b[0m\r\n"
+    here.environ["NO_COLOR"] = "1"
+    assert _in_terminal(here, "L1", "--rank", "0") == "n1:0  ! bold\r\n"
+
+
+def test_memory_of_the_whole_command_is_bounded(here: Here) -> None:
+    here.start()
+    path = here.write("n1", raw(T0, 0, "o", "first"))
+    os.truncate(path, 300 * 1024**2)
+    here.write("n1", b"\n", *(raw(T0 + i, 0, "o", f"{i}") for i in range(5)))
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (200 * 1024**2, 200 * 1024**2))
+
+    for args in (["-n", "3"], ["-n", "all", "-o", "raw", "--rank", "0"]):
+        done = subprocess.run(
+            here.argv("L1", *args),
+            cwd=here.path,
+            env=here.environ,
+            capture_output=True,
+            preexec_fn=limit,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith(b"4\n")
