@@ -82,7 +82,7 @@ class LogPrinter:
 
     def start_attempt(self, attempt: int) -> None:
         """Say that the run was started again."""
-        self._write_texts(self._view.drain(last=True))
+        self._write_texts(self._view.drain())
         if self._attempt:
             self._say(f"== attempt {attempt} ==", {"type": "attempt", "attempt": attempt})
         self._attempt = attempt
@@ -99,13 +99,13 @@ class LogPrinter:
             self._write_texts([json.dumps(end) + "\n"])
 
     def pause(self) -> None:
-        """Show everything that has come; lines whose rest does not come are not waited for."""
-        self._write_texts(self._view.drain(last=False))
+        """Show everything that has come; a line whose end does not come is not waited for."""
+        self._write_texts(self._view.pause())
         _flush()
 
     def finish(self) -> None:
         """Show what is left."""
-        self._write_texts(self._view.drain(last=True))
+        self._write_texts(self._view.drain())
         _flush()
 
     def _json(self, line: LogLine) -> str:

@@ -20,6 +20,7 @@ from clusterrun.paths import RunPaths
 _BUDGET_BYTES = 32 * 1024 * 1024  # of blocks in memory, over all files
 _MIN_BLOCK_BYTES = 4 * 1024
 _MAX_BLOCK_BYTES = 1024 * 1024
+_OLD_LINES = 100  # in a row; an agent's own lines may lie behind later ones of the ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,20 +72,22 @@ def merge_spans(spans: Iterable[Span], selection: Selection) -> Iterator[LogLine
 def newest_lines(spans: Iterable[Span], selection: Selection, count: int) -> list[LogLine]:
     """Find the last `count` selected lines of all spans, each read from its end.
 
-    A file is left as soon as its lines are older than all that are kept, so that files without
-    selected lines are not read to their beginning once the count is reached.
+    A file is left after a stretch of lines that are older than all that are kept, so that files
+    without selected lines are not read to their beginning once the count is reached.
     """
     kept: list[tuple[tuple[int, int, int], LogLine]] = []
     for place, span in enumerate(sorted(spans, key=lambda span: natural_key(span.file.node))):
+        old_lines = 0
         for line in read_backward(span.file, start=span.start, end=span.end):
-            full = len(kept) >= count
-            if full and (not kept or line.epoch_us < kept[0][0][0]):
+            key = (line.epoch_us, place, line.offset)
+            is_full = len(kept) >= count
+            is_old = is_full and (not kept or key < kept[0][0])
+            old_lines = old_lines + 1 if is_old else 0
+            if old_lines > _OLD_LINES:
                 break
-            if not selection.wants(line):
+            if is_old or not selection.wants(line):
                 continue
-            entry = ((line.epoch_us, place, line.offset), line)
-            if full:
-                heapq.heappushpop(kept, entry)
-            else:
-                heapq.heappush(kept, entry)
+            heapq.heappush(kept, (key, line))
+            if is_full:
+                heapq.heappop(kept)
     return [line for _, line in sorted(kept, key=lambda entry: entry[0])]

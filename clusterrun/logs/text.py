@@ -13,6 +13,9 @@ from pathlib import Path
 from clusterrun.logs.lines import LogLine, Stream
 
 SHOWN_BYTES = 64 * 1024
+# How many pauses of a follower a line may wait for its end, when nothing comes and when more does.
+QUIET_PAUSES = 3
+OPEN_PAUSES = 9
 
 # Bright black and white are left to the terminal, red to errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
@@ -67,7 +70,8 @@ class _Open:
     line: LogLine
     text: bytearray = field(default_factory=bytearray)
     size: int = 0
-    is_quiet: bool = False
+    pauses: int = 0
+    quiet_pauses: int = 0
 
     def add(self, text: bytes) -> None:
         body = text.rstrip(b"\r")
@@ -78,7 +82,7 @@ class _Open:
             text = text[overwrites + 1 :]
         self.text += text[: max(SHOWN_BYTES - len(self.text), 0)]
         self.size += len(text)
-        self.is_quiet = False
+        self.quiet_pauses = 0
 
 
 @dataclass(kw_only=True)
@@ -115,16 +119,20 @@ class TextView:
             entry.add(line.text)
         yield self._written(entry, ends=True)
 
-    def drain(self, *, last: bool) -> Iterator[str]:
-        """Yield the lines whose rest did not come since the drain before, each with a mark.
-
-        The last drain takes all.
-        """
+    def pause(self) -> Iterator[str]:
+        """Yield what has waited for its end for long, with a mark: prompts, progress bars."""
         for source, entry in list(self._open.items()):
-            if last or entry.is_quiet:
+            entry.pauses += 1
+            entry.quiet_pauses += 1
+            if entry.quiet_pauses > QUIET_PAUSES or entry.pauses > OPEN_PAUSES:
                 del self._open[source]
                 yield self._written(entry, ends=False)
-            entry.is_quiet = True
+
+    def drain(self) -> Iterator[str]:
+        """Yield every line that has no end yet, with a mark."""
+        entries = list(self._open.values())
+        self._open.clear()
+        yield from (self._written(entry, ends=False) for entry in entries)
 
     def _written(self, entry: _Open, *, ends: bool) -> str:
         text = last_state(bytes(entry.text).decode("utf-8", "replace"))

@@ -135,12 +135,21 @@ def test_the_last_lines_of_4_gib_come_at_once(paths: RunPaths) -> None:
 def test_files_whose_lines_are_all_older_are_not_read_to_their_beginning(paths: RunPaths) -> None:
     path = write_log(paths, 1, "n2", [])
     os.truncate(path, 4 * 1024**3)
-    write_log(paths, 1, "n2", [b"\n", *(raw(T0 + i, 9, "o", "quiet") for i in range(300))])
-    write_log(paths, 1, "n1", [raw(T0 + i, 0, "o", f"step {i}") for i in range(300)])
+    second = 1_000_000
+    write_log(paths, 1, "n2", [b"\n", *(raw(T0 + i * second, 9, "o", "") for i in range(300))])
+    write_log(paths, 1, "n1", [raw(T0 + i * second, 0, "o", f"step {i}") for i in range(300)])
     begin = time.perf_counter()
     shown = texts(read_merged(paths, 1, selection=OVERVIEW, tail=200))
     assert shown == [f"step {i}" for i in range(100, 300)]
     assert time.perf_counter() - begin < 1
+
+
+def test_a_line_that_was_written_late_hides_none_of_those_before_it(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0 + 10 + i, 0, "o", f"old {i}") for i in range(10)])
+    steps = [raw(T0 + 100 + i, 1, "o", f"step {i}") for i in range(20)]
+    late = raw(T0, None, "a", "said before, written after")
+    write_log(paths, 1, "n2", [*steps[:18], late, *steps[18:]])
+    assert texts(read_merged(paths, 1, tail=10)) == [f"step {i}" for i in range(10, 20)]
 
 
 def test_memory_is_bounded_over_many_files(paths: RunPaths) -> None:

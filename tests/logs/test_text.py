@@ -135,17 +135,25 @@ def test_cut_lines_are_joined_by_rank_and_stream() -> None:
         "n1:0 ! err or\n",
         "n1:0 | one long line\n",
     ]
-    assert list(view.drain(last=True)) == []
+    assert list(view.drain()) == []
 
 
-def test_a_line_whose_rest_does_not_come_is_shown_with_a_mark() -> None:
+def test_a_line_whose_end_does_not_come_is_shown_with_a_mark() -> None:
     view = TextView(nodes=[], world_size=1)
     assert shown(view, (0, "O", b"Password: ")) == []
-    assert list(view.drain(last=False)) == []
-    assert list(view.drain(last=False)) == ["n1:0 | Password: …\n"]
+    assert [list(view.pause()) for _ in range(5)] == [[], [], [], ["n1:0 | Password: …\n"], []]
     assert shown(view, (0, "o", b"rest")) == ["n1:0 | rest\n"]
     assert shown(view, (0, "O", b"killed he")) == []
-    assert list(view.drain(last=True)) == ["n1:0 | killed he…\n"]
+    assert list(view.drain()) == ["n1:0 | killed he…\n"]
+
+
+def test_a_progress_bar_that_goes_on_and_on_is_shown_from_time_to_time() -> None:
+    view = TextView(nodes=[], world_size=1)
+    told: list[str] = []
+    for percent in range(40):
+        assert shown(view, (0, "E", b"\r%d %%" % percent)) == []
+        told += view.pause()
+    assert told == [f"n1:0 ! {percent} %…\n" for percent in (9, 19, 29, 39)]
 
 
 def test_a_long_line_is_cut_and_says_by_how_much() -> None:

@@ -1,0 +1,61 @@
+"""What the node's forwarder writes is what the reader reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.merge import read_merged
+from clusterrun.logs.text import TextView
+from clusterrun.node.forward import HELD_S, LINE_BYTES, Stamper
+from clusterrun.paths import RunPaths
+from tests.logs.corpus import write_log
+
+_chunks = st.lists(
+    st.one_of(
+        st.binary(max_size=20),
+        st.sampled_from([b"\n", b"\r", b"a\nb\n", "é漢🙂".encode()]),
+        st.integers(-3, 3).map(lambda n: b"x" * (LINE_BYTES + n)),
+    ),
+    max_size=8,
+)
+
+
+def _as_written(lines: list[LogLine]) -> bytes:
+    return b"".join(line.text if line.partial else line.text + b"\n" for line in lines)
+
+
+@given(st.lists(st.tuples(st.sampled_from("oe"), _chunks, st.floats(0, 2 * HELD_S)), max_size=4))
+def test_bytes_of_each_stream_come_back_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory,
+    rounds: list[tuple[str, list[bytes], float]],
+) -> None:
+    paths = RunPaths(root=tmp_path_factory.mktemp("run"))
+    stampers = {stream: Stamper("3", stream) for stream in "oe"}
+    sources = dict.fromkeys("oe", b"")
+    now = 1_700_000_000.0
+    for stream, chunks, wait_s in rounds:
+        for chunk in chunks:
+            sources[stream] += chunk
+            write_log(paths, 1, "n1", [stampers[stream].feed(chunk, now)])
+        now += wait_s
+        write_log(paths, 1, "n1", [stamper.flush(now) for stamper in stampers.values()])
+    write_log(paths, 1, "n1", [s.flush(now, is_last=True) for s in stampers.values()])
+    lines = list(read_merged(paths, 1))
+    for stream, source in sources.items():
+        mine = [line for line in lines if line.stream is Stream(stream)]
+        assert _as_written(mine) == source
+        assert {line.rank for line in mine} <= {3}
+
+
+def test_a_line_that_was_cut_for_its_length_is_shown_as_one(tmp_path: Path) -> None:
+    paths = RunPaths(root=tmp_path)
+    stamper = Stamper("0", "o")
+    write_log(paths, 1, "n1", [stamper.feed(b"x" * (2 * LINE_BYTES) + b"\nnext\n", 1.7e9)])
+    view = TextView(nodes=["n1"], world_size=1)
+    shown = [text for line in read_merged(paths, 1) for text in view.show(line)]
+    assert [len(text) for text in shown] == [len("n1:0 | …[+65,536 bytes]\n") + LINE_BYTES, 12]
