@@ -1,0 +1,389 @@
+"""Submitting to Slurm and cancelling there, with executables of our own in the place of Slurm's."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import submitit
+from submitit.core import core
+
+from clusterrun.backends import slurm
+from clusterrun.backends.base import Submission
+from clusterrun.backends.environment import sbatch_variables, scrubbed
+from clusterrun.backends.slurm import SlurmBackend, parse_submission
+from clusterrun.errors import (
+    ClusterrunError,
+    JobNotFoundError,
+    SchedulerUnreachableError,
+    SubmissionError,
+    UsageError,
+)
+from clusterrun.paths import RunPaths
+from clusterrun.planning.plan import Directive, Plan
+from clusterrun.spec import Cluster
+
+from .builders import make_bundle, make_plan, make_run
+from .conftest import Stubs
+
+SINFO = "echo 'low|4|gpu:h100:4|64|512000|infinite'; echo 'main*|4|gpu:h100:4|64|512000|1-00:00:00'"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "LOOK_AGAIN_S", 0.01)
+
+
+@pytest.fixture
+def site(stubs: Stubs) -> Stubs:
+    stubs.add("srun")
+    stubs.add("sinfo", SINFO)
+    return stubs
+
+
+def make(root: Path, **changes: object) -> tuple[Plan, RunPaths]:
+    plan = make_plan(root, cluster=Cluster.SLURM, **changes)
+    return plan, make_run(root, plan, make_bundle(plan, sbatch="#!/bin/bash\nsrun x\n"))
+
+
+def submit(root: Path, backend: SlurmBackend | None = None, **changes: object) -> Submission:
+    plan, paths = make(root, **changes)
+    return (backend or SlurmBackend()).submit(plan, paths, make_bundle(plan))
+
+
+def test_sbatch_gets_the_runs_own_script_and_what_differs_per_run(
+    site: Stubs, tmp_path: Path
+) -> None:
+    site.add("sbatch", "echo 53")
+    plan, paths = make(tmp_path, name="a %j name")
+    assert SlurmBackend().submit(plan, paths, make_bundle(plan)) == Submission(job_id="53")
+    assert site.calls("sbatch") == [
+        [
+            "sbatch",
+            "--parsable",
+            f"--output={paths.root}/slurm/batch.out",
+            f"--chdir={tmp_path}",
+            f"{paths.root}/job.sbatch",
+            str(paths.root),
+        ]
+    ]
+
+
+def test_p16_a_percent_in_the_runs_directory_is_no_pattern(site: Stubs, tmp_path: Path) -> None:
+    site.add("sbatch", "echo 53")
+    root = tmp_path / "100%j"
+    root.mkdir()
+    submit(root)
+    output = site.calls("sbatch")[0][2]
+    assert output.startswith(f"--output={tmp_path}/100%%j/runs/demo/")
+
+
+def test_p16_a_backslash_in_the_runs_directory_is_refused(site: Stubs, tmp_path: Path) -> None:
+    site.add("sbatch", "echo 53")
+    root = tmp_path / "a\\b"
+    root.mkdir()
+    with pytest.raises(UsageError, match="backslash"):
+        submit(root)
+    assert site.calls("sbatch") == []
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        ("53", Submission(job_id="53")),
+        ("53;tuxA", Submission(job_id="53", slurm_cluster="tuxA")),
+        ("Your budget: 3 hours\\n53\\n", Submission(job_id="53")),
+    ],
+)
+def test_p35_the_id_is_read_past_what_plugins_print(
+    site: Stubs, tmp_path: Path, printed: str, expected: Submission
+) -> None:
+    site.add("sbatch", f"printf '{printed}'; echo 'lua: welcome' >&2")
+    assert submit(tmp_path) == expected
+
+
+def test_no_id_is_an_error_with_what_was_printed_instead() -> None:
+    with pytest.raises(SubmissionError) as failed:
+        parse_submission("Submitted batch job soon\n")
+    assert failed.value.cause == "Submitted batch job soon"
+
+
+# Environment
+
+
+def test_p14_what_would_leak_into_the_job_is_left_out(
+    site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add("sbatch", "echo 53")
+    leaks = ["SLURM_CPU_BIND", "SLURM_JOB_ID", "SBATCH_PARTITION", "SRUN_DEBUG", "PMIX_RANK"]
+    leaks += ["PET_STANDALONE", "TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "LOCAL_RANK"]
+    leaks += ["CUDA_VISIBLE_DEVICES", "CLUSTERRUN_ATTEMPT", "CLUSTERRUN_RUN_DIR"]
+    kept = ["SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "WANDB_MODE", "RANKS", "PETS"]
+    for name in [*leaks, *kept]:
+        monkeypatch.setenv(name, "x")
+    submit(tmp_path)
+    seen = site.environ("sbatch").keys()
+    assert seen & set(leaks) == set()
+    assert set(kept) <= seen
+
+
+def test_p10_sbatch_variables_are_kept_only_on_demand(
+    site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add("sbatch", "echo 53")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "nlp")
+    submit(tmp_path, SlurmBackend(keep_sbatch_env=True))
+    assert site.environ("sbatch")["SBATCH_ACCOUNT"] == "nlp"
+
+
+def test_what_the_user_passes_on_by_name_is_kept() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "3", "RANK": "1", "HF_TOKEN": "x"}
+    kept = scrubbed(environ, keep=["CUDA_VISIBLE_DEVICES"])
+    assert kept == {"CUDA_VISIBLE_DEVICES": "3", "HF_TOKEN": "x"}
+
+
+def test_p10_variables_of_sbatch_name_what_they_would_override(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, directives=(Directive(name="partition", value="gpu"),))
+    environ = {"SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "nlp", "SBATCH_MEM": "9", "A": "b"}
+    found = {
+        var.name: (var.value, var.option, var.planned) for var in sbatch_variables(plan, environ)
+    }
+    assert found == {
+        "SBATCH_PARTITION": ("debug", "partition", "gpu"),
+        "SBATCH_ACCOUNT": ("nlp", "account", None),
+        "SBATCH_MEM": ("9", "", None),  # sbatch ignores it, its owner may not know
+    }
+    assert sbatch_variables(plan, {"SBATCH_PARTITION": "gpu"}) == ()
+
+
+# Refusals: the words are those of sbatch 22.05
+
+
+@pytest.mark.parametrize(
+    ("words", "rc", "hints"),
+    [
+        (
+            "sbatch: error: invalid partition specified: nope\n"
+            "sbatch: error: Batch job submission failed: Invalid partition name specified",
+            1,
+            ("partitions here: low, main",),
+        ),
+        (
+            "sbatch: error: Batch job submission failed: "
+            "Requested node configuration is not available",
+            1,
+            (
+                "partition 'main' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB",
+                "you asked for 2 nodes of 8 GPUs",
+            ),
+        ),
+        (
+            "sbatch: error: Batch job submission failed: "
+            "Invalid account or account/partition combination specified",
+            1,
+            ("ask which you may use: sacctmgr show associations user=$USER format=account,qos",),
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Invalid qos specification",
+            1,
+            ("ask which you may use: sacctmgr show associations user=$USER format=account,qos",),
+        ),
+        (
+            "sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information",
+            255,
+            ("check what you passed with --sbatch-arg",),
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid "
+            "(missing or exceeds some limit)",
+            1,
+            (
+                "partition 'low' allows at most infinite",
+                "partition 'main' allows at most 1-00:00:00",
+            ),
+        ),
+        ("sbatch: error: a rule of this site", 1, ()),
+        ("", 1, ()),
+    ],
+)
+def test_a_refusal_is_told_verbatim_with_hints_and_leaves_nothing(
+    site: Stubs, tmp_path: Path, words: str, rc: int, hints: tuple[str, ...]
+) -> None:
+    (tmp_path / "words").write_text(words)
+    site.add("sbatch", f'printf "%s" "$(< {tmp_path}/words)" >&2; exit {rc}')
+    with pytest.raises(SubmissionError) as refused:
+        submit(tmp_path, gpus_per_node=8)
+    assert refused.value.message == "sbatch refused the job"
+    assert refused.value.cause == (words or f"sbatch ended with status {rc} and said nothing")
+    assert refused.value.hints == hints
+    assert refused.value.exit_code == 1
+    assert not (tmp_path / "runs").exists()
+    assert len(site.calls("sinfo")) <= 1
+
+
+def test_only_the_partition_that_was_asked_for_is_described(site: Stubs, tmp_path: Path) -> None:
+    site.add("sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
+    with pytest.raises(SubmissionError):
+        submit(tmp_path, directives=(Directive(name="partition", value="low"),))
+    assert "--partition=low" in site.calls("sinfo")[0]
+
+
+def test_a_silent_sinfo_costs_the_hint_alone(site: Stubs, tmp_path: Path) -> None:
+    site.add("sinfo", "exit 1")
+    site.add("sbatch", "echo 'Invalid partition name specified' >&2; exit 1")
+    with pytest.raises(SubmissionError) as refused:
+        submit(tmp_path)
+    assert refused.value.hints == ()
+
+
+def test_no_srun_is_no_cluster(stubs: Stubs, tmp_path: Path) -> None:
+    stubs.add("sbatch", "echo 53")
+    with pytest.raises(SubmissionError, match="no Slurm cluster"):
+        submit(tmp_path)
+    assert stubs.calls("sbatch") == []
+    assert not (tmp_path / "runs").exists()
+
+
+# Silence
+
+
+UNREACHED = "sbatch: error: Batch job submission failed: Unable to contact slurm controller"
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+def test_p35_a_controller_that_was_never_reached_has_no_job(site: Stubs, tmp_path: Path) -> None:
+    site.add("sbatch", f"echo '{UNREACHED}' >&2; exit 1")
+    with pytest.raises(SchedulerUnreachableError) as silent:
+        submit(tmp_path)
+    assert silent.value.cause == UNREACHED
+    assert len(site.calls("sbatch")) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_p35_a_job_that_was_queued_in_silence_is_found_not_submitted_twice(
+    site: Stubs, tmp_path: Path
+) -> None:
+    site.add("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
+    plan, paths = make(tmp_path)
+    site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
+    assert SlurmBackend().submit(plan, paths, make_bundle(plan)).job_id == "77"
+    assert len(site.calls("sbatch")) == 1
+    assert paths.root.exists()
+
+
+@pytest.mark.parametrize("squeue", ["true", "echo 'Socket timed out' >&2; exit 1"])
+def test_p35_a_job_that_may_be_queued_keeps_its_directory(
+    site: Stubs, tmp_path: Path, squeue: str
+) -> None:
+    site.add("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
+    site.add("squeue", squeue)
+    plan, paths = make(tmp_path)
+    with pytest.raises(SchedulerUnreachableError, match="may be in the queue") as silent:
+        SlurmBackend().submit(plan, paths, make_bundle(plan))
+    assert silent.value.cause == TIMED_OUT
+    assert str(paths.root) in " ".join(silent.value.hints)
+    assert paths.script.exists()
+    assert len(site.calls("sbatch")) == 1
+
+
+def test_p35_a_hanging_sbatch_is_not_run_again(
+    site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "SBATCH_TIMEOUT_S", 0.3)
+    site.add("sbatch", "while :; do read -t 10 < <(:); done")
+    site.add("squeue")
+    with pytest.raises(SchedulerUnreachableError, match="may be in the queue"):
+        submit(tmp_path)
+    assert len(site.calls("sbatch")) == 1
+
+
+# Cancelling and asking
+
+
+def test_cancel_ends_all_jobs_with_one_call_and_looks_what_became_of_them(site: Stubs) -> None:
+    site.add("scancel")
+    site.add("squeue", 'for i in 7 8; do echo "$i|RUNNING|n1|0:02|10:00|1|N/A|None"; done')
+    SlurmBackend().cancel(["7", "8"])
+    assert site.calls("scancel") == [["scancel", "7", "8"]]
+
+
+def test_cancel_tells_of_jobs_that_scancel_passes_over_in_silence(site: Stubs) -> None:
+    site.add("scancel")  # scancel of an unknown id exits 0 (22.05)
+    site.add("squeue", 'echo "7|RUNNING|n1|0:02|10:00|1|N/A|None"')
+    site.add("sacct")
+    with pytest.raises(JobNotFoundError, match="no job 8"):
+        SlurmBackend().cancel(["7", "8"])
+
+
+def test_cancel_that_is_not_allowed_is_told(site: Stubs) -> None:
+    words = "scancel: error: Kill job error on job id 7: Access/permission denied"
+    site.add("scancel", f"echo '{words}' >&2; exit 1")
+    site.add("squeue", 'echo "7|RUNNING|n1|0:02|10:00|1|N/A|None"')
+    with pytest.raises(ClusterrunError, match="scancel failed") as failed:
+        SlurmBackend().cancel(["7"])
+    assert failed.value.cause == words
+
+
+def test_another_cluster_is_named_in_every_call(site: Stubs) -> None:
+    site.add("scancel")
+    site.add("squeue", 'echo "7|FAILED|n1|0:02|10:00|1|2|None"')
+    site.add("sacct", "exit 1")
+    site.add("scontrol")
+    SlurmBackend(slurm_cluster="tuxA").cancel(["7"])
+    assert all("--clusters=tuxA" in call for call in site.calls())
+    assert {call[0] for call in site.calls()} == {"scancel", "squeue", "sacct", "scontrol"}
+
+
+def test_nobody_is_asked_about_nothing(site: Stubs) -> None:
+    assert SlurmBackend().query([]) == {}
+    assert site.calls() == []
+
+
+# What we rely on in submitit, which no version promises
+
+
+def test_submitits_private_names_are_what_we_override() -> None:
+    for executor in (submitit.SlurmExecutor, submitit.LocalExecutor):
+        submitting = inspect.signature(executor._submit_command)
+        assert list(submitting.parameters) == ["self", "command"]
+        text = inspect.signature(executor._make_submission_file_text)
+        assert list(text.parameters) == ["self", "command", "uid"]
+        command = inspect.signature(executor._make_submission_command)
+        assert list(command.parameters) == ["self", "submission_file_path"]
+        assert isinstance(
+            inspect.getattr_static(executor, "_get_job_id_from_submission_command"), staticmethod
+        )
+        assert list(inspect.signature(executor._num_tasks).parameters) == ["self"]
+    source = inspect.getsource(core.PicklingExecutor._submit_command)
+    for name in ("_make_submission_file_text", "_make_submission_command", "job_class"):
+        assert name in source
+    assert "_submit_command" in inspect.getsource(core.PicklingExecutor)
+    job = inspect.signature(submitit.SlurmJob)
+    assert list(job.parameters) == ["folder", "job_id", "tasks"]
+
+
+def test_our_executors_override_what_exists(site: Stubs, tmp_path: Path) -> None:
+    from clusterrun.backends.local import _executor_class as local_class
+
+    ours = {
+        slurm._executor_class(): submitit.SlurmExecutor,
+        local_class(): submitit.LocalExecutor,
+    }
+    for subclass, base in ours.items():
+        assert issubclass(subclass, base)
+        methods = [name for name in vars(subclass) if callable(getattr(subclass, name))]
+        assert [name for name in methods if not hasattr(base, name)] == []
+
+
+def test_submitit_sees_our_text_and_four_tasks(site: Stubs, tmp_path: Path) -> None:
+    site.add("sbatch", "echo '53;tuxA'")
+    plan, paths = make(tmp_path, nodes=4)
+    bundle = make_bundle(plan, sbatch="#!/bin/bash\n# ü \udcff\n")
+    executor = slurm._executor_class()(plan, paths, bundle, {"PATH": str(site.directory)})
+    assert executor._make_submission_file_text("", "") == bundle.script
+    job = executor._submit_command("")
+    assert (job.job_id, job.num_tasks) == ("53", 4)
+    assert job.paths.folder == paths.slurm_dir
+    assert isinstance(job, submitit.SlurmJob)

@@ -1,0 +1,322 @@
+"""Reading what squeue, sacct and scontrol print: text of a real Slurm 22.05, and odd cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterrun.backends import slurm_query
+from clusterrun.backends.base import SchedulerJob
+from clusterrun.backends.slurm_query import parse_sacct, parse_scontrol, parse_squeue
+from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.state import JobState
+
+from .conftest import Stubs
+
+# Captured with SLURM_TIME_FORMAT=%s: a failed job, a held one, one that runs, one that waits,
+# the parts of an array, a job while it is requeued after a preemption.
+SQUEUE = """\
+10|FAILED|node1|0:00|UNLIMITED|1795257574|1795257574|NonZeroExitCode
+13|PENDING||0:00|UNLIMITED|N/A|N/A|JobHeldUser
+11|RUNNING|node[1-2]|0:02|10:00|1795257574|1795258174|None
+12|PENDING||0:00|UNLIMITED|1795258174|NONE|Resources
+4_0|COMPLETED|s3node1|0:01|365-00:00:00|1795259200|1795259201|None
+4_[2-3%1]|PENDING||0:00|UNLIMITED|N/A|N/A|JobArrayTaskLimit
+5|PENDING||0:00|UNLIMITED|1795262799|NONE|BeginTime
+14|COMPLETING|s3node[1-2]|0:00|UNLIMITED|N/A|N/A|None
+"""
+SACCT = """\
+10|FAILED|3:0|node1|0|UNLIMITED|1795257574|1795257574|None
+11|RUNNING|0:0|node[1-2]|2|10|1795257574|Unknown|None
+12|CANCELLED by 0|0:0|None assigned|0|Partition_Limit|None|1795257576|None
+15|PREEMPTED|0:0|s3node[1-2]|23||1795259230|1795259253|None
+16|OUT_OF_MEMORY|0:125|node1|61|10|1795259230|1795259291|OutOfMemory
+17|TIMEOUT|0:0|node1|60|1|1795259230|1795259290|None
+18|NODE_FAIL|1:0|node1|9|1|1795259230|1795259239|None
+"""
+SCONTROL = (
+    "JobId=10 JobName=we|ird, name UserId=root(0) GroupId=root(0) MCS_label=N/A "
+    "Priority=4294901750 Nice=0 Account=root QOS=normal JobState=FAILED Reason=NonZeroExitCode "
+    "Dependency=(null) Requeue=1 Restarts=2 BatchFlag=1 Reboot=0 ExitCode=3:0 RunTime=00:01:07 "
+    "TimeLimit=UNLIMITED TimeMin=N/A SubmitTime=1795257574 EligibleTime=1795257574 "
+    "AccrueTime=1795257574 StartTime=1795257574 EndTime=1795257641 Deadline=N/A "
+    "PreemptEligibleTime=1795257574 PreemptTime=None SuspendTime=None SecsPreSuspend=0 "
+    "LastSchedEval=1795257574 Scheduler=Main Partition=main AllocNode:Sid=localhost:4457 "
+    "ReqNodeList=(null) ExcNodeList=(null) NodeList=node1 BatchHost=node1 NumNodes=1 NumCPUs=1 "
+    "NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:* TRES=cpu=1,mem=1000M,node=1,billing=1 "
+    "Socks/Node=* NtasksPerN:B:S:C=0:0:*:* CoreSpec=* MinCPUsNode=1 MinMemoryCPU=1000M "
+    "MinTmpDiskNode=0 Features=(null) DelayBoot=00:00:00 OverSubscribe=OK Contiguous=0 "
+    "Licenses=(null) Network=(null) Command=/runs/job.sbatch /runs/demo WorkDir=/home/me "
+    "StdErr=/runs/demo/batch.out StdIn=/dev/null StdOut=/runs/demo/batch.out Power= \n"
+)
+
+
+def test_squeue_is_read_whole() -> None:
+    jobs = parse_squeue(SQUEUE)
+    assert list(jobs) == ["10", "13", "11", "12", "4_0", "4_[2-3%1]", "5", "14"]
+    assert jobs["11"] == SchedulerJob(
+        job_id="11",
+        state=JobState.RUNNING,
+        source="squeue",
+        nodelist="node[1-2]",
+        elapsed_s=2,
+        limit_s=600,
+        start=1795257574.0,
+    )
+    assert jobs["10"] == SchedulerJob(
+        job_id="10",
+        state=JobState.FAILED,
+        source="squeue",
+        reason="NonZeroExitCode",
+        nodelist="node1",
+        elapsed_s=0,
+        start=1795257574.0,
+        end=1795257574.0,
+    )
+    assert jobs["12"] == SchedulerJob(
+        job_id="12",
+        state=JobState.PENDING,
+        source="squeue",
+        reason="Resources",
+        expected_start=1795258174.0,
+    )
+    assert jobs["14"].state is JobState.COMPLETING
+    assert jobs["14"].start is None
+
+
+def test_sacct_is_read_whole() -> None:
+    jobs = parse_sacct(SACCT)
+    states = {job_id: job.state.value for job_id, job in jobs.items()}
+    assert states == {
+        "10": "FAILED",
+        "11": "RUNNING",
+        "12": "CANCELLED",
+        "15": "PREEMPTED",
+        "16": "OUT_OF_MEMORY",
+        "17": "TIMEOUT",
+        "18": "NODE_FAIL",
+    }
+    assert jobs["10"] == SchedulerJob(
+        job_id="10",
+        state=JobState.FAILED,
+        source="sacct",
+        nodelist="node1",
+        elapsed_s=0,
+        start=1795257574.0,
+        end=1795257574.0,
+        exit_code=3,
+    )
+    assert jobs["12"] == SchedulerJob(
+        job_id="12", state=JobState.CANCELLED, source="sacct", end=1795257576.0, exit_code=0
+    )
+    assert (jobs["16"].exit_code, jobs["16"].exit_signal) == (0, 125)
+    assert jobs["11"].exit_code is None  # 0:0 of a job that runs means nothing
+
+
+def test_scontrol_is_read_whole() -> None:
+    assert parse_scontrol(SCONTROL, ["10"]) == {
+        "10": SchedulerJob(
+            job_id="10",
+            state=JobState.FAILED,
+            source="scontrol",
+            reason="NonZeroExitCode",
+            nodelist="node1",
+            elapsed_s=67,
+            start=1795257574.0,
+            end=1795257641.0,
+            exit_code=3,
+            restarts=2,
+        )
+    }
+    assert parse_scontrol(SCONTROL, ["11"]) == {}
+
+
+def test_a_job_name_that_imitates_fields_fools_nobody() -> None:
+    forged = SCONTROL.replace("we|ird, name", "x JobState=COMPLETED ExitCode=0:0 NodeList=evil")
+    forged = forged.replace("WorkDir=/home/me", "WorkDir=/x JobState=COMPLETED ExitCode=0:0")
+    assert parse_scontrol(forged, ["10"]) == parse_scontrol(SCONTROL, ["10"])
+
+
+@pytest.mark.parametrize("state", ["LAUNCH_FAILED", "A_STATE_OF_2031", "", "Ä"])
+def test_p13_an_unknown_state_is_unknown_and_active(state: str) -> None:
+    job = parse_squeue(f"7|{state}|n1|0:02|10:00|1795257574|N/A|None")["7"]
+    assert job.state is JobState.UNKNOWN
+    assert not job.state.is_terminal
+
+
+def test_a_separator_in_the_reason_moves_no_field() -> None:
+    line = "7|PENDING||0:00|10:00|N/A|N/A|ReqNodeNotAvail, Reserved|for|maintenance"
+    assert parse_squeue(line)["7"].reason == "ReqNodeNotAvail, Reserved|for|maintenance"
+
+
+def test_lines_of_another_shape_are_passed_over() -> None:
+    text = "CLUSTER: tuxA\n7|RUNNING|n1|0:02|10:00|1795257574|N/A|None\nslurm: a banner\n"
+    assert list(parse_squeue(text)) == ["7"]
+    assert parse_sacct("CLUSTER: tuxA\n") == {}
+
+
+def test_local_times_are_read_where_epochs_are_not_spoken() -> None:
+    epoch = slurm_query.parse_time("2026-11-21T10:32:52")
+    assert epoch is not None
+    assert slurm_query.parse_time(str(int(epoch))) == epoch
+
+
+# Asking
+
+
+def squeue_says(stubs: Stubs, line: str) -> None:
+    stubs.add("squeue", f"echo '{line}'")
+
+
+RUNNING = "7|RUNNING|n1|0:02|10:00|1795257574|N/A|None"
+FAILED = "7|FAILED|n1|0:02|10:00|1795257574|1795257576|NonZeroExitCode"
+HISTORY = "7|FAILED|3:0|n1|2|10|1795257574|1795257576|None"
+
+
+def test_a_running_job_costs_one_squeue_and_nothing_else(stubs: Stubs) -> None:
+    squeue_says(stubs, RUNNING)
+    stubs.add("sacct")
+    stubs.add("scontrol")
+    assert slurm_query.ask(["7"])["7"].state is JobState.RUNNING
+    assert [call[0] for call in stubs.calls()] == ["squeue"]
+
+
+def test_p33_a_thousand_jobs_cost_one_call_of_each(stubs: Stubs) -> None:
+    stubs.add("squeue")
+    stubs.add("sacct")
+    assert slurm_query.ask([str(number) for number in range(1000, 2000)]) == {}
+    assert [call[0] for call in stubs.calls()] == ["squeue", "sacct"]
+
+
+def test_p12_fields_are_named_and_json_is_not_asked_for(stubs: Stubs) -> None:
+    stubs.add("squeue")
+    stubs.add("sacct")
+    slurm_query.ask(["7", "8"], slurm_cluster="tuxA", since=1795257574.0)
+    (squeue,) = stubs.calls("squeue")
+    assert squeue[1:] == [
+        "--noheader",
+        "--states=all",
+        "--clusters=tuxA",
+        "--jobs=7,8",
+        "--format=%i|%T|%N|%M|%l|%S|%e|%r",
+    ]
+    (sacct,) = stubs.calls("sacct")
+    assert sacct[1:7] == [
+        "--allocations",
+        "--noheader",
+        "--parsable2",
+        "--clusters=tuxA",
+        "--jobs=7,8",
+        "--format=JobID,State,ExitCode,NodeList,ElapsedRaw,TimelimitRaw,Start,End,Reason",
+    ]
+
+
+def test_p32_sacct_searches_from_the_day_of_submission(stubs: Stubs) -> None:
+    stubs.add("squeue")
+    stubs.add("sacct")
+    slurm_query.ask(["7"], since=1795257574.0)
+    start = stubs.calls("sacct")[0][-1]
+    assert start.startswith("--starttime=2026-11-2")
+
+
+def test_no_filter_of_the_users_hides_a_job(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SQUEUE_USERS", "SQUEUE_FORMAT", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT"):
+        monkeypatch.setenv(name, "mine")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    squeue_says(stubs, RUNNING)
+    slurm_query.ask(["7"])
+    environ = stubs.environ("squeue")
+    assert environ["SLURM_TIME_FORMAT"] == "%s"
+    assert environ["SLURM_CONF"] == "/etc/slurm.conf"
+    assert not {"SQUEUE_USERS", "SQUEUE_FORMAT", "SLURM_CLUSTERS"} & environ.keys()
+
+
+def test_an_unknown_job_alone_is_an_answer_not_an_error(stubs: Stubs) -> None:
+    stubs.add("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    stubs.add("sacct")  # exits 0 and says nothing
+    assert slurm_query.ask(["99999"]) == {}
+
+
+def test_another_failure_of_squeue_is_told_in_its_words(stubs: Stubs) -> None:
+    stubs.add("squeue", "echo 'squeue: error: Invalid user: me' >&2; exit 1")
+    stubs.add("sacct")
+    with pytest.raises(SchedulerUnreachableError) as failed:
+        slurm_query.ask(["7"])
+    assert failed.value.cause == "squeue: error: Invalid user: me"
+
+
+def test_the_exit_status_comes_from_sacct(stubs: Stubs) -> None:
+    squeue_says(stubs, FAILED)
+    stubs.add("sacct", f"echo '{HISTORY}'")
+    job = slurm_query.ask(["7"])["7"]
+    assert (job.source, job.exit_code, job.reason) == ("sacct", 3, "NonZeroExitCode")
+
+
+def test_p32_accounting_that_lags_does_not_bring_a_job_back(stubs: Stubs) -> None:
+    squeue_says(stubs, FAILED)
+    stubs.add("sacct", "echo '7|RUNNING|0:0|n1|1|10|1795257574|Unknown|None'")
+    stubs.add("scontrol", f"echo '{SCONTROL.replace('JobId=10', 'JobId=7').strip()}'")
+    job = slurm_query.ask(["7"])["7"]
+    assert (job.state, job.exit_code, job.source) == (JobState.FAILED, 3, "scontrol")
+    assert job.note == ""
+
+
+@pytest.mark.parametrize(
+    ("sacct", "words"),
+    [
+        (None, "sacct was not found"),
+        (
+            "echo 'Slurm accounting storage is disabled' >&2; exit 1",
+            "Slurm accounting storage is disabled",
+        ),
+        (
+            "echo 'sacct: error: Sending PersistInit msg: Connection refused' >&2\n"
+            "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1",
+            "sacct: error: Problem talking to the database: Connection refused",
+        ),
+    ],
+)
+def test_p32_without_accounting_scontrol_knows_the_exit_status(
+    stubs: Stubs, sacct: str | None, words: str
+) -> None:
+    squeue_says(stubs, FAILED)
+    if sacct is not None:
+        stubs.add("sacct", sacct)
+    stubs.add("scontrol", f"echo '{SCONTROL.replace('JobId=10', 'JobId=7').strip()}'")
+    answer = slurm_query.ask(["7", "8"])
+    assert (answer["7"].exit_code, answer["7"].restarts) == (3, 2)
+    assert answer["7"].note == f"accounting does not answer: {words}"
+    assert answer["8"].state is JobState.UNKNOWN
+    assert answer["8"].note.startswith("slurmctld has forgotten it; accounting does not answer")
+    assert not slurm_query.is_known(answer["8"])
+
+
+def test_scontrol_is_asked_for_all_where_several_are_missing(stubs: Stubs) -> None:
+    stubs.add("squeue", f"echo '{FAILED}'; echo '{FAILED.replace('7|', '8|', 1)}'")
+    rows = [SCONTROL.replace("JobId=10", f"JobId={number}").strip() for number in (6, 7, 8)]
+    stubs.add("scontrol", "\n".join(f"echo '{row}'" for row in rows))
+    answer = slurm_query.ask(["7", "8"])
+    assert sorted(answer) == ["7", "8"]
+    assert {job.exit_code for job in answer.values()} == {3}
+    assert stubs.calls("scontrol") == [["scontrol", "--oneliner", "show", "job"]]
+
+
+def test_a_silent_slurmctld_is_no_obstacle_for_jobs_that_accounting_saw_end(stubs: Stubs) -> None:
+    words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    stubs.add("squeue", f"echo '{words}' >&2; exit 1")
+    stubs.add("sacct", f"echo '{HISTORY}'")
+    assert slurm_query.ask(["7"])["7"].exit_code == 3
+    with pytest.raises(SchedulerUnreachableError) as silent:
+        slurm_query.ask(["7", "8"])
+    assert silent.value.cause == words
+
+
+def test_find_by_command_takes_the_newest_job_of_the_run(stubs: Stubs) -> None:
+    rows = [
+        "9|/runs/demo/r1/job.sbatch /runs/demo/r1",
+        "53|/runs/demo/r1/job.sbatch /runs/demo/r1",
+        "60|/runs/demo/r10/job.sbatch /runs/demo/r10",
+        "61|(null)",
+    ]
+    stubs.add("squeue", "\n".join(f"echo '{row}'" for row in rows))
+    assert slurm_query.find_by_command("/runs/demo/r1", None) == "53"
+    assert slurm_query.find_by_command("/runs/demo/r2", None) is None
