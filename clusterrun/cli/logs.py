@@ -45,6 +45,7 @@ class _Tail(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     "-n",
     "--tail",
     type=_Tail(),
+    metavar="N|all",
     default=DEFAULT_TAIL,
     show_default=True,
     help="the last N lines, or all",
