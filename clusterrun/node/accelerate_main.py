@@ -1,0 +1,75 @@
+"""Run accelerate's launcher: `python -m clusterrun.node.accelerate_main FAILURES.json ARGS…`.
+
+It dies with the agent, ignores the signals that are meant for ranks, and leaves a list of the
+ranks that failed, since accelerate itself exits with 1 whatever happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterrun.node.processes import die_with_parent
+
+
+def main(argv: Sequence[str]) -> int:
+    """Launch the ranks and wait for them; return 0 when all ended well."""
+    failures_file, arguments = Path(argv[0]), list(argv[1:])
+    die_with_parent(int(os.environ["CLUSTERRUN_AGENT_PID"]))
+    os.environ["CLUSTERRUN_LAUNCHER_PID"] = str(os.getpid())
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        launch_command(launch_command_parser().parse_args(arguments))
+    except ChildFailedError as error:
+        _write(failures_file, [_entry(rank, f) for rank, f in error.failures.items()])
+        print(error, file=sys.stderr)  # noqa: T201 - torch's own table, into the launcher's stream
+        return 1
+    except subprocess.CalledProcessError as error:  # its launcher for one process
+        _write(failures_file, [_single(error.returncode)])
+        return 1
+    except SignalException as error:
+        print(error, file=sys.stderr)  # noqa: T201 - into the launcher's stream
+        return 1
+    return 0
+
+
+def _entry(rank: int, failure: Any) -> dict[str, Any]:
+    return {
+        "rank": int(rank),
+        "local_rank": int(failure.local_rank),
+        "exitcode": int(failure.exitcode),
+        "signal": max(0, -int(failure.exitcode)),
+        "error_file": str(failure.error_file),
+    }
+
+
+def _single(code: int) -> dict[str, Any]:
+    return {
+        "rank": 0,
+        "local_rank": 0,
+        "exitcode": code,
+        "signal": max(0, -code),
+        "error_file": "",
+    }
+
+
+def _write(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(list(entries)))
+    temporary.rename(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

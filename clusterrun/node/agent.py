@@ -1,0 +1,356 @@
+"""The node agent: one on each node, from the first word between the nodes to the last process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clusterrun.node import facts
+from clusterrun.node.endings import Cause, Ending, Failure, NodeError, NodeExit, cancelled
+from clusterrun.node.environment import NodeFacts, rank_environment
+from clusterrun.node.forward import Forwarder
+from clusterrun.node.handshake import Realm
+from clusterrun.node.head import Head
+from clusterrun.node.identity import LOOPBACK, Identity, identity
+from clusterrun.node.launcher import AccelerateLauncher, Launcher, Verdict
+from clusterrun.node.link import Alone, Link
+from clusterrun.node.member import Member
+from clusterrun.node.ports import candidate_ports, free_port
+from clusterrun.node.processes import adopt_orphans, kill_descendants
+from clusterrun.node.ranks import Ranks
+from clusterrun.node.report import Agreement, Report, precision_problem
+from clusterrun.node.spool import Spool, create_spool
+from clusterrun.paths import RunPaths
+from clusterrun.planning.launch import launch_argv
+from clusterrun.planning.plan import Plan, Precision
+from clusterrun.spec import Device
+
+TICK_S = 0.1
+GRACE_S = 3.0  # from SIGTERM to SIGKILL
+DRAIN_S = 10.0
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What this agent is to do: one node of one attempt of a run."""
+
+    plan: Plan
+    paths: RunPaths
+    number: int
+    who: Identity
+
+
+class Agent:
+    """One node's part of an attempt."""
+
+    def __init__(self, attempt: Attempt, spool: Spool, forwarder: Forwarder) -> None:
+        self._attempt, self._spool, self._forwarder = attempt, spool, forwarder
+        self._plan, self._who = attempt.plan, attempt.who
+        self._cancelled = asyncio.Event()
+        self._launcher: Launcher | None = None
+
+    async def run(self) -> int:
+        """Take part from start to end; return the job's exit status."""
+        self._watch_signals()
+        self._event("started", **self._start())
+        report = self._report()
+        try:
+            link = self._link(report)
+            agreement = await self._or_cancelled(link.meet(report))
+        except NodeError as error:
+            return self._ended(Ending(code=error.code, reason=error.message))
+        self._event("rendezvous", **vars(agreement))
+        self._say_hello(agreement)
+        return await self._train(link, agreement)
+
+    async def _train(self, link: Link, agreement: Agreement) -> int:
+        ranks = Ranks(
+            spool=self._spool,
+            node=self._who.node,
+            happened=self._rank_event,
+            failed=link.report_failure,
+        )
+        self._launcher = self._accelerate(agreement)
+        self._launcher.start()
+        watching = asyncio.ensure_future(self._watch(ranks, link))
+        ending = await link.ending()
+        watching.cancel()
+        await self._stop(ranks)
+        code = self._ended(ending)
+        await link.leave()
+        return code
+
+    # Before the launch
+
+    def _start(self) -> dict[str, Any]:
+        who = self._who
+        host, pid = socket.gethostname(), os.getpid()
+        return {"node_rank": who.node_rank, "nodes": list(who.nodes), "host": host, "pid": pid}
+
+    def _report(self) -> Report:
+        """Say what the others must know of this node."""
+        is_cuda = self._plan.device is Device.CUDA
+        chooses = is_cuda and self._plan.precision is Precision.HEAD
+        return Report(
+            node=self._who.node,
+            node_rank=self._who.node_rank,
+            versions=facts.versions(),
+            capabilities=facts.gpu_capabilities(os.environ) if chooses else (),
+            problem=gpu_problem(self._plan, os.environ) if is_cuda else "",
+        )
+
+    def _link(self, report: Report) -> Link:
+        attempt, who = self._attempt, self._who
+        if len(who.nodes) == 1:
+            if report.problem:
+                raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {report.problem}")
+            return Alone(self._conclude([report], LOOPBACK))
+        realm = Realm.of(attempt.paths, attempt.number)
+        ports = candidate_ports(who.job_id, attempt.number, "link")
+        timeout_s = float(self._plan.rendezvous_timeout_s)
+        if who.is_head:
+            return Head(who, realm, ports, timeout_s, self._conclude)
+        return Member(who, realm, ports, timeout_s, facts.interface_of)
+
+    def _conclude(self, reports: Sequence[Report], address: str) -> Agreement:
+        """Decide for all nodes what they launch with; the head's task, right before the launch."""
+        precision = self._precision(reports)
+        problem = precision_problem(precision, reports)
+        if problem and self._plan.precision is Precision.HEAD:
+            raise NodeError(NodeExit.NODE_UNFIT, problem)
+        return Agreement(
+            address=address,
+            port=self._port(),
+            interface=facts.interface_of(address),
+            precision=precision,
+        )
+
+    def _precision(self, reports: Sequence[Report]) -> str:
+        if self._plan.precision is not Precision.HEAD:
+            return str(self._plan.precision.value)
+        head = reports[0]
+        if not head.capabilities:
+            return "no"
+        return "bf16" if head.has_bf16 else "fp16"
+
+    def _port(self) -> int:
+        fixed = self._plan.main_process_port
+        ports = candidate_ports(self._who.job_id, self._attempt.number, "rendezvous")
+        try:
+            return free_port((fixed,) if fixed else ports)
+        except OSError as error:
+            text = f"{self._who.node}: no port for the rendezvous: {fixed or ports[0]}: {error}"
+            raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
+
+    async def _or_cancelled(self, work: Awaitable[_T]) -> _T:
+        """Wait for something that a cancellation may interrupt."""
+        task = asyncio.ensure_future(work)
+        cancelling = asyncio.ensure_future(self._cancelled.wait())
+        await asyncio.wait({task, cancelling}, return_when=asyncio.FIRST_COMPLETED)
+        cancelling.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        raise NodeError(NodeExit.CANCELLED, "cancelled")
+
+    def _accelerate(self, agreement: Agreement) -> Launcher:
+        attempt, plan = self._attempt, self._plan
+        env = rank_environment(
+            os.environ,
+            plan=plan,
+            paths=attempt.paths,
+            attempt=attempt.number,
+            who=self._who,
+            agreement=agreement,
+            spool=self._spool.root,
+            facts=_node_facts(os.environ),
+        )
+        for directory in (attempt.paths.nccl_dir, attempt.paths.flight_dir):
+            directory(attempt.number).mkdir(mode=0o700, parents=True, exist_ok=True)
+        arguments = launch_argv(
+            plan,
+            config_file=str(attempt.paths.accelerate),
+            deepspeed_file=str(attempt.paths.deepspeed) if plan.deepspeed else "",
+            machine_rank=self._who.node_rank,
+            address=agreement.address,
+            port=agreement.port,
+            precision=agreement.precision,
+            worker_argv=plan.entry,
+        )
+        return AccelerateLauncher(arguments, env, self._spool)
+
+    # While the ranks run
+
+    async def _watch(self, ranks: Ranks, link: Link) -> None:
+        """Look after ranks and launcher until one of them ends the attempt."""
+        assert self._launcher is not None
+        is_told = False
+        while True:
+            ranks.look()
+            if self._cancelled.is_set():
+                link.report_failure(cancelled(self._who.node))
+                return
+            verdict = self._launcher.verdict()
+            if verdict is not None and not is_told:
+                is_told = True
+                self._launcher_ended(verdict, ranks, link)
+            await asyncio.sleep(TICK_S)
+
+    def _launcher_ended(self, verdict: Verdict, ranks: Ranks, link: Link) -> None:
+        ranks.look()
+        ranks.settle_by_launcher(list(verdict.failures))
+        if verdict.code == 0 and not ranks.have_failed:
+            link.report_done()
+        elif not ranks.have_failed:
+            link.report_failure(_launcher_failure(self._who.node, verdict))
+
+    # At the end
+
+    async def _stop(self, ranks: Ranks) -> None:
+        """End everything below this process: politely, then not."""
+        assert self._launcher is not None
+        self._launcher.stop()
+        deadline = time.monotonic() + GRACE_S
+        while self._launcher.verdict() is None and time.monotonic() < deadline:
+            ranks.look()
+            await asyncio.sleep(TICK_S / 2)
+        left = kill_descendants()
+        verdict = self._launcher.verdict()
+        ranks.look()
+        ranks.settle_by_launcher(list(verdict.failures) if verdict else [])
+        ranks.close()
+        if left:
+            self._say(f"processes {left} would not end; they may hang in the kernel")
+
+    def _ended(self, ending: Ending) -> int:
+        failure = ending.failure
+        tells = failure is not None and self._tells_of(failure)
+        if failure is not None and tells:
+            data = failure.to_data()
+            data["ts"] = data.pop("at")
+            self._event("failed", **data)
+        self._event("ended", code=ending.code, reason=ending.reason)
+        if ending.code and (tells or self._who.is_head):
+            self._say(ending.reason)
+        return ending.code
+
+    def _tells_of(self, failure: Failure) -> bool:
+        """Say whether this node writes the failure down: its own, and the head the lost nodes'."""
+        return failure.node == self._who.node or (
+            failure.cause is Cause.NODE_LOST
+            and (self._who.is_head or failure.node == self._who.nodes[0])
+        )
+
+    # Words and events
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._cancelled.set)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)  # and so in launcher and ranks, which inherit it
+
+    def _rank_event(self, event: dict[str, Any]) -> None:
+        if event.get("type") == "rank_start":
+            event.setdefault("device", self._plan.device.value)
+        self._event(event.pop("type", "unknown"), **event)
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        about = {"ts": round(time.time(), 6), "type": kind, "attempt": self._attempt.number}
+        self._forwarder.event({**about, "node": self._who.node, **fields})
+
+    def _say(self, text: str) -> None:
+        self._forwarder.say(text)
+        print(f"clusterrun: {self._who.node}: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def _say_hello(self, agreement: Agreement) -> None:
+        plan, where = self._plan, f"{agreement.address}:{agreement.port}"
+        if self._who.is_head:
+            over = f" over {agreement.interface}" if agreement.interface else ""
+            self._forwarder.say(
+                f"{plan.nodes} nodes x {plan.procs_per_node} ranks meet at {where}{over},"
+                f" precision {agreement.precision}"
+            )
+
+
+def gpu_problem(plan: Plan, env: Mapping[str, str]) -> str:
+    """Say whether the node was given fewer GPUs than it has ranks; empty where it is fit."""
+    count = facts.visible_gpus(env)
+    if count is None or count >= plan.procs_per_node:
+        return ""
+    return f"{count} GPUs were given to this node, {plan.procs_per_node} ranks need one each"
+
+
+def _launcher_failure(node: str, verdict: Verdict) -> Failure:
+    number = max(0, -verdict.code)
+    words = f": {verdict.last_words}" if verdict.last_words else ""
+    return Failure(
+        at=time.time(),
+        node=node,
+        rank=None,
+        code=128 + number if number else verdict.code or 1,
+        signal=number,
+        cause=Cause.LAUNCHER,
+        message=f"the launcher ended with status {verdict.code}{words}",
+    )
+
+
+def _node_facts(env: Mapping[str, str]) -> NodeFacts:
+    cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return NodeFacts(
+        cpus=facts.allocated_cpus(env),
+        torch=facts.library_version("torch"),
+        deepspeed=facts.library_version("deepspeed"),
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        cache_home=Path(cache) / "clusterrun",
+        agent_pid=os.getpid(),
+    )
+
+
+def run_agent(run_dir: Path, number: int) -> int:
+    """Be this node's agent for one attempt of a run; return the exit status."""
+    adopt_orphans()
+    paths = RunPaths(root=run_dir)
+    try:
+        plan = _plan(paths)
+        who = identity(os.environ, plan.nodes)
+    except NodeError as error:
+        print(f"clusterrun: {socket.gethostname()}: {error.message}", file=sys.stderr)  # noqa: T201
+        return error.code
+    spool = create_spool(who.job_id, number, who.node_rank)
+    forwarder = Forwarder(
+        spool,
+        log=paths.log(number, who.node),
+        events=paths.events(who.node),
+        error_path=lambda rank: paths.error(number, rank),
+    )
+    forwarder.start()
+    attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
+    try:
+        return asyncio.run(_run(attempt, spool, forwarder))
+    finally:
+        kill_descendants()
+        if not forwarder.finish(DRAIN_S):
+            text = f"clusterrun: {who.node}: not all logs could be written to {run_dir}"
+            print(text, file=sys.stderr)  # noqa: T201
+        spool.remove()
+
+
+def _plan(paths: RunPaths) -> Plan:
+    try:
+        return Plan.from_json(paths.plan.read_text())
+    except (OSError, ValueError, TypeError) as error:
+        raise NodeError(NodeExit.NODE_UNFIT, f"cannot read {paths.plan}: {error}") from error
+
+
+async def _run(attempt: Attempt, spool: Spool, forwarder: Forwarder) -> int:
+    return await Agent(attempt, spool, forwarder).run()

@@ -1,0 +1,140 @@
+"""How an attempt ends: what failed where, and which of several failures came first."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from clusterrun.errors import NodeExit
+
+__all__ = [
+    "COMPLETED",
+    "Cause",
+    "Ending",
+    "Failure",
+    "NodeError",
+    "NodeExit",
+    "cancelled",
+    "first_failure",
+    "lost_node",
+]
+
+
+class NodeError(Exception):
+    """This node can't take part; `code` is the job's exit status."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = int(code)
+        self.message = message
+
+
+class Cause(str, Enum):
+    """The kind of a failure."""
+
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    SIGNAL = "signal"
+    WORLD = "world"
+    LAUNCHER = "launcher"
+    NODE_LOST = "node_lost"
+    NODE_UNFIT = "node_unfit"
+    RENDEZVOUS = "rendezvous"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One thing that went wrong; `at` is epoch seconds, `rank` is None where no rank is to blame.
+
+    `code` is what the job's exit status would be; `signal` is 0 where none killed the rank.
+    """
+
+    at: float
+    node: str
+    rank: int | None
+    code: int
+    signal: int
+    cause: Cause
+    message: str
+
+    @property
+    def is_consequence(self) -> bool:
+        """Say whether something else must have come before: a launcher ended this rank."""
+        return self.signal == signal.SIGTERM or self.cause is Cause.LAUNCHER
+
+    def to_data(self) -> dict[str, Any]:
+        """Write the failure as JSON data."""
+        return {**dataclasses.asdict(self), "cause": self.cause.value}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Failure:
+        """Read what `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        values = {name: data[name] for name in names}
+        return cls(**{**values, "cause": Cause(data["cause"]), "code": int(data["code"])})
+
+    def sentence(self) -> str:
+        """Say in one line who failed and how."""
+        who = f"rank {self.rank} on {self.node}" if self.rank is not None else self.node
+        return f"{who}: {self.message}"
+
+
+def lost_node(node: str, message: str) -> Failure:
+    """Describe a node whose agent is gone, as of now."""
+    return _of_node(node, NodeExit.NODE_LOST, Cause.NODE_LOST, message)
+
+
+def cancelled(node: str) -> Failure:
+    """Describe that somebody wants the job to end, as of now."""
+    return _of_node(node, NodeExit.CANCELLED, Cause.CANCELLED, "cancelled")
+
+
+def _of_node(node: str, code: NodeExit, cause: Cause, message: str) -> Failure:
+    return Failure(
+        at=time.time(),
+        node=node,
+        rank=None,
+        code=int(code),
+        signal=0,
+        cause=cause,
+        message=message,
+    )
+
+
+def first_failure(failures: Iterable[Failure]) -> Failure:
+    """Choose the failure that came first, consequences last; there must be one."""
+    return min(failures, key=lambda failure: (failure.is_consequence, failure.at))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """The end of an attempt on all nodes: its exit status and why."""
+
+    code: int
+    reason: str
+    failure: Failure | None = None
+
+    @classmethod
+    def of(cls, failure: Failure) -> Ending:
+        """End because of a failure."""
+        return cls(code=failure.code, reason=failure.sentence(), failure=failure)
+
+    def to_data(self) -> dict[str, Any]:
+        """Write the ending as JSON data."""
+        failure = self.failure.to_data() if self.failure else None
+        return {"code": self.code, "reason": self.reason, "failure": failure}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Ending:
+        """Read what `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        failure = Failure.from_data(data["failure"]) if data.get("failure") else None
+        return cls(code=int(data["code"]), reason=str(data["reason"]), failure=failure)
+
+
+COMPLETED = Ending(code=0, reason="completed")

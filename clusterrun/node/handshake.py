@@ -1,0 +1,73 @@
+"""Prove to each other that two agents belong to the same attempt, without sending the secret."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun.paths import RunPaths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Realm:
+    """The attempt whose agents may talk: they can all read the secret in its directory."""
+
+    run: str
+    attempt: int
+    secret_file: Path
+
+    @classmethod
+    def of(cls, paths: RunPaths, attempt: int) -> Realm:
+        """Name the realm of one attempt of a run."""
+        run = f"{paths.root.parent.name}/{paths.root.name}"
+        return cls(run=run, attempt=attempt, secret_file=paths.link_secret(attempt))
+
+    @property
+    def label(self) -> dict[str, Any]:
+        """What both sides say openly."""
+        return {"run": self.run, "attempt": self.attempt}
+
+    def is_named_in(self, message: Mapping[str, Any]) -> bool:
+        """Say whether a message claims to come from this attempt."""
+        return message.get("run") == self.run and message.get("attempt") == self.attempt
+
+    def create_secret(self) -> bytes:
+        """Make the attempt's secret, readable by its owner only; the head's task."""
+        secret = secrets.token_hex(32).encode()
+        self.secret_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self.secret_file.with_name(f".{self.secret_file.name}.{os.getpid()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(secret)
+        temporary.rename(self.secret_file)
+        return secret
+
+    def read_secret(self) -> bytes:
+        """Read the attempt's secret.
+
+        Only once the head has answered: a file system may remember for a while that a file which
+        was asked for too early does not exist.
+        """
+        return self.secret_file.read_bytes()
+
+
+def nonce() -> str:
+    """Return text that was never said before."""
+    return secrets.token_hex(16)
+
+
+def proof(secret: bytes, *parts: object) -> str:
+    """Sign some values with the secret."""
+    text = "\x00".join(map(str, parts))
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def is_proof(given: object, secret: bytes, *parts: object) -> bool:
+    """Check a signature in constant time."""
+    return isinstance(given, str) and hmac.compare_digest(given, proof(secret, *parts))

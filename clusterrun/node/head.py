@@ -1,0 +1,201 @@
+"""The head's end of the link: it gathers the nodes, decides for all, and lets them go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterrun.node.endings import Ending, Failure, NodeError, NodeExit, lost_node
+from clusterrun.node.handshake import Realm, is_proof, nonce, proof
+from clusterrun.node.identity import LOOPBACK, Identity
+from clusterrun.node.link import (
+    ANSWER_S,
+    LEAVE_S,
+    LINE_BYTES,
+    Channel,
+    Decision,
+    failure_in,
+)
+from clusterrun.node.ports import listening_socket
+from clusterrun.node.report import Agreement, Report, problems
+
+CLOCKS_DIFFER_S = 0.5
+Conclude = Callable[[Sequence[Report], str], Agreement]
+
+
+@dataclass(kw_only=True)
+class Member:
+    """Another node, as the head knows it; `clock_ahead_s` is 0 where its clock agrees with ours."""
+
+    report: Report
+    channel: Channel
+    clock_ahead_s: float
+    is_done: bool = False
+    is_gone: bool = False
+
+
+class Head:
+    """Listen for the other nodes, agree with them, and decide how the attempt ends."""
+
+    def __init__(
+        self,
+        who: Identity,
+        realm: Realm,
+        ports: Sequence[int],
+        timeout_s: float,
+        conclude: Conclude,
+    ) -> None:
+        self._who, self._realm, self._ports = who, realm, ports
+        self._timeout_s, self._conclude = timeout_s, conclude
+        self._members: dict[int, Member] = {}
+        self._all_here = asyncio.Event()
+        self._all_done = asyncio.Event()
+        self._is_done = False
+        self._decision = Decision()
+        self._readers: set[asyncio.Task[None]] = set()
+
+    async def meet(self, report: Report) -> Agreement:
+        """Wait for all nodes, conclude from their reports, and welcome them."""
+        self._secret = self._realm.create_secret()
+        server = await self._listen()
+        try:
+            await asyncio.wait_for(self._all_here.wait(), self._timeout_s)
+        except asyncio.TimeoutError:
+            raise await self._refuse(NodeExit.RENDEZVOUS_FAILED, self._missing()) from None
+        finally:
+            server.close()
+        reports = [report, *(m.report for _, m in sorted(self._members.items()))]
+        gone = [m.report.node for m in self._members.values() if m.is_gone]
+        if gone:
+            text = f"{', '.join(gone)} left before the launch"
+            raise await self._refuse(NodeExit.NODE_LOST, text)
+        found = problems(reports)
+        if found:
+            raise await self._refuse(NodeExit.NODE_UNFIT, "; ".join(found))
+        try:
+            agreement = self._conclude(reports, self._address())
+        except NodeError as error:
+            raise await self._refuse(error.code, error.message) from None
+        for member in self._members.values():
+            member.channel.send("welcome", port=agreement.port, precision=agreement.precision)
+        return agreement
+
+    async def _listen(self) -> asyncio.Server:
+        host = LOOPBACK if self._who.is_local else ""
+        for port in self._ports:
+            try:
+                listener = listening_socket(port, host)
+            except OSError:
+                continue
+            return await asyncio.start_server(self._accept, sock=listener, limit=LINE_BYTES)
+        text = f"{self._who.node}: none of the ports {self._ports[0]}… is free to meet the others"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+
+    def _missing(self) -> str:
+        absent = [n for i, n in enumerate(self._who.nodes) if i and i not in self._members]
+        return f"waited {self._timeout_s:.0f} s for {', '.join(absent)}"
+
+    def _address(self) -> str:
+        """Choose the address at which most nodes reached this one."""
+        return Counter(m.channel.own_address for m in self._members.values()).most_common(1)[0][0]
+
+    async def _refuse(self, code: int, message: str) -> NodeError:
+        self._broadcast(Ending(code=int(code), reason=message))
+        await self._close()
+        return NodeError(code, message)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel = Channel(reader, writer)
+        member = await self._handshake(channel)
+        if member is None:
+            await channel.close()
+            return
+        self._members[member.report.node_rank] = member
+        if len(self._members) == len(self._who.nodes) - 1 or member.report.problem:
+            self._all_here.set()
+        task = asyncio.ensure_future(self._listen_to(member))
+        self._readers.add(task)
+        task.add_done_callback(self._readers.discard)
+
+    async def _handshake(self, channel: Channel) -> Member | None:
+        """Let in who proves to know the attempt's secret, and is a node that is still missing."""
+        challenge = nonce()
+        channel.send("challenge", nonce=challenge, **self._realm.label)
+        hello = await channel.receive(ANSWER_S)
+        if hello is None or hello.get("type") != "hello" or not self._realm.is_named_in(hello):
+            return None
+        if not is_proof(hello.get("proof"), self._secret, "member", challenge, hello.get("nonce")):
+            return None
+        try:
+            report = Report.from_data(hello["report"])
+            ahead_s = float(hello["clock"]) - time.time()
+        except (KeyError, TypeError, ValueError):
+            return None
+        if not 0 < report.node_rank < len(self._who.nodes) or report.node_rank in self._members:
+            channel.send("refused", reason=f"there already is a node {report.node_rank}")
+            return None
+        channel.send("joined", proof=proof(self._secret, "head", hello["nonce"]))
+        ahead_s = ahead_s if abs(ahead_s) > CLOCKS_DIFFER_S else 0.0
+        return Member(report=report, channel=channel, clock_ahead_s=ahead_s)
+
+    async def _listen_to(self, member: Member) -> None:
+        while (message := await member.channel.receive()) is not None:
+            self._handle(member, message)
+        member.is_gone = True
+        if not member.is_done and not self._decision.is_made:
+            text = "its agent is gone: the connection to it closed"
+            self._decision.add(lost_node(member.report.node, text))
+            self._all_here.set()  # waiting for the rest makes no sense any more
+        self._look_around()
+
+    def _handle(self, member: Member, message: dict[str, Any]) -> None:
+        if message.get("type") == "failed":
+            failure = failure_in(message, member.report.node)
+            at = failure.at - member.clock_ahead_s
+            self._decision.add(dataclasses.replace(failure, at=at))
+        elif message.get("type") == "done":
+            member.is_done = True
+            self._look_around()
+
+    def _look_around(self) -> None:
+        members = self._members.values()
+        if all(member.is_done or member.is_gone for member in members):
+            self._all_done.set()
+        if self._is_done and all(member.is_done for member in members):
+            self._decision.complete()
+
+    def report_failure(self, failure: Failure) -> None:
+        """Decide on this failure, or on one that came before it on another node."""
+        self._decision.add(failure)
+
+    def report_done(self) -> None:
+        """Count this node as done."""
+        self._is_done = True
+        self._look_around()
+
+    async def ending(self) -> Ending:
+        """Wait until it is decided how the attempt ends, and tell all nodes."""
+        ending = await self._decision.wait()
+        self._broadcast(ending)
+        return ending
+
+    def _broadcast(self, ending: Ending) -> None:
+        for member in self._members.values():
+            member.channel.send("stop", **ending.to_data())
+
+    async def leave(self) -> None:
+        """Wait until no node has anything running, then let all go."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._all_done.wait(), LEAVE_S)
+        await self._close()
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(member.channel.close() for member in self._members.values()))
+        for task in self._readers:
+            task.cancel()

@@ -1,0 +1,84 @@
+"""Start the ranks of this node, and say how that went; accelerate does it, behind a small door."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from clusterrun.node.spool import Spool
+
+TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How the launcher ended: its exit code (negative: a signal) and the ranks that failed."""
+
+    code: int
+    failures: tuple[dict[str, Any], ...]
+    last_words: str
+
+
+class Launcher(Protocol):
+    """What starts the ranks of one node."""
+
+    def start(self) -> None:
+        """Start the ranks; they are descendants of this process."""
+
+    def verdict(self) -> Verdict | None:
+        """Say how it went; None while ranks run."""
+
+    def stop(self) -> None:
+        """Ask the ranks to end."""
+
+
+class AccelerateLauncher:
+    """`accelerate launch`, in a process of its own that dies with this one."""
+
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], spool: Spool) -> None:
+        self._arguments, self._env, self._spool = arguments, env, spool
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the launcher, its output into the spool; call this from the main thread."""
+        module = "clusterrun.node.accelerate_main"
+        argv = [sys.executable, "-m", module, str(self._spool.failures), *self._arguments]
+        with open(self._spool.launcher_output, "ab") as output:
+            self._process = subprocess.Popen(
+                argv,
+                env=dict(self._env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def verdict(self) -> Verdict | None:
+        """Say how the launcher ended; None while it runs."""
+        code = self._process.poll() if self._process else None
+        if code is None:
+            return None
+        return Verdict(code=code, failures=self._failures(), last_words=self._last_words())
+
+    def stop(self) -> None:
+        """Send SIGTERM, which the launcher passes on to its ranks."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def _failures(self) -> tuple[dict[str, Any], ...]:
+        try:
+            return tuple(json.loads(self._spool.failures.read_text()))
+        except (OSError, ValueError):
+            return ()
+
+    def _last_words(self) -> str:
+        try:
+            text = self._spool.launcher_output.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1] if lines else ""

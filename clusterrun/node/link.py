@@ -1,0 +1,167 @@
+"""The line between the agents of one job: they meet, fail together, and leave together.
+
+JSON lines over TCP between the head and each other node; the messages are those of
+docs/architecture.md. What ends the job is decided by the head alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from clusterrun.node.endings import COMPLETED, Ending, Failure, first_failure, lost_node
+from clusterrun.node.report import Agreement, Report
+
+LINE_BYTES = 1 << 20
+SETTLE_S = 0.4  # after the first failure, so that one that came earlier elsewhere can arrive
+LEAVE_S = 12.0  # longer than an agent needs to end what ignores SIGTERM
+ANSWER_S = 10.0
+
+
+class Link(Protocol):
+    """What an agent sees of the others, be it the head or not."""
+
+    async def meet(self, report: Report) -> Agreement:
+        """Wait for all nodes, and agree with them; raises NodeError when they can't train."""
+
+    def report_failure(self, failure: Failure) -> None:
+        """Tell all nodes that something of this node failed."""
+
+    def report_done(self) -> None:
+        """Tell all nodes that the ranks of this one have ended well."""
+
+    async def ending(self) -> Ending:
+        """Wait for how the attempt ends, on all nodes alike."""
+
+    async def leave(self) -> None:
+        """Leave when the others do; nothing of this node runs any more."""
+
+
+class Channel:
+    """One connection to another agent, as messages."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        keep_alive(writer.get_extra_info("socket"))
+
+    async def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """Wait for the next message; None when the other side is gone or talks nonsense."""
+        try:
+            line = await asyncio.wait_for(self._reader.readline(), timeout_s)
+            message = json.loads(line) if line else None
+        except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+            return None
+        return message if isinstance(message, dict) else None
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message; a connection that is gone is noticed by who reads it."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.write(json.dumps({"type": kind, **fields}).encode() + b"\n")
+
+    async def close(self) -> None:
+        """Send what is left and close."""
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._writer.drain(), 1.0)
+        self._writer.close()
+
+    @property
+    def own_address(self) -> str:
+        """The address of this host on the connection."""
+        return plain_address(self._writer.get_extra_info("sockname"))
+
+    @property
+    def peer_address(self) -> str:
+        """The address of the other host on the connection."""
+        return plain_address(self._writer.get_extra_info("peername"))
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel notice, within a minute, that the other host is gone without a word."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 9)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def plain_address(name: Any) -> str:
+    """Write a socket's address as numbers, an IPv4 one in its own form."""
+    text = str(name[0]).split("%", 1)[0] if name else ""
+    return text.removeprefix("::ffff:") if "." in text else text
+
+
+class Decision:
+    """Collect what failed, wait a moment for what failed before it, then decide once."""
+
+    def __init__(self) -> None:
+        self._failures: list[Failure] = []
+        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Say whether the attempt's end is decided."""
+        return self._ending.done()
+
+    def add(self, failure: Failure) -> None:
+        """Take one more failure into account."""
+        self._failures.append(failure)
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(SETTLE_S, self._decide)
+
+    def complete(self) -> None:
+        """Decide that all is well, unless something failed."""
+        if not self._failures:
+            self.make(COMPLETED)
+
+    def make(self, ending: Ending) -> None:
+        """Decide, unless that is done."""
+        if not self._ending.done():
+            self._ending.set_result(ending)
+
+    async def wait(self) -> Ending:
+        """Wait for the decision."""
+        return await asyncio.shield(self._ending)
+
+    def _decide(self) -> None:
+        self.make(Ending.of(first_failure(self._failures)))
+
+
+def failure_in(message: Mapping[str, Any], node: str) -> Failure:
+    """Read a `failed` message of a node, whatever it holds."""
+    try:
+        return Failure.from_data(message)
+    except (KeyError, TypeError, ValueError):
+        return lost_node(node, "its agent sent a message that cannot be read")
+
+
+class Alone:
+    """The link of a job of one node."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._decision = Decision()
+
+    async def meet(self, report: Report) -> Agreement:
+        """Agree with oneself."""
+        return self._agreement
+
+    def report_failure(self, failure: Failure) -> None:
+        """Decide on this failure, or on one that came before."""
+        self._decision.add(failure)
+
+    def report_done(self) -> None:
+        """End well."""
+        self._decision.complete()
+
+    async def ending(self) -> Ending:
+        """Wait for how the attempt ends."""
+        return await self._decision.wait()
+
+    async def leave(self) -> None:
+        """Leave; nobody waits."""

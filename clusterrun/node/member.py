@@ -1,0 +1,138 @@
+"""The other nodes' end of the link: find the head, tell it what fails, stop when it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+from clusterrun.node.endings import Ending, Failure, NodeError, NodeExit, lost_node
+from clusterrun.node.handshake import Realm, is_proof, nonce, proof
+from clusterrun.node.identity import Identity
+from clusterrun.node.link import ANSWER_S, LEAVE_S, LINE_BYTES, Channel, Decision
+from clusterrun.node.report import Agreement, Report
+
+RETRY_S = 0.1
+RETRY_MOST_S = 2.0
+HEAD_DECIDES_S = 5.0
+
+
+class Member:
+    """A node that is not the head."""
+
+    def __init__(
+        self,
+        who: Identity,
+        realm: Realm,
+        ports: Sequence[int],
+        timeout_s: float,
+        interface_of: Callable[[str], str],
+    ) -> None:
+        self._who, self._realm, self._ports = who, realm, ports
+        self._timeout_s, self._interface_of = timeout_s, interface_of
+        self._channel: Channel | None = None
+        self._decision = Decision()
+        self._closed = asyncio.Event()
+        self._is_done = False
+        self._reader: asyncio.Task[None] | None = None
+
+    async def meet(self, report: Report) -> Agreement:
+        """Join the head and wait for its welcome."""
+        deadline = time.monotonic() + self._timeout_s
+        self._channel = await self._join(report, deadline)
+        # The head says when the time is up, and for whom; wait for its word a little longer.
+        message = await self._channel.receive(max(0.0, deadline - time.monotonic()) + ANSWER_S)
+        if message is None:
+            text = f"{self._who.node}: the head {self._who.nodes[0]} left before the launch"
+            raise NodeError(NodeExit.NODE_LOST, text)
+        if message.get("type") != "welcome":
+            code = int(message.get("code", NodeExit.RENDEZVOUS_FAILED))
+            raise NodeError(code, str(message.get("reason", "the head sent no welcome")))
+        self._reader = asyncio.ensure_future(self._listen(self._channel))
+        return Agreement(
+            address=self._channel.peer_address,
+            port=int(message["port"]),
+            interface=self._interface_of(self._channel.own_address),
+            precision=str(message["precision"]),
+        )
+
+    async def _join(self, report: Report, deadline: float) -> Channel:
+        pause_s, last = RETRY_S, "it does not answer"
+        while time.monotonic() < deadline:
+            for port in self._ports:
+                try:
+                    channel = await self._connect(port)
+                except OSError as error:
+                    last = str(error)
+                    continue
+                if await self._is_admitted(channel, report):
+                    return channel
+                await channel.close()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MOST_S)
+        head = self._who.nodes[0]
+        text = f"{self._who.node}: cannot reach the head {head} in {self._timeout_s:.0f} s: {last}"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+
+    async def _connect(self, port: int) -> Channel:
+        opening = asyncio.open_connection(self._who.head_host, port, limit=LINE_BYTES)
+        try:
+            return Channel(*await asyncio.wait_for(opening, ANSWER_S))
+        except asyncio.TimeoutError as error:
+            raise TimeoutError(f"no answer on port {port}") from error
+
+    async def _is_admitted(self, channel: Channel, report: Report) -> bool:
+        """Prove to the head who we are, and have it prove the same; else it is another job's."""
+        challenge = await channel.receive(ANSWER_S)
+        if challenge is None or not self._realm.is_named_in(challenge):
+            return False
+        try:
+            secret = self._realm.read_secret()
+        except OSError:
+            return False
+        ours = nonce()
+        channel.send(
+            "hello",
+            nonce=ours,
+            proof=proof(secret, "member", challenge.get("nonce"), ours),
+            report=report.to_data(),
+            clock=time.time(),
+            **self._realm.label,
+        )
+        answer = await channel.receive(ANSWER_S)
+        return answer is not None and is_proof(answer.get("proof"), secret, "head", ours)
+
+    async def _listen(self, channel: Channel) -> None:
+        while (message := await channel.receive()) is not None:
+            if message.get("type") == "stop":
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    self._decision.make(Ending.from_data(message))
+        text = "its agent is gone: the connection to it closed"
+        self._decision.make(Ending.of(lost_node(self._who.nodes[0], text)))
+        self._closed.set()
+
+    def report_failure(self, failure: Failure) -> None:
+        """Tell the head; decide alone where it does not answer."""
+        if self._channel is not None:
+            self._channel.send("failed", **failure.to_data())
+        loop = asyncio.get_running_loop()
+        loop.call_later(HEAD_DECIDES_S, self._decision.make, Ending.of(failure))
+
+    def report_done(self) -> None:
+        """Tell the head that nothing of this node runs any more."""
+        if self._channel is not None and not self._is_done:
+            self._is_done = True
+            self._channel.send("done")
+
+    async def ending(self) -> Ending:
+        """Wait for the head's decision."""
+        return await self._decision.wait()
+
+    async def leave(self) -> None:
+        """Say that nothing runs here any more, and wait for the head to let all nodes go."""
+        self.report_done()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), LEAVE_S)
+        if self._channel is not None:
+            await self._channel.close()

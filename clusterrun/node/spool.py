@@ -1,0 +1,126 @@
+"""The node-local directory in which the ranks leave output, events and errors for the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun.node.processes import is_running
+
+_NAME = re.compile(r"clusterrun-(\d+)-.+-[^-]+\Z")
+_OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
+_EVENTS = re.compile(r"rank_(\d+)\.events\Z")
+_ERROR = re.compile(r"rank_(\d+)\.error\.json\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """One file that grows: `rank` is `-` for the launcher; `stream` is o, e or l."""
+
+    path: Path
+    rank: str
+    stream: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spool:
+    """The names of everything in the spool."""
+
+    root: Path
+
+    @property
+    def launcher_output(self) -> Path:
+        """The launcher's own fd 1 and 2."""
+        return self.root / "launcher.out"
+
+    @property
+    def failures(self) -> Path:
+        """The launcher's verdict."""
+        return self.root / "failures.json"
+
+    def outputs(self) -> list[Output]:
+        """List the files of output that exist by now."""
+        found = [
+            Output(path=self.root / name, rank=match[1], stream=match[2][0])
+            for name in self._names()
+            if (match := _OUTPUT.match(name))
+        ]
+        if self.launcher_output.exists():
+            found.append(Output(path=self.launcher_output, rank="-", stream="l"))
+        return found
+
+    def event_files(self) -> dict[int, Path]:
+        """Map each rank that has said something to its file of events."""
+        return self._by_rank(_EVENTS)
+
+    def error_files(self) -> dict[int, Path]:
+        """Map each rank that failed with words to its error file."""
+        return self._by_rank(_ERROR)
+
+    def _by_rank(self, pattern: re.Pattern[str]) -> dict[int, Path]:
+        matches = ((name, pattern.match(name)) for name in self._names())
+        return {int(match[1]): self.root / name for name, match in matches if match}
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root))
+        except FileNotFoundError:
+            return []
+
+    def remove(self) -> None:
+        """Remove the spool with all that is in it."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def create_spool(job_id: str, attempt: int, node_rank: int) -> Spool:
+    """Make a spool that only this user can read, and clear those whose agents were killed."""
+    base = Path(tempfile.gettempdir())
+    _clear_abandoned(base)
+    prefix = f"clusterrun-{os.getpid()}-{job_id}.{attempt}.{node_rank}-"
+    return Spool(root=Path(tempfile.mkdtemp(prefix=prefix, dir=base)))
+
+
+def _clear_abandoned(base: Path) -> None:
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(base):
+            match = _NAME.match(entry.name)
+            if match and not is_running(int(match[1])) and _is_mine(entry):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _is_mine(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):
+        return entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.getuid()
+    return False
+
+
+class EventReader:
+    """Read whole lines of a file of events as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the events since the last call; a line that is no event is passed over."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    yield event

@@ -1,0 +1,167 @@
+"""Simulated nodes for tests: real agents, launchers and ranks on this machine, no scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from clusterrun.paths import RunPaths
+from clusterrun.planning.facts import Facts
+from clusterrun.planning.make import make_plan
+from clusterrun.planning.plan import Plan
+from clusterrun.rendering.bundle import render_bundle
+from clusterrun.spec import Cluster, Device, JobSpec
+
+VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
+
+
+@dataclass
+class Job:
+    """One attempt of a run on simulated nodes."""
+
+    paths: RunPaths
+    plan: Plan
+    job_id: str
+    agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    since: float = 0.0
+
+    def start_node(self, rank: int, **env: str) -> subprocess.Popen[bytes]:
+        """Start one node's script, as the local controller does."""
+        environ = {
+            **os.environ,
+            "CLUSTERRUN_LOCAL_NODE_RANK": str(rank),
+            "CLUSTERRUN_LOCAL_JOB_ID": self.job_id,
+            **env,
+        }
+        output = (self.paths.slurm_dir / f"node{rank}.out").open("ab")
+        node = subprocess.Popen(
+            ["bash", str(self.paths.node_script), str(self.paths.root), "1"],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        self.agents.append(node)
+        return node
+
+    def start(self, **env: str) -> Job:
+        for rank in range(self.plan.nodes):
+            self.start_node(rank, **env)
+        return self
+
+    def wait(self, timeout_s: float = 60) -> list[int]:
+        """Wait for all agents and return their exit statuses."""
+        deadline = time.monotonic() + timeout_s
+        return [agent.wait(max(0.1, deadline - time.monotonic())) for agent in self.agents]
+
+    def log(self, node: str = "local0") -> list[tuple[int, str, str, str]]:
+        """Read a node's log as (µs, rank, stream, text)."""
+        lines = self.paths.log(1, node).read_text().split("\n")[:-1]
+        rows = [line.split(" ", 3) for line in lines]
+        return [(int(stamp), rank, stream, text) for stamp, rank, stream, text in rows]
+
+    def text(self) -> str:
+        """Read all that the nodes logged."""
+        files = sorted(self.paths.logs_dir.glob("a1/*.log"))
+        return "".join(path.read_text() for path in files)
+
+    def errors(self) -> str:
+        """Read what the agents said to the batch script."""
+        return "".join(path.read_text() for path in sorted(self.paths.slurm_dir.glob("*.out")))
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        files = sorted(self.paths.events_dir.glob("*.jsonl"))
+        events = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        wanted = [event for event in events if kind in ("", event["type"])]
+        return sorted(wanted, key=lambda event: event["ts"])
+
+    def wait_for(self, text: str, count: int = 1, timeout_s: float = 60) -> None:
+        """Wait until the nodes have logged a text so many times."""
+        deadline = time.monotonic() + timeout_s
+        while self.text().count(text) < count:
+            assert time.monotonic() < deadline, f"{text!r} never came\n{self.text()}{self.errors()}"
+            assert any(agent.poll() is None for agent in self.agents), self.text() + self.errors()
+            time.sleep(0.05)
+
+    def processes(self) -> list[psutil.Process]:
+        """Find what runs for this job, by the run directory in its environment or arguments."""
+        mark = str(self.paths.root)
+        found = []
+        for process in psutil.process_iter():
+            try:
+                about = [process.environ().get("CLUSTERRUN_RUN_DIR", ""), *process.cmdline()]
+            except psutil.Error:
+                continue
+            if mark in about and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        return found
+
+    def rank_pid(self, rank: int) -> int:
+        return int(next(e["pid"] for e in self.events("rank_start") if e["rank"] == rank))
+
+    def agent_pid(self, node: str) -> int:
+        return int(next(e["pid"] for e in self.events("started") if e["node"] == node))
+
+    def assert_clean(self, timeout_s: float = 5) -> None:
+        """No process of the job is left, and no spool."""
+        deadline = time.monotonic() + timeout_s
+        while left := self.processes():
+            assert time.monotonic() < deadline, [p.cmdline() for p in left]
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End what is left of the job, for the sake of the next test."""
+        for process in self.processes():
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.Error:
+                continue
+        for agent in self.agents:
+            agent.wait(10)
+
+
+def make_job(path: Path, script: str | Path, *args: str, job_id: str = "", **asked: Any) -> Job:
+    """Lay out a run directory for simulated nodes; `script` is a file or Python source."""
+    run = path / "runs" / "job" / "run1"
+    run.mkdir(parents=True, mode=0o700)
+    if isinstance(script, str):
+        (path / "script.py").write_text(script)
+        script = path / "script.py"
+    spec = JobSpec(
+        **{
+            "script": str(script),
+            "args": args,
+            "nodes": 2,
+            "nproc_per_node": 2,
+            "device": Device.CPU,
+            "cluster": Cluster.LOCAL,
+            "rendezvous_timeout_s": 30,
+            **asked,
+        }
+    )
+    facts = Facts(
+        cluster=Cluster.LOCAL,
+        python=sys.executable,
+        workdir=str(path),
+        runs_dir=str(path / "runs"),
+        versions=VERSIONS,
+        local_cpus=2,
+    )
+    plan = make_plan(spec, facts)
+    bundle = render_bundle(plan, resolved_yaml="")
+    for name, text in bundle.files.items():
+        (run / name).write_text(text)
+    paths = RunPaths(root=run)
+    for directory in (paths.slurm_dir, paths.attempts_dir, paths.attempt(1)):
+        directory.mkdir(mode=0o700)
+    return Job(paths=paths, plan=plan, job_id=job_id or f"L{os.getpid()}")
