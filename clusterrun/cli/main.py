@@ -268,7 +268,8 @@ def _from_click(error: click.UsageError) -> UsageError:
     command = error.ctx.command_path if error.ctx else "clusterrun"
     fallback = f"{command} --help lists the options"
     if isinstance(error, click.NoSuchOption):
-        nearest = sorted(error.possibilities or ())
+        known = error.possibilities or ()
+        nearest = difflib.get_close_matches(error.option_name, known, n=1)
         hint = f"use '{nearest[0]}'" if nearest else fallback
         return UsageError(f"no option '{error.option_name}'", hint=hint)
     return UsageError(_sentence(error.format_message()), hint=fallback)

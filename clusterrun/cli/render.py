@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from clusterrun.errors import ClusterrunError, UsageError
 
 if TYPE_CHECKING:
     from clusterrun.api import Prepared
+    from clusterrun.backends.environment import SbatchVariable
 
 
 @click.command(cls=ScriptCommand)
@@ -41,10 +44,9 @@ def command(
     clusterrun render -N 2 --gpus-per-node 4 -O job train.py; sbatch job/job.sbatch
     """
     from clusterrun import api
-    from clusterrun.cli.submit import tell
 
     output.expect_json(as_json)
-    prepared = api.prepare(job.load())
+    prepared = prepare(job)
     tell(prepared, keep_sbatch_env=keep_sbatch_env)
     if checks:
         verdict = api.check(prepared, keep_sbatch_env=keep_sbatch_env)
@@ -55,6 +57,47 @@ def command(
         _show_environment(prepared, as_json=as_json)
     elif output_dir is None or as_json:
         show(prepared, as_json=as_json)
+
+
+def prepare(job: JobOptions) -> Prepared:
+    """Resolve and prepare what the command line asks for, in the directory as the shell names it.
+
+    Raises UsageError for what cannot run.
+    """
+    from clusterrun import api
+
+    resolved = api.load_spec(
+        job.flags, config_file=job.config_file, profile=job.profile, overrides=job.overrides
+    )
+    prepared = api.prepare(resolved)
+    return dataclasses.replace(prepared, notes=(*job.notes, *prepared.notes))
+
+
+def tell(prepared: Prepared, *, keep_sbatch_env: bool) -> tuple[SbatchVariable, ...]:
+    """Print the notes of a job, and warn of SBATCH_* variables that would override it."""
+    from clusterrun.backends.environment import sbatch_variables
+    from clusterrun.spec import Cluster
+
+    for text in prepared.notes:
+        output.note(text)
+    if prepared.plan.cluster is not Cluster.SLURM:
+        return ()
+    variables = sbatch_variables(prepared.plan, os.environ)
+    for variable in variables:
+        _warn_of(variable, keep=keep_sbatch_env)
+    return variables
+
+
+def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
+    verb = "overrides" if keep else "would override"
+    what = f"{variable.option or 'an option of sbatch'}"
+    if variable.planned is not None:
+        what = f"{variable.option} '{variable.planned}'"
+    note = "clusterrun removes it for this submission; pass --keep-sbatch-env to keep it"
+    output.warn(
+        f"{variable.name}={variable.value} is set in your shell and {verb} {what}",
+        notes=() if keep else (note,),
+    )
 
 
 def show(prepared: Prepared, *, as_json: bool) -> None:
@@ -106,7 +149,7 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
             directory.rmdir()
         raise ClusterrunError(f"cannot write into '{directory}'", cause=str(error)) from error
     output.detail("wrote", f"{len(written)} files into {directory}")
-    output.detail("submit", f"sbatch {directory / 'job.sbatch'}")
+    output.detail("submit", shlex.join(["sbatch", str(directory / "job.sbatch")]))
 
 
 def _write_file(path: Path, text: str) -> None:

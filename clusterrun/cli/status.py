@@ -10,6 +10,7 @@ import click
 
 from clusterrun.cli import output
 from clusterrun.errors import Exit
+from clusterrun.spec import Cluster
 
 if TYPE_CHECKING:
     from clusterrun.backends.evidence import Failure, Progress
@@ -159,9 +160,19 @@ def failure_text(failure: Failure) -> str:
 def where_or_why(seen: JobStatus) -> str:
     """Say where a job runs, or why it waits."""
     if seen.pending is None:
-        return seen.nodelist
+        is_local = seen.record.cluster is Cluster.LOCAL
+        return (
+            f"{nodelist(seen)} (simulated nodes)" if is_local and seen.nodelist else nodelist(seen)
+        )
     start = f"; starts about {_local(seen.expected_start)}" if seen.expected_start else ""
     return f"{seen.pending.text}{start}"
+
+
+def nodelist(seen: JobStatus) -> str:
+    """Name the hosts of a job, each once: simulated nodes share one."""
+    if seen.record.cluster is not Cluster.LOCAL:
+        return seen.nodelist
+    return ",".join(dict.fromkeys(seen.nodelist.split(",")))
 
 
 def _local(epoch_s: float) -> str:
@@ -203,7 +214,7 @@ def job_object(seen: JobStatus) -> dict[str, Any]:
         "state": seen.state.value,
         "reason": _reason(seen),
         "nodes": record.nodes,
-        "nodelist": seen.nodelist or None,
+        "nodelist": nodelist(seen) or None,
         "gpus": record.nodes * record.gpus_per_node,
         "world_size": record.world_size,
         "proven_world_size": seen.world_size,

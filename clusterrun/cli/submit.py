@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from clusterrun.cli import output
+from clusterrun.cli import output, render
 from clusterrun.cli.options import JobOptions, ScriptCommand, job_options
 from clusterrun.errors import Exit, UsageError
 
@@ -48,20 +47,20 @@ def command(
 ) -> None:
     """Train a script on N nodes.
 
-    Options come before the script; what follows it is the script's own. Without a script the
-    one that clusterrun.yaml names is taken.
+    Options come before the script; what follows it is the script's own (behind -- for -m).
+    Without a script the one that clusterrun.yaml names is taken.
 
     \b
     clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1e-4
     clusterrun submit --profile a100 --follow
-    clusterrun submit --cluster local -N 2 --nproc-per-node 2 --device cpu -m my.training
+    clusterrun submit --cluster local -N 2 --nproc-per-node 2 -m my.training -- --lr 1
     """
     from clusterrun import api
 
     output.expect_json(as_json)
     _refuse_contradictions(as_json=as_json, parsable=parsable, follow=follow, dry_run=dry_run)
-    prepared = api.prepare(job.load())
-    variables = tell(prepared, keep_sbatch_env=keep_sbatch_env)
+    prepared = render.prepare(job)
+    variables = render.tell(prepared, keep_sbatch_env=keep_sbatch_env)
     if dry_run or test_only:
         verdict = api.check(prepared, keep_sbatch_env=keep_sbatch_env)
         _show_unsent(prepared, verdict, test_only=test_only, as_json=as_json)
@@ -89,38 +88,9 @@ def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_r
         raise UsageError("--dry-run submits nothing, so there is no id for --parsable")
 
 
-def tell(prepared: Prepared, *, keep_sbatch_env: bool) -> tuple[SbatchVariable, ...]:
-    """Print the notes of a job, and warn of SBATCH_* variables that would override it."""
-    from clusterrun.backends.environment import sbatch_variables
-    from clusterrun.spec import Cluster
-
-    for text in prepared.notes:
-        output.note(text)
-    if prepared.plan.cluster is not Cluster.SLURM:
-        return ()
-    variables = sbatch_variables(prepared.plan, os.environ)
-    for variable in variables:
-        _warn_of(variable, keep=keep_sbatch_env)
-    return variables
-
-
-def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
-    verb = "overrides" if keep else "would override"
-    what = f"{variable.option or 'an option of sbatch'}"
-    if variable.planned is not None:
-        what = f"{variable.option} '{variable.planned}'"
-    note = "clusterrun removes it for this submission; pass --keep-sbatch-env to keep it"
-    output.warn(
-        f"{variable.name}={variable.value} is set in your shell and {verb} {what}",
-        notes=() if keep else (note,),
-    )
-
-
 def _show_unsent(prepared: Prepared, verdict: str, *, test_only: bool, as_json: bool) -> None:
     """Print the script (--dry-run) or what Slurm said of it (--test-only)."""
     if not test_only:
-        from clusterrun.cli import render
-
         output.say(verdict or "bash finds no mistake; there is no Slurm to ask")
         render.show(prepared, as_json=as_json)
     elif not verdict:

@@ -1,0 +1,333 @@
+"""Every mistake of the user's: one clear message, the right exit status, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clusterrun import shell
+from clusterrun.backends import slurm
+from tests.cli.conftest import Here
+
+LOCAL = ("--cluster", "local")
+SLURM = ("--cluster", "slurm")
+PROJECT = ["train.py"]
+
+
+def refused(here: Here, *args: str, code: int = 2, files: list[str] | None = None) -> str:
+    """Run a submission that must fail; return what it said, having held the rest."""
+    before = here.files() if files is None else files
+    said = here("submit", *args)
+    assert said.code == code, said.err
+    assert said.out == ""
+    assert here.files() == before
+    state = here.path.parent / "state"
+    assert not (state / "clusterrun" / "roots.json").exists()
+    return said.err
+
+
+def test_no_script_and_none_configured(here: Here) -> None:
+    assert refused(here, *LOCAL) == (
+        "error: no training script was named\n"
+        "  hint: name it: clusterrun submit train.py (or script: in clusterrun.yaml)\n"
+    )
+
+
+def test_missing_script_names_the_nearest(here: Here) -> None:
+    assert refused(here, *LOCAL, "trian.py", "--lr", "1") == (
+        "error: no script 'trian.py'\n  hint: did you mean 'train.py'\n"
+    )
+
+
+def test_missing_script_in_a_missing_directory(here: Here) -> None:
+    assert refused(here, *LOCAL, "sub/train.py") == (
+        f"error: no script 'sub/train.py'\n  hint: there is no directory {here.path}/sub\n"
+    )
+
+
+def test_missing_script_that_the_configuration_names(here: Here) -> None:
+    (here.path / "clusterrun.yaml").write_text("name: x\nscript: tain.py\n")
+    assert refused(here, *LOCAL) == (
+        "error: no script 'tain.py'\n  --> clusterrun.yaml:2:9\n  hint: did you mean 'train.py'\n"
+    )
+
+
+def test_script_that_is_a_directory(here: Here) -> None:
+    (here.path / "src").mkdir()
+    assert refused(here, *LOCAL, "src") == (
+        "error: cannot read the script 'src'\n  cause: Is a directory\n"
+    )
+
+
+def test_missing_config_file(here: Here) -> None:
+    assert refused(here, "--config", "job.yaml", "train.py") == (
+        "error: cannot read job.yaml\n  cause: No such file or directory\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        ("--accelerate-config", "accelerate configuration"),
+        ("--deepspeed-config", "DeepSpeed configuration"),
+    ],
+)
+def test_missing_file_for_the_launcher(here: Here, option: str, what: str) -> None:
+    assert refused(here, *LOCAL, option, "own.yaml", "train.py") == (
+        f"error: cannot read the {what} 'own.yaml'\n  cause: No such file or directory\n"
+    )
+
+
+def test_unknown_strategy_names_the_nearest(here: Here) -> None:
+    assert refused(here, *LOCAL, "--strategy", "zeor2", "train.py") == (
+        "error: unknown strategy 'zeor2'\n  hint: use 'zero2'\n"
+    )
+
+
+def test_unknown_option_names_the_nearest(here: Here) -> None:
+    assert refused(here, "--gpus-per-nod", "4", "train.py") == (
+        "error: no option '--gpus-per-nod'\n  hint: use '--gpus-per-node'\n"
+    )
+
+
+def test_unknown_key_has_its_place_and_the_nearest(here: Here) -> None:
+    (here.path / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  gpus_per_nodes: 4\n")
+    assert refused(here, *LOCAL) == (
+        "error: unknown key 'gpus_per_nodes' in section [slurm]\n"
+        "  --> clusterrun.yaml:3:3\n"
+        "  hint: use 'gpus_per_node'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--nodes", "0", "--nodes must be at least 1, not 0"),
+        ("--nodes", "-2", "--nodes must be at least 1, not -2"),
+        ("--gpus-per-node", "-1", "--gpus-per-node must not be negative, but is -1"),
+        ("--nproc-per-node", "0", "--nproc-per-node must be at least 1, not 0"),
+        ("--nodes", "two", "--nodes must be a whole number, not 'two'"),
+    ],
+)
+def test_counts_that_cannot_be(here: Here, option: str, value: str, message: str) -> None:
+    assert refused(here, *LOCAL, option, value, "train.py") == f"error: {message}\n"
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\r", "a\x1b[31m", "a\x7f"])
+@pytest.mark.parametrize("option", ["--job-name", "--partition", "--comment"])
+def test_control_characters_in_names(here: Here, option: str, text: str) -> None:
+    assert refused(here, *LOCAL, option, text, "train.py") == (
+        f"error: {option} holds a newline or control character: {text!r}\n"
+        "  hint: remove it; Slurm's directives end at the line\n"
+    )
+
+
+def test_run_directory_that_cannot_be_made(here: Here) -> None:
+    (here.path / "taken").write_text("")
+    err = refused(here, *LOCAL, "--run-dir", "taken", "train.py", code=1)
+    assert err.splitlines()[-3].startswith(
+        f"error: cannot make the run directory {here.path}/taken/train/"
+    )
+    assert err.splitlines()[-2].startswith("  cause: [Errno ")
+    assert err.splitlines()[-1] == "  hint: choose another place with --run-dir"
+
+
+def test_p20_run_directory_that_the_nodes_do_not_share_is_told(here: Here) -> None:
+    here.slurm()
+    said = here("render", *SLURM, "--run-dir", "/dev/shm/runs", "train.py")
+    assert said.code == 0
+    assert (
+        "note: /dev/shm/runs is on this machine alone as a rule; nodes must share it (--run-dir)\n"
+    ) in said.err
+
+
+def test_slurm_without_sbatch(here: Here) -> None:
+    assert refused(here, *SLURM, "train.py").endswith(
+        "error: sbatch was not found on this machine\n"
+        "  hint: go to a login node of the cluster, or run here with --cluster local\n"
+    )
+
+
+def test_sbatch_that_refuses_is_quoted_and_what_there_is_is_told(here: Here) -> None:
+    words = "sbatch: error: Batch job submission failed: Requested node configuration is not"
+    here.slurm(f'echo "{words} available" >&2; exit 1')
+    here.program("sinfo", "echo 'gpu*|4|gpu:h100:4|64|512000|1-00:00:00'")
+    err = refused(here, "-N2", "--gpus-per-node", "8", "train.py", code=1)
+    assert err[err.index("error:") :] == (
+        "error: sbatch refused the job\n"
+        f"  cause: {words} available\n"
+        "  hint: partition 'gpu' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB\n"
+        "  hint: you asked for 2 nodes of 8 GPUs\n"
+    )
+
+
+def test_slurm_that_cannot_be_reached(here: Here) -> None:
+    words = "Unable to contact slurm controller (connect failure)"
+    here.slurm(f'echo "sbatch: error: {words}" >&2; exit 1')
+    err = refused(here, "train.py", code=5)
+    assert err[err.index("error:") :] == (
+        "error: sbatch got no answer within 0 s (1 try)\n"
+        f"  cause: sbatch: error: {words}\n"
+        "  hint: jobs that are already in the queue are not affected\n"
+    )
+
+
+def test_p35_sbatch_that_does_not_answer_is_never_asked_twice(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job may be in the queue: its run directory stays, and the user is told to look."""
+    here.slurm("sleep 30")
+    monkeypatch.setattr(slurm, "SBATCH_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(slurm, "LOOK_AGAIN_S", 0.0)
+    said = here("submit", "train.py")
+    assert (said.code, said.out) == (5, "")
+    (run_dir,) = (here.path / "runs" / "train").iterdir()
+    assert said.err[said.err.index("error:") :] == (
+        "error: sbatch got no answer; the job may be in the queue or not\n"
+        "  cause: the command was still running and was killed\n"
+        "  hint: look for it with 'squeue --me' before you submit again\n"
+        f"  hint: its run directory was kept: {run_dir}\n"
+    )
+    assert here.asked("sbatch").count("--parsable") == 1
+
+
+def test_sbatch_that_prints_no_job_id_is_no_success(here: Here) -> None:
+    here.slurm("echo welcome")
+    err = refused(here, "train.py", code=1)
+    assert err[err.index("error:") :] == (
+        "error: sbatch printed no job id\n"
+        "  cause: welcome\n"
+        "  hint: the job may be in the queue: look with 'squeue --me'\n"
+    )
+
+
+def test_two_clusters_configured(here: Here) -> None:
+    here.slurm()
+    (here.path / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  clusters: one,two\n")
+    assert refused(here) == (
+        "error: slurm.clusters names 2 clusters: one, two\n"
+        "  --> clusterrun.yaml:3:13\n"
+        "  hint: choose one, as --clusters=one\n"
+    )
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
+def test_unknown_job(here: Here, verb: str) -> None:
+    said = here(verb, "47111")
+    assert (said.code, said.out) == (4, "")
+    assert said.err == (
+        f"error: no job or run '47111' in {here.path}/runs\n"
+        "  hint: there are no runs here; see --run-dir\n"
+    )
+    assert here.files() == PROJECT
+
+
+def test_unknown_job_names_the_newest_runs(here: Here) -> None:
+    here.slurm()
+    assert here("submit", "--job-name", "llama", "train.py").code == 0
+    said = here("status", "47111")
+    assert said.code == 4
+    assert said.err == (
+        f"error: no job or run '47111' in {here.path}/runs\n  hint: newest runs: 4711 (llama)\n"
+    )
+
+
+def test_error_in_json_is_the_only_thing_on_stdout(here: Here) -> None:
+    said = here("cancel", "--json", "47111")
+    assert said.code == 4
+    assert json.loads(said.out)["code"] == "job_not_found"
+    assert said.err.startswith("error: no job or run '47111'")
+
+
+def test_scheduler_that_is_silent_is_not_an_unknown_job(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.slurm()
+    assert here("submit", "train.py").code == 0
+    monkeypatch.setattr(shell, "PAUSES_S", (0.0, 0.0))
+    words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    for name in ("squeue", "sacct", "scontrol"):
+        here.program(name, f'echo "{words}" >&2; exit 1')
+    said = here("status", "4711", "--json")
+    assert said.code == 5
+    assert json.loads(said.out)["state"] == "UNKNOWN"
+    assert said.err.endswith(
+        "error: squeue got no answer within 0 s (3 tries)\n"
+        f"  cause: {words}\n"
+        "  hint: jobs that are already in the queue are not affected\n"
+    )
+    listed = here("list")
+    assert listed.code == 5
+    assert "UNKNOWN" in listed.out
+
+
+def test_several_jobs_are_not_cancelled_without_a_yes(here: Here) -> None:
+    here.slurm()
+    here.program("squeue", "printf '%s|RUNNING|n1|1:00|UNLIMITED|N/A|N/A|None\\n' 4711 4712")
+    assert here("submit", "train.py").code == 0
+    here.program("sbatch", "echo 4712")
+    assert here("submit", "train.py").code == 0
+    said = here("cancel", "4711", "4712")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        "error: cancelling 2 jobs on 2 nodes needs a yes and nobody can be asked\n"
+        "  hint: pass -y if you mean it\n"
+    )
+    assert here.asked("scancel") == []
+    assert here("cancel", "-y", "4711", "4712").code == 0
+    assert sorted(here.asked("scancel")) == ["4711", "4712"]
+
+
+@pytest.mark.parametrize("jobs", [(), ("",), ("-y",), ("4711", "")])
+def test_cancel_refuses_an_empty_selection(here: Here, jobs: tuple[str, ...]) -> None:
+    said = here("cancel", *jobs)
+    assert (said.code, said.out) == (2, "")
+    assert said.err == "error: no job was named\n  hint: clusterrun list shows them\n"
+
+
+def test_many_nodes_need_a_yes_where_nobody_can_be_asked(here: Here) -> None:
+    here.slurm()
+    err = refused(here, "-N", "65", "train.py")
+    assert err[err.index("error:") :] == (
+        "error: 65 nodes are more than 64 and nobody can be asked\n  hint: pass -y if you mean it\n"
+    )
+    assert here.asked("sbatch") == []
+    assert here("submit", "-y", "-N", "65", "train.py").code == 0
+
+
+def test_render_into_a_directory_that_is_not_empty(here: Here) -> None:
+    (here.path / "out").mkdir()
+    (here.path / "out" / "mine").write_text("")
+    before = here.files()
+    said = here("render", *LOCAL, "-O", "out", "train.py")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.endswith("error: the directory 'out' is not empty\n  hint: name a new one\n")
+    assert here.files() == before
+
+
+def test_render_that_cannot_write_leaves_nothing(here: Here) -> None:
+    (here.path / "file").write_text("")
+    before = here.files()
+    said = here("render", *LOCAL, "-O", "file/out", "train.py")
+    assert said.code == 1
+    assert "error: cannot write into 'file/out'\n" in said.err
+    assert here.files() == before
+
+
+def test_secret_in_a_variable_is_refused_and_not_repeated(here: Here) -> None:
+    err = refused(here, *LOCAL, "--env", "HF_TOKEN=hf_abcdefghijklmnop1234", "train.py")
+    assert err.startswith("error: --env: HF_TOKEN looks like a secret")
+    assert "abcdefgh" not in err
+
+
+def test_working_directory_that_is_gone(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = here.path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    said = here("submit", *LOCAL, "train.py")
+    assert said.code == 1
+    assert said.err == (
+        "error: the working directory is gone\n  cause: [Errno 2] No such file or directory\n"
+    )

@@ -1,0 +1,292 @@
+"""`status`, `list` and `cancel`: what they print about jobs whose files and scheduler say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.cli.list import HEAD
+from tests.cli.conftest import Here
+
+SQUEUE = "printf '%s\\n' "
+
+
+def submitted(here: Here, job_id: str = "4711", *argv: str) -> Path:
+    """Submit a job to the pretended Slurm and return its run directory."""
+    if not (here.bin / "srun").exists():
+        here.slurm()
+    here.program("sbatch", f"echo {job_id}")
+    assert here("submit", *(argv or ("-N2", "train.py"))).code == 0
+    return (here.path / "runs" / "by-job" / job_id).resolve()
+
+
+def queue(here: Here, *rows: str) -> None:
+    here.program("squeue", SQUEUE + " ".join(f"'{row}'" for row in rows))
+
+
+def running(job_id: str = "4711") -> str:
+    return f"{job_id}|RUNNING|node[17-18]|5:10:40|1-00:00:00|N/A|N/A|None"
+
+
+def events(root: Path, *entries: dict[str, Any], node: str = "node17") -> None:
+    (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
+    (root / "events").mkdir(exist_ok=True)
+    with (root / "events" / f"{node}.jsonl").open("a") as file:
+        for entry in entries:
+            file.write(json.dumps({"ts": 1.0, "attempt": 1, "node": node, **entry}) + "\n")
+
+
+def ended(root: Path, state: str, code: int | None) -> None:
+    (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
+    data = {"schema": "clusterrun.end/1", "state": state, "exit_code": code, "ended_at": 7.5}
+    (root / "end.json").write_text(json.dumps(data))
+
+
+def test_status_of_a_running_job(here: Here) -> None:
+    root = submitted(here)
+    queue(here, running())
+    events(
+        root,
+        {"type": "started", "host": "node17"},
+        {"type": "world_ready", "world_size": 2},
+        {"type": "step", "step": 100, "total": 1100, "ts": 100.0},
+        {"type": "step", "step": 200, "total": 1100, "ts": 150.0},
+        {"type": "checkpoint", "path": "/saved/200", "step": 200},
+    )
+    said = here("status", "4711")
+    assert said.code == 0
+    assert said.out == (
+        "job        4711  train\n"
+        "state      RUNNING  05:10:40 / 1-00:00:00\n"
+        "nodes      node[17-18]\n"
+        "world      2 ranks in one world = 2 nodes x 1 rank\n"
+        "step       200/1100  2 steps/s, 00:07:30 to go\n"
+        "checkpoint /saved/200\n"
+        f"run dir    {root}\n"
+        "logs       clusterrun logs 4711\n"
+    )
+    assert said.err == ""
+
+
+def test_status_without_a_job_takes_the_newest_and_says_so(here: Here) -> None:
+    submitted(here)
+    queue(here, running())
+    said = here("status")
+    assert said.out.startswith("job        4711  train\n")
+    assert said.err == "using job 4711 (train, newest run in runs)\n"
+
+
+@pytest.mark.parametrize("by", ["4711", "train", "run id", "directory", "file"])
+def test_a_job_is_found_by_any_of_its_names(here: Here, by: str) -> None:
+    root = submitted(here)
+    queue(here, running())
+    names = {"run id": root.name, "directory": str(root), "file": str(root / "job.sbatch")}
+    assert here("status", names.get(by, by)).out.startswith("job        4711  train\n")
+
+
+def test_a_job_is_found_from_elsewhere(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted(here)
+    queue(here, running())
+    elsewhere = here.path.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert here("status", "4711").code == 0
+    assert here("list", "--ids-only").out == "4711\n"
+
+
+def test_a_job_is_found_while_its_configuration_is_broken(here: Here) -> None:
+    submitted(here)
+    queue(here, running())
+    (here.path / "clusterrun.yaml").write_text("script: [\n")
+    assert here("status", "4711").code == 0
+
+
+def test_status_of_a_pending_job_says_why_it_waits(here: Here) -> None:
+    submitted(here)
+    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources")
+    said = here("status", "4711")
+    assert "state      PENDING\nwaits      waiting for free nodes\n" in said.out
+    answer = json.loads(here("status", "4711", "--json").out)
+    assert answer["reason"] == {
+        "code": "Resources",
+        "text": "waiting for free nodes",
+        "can_start": True,
+    }
+    assert answer["elapsed_s"] is None
+
+
+def test_status_of_a_failed_job_names_the_first_failure(here: Here) -> None:
+    root = submitted(here)
+    message = "RuntimeError: no such\n  tokenizer"
+    failure = {"rank": 3, "code": 1, "signal": None, "message": message}
+    events(root, {"type": "failed", **failure}, node="node18")
+    ended(root, "FAILED", 1)
+    said = here("status", "4711", "--exit-status")
+    assert said.code == 3
+    assert "failed     rank 3 on node18: exit 1: RuntimeError: no such tokenizer\n" in said.out
+    assert "world      2 nodes x 1 rank, not formed\n" in said.out
+    answer = json.loads(here("status", "4711", "--json").out)
+    assert answer["verdict"] == {"node": "node18", **failure}
+    assert answer["exit"] == {"code": 1, "signal": None}
+    assert answer["end"] == "1970-01-01T00:00:07.500Z"
+    assert here("status", "4711").code == 0
+
+
+def test_status_of_a_completed_job_asks_no_scheduler(here: Here) -> None:
+    ended(submitted(here), "COMPLETED", 0)
+    assert here("status", "4711", "--exit-status").code == 0
+    assert here.asked("squeue") == []
+
+
+def test_wait_returns_when_the_job_has_ended(here: Here) -> None:
+    root = submitted(here)
+    queue(here, running())
+    ended_data = '{"state": "FAILED", "exit_code": 9, "ended_at": 1}'
+    with subprocess.Popen(["bash", "-c", f"sleep 1; echo '{ended_data}' > {root}/end.json"]):
+        said = here("status", "4711", "--wait", "--exit-status")
+    assert said.code == 3
+    assert "state      FAILED  exit 9" in said.out
+
+
+def test_ctrl_c_while_waiting_gives_130_and_no_traceback(here: Here) -> None:
+    submitted(here)
+    queue(here, running())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clusterrun", "status", "4711", "--wait"],
+        cwd=here.path,
+        env=dict(os.environ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not here.asked("squeue") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    assert err.endswith("interrupted\n")
+
+
+def test_list_shows_what_runs_and_why_the_rest_does_not(here: Here) -> None:
+    failed = submitted(here, "4698", "-N2", "--gpus-per-node", "4", "train.py")
+    ended(failed, "FAILED", 1)
+    events(failed, {"type": "failed", "rank": 1, "code": 1, "message": "CUDA out of memory"})
+    submitted(here, "4711", "-J", "a-name-that-is-longer-than-any-column-would-be", "train.py")
+    submitted(here, "4713")
+    queue(here, running("4711"), "4713|PENDING||0:00|UNLIMITED|N/A|N/A|Priority")
+    said = here("list")
+    head, *rows = said.out.splitlines()
+    starts = [head.index(name) for name in HEAD]
+    cells = [
+        [row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)] for row in rows
+    ]
+    long_name = "a-name-that-is-longer-than-any-column-would-be"
+    assert cells == [
+        ["4713", "train", "PENDING", "2", "-", "- / -", "-", "jobs with higher priority are ahead"],
+        ["4711", long_name, "RUNNING", "1", "-", "05:10:40 / 1-00:00:00", "-", "node[17-18]"],
+        [
+            *("4698", "train", "FAILED", "2", "8", "- / -", "-"),
+            "rank 1 on node17: exit 1: CUDA out of memory",
+        ],
+    ]
+
+
+def test_list_asks_the_scheduler_once_for_all_jobs(here: Here) -> None:
+    for number in range(3):
+        submitted(here, str(4711 + number))
+    queue(here, *(running(str(4711 + number)) for number in range(3)))
+    assert here("list").code == 0
+    assert [word for word in here.asked("squeue") if word.startswith("--jobs")] == [
+        "--jobs=4711,4712,4713"
+    ]
+
+
+def test_list_is_short_by_default_and_says_what_it_left_out(here: Here) -> None:
+    for number in range(7):
+        ended(submitted(here, str(4711 + number)), "COMPLETED", 0)
+    said = here("list")
+    assert len(said.out.splitlines()) == 1 + 5
+    assert said.err == "note: 2 more with --all\n"
+    assert len(here("list", "--all").out.splitlines()) == 1 + 7
+    assert here("list", "-n", "1", "--ids-only").out == "4717\n"
+    assert here("list", "--state", "running", "--ids-only").out == ""
+    assert len(here("list", "--state", "completed", "--ids-only").out.splitlines()) == 7
+
+
+def test_list_in_json_holds_the_same_objects_as_status(here: Here) -> None:
+    submitted(here)
+    queue(here, running())
+    listed = json.loads(here("list", "--json").out)
+    one = json.loads(here("status", "4711", "--json").out)
+    assert one.pop("schema") == "clusterrun.status/1"
+    assert listed == {"schema": "clusterrun.list/1", "jobs": [one]}
+
+
+def test_list_without_runs_says_so_beside_stdout(here: Here) -> None:
+    said = here("list")
+    assert (said.code, said.out, said.err) == (0, "", "no runs yet\n")
+    assert json.loads(here("list", "--json").out) == {"schema": "clusterrun.list/1", "jobs": []}
+
+
+def test_cancel_ends_a_job_and_says_how_it_stood(here: Here) -> None:
+    submitted(here)
+    queue(here, running())
+    said = here("cancel", "4711")
+    assert (said.code, said.out) == (0, "cancelled 4711  (train, was RUNNING 05:10:40)\n")
+    assert here.asked("scancel") == ["4711"]
+
+
+def test_cancelling_what_has_ended_is_no_mistake(here: Here) -> None:
+    ended(submitted(here), "COMPLETED", 0)
+    said = here("cancel", "4711")
+    assert (said.code, said.out) == (0, "")
+    assert said.err == "note: job 4711 had ended: COMPLETED\n"
+    assert here.asked("scancel") == []
+    answer = json.loads(here("cancel", "4711", "--json").out)
+    assert answer["jobs"] == [
+        {"job_id": "4711", "name": "train", "state_before": "COMPLETED", "cancelled": False}
+    ]
+
+
+def test_cancel_names_a_job_twice_and_it_is_one(here: Here) -> None:
+    submitted(here)
+    queue(here, running())
+    assert here("cancel", "4711", "4711").code == 0
+    assert here.asked("scancel") == ["4711"]
+
+
+def test_cancel_with_one_unknown_job_ends_none(here: Here) -> None:
+    submitted(here)
+    queue(here, running())
+    assert here("cancel", "-y", "4711", "99").code == 4
+    assert here.asked("scancel") == []
+
+
+def test_scancel_that_fails_is_quoted(here: Here) -> None:
+    submitted(here)
+    queue(here, running())
+    here.program(
+        "scancel", "echo 'scancel: error: Kill job error on 4711: Access denied' >&2; exit 1"
+    )
+    said = here("cancel", "4711")
+    assert said.code == 1
+    assert said.err == (
+        "error: scancel failed\n  cause: scancel: error: Kill job error on 4711: Access denied\n"
+    )
+
+
+def test_p13_an_unknown_state_is_shown_as_one(here: Here) -> None:
+    submitted(here)
+    queue(here, "4711|TELEPORTING|node1|1:00|UNLIMITED|N/A|N/A|None")
+    assert json.loads(here("status", "4711", "--json").out)["state"] == "UNKNOWN"

@@ -1,0 +1,142 @@
+"""What `render` prints and writes; none of it needs Slurm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Here
+
+SLURM = ("--cluster", "slurm", "-N2", "--gpus-per-node", "4")
+FILES = ["accelerate.yaml", "env.sh", "job.sbatch", "node.sh", "plan.json", "resolved.yaml"]
+
+
+def test_stdout_holds_the_script_alone_even_with_colours_on(here: Here) -> None:
+    plain = here("render", *SLURM, "train.py")
+    assert plain.out.startswith("#!/bin/bash\n")
+    assert "#SBATCH --job-name=train\n" in plain.out
+    assert "#SBATCH --gpus-per-node=4\n" in plain.out
+    assert "\x1b" not in here("render", "--color", "always", *SLURM, "train.py").out
+
+
+def test_rendering_twice_gives_the_same_bytes_and_writes_nothing(here: Here) -> None:
+    first = here("render", *SLURM, "train.py")
+    assert here("render", *SLURM, "train.py") == first
+    assert here.files() == ["train.py"]
+
+
+def test_json_holds_every_file(here: Here) -> None:
+    answer = json.loads(here("render", "--json", *SLURM, "train.py").out)
+    assert answer["schema"] == "clusterrun.render/1"
+    assert answer["name"] == "train"
+    assert sorted(answer["files"]) == FILES
+    assert answer["files"]["job.sbatch"] == here("render", *SLURM, "train.py").out
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_new_or_empty_directory_gets_every_file(here: Here, exists: bool) -> None:
+    directory = here.path / "a b" / "out"
+    if exists:
+        directory.mkdir(parents=True)
+    said = here("render", *SLURM, "-O", str(directory), "train.py")
+    assert (said.code, said.out) == (0, "")
+    assert sorted(path.name for path in directory.iterdir()) == FILES
+    assert (directory / "job.sbatch").read_text() == here("render", *SLURM, "train.py").out
+    assert (directory / "job.sbatch").stat().st_mode & stat.S_IXUSR
+    assert said.err.endswith(
+        f"  wrote      6 files into {directory}\n  submit     sbatch '{directory}/job.sbatch'\n"
+    )
+
+
+def test_the_users_own_deepspeed_file_is_among_them_as_it_is(here: Here) -> None:
+    text = '{"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}\n'
+    (here.path / "ds.json").write_text(text)
+    said = here("render", "--json", *SLURM, "--deepspeed-config", "ds.json", "train.py")
+    assert json.loads(said.out)["files"]["ds_config.json"] == text
+
+
+def test_show_env_says_why_each_variable_is_set(here: Here) -> None:
+    argv = (*SLURM, "--env", "LOG_LEVEL=a  b\nc", "--pass-env", "HF_TOKEN", "train.py")
+    said = here("render", "--show-env", *argv)
+    head, *lines = said.out.splitlines()
+    assert head.split() == ["VARIABLE", "VALUE", "WHY"]
+    names = [line.split()[0] for line in lines]
+    assert {"NCCL_DEBUG", "LOG_LEVEL", "HF_TOKEN"} <= set(names)
+    assert all(len(line.split(None, 2)) == 3 for line in lines)
+    assert "a  b\\nc" in said.out
+    answer = json.loads(here("render", "--show-env", "--json", *argv).out)
+    assert answer["pass_env"] == ["HF_TOKEN"]
+    exported = {row["name"]: row["value"] for row in answer["env"]}
+    assert exported["LOG_LEVEL"] == "a  b\nc"
+    assert here("render", "--explain", *argv) == said
+
+
+def test_check_on_this_machine_asks_bash(here: Here) -> None:
+    said = here("render", "--cluster", "local", "--check", "train.py")
+    assert said.code == 0
+    assert said.err.endswith("bash finds no mistake; there is no Slurm to ask\n")
+
+
+def test_check_needs_sbatch_for_a_script_that_is_for_slurm(here: Here) -> None:
+    said = here("render", *SLURM, "--check", "train.py")
+    assert (said.code, said.out) == (2, "")
+    assert "error: sbatch was not found on this machine\n" in said.err
+
+
+def test_check_gives_3_where_slurm_says_no(here: Here) -> None:
+    here.slurm(
+        "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
+    )
+    said = here("render", *SLURM, "--check", "train.py")
+    assert (said.code, said.out) == (3, "")
+    assert "error: sbatch refused the job\n" in said.err
+
+
+def test_check_finds_a_mistake_in_an_overridden_template(here: Here) -> None:
+    (here.path / "clusterrun.yaml").write_text("script: train.py\n")
+    (here.path / "templates").mkdir()
+    (here.path / "templates" / "job.sbatch.j2").write_text("#!/bin/bash\nif true; then\n")
+    said = here("render", "--cluster", "local", "--check")
+    assert (said.code, said.out) == (1, "")
+    assert "error: bash finds a mistake in the script\n  cause: " in said.err
+
+
+def test_templates_of_project_user_and_site_win_in_this_order(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = here.path.parent / "site"
+    user = here.path.parent / "config" / "clusterrun"
+    (here.path / "clusterrun.yaml").write_text("script: train.py\n")
+    site.mkdir()
+    (site / "config.yaml").write_text("{}\n")
+    monkeypatch.setenv("CLUSTERRUN_SITE_CONFIG", str(site / "config.yaml"))
+    places = [site, user, here.path]
+    for place in places:
+        templates = place / "templates"
+        templates.mkdir(parents=True)
+        (templates / "job.sbatch.j2").write_text(f"#!/bin/bash\n# of {place.name}\n")
+        assert here("render", "--cluster", "local").out == f"#!/bin/bash\n# of {place.name}\n"
+
+
+def test_templates_beside_no_configuration_are_somebody_elses(here: Here) -> None:
+    (here.path / "templates").mkdir()
+    (here.path / "templates" / "job.sbatch.j2").write_text("a web page\n")
+    assert here("render", "--cluster", "local", "train.py").out.startswith("#!/bin/bash\n")
+
+
+def test_slurms_options_behind_the_script_are_the_scripts_and_that_is_told(here: Here) -> None:
+    said = here("render", *SLURM, "train.py", "--nodes", "8")
+    assert said.code == 0
+    assert "note: '--nodes' stands after the script and is an argument of the script\n" in said.err
+
+
+def test_the_script_passes_bash(here: Here, tmp_path: Path) -> None:
+    assert shutil.which("bash")
+    assert (
+        here("render", "--check", "--cluster", "local", "train.py", "a'b", "$(touch x)").code == 0
+    )
+    assert here.files() == ["train.py"]

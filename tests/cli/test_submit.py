@@ -1,0 +1,249 @@
+"""What `submit` prints and leaves, on a pretended login node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Here
+
+
+def run_dir(here: Here, job_id: str = "4711") -> Path:
+    return (here.path / "runs" / "by-job" / job_id).resolve()
+
+
+def test_stdout_is_what_sbatch_prints_and_the_rest_is_on_stderr(here: Here) -> None:
+    here.slurm()
+    said = here("submit", "-N2", "--gpus-per-node", "4", "-c", "8", "train.py", "--lr", "1")
+    assert (said.code, said.out) == (0, "Submitted batch job 4711\n")
+    assert said.err.endswith(
+        "  world      8 ranks = 2 nodes x 4, Slurm\n"
+        "  launcher   accelerate, strategy ddp, cuda, precision bf16 or fp16, as the first node"
+        " can\n"
+        f"  run dir    {run_dir(here)}\n"
+        "  follow     clusterrun logs -f 4711\n"
+        "  cancel     clusterrun cancel 4711\n"
+    )
+
+
+def test_parsable_is_the_id_with_the_cluster_where_there_are_several(here: Here) -> None:
+    here.slurm("echo '4711;tuxA'")
+    assert here("submit", "--parsable", "train.py").out == "4711;tuxA\n"
+    here.program("sbatch", "echo 4712")
+    assert here("submit", "--parsable", "train.py").out == "4712\n"
+
+
+def test_json_is_one_object_and_nothing_else(here: Here) -> None:
+    here.slurm()
+    said = here("submit", "--json", "-N2", "--nproc-per-node", "3", "train.py")
+    answer = json.loads(said.out)
+    root = run_dir(here)
+    note = "no GPU was asked for: 3 CPU processes a node over gloo"
+    assert answer == {
+        "schema": "clusterrun.submit/1",
+        "job_id": "4711",
+        "backend": "slurm",
+        "cluster": None,
+        "name": "train",
+        "run_id": root.name,
+        "run_dir": str(root),
+        "script": str(root / "job.sbatch"),
+        "log_dir": str(root / "logs"),
+        "world_size": 6,
+        "nodes": 2,
+        "procs_per_node": 3,
+        "gpus_per_node": 0,
+        "effective_batch": None,
+        "estimated_start": None,
+        "warnings": [
+            {"code": "note", "message": note},
+            *[
+                {"code": "note", "message": text}
+                for text in (entry["message"] for entry in answer["warnings"][1:])
+                if "on this machine alone" in text
+            ],
+        ],
+    }
+    assert f"note: {note}\n" in said.err
+
+
+def test_the_run_is_private_and_remembers_what_was_asked(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.slurm()
+    monkeypatch.setattr("sys.argv", ["/somewhere/clusterrun", "submit", "train.py", "a b"])
+    assert here("submit", "train.py", "a b").code == 0
+    root = run_dir(here)
+    for path in (root, *root.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    record = json.loads((root / "job.json").read_text())
+    assert record["job_id"] == "4711"
+    assert record["argv"] == ["clusterrun", "submit", "train.py", "a b"]
+    assert re.fullmatch(r"\d{4}-\d{6}-[a-z2-9]{4}", root.name)
+    assert "script: train.py  # command line" in (root / "resolved.yaml").read_text()
+
+
+def test_render_prints_exactly_what_submit_sends(here: Here) -> None:
+    here.slurm()
+    argv = ("-N2", "--gpus-per-node", "4", "--strategy", "zero2", "train.py", "a b", "$(x)")
+    rendered = here("render", *argv).out
+    assert here("submit", *argv).code == 0
+    assert (run_dir(here) / "job.sbatch").read_text() == rendered
+    assert here.asked("sbatch")[-2:] == [str(run_dir(here) / "job.sbatch"), str(run_dir(here))]
+
+
+def test_a_script_of_the_configuration_is_enough(here: Here) -> None:
+    here.slurm()
+    (here.path / "clusterrun.yaml").write_text("script: train.py\nargs: [--epochs, '3']\n")
+    assert here("submit", "--nodes", "2", "--gpus-per-node", "4").code == 0
+    plan = json.loads((run_dir(here) / "plan.json").read_text())
+    assert plan["entry"] == ["train.py", "--epochs", "3"]
+
+
+def test_from_a_directory_below_the_project_runs_are_in_the_project(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.slurm()
+    (here.path / "clusterrun.yaml").write_text("script: train.py\n")
+    (here.path / "sub").mkdir()
+    monkeypatch.chdir(here.path / "sub")
+    assert here("submit").code == 0
+    assert run_dir(here).parent == here.path / "runs" / "train"
+    assert here("list", "--ids-only").out == "4711\n"
+
+
+def test_a_module_is_run_as_one(here: Here) -> None:
+    here.slurm()
+    assert here("submit", "-m", "my.training", "--", "--lr", "1").code == 0
+    plan = json.loads((run_dir(here) / "plan.json").read_text())
+    assert plan["entry"] == ["-m", "my.training", "--lr", "1"]
+
+
+def test_p10_variables_of_sbatch_are_told_and_removed(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.slurm(f'echo "$SBATCH_PARTITION" > {here.bin}/seen; echo 4711')
+    monkeypatch.setenv("SBATCH_PARTITION", "debug")
+    said = here("submit", "-p", "gpu", "train.py")
+    assert (here.bin / "seen").read_text() == "\n"
+    assert (
+        "warning: SBATCH_PARTITION=debug is set in your shell and would override"
+        " partition 'gpu'\n"
+        "  note: clusterrun removes it for this submission; pass --keep-sbatch-env to keep it\n"
+    ) in said.err
+    kept = here("submit", "-p", "gpu", "--keep-sbatch-env", "train.py")
+    assert (here.bin / "seen").read_text() == "debug\n"
+    assert (
+        "warning: SBATCH_PARTITION=debug is set in your shell and overrides partition 'gpu'\n"
+    ) in kept.err
+    assert "clusterrun removes it" not in kept.err
+
+
+def test_without_sbatch_the_job_is_for_this_machine_and_that_is_told(here: Here) -> None:
+    said = here("submit", "--dry-run", "train.py")
+    assert said.code == 0
+    assert said.err.startswith(
+        "note: sbatch was not found: the job runs on this machine (--cluster local)\n"
+    )
+
+
+def test_dry_run_prints_the_script_after_slurm_has_looked_and_leaves_nothing(here: Here) -> None:
+    words = "sbatch: Job 53 to start at 2026-11-21T10:00:00 using 8 processors on nodes n[1-2]"
+    here.slurm(f'cat > {here.bin}/script; echo "{words} in partition gpu" >&2')
+    said = here("submit", "--dry-run", "train.py")
+    assert said.code == 0
+    assert said.out == here("render", "train.py").out == (here.bin / "script").read_text()
+    assert said.err.endswith(
+        "Job 53 to start at 2026-11-21T10:00:00 using 8 processors on nodes n[1-2]"
+        " in partition gpu\n"
+    )
+    assert here.asked("sbatch") == ["--test-only"]
+    assert here.files() == ["train.py"]
+
+
+def test_test_only_gives_slurms_answer_and_3_where_it_can_never_run(here: Here) -> None:
+    here.slurm('echo "sbatch: Job 53 to start at 2026-11-21T10:00:00" >&2')
+    said = here("submit", "--test-only", "train.py")
+    assert (said.code, said.out) == (0, "Job 53 to start at 2026-11-21T10:00:00\n")
+    here.program("sbatch", 'echo "allocation failure: Invalid qos specification" >&2; exit 1')
+    refused = here("submit", "--test-only", "train.py")
+    assert (refused.code, refused.out) == (3, "")
+    assert "  cause: allocation failure: Invalid qos specification\n" in refused.err
+    assert here.files() == ["train.py"]
+
+
+def test_test_only_on_this_machine_has_nobody_to_ask(here: Here) -> None:
+    said = here("submit", "--cluster", "local", "--test-only", "train.py")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.endswith(
+        "error: --test-only asks Slurm, and this job is for this machine\n"
+        "  hint: pass --cluster slurm on a login node\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--json", "--parsable"), "--json and --parsable exclude each other"),
+        (("--json", "--follow"), "--json and --follow exclude each other"),
+        (("--parsable", "--dry-run"), "--dry-run submits nothing"),
+    ],
+)
+def test_options_that_exclude_each_other(
+    here: Here, options: tuple[str, ...], message: str
+) -> None:
+    here.slurm()
+    said = here("submit", *options, "train.py")
+    assert said.code == 2
+    assert f"error: {message}" in said.err
+    assert here.asked("sbatch") == []
+
+
+def end(here: Here, state: str, code: int) -> None:
+    """Write what the batch script writes last."""
+    root = run_dir(here)
+    (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
+    data = {"schema": "clusterrun.end/1", "state": state, "exit_code": code, "ended_at": 1.5}
+    (root / "end.json").write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        ('{"state": "COMPLETED", "exit_code": 0, "ended_at": 1}', 0),
+        ('{"state": "FAILED", "exit_code": 3, "ended_at": 1}', 3),
+        ('{"state": "FAILED", "exit_code": 137, "ended_at": 1}', 137),
+        ('{"state": "CANCELLED", "exit_code": null, "ended_at": 1}', 1),
+    ],
+)
+def test_wait_gives_the_status_of_the_job(here: Here, ended: str, code: int) -> None:
+    here.slurm(f"echo '{ended}' > \"${{@: -1}}/end.json\"; echo 4711")
+    said = here("submit", "-W", "train.py")
+    assert (said.code, said.out) == (code, "Submitted batch job 4711\n")
+    state = json.loads(ended)["state"]
+    assert said.err.endswith(f"job 4711 {state}\n")
+
+
+def test_pass_env_reaches_sbatch_and_no_file(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.slurm(f'echo "$HF_TOKEN" > {here.bin}/seen; echo 4711')
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecretverysecret")
+    assert here("submit", "--pass-env", "HF_TOKEN", "train.py").code == 0
+    assert (here.bin / "seen").read_text() == "hf_verysecretverysecret\n"
+    state = here.path.parent / "state"
+    files = [p for place in (here.path, state) for p in place.rglob("*") if p.is_file()]
+    assert len(files) > 5
+    for path in files:
+        assert b"verysecret" not in path.read_bytes(), path
+
+
+def test_p17_arguments_that_are_not_utf8_stay_the_same_bytes(here: Here) -> None:
+    here.slurm()
+    odd = os.fsdecode(b"caf\xe9 \n '$HOME'")
+    assert here("submit", "train.py", odd).code == 0
+    plan = json.loads((run_dir(here) / "plan.json").read_text())
+    assert os.fsencode(plan["entry"][1]) == b"caf\xe9 \n '$HOME'"
