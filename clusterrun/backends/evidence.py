@@ -64,17 +64,14 @@ def read_end(paths: RunPaths) -> End | None:
     try:
         status = paths.end.stat()
         data = json.loads(paths.end.read_text())
-        state, code, ended_at = data["state"], data.get("exit_code"), data.get("ended_at")
+        state = JobState(data["state"])
+        code, ended_at = data.get("exit_code"), data.get("ended_at")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if _begun_after(paths, status.st_mtime_ns):
         return None
-    try:
-        known = JobState(state)
-    except ValueError:
-        known = JobState.UNKNOWN
     return End(
-        state=known,
+        state=state,
         exit_code=code if isinstance(code, int) else None,
         ended_at=float(ended_at) if isinstance(ended_at, (int, float)) else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UNAVAILABLE = "UnavailableNodes:"
 QOS_FULL = "your limit in this QOS is used up; it starts when jobs of yours end"
 ACCOUNT_FULL = "the limit of the account is used up"
 PARTITION_FULL = "the limit of the partition is used up"
@@ -85,11 +86,10 @@ def explain(reason: str) -> PendingReason:
     'node[1-2] is down, drained or reserved'
     """
     code, _, detail = (part.strip() for part in reason.partition(","))
-    nodes = detail.removeprefix("UnavailableNodes:").strip() if detail else ""
-    if code == "ReqNodeNotAvail" and nodes and not nodes.startswith("May be reserved"):
-        return PendingReason(
-            code=code, text=f"{nodes} is down, drained or reserved", can_start=None
-        )
+    nodes = detail.removeprefix(UNAVAILABLE).strip() if detail.startswith(UNAVAILABLE) else ""
+    if nodes:
+        text = f"{nodes} is down, drained or reserved"
+        return PendingReason(code=code, text=text, can_start=None)
     text, can_start = _known(code)
     return PendingReason(code=code, text=text, can_start=can_start)
 

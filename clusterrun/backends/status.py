@@ -83,7 +83,7 @@ def _must_ask(record: JobRecord, end: End | None) -> bool:
     """Say whether the files leave a question: a job that failed may wait for its next start."""
     if not record.job_id:
         return False
-    if end is None or end.state is JobState.UNKNOWN:
+    if end is None:
         return True
     return record.cluster is Cluster.LOCAL or not end.state.is_success
 

@@ -292,7 +292,7 @@ def test_p35_a_hanging_sbatch_is_not_run_again(
     site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "SBATCH_TIMEOUT_S", 0.3)
-    site.add("sbatch", "while :; do read -t 10 < <(:); done")
+    site.add("sbatch", "/bin/sleep 60")
     site.add("squeue")
     with pytest.raises(SchedulerUnreachableError, match="may be in the queue"):
         submit(tmp_path)

@@ -1,0 +1,52 @@
+"""Where a job runs, and who knows a job that ran."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from clusterrun import record
+from clusterrun.backends import select
+from clusterrun.backends.local import LocalBackend
+from clusterrun.backends.slurm import SlurmBackend
+from clusterrun.errors import UsageError
+from clusterrun.paths import RunsDir
+from clusterrun.spec import Cluster
+
+from .builders import make_bundle, make_plan, make_run
+from .conftest import Stubs
+
+
+def test_auto_takes_slurm_where_sbatch_is_found(stubs: Stubs) -> None:
+    stubs.add("sbatch")
+    assert select.choose(Cluster.AUTO) == select.Choice(cluster=Cluster.SLURM)
+
+
+def test_auto_says_that_it_stays_on_this_machine(stubs: Stubs) -> None:
+    choice = select.choose(Cluster.AUTO)
+    assert choice.cluster is Cluster.LOCAL
+    assert "sbatch was not found" in choice.note
+    assert "\n" not in choice.note
+
+
+def test_what_was_asked_for_is_taken(stubs: Stubs) -> None:
+    assert select.choose(Cluster.LOCAL) == select.Choice(cluster=Cluster.LOCAL)
+    with pytest.raises(UsageError, match="sbatch was not found") as absent:
+        select.choose(Cluster.SLURM)
+    assert "--cluster local" in absent.value.hints[0]
+    stubs.add("sbatch")
+    assert select.choose(Cluster.SLURM) == select.Choice(cluster=Cluster.SLURM)
+
+
+def test_jobs_of_one_scheduler_are_asked_about_together(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    paths = make_run(tmp_path, plan, make_bundle(plan))
+    here = record.new_record(plan, paths, argv=(), now=1)
+    assert select.backend_of(here) == LocalBackend(runs_dir=RunsDir(root=tmp_path / "runs"))
+    there = dataclasses.replace(here, cluster=Cluster.SLURM)
+    assert select.backend_of(there) == select.backend_of(dataclasses.replace(there, name="other"))
+    assert hash(select.backend_of(there)) == hash(SlurmBackend())
+    elsewhere = dataclasses.replace(there, slurm_cluster="tuxA")
+    assert select.backend_of(elsewhere) == SlurmBackend(slurm_cluster="tuxA")

@@ -1,0 +1,366 @@
+"""How jobs stand: files and schedulers put together, each asked as little as possible."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun import record
+from clusterrun.backends.base import SchedulerJob
+from clusterrun.backends.evidence import (
+    HEAD_BYTES,
+    TAIL_BYTES,
+    Failure,
+    Progress,
+    read_end,
+    read_evidence,
+)
+from clusterrun.backends.reasons import REASONS, explain
+from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.record import JobRecord
+from clusterrun.spec import Cluster
+from clusterrun.state import JobState
+
+from .builders import make_bundle, make_plan
+
+T0 = 1_795_257_574.0
+
+
+@dataclass(eq=False)
+class Scheduler:
+    """A scheduler that knows what it was told, and counts how often it was asked."""
+
+    jobs: dict[str, SchedulerJob] = field(default_factory=dict)
+    error: SchedulerUnreachableError | None = None
+    asked: list[list[str]] = field(default_factory=list)
+
+    def query(
+        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
+    ) -> dict[str, SchedulerJob]:
+        self.asked.append(list(job_ids))
+        if self.error:
+            raise self.error
+        return {job_id: self.jobs[job_id] for job_id in job_ids if job_id in self.jobs}
+
+    def submit(self, *_: object) -> Any:
+        raise NotImplementedError
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> RunsDir:
+    return RunsDir(root=tmp_path / "runs")
+
+
+def make(runs: RunsDir, job_id: str = "7", **changes: Any) -> JobRecord:
+    plan = make_plan(runs.root.parent, cluster=Cluster.SLURM, time_minutes=60)
+    paths = record.create_run(runs, plan.name, f"r{job_id}", make_bundle(plan))
+    made = record.new_record(plan, paths, argv=(), now=T0 - 100)
+    made = dataclasses.replace(made, job_id=job_id, **changes)
+    record.write(made)
+    return made
+
+
+def end(paths: RunPaths, state: str, code: int, at: float = T0 + 60) -> None:
+    data = {"schema": "clusterrun.end/1", "state": state, "exit_code": code, "ended_at": at}
+    paths.end.write_text(json.dumps(data))
+
+
+def events(paths: RunPaths, node: str, *rows: dict[str, Any], attempt: int = 1) -> None:
+    paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
+    paths.events_dir.mkdir(exist_ok=True)
+    with paths.events(node).open("a") as file:
+        for row in rows:
+            file.write(json.dumps({"ts": T0, "attempt": attempt, "node": node, **row}) + "\n")
+
+
+def said(state: JobState, **values: Any) -> SchedulerJob:
+    return SchedulerJob(
+        **{"job_id": "7", "source": "squeue", "asked_at": T0 + 1000, **values}, state=state
+    )
+
+
+def status(made: JobRecord, job: SchedulerJob | None) -> JobStatus:
+    scheduler = Scheduler({made.job_id: job} if job else {})
+    (found,) = statuses([made], lambda _: scheduler)
+    return found
+
+
+# Asking
+
+
+def test_each_scheduler_is_asked_once_whatever_the_number_of_jobs(runs: RunsDir) -> None:
+    made = [make(runs, str(number)) for number in range(10, 20)]
+    one, other = Scheduler(), Scheduler()
+    found = statuses(made, lambda rec: one if int(rec.job_id) < 15 else other)
+    assert [entry.record for entry in found] == made
+    assert one.asked == [["10", "11", "12", "13", "14"]]
+    assert other.asked == [["15", "16", "17", "18", "19"]]
+
+
+def test_a_completed_job_costs_no_question(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "started", "host": "n1"})
+    end(made.paths, "COMPLETED", 0)
+    scheduler = Scheduler()
+    (found,) = statuses([made], lambda _: scheduler)
+    assert (found.state, found.exit_code, found.elapsed_s) == (JobState.COMPLETED, 0, 60)
+    assert (found.start, found.end, found.nodelist) == (T0, T0 + 60, "n1")
+    assert scheduler.asked == []
+
+
+def test_a_silent_scheduler_is_told_and_files_still_speak(runs: RunsDir) -> None:
+    running, ended = make(runs, "7"), make(runs, "8")
+    events(running.paths, "n1", {"type": "step", "step": 5, "total": 10})
+    end(ended.paths, "FAILED", 3)
+    error = SchedulerUnreachableError("squeue got no answer", cause="Socket timed out")
+    scheduler = Scheduler(error=error)
+    first, second = statuses([running, ended], lambda _: scheduler)
+    assert (first.state, first.error, first.progress.step) == (JobState.UNKNOWN, error, 5)
+    assert first.notes == ("squeue got no answer",)
+    assert (second.state, second.error, second.exit_code) == (JobState.FAILED, None, 3)
+
+
+def test_a_job_that_nobody_knows_is_unknown_never_finished(runs: RunsDir) -> None:
+    found = status(make(runs), None)
+    assert (found.state, found.exit_code) == (JobState.UNKNOWN, None)
+    assert found.notes == ("the scheduler does not know this job any more",)
+
+
+def test_a_run_whose_submission_was_interrupted_is_not_asked_about(runs: RunsDir) -> None:
+    scheduler = Scheduler()
+    (found,) = statuses([make(runs, "")], lambda _: scheduler)
+    assert found.state is JobState.UNKNOWN
+    assert "interrupted" in found.notes[0]
+    assert scheduler.asked == []
+
+
+# Choosing between what files and scheduler say
+
+
+S = JobState
+
+
+@pytest.mark.parametrize(
+    ("end_state", "ended_at", "job", "expected"),
+    [
+        # Slurm knows better how a job failed ...
+        ("FAILED", 60, {"state": S.OUT_OF_MEMORY}, S.OUT_OF_MEMORY),
+        ("CANCELLED", 60, {"state": S.TIMEOUT}, S.TIMEOUT),
+        ("CANCELLED", 60, {"state": S.PREEMPTED}, S.PREEMPTED),
+        ("FAILED", 60, {"state": S.NODE_FAIL}, S.NODE_FAIL),
+        # ... unless it only sees the script's status
+        ("TIMEOUT", 60, {"state": S.FAILED}, S.TIMEOUT),
+        ("CANCELLED", 60, {"state": S.FAILED}, S.CANCELLED),
+        ("FAILED", 60, {"state": S.COMPLETED}, S.FAILED),
+        # the files know sooner
+        ("FAILED", 60, {"state": S.RUNNING}, S.FAILED),
+        ("FAILED", 60, {"state": S.COMPLETING}, S.FAILED),
+        ("FAILED", 60, {"state": S.PENDING, "asked_at": T0 + 50}, S.FAILED),
+        # a job that Slurm ended may start again
+        ("CANCELLED", 60, {"state": S.RUNNING}, S.COMPLETING),
+        ("CANCELLED", 60, {"state": S.COMPLETING}, S.COMPLETING),
+        ("CANCELLED", 60, {"state": S.PENDING, "reason": "BeginTime"}, S.PENDING),
+        ("FAILED", 60, {"state": S.PENDING}, S.PENDING),
+        ("CANCELLED", 60, {"state": S.RUNNING, "start": T0 + 200}, S.RUNNING),
+        # nobody else knows
+        ("FAILED", 60, None, S.FAILED),
+        ("CANCELLED", 60, {"state": S.UNKNOWN}, S.CANCELLED),
+        # the files know nothing
+        (None, 0, {"state": S.NODE_FAIL}, S.NODE_FAIL),
+        (None, 0, {"state": S.RUNNING}, S.RUNNING),
+        (None, 0, {"state": S.COMPLETED}, S.COMPLETED),
+        # an old answer: the job has started since
+        (None, 0, {"state": S.PENDING, "asked_at": T0 - 5}, S.RUNNING),
+        (None, 0, {"state": S.PENDING, "asked_at": T0 + 5}, S.PENDING),
+    ],
+)
+def test_the_state_is_that_of_who_knows_best(
+    runs: RunsDir,
+    end_state: str | None,
+    ended_at: float,
+    job: dict[str, Any] | None,
+    expected: JobState,
+) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "started", "host": "n1"})
+    if end_state:
+        end(made.paths, end_state, 3, T0 + ended_at)
+    assert status(made, said(**job) if job else None).state is expected
+
+
+def test_an_end_of_an_earlier_attempt_is_no_end(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "started"}, attempt=1)
+    end(made.paths, "COMPLETED", 0)
+    later = made.paths.end.stat().st_mtime_ns + 1_000_000
+    made.paths.attempt(2).mkdir()
+    os.utime(made.paths.attempts_dir, ns=(later, later))
+    assert read_end(made.paths) is None
+    assert status(made, said(JobState.RUNNING)).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"state": 5}', "{}"])
+def test_a_damaged_end_is_no_end(runs: RunsDir, text: str) -> None:
+    made = make(runs)
+    made.paths.end.write_text(text)
+    assert status(made, said(JobState.RUNNING)).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [(0, (0, None)), (3, (3, None)), (137, (137, 9)), (124, (124, None))]
+)
+def test_a_code_above_128_is_a_signal(
+    runs: RunsDir, code: int, expected: tuple[int, int | None]
+) -> None:
+    made = make(runs)
+    end(made.paths, "FAILED", code)
+    found = status(made, None)
+    assert (found.exit_code, found.exit_signal) == expected
+
+
+def test_without_an_end_the_exit_status_is_slurms(runs: RunsDir) -> None:
+    job = said(JobState.FAILED, exit_code=0, exit_signal=9, source="sacct", end=T0 + 9)
+    found = status(make(runs), job)
+    assert (found.exit_code, found.exit_signal, found.end) == (0, 9, T0 + 9)
+
+
+def test_what_accounting_could_not_tell_is_noted(runs: RunsDir) -> None:
+    found = status(make(runs), said(JobState.FAILED, note="accounting does not answer: x"))
+    assert found.notes == ("accounting does not answer: x",)
+
+
+# Waiting
+
+
+def test_a_waiting_job_says_why_and_when(runs: RunsDir) -> None:
+    job = said(JobState.PENDING, reason="Resources", expected_start=T0 + 600)
+    found = status(make(runs), job)
+    assert found.pending is not None
+    assert (found.pending.text, found.pending.can_start) == ("waiting for free nodes", True)
+    assert (found.expected_start, found.limit_s, found.elapsed_s) == (T0 + 600, 3600, None)
+
+
+def test_p24_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "started"})
+    found = status(made, said(JobState.PENDING, reason="BeginTime", expected_start=T0 + 120))
+    assert found.pending is not None
+    assert found.pending.text.startswith("requeued; Slurm holds it back")
+    assert found.attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "can_start"),
+    [
+        ("Priority", "jobs with higher priority are ahead", True),
+        ("DependencyNeverSatisfied", "can never start: the job it waits for failed", False),
+        ("Dependency", "waiting for another job", True),
+        ("PartitionTimeLimit", "--time exceeds the partition's limit; it will not start", False),
+        (
+            "QOSMaxGRESPerUser",
+            "your limit in this QOS is used up; it starts when jobs of yours end",
+            True,
+        ),
+        ("AssocGrpGRES", "the limit of the account is used up", True),
+        ("AssocGrpGRESMinutes", "the account's budget is used up", None),
+        (
+            "ReqNodeNotAvail, UnavailableNodes:node[1-2]",
+            "node[1-2] is down, drained or reserved",
+            None,
+        ),
+        (
+            "ReqNodeNotAvail, UnavailableNodes:",
+            "nodes are reserved, for maintenance perhaps; a shorter --time may start it",
+            True,
+        ),
+        (
+            "ReqNodeNotAvail, Reserved for maintenance",
+            "nodes are reserved, for maintenance perhaps; a shorter --time may start it",
+            True,
+        ),
+        ("AReasonOf2031", "AReasonOf2031", None),
+        ("", "", None),
+    ],
+)
+def test_reasons_are_put_in_plain_words(reason: str, text: str, can_start: bool | None) -> None:
+    found = explain(reason)
+    assert (found.text, found.can_start) == (text, can_start)
+
+
+def test_no_reason_shouts_or_ends_in_a_full_stop() -> None:
+    for text, _ in REASONS.values():
+        assert not text.endswith(".")
+        assert text[0].islower() or text.startswith("--")
+
+
+# What the nodes wrote
+
+
+def test_progress_world_checkpoint_and_failure_come_from_the_newest_attempt(
+    runs: RunsDir,
+) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "started"}, {"type": "step", "step": 99, "total": 100})
+    events(
+        made.paths,
+        "n1",
+        {"type": "started", "host": "n1", "ts": T0 + 1},
+        {"type": "world_ready", "world_size": 8, "ts": T0 + 2},
+        {"type": "step", "step": 10, "total": 100, "ts": T0 + 10},
+        {"type": "step", "step": 30, "total": 100, "ts": T0 + 20},
+        {"type": "checkpoint", "path": "/c/30", "step": 30, "ts": T0 + 21},
+        {"type": "failed", "rank": 4, "code": 1, "message": "later", "ts": T0 + 31},
+        attempt=2,
+    )
+    events(
+        made.paths,
+        "n2",
+        {"type": "started", "host": "n2", "ts": T0 + 1.5},
+        {"type": "failed", "rank": 5, "code": 3, "message": "first", "ts": T0 + 30},
+        attempt=2,
+    )
+    found = read_evidence(made.paths)
+    assert found.attempt == 2
+    assert (found.nodes, found.world_size, found.started_at) == (("n1", "n2"), 8, T0 + 1)
+    assert found.progress == Progress(step=30, total=100, rate_per_s=2.0)
+    assert found.checkpoint == "/c/30"
+    assert found.failure == Failure(node="n2", rank=5, code=3, signal=None, message="first")
+    assert found.last_event_at == T0 + 31
+
+
+def test_a_long_file_is_read_at_its_ends(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "started", "host": "n1"})
+    many = (HEAD_BYTES + TAIL_BYTES) // 60
+    rows = [{"type": "step", "step": step, "ts": T0 + step} for step in range(many)]
+    events(made.paths, "n1", *rows)
+    assert made.paths.events("n1").stat().st_size > HEAD_BYTES + TAIL_BYTES
+    found = read_evidence(made.paths)
+    assert found.nodes == ("n1",)
+    assert found.progress.step == many - 1
+    assert found.progress.rate_per_s == pytest.approx(1.0)
+
+
+def test_lines_that_are_no_events_harm_nothing(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "step", "step": 1, "total": None})
+    with made.paths.events("n1").open("ab") as file:
+        file.write(b'\n\xff\xfe\n[1]\n{"ts": "x"}\n{"type": "step", "ts": 5}\n{"ts": 17')
+    assert read_evidence(made.paths).progress == Progress(step=1)
+
+
+def test_a_run_that_never_started_has_no_evidence(runs: RunsDir) -> None:
+    found = read_evidence(make(runs).paths)
+    assert (found.attempt, found.nodes, found.failure, found.progress) == (0, (), None, Progress())
