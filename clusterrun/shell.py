@@ -16,7 +16,7 @@ from clusterrun.errors import SchedulerUnreachableError
 TIMEOUT_S = 30.0  # Slurm's own clients give up after about 10 s without slurmctld
 PAUSES_S = (0.5, 2.0)  # between the three tries
 PATIENCE_S = 20.0  # no new try begins after this
-TIMED_OUT = "the command was still running and was killed"
+TIMED_OUT = -1000  # a status that no process has
 
 # What Slurm's clients say when the fault may pass, and when it will not.
 PASSING = (
@@ -26,6 +26,7 @@ PASSING = (
     "Slurm backup controller in standby mode",
 )
 LASTING = (
+    "cannot stat file",  # slurm.conf; Slurm itself would look for it for a minute
     "Could not establish a configuration source",
     "Unable to process configuration file",
     "Protocol authentication error",
@@ -50,7 +51,7 @@ def find(program: str) -> str | None:
 def run(
     argv: Sequence[str],
     *,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     input: str | None = None,
     cwd: Path | None = None,
@@ -59,16 +60,17 @@ def run(
     """Run a command to its end, again where the scheduler did not answer; never through a shell.
 
     A status other than 0 is returned, not raised. Raises SchedulerUnreachableError when the
-    program is not there, takes longer than `timeout_s`, or says that the scheduler does not answer.
+    program is not there, takes longer than `timeout_s` (default: TIMEOUT_S), or says that the
+    scheduler does not answer.
     """
     begin = time.monotonic()
     for number in range(1, tries + 1):
-        done = _run_once(argv, timeout_s, env, input, cwd)
-        cause = TIMED_OUT if done is None else _unreachable(done)
-        if done is not None and not cause:
+        done = _run_once(argv, TIMEOUT_S if timeout_s is None else timeout_s, env, input, cwd)
+        cause = _silence(done)
+        if not cause:
             return done
         late = time.monotonic() - begin > PATIENCE_S
-        if number == tries or late or not _may_pass(cause):
+        if number == tries or late or not may_pass(cause):
             break
         time.sleep(PAUSES_S[min(number, len(PAUSES_S)) - 1])
     raise _error(argv[0], cause, time.monotonic() - begin, number)
@@ -80,7 +82,7 @@ def _run_once(
     env: Mapping[str, str] | None,
     input: str | None,
     cwd: Path | None,
-) -> Completed | None:
+) -> Completed:
     try:
         process = subprocess.Popen(
             list(argv),
@@ -101,13 +103,15 @@ def _run_once(
     with process:
         try:
             stdout, stderr = process.communicate(data, timeout=timeout_s)
+            rc = process.returncode
         except subprocess.TimeoutExpired:
             _kill(process)
-            return None
+            stdout, stderr = _rest(process)
+            rc = TIMED_OUT
         except BaseException:
             _kill(process)
             raise
-    return Completed(rc=process.returncode, stdout=_text(stdout), stderr=_text(stderr))
+    return Completed(rc=rc, stdout=_text(stdout), stderr=_text(stderr))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -118,21 +122,33 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
+def _rest(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Read what a killed command has written; what escaped the kill may still hold the pipes."""
+    try:
+        return process.communicate(timeout=1)
+    except subprocess.TimeoutExpired as error:
+        return error.stdout or b"", error.stderr or b""
+
+
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _unreachable(done: Completed) -> str:
-    """Return the line of the answer that says that the scheduler gave none; empty if it did."""
+def _silence(done: Completed) -> str:
+    """Return the line that says that the scheduler gave no answer; empty if it did."""
     if done.rc == 0:
         return ""
-    for line in done.stderr.splitlines():
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    for line in lines:
         if any(words in line for words in PASSING + LASTING):
-            return line.strip()
+            return line
+    if done.rc == TIMED_OUT:
+        return lines[-1] if lines else "the command was still running and was killed"
     return ""
 
 
-def _may_pass(cause: str) -> bool:
+def may_pass(cause: str) -> bool:
+    """Say whether another try may help."""
     return not any(words in cause for words in LASTING)
 
 
@@ -143,7 +159,7 @@ def _error(program: str, cause: str, elapsed_s: float, tries: int) -> SchedulerU
         cause=cause,
         hint=(
             "jobs that are already in the queue are not affected"
-            if _may_pass(cause)
+            if may_pass(cause)
             else "Slurm's configuration or munge does not work here; is SLURM_CONF right?"
         ),
     )

@@ -135,6 +135,17 @@ def test_a_hanging_command_and_its_children_are_killed(stub: Stub, tmp_path: Pat
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_what_a_hanging_command_said_last_is_the_cause(stub: Stub) -> None:
+    # Its child left the process group: it survives the kill, holds the pipe, and is not waited for.
+    body = "echo first >&2; echo 'slurm.conf: retrying' >&2; setsid sleep 3 & sleep 60"
+    stub("squeue", body)
+    begin = time.monotonic()
+    with pytest.raises(SchedulerUnreachableError) as silent:
+        shell.run(["squeue"], timeout_s=0.3, tries=1)
+    assert silent.value.cause == "slurm.conf: retrying"
+    assert time.monotonic() - begin < 2.5
+
+
 def test_a_command_that_is_not_there_is_unreachable_not_a_traceback() -> None:
     with pytest.raises(SchedulerUnreachableError) as missing:
         shell.run(["no-such-scheduler"])

@@ -57,6 +57,8 @@ def ask(
     try:
         found = _ask_squeue(job_ids, slurm_cluster)
     except SchedulerUnreachableError as error:
+        if not shell.may_pass(error.cause or ""):
+            raise  # sacct reads the same configuration
         unreachable, found = error, {}
     ended = [job_id for job_id in job_ids if _needs_more(found.get(job_id))]
     if ended:

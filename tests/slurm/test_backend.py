@@ -1,0 +1,310 @@
+"""The Slurm backend on a real Slurm: what sbatch, squeue, sacct, scontrol and scancel really do."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterrun import record, shell
+from clusterrun.backends import slurm_query
+from clusterrun.backends.base import SchedulerJob
+from clusterrun.backends.slurm import SlurmBackend
+from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, SubmissionError
+from clusterrun.paths import RunPaths
+from clusterrun.record import JobRecord
+from clusterrun.spec import Cluster as Place
+from clusterrun.state import JobState
+from tests.backends.builders import make_bundle, make_plan, make_run, wait_for
+from tests.cluster.cluster import Cluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+Submit = Callable[..., JobRecord]
+BACKEND = SlurmBackend()
+
+
+@pytest.fixture(autouse=True)
+def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
+@pytest.fixture
+def submit(cluster: Cluster, tmp_path: Path) -> Submit:
+    return submitter(tmp_path)
+
+
+def submitter(root: Path) -> Submit:
+    def submit(body: str, *options: str, **changes: object) -> JobRecord:
+        lines = "".join(f"#SBATCH {option}\n" for option in ("--mem-per-cpu=10", *options))
+        plan = make_plan(root, cluster=Place.SLURM, **changes)
+        bundle = make_bundle(plan, sbatch=f"#!/bin/bash\n{lines}{body}\n")
+        paths = make_run(root, plan, bundle)
+        made = record.new_record(plan, paths, argv=(), now=time.time())
+        submission = BACKEND.submit(plan, paths, bundle)
+        made = dataclasses.replace(made, job_id=submission.job_id)
+        record.write(made)
+        return made
+
+    return submit
+
+
+def ask(made: JobRecord) -> SchedulerJob:
+    return BACKEND.query([made.job_id], since=made.submitted_at, max_age_s=0)[made.job_id]
+
+
+def stand(made: JobRecord) -> JobStatus:
+    (found,) = statuses([made], lambda _: BACKEND, max_age_s=0)
+    return found
+
+
+def until(made: JobRecord, *states: JobState, timeout_s: float = 60) -> SchedulerJob:
+    wait_for(lambda: ask(made).state in states, timeout_s, f"{made.job_id} in {states}")
+    return ask(made)
+
+
+def settled(made: JobRecord) -> SchedulerJob:
+    """Wait until a job has ended and somebody knows its exit status."""
+    wait_for(lambda: ask(made).exit_code is not None, 60, f"the end of {made.job_id}")
+    return ask(made)
+
+
+def batch_output(made: JobRecord) -> str:
+    return made.paths.batch_output.read_text()
+
+
+def test_the_script_runs_with_the_run_directory_as_its_argument(
+    submit: Submit, tmp_path: Path
+) -> None:
+    made = submit('printf "%s\\n" "$#" "$1" "$PWD"')
+    job = settled(made)
+    assert (job.state, job.exit_code, job.exit_signal) == (JobState.COMPLETED, 0, None)
+    assert batch_output(made) == f"1\n{made.run_dir}\n{tmp_path}\n"
+
+
+@pytest.mark.parametrize("name", ["100%j", "a b", "quo'te", 'dou"ble', "$(touch x)", "hash#x", "ü"])
+def test_p16_any_directory_name_reaches_the_job_as_it_is(
+    cluster: Cluster, tmp_path: Path, name: str
+) -> None:
+    root = tmp_path / name
+    root.mkdir()
+    made = submitter(root)('printf "%s\\n" "$1" "$PWD"')
+    settled(made)
+    assert batch_output(made) == f"{made.run_dir}\n{root}\n"
+    assert not (root / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "number"),
+    [("exit 3", (3,), None), ("kill -KILL $$", (0, 137), 9)],
+)
+def test_the_exit_status_is_the_scripts(
+    submit: Submit, body: str, code: tuple[int, ...], number: int | None
+) -> None:
+    job = settled(submit(body))
+    assert job.state is JobState.FAILED
+    assert job.exit_code in code
+    assert job.exit_signal == number or job.exit_code == 137
+
+
+def test_p14_the_job_does_not_see_the_shells_slurm(
+    submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_CPU_BIND", "SLURM_FOO", "PET_NNODES", "WORLD_SIZE", "SRUN_DEBUG"):
+        monkeypatch.setenv(name, "leaked")
+    monkeypatch.setenv("SBATCH_PARTITION", "nonsense")  # would refuse the job
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "leaked")
+    monkeypatch.setenv("MY_OWN", "kept")
+    made = submit("env | grep -e leaked -e MY_OWN")
+    settled(made)
+    assert batch_output(made) == "MY_OWN=kept\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "words", "hint"),
+    [
+        ("--partition=nope", "invalid partition specified: nope", "partitions here: "),
+        (
+            "--gpus-per-node=64",
+            "Requested node configuration is not available",
+            "4 nodes with gpu:h100:4, 64 CPUs",
+        ),
+        ("--time=soon", "Invalid --time specification", "give --time as minutes"),
+        ("--bogus", "unrecognized option '--bogus'", "--sbatch-arg"),
+        ("--constraint=nope", "Invalid feature specification", "sinfo"),
+        ("--reservation=nope", "Requested reservation is invalid", "scontrol show reservations"),
+    ],
+)
+def test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing(
+    submit: Submit, tmp_path: Path, option: str, words: str, hint: str
+) -> None:
+    with pytest.raises(SubmissionError) as refused:
+        submit("true", option, gpus_per_node=64)
+    assert words in str(refused.value.cause)
+    assert hint in refused.value.hints[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_jobs_are_asked_about_together_and_unknown_ones_are_missing(submit: Submit) -> None:
+    done, held = submit("exit 3"), submit("true", "--hold")
+    settled(done)
+    answer = BACKEND.query([done.job_id, held.job_id, "99999999"], max_age_s=0)
+    assert sorted(answer) == sorted([done.job_id, held.job_id])
+    assert answer[done.job_id].exit_code == 3
+    assert (answer[held.job_id].state, answer[held.job_id].reason) == (
+        JobState.PENDING,
+        "JobHeldUser",
+    )
+    assert BACKEND.query(["99999999"], max_age_s=0) == {}
+    BACKEND.cancel([held.job_id])
+
+
+def test_times_nodes_and_limits_are_those_of_slurm(submit: Submit) -> None:
+    made = submit("sleep 30", "--time=7", "--nodes=2", "--ntasks-per-node=1")
+    job = until(made, JobState.RUNNING)
+    assert job.limit_s == 420
+    assert job.nodelist.startswith("node")
+    assert job.start is not None
+    assert abs(job.start - time.time()) < 20
+    assert job.elapsed_s is not None
+    BACKEND.cancel([made.job_id])
+    wait_for(lambda: ask(made).source == "sacct", 60, "an answer of accounting")  # it lags
+    job = ask(made)
+    assert (job.state, job.exit_code) == (JobState.CANCELLED, 0)
+    assert job.end is not None
+
+
+def test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended(submit: Submit) -> None:
+    runs, waits, done = submit("sleep 60"), submit("true", "--hold"), submit("true")
+    until(runs, JobState.RUNNING)
+    settled(done)
+    BACKEND.cancel([runs.job_id, waits.job_id, done.job_id])
+    assert settled(runs).state is JobState.CANCELLED
+    assert settled(waits).state is JobState.CANCELLED
+    assert settled(waits).nodelist == ""
+    assert settled(done).state is JobState.COMPLETED
+
+
+def test_cancelling_a_job_that_slurm_does_not_know_is_told(cluster: Cluster) -> None:
+    with pytest.raises(JobNotFoundError, match="99999999"):
+        BACKEND.cancel(["99999999"])
+
+
+def test_a_job_is_found_by_its_run_directory(submit: Submit) -> None:
+    made = submit("true", "--hold")
+    assert slurm_query.find_by_command(made.run_dir, None) == made.job_id
+    assert slurm_query.find_by_command(made.run_dir + "0", None) is None
+    BACKEND.cancel([made.job_id])
+
+
+def test_p35_an_sbatch_that_gives_up_too_early_does_not_lose_its_job(
+    submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = shell.find("sbatch")
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "sbatch"
+    fake.write_text(
+        f'#!/bin/bash\n{sbatch} "$@" > /dev/null\n'
+        "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2\nexit 1\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    made = submit("true")
+    assert settled(made).state is JobState.COMPLETED
+    assert f"{made.run_dir}" in shell.run(["scontrol", "show", "job", made.job_id]).stdout
+
+
+def test_p24_a_requeued_job_waits_and_says_so_and_is_not_over(submit: Submit) -> None:
+    made = submit('mkdir -p "$1/attempts/1"; sleep 60', "--requeue")
+    until(made, JobState.RUNNING)
+    wait_for(made.paths.attempt(1).is_dir)
+    assert shell.run(["scontrol", "requeue", made.job_id]).rc == 0
+    states = []
+
+    def waits() -> bool:
+        states.append(stand(made).state)
+        return states[-1] is JobState.PENDING
+
+    wait_for(waits, 60, f"the requeue of {made.job_id}")
+    assert not any(state.is_terminal for state in states)
+    found = stand(made)
+    assert found.pending is not None
+    assert found.pending.text.startswith("requeued; Slurm holds it back")
+    assert found.expected_start is not None
+    assert 30 < found.expected_start - time.time() < 130
+    BACKEND.cancel([made.job_id])
+
+
+def test_states_follow_a_job_from_the_queue_to_its_end(submit: Submit) -> None:
+    end = '{"schema": "clusterrun.end/1", "state": "FAILED", "exit_code": 3, "ended_at": %s}'
+    made = submit(f'sleep 1; printf \'{end}\' "$(date +%s)" > "$1/end.json"; exit 3')
+    assert stand(made).state in (JobState.PENDING, JobState.RUNNING)
+    wait_for(lambda: stand(made).state.is_terminal, 60)
+    found = stand(made)
+    assert (found.state, found.exit_code, found.error) == (JobState.FAILED, 3, None)
+
+
+def test_without_accounting_scontrol_tells_how_a_job_ended(
+    cluster_no_accounting: Cluster, tmp_path: Path
+) -> None:
+    made = submitter(tmp_path)("exit 3")
+    job = settled(made)
+    assert (job.state, job.exit_code, job.source) == (JobState.FAILED, 3, "scontrol")
+    assert "Slurm accounting storage is disabled" in job.note
+    unknown = BACKEND.query([made.job_id, "99999999"], max_age_s=0)["99999999"]
+    assert unknown.state is JobState.UNKNOWN
+    found = stand(made)
+    assert (found.state, found.exit_code) == (JobState.FAILED, 3)
+    with pytest.raises(JobNotFoundError):
+        BACKEND.cancel(["99999999"])
+
+
+def test_with_slurmdbd_down_the_answer_is_the_same(
+    cluster_slurmdbd_stopped: Cluster, tmp_path: Path
+) -> None:
+    job = settled(submitter(tmp_path)("exit 3"))
+    assert (job.state, job.exit_code, job.source) == (JobState.FAILED, 3, "scontrol")
+    assert "Connection refused" in job.note
+
+
+def test_a_slurmctld_that_is_down_is_unreachable_and_has_no_job(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = cluster.shape.slurm_conf.read_text()
+    dead = tmp_path / "slurm.conf"
+    port = f"SlurmctldPort={cluster.shape.ctld_port}"
+    assert port in conf
+    dead.write_text(conf.replace(port, "SlurmctldPort=6999").replace("GresTypes=gpu", ""))
+    monkeypatch.setenv("SLURM_CONF", str(dead))
+    monkeypatch.setattr(shell, "PATIENCE_S", 1.0)  # Slurm's clients take 9 s for each try
+    with pytest.raises(SchedulerUnreachableError) as silent:
+        submitter(tmp_path)("true")
+    assert "Unable to contact slurm controller" in str(silent.value.cause)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_configuration_is_told_without_waiting_for_it(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none.conf"))
+    monkeypatch.setattr(shell, "TIMEOUT_S", 2.0)  # squeue itself looks for it for a minute
+    begin = time.monotonic()
+    with pytest.raises(SchedulerUnreachableError) as silent:
+        BACKEND.query(["1"])
+    assert f"cannot stat file {tmp_path}/none.conf" in str(silent.value.cause)
+    assert "SLURM_CONF" in silent.value.hints[0]
+    assert time.monotonic() - begin < 5
+
+
+def test_the_run_directory_holds_nothing_that_we_did_not_name(submit: Submit) -> None:
+    made = submit("true")
+    settled(made)
+    names = sorted(str(path.relative_to(made.run_dir)) for path in made.paths.root.rglob("*"))
+    assert names == ["job.json", "job.sbatch", "node.sh", "plan.json", "slurm", "slurm/batch.out"]
+    assert RunPaths(root=made.paths.root).batch_output.stat().st_mode & 0o777 == 0o644
