@@ -51,7 +51,7 @@ def _confirm(active: list[JobStatus], *, yes: bool) -> None:
         )
     names = ", ".join(f"{status.record.job_id} ({status.record.name})" for status in active)
     output.say(f"  jobs       {names}")
-    click.confirm(f"Cancel {what}?", abort=True, err=True)
+    output.confirm(f"Cancel {what}?", otherwise="nothing was cancelled")
 
 
 def _tell(before: JobStatus) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 
 import click
 
-from clusterrun.errors import ClusterrunError
+from clusterrun.errors import ClusterrunError, Exit
 
 ERROR_SCHEMA: Final = "clusterrun.error/1"
 
@@ -73,6 +73,13 @@ def expect_json(asked: bool) -> None:
 def is_interactive() -> bool:
     """Say whether a person can be asked: stdin and stderr are terminals."""
     return all(s is not None and s.isatty() for s in (sys.stdin, sys.stderr))
+
+
+def confirm(question: str, *, otherwise: str) -> None:
+    """Ask a person, on stderr; a no is told (`otherwise`) and ends the command with status 1."""
+    if not click.confirm(question, err=True):
+        say(otherwise)
+        click.get_current_context().exit(Exit.FAILED)
 
 
 def answer(text: str, *, end: str = "\n") -> None:

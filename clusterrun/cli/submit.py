@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.exceptions import Exit as ClickExit
 
 from clusterrun.cli import output, render
 from clusterrun.cli.options import JobOptions, ScriptCommand, job_options
@@ -112,7 +113,7 @@ def _confirm(plan: Plan, *, yes: bool) -> None:
             f"{plan.nodes} nodes are more than {CONFIRM_ABOVE_NODES} and nobody can be asked",
             hint="pass -y if you mean it",
         )
-    click.confirm(f"Submit to {plan.nodes} nodes?", abort=True, err=True)
+    output.confirm(f"Submit to {plan.nodes} nodes?", otherwise="nothing was submitted")
 
 
 def _describe(plan: Plan) -> None:
@@ -185,9 +186,13 @@ def _follow(ctx: click.Context, record: JobRecord) -> None:
     """Show the logs as `logs --follow` does; a watcher who leaves does not end the job."""
     from clusterrun.cli import logs
 
-    with logs.command.make_context("logs", ["--follow", record.job_id], parent=ctx) as inner:
-        if logs.command.invoke(inner) == Exit.INTERRUPTED:
-            ctx.exit(Exit.INTERRUPTED)
+    try:
+        with logs.command.make_context("logs", ["--follow", record.job_id], parent=ctx) as inner:
+            status = logs.command.invoke(inner)
+    except ClickExit as leaving:
+        status = leaving.exit_code
+    if status == Exit.INTERRUPTED:
+        ctx.exit(Exit.INTERRUPTED)
 
 
 def _wait(record: JobRecord, *, is_told: bool) -> int:

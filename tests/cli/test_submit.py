@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import signal
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -247,3 +252,76 @@ def test_p17_arguments_that_are_not_utf8_stay_the_same_bytes(here: Here) -> None
     assert here("submit", "train.py", odd).code == 0
     plan = json.loads((run_dir(here) / "plan.json").read_text())
     assert os.fsencode(plan["entry"][1]) == b"caf\xe9 \n '$HOME'"
+
+
+def test_follow_shows_the_logs_and_gives_the_status_of_the_job(here: Here) -> None:
+    ended = '{"state": "FAILED", "exit_code": 3, "ended_at": 1}'
+    here.slurm(
+        'run="${@: -1}"; mkdir -p "$run/attempts/1" "$run/logs/a1"\n'
+        'echo "1700000000000000 0 o loss 1.5" > "$run/logs/a1/n1.log"\n'
+        f"sleep 0.1; echo '{ended}' > \"$run/end.json\"; echo 4711"
+    )
+    said = here("submit", "--follow", "train.py")
+    assert said.code == 3
+    assert said.out.startswith("Submitted batch job 4711\n")
+    assert "loss 1.5\n" in said.out
+    assert "job 4711 FAILED" in said.err
+
+
+def in_terminal(here: Here, answer: str, *argv: str) -> tuple[int, str, str]:
+    """Run with a person at a terminal: return the status, stdout and what was shown."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clusterrun", *argv],
+        stdin=slave,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        env={**os.environ, "TERM": "dumb"},
+        cwd=here.path,
+    )
+    os.close(slave)
+    os.write(master, answer.encode())
+    assert process.stdout is not None
+    out = process.stdout.read().decode()
+    code = process.wait(timeout=60)
+    shown = os.read(master, 65536).decode().replace("\r\n", "\n")
+    os.close(master)
+    return code, out, shown
+
+
+def test_a_person_is_asked_about_many_nodes(here: Here) -> None:
+    here.slurm()
+    code, out, shown = in_terminal(here, "n\n", "submit", "-N65", "train.py")
+    assert (code, out) == (1, "")
+    assert "Submit to 65 nodes? [y/N]: " in shown
+    assert shown.endswith("nothing was submitted\n")
+    assert here.files() == ["train.py"]
+    code, out, shown = in_terminal(here, "y\n", "submit", "-N65", "train.py")
+    assert (code, out) == (0, "Submitted batch job 4711\n")
+    queue = "4711|RUNNING|n|1:00|UNLIMITED|N/A|N/A|None"
+    here.program("squeue", f"echo '{queue}'")
+    code, out, shown = in_terminal(here, "n\n", "cancel", "4711")
+    assert (code, out) == (1, "")
+    assert "  jobs       4711 (train)\nCancel 1 job on 65 nodes? [y/N]: " in shown
+    assert here.asked("scancel") == []
+
+
+def test_ctrl_c_while_waiting_leaves_the_job_alone(here: Here) -> None:
+    here.slurm()
+    here.program("squeue", "echo '4711|RUNNING|n|1:00|UNLIMITED|N/A|N/A|None'")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clusterrun", "submit", "-W", "train.py"],
+        cwd=here.path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not here.asked("squeue") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "Submitted batch job 4711\n")
+    assert err.endswith("\njob 4711 keeps running\n\ninterrupted\n")
+    assert here.asked("scancel") == []
