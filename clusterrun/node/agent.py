@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,7 +56,6 @@ class Agent:
         self._attempt, self._spool, self._forwarder = attempt, spool, forwarder
         self._plan, self._who = attempt.plan, attempt.who
         self._cancelled = asyncio.Event()
-        self._launcher: Launcher | None = None
 
     async def run(self) -> int:
         """Take part from start to end; return the job's exit status."""
@@ -67,7 +66,8 @@ class Agent:
             link = self._link(report)
             agreement = await self._or_cancelled(link.meet(report))
         except NodeError as error:
-            return self._ended(Ending(code=error.code, reason=error.message))
+            ending = Ending(code=error.code, reason=error.message)
+            return self._ended(ending, tell=not error.is_told)
         self._event("rendezvous", **vars(agreement))
         self._say_hello(agreement)
         return await self._train(link, agreement)
@@ -79,12 +79,10 @@ class Agent:
             happened=self._rank_event,
             failed=link.report_failure,
         )
-        self._launcher = self._accelerate(agreement)
-        self._launcher.start()
-        watching = asyncio.ensure_future(self._watch(ranks, link))
-        ending = await link.ending()
-        watching.cancel()
-        await self._stop(ranks)
+        launcher = self._accelerate(agreement)
+        launcher.start()
+        ending = await self._first(link.ending(), self._watch(launcher, ranks, link))
+        await self._stop(launcher, ranks)
         code = self._ended(ending)
         await link.leave()
         return code
@@ -151,16 +149,25 @@ class Agent:
             text = f"{self._who.node}: no port for the rendezvous: {fixed or ports[0]}: {error}"
             raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
 
-    async def _or_cancelled(self, work: Awaitable[_T]) -> _T:
+    async def _or_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Wait for something that a cancellation may interrupt."""
-        task = asyncio.ensure_future(work)
-        cancelling = asyncio.ensure_future(self._cancelled.wait())
-        await asyncio.wait({task, cancelling}, return_when=asyncio.FIRST_COMPLETED)
-        cancelling.cancel()
-        if task.done():
-            return task.result()
-        task.cancel()
+        return await self._first(work, self._raise_when_cancelled())
+
+    async def _raise_when_cancelled(self) -> None:
+        await self._cancelled.wait()
         raise NodeError(NodeExit.CANCELLED, "cancelled")
+
+    async def _first(self, work: Coroutine[Any, Any, _T], guard: Coroutine[Any, Any, None]) -> _T:
+        """Wait for `work` while `guard` runs; what the guard raises ends the waiting."""
+        working, guarding = asyncio.ensure_future(work), asyncio.ensure_future(guard)
+        await asyncio.wait({working, guarding}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if not working.done():
+                guarding.result()
+            return await working
+        finally:
+            working.cancel()
+            guarding.cancel()
 
     def _accelerate(self, agreement: Agreement) -> Launcher:
         attempt, plan = self._attempt, self._plan
@@ -190,20 +197,21 @@ class Agent:
 
     # While the ranks run
 
-    async def _watch(self, ranks: Ranks, link: Link) -> None:
-        """Look after ranks and launcher until one of them ends the attempt."""
-        assert self._launcher is not None
-        is_told = False
-        while True:
+    async def _watch(self, launcher: Launcher, ranks: Ranks, link: Link) -> None:
+        """Look after ranks and launcher, and tell the others how they ended."""
+        while not self._cancelled.is_set():
             ranks.look()
-            if self._cancelled.is_set():
-                link.report_failure(cancelled(self._who.node))
-                return
-            verdict = self._launcher.verdict()
-            if verdict is not None and not is_told:
-                is_told = True
+            # A launcher takes another second to leave after its last rank.
+            if ranks.ended_well == self._plan.procs_per_node:
+                link.report_done()
+                break
+            verdict = launcher.verdict()
+            if verdict is not None:
                 self._launcher_ended(verdict, ranks, link)
+                break
             await asyncio.sleep(TICK_S)
+        await self._cancelled.wait()
+        link.report_failure(cancelled(self._who.node))
 
     def _launcher_ended(self, verdict: Verdict, ranks: Ranks, link: Link) -> None:
         ranks.look()
@@ -215,40 +223,40 @@ class Agent:
 
     # At the end
 
-    async def _stop(self, ranks: Ranks) -> None:
+    async def _stop(self, launcher: Launcher, ranks: Ranks) -> None:
         """End everything below this process: politely, then not."""
-        assert self._launcher is not None
-        self._launcher.stop()
         deadline = time.monotonic() + GRACE_S
-        while self._launcher.verdict() is None and time.monotonic() < deadline:
-            ranks.look()
+        if not self._is_over(launcher, ranks):
+            launcher.stop()
+        while not self._is_over(launcher, ranks) and time.monotonic() < deadline:
             await asyncio.sleep(TICK_S / 2)
         left = kill_descendants()
-        verdict = self._launcher.verdict()
+        verdict = launcher.verdict()
         ranks.look()
         ranks.settle_by_launcher(list(verdict.failures) if verdict else [])
         ranks.close()
         if left:
             self._say(f"processes {left} would not end; they may hang in the kernel")
 
-    def _ended(self, ending: Ending) -> int:
-        failure = ending.failure
-        tells = failure is not None and self._tells_of(failure)
-        if failure is not None and tells:
-            data = failure.to_data()
-            data["ts"] = data.pop("at")
-            self._event("failed", **data)
-        self._event("ended", code=ending.code, reason=ending.reason)
-        if ending.code and (tells or self._who.is_head):
-            self._say(ending.reason)
-        return ending.code
+    def _is_over(self, launcher: Launcher, ranks: Ranks) -> bool:
+        """Say whether no rank is left; the launcher itself need not be waited for."""
+        ranks.look()
+        return launcher.verdict() is not None or ranks.all_ended(self._plan.procs_per_node)
 
-    def _tells_of(self, failure: Failure) -> bool:
-        """Say whether this node writes the failure down: its own, and the head the lost nodes'."""
-        return failure.node == self._who.node or (
-            failure.cause is Cause.NODE_LOST
-            and (self._who.is_head or failure.node == self._who.nodes[0])
-        )
+    def _ended(self, ending: Ending, *, tell: bool = False) -> int:
+        """Write down how it ended; the head says it to the user, or who has lost the head."""
+        failure, head = ending.failure, self._who.nodes[0]
+        if failure is not None:
+            is_head_lost = failure.cause is Cause.NODE_LOST and failure.node == head
+            tell = self._who.is_head or is_head_lost
+            is_lost = failure.cause is Cause.NODE_LOST and self._who.is_head
+            if failure.node == self._who.node or is_head_lost or is_lost:
+                data = failure.to_data()
+                self._event("failed", **{"ts": data.pop("at"), **data})
+        self._event("ended", code=ending.code, reason=ending.reason)
+        if ending.code:
+            self._say(ending.reason, tell=tell)
+        return ending.code
 
     # Words and events
 
@@ -268,9 +276,11 @@ class Agent:
         about = {"ts": round(time.time(), 6), "type": kind, "attempt": self._attempt.number}
         self._forwarder.event({**about, "node": self._who.node, **fields})
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, *, tell: bool = True) -> None:
+        """Write into the node's log; `tell` also the batch script's output."""
         self._forwarder.say(text)
-        print(f"clusterrun: {self._who.node}: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        if tell:
+            print(f"clusterrun: {self._who.node}: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
     def _say_hello(self, agreement: Agreement) -> None:
         plan, where = self._plan, f"{agreement.address}:{agreement.port}"
@@ -323,10 +333,10 @@ def run_agent(run_dir: Path, number: int) -> int:
     try:
         plan = _plan(paths)
         who = identity(os.environ, plan.nodes)
+        spool = _spool(who, number)
     except NodeError as error:
         print(f"clusterrun: {socket.gethostname()}: {error.message}", file=sys.stderr)  # noqa: T201
         return error.code
-    spool = create_spool(who.job_id, number, who.node_rank)
     forwarder = Forwarder(
         spool,
         log=paths.log(number, who.node),
@@ -350,6 +360,14 @@ def _plan(paths: RunPaths) -> Plan:
         return Plan.from_json(paths.plan.read_text())
     except (OSError, ValueError, TypeError) as error:
         raise NodeError(NodeExit.NODE_UNFIT, f"cannot read {paths.plan}: {error}") from error
+
+
+def _spool(who: Identity, number: int) -> Spool:
+    try:
+        return create_spool(who.job_id, number, who.node_rank)
+    except OSError as error:
+        text = f"no directory for temporary files can be made: {error}; see TMPDIR"
+        raise NodeError(NodeExit.NODE_UNFIT, text) from error
 
 
 async def _run(attempt: Attempt, spool: Spool, forwarder: Forwarder) -> int:

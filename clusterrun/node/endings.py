@@ -26,12 +26,16 @@ __all__ = [
 
 
 class NodeError(Exception):
-    """This node can't take part; `code` is the job's exit status."""
+    """This node can't take part; `code` is the job's exit status.
 
-    def __init__(self, code: int, message: str) -> None:
+    `is_told` says that the head decided so, and tells the user.
+    """
+
+    def __init__(self, code: int, message: str, *, is_told: bool = False) -> None:
         super().__init__(message)
         self.code = int(code)
         self.message = message
+        self.is_told = is_told
 
 
 class Cause(str, Enum):

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -162,10 +163,10 @@ class Forwarder(threading.Thread):
     def run(self) -> None:
         """Forward until told to finish, then drain what is left."""
         while not self._ending.is_set():
-            if not self._forward():
+            if not self._forward_safely():
                 self._ending.wait(POLL_S)
-        while self._forward() or self._log.has_pending:
-            if self._log.has_pending:
+        while self._forward_safely() or self._has_pending:
+            if self._has_pending:
                 time.sleep(POLL_S)  # until `finish` gives up
         now = time.time()
         tails = b"".join(s.stamper.flush(now, is_last=True) for s in self._sources.values())
@@ -177,7 +178,18 @@ class Forwarder(threading.Thread):
         """Drain and stop; say whether all was written in time."""
         self._ending.set()
         self.join(timeout_s)
-        return not (self.is_alive() or self._log.has_pending or self._events.has_pending)
+        return not (self.is_alive() or self._has_pending)
+
+    @property
+    def _has_pending(self) -> bool:
+        return self._log.has_pending or self._events.has_pending
+
+    def _forward_safely(self) -> bool:
+        try:
+            return self._forward()
+        except Exception:  # noqa: BLE001 - without this thread the job would go on unseen
+            traceback.print_exc()
+            return False
 
     def _forward(self) -> bool:
         """Do one round; say whether there may be more right away."""

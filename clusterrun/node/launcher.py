@@ -46,7 +46,9 @@ class AccelerateLauncher:
     def start(self) -> None:
         """Start the launcher, its output into the spool; call this from the main thread."""
         module = "clusterrun.node.accelerate_main"
-        argv = [sys.executable, "-m", module, str(self._spool.failures), *self._arguments]
+        # torch keeps its error files somewhere; there they go when the job does.
+        kept = ("--log_dir", str(self._spool.launcher_dir))
+        argv = [sys.executable, "-m", module, str(self._spool.failures), *kept, *self._arguments]
         with open(self._spool.launcher_output, "ab") as output:
             self._process = subprocess.Popen(
                 argv,

@@ -48,7 +48,8 @@ class Member:
             raise NodeError(NodeExit.NODE_LOST, text)
         if message.get("type") != "welcome":
             code = int(message.get("code", NodeExit.RENDEZVOUS_FAILED))
-            raise NodeError(code, str(message.get("reason", "the head sent no welcome")))
+            reason = str(message.get("reason", "the head sent no welcome"))
+            raise NodeError(code, reason, is_told=True)
         self._reader = asyncio.ensure_future(self._listen(self._channel))
         return Agreement(
             address=self._channel.peer_address,

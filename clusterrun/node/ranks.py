@@ -16,6 +16,7 @@ from clusterrun.node.processes import exit_and_signal, is_running, wait_status
 from clusterrun.node.spool import EventReader, Spool
 
 LAST_WORDS_S = 3.0  # how long a rank that said that it failed may take to leave
+_CAUSES = {cause.value: cause for cause in Cause}
 Happened = Callable[[dict[str, Any]], None]
 Failed = Callable[[Failure], None]
 
@@ -43,6 +44,7 @@ class Ranks:
     happened: Happened
     failed: Failed
     have_failed: bool = False
+    ended_well: int = 0
     _ranks: dict[int, Rank] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -56,11 +58,12 @@ class Ranks:
 
     def _listen(self, rank: Rank) -> None:
         for event in rank.reader.read():
-            if event.get("type") == "rank_exit":
+            kind, pid = event.get("type"), event.get("pid")
+            if kind == "rank_exit" and isinstance(event.get("code"), int):
                 rank.said = event  # told on when the process has really ended
                 continue
-            if event.get("type") == "rank_start":
-                self._follow(rank, int(event.get("pid", 0)))
+            if kind == "rank_start" and isinstance(pid, int):
+                self._follow(rank, pid)
             self.happened(event)
 
     def _follow(self, rank: Rank, pid: int) -> None:
@@ -91,8 +94,8 @@ class Ranks:
         if rank.pidfd is None and not rank.ended_at and not is_running(rank.pid):
             rank.ended_at, rank.status = time.time(), wait_status(rank.pid)
         is_known = rank.ended_at and (rank.status is not None or rank.said is not None)
-        said = rank.said or {"code": 0}
-        is_overdue = said["code"] and time.time() - said["ts"] > LAST_WORDS_S
+        said = rank.said or {}
+        is_overdue = said.get("code") and time.time() - _said_at(said) > LAST_WORDS_S
         if is_known or is_overdue:
             self._settle(rank)
 
@@ -103,7 +106,9 @@ class Ranks:
         at = rank.ended_at or time.time()
         event = {"ts": at, "type": "rank_exit", "rank": rank.number, "code": code, "signal": number}
         self.happened(event)
-        if failure is not None:
+        if failure is None:
+            self.ended_well += 1
+        else:
             self.have_failed = True
             self.failed(failure)
 
@@ -117,6 +122,11 @@ class Ranks:
             rank.ended_at = rank.ended_at or time.time()
             rank.status = _as_wait_status(int(entry["exitcode"]))
             self._settle(rank)
+
+    def all_ended(self, count: int) -> bool:
+        """Say whether so many ranks were heard of, and all of them have ended."""
+        ended = [rank for rank in self._ranks.values() if rank.ended_at]
+        return len(ended) == len(self._ranks) >= count
 
     def close(self) -> None:
         """Stop watching."""
@@ -139,12 +149,12 @@ def _failure(rank: Rank, node: str) -> Failure | None:
     said = rank.said or {}
     if said.get("code"):
         return Failure(
-            at=float(said["ts"]),
+            at=_said_at(said),
             node=node,
             rank=rank.number,
             code=int(said["code"]),
             signal=0,
-            cause=Cause(said.get("cause", Cause.EXIT.value)),
+            cause=_CAUSES.get(str(said.get("cause")), Cause.EXIT),
             message=str(said.get("message", "")),
         )
     code, number = exit_and_signal(rank.status or 0)
@@ -159,6 +169,11 @@ def _failure(rank: Rank, node: str) -> Failure | None:
         cause=Cause.SIGNAL if number else Cause.EXIT,
         message=_how(code, number, ended_well=bool(rank.said)),
     )
+
+
+def _said_at(said: dict[str, Any]) -> float:
+    at = said.get("ts")
+    return float(at) if isinstance(at, (int, float)) else time.time()
 
 
 def _how(code: int, number: int, *, ended_well: bool) -> str:

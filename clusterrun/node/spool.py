@@ -46,6 +46,11 @@ class Spool:
         """The launcher's verdict."""
         return self.root / "failures.json"
 
+    @property
+    def launcher_dir(self) -> Path:
+        """What the launcher writes for itself."""
+        return self.root / "launcher"
+
     def outputs(self) -> list[Output]:
         """List the files of output that exist by now."""
         found = [
