@@ -371,7 +371,7 @@ def cancel_seen(seen: Sequence[JobStatus]) -> None:
         scheduler.cancel(job_ids)
 
 
-def logs(
+def read_logs(
     job: str | JobRecord | None = None,
     *,
     ranks: Collection[int] | None = None,

@@ -1,0 +1,263 @@
+"""The verbs from Python: typed, documented, the same as on the command line."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import clusterrun
+from clusterrun import ClusterrunError, JobSpec, api, record
+from clusterrun.errors import JobNotFoundError, SubmissionError, UsageError
+from clusterrun.spec import FIELDS, Cluster, Strategy
+from clusterrun.state import JobState
+
+
+@pytest.fixture(name="project")
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("print('hello')\n")
+    for name in ("STATE", "CONFIG", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setenv("CLUSTERRUN_SITE_CONFIG", "/dev/null")
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.delenv("PWD", raising=False)
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+def spec(**fields: object) -> JobSpec:
+    return JobSpec(**{"script": "train.py", "cluster": Cluster.LOCAL, **fields})  # type: ignore[arg-type]  # values of many types
+
+
+def test_importing_the_package_imports_none_of_its_rooms() -> None:
+    program = (
+        "import sys, clusterrun; print([m for m in sys.modules if m.startswith('clusterrun')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['clusterrun']\n"
+
+
+@pytest.mark.parametrize("name", sorted(set(clusterrun.__all__) - {"__version__"}))
+def test_every_name_that_is_promised_is_there_and_explained(name: str) -> None:
+    thing = getattr(clusterrun, name)
+    assert inspect.getdoc(thing)
+    assert name in dir(clusterrun)
+
+
+@pytest.mark.parametrize("name", sorted(set(clusterrun.__all__) - {"__version__"}))
+def test_every_verb_is_annotated(name: str) -> None:
+    thing = getattr(clusterrun, name)
+    if inspect.isfunction(thing):
+        signature = inspect.signature(thing)
+        assert signature.return_annotation is not inspect.Signature.empty
+        for parameter in signature.parameters.values():
+            assert parameter.annotation is not inspect.Parameter.empty, parameter
+
+
+def test_no_promised_name_is_that_of_a_room() -> None:
+    """Importing a room would put the module in the verb's place."""
+    rooms = {module.name for module in pkgutil.iter_modules(clusterrun.__path__)}
+    assert rooms & set(clusterrun.__all__) == set()
+
+
+def test_a_name_that_is_not_promised_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'submitt'"):
+        clusterrun.submitt  # noqa: B018 - the access is the test
+
+
+def test_render_gives_every_file_and_writes_none(project: Path) -> None:
+    bundle = clusterrun.render(spec(nodes=2, gpus_per_node=4, cluster=Cluster.SLURM))
+    assert "#SBATCH --gpus-per-node=4\n" in bundle.files["job.sbatch"]
+    assert list(project.iterdir()) == [project / "train.py"]
+
+
+def test_plain_texts_stand_for_the_members_of_enums(project: Path) -> None:
+    plain = spec(cluster="slurm", strategy="zero2", device="cpu", nproc_per_node=2)
+    typed = spec(cluster=Cluster.SLURM, strategy=Strategy.ZERO2, device="cpu", nproc_per_node=2)
+    assert api.prepare(plain).plan == api.prepare(typed).plan
+    assert api.prepare(plain).plan.strategy is Strategy.ZERO2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "hint"),
+    [
+        ({"strategy": "zeor2"}, "unknown strategy 'zeor2'", "use 'zero2'"),
+        ({"network": "carrier-pigeon"}, "unknown network 'carrier-pigeon'", "one of: auto"),
+    ],
+)
+def test_a_text_that_stands_for_none_names_the_nearest(
+    project: Path, fields: dict[str, str], message: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        clusterrun.render(spec(**fields))
+    assert raised.value.message == message
+    assert raised.value.hints[0].startswith(hint)
+
+
+def test_a_spec_says_in_resolved_yaml_that_it_came_from_python(project: Path) -> None:
+    text = clusterrun.render(spec(env={"LOG": "1"}, network_env={"NCCL_X": "2"})).files[
+        "resolved.yaml"
+    ]
+    assert "script: train.py  # Python\n" in text
+    assert "LOG: " in text
+
+
+def test_every_field_of_a_spec_has_an_origin(project: Path) -> None:
+    resolved = api._resolved(spec(), project)
+    assert set(resolved.origins) == {field.key for field in FIELDS}
+
+
+def test_load_spec_reads_what_the_command_line_reads(project: Path) -> None:
+    (project / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  nodes: 3\n")
+    resolved = clusterrun.load_spec({"cluster": "slurm"}, overrides=["slurm.partition=gpu"])
+    assert (resolved.spec.nodes, resolved.spec.partition) == (3, "gpu")
+    assert api.prepare(resolved).plan.nodes == 3
+
+
+def test_prepare_is_the_same_for_equal_specs(project: Path) -> None:
+    assert api.prepare(spec(nodes=2)) == api.prepare(spec(nodes=2))
+
+
+def fake_node(project: Path, text: str) -> None:
+    """Replace what each simulated node runs, by a project's own template."""
+    (project / "clusterrun.yaml").write_text("script: train.py\n")
+    (project / "templates").mkdir()
+    (project / "templates" / "node.sh.j2").write_text(f"#!/bin/bash\n{text}\n")
+
+
+def test_a_job_on_this_machine_from_start_to_end(project: Path) -> None:
+    fake_node(project, "exit 3")
+    job = clusterrun.submit(clusterrun.load_spec({"cluster": "local", "nodes": 2}))
+    assert (job.job_id, job.nodes, job.argv) == ("L1", 2, ())
+    assert record.read(job.paths).job_id == "L1"
+    ended = clusterrun.wait(job, timeout_s=60)
+    assert (ended.state, ended.exit_code) == (JobState.FAILED, 3)
+    assert clusterrun.find_job("L1") == clusterrun.find_job() == clusterrun.find_job(job)
+    assert clusterrun.status("L1").state is JobState.FAILED
+    assert [status.record.job_id for status in clusterrun.list_jobs()] == ["L1"]
+    assert [status.state for status in clusterrun.cancel("L1")] == [JobState.FAILED]
+
+
+def test_wait_gives_up_at_its_timeout_and_cancel_ends_the_job(project: Path) -> None:
+    fake_node(project, "exec sleep 60")
+    job = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
+    with pytest.raises(TimeoutError, match="job L1 is RUNNING after 0 s"):
+        clusterrun.wait(job, timeout_s=0)
+    (before,) = clusterrun.cancel(job)
+    assert before.state is JobState.RUNNING
+    assert clusterrun.wait(job, timeout_s=60).state is JobState.CANCELLED
+
+
+def test_logs_are_merged_and_selected(project: Path) -> None:
+    fake_node(
+        project,
+        'mkdir -p "$1/logs/a$2"\n'
+        'printf "%s\\n" "200 0 o zero" "300 1 e one" "400 - l launcher" > "$1/logs/a$2/n0.log"\n'
+        'printf "%s\\n" "100 2 o two" > "$1/logs/a$2/n1.log"',
+    )
+    job = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
+    clusterrun.wait(job, timeout_s=60)
+
+    def texts(**which: object) -> list[bytes]:
+        return [line.text for line in clusterrun.read_logs(job, **which)]  # type: ignore[arg-type]  # as below
+
+    assert texts() == [b"two", b"zero", b"one", b"launcher"]
+    assert texts(ranks={1, 2}) == [b"two", b"one"]
+    assert texts(nodes=["n0"], tail=1) == [b"launcher"]
+    assert texts(attempt=2) == []
+
+
+def test_two_submissions_at_once_get_a_run_and_an_id_each(project: Path) -> None:
+    fake_node(project, "exit 0")
+    program = (
+        "import clusterrun; print(clusterrun.submit(clusterrun.load_spec("
+        "{'cluster': 'local'})).job_id)"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert sorted(process.communicate(timeout=60)[0] for process in both) == ["L1\n", "L2\n"]
+    deadline = time.monotonic() + 30
+    while len(list(project.glob("runs/*/*/end.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(clusterrun.list_jobs()) == 2
+
+
+def slurm(project: Path, monkeypatch: pytest.MonkeyPatch, sbatch: str) -> None:
+    """Put programs of a login node on PATH."""
+    programs = project.parent / "bin"
+    programs.mkdir()
+    for name, text in {"sbatch": sbatch, "srun": "exit 0", "sinfo": "exit 0"}.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/bin:/usr/bin")
+
+
+def test_a_refused_job_raises_and_leaves_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm(project, monkeypatch, "echo 'sbatch: error: no' >&2; exit 1")
+    with pytest.raises(SubmissionError) as raised:
+        clusterrun.submit(spec(cluster="slurm"))
+    assert isinstance(raised.value, ClusterrunError)
+    assert raised.value.cause == "sbatch: error: no"
+    assert list(project.iterdir()) == [project / "train.py"]
+
+
+def test_the_record_is_there_before_the_job_can_start(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm(project, monkeypatch, f'cp "${{@: -1}}/job.json" {project.parent}/seen; echo "7;tuxA"')
+    job = clusterrun.submit(spec(cluster="slurm"))
+    assert (job.job_id, job.slurm_cluster) == ("7", "tuxA")
+    assert json.loads((project.parent / "seen").read_text())["job_id"] == ""
+    assert record.read(job.paths) == job
+
+
+def test_a_job_that_was_submitted_but_not_recorded_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm(project, monkeypatch, 'rm "${@: -1}/job.json"; mkdir -p "${@: -1}/job.json/x"; echo 7')
+    with pytest.raises(ClusterrunError) as raised:
+        clusterrun.submit(spec(cluster="slurm"))
+    assert raised.value.message == "job 7 was submitted, but its record could not be written"
+    assert raised.value.hints[0].startswith(f"its run directory is {project}/runs/train/")
+
+
+def test_a_run_whose_submission_was_interrupted_cannot_be_cancelled(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm(project, monkeypatch, "echo 7")
+    job = clusterrun.submit(spec(cluster="slurm"))
+    text = job.paths.record.read_text().replace('"job_id": "7"', '"job_id": ""')
+    job.paths.record.write_text(text)
+    with pytest.raises(JobNotFoundError, match="has no job id: its submission was interrupted"):
+        clusterrun.cancel("train")
+
+
+@pytest.mark.parametrize("jobs", [(), ("",), ("L1", "")])
+def test_cancel_of_nothing_is_refused(project: Path, jobs: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="no job was named"):
+        clusterrun.cancel(*jobs)
+
+
+def test_wait_ends_for_a_job_that_nobody_knows_any_more(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm(project, monkeypatch, "echo 7")
+    for name in ("squeue", "sacct", "scontrol"):
+        (project.parent / "bin" / name).write_text("#!/bin/bash\nexit 0\n")
+        (project.parent / "bin" / name).chmod(0o755)
+    monkeypatch.setattr(api, "FORGOTTEN_S", 0.0)
+    job = clusterrun.submit(spec(cluster="slurm"))
+    assert clusterrun.wait(job, timeout_s=60).state is JobState.UNKNOWN
