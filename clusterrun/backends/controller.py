@@ -7,6 +7,7 @@ cancellation, leaves no process behind and writes the real exit status to end.js
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -20,12 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterrun.backends import process
+from clusterrun.backends.gpus import VISIBLE, split_gpus
 from clusterrun.backends.layout import write_private
 from clusterrun.errors import ClusterrunError, NodeExit
+from clusterrun.node.processes import adopt_orphans, die_with_parent, kill_descendants
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
 from clusterrun.record import register_run
-from clusterrun.spec import Device
 from clusterrun.state import JobState
 
 SCHEMA = "clusterrun.controller/1"
@@ -35,7 +37,6 @@ READY = b"ready"
 POLL_S = 0.05
 LEAVE_TOGETHER_S = 3.0  # agents end each other over their link; then we do it
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, as long as Slurm's KillWait on most sites
-KILL_S = 5.0
 
 
 @dataclass(kw_only=True)
@@ -52,7 +53,7 @@ class Controller:
 
     def run(self, ready: Callable[[], None]) -> None:
         """Run the job and write end.json, whatever happens."""
-        process.adopt_orphans()
+        adopt_orphans()
         self._listen()
         self._write_controller()
         ready()
@@ -62,7 +63,7 @@ class Controller:
         except Exception:  # noqa: BLE001 - the last line of defence: the reason goes to the log
             traceback.print_exc()
         finally:
-            self._kill_everything()
+            kill_descendants()
             self._write_end(state, code)
 
     def _listen(self) -> None:
@@ -98,7 +99,7 @@ class Controller:
 
     def _run_nodes(self) -> tuple[JobState, int]:
         attempt = take_attempt(self.paths)
-        gpus = split_gpus(self.plan, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
         for rank in range(self.plan.nodes):
             self._start_node(rank, attempt, gpus[rank] if gpus else None)
         self._register()
@@ -111,18 +112,18 @@ class Controller:
         return why, int(code)
 
     def _start_node(self, rank: int, attempt: int, gpus: str | None) -> None:
-        environ = {name: text for name, text in os.environ.items() if not _shown_gpus(name)}
+        environ = {name: text for name, text in os.environ.items() if name != VISIBLE}
         environ["CLUSTERRUN_LOCAL_NODE_RANK"] = str(rank)
         environ["CLUSTERRUN_LOCAL_JOB_ID"] = self.job_id
         if gpus is not None:
-            environ["CUDA_VISIBLE_DEVICES"] = gpus
+            environ[VISIBLE] = gpus
         node = subprocess.Popen(
             ["bash", str(self.paths.node_script), str(self.paths.root), str(attempt)],
             cwd=self.plan.workdir,
             env=environ,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=process.dying_with_parent(),
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )
         self.running[node.pid] = node
 
@@ -171,27 +172,6 @@ class Controller:
         while self._reap() and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
-    def _kill_everything(self) -> None:
-        """Kill what is left below this process, orphans included."""
-        import psutil
-
-        deadline = time.monotonic() + KILL_S
-        while time.monotonic() < deadline:
-            self._reap()
-            left = psutil.Process().children(recursive=True)
-            if not left:
-                return
-            for descendant in left:
-                try:
-                    descendant.kill()
-                except psutil.NoSuchProcess:
-                    continue
-            time.sleep(POLL_S)
-
-
-def _shown_gpus(name: str) -> bool:
-    return name == "CUDA_VISIBLE_DEVICES"
-
 
 def take_attempt(paths: RunPaths) -> int:
     """Start the next attempt: the first whose directory this process can make."""
@@ -204,28 +184,6 @@ def take_attempt(paths: RunPaths) -> int:
         except FileExistsError:
             continue
         return attempt
-
-
-def split_gpus(plan: Plan, visible: str | None) -> list[str]:
-    """Share the GPUs out: one CUDA_VISIBLE_DEVICES for each node; empty for no GPU job.
-
-    `visible` is what the submitting shell allowed, where the plan names none. Raises
-    ClusterrunError when there are too few.
-    """
-    if plan.device is not Device.CUDA:
-        return []
-    each = plan.gpus_per_node or plan.procs_per_node
-    needed = plan.nodes * each
-    ids = list(plan.gpu_ids) or (visible.split(",") if visible else None)
-    if ids is None:
-        ids = [str(number) for number in range(needed)]
-    if len(ids) < needed:
-        raise ClusterrunError(
-            f"{plan.nodes} nodes of {each} GPUs need {needed} GPUs, but {len(ids)} are given",
-            cause=f"GPUs {','.join(ids)}",
-            hint="give more with --gpu-ids, or ask for fewer nodes",
-        )
-    return [",".join(ids[rank * each : (rank + 1) * each]) for rank in range(plan.nodes)]
 
 
 def exit_code(codes: Sequence[int]) -> int:

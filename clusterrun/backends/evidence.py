@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterrun.errors import NodeExit
 from clusterrun.paths import RunPaths
 from clusterrun.state import JobState
 
@@ -27,7 +28,7 @@ class End:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The first failure that any node reported."""
+    """The first failure that any node reported; being cancelled is none."""
 
     node: str
     rank: int | None
@@ -163,7 +164,7 @@ def _progress(steps: list[dict[str, Any]]) -> Progress:
 
 def _failure(events: list[dict[str, Any]]) -> Failure | None:
     for event in events:
-        if event.get("type") == "failed":
+        if event.get("type") == "failed" and event.get("code") != NodeExit.CANCELLED:
             return Failure(
                 node=str(event.get("node", "")),
                 rank=_whole(event.get("rank")),

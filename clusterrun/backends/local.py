@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from clusterrun import shell
 from clusterrun.backends import process
 from clusterrun.backends.base import SchedulerJob, Submission
-from clusterrun.backends.controller import split_gpus
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.evidence import read_end
+from clusterrun.backends.gpus import VISIBLE, split_gpus
 from clusterrun.backends.layout import remove_run
 from clusterrun.errors import (
     ClusterrunError,
@@ -50,7 +50,7 @@ class LocalBackend:
         del bundle  # it is in the directory already
         job_id = None
         try:
-            split_gpus(plan, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            split_gpus(plan, os.environ.get(VISIBLE))
             job_id = _take_job_id(self.runs_dir, paths)
             executor = _executor_class()(plan, paths, job_id)
             return Submission(job_id=str(executor._submit_command("").job_id))
@@ -132,7 +132,7 @@ def _executor_class() -> type[LocalExecutor]:
 def _start_controller(plan: Plan, paths: RunPaths, job_id: str) -> None:
     keep = set(plan.pass_env)
     if plan.device is Device.CUDA and not plan.gpu_ids:
-        keep.add("CUDA_VISIBLE_DEVICES")  # the choice of the shell is the user's
+        keep.add(VISIBLE)  # the choice of the shell is the user's
     done = shell.run(
         [sys.executable, "-m", "clusterrun.backends.controller", str(paths.root), job_id],
         env=scrubbed(os.environ, keep=keep),

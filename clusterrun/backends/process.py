@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def boot_id() -> str:
@@ -66,28 +61,3 @@ def send_signal(pid: int, known_as: str, number: int) -> bool:
         if descriptor is not None:
             os.close(descriptor)
     return True
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parents end, so that none can hide (Linux)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def dying_with_parent() -> Callable[[], None]:
-    """Return what a child runs before exec to be killed when this process ends (Linux)."""
-    parent = os.getpid()
-
-    def before_exec() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the request
-            os._exit(1)
-
-    return before_exec
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def _prctl(option: int, value: int) -> None:
-    with contextlib.suppress(AttributeError):  # no prctl: not Linux
-        _LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0)

@@ -340,6 +340,14 @@ def test_progress_world_checkpoint_and_failure_come_from_the_newest_attempt(
     assert found.last_event_at == T0 + 31
 
 
+def test_being_cancelled_is_no_failure(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "failed", "code": 124, "message": "cancelled"})
+    assert read_evidence(made.paths).failure is None
+    events(made.paths, "n1", {"type": "failed", "rank": 1, "code": 7, "ts": T0 + 1})
+    assert read_evidence(made.paths).failure is not None
+
+
 def test_a_long_file_is_read_at_its_ends(runs: RunsDir) -> None:
     made = make(runs)
     events(made.paths, "n1", {"type": "started", "host": "n1"})
