@@ -18,7 +18,7 @@ _NOT_PLAIN = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", 
 # Control characters would break the line (and sbatch refuses a script with carriage returns);
 # lone surrogates are bytes that were no UTF-8.
 _NEEDS_ESCAPES = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_PLAIN_BYTES = frozenset(range(0x20, 0x7F)) - set(b"\\'")
+_ESCAPES = {"\n": "\\n", "\t": "\\t", "'": "\\'", "\\": "\\\\"}
 
 
 def sh_word(value: object) -> Quoted:
@@ -26,24 +26,23 @@ def sh_word(value: object) -> Quoted:
 
     Raises ValueError for a NUL byte, which no variable or argument can hold.
 
-    >>> print(sh_word("a b"), sh_word("plain"), sh_word(3), sh_word("two\\nlines"))
-    'a b' plain 3 $'two\\nlines'
+    >>> print(sh_word("a b"), sh_word("plain"), sh_word(3), sh_word("it's\\ntwo"))
+    'a b' plain 3 $'it\\'s\\ntwo'
     """
     text = _text(value)
     if "\x00" in text:
         raise ValueError("a NUL byte cannot be given to a program")
-    if not _NEEDS_ESCAPES.search(text):
+    if not _NEEDS_ESCAPES.search(text) and "'" not in text:
         return Quoted(shlex.quote(text))
     return Quoted("$'" + "".join(map(_escape, text)) + "'")
 
 
 def _escape(char: str) -> str:
-    if char == "\n":
-        return "\\n"
-    data = char.encode(errors="surrogateescape")
-    if len(data) > 1 or data[0] in _PLAIN_BYTES:
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if not _NEEDS_ESCAPES.match(char):
         return char
-    return f"\\{data[0]:03o}"
+    return "".join(f"\\{byte:03o}" for byte in char.encode(errors="surrogateescape"))
 
 
 def directive_line(line: Directive) -> Quoted:

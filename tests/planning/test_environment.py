@@ -136,10 +136,11 @@ def test_a_variable_that_nobody_reads_is_pointed_out() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    (
-        "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT PET_RDZV_ID TORCHELASTIC_RUN_ID "
-        "CUDA_VISIBLE_DEVICES CLUSTERRUN_SPOOL SLURM_NODEID SLURM_JOB_NODELIST"
-    ).split(),
+    [
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PET_RDZV_ID"),
+        *("SLURM_NODEID", "SLURM_JOB_NODELIST", "TORCHELASTIC_RUN_ID", "CUDA_VISIBLE_DEVICES"),
+        "CLUSTERRUN_SPOOL",
+    ],
 )
 def test_p14_p38_who_a_rank_is_cannot_be_set(name: str) -> None:
     for asked in ({"env": {name: "0"}}, {"network_env": {name: "0"}}, {"pass_env": (name,)}):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clusterrun.planning
@@ -167,6 +167,7 @@ def test_facts_are_decided_before_planning() -> None:
 HOSTILE = st.text(st.characters(exclude_characters="\0"), max_size=30)
 
 
+@settings(deadline=None)
 @given(args=st.lists(HOSTILE), value=HOSTILE, setup=st.lists(HOSTILE, max_size=2))
 def test_a_plan_survives_its_file(args: list[str], value: str, setup: list[str]) -> None:
     plan = on_slurm(

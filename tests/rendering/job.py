@@ -1,0 +1,142 @@
+"""Run rendered scripts in real bash, with a srun and a python that write down what they got."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun.planning.make import make_plan
+from clusterrun.planning.plan import Plan
+from clusterrun.rendering.bundle import Bundle, render_bundle
+from clusterrun.spec import JobSpec
+from tests.planning.samples import slurm_facts
+
+# Starts the command once for each node, as srun does; its status is the last node's.
+_SRUN = r"""#!/bin/bash
+printf '%s\0' "$@" > "$STUB_DIR/srun.args"
+nodes=1
+while [[ $1 == -* ]]; do
+  [[ $1 == --nodes=* ]] && nodes=${1#--nodes=}
+  shift
+done
+[[ -n ${STUB_SRUN_SLEEP:-} ]] && { touch "$STUB_DIR/srun.up"; sleep "$STUB_SRUN_SLEEP"; }
+for ((node = 0; node < nodes; node++)); do
+  SLURM_NODEID=$node "$@" || exit
+done
+exit "${STUB_SRUN_STATUS:-0}"
+"""
+_PYTHON = r"""#!/bin/bash
+where=$STUB_DIR/python.$3.${SLURM_NODEID:-batch}
+printf '%s\0' "$@" > "$where.args"
+env -0 > "$where.env"
+printf '%s' "$PWD" > "$where.cwd"
+[[ $3 == register ]] && exit "${STUB_REGISTER_STATUS:-0}"
+exit "${STUB_PYTHON_STATUS:-0}"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A place where jobs run: a working directory, runs, and stubs on PATH."""
+
+    root: Path
+
+    @property
+    def workdir(self) -> Path:
+        return self.root / "it's my work"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs; touch canary"
+
+    @property
+    def stubs(self) -> Path:
+        return self.root / "stubs"
+
+    def plan(self, **asked: Any) -> Plan:
+        """Plan a job of this site."""
+        facts = slurm_facts(
+            workdir=str(self.workdir), runs_dir=str(self.runs), python=str(self.stubs / "python")
+        )
+        return make_plan(JobSpec(**{"script": "train.py", "name": "job", **asked}), facts)
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Name the environment that Slurm would start the batch script with."""
+        return {
+            "PATH": f"{self.stubs}:/usr/bin:/bin",
+            "STUB_DIR": str(self.stubs),
+            "SLURM_JOB_ID": "4711",
+            "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
+            **variables,
+        }
+
+    def start(self, bundle: Bundle, *args: str, **variables: str) -> subprocess.Popen[str]:
+        """Start the batch script as slurmd does, from a spool file."""
+        spool = self.root / "slurm_script"
+        spool.write_text(bundle.script)
+        return subprocess.Popen(
+            ["/bin/bash", str(spool), *args],
+            cwd=self.root,
+            env=self.environment(**variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, bundle: Bundle, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the batch script to its end."""
+        process = self.start(bundle, *args, **variables)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def run_dir(self, bundle: Bundle) -> Path:
+        """Write a run directory, as submit does."""
+        path = self.root / "a run"
+        path.mkdir()
+        for name, text in bundle.files.items():
+            (path / name).write_text(text)
+        return path
+
+    def got(self, name: str) -> list[bytes]:
+        """Read what a stub was given."""
+        return (self.stubs / name).read_bytes().split(b"\0")[:-1]
+
+    def env_of(self, name: str) -> dict[bytes, bytes]:
+        """Read the environment that a stub was given."""
+        pairs = (entry.partition(b"=") for entry in self.got(name))
+        return {key: value for key, _, value in pairs}
+
+    def canaries(self) -> list[Path]:
+        """Find what only a text that ran as a command could have made."""
+        return list(self.root.rglob("canary*"))
+
+
+def make_site(root: Path) -> Site:
+    """Build a site below a directory."""
+    site = Site(root=root)
+    site.workdir.mkdir()
+    site.stubs.mkdir()
+    for name, text in {"srun": _SRUN, "python": _PYTHON}.items():
+        (site.stubs / name).write_text(text)
+        (site.stubs / name).chmod(0o755)
+    return site
+
+
+def rendered(plan: Plan) -> Bundle:
+    """Render a plan for a job of the tests."""
+    return render_bundle(plan, resolved_yaml="# resolved\n")
+
+
+def end_of(run_dir: Path) -> dict[str, Any]:
+    """Read the last word about a run."""
+    return dict(json.loads((run_dir / "end.json").read_text()))
+
+
+def mode(path: Path) -> int:
+    """Read the permissions of a path."""
+    return os.stat(path).st_mode & 0o777

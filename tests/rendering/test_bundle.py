@@ -1,0 +1,195 @@
+"""The bundle: its files, what the batch script carries, and what no script may hold."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from clusterrun.assets import template_directories
+from clusterrun.errors import ConfigError, UsageError
+from clusterrun.planning.plan import Plan
+from clusterrun.rendering.bundle import render_bundle
+from clusterrun.spec import Strategy
+from tests.planning.samples import on_slurm, slurm_facts
+from tests.rendering.golden_cases import RESOLVED, bundle_of
+from tests.rendering.sbatch_reader import directives_of, read_by_sbatch, sbatch
+from tests.rendering.test_quoting import LINE, TEXT
+
+
+def rendered(plan: Plan, *template_dirs: Path) -> dict[str, str]:
+    return dict(render_bundle(plan, resolved_yaml=RESOLVED, template_dirs=template_dirs).files)
+
+
+def test_the_files_of_a_run() -> None:
+    assert list(rendered(on_slurm())) == [
+        *("job.sbatch", "env.sh", "node.sh", "accelerate.yaml", "plan.json", "resolved.yaml")
+    ]
+    assert "ds_config.json" in bundle_of("own_json_on_cpus").files
+
+
+def test_the_same_plan_gives_the_same_bytes() -> None:
+    assert bundle_of("everything_said") == bundle_of("everything_said")
+
+
+def test_the_users_own_files_are_copied_as_they_are() -> None:
+    own = "# mine\ndistributed_type:   FSDP  # spaced\n"
+    facts = slurm_facts(accelerate_config_text=own)
+    plan = on_slurm(facts, gpus_per_node=2, accelerate_config="mine.yaml")
+    assert rendered(plan)["accelerate.yaml"] == own
+    assert bundle_of("own_json_on_cpus").files["ds_config.json"].startswith('{\n  "zero_opt')
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_every_strategy_has_a_template_that_is_yaml(strategy: Strategy) -> None:
+    gpus = 1 if strategy is Strategy.NONE else 2
+    files = rendered(on_slurm(strategy=strategy, gpus_per_node=gpus))
+    assert isinstance(yaml.safe_load(files["accelerate.yaml"]), dict)
+    assert (template_directories()[1] / f"{strategy.value}.yaml.j2").is_file()
+
+
+def test_p16_directives_stand_before_the_first_command() -> None:
+    lines = bundle_of("everything_said").script.split("\n")
+    first_command = next(i for i, line in enumerate(lines) if line[:1] not in ("#", ""))
+    directives = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
+    assert lines[0] == "#!/bin/bash"
+    assert len(directives) == 11
+    assert max(directives) < first_command
+
+
+def test_p18_nothing_prints_the_environment_or_traces() -> None:
+    for text in bundle_of("everything_said").files.values():
+        assert not re.search(r"set -\w*x|\bprintenv\b|^\s*env\b|declare -x", text, re.M)
+
+
+def test_p5_no_address_is_guessed_in_a_script() -> None:
+    for text in bundle_of("everything_said").files.values():
+        assert not re.search(r"localhost|127\.0|hostname -|MASTER_ADDR=|29500", text)
+
+
+def test_p1_the_rank_of_a_node_is_no_business_of_the_batch_shell() -> None:
+    script = bundle_of("two_nodes_of_gpus").script
+    assert "machine_rank=" not in script
+    assert not re.search(r"\$\{?SLURM_(NODEID|PROCID)", script)
+    assert 'bash "$run_dir/node.sh" "$run_dir" "$attempt"' in script
+
+
+def test_p2_nothing_in_a_script_names_a_port_or_a_rendezvous() -> None:
+    for name, text in bundle_of("two_nodes_of_gpus").files.items():
+        assert not re.search(r"PORT=|RDZV_ID=", text), name
+
+
+def test_a_here_document_ends_where_it_should() -> None:
+    hostile = "x: |\n  a\nEND_OF_FILE\nEND_OF_FILE_\ntouch canary\n"
+    script = render_bundle(on_slurm(), resolved_yaml=hostile).script
+    assert f"<<'END_OF_FILE__' || return\n{hostile}END_OF_FILE__\n" in script
+
+
+def test_p19_a_script_larger_than_slurm_takes_is_refused() -> None:
+    args = tuple("x" * 1000 for _ in range(4300))
+    with pytest.raises(UsageError, match="Slurm takes 4194304 by default"):
+        rendered(on_slurm(args=args))
+
+
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        name: LINE.filter(lambda text: text != "")
+        for name in ("name", "partition", "account", "comment", "constraint", "mail_user")
+    },
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(asked=OPTIONS, env=TEXT, arg=TEXT)
+def test_p16_any_text_in_an_option_is_one_directive(
+    asked: dict[str, str], env: str, arg: str
+) -> None:
+    name = asked.get("name", "x")
+    assume("/" not in name and name not in (".", "..") and len(name.encode()) <= 200)
+    plan = on_slurm(**asked, env={"A": env}, args=(arg,))
+    assert directives_of(rendered(plan)["job.sbatch"]) == [
+        f"--{line.name}" if line.value is None else f"--{line.name}={line.value}"
+        for line in plan.directives
+    ]
+
+
+@pytest.mark.skipif(sbatch() is None, reason="no sbatch is installed here")
+def test_p16_what_a_script_carries_adds_no_option_to_the_sbatch_installed(tmp_path: Path) -> None:
+    pbs = "#PBS -N evil\n#BSUB -J evil\n#SBATCH --job-name=evil\n"
+    facts = slurm_facts(accelerate_config_text=f"{pbs}distributed_type: MULTI_GPU\n")
+    plan = on_slurm(
+        facts,
+        gpus_per_node=2,
+        name="run #1 of 100%",
+        comment="back\\slash 'and' \"quotes\"",
+        accelerate_config="mine.yaml",
+        env={"A": f"\n{pbs}", "B": "dos\r\nline"},
+        setup=(f"true\n{pbs}",),
+        sbatch_args=("--licenses=a b",),
+    )
+    script = render_bundle(plan, resolved_yaml=pbs).script
+    found = read_by_sbatch(script, tmp_path)
+    assert found == directives_of(script)
+    assert "evil" not in "".join(found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=TEXT, value=TEXT, setup=TEXT, arg=TEXT, workdir=TEXT)
+def test_a_script_has_no_carriage_return_which_sbatch_refuses(
+    name: str, value: str, setup: str, arg: str, workdir: str
+) -> None:
+    facts = slurm_facts(workdir=f"/w{workdir}", runs_dir=f"/r{workdir}")
+    plan = on_slurm(facts, env={"A": value}, setup=(setup,), args=(arg, name))
+    for text in rendered(plan).values():
+        assert "\r" not in text
+        text.encode()  # no lone surrogate: any file system and any pipe takes it
+
+
+def test_a_site_overrides_a_template_by_name(tmp_path: Path) -> None:
+    (tmp_path / "node.sh.j2").write_text("exec {{ plan.python | sh }} # ours\n")
+    (tmp_path / "ddp.yaml.j2").write_text(
+        '{% extends "_base.yaml.j2" %}{% block strategy %}debug: true\n{% endblock %}'
+    )
+    files = rendered(on_slurm(nodes=2), tmp_path)
+    assert files["node.sh"] == "exec /usr/bin/python3 # ours\n"
+    assert files["accelerate.yaml"].endswith(
+        'num_processes: 2\nmixed_precision: "no"\ndebug: true\n'
+    )
+    assert "# ours" in files["job.sbatch"]
+
+
+@pytest.mark.parametrize(
+    ("template", "cause"),
+    [
+        ("cd {{ plan.workdir }}", "went through none of the filters"),
+        ("cd {{ 'x' ~ (plan.workdir | sh) }}", "went through none of the filters"),
+        ("{{ plan.workdirr | sh }}", "has no attribute 'workdirr'"),
+        ("{{ nothing }}", "'nothing' is undefined"),
+        ("{{ plan.env | sh }}", "neither a text nor a number"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ plan.workdir | quote }}", "No filter named 'quote'"),
+    ],
+)
+def test_a_template_that_quotes_nothing_or_is_broken_is_refused(
+    template: str, cause: str, tmp_path: Path
+) -> None:
+    (tmp_path / "node.sh.j2").write_text(template)
+    with pytest.raises(ConfigError, match=r"template node\.sh\.j2") as refused:
+        rendered(on_slurm(), tmp_path)
+    assert cause in (refused.value.cause or "")
+
+
+def test_a_template_that_needs_another_says_which(tmp_path: Path) -> None:
+    (tmp_path / "node.sh.j2").write_text('{% include "missing.j2" %}')
+    with pytest.raises(ConfigError, match=r"needs missing\.j2"):
+        rendered(on_slurm(), tmp_path)
+
+
+def test_the_templates_are_found() -> None:
+    templates, configurations = template_directories()
+    assert (templates.name, configurations.name) == ("templates", "accelerate_configs")

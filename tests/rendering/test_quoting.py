@@ -1,0 +1,139 @@
+"""Any text arrives as the same bytes: through bash, through sbatch's directives, through YAML."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clusterrun.planning.plan import Directive
+from clusterrun.rendering.quoting import (
+    comment_text,
+    directive_line,
+    sbatch_word,
+    sh_word,
+    yaml_scalar,
+)
+from tests.rendering.sbatch_reader import directives_of, read_by_sbatch, sbatch
+
+NASTY = [
+    "",
+    " ",
+    "-n",
+    "a b",
+    "it's",
+    'dq"x',
+    "back\\slash",
+    "\\",
+    "ends\\\\",
+    "$(touch canary)",
+    "`touch canary`",
+    "; touch canary",
+    "&& touch canary",
+    "$HOME ${PATH} $1 !! *",
+    "a#b #c",
+    "#SBATCH --wrap=x",
+    "%j %x %%",
+    "~/x",
+    "{a,b}",
+    "a=b",
+    "\u00fcn\u00ef \U0001f600",
+]
+LINES = [
+    "two\nlines",
+    "\n#SBATCH --job-name=evil\n#PBS -N evil\n",
+    "dos\r\nline",
+    "tab\there",
+    "\x1b[31mred\x7f",
+    "END_OF_FILE\nEND_OF_FILE_\n",
+]
+BYTES = [b"\xff\xfe".decode(errors="surrogateescape"), "a\udc80b'"]
+
+TEXT = st.one_of(
+    st.sampled_from(NASTY + LINES + BYTES),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    st.binary().map(lambda data: data.replace(b"\0", b"").decode(errors="surrogateescape")),
+)
+LINE = st.one_of(
+    st.sampled_from(NASTY),
+    st.text(st.characters(exclude_characters="\x7f", exclude_categories=["Cs", "Cc"])),
+    st.text("\\'\"# $`!%a=", max_size=12),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts=st.lists(TEXT, min_size=1, max_size=40))
+def test_p17_any_text_is_one_word_of_bash_with_the_same_bytes(texts: list[str]) -> None:
+    script = "printf '%s\\0' " + " ".join(map(sh_word, texts))
+    assert "\n" not in script
+    assert "\r" not in script
+    done = subprocess.run(["bash", "-c", os.fsencode(script)], capture_output=True, check=True)
+    assert done.stdout.split(b"\0")[:-1] == [os.fsencode(text) for text in texts]
+    assert done.stderr == b""
+
+
+def test_a_word_is_plain_where_it_may_be() -> None:
+    assert [sh_word(text) for text in ("--nodes=2", "/a/b.py", 3)] == ["--nodes=2", "/a/b.py", "3"]
+    with pytest.raises(ValueError, match="NUL"):
+        sh_word("a\0b")
+    for value in (None, True, ["x"]):
+        with pytest.raises(ValueError, match="neither a text nor a number"):
+            sh_word(value)
+
+
+def script_of(values: list[str]) -> tuple[str, list[str]]:
+    named = [Directive(name="comment", value=value) for value in values]
+    rows = [f"#SBATCH {directive_line(line)}" for line in named]
+    words = [f"--comment={value}" for value in values]
+    rows += [f"#SBATCH {sbatch_word(word)}" for word in words]
+    expected = [f"--comment={value}" for value in values] + words
+    return "\n".join(["#!/bin/bash", *rows, "true", "#SBATCH --wrap=evil", ""]), expected
+
+
+@settings(deadline=None)
+@given(values=st.lists(LINE, min_size=1, max_size=20))
+def test_p16_any_line_is_one_argument_of_sbatch(values: list[str]) -> None:
+    script, expected = script_of(values)
+    assert directives_of(script) == expected
+
+
+@pytest.mark.skipif(sbatch() is None, reason="no sbatch is installed here")
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(values=st.lists(LINE, min_size=1, max_size=20))
+def test_p16_the_sbatch_installed_reads_the_same(values: list[str], tmp_path: Path) -> None:
+    script, expected = script_of(values)
+    assert read_by_sbatch(script, tmp_path) == expected
+
+
+@pytest.mark.parametrize("value", LINES + BYTES)
+def test_p16_what_no_directive_can_hold_is_refused(value: str) -> None:
+    for quote in (sbatch_word, comment_text):
+        with pytest.raises(ValueError, match="cannot hold"):
+            quote(value)
+    with pytest.raises(ValueError, match="cannot hold"):
+        directive_line(Directive(name="comment", value=value))
+
+
+def test_p16_a_hash_in_a_directive_is_quoted_and_a_flag_is_bare() -> None:
+    assert directive_line(Directive(name="job-name", value="run #1")) == "--job-name='run #1'"
+    assert directive_line(Directive(name="exclusive")) == "--exclusive"
+
+
+@settings(deadline=None)
+@given(
+    st.one_of(
+        LINE.filter(str.isprintable),
+        st.integers(),
+        st.booleans(),
+        st.sampled_from(["no", "On", "NULL", "y"]),
+    )
+)
+def test_a_scalar_of_yaml_is_read_back(value: object) -> None:
+    assert yaml.safe_load(f"key: {yaml_scalar(value)}\n") == {"key": value}
