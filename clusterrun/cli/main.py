@@ -187,7 +187,12 @@ def group(ctx: click.Context) -> None:
 @click.argument("topic", required=False)
 @click.pass_context
 def help_command(ctx: click.Context, topic: str | None) -> None:
-    """Explain a command, or the exit codes (clusterrun help exit-codes)."""
+    """Explain a command, or the exit codes.
+
+    \b
+    clusterrun help submit
+    clusterrun help exit-codes
+    """
     root = ctx.find_root()
     if topic == "exit-codes":
         output.answer(EXIT_CODES)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterrun.cli import output
-from clusterrun.errors import Exit
+from clusterrun.errors import Exit, UsageError
+from clusterrun.hostlist import fold_hostlist, parse_hostlist
 from clusterrun.spec import Cluster
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ def _state(seen: JobStatus) -> str:
 def _how_it_ended(seen: JobStatus) -> str:
     if seen.exit_signal:
         return f"signal {seen.exit_signal}"
-    return f"exit {seen.exit_code}" if seen.exit_code is not None else ""
+    # A job that was cancelled before it ran has status 0 to Slurm; that would read as success.
+    says = bool(seen.exit_code) or (seen.exit_code == 0 and seen.state.is_success)
+    return f"exit {seen.exit_code}" if says else ""
 
 
 def _world(seen: JobStatus) -> str:
@@ -169,10 +172,11 @@ def where_or_why(seen: JobStatus) -> str:
 
 
 def nodelist(seen: JobStatus) -> str:
-    """Name the hosts of a job, each once: simulated nodes share one."""
-    if seen.record.cluster is not Cluster.LOCAL:
+    """Name the hosts of a job in Slurm's short form, each once: simulated nodes share one."""
+    try:
+        return fold_hostlist(dict.fromkeys(parse_hostlist(seen.nodelist)))
+    except UsageError:
         return seen.nodelist
-    return ",".join(dict.fromkeys(seen.nodelist.split(",")))
 
 
 def _local(epoch_s: float) -> str:

@@ -286,6 +286,23 @@ def test_scancel_that_fails_is_quoted(here: Here) -> None:
     )
 
 
+def test_a_job_that_was_cancelled_before_it_ran_shows_no_exit_0(here: Here) -> None:
+    submitted(here)
+    queue(here)
+    row = "4711|CANCELLED by 0|0:0|None assigned|0|UNLIMITED|None|1700000000|None"
+    here.program("sacct", f"echo '{row}'")
+    assert "state      CANCELLED\n" in here("status", "4711").out
+
+
+def test_nodes_are_folded_and_simulated_ones_named_once(here: Here) -> None:
+    root = submitted(here)
+    ended(root, "COMPLETED", 0)
+    for node in ("node18", "node17"):
+        events(root, {"type": "started", "host": node}, node=node)
+    assert "nodes      node[17-18]\n" in here("status", "4711").out
+    assert json.loads(here("status", "4711", "--json").out)["nodelist"] == "node[17-18]"
+
+
 def test_p13_an_unknown_state_is_shown_as_one(here: Here) -> None:
     submitted(here)
     queue(here, "4711|TELEPORTING|node1|1:00|UNLIMITED|N/A|N/A|None")
