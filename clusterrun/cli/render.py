@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,12 @@ def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
         f"{variable.name}={variable.value} is set in your shell and {verb} {what}",
         notes=() if keep else (note,),
     )
+
+
+def told_variables(variables: Sequence[SbatchVariable], *, keep: bool) -> list[dict[str, str]]:
+    """Describe SBATCH_* variables for JSON."""
+    code = "sbatch_env_kept" if keep else "sbatch_env_removed"
+    return [{"code": code, "message": f"{found.name}={found.value}"} for found in variables]
 
 
 def show(prepared: Prepared, *, as_json: bool) -> None:

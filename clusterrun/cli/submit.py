@@ -14,7 +14,6 @@ from clusterrun.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from clusterrun.api import Prepared
-    from clusterrun.backends.environment import SbatchVariable
     from clusterrun.backends.status import JobStatus
     from clusterrun.planning.plan import Plan
     from clusterrun.record import JobRecord
@@ -70,7 +69,15 @@ def command(
     _describe(prepared.plan)
     argv = ("clusterrun", *sys.argv[1:])
     record = api.submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env)
-    _announce(record, prepared, variables, as_json=as_json, parsable=parsable)
+    _answer(
+        record,
+        as_json=as_json,
+        parsable=parsable,
+        warnings=[
+            *({"code": "note", "message": text} for text in prepared.notes),
+            *render.told_variables(variables, keep=keep_sbatch_env),
+        ],
+    )
     if follow:
         _follow(ctx, record)
     if wait or follow:
@@ -135,16 +142,11 @@ _PRECISIONS: Final = {
 }
 
 
-def _announce(
-    record: JobRecord,
-    prepared: Prepared,
-    variables: tuple[SbatchVariable, ...],
-    *,
-    as_json: bool,
-    parsable: bool,
+def _answer(
+    record: JobRecord, *, as_json: bool, parsable: bool, warnings: list[dict[str, str]]
 ) -> None:
     if as_json:
-        output.answer_json(_object(record, prepared, variables))
+        output.answer_json(_object(record, warnings))
     elif parsable:
         output.answer(";".join(filter(None, (record.job_id, record.slurm_cluster))))
     else:
@@ -154,14 +156,7 @@ def _announce(
     output.detail("cancel", f"clusterrun cancel {record.job_id}")
 
 
-def _object(
-    record: JobRecord, prepared: Prepared, variables: tuple[SbatchVariable, ...]
-) -> dict[str, Any]:
-    warnings = [{"code": "note", "message": text} for text in prepared.notes]
-    warnings += [
-        {"code": "sbatch_env", "message": f"{variable.name}={variable.value}"}
-        for variable in variables
-    ]
+def _object(record: JobRecord, warnings: list[dict[str, str]]) -> dict[str, Any]:
     return {
         "schema": "clusterrun.submit/1",
         "job_id": record.job_id,

@@ -147,6 +147,8 @@ def test_p10_variables_of_sbatch_are_told_and_removed(
         "warning: SBATCH_PARTITION=debug is set in your shell and overrides partition 'gpu'\n"
     ) in kept.err
     assert "clusterrun removes it" not in kept.err
+    warnings = json.loads(here("submit", "--json", "-p", "gpu", "train.py").out)["warnings"]
+    assert {"code": "sbatch_env_removed", "message": "SBATCH_PARTITION=debug"} in warnings
 
 
 def test_without_sbatch_the_job_is_for_this_machine_and_that_is_told(here: Here) -> None:
