@@ -363,6 +363,14 @@ def test_a_damaged_memory_is_no_error(tmp_path: Path, text: str) -> None:
     assert record.remembered_roots(environ) == [RunsDir(root=tmp_path)]
 
 
+def test_a_path_stays_spelled_as_the_user_spells_it(runs: RunsDir, tmp_path: Path) -> None:
+    make(runs, job_id="7")
+    (tmp_path / "home").symlink_to(runs.root)  # as /home/me is on many clusters
+    home = RunsDir(root=tmp_path / "home")
+    for text in ("7", "demo", f"{home.root}/by-job/7", f"{home.root}/demo/r1/slurm"):
+        assert record.resolve_job(text, [home]).run_dir == f"{home.root}/demo/r1"
+
+
 def test_a_link_is_relative_so_that_all_runs_can_be_moved(runs: RunsDir) -> None:
     made = make(runs, job_id="7")
     assert os.readlink(runs.job_link("7")) == "../demo/r1"

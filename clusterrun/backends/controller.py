@@ -105,6 +105,8 @@ class Controller:
         self._register()
         why = self._watch()
         code = exit_code(self.codes)
+        if code:
+            code = _agreed(self.paths, attempt) or code
         if why is None:
             return (JobState.FAILED if code else JobState.COMPLETED), code
         self._stop()
@@ -184,6 +186,13 @@ def take_attempt(paths: RunPaths) -> int:
         except FileExistsError:
             continue
         return attempt
+
+
+def _agreed(paths: RunPaths, attempt: int) -> int:
+    """Read the exit status that the agents agreed on; 0 where they left none."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(paths.verdict(attempt).read_text(encoding="ascii"))
+    return 0
 
 
 def exit_code(codes: Sequence[int]) -> int:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from clusterrun.rendering.bundle import Bundle
 
 START_S = 60.0
+STOP_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class LocalBackend:
             executor = _executor_class()(plan, paths, job_id)
             return Submission(job_id=str(executor._submit_command("").job_id))
         except BaseException as error:
+            _stop_controller(paths)
             if job_id is not None:
                 self.runs_dir.job_link(job_id).unlink(missing_ok=True)
             remove_run(paths)
@@ -142,6 +144,17 @@ def _start_controller(plan: Plan, paths: RunPaths, job_id: str) -> None:
     )
     if done.rc != 0:
         raise _not_started(done.stderr.strip())
+
+
+def _stop_controller(paths: RunPaths) -> None:
+    """End a controller that was started in vain: the user interrupted the submission."""
+    controller = _controller(paths)
+    if controller is not None and process.send_signal(
+        controller["pid"], controller["identity"], signal.SIGTERM
+    ):
+        deadline = time.monotonic() + STOP_S
+        while read_end(paths) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def _not_started(cause: str) -> SubmissionError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -62,7 +63,9 @@ class SlurmBackend:
             raise SubmissionError(
                 "this is no Slurm cluster", cause=str(error), hint="use --cluster local"
             ) from error
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                self._withdraw(paths)
             remove_run(paths)
             raise
         return Submission(job_id=str(job.job_id), slurm_cluster=executor.slurm_cluster)
@@ -131,6 +134,13 @@ class SlurmBackend:
                 f"its run directory was kept: {paths.root}",
             ),
         ) from error
+
+    def _withdraw(self, paths: RunPaths) -> None:
+        """End the job of a submission that the user interrupted, if it was queued even so."""
+        with contextlib.suppress(ClusterrunError):
+            job_id = slurm_query.find_by_command(str(paths.root), self.slurm_cluster)
+            if job_id is not None:
+                self.cancel([job_id])
 
 
 def _not_started(error: SchedulerUnreachableError) -> bool:

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from clusterrun import record
-from clusterrun.backends import process
+from clusterrun.backends import local, process
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.local import LocalBackend
 from clusterrun.errors import JobNotFoundError, SubmissionError
@@ -320,6 +322,29 @@ def test_a_controller_that_cannot_start_is_told_and_nothing_is_left(
         site.submit("exit 0\n")
     assert "this Python is broken" in str(refused.value.cause)
     assert not site.runs.root.exists()
+
+
+def test_an_interrupted_submission_leaves_neither_a_run_nor_a_process(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started_and_interrupted(*args: Any) -> None:
+        start(*args)
+        raise KeyboardInterrupt
+
+    start = local._start_controller
+    monkeypatch.setattr(local, "_start_controller", started_and_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        site.submit("sleep 600\n")
+    no_process_left(site)
+    assert not site.runs.root.exists()
+
+
+def test_ids_that_are_taken_at_the_same_time_differ(site: Site, tmp_path: Path) -> None:
+    site.runs.root.mkdir()
+    paths = RunPaths(root=site.runs.root / "demo" / "r1")
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda _: local._take_job_id(site.runs, paths), range(40)))
+    assert sorted(taken, key=lambda job_id: int(job_id[1:])) == [f"L{n}" for n in range(1, 41)]
 
 
 def test_modules_beside_the_users_script_do_not_shadow_the_controllers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 
 import pytest
@@ -297,6 +298,18 @@ def test_p35_a_hanging_sbatch_is_not_run_again(
     with pytest.raises(SchedulerUnreachableError, match="may be in the queue"):
         submit(tmp_path)
     assert len(site.calls("sbatch")) == 1
+
+
+def test_ctrl_c_while_sbatch_hangs_takes_the_job_back(site: Stubs, tmp_path: Path) -> None:
+    interrupt = f"kill -INT {os.getpid()}"
+    site.add("sbatch", f"{interrupt}; /bin/sleep 60")
+    plan, paths = make(tmp_path)
+    site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
+    site.add("scancel")
+    with pytest.raises(KeyboardInterrupt):
+        SlurmBackend().submit(plan, paths, make_bundle(plan))
+    assert site.calls("scancel") == [["scancel", "77"]]
+    assert not (tmp_path / "runs").exists()
 
 
 # Cancelling and asking
