@@ -100,6 +100,10 @@ class RunPaths:
         """The secret by which the agents of one attempt know each other, mode 0600."""
         return self.attempt(attempt) / "link.secret"
 
+    def verdict(self, attempt: int) -> Path:
+        """The exit status that the agents agreed on, as digits: the first to write it is right."""
+        return self.attempt(attempt) / "status"
+
     def events(self, node: str) -> Path:
         """One node's events."""
         return self.events_dir / f"{node}.jsonl"

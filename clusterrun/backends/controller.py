@@ -7,6 +7,7 @@ cancellation, leaves no process behind and writes the real exit status to end.js
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -253,6 +254,8 @@ class Agent:
             if failure.node == self._who.node or is_head_lost or is_lost:
                 data = failure.to_data()
                 self._event("failed", **{"ts": data.pop("at"), **data})
+        if tell or self._who.is_head:
+            write_verdict(self._attempt.paths.verdict(self._attempt.number), ending.code)
         self._event("ended", code=ending.code, reason=ending.reason)
         if ending.code:
             self._say(ending.reason, tell=tell)
@@ -298,6 +301,17 @@ def gpu_problem(plan: Plan, env: Mapping[str, str]) -> str:
     if count is None or count >= plan.procs_per_node:
         return ""
     return f"{count} GPUs were given to this node, {plan.procs_per_node} ranks need one each"
+
+
+def write_verdict(path: Path, code: int) -> None:
+    """Leave the job's exit status for the batch script, unless another agent already has.
+
+    srun's own status is that of the task that it killed last, which says less.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{code}\n")
 
 
 def _launcher_failure(node: str, verdict: Verdict) -> Failure:

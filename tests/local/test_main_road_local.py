@@ -1,0 +1,114 @@
+"""The main road on simulated nodes: two nodes of two gloo ranks each, on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.road import Project, project
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+FOUR = ("--cluster", "local", "--nodes", "2", "--gpus-per-node", "2", "--device", "cpu")
+
+
+@pytest.fixture(name="here")
+def _here(tmp_path: Path) -> Project:
+    return project(tmp_path / "project", tmp_path / "state")
+
+
+def processes_of(here: Project, job_id: str) -> list[psutil.Process]:
+    """Find what runs for a job, by the run directory in its environment or command line."""
+    mark = str(here.run_dir(job_id))
+    found = []
+    for process in psutil.process_iter():
+        try:
+            env = process.environ().get("CLUSTERRUN_RUN_DIR", "")
+            if process.pid != os.getpid() and (env == mark or mark in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for_none(here: Project, job_id: str, timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while left := [p for p in processes_of(here, job_id) if p.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline, f"still there: {[p.cmdline() for p in left]}"
+        time.sleep(0.1)
+
+
+def wait_for_line(here: Project, job_id: str, text: str, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        logs = here.run_dir(job_id).glob("logs/a*/*.log")
+        if sum(path.read_text().count(text) for path in logs) >= count:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{text!r} never came {count} times\n{here.logs(job_id)}")
+
+
+def test_training_on_two_simulated_nodes_learns_and_says_where_it_ran(here: Project) -> None:
+    argv = ("train_lm.py", "--max-steps", "80", "--log-every", "20")
+    done = here.cli("submit", "--wait", *FOUR, *argv)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Submitted batch job L1\n"
+    text = here.logs("L1")
+    for rank in range(4):
+        assert f"rank {rank}/4 on" in text
+    held_out, untrained = _losses(text)
+    assert held_out < untrained - 1.5
+    ready = [event for event in here.events("L1") if event["type"] == "world_ready"]
+    assert [event["world_size"] for event in ready] == [4]
+    assert here.json("status")["state"] == "COMPLETED"
+    wait_for_none(here, "L1")
+
+
+def _losses(text: str) -> tuple[float, float]:
+    line = next(line for line in text.splitlines() if "held-out loss" in line)
+    words = line.split("held-out loss ")[1].replace("(", "").replace(")", "").split()
+    return float(words[0]), float(words[2])
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("kill", 137), ("raise", 1)])
+def test_one_rank_that_fails_ends_every_simulated_node(here: Project, how: str, code: int) -> None:
+    job_id = here.submit(*FOUR, "fail.py", how, "3")
+    wait_for_line(here, job_id, "ready", 4)
+    since = time.monotonic()
+    assert here.cli("status", job_id, "--wait", "--exit-status").returncode == 3
+    wait_for_none(here, job_id)
+    assert time.monotonic() - since < 10
+    status = here.json("status", job_id)
+    assert (status["state"], status["exit"]["code"]) == ("FAILED", code)
+
+
+def test_an_agent_that_is_killed_ends_every_simulated_node(here: Project) -> None:
+    job_id = here.submit(*FOUR, "fail.py", "none", "0")
+    wait_for_line(here, job_id, "ready", 4)
+    agents = [p for p in processes_of(here, job_id) if "agent" in p.cmdline()]
+    assert len(agents) == 2
+    os.kill(agents[1].pid, signal.SIGKILL)
+    assert here.cli("status", job_id, "--wait", "--exit-status").returncode == 3
+    wait_for_none(here, job_id)
+
+
+def test_cancel_leaves_no_process(here: Project) -> None:
+    job_id = here.submit(*FOUR, "fail.py", "none", "0")
+    wait_for_line(here, job_id, "ready", 4)
+    here.ok("cancel", job_id)
+    wait_for_none(here, job_id)
+    assert here.json("status", job_id)["state"] == "CANCELLED"
+    assert here.cli("cancel", job_id).returncode == 0
+
+
+def test_ranks_that_each_make_a_world_of_their_own_fail(here: Project) -> None:
+    broken = ("--env", "ACCELERATE_USE_CPU=false")
+    done = here.cli("submit", "--wait", *FOUR, *broken, "world.py")
+    assert done.returncode == 120, done.stderr
+    assert "world" in here.ok("status", "L1")
+    wait_for_none(here, "L1")

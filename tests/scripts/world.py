@@ -1,0 +1,19 @@
+"""Join the world, add up the ranks, say who is where."""
+
+import os
+import socket
+import sys
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+state = PartialState()
+total = torch.tensor([float(state.process_index)])
+if state.num_processes > 1:
+    torch.distributed.all_reduce(total)
+hosts = gather_object([socket.gethostname()])
+print(f"rank {state.process_index}/{state.num_processes} on {socket.gethostname()}", flush=True)
+if state.is_main_process:
+    print(f"sum {int(total.item())} hosts {len(set(hosts))} args {sys.argv[1:]}", flush=True)
+    print(f"threads {os.environ['OMP_NUM_THREADS']}", flush=True)

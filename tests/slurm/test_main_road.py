@@ -1,0 +1,302 @@
+"""The main road on a real Slurm: one world, its logs and status, and every way to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.road import Project, project
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+TINY = ("--layers", "1", "--width", "32", "--heads", "2", "--seq-len", "32", "--batch-size", "2")
+
+
+@pytest.fixture(name="here")
+def _here(tmp_path: Path, cluster: Any) -> Project:
+    return project(tmp_path / "project", tmp_path / "state")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(cluster: Any) -> Any:
+    """Let no test pay for what an earlier one left running."""
+    yield
+    cluster.run(["scancel", "--me"])
+    cluster.wait_no_processes(30)
+
+
+def ended(cluster: Any, job_id: str, timeout_s: float = 200) -> str:
+    state: str = cluster.wait_job(job_id, timeout_s=timeout_s)
+    return state
+
+
+def sacct(cluster: Any, job_id: str) -> tuple[str, str]:
+    """Ask accounting for a job's state and exit status; it lags by a moment."""
+    for _ in range(50):
+        argv = ["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State,ExitCode"]
+        row = cluster.run(argv).stdout.strip()
+        if row and not row.startswith(("RUNNING", "PENDING")):
+            state, code = row.split("|")
+            return state, code
+        time.sleep(0.2)
+    raise AssertionError(f"accounting never heard of the end of {job_id}")
+
+
+def wait_for_line(here: Project, job_id: str, text: str, count: int = 1) -> None:
+    """Wait until the text stands `count` times in the log files."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        logs = here.run_dir(job_id).glob("logs/a*/*.log")
+        if sum(path.read_text().count(text) for path in logs) >= count:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{text!r} never came {count} times\n{here.logs(job_id)}")
+
+
+def test_eight_ranks_on_two_hosts_are_one_world_and_every_view_agrees(
+    cluster: Any, here: Project
+) -> None:
+    done = here.cli("submit", "--nodes", "2", "--gpus-per-node", "4", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    matched = re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)
+    assert matched, done.stdout
+    job_id = matched[1]
+    try:
+        wait_for_line(here, job_id, "step 10/")
+    finally:
+        running = here.json("status", job_id)
+        here.ok("cancel", job_id)
+    assert running["state"] == "RUNNING"
+    assert ended(cluster, job_id).startswith("CANCELLED")
+    ready = [event for event in here.events(job_id) if event["type"] == "world_ready"]
+    assert [(event["world_size"], len(event["hosts"])) for event in ready] == [(8, 2)]
+    here.ok("status", job_id, "--wait")  # while its nodes are cleaned a job is COMPLETING
+    text = here.logs(job_id)
+    for rank in range(8):
+        assert f"rank {rank}/8 on node" in text
+    assert len(set(re.findall(r"^(node\d):", text, re.MULTILINE))) == 2
+    listed = here.json("list", "--all")["jobs"]
+    assert [(job["job_id"], job["state"]) for job in listed] == [(job_id, "CANCELLED")]
+    assert sacct(cluster, job_id)[0].startswith("CANCELLED")
+    cluster.wait_no_processes()
+
+
+def test_a_training_completes_and_accounting_says_the_same(cluster: Any, here: Project) -> None:
+    argv = ("--nodes", "2", "--gpus-per-node", "4", "--device", "cpu", "train_lm.py", *TINY)
+    job_id = here.submit(*argv, "--max-steps", "3")
+    assert ended(cluster, job_id) == "COMPLETED"
+    status = here.json("status", job_id)
+    assert status["state"] == "COMPLETED"
+    assert sacct(cluster, job_id) == ("COMPLETED", "0:0")
+    assert "held-out loss" in here.logs(job_id)
+    assert json.loads((here.run_dir(job_id) / "end.json").read_text())["exit_code"] == 0
+    assert here.cli("logs", job_id, "--rank", "9").returncode == 2
+    ready = next(event for event in here.events(job_id) if event["type"] == "world_ready")
+    first, second = ready["hosts"]
+    of_second = here.ok("logs", job_id, "--node", second, "--all-ranks", "--tail", "all")
+    assert f"{second}:" in of_second
+    assert f"{first}:" not in of_second
+    cluster.wait_no_processes()
+
+
+def test_status_list_logs_and_cancel_work_without_accounting(cluster: Any, here: Project) -> None:
+    argv = ("--nodes", "2", "--gpus-per-node", "1", "--device", "cpu")
+    with cluster.slurmdbd_stopped():
+        finished = here.submit(*argv, "world.py")
+        assert ended(cluster, finished) == "COMPLETED"
+        assert here.json("status", finished)["state"] == "COMPLETED"
+        assert "sum 1 hosts 2" in here.logs(finished)
+        running = here.submit(*argv, "fail.py", "none", "0")
+        wait_for_line(here, running, "ready", 2)
+        assert here.json("status", running)["state"] == "RUNNING"
+        here.ok("cancel", running)
+        here.ok("status", running, "--wait")
+        states = {job["job_id"]: job["state"] for job in here.json("list", "--all")["jobs"]}
+    assert states == {finished: "COMPLETED", running: "CANCELLED"}
+
+
+def test_p38_one_gpu_per_node_on_two_nodes_is_one_world_of_two(cluster: Any, here: Project) -> None:
+    job_id = here.submit(
+        "-N2", "--gpus-per-node", "1", "--device", "cpu", "world.py", "a b", "$HOME"
+    )
+    assert ended(cluster, job_id) == "COMPLETED"
+    assert "sum 1 hosts 2 args ['a b', '$HOME']" in here.logs(job_id)
+
+
+def test_submit_wait_returns_the_status_of_the_job(cluster: Any, here: Project) -> None:
+    argv = (
+        "submit",
+        "-W",
+        "-N1",
+        "--gpus-per-node",
+        "2",
+        "--device",
+        "cpu",
+        "fail.py",
+        "exit",
+        "1",
+    )
+    assert here.cli(*argv).returncode == 3
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["zero2-offload", "own JSON with auto"])
+def test_deepspeed_with_offload_saves_and_resumes(cluster: Any, here: Project, own: bool) -> None:
+    how = ("--deepspeed-config", "ds_zero2_auto.json") if own else ("--strategy", "zero2-offload")
+    argv = ("-N2", "--gpus-per-node", "1", "--device", "cpu", *how, "train_lm.py", *TINY)
+    saved = ("--output", "saved", "--save-every", "2")
+    first = here.submit(*argv, *saved, "--max-steps", "2")
+    assert ended(cluster, first, 280) == "COMPLETED", here.logs(first)
+    second = here.submit(*argv, *saved, "--max-steps", "4", "--resume")
+    assert ended(cluster, second, 280) == "COMPLETED", here.logs(second)
+    text = here.logs(second)
+    assert "step 4/4" in text
+    assert "step 1/4" not in text
+
+
+def test_a_rendered_directory_submitted_by_hand_is_the_same_run(
+    cluster: Any, here: Project
+) -> None:
+    argv = ("-N2", "--gpus-per-node", "1", "--device", "cpu", "world.py", "x")
+    here.ok("render", "-O", "by-hand", *argv)
+    assert (here.path / "by-hand" / "job.sbatch").read_text() == here.ok("render", *argv)
+    done = subprocess.run(
+        ["sbatch", "--wait", "--parsable", "by-hand/job.sbatch"],
+        cwd=here.path, env=here.environ, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    job_id = done.stdout.strip()
+    assert done.returncode == 0, done.stderr
+    assert "sum 1 hosts 2 args ['x']" in here.logs(job_id)
+    assert here.json("status", job_id)["state"] == "COMPLETED"
+    submitted = here.submit(*argv)
+    ended(cluster, submitted)
+    sent = (here.run_dir(submitted) / "job.sbatch").read_bytes()
+    assert sent == (here.path / "by-hand" / "job.sbatch").read_bytes()
+    held = cluster.run(["scontrol", "write", "batch_script", submitted, "-"]).stdout
+    assert held.rstrip("\n") == sent.decode().rstrip("\n")
+
+
+def test_a_script_piped_into_sbatch_runs(cluster: Any, here: Project) -> None:
+    script = here.ok("render", "-N2", "--gpus-per-node", "1", "--device", "cpu", "world.py")
+    done = subprocess.run(
+        ["sbatch", "--wait", "--parsable"],
+        cwd=here.path, env=here.environ, input=script, capture_output=True, text=True,
+        timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "sum 1 hosts 2" in here.logs(done.stdout.strip())
+
+
+# sacct takes 128 off a status: 137, killed by signal 9, is its 9.
+WAYS = [("exit", "3:0", 3), ("kill", "9:0", 137), ("raise", "1:0", 1)]
+
+
+@pytest.mark.parametrize(("how", "code", "status"), WAYS)
+def test_one_rank_that_fails_ends_the_job_everywhere_within_10_s(
+    cluster: Any, here: Project, how: str, code: str, status: int
+) -> None:
+    job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", "fail.py", how, "3")
+    wait_for_line(here, job_id, "ready", 4)
+    since = time.monotonic()
+    assert ended(cluster, job_id) == "FAILED"
+    cluster.wait_no_processes()
+    assert time.monotonic() - since < 10
+    assert sacct(cluster, job_id) == ("FAILED", code)
+    failed = [event for event in here.events(job_id) if event["type"] == "failed"]
+    assert {event["rank"] for event in failed} == {3}
+    assert here.json("status", job_id)["exit"]["code"] == status
+    said = here.cli("status", job_id, "--exit-status")
+    assert said.returncode == 3
+    assert "rank 3" in said.stdout
+    if how == "raise":
+        assert "no such tokenizer" in said.stdout
+
+
+def test_an_agent_that_is_killed_ends_the_job_everywhere_within_10_s(
+    cluster: Any, here: Project
+) -> None:
+    job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", "fail.py", "none", "0")
+    wait_for_line(here, job_id, "ready", 4)
+    node = next(e for e in here.events(job_id) if e["type"] == "world_ready")["hosts"][1]
+    agents = [p.pid for p in cluster.processes_on(node) if "clusterrun.node agent" in p.cmdline]
+    assert len(agents) == 1
+    since = time.monotonic()
+    os.kill(agents[0], signal.SIGKILL)
+    assert ended(cluster, job_id) == "FAILED"
+    cluster.wait_no_processes()
+    assert time.monotonic() - since < 10
+    assert sacct(cluster, job_id) == ("FAILED", "123:0")
+    assert node in here.ok("status", job_id)
+
+
+def test_ranks_that_each_make_a_world_of_their_own_fail_and_are_named(
+    cluster: Any, here: Project
+) -> None:
+    broken = ("--env", "ACCELERATE_USE_CPU=false")
+    since = time.monotonic()
+    job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", *broken, "world.py")
+    assert ended(cluster, job_id) == "FAILED"
+    assert time.monotonic() - since < 40
+    assert sacct(cluster, job_id) == ("FAILED", "120:0")
+    text = here.ok("status", job_id)
+    assert "world" in text
+    assert "4" in text
+    cluster.wait_no_processes()
+
+
+FEWER = """
+import os, sys
+if os.environ.get("SLURM_NODEID") == "1" and "--num_processes" in sys.argv:
+    sys.argv[sys.argv.index("--num_processes") + 1] = "2"
+"""
+
+
+def test_a_node_with_fewer_processes_fails_and_is_named(cluster: Any, here: Project) -> None:
+    """The second node's launcher is told of two processes in all, not of four."""
+    (here.path / "lib").mkdir()
+    (here.path / "lib" / "sitecustomize.py").write_text(FEWER)
+    fewer = ("--env", f"PYTHONPATH={here.path / 'lib'}")
+    job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", *fewer, "world.py")
+    assert ended(cluster, job_id) == "FAILED"
+    assert sacct(cluster, job_id) == ("FAILED", "120:0")
+    assert "world" in here.ok("status", job_id)
+    cluster.wait_no_processes()
+
+
+def test_sbatch_refusing_gives_its_own_words_and_leaves_nothing(
+    cluster: Any, here: Project
+) -> None:
+    done = here.cli("submit", "-N2", "--gpus-per-node", "9", "--device", "cpu", "world.py")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "error: sbatch refused the job" in done.stderr
+    assert "Requested node configuration is not available" in done.stderr
+    assert list((here.path / "runs").glob("*/*")) == []
+
+
+def test_p14_a_shell_inside_another_job_does_not_leak_into_the_new_one(
+    cluster: Any, here: Project
+) -> None:
+    here.extra = {
+        "SLURM_JOB_ID": "1", "SLURM_NTASKS": "7", "SLURM_MEM_PER_CPU": "1",
+        "SBATCH_PARTITION": "nope",
+        "SRUN_CPUS_PER_TASK": "3", "PET_STANDALONE": "1", "MASTER_PORT": "1", "WORLD_SIZE": "9",
+        "RANK": "5", "CUDA_VISIBLE_DEVICES": "", "SLURM_CPU_BIND": "none",
+    }  # fmt: skip
+    done = here.cli("submit", "-W", "-N2", "--gpus-per-node", "1", "--device", "cpu", "world.py")
+    assert done.returncode == 0, done.stderr
+    assert "SBATCH_PARTITION" in done.stderr
+
+
+def test_p7_cpus_per_task_reach_the_ranks_as_threads(cluster: Any, here: Project) -> None:
+    argv = ("-N2", "-c8", "--gpus-per-node", "2", "--device", "cpu", "world.py")
+    job_id = here.submit(*argv)
+    assert ended(cluster, job_id) == "COMPLETED"
+    assert "threads 4" in here.logs(job_id)

@@ -1,0 +1,78 @@
+"""Every command of the README runs as it stands, from a fresh copy of the project."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterrun.loading import load_spec
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"<!-- test: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
+
+
+def blocks(kind: str) -> list[str]:
+    found = BLOCK.findall((ROOT / "README.md").read_text())
+    return [text for name, _, text in found if name == kind]
+
+
+def test_every_shell_block_is_one_that_a_test_runs_or_the_two_commands() -> None:
+    shells = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    tested = {*blocks("local"), *blocks("slurm"), "make demo\nmake test\n"}
+    assert set(shells) == tested
+
+
+def run(script: str, tmp_path: Path) -> str:
+    """Run a script beside a copy of the examples; /tmp is a directory of the test's own."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script.replace("/tmp/", f"{scratch}/")],
+        cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.torch
+def test_the_tour_on_this_machine(tmp_path: Path) -> None:
+    out = run("\n".join(blocks("local")), tmp_path)
+    assert "Submitted batch job L1" in out
+    assert "held-out loss" in out
+    assert "#SBATCH --gpus-per-node=4" in out
+    assert "COMPLETED" in out
+
+
+def test_the_configuration_is_valid(tmp_path: Path) -> None:
+    (text,) = blocks("config")
+    (tmp_path / "clusterrun.yaml").write_text(text)
+    resolved = load_spec({}, environ={}, cwd=tmp_path, profile="a100")
+    assert resolved.spec.partition == "gpu"
+    assert resolved.spec.timeout_s == 1800
+    assert resolved.notes == ()
+
+
+def test_the_runtime_lines_run_outside_a_run() -> None:
+    (text,) = blocks("runtime")
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"
+
+
+def test_the_python_lines_render_a_script() -> None:
+    (text,) = blocks("api")
+    argv = [sys.executable, "-c", text]
+    done = subprocess.run(argv, cwd=ROOT / "examples", capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("#!/bin/bash\n")
