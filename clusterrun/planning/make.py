@@ -262,7 +262,9 @@ def _request_notes(spec: JobSpec, facts: Facts, world: World, cpus: int) -> tupl
     if facts.cluster is Cluster.LOCAL and spec.sbatch_args:
         notes.append("--sbatch-arg means nothing on this machine")
     if facts.cluster is Cluster.SLURM and spec.gpus_per_node and not cpus and not spec.exclusive:
-        notes.append("no CPUs were asked for: the site's default is used (--cpus-per-gpu)")
+        notes.append(
+            "no CPUs were asked for: a site without a default gives one a node (--cpus-per-gpu)"
+        )
     if spec.signal and "B:" in spec.signal:
         notes.append("--signal B: reaches the batch script, which does not tell the ranks yet")
     return tuple(notes)

@@ -34,6 +34,7 @@ where=$STUB_DIR/python.$3.${SLURM_NODEID:-batch}
 printf '%s\0' "$@" > "$where.args"
 env -0 > "$where.env"
 printf '%s' "$PWD" > "$where.cwd"
+readlink "/proc/$$/fd/0" > "$where.stdin"
 [[ $3 == register ]] && exit "${STUB_REGISTER_STATUS:-0}"
 exit "${STUB_PYTHON_STATUS:-0}"
 """
@@ -79,10 +80,10 @@ class Site:
         spool = self.root / "slurm_script"
         spool.write_text(bundle.script)
         return subprocess.Popen(
-            ["/bin/bash", str(spool), *args],
+            ["bash", str(spool), *args],
             cwd=self.root,
             env=self.environment(**variables),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

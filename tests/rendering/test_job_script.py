@@ -84,6 +84,8 @@ def test_every_node_runs_the_agent_in_the_working_directory(site: Site) -> None:
             *(b"-m", b"clusterrun.node", b"agent", os.fsencode(run_dir), b"1")
         ]
         assert (site.stubs / f"python.agent.{node}.cwd").read_text() == str(site.workdir)
+        # srun --input=none leaves a pipe there, on which a reader would wait
+        assert (site.stubs / f"python.agent.{node}.stdin").read_text() == "/dev/null\n"
 
 
 def test_p7_p15_srun_gets_one_task_a_node_and_its_cpus(site: Site) -> None:
@@ -131,6 +133,23 @@ def test_the_end_says_how_it_ended(site: Site, status: int, state: str) -> None:
     assert site.run(bundle, str(run_dir), STUB_SRUN_STATUS=str(status)).returncode == status
     assert (end_of(run_dir)["state"], end_of(run_dir)["exit_code"]) == (state, status)
     assert [path.name for path in run_dir.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("srun", "agreed", "status"),
+    [("143", "3", 3), ("143", None, 143), ("1", "nonsense", 1), ("0", "3", 0), ("1", "0", 1)],
+)
+def test_the_status_that_the_agents_agreed_on_explains_sruns(
+    site: Site, srun: str, agreed: str | None, status: int
+) -> None:
+    plan = site.plan()
+    if agreed is not None:
+        agent = f'#!/bin/bash\necho {agreed} > "$4/attempts/$5/status"\n'
+        (site.stubs / "python").write_text(agent)
+    bundle = rendered(plan)
+    run_dir = site.run_dir(bundle)
+    assert site.run(bundle, str(run_dir), STUB_SRUN_STATUS=srun).returncode == status
+    assert end_of(run_dir)["exit_code"] == status
 
 
 def test_p21_p26_every_start_is_an_attempt_of_its_own(site: Site) -> None:
