@@ -203,7 +203,7 @@ def _state_of(paths: RunPaths, controller: dict[str, Any] | None) -> tuple[JobSt
     """Say how a job stands that has no end.json, and why."""
     if controller is None:
         if time.time() - _modified(paths.root) < START_S:
-            return JobState.PENDING, ""
+            return JobState.PENDING, "its controller is starting"
         return JobState.FAILED, "its controller never started"
     if _is_elsewhere(controller):
         return JobState.UNKNOWN, f"it runs on {controller['host']}, which can't be seen from here"

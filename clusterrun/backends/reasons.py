@@ -90,7 +90,7 @@ def explain(reason: str) -> PendingReason:
     if nodes:
         text = f"{nodes} is down, drained or reserved"
         return PendingReason(code=code, text=text, can_start=None)
-    text, can_start = _known(code)
+    text, can_start = _known(code or "None")
     return PendingReason(code=code, text=text, can_start=can_start)
 
 

@@ -130,7 +130,7 @@ def test_a_node_killed_by_a_signal_is_128_and_its_number(site: Site) -> None:
     assert (job.state, job.exit_code) == (JobState.FAILED, 137)
 
 
-def test_one_failing_node_ends_one_that_would_wait_for_ever(site: Site) -> None:
+def test_one_failing_node_ends_one_that_would_wait_for_ever(site: Site, hasty: None) -> None:
     script = '[ "$CLUSTERRUN_LOCAL_NODE_RANK" = 0 ] && exit 121\nsleep 600\n'
     begin = time.monotonic()
     job_id, _ = site.submit(script)
@@ -368,6 +368,16 @@ def test_what_nodes_print_lands_in_the_batch_output(site: Site) -> None:
     site.wait(job_id)
     assert paths.batch_output.read_text() == "out\nerr\n"
     assert paths.batch_output.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_job_whose_controller_never_came_is_not_pending_for_ever(site: Site) -> None:
+    plan = make_plan(site.root)
+    paths = make_run(site.root, plan, make_bundle(plan))
+    job_id = local._take_job_id(site.runs, paths)
+    assert site.job(job_id).state is JobState.PENDING
+    os.utime(paths.root, (1, 1))
+    assert site.job(job_id).state is JobState.FAILED
+    assert site.job(job_id).reason == "its controller never started"
 
 
 def test_a_job_that_nobody_knows(site: Site) -> None:

@@ -291,7 +291,7 @@ def test_p24_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) ->
             True,
         ),
         ("AReasonOf2031", "AReasonOf2031", None),
-        ("", "", None),
+        ("", "the scheduler has not looked at it yet", True),
     ],
 )
 def test_reasons_are_put_in_plain_words(reason: str, text: str, can_start: bool | None) -> None:
