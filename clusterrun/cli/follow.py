@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterrun.cli import output
 from clusterrun.cli.log_printer import LogPrinter, Request, job_name
+from clusterrun.cli.status import clock
 from clusterrun.errors import Exit
 from clusterrun.logs.files import find_log_files, stat_file
 from clusterrun.logs.follow import Gap, NewAttempt, Pause, follow
@@ -40,7 +41,7 @@ def follow_job(request: Request) -> int:
     status = watch.status
     if status is None or not status.state.is_terminal:  # a chosen attempt is over, not the job
         return Exit.OK
-    spent = f" after {_clock(status.elapsed_s)}" if status.elapsed_s is not None else ""
+    spent = f" after {clock(status.elapsed_s)}" if status.elapsed_s is not None else ""
     output.say(f"{job_name(request.record)} {output.painted_state(status.state.value)}{spent}")
     return exit_status(request, status)
 
@@ -131,11 +132,3 @@ class _Watch:
         if text != self._said:
             self._said = text
             output.say(text)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    clock = f"{hours:02}:{minutes:02}:{rest:02}"
-    return f"{days}-{clock}" if days else clock

@@ -11,6 +11,7 @@ import click
 from clusterrun.cli import output
 from clusterrun.cli.follow import WAITING, exit_status, follow_job, waiting
 from clusterrun.cli.log_printer import DEFAULT_TAIL, LogPrinter, Request, job_name
+from clusterrun.cli.status import find_announced
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.hostlist import fold_hostlist, parse_hostlist, parse_ranks
 from clusterrun.logs.files import LogFile, file_size, find_log_files, fold_nodes
@@ -95,23 +96,13 @@ def command(
     if wanted.pop("as_json"):
         wanted["form"] = "json"
     output.current_session().json = wanted["form"] == "json"
-    request = _request(_find(job), **wanted)
+    request = _request(find_announced(job), **wanted)
     if locating:
         _print_path(request)
     elif listing:
         _list_files(request)
     else:
         ctx.exit(follow_job(request) if following else _read(request))
-
-
-def _find(job: str | None) -> JobRecord:
-    from clusterrun import api
-
-    record = api.find_job(job)
-    if job is None:
-        where = os.path.relpath(record.runs_dir.root)
-        output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
-    return record
 
 
 def _request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -55,8 +56,6 @@ def command(
 
 def find_announced(job: str | None) -> JobRecord:
     """Find a job; say which one was taken where none was named."""
-    import os
-
     from clusterrun import api
 
     record = api.find_job(job)
