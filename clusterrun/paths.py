@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+NAME_BYTES = 80
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,3 +157,16 @@ class RunsDir:
     def job_link(self, job_id: str) -> Path:
         """Name the link of a job."""
         return self.by_job / job_id
+
+
+def directory_name(name: str) -> str:
+    """Make a directory name of any job name: itself where it is plain, else a likeness and a hash.
+
+    >>> directory_name("llama3-sft"), directory_name("../a b")
+    ('llama3-sft', 'a-b-adb82b')
+    """
+    if _SAFE_NAME.match(name) and len(name) <= NAME_BYTES and name != "by-job":
+        return name
+    likeness = _UNSAFE.sub("-", name).strip(".-")[: NAME_BYTES - 7] or "run"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{likeness}-{digest[:6]}"

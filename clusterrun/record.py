@@ -20,7 +20,6 @@ from typing import Any
 from clusterrun import shell
 from clusterrun.backends.layout import (
     create_run,
-    directory_name,
     new_run_id,
     remove_run,
     write_private,
@@ -37,7 +36,6 @@ REMEMBERED_ROOTS = 50
 __all__ = [
     "JobRecord",
     "create_run",
-    "directory_name",
     "link_job",
     "list_records",
     "new_record",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from clusterrun import record
 from clusterrun.errors import ClusterrunError, JobNotFoundError
-from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.paths import RunPaths, RunsDir, directory_name
 from clusterrun.record import JobRecord
 from clusterrun.rendering.bundle import Bundle
 
@@ -126,7 +126,7 @@ def test_run_ids_tell_their_time_and_differ() -> None:
 
 @given(st.text(min_size=1, max_size=300))
 def test_any_name_becomes_one_plain_directory(name: str) -> None:
-    made = record.directory_name(name)
+    made = directory_name(name)
     assert made == Path(made).name != ""
     assert not made.startswith((".", "-"))
     assert made != "by-job"
@@ -136,7 +136,7 @@ def test_any_name_becomes_one_plain_directory(name: str) -> None:
 
 @given(st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40))
 def test_different_names_have_different_directories(one: str, other: str) -> None:
-    assert (record.directory_name(one) == record.directory_name(other)) is (one == other)
+    assert (directory_name(one) == directory_name(other)) is (one == other)
 
 
 @pytest.mark.parametrize("name", ["..", "../../etc", "/etc", "a/b", ".", "by-job", "~", "-rf"])

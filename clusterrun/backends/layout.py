@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import random
-import re
 import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.paths import RunPaths, RunsDir, directory_name
 
 if TYPE_CHECKING:
     from clusterrun.rendering.bundle import Bundle
 
-NAME_BYTES = 80
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
 def new_run_id(now: datetime, rng: random.Random) -> str:
     """Name a run by its time and four random letters: `1121-103252-k3fq`."""
     return f"{now:%m%d-%H%M%S}-{''.join(rng.choices(_LETTERS, k=4))}"
-
-
-def directory_name(name: str) -> str:
-    """Make a directory name of any job name: itself where it is plain, else a likeness and a hash.
-
-    >>> directory_name("llama3-sft"), directory_name("../a b")
-    ('llama3-sft', 'a-b-adb82b')
-    """
-    if _SAFE_NAME.match(name) and len(name) <= NAME_BYTES and name != "by-job":
-        return name
-    likeness = _UNSAFE.sub("-", name).strip(".-")[: NAME_BYTES - 7] or "run"
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
-    return f"{likeness}-{digest[:6]}"
 
 
 def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> RunPaths:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clusterrun import __version__
 from clusterrun.errors import NodeExit, UsageError
+from clusterrun.paths import directory_name
 from clusterrun.planning.plan import Plan
 from clusterrun.rendering.quoting import Quoted
 from clusterrun.rendering.templates import Renderer
@@ -81,6 +82,7 @@ def _job_values(plan: Plan, carried: Mapping[str, str]) -> dict[str, object]:
             Carried(name=name, delimiter=Quoted(_delimiter(text)), text=Quoted(text))
             for name, text in carried.items()
         ],
+        "directory": directory_name(plan.name),
         "cpus_known": any(arg.startswith("--cpus-per-task") for arg in plan.srun_args),
     }
 

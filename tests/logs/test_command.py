@@ -323,7 +323,8 @@ def test_a_file_that_may_not_be_read_is_named(ended: Here) -> None:
 
 def test_a_pending_job_says_that_it_waits(here: Here) -> None:
     done = here.logs("L1")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "job L1 is pending\n")
+    starting = "job L1 is pending: its controller is starting\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", starting)
 
 
 @pytest.fixture
@@ -445,7 +446,7 @@ def test_following_shows_lines_as_they_come_and_ends_with_the_job(
     code, out, err = running.finish()
     assert code == 3
     assert out == ["n1:0  | step 1", "n2:9  ! warning", "n1:0  | last words"]
-    assert err[0] == "job L1 is pending"
+    assert err[0] == "job L1 is pending: its controller is starting"
     assert err[-1].startswith("job L1 FAILED after 00:01:0")
 
 

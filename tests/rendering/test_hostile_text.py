@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusterrun.paths import directory_name
 from clusterrun.planning.make import make_plan
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import JobSpec
@@ -51,7 +52,7 @@ def test_p16_p17_any_text_arrives_and_never_runs(
         assert {key: found[os.fsencode(key)] for key in env} == {
             key: os.fsencode(value) for key, value in env.items()
         }
-        run_dir = place / "runs" / name / "4711-0"
+        run_dir = place / "runs" / directory_name(name) / "4711"
         assert site.got("python.agent.0.args")[-2:] == [os.fsencode(run_dir), b"1"]
         carried = Plan.from_json((run_dir / "plan.json").read_text())
         assert carried == plan

@@ -23,8 +23,8 @@ def site(tmp_path: Path) -> Site:
 
 def test_by_hand_it_unpacks_a_run_directory_of_its_own(site: Site) -> None:
     bundle = rendered(site.plan(nodes=2, gpus_per_node=4, setup=("true",), env={"A": "b\nc"}))
-    done = site.run(bundle, SLURM_RESTART_COUNT="3")
-    run_dir = site.runs / "job" / "4711-3"
+    done = site.run(bundle)
+    run_dir = site.runs / "job" / "4711"
     assert (done.returncode, done.stderr) == (0, "")
     assert {name: (run_dir / name).read_text() for name in bundle.files} == bundle.files
     assert site.got("python.register.batch.args") == [
@@ -35,7 +35,7 @@ def test_by_hand_it_unpacks_a_run_directory_of_its_own(site: Site) -> None:
 
 def test_by_hand_the_run_is_private(site: Site) -> None:
     site.run(rendered(site.plan(env={"A": "b"})))
-    run_dir = site.runs / "job" / "4711-0"
+    run_dir = site.runs / "job" / "4711"
     assert [mode(path) for path in (run_dir, run_dir / "attempts")] == [0o700, 0o700]
     assert {mode(path) for path in run_dir.glob("*.*") if path.name != "end.json"} == {0o600}
 
@@ -48,12 +48,30 @@ def test_two_submissions_by_hand_do_not_share_a_directory(site: Site) -> None:
     assert "cannot be made" in again.stderr
 
 
+def test_by_hand_a_requeued_job_is_the_next_attempt_of_its_run(site: Site) -> None:
+    bundle = rendered(site.plan())
+    assert site.run(bundle).returncode == 0
+    assert site.run(bundle, SLURM_RESTART_COUNT="1").returncode == 0
+    attempts = site.runs / "job" / "4711" / "attempts"
+    assert sorted(path.name for path in attempts.iterdir()) == ["1", "2"]
+    assert [path.name for path in (site.runs / "job").iterdir()] == ["4711"]
+
+
 def test_with_a_run_directory_nothing_is_unpacked_or_registered(site: Site) -> None:
     bundle = rendered(site.plan(nodes=2))
     run_dir = site.run_dir(bundle)
     assert site.run(bundle, str(run_dir)).returncode == 0
     assert not site.runs.exists()
     assert not (site.stubs / "python.register.batch.args").exists()
+
+
+def test_the_status_that_the_agents_agreed_on_beats_that_of_srun(site: Site) -> None:
+    bundle = rendered(site.plan(nodes=2))
+    run_dir = site.run_dir(bundle)
+    (run_dir / "env.sh").write_text('echo 3 > "$run_dir/attempts/1/status"\n')
+    done = site.run(bundle, str(run_dir), STUB_SRUN_STATUS="137")
+    assert done.returncode == 3
+    assert end_of(run_dir)["exit_code"] == 3
 
 
 def test_a_relative_run_directory_is_found_by_every_node(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -147,18 +148,21 @@ def test_submit_wait_returns_the_status_of_the_job(cluster: Any, here: Project) 
     assert here.cli(*argv).returncode == 3
 
 
+@pytest.mark.timeout(900)  # the first run builds DeepSpeed's optimizer for CPUs
 @pytest.mark.parametrize("own", [False, True], ids=["zero2-offload", "own JSON with auto"])
 def test_deepspeed_with_offload_saves_and_resumes(cluster: Any, here: Project, own: bool) -> None:
     how = ("--deepspeed-config", "ds_zero2_auto.json") if own else ("--strategy", "zero2-offload")
     argv = ("-N2", "--gpus-per-node", "1", "--device", "cpu", *how, "train_lm.py", *TINY)
-    saved = ("--output", "saved", "--save-every", "2")
-    first = here.submit(*argv, *saved, "--max-steps", "2")
-    assert ended(cluster, first, 280) == "COMPLETED", here.logs(first)
-    second = here.submit(*argv, *saved, "--max-steps", "4", "--resume")
+    argv = (*argv, "--output", "saved", "--save-every", "2", "--max-steps", "4", "--log-every", "1")
+    first = here.submit(*argv)
+    assert ended(cluster, first, 500) == "COMPLETED", here.logs(first)
+    shutil.rmtree(here.path / "saved" / "step-00000004")  # as if it had been interrupted at step 3
+    second = here.submit(*argv, "--resume")
     assert ended(cluster, second, 280) == "COMPLETED", here.logs(second)
     text = here.logs(second)
-    assert "step 4/4" in text
-    assert "step 1/4" not in text
+    assert "step 3/4" in text
+    assert "step 2/4" not in text
+    assert (here.path / "saved" / "step-00000004" / ".complete").exists()
 
 
 def test_a_rendered_directory_submitted_by_hand_is_the_same_run(
