@@ -22,8 +22,8 @@ from clusterrun.backends.status import JobStatus as JobStatus
 from clusterrun.backends.status import statuses
 from clusterrun.errors import ClusterrunError, Exit, JobNotFoundError, UsageError
 from clusterrun.facts import gather_facts, working_directory
-from clusterrun.loading import Origin
 from clusterrun.loading import Resolved as Resolved
+from clusterrun.loading import adopt_spec
 from clusterrun.loading import load_spec as load
 from clusterrun.logs.lines import EVERYTHING, Selection
 from clusterrun.logs.lines import LogLine as LogLine
@@ -32,7 +32,7 @@ from clusterrun.planning.make import make_plan
 from clusterrun.planning.plan import Plan
 from clusterrun.record import JobRecord as JobRecord
 from clusterrun.rendering.bundle import Bundle, render_bundle
-from clusterrun.spec import FIELDS, Cluster, JobSpec, Kind
+from clusterrun.spec import Cluster, JobSpec
 from clusterrun.state import JobState
 
 Job = JobSpec | Resolved
@@ -82,7 +82,7 @@ def prepare(job: Job) -> Prepared:
     Raises UsageError for what cannot run.
     """
     cwd = working_directory(os.environ)
-    resolved = job if isinstance(job, Resolved) else _resolved(job, cwd)
+    resolved = job if isinstance(job, Resolved) else adopt_spec(job, cwd=cwd)
     _check_script(resolved, cwd)
     plan = make_plan(resolved.spec, gather_facts(resolved.spec, cwd=cwd, environ=os.environ))
     bundle = render_bundle(
@@ -179,33 +179,6 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
 
 
 # What is checked before anything is made
-
-
-def _resolved(spec: JobSpec, cwd: Path) -> Resolved:
-    """Give a spec that was made in Python origins that say so."""
-    origin = Origin(text="Python")
-    keys = [field.key for field in FIELDS]
-    mappings = [field for field in FIELDS if field.kind is Kind.MAPPING]
-    keys += [f"{field.key}.{name}" for field in mappings for name in getattr(spec, field.name)]
-    return Resolved(
-        spec=_with_enums(spec), origins=dict.fromkeys(keys, origin), project_dir=cwd, cwd=cwd
-    )
-
-
-def _with_enums(spec: JobSpec) -> JobSpec:
-    """Let a plain text stand for an enum's member: `JobSpec(strategy="zero2")`."""
-    changes: dict[str, Any] = {}
-    for field in FIELDS:
-        value = getattr(spec, field.name)
-        if field.choices is None or isinstance(value, field.choices):
-            continue
-        words = [str(member.value) for member in field.choices]
-        if value not in words:
-            near = difflib.get_close_matches(str(value), words, n=1)
-            hint = f"use '{near[0]}'" if near else f"one of: {', '.join(words)}"
-            raise UsageError(f"unknown {field.name.replace('_', ' ')} '{value}'", hint=hint)
-        changes[field.name] = field.choices(value)
-    return dataclasses.replace(spec, **changes) if changes else spec
 
 
 def _check_script(resolved: Resolved, cwd: Path) -> None:

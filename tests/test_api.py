@@ -15,7 +15,7 @@ import pytest
 import clusterrun
 from clusterrun import ClusterrunError, JobSpec, api, record
 from clusterrun.errors import JobNotFoundError, SubmissionError, UsageError
-from clusterrun.spec import FIELDS, Cluster, Strategy
+from clusterrun.spec import Cluster, Strategy
 from clusterrun.state import JobState
 
 
@@ -112,8 +112,27 @@ def test_a_spec_says_in_resolved_yaml_that_it_came_from_python(project: Path) ->
 
 
 def test_every_field_of_a_spec_has_an_origin(project: Path) -> None:
-    resolved = api._resolved(spec(), project)
-    assert set(resolved.origins) == {field.key for field in FIELDS}
+    text = clusterrun.render(spec(nodes=2)).files["resolved.yaml"]
+    assert "  nodes: 2  # Python\n" in text
+    assert "  requeue: true  # built-in\n" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"env": {"HTTP_PROXY": "http://ada:pw@proxy:3128"}}, "HTTP_PROXY looks like a secret"),
+        ({"setup": ("export HF_TOKEN=abc",)}, "HF_TOKEN looks like a secret"),
+        ({"setup": "module load cuda"}, "launch.setup must be a list"),
+        ({"args": "--lr 1"}, "args must be a list"),
+        ({"clusters": "one,two"}, "names 2 clusters"),
+    ],
+)
+def test_a_spec_made_in_python_meets_the_rules_of_the_command_line(
+    project: Path, fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        clusterrun.submit(spec(**fields))
+    assert list(project.iterdir()) == [project / "train.py"]
 
 
 def test_load_spec_reads_what_the_command_line_reads(project: Path) -> None:
