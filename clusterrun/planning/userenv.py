@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 
 from clusterrun.errors import UsageError
+from clusterrun.loading.secrets import is_secret_name, is_secret_value
 from clusterrun.spec import JobSpec
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_SECRET = re.compile(r"(?:\A|_)(?:TOKEN|KEY|APIKEY)\Z|PASSWORD|PASSWD|SECRET|CREDENTIAL", re.I)
 
 # Who a rank is, where it meets the others and which GPU it has are decided on the node.
 _NODE_DECIDES = re.compile(
@@ -35,7 +35,7 @@ def check_variables(spec: JobSpec) -> None:
     for variables in (spec.network_env, spec.env):
         for name, value in variables.items():
             _refuse_owned(name)
-            _refuse_secret(name)
+            _refuse_secret(name, value)
             _refuse_harmful(name, value)
     for name in spec.pass_env:
         if not _NAME.match(name):
@@ -61,8 +61,8 @@ def _refuse_owned(name: str) -> None:
         raise UsageError(f"{name} belongs to bash and cannot be set for a job")
 
 
-def _refuse_secret(name: str) -> None:
-    if _SECRET.search(name):
+def _refuse_secret(name: str, value: str) -> None:
+    if is_secret_name(name) or is_secret_value(value):
         raise UsageError(
             f"{name} looks like a secret, and its value would be written into the run directory",
             hint=f"export it in your shell and pass --pass-env {name}",
