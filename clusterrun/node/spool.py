@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 from clusterrun.node.processes import is_running
 
-_NAME = re.compile(r"clusterrun-(\d+)-.+-[^-]+\Z")
+_NAME = re.compile(r"clusterrun-([0-9a-f]{8})-(\d+)-.+-[^-]+\Z")
 _OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
 _EVENTS = re.compile(r"rank_(\d+)\.events\Z")
 _ERROR = re.compile(r"rank_(\d+)\.error\.json\Z")
@@ -89,16 +91,30 @@ def create_spool(job_id: str, attempt: int, node_rank: int) -> Spool:
     """Make a spool that only this user can read, and clear those whose agents were killed."""
     base = Path(tempfile.gettempdir())
     _clear_abandoned(base)
-    prefix = f"clusterrun-{os.getpid()}-{job_id}.{attempt}.{node_rank}-"
+    prefix = f"clusterrun-{_pid_space()}-{os.getpid()}-{job_id}.{attempt}.{node_rank}-"
     return Spool(root=Path(tempfile.mkdtemp(prefix=prefix, dir=base)))
 
 
 def _clear_abandoned(base: Path) -> None:
+    here = _pid_space()
     with contextlib.suppress(OSError):
         for entry in os.scandir(base):
             match = _NAME.match(entry.name)
-            if match and not is_running(int(match[1])) and _is_mine(entry):
+            is_ours = match is not None and match[1] == here and _is_mine(entry)
+            if match and is_ours and not is_running(int(match[2])):
                 shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _pid_space() -> str:
+    """Name the table of processes that a pid of ours is in: this start of the host, and container.
+
+    TMPDIR may be shared by nodes, and /tmp by containers.
+    """
+    place = socket.gethostname()
+    with contextlib.suppress(OSError):
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        place = f"{boot_id}:{os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{zlib.crc32(place.encode()):08x}"
 
 
 def _is_mine(entry: os.DirEntry[str]) -> bool:
