@@ -13,7 +13,7 @@ from clusterrun.errors import NodeExit
 from clusterrun.paths import RunPaths
 from clusterrun.state import JobState
 
-HEAD_BYTES = 16 * 1024  # started, rendezvous, world_ready
+HEAD_BYTES = 256 * 1024  # started, rendezvous, world_ready: they name all nodes, thousands perhaps
 TAIL_BYTES = 64 * 1024  # the last steps, failures, the end
 
 
