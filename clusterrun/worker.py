@@ -107,7 +107,7 @@ def _execute(argv: Sequence[str]) -> None:
         main_module.__annotations__ = {}
     sys.modules["__main__"] = main_module
     if argv[0] == "-m":
-        sys.argv = list(argv[1:])
+        sys.argv = ["-m", *argv[2:]]
         runpy._run_module_as_main(argv[1])  # type: ignore[attr-defined]  # what `python -m` calls
         return
     sys.argv = list(argv)
@@ -155,10 +155,9 @@ def _one_line(error: BaseException) -> str:
 
 def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
     """Drop the frames above the script's first, so that its traceback reads as usual."""
-    first = trace
-    while first is not None and first.tb_frame.f_code.co_filename in _MACHINERY:
-        first = first.tb_next
-    return first or trace
+    while trace is not None and trace.tb_frame.f_code.co_filename in _MACHINERY:
+        trace = trace.tb_next
+    return trace
 
 
 class _Ending:
@@ -179,14 +178,14 @@ class _Ending:
         _write_error_files(message, callstack, at)
         runtime.emit("rank_exit", code=code, message=message, cause=cause, ts=at)
 
-    def break_off(self, error: WorldContractError) -> NoReturn:
+    def break_off(self, error: WorldContractError, kind: str) -> NoReturn:
         """Say what is wrong with the world, once, and end without running the script's code."""
         lines = [f"clusterrun: the world contract is broken: {error.message}"]
         lines += [f"  cause: {error.cause}"] if error.cause else []
         lines += [f"  hint: {hint}" for hint in error.hints]
         code = int(NodeExit.WORLD_BROKEN)
         said = error.message + (f" ({error.cause})" if error.cause else "")
-        self.fail(code, f"world contract broken: {said}", "world", error)
+        self.fail(code, f"world contract broken: {said}", kind, error)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.write("\n".join(lines) + "\n")

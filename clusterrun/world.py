@@ -20,7 +20,7 @@ from clusterrun.errors import WorldContractError
 
 PUBLISH_TIMEOUT_S = 60
 SWITCH_OFF = "--no-world-contract switches this check off"
-OnBroken = Callable[[WorldContractError], NoReturn]
+OnBroken = Callable[[WorldContractError, str], NoReturn]
 
 
 class Contract:
@@ -42,46 +42,43 @@ class Contract:
         """Say whether this is the rank itself, and no process that it forked."""
         return os.getpid() == self._pid
 
-    def break_off(self, message: str, *, cause: str | None = None) -> None:
+    def break_off(self, message: str, *, cause: str | None = None, kind: str = "world") -> None:
         """End the rank with one clear message, unless the contract is switched off."""
         if self.holds:
-            self._on_broken(WorldContractError(message, cause=cause, hint=SWITCH_OFF))
+            self._on_broken(WorldContractError(message, cause=cause, hint=SWITCH_OFF), kind)
 
     def check_environment(self, env: Mapping[str, str]) -> None:
         """Hold WORLD_SIZE, LOCAL_WORLD_SIZE and RANK to the job's numbers."""
         if self.expected == 1 and "WORLD_SIZE" not in env:
             return  # one process needs no launcher variables
         if "WORLD_SIZE" not in env:
-            cause = "the launcher set no WORLD_SIZE: it started this process as a world of its own"
             self.break_off(
-                f"this process is a world of 1, the job asked for {self.expected}", cause=cause
+                f"this process is a world of 1, the job asked for {self.expected}",
+                cause="the launcher set no WORLD_SIZE: it started this process on its own",
             )
-        for name, expected in (("WORLD_SIZE", self.expected), ("LOCAL_WORLD_SIZE", self.local)):
-            value = env.get(name, "")
-            if value != str(expected):
-                what = "ranks in all" if name == "WORLD_SIZE" else "ranks on each node"
-                cause = f"{name}={value or '(not set)'} on {_node(env)}"
-                self.break_off(
-                    f"the launcher made {value or 'no'} {what}, the job asked for {expected}",
-                    cause=cause,
-                )
+        # The node's own number first: where it is right, another node is the one to look at.
+        self._check_count(env, "LOCAL_WORLD_SIZE", self.local, "on this node", "world")
+        self._check_count(env, "WORLD_SIZE", self.expected, "in all", "world_elsewhere")
         if not env.get("RANK", "").isdigit() or int(env["RANK"]) >= self.expected:
             self.break_off(f"RANK={env.get('RANK', '(not set)')} is no rank of {self.expected}")
 
-    def _check_count(self, env: Mapping[str, str], name: str, expected: int, what: str) -> None:
+    def _check_count(
+        self, env: Mapping[str, str], name: str, expected: int, where: str, kind: str
+    ) -> None:
         value = env.get(name, "")
         if value != str(expected):
             self.break_off(
-                f"the launcher made {value or 'no'} {what}, the job asked for {expected}",
+                f"the launcher made {value or 'no'} ranks {where}, the job asked for {expected}",
                 cause=f"{name} is {value or 'not set'} on {_node(env)}",
+                kind=kind,
             )
 
     def check_end(self) -> None:
         """Refuse the good end of a rank that never joined the others."""
-        torch_distributed = sys.modules.get("torch.distributed")
         if self.expected <= 1 or self.had_group:
             return
-        if torch_distributed is not None and torch_distributed.is_initialized():
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_initialized():
             return
         cause = "the script ended well, but no process group was ever initialised in this rank"
         self.break_off(f"this rank never joined the world of {self.expected}", cause=cause)

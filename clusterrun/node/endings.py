@@ -45,6 +45,7 @@ class Cause(str, Enum):
     EXIT = "exit"
     SIGNAL = "signal"
     WORLD = "world"
+    WORLD_ELSEWHERE = "world_elsewhere"  # broken, but not by the node that noticed
     LAUNCHER = "launcher"
     NODE_LOST = "node_lost"
     NODE_UNFIT = "node_unfit"
@@ -69,8 +70,11 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Say whether something else must have come before: a launcher ended this rank."""
-        return self.signal == signal.SIGTERM or self.cause is Cause.LAUNCHER
+        """Say whether something else must have come before, as when a launcher ended this rank."""
+        return self.signal == signal.SIGTERM or self.cause in (
+            Cause.LAUNCHER,
+            Cause.WORLD_ELSEWHERE,
+        )
 
     def to_data(self) -> dict[str, Any]:
         """Write the failure as JSON data."""

@@ -28,9 +28,10 @@ class Member:
         ports: Sequence[int],
         timeout_s: float,
         interface_of: Callable[[str], str],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._who, self._realm, self._ports = who, realm, ports
-        self._timeout_s, self._interface_of = timeout_s, interface_of
+        self._timeout_s, self._interface_of, self._clock = timeout_s, interface_of, clock
         self._channel: Channel | None = None
         self._decision = Decision()
         self._closed = asyncio.Event()
@@ -98,7 +99,7 @@ class Member:
             nonce=ours,
             proof=proof(secret, "member", challenge.get("nonce"), ours),
             report=report.to_data(),
-            clock=time.time(),
+            clock=self._clock(),
             **self._realm.label,
         )
         answer = await channel.receive(ANSWER_S)

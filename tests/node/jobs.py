@@ -21,6 +21,8 @@ from clusterrun.planning.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.spec import Cluster, Device, JobSpec
 
+ROOT = Path(__file__).resolve().parents[2]
+STUB = Path(__file__).parent / "stub"  # accelerate and torch, without the seconds they take
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 
 
@@ -31,8 +33,8 @@ class Job:
     paths: RunPaths
     plan: Plan
     job_id: str
+    is_stub: bool = False
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    since: float = 0.0
 
     def start_node(self, rank: int, **env: str) -> subprocess.Popen[bytes]:
         """Start one node's script, as the local controller does."""
@@ -40,6 +42,12 @@ class Job:
             **os.environ,
             "CLUSTERRUN_LOCAL_NODE_RANK": str(rank),
             "CLUSTERRUN_LOCAL_JOB_ID": self.job_id,
+            "TMPDIR": str(self.tmp),
+            **(
+                {"PYTHONPATH": f"{STUB}:{ROOT}", "STUB_STORE": str(self.tmp)}
+                if self.is_stub
+                else {}
+            ),
             **env,
         }
         output = (self.paths.slurm_dir / f"node{rank}.out").open("ab")
@@ -53,6 +61,14 @@ class Job:
         )
         self.agents.append(node)
         return node
+
+    @property
+    def tmp(self) -> Path:
+        """Where the agents make their spools."""
+        return self.paths.root.parents[2] / "tmp"
+
+    def spools(self) -> list[Path]:
+        return list(self.tmp.glob("clusterrun-*"))
 
     def start(self, **env: str) -> Job:
         for rank in range(self.plan.nodes):
@@ -106,14 +122,20 @@ class Job:
                 found.append(process)
         return found
 
-    def rank_pid(self, rank: int) -> int:
-        return int(next(e["pid"] for e in self.events("rank_start") if e["rank"] == rank))
+    def rank_pid(self, rank: int, timeout_s: float = 10) -> int:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for event in self.events("rank_start"):
+                if event["rank"] == rank:
+                    return int(event["pid"])
+            time.sleep(0.05)
+        raise AssertionError(f"rank {rank} never started")
 
     def agent_pid(self, node: str) -> int:
         return int(next(e["pid"] for e in self.events("started") if e["node"] == node))
 
     def assert_clean(self, timeout_s: float = 5) -> None:
-        """No process of the job is left, and no spool."""
+        """No process of the job is left."""
         deadline = time.monotonic() + timeout_s
         while left := self.processes():
             assert time.monotonic() < deadline, [p.cmdline() for p in left]
@@ -130,16 +152,26 @@ class Job:
             agent.wait(10)
 
 
-def make_job(path: Path, script: str | Path, *args: str, job_id: str = "", **asked: Any) -> Job:
+def make_job(
+    path: Path,
+    script: str | Path,
+    *args: str,
+    job_id: str = "",
+    is_stub: bool = False,
+    as_module: bool = False,
+    gpus: tuple[str, ...] = (),
+    **asked: Any,
+) -> Job:
     """Lay out a run directory for simulated nodes; `script` is a file or Python source."""
     run = path / "runs" / "job" / "run1"
     run.mkdir(parents=True, mode=0o700)
-    if isinstance(script, str):
+    (path / "tmp").mkdir()
+    if isinstance(script, str) and not as_module:
         (path / "script.py").write_text(script)
         script = path / "script.py"
     spec = JobSpec(
         **{
-            "script": str(script),
+            "module" if as_module else "script": str(script),
             "args": args,
             "nodes": 2,
             "nproc_per_node": 2,
@@ -156,6 +188,7 @@ def make_job(path: Path, script: str | Path, *args: str, job_id: str = "", **ask
         runs_dir=str(path / "runs"),
         versions=VERSIONS,
         local_cpus=2,
+        local_gpus=gpus,
     )
     plan = make_plan(spec, facts)
     bundle = render_bundle(plan, resolved_yaml="")
@@ -164,4 +197,4 @@ def make_job(path: Path, script: str | Path, *args: str, job_id: str = "", **ask
     paths = RunPaths(root=run)
     for directory in (paths.slurm_dir, paths.attempts_dir, paths.attempt(1)):
         directory.mkdir(mode=0o700)
-    return Job(paths=paths, plan=plan, job_id=job_id or f"L{os.getpid()}")
+    return Job(paths=paths, plan=plan, job_id=job_id or f"L{os.getpid()}", is_stub=is_stub)

@@ -1,0 +1,37 @@
+"""Jobs on simulated nodes that leave nothing behind, whatever a test does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node.jobs import Job, make_job
+
+
+@pytest.fixture
+def stub_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Make jobs whose launcher is the stub; without a world contract unless asked for."""
+    yield from _maker(tmp_path, is_stub=True, world_contract=False)
+
+
+@pytest.fixture
+def torch_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Make jobs with the real accelerate and torch."""
+    yield from _maker(tmp_path)
+
+
+def _maker(tmp_path: Path, **defaults: Any) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def make(script: str | Path, *args: str, **asked: Any) -> Job:
+        path = tmp_path / f"job{len(jobs)}"
+        path.mkdir()
+        jobs.append(make_job(path, script, *args, **{**defaults, **asked}))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.kill()

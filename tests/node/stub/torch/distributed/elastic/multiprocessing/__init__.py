@@ -1,0 +1,2 @@
+class SignalException(Exception):
+    pass

@@ -1,0 +1,323 @@
+"""Agents on simulated nodes, with a stand-in for accelerate: from the first word to the last."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clusterrun.spec import Device, MixedPrecision
+from tests.node.jobs import ROOT, STUB, Job
+
+pytestmark = pytest.mark.timeout(120)
+Make = Callable[..., Job]
+
+HELLO = """
+import os, sys
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:])
+print("to stderr", file=sys.stderr)
+"""
+WAIT = "import time; print('ready', flush=True); time.sleep(60)"
+
+
+def victim(deed: str, rank: int = 3) -> str:
+    """Write a script in which one rank does something while the others wait."""
+    return (
+        "import os, sys, time, signal\nprint('ready', flush=True)\n"
+        f"if os.environ['RANK'] == '{rank}':\n    time.sleep(0.3)\n    {deed}\ntime.sleep(60)\n"
+    )
+
+
+def test_two_nodes_run_their_ranks_and_leave_together(stub_job: Make) -> None:
+    job = stub_job(HELLO, "a b", "$HOME").start()
+    assert job.wait() == [0, 0]
+    lines = {(rank, stream, text) for _, rank, stream, text in job.log("local1")}
+    assert {
+        ("2", "o", "rank 2 of 4 ['a b', '$HOME']"),
+        ("3", "o", "rank 3 of 4 ['a b', '$HOME']"),
+        ("3", "e", "to stderr"),
+    } <= lines
+    assert {rank for rank, _, _ in lines} <= {"2", "3", "-"}
+    assert job.errors() == ""
+    job.assert_clean()
+    assert job.spools() == []
+
+
+def test_events_tell_the_whole_story(stub_job: Make) -> None:
+    job = stub_job(HELLO).start()
+    assert job.wait() == [0, 0]
+    kinds = [event["type"] for event in job.events()]
+    assert kinds.count("started") == kinds.count("rendezvous") == kinds.count("ended") == 2
+    assert kinds.count("rank_start") == kinds.count("rank_exit") == 4
+    for event in job.events():
+        assert event["attempt"] == 1
+        assert event["node"] in ("local0", "local1")
+    assert {e["interface"] for e in job.events("rendezvous")} == {"lo"}
+    assert len({(e["address"], e["port"], e["precision"]) for e in job.events("rendezvous")}) == 1
+    assert [e["code"] for e in job.events("ended")] == [0, 0]
+
+
+def test_what_the_agents_write_is_private(stub_job: Make) -> None:
+    job = stub_job(HELLO).start()
+    assert job.wait() == [0, 0]
+    written = [job.paths.log(1, "local0"), job.paths.events("local1"), job.paths.link_secret(1)]
+    assert [oct(path.stat().st_mode & 0o777) for path in written] == ["0o600"] * 3
+
+
+@pytest.mark.parametrize(
+    ("deed", "code", "cause", "message"),
+    [
+        ("sys.exit(3)", 3, "exit", "the script exited with status 3"),
+        ("os._exit(4)", 4, "exit", "exited with status 4"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "signal", "killed by SIGKILL"),
+        ("os.abort()", 134, "signal", "killed by SIGABRT"),
+        ("raise ValueError('bad\\\\nnews')", 1, "exception", "ValueError: bad"),
+    ],
+)
+def test_one_failing_rank_ends_all_nodes_with_its_status(
+    stub_job: Make, deed: str, code: int, cause: str, message: str
+) -> None:
+    job = stub_job(victim(deed)).start()
+    job.wait_for("ready", 4)
+    since = time.monotonic()
+    assert job.wait() == [code, code]
+    job.assert_clean()
+    assert time.monotonic() - since < 10
+    (failed,) = job.events("failed")
+    assert (failed["node"], failed["rank"]) == ("local1", 3)
+    assert (failed["code"], failed["cause"]) == (code, cause)
+    assert failed["message"].startswith(message)
+    assert {event["reason"] for event in job.events("ended")} == {
+        f"rank 3 on local1: {failed['message']}"
+    }
+    assert job.errors().count("rank 3 on local1") == 1
+
+
+def test_the_error_file_of_a_rank_lands_in_the_run_directory(stub_job: Make) -> None:
+    job = stub_job(victim("raise ValueError('no such tokenizer')", rank=0)).start()
+    assert job.wait() == [1, 1]
+    error = json.loads(job.paths.error(1, 0).read_text())["message"]
+    assert error["message"] == "ValueError: no such tokenizer"
+    assert "script.py" in error["extraInfo"]["py_callstack"]
+    assert error["extraInfo"]["timestamp"] == job.events("failed")[0]["ts"]
+    assert not job.paths.error(1, 1).exists()
+
+
+def test_ranks_that_ignore_sigterm_are_killed(stub_job: Make) -> None:
+    script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + victim(
+        "sys.exit(3)"
+    )
+    job = stub_job(script).start()
+    job.wait_for("ready", 4)
+    since = time.monotonic()
+    assert job.wait() == [3, 3]
+    job.assert_clean()
+    assert time.monotonic() - since < 10
+
+
+def test_processes_that_a_script_left_behind_are_ended(stub_job: Make) -> None:
+    script = """
+import os, subprocess, sys
+print("left", subprocess.Popen(["sleep", "300"], start_new_session=True).pid, flush=True)
+"""
+    job = stub_job(script).start()
+    assert job.wait() == [0, 0]
+    left = [
+        int(text.split()[1])
+        for node in ("local0", "local1")
+        for *_, text in job.log(node)
+        if text.startswith("left")
+    ]
+    assert len(left) == 4
+    assert [pid for pid in left if psutil.pid_exists(pid)] == []
+
+
+@pytest.mark.parametrize("node", ["local0", "local1"])
+def test_an_agent_that_is_killed_ends_the_others(stub_job: Make, node: str) -> None:
+    job = stub_job(WAIT).start()
+    job.wait_for("ready", 4)
+    since = time.monotonic()
+    os.kill(job.agent_pid(node), signal.SIGKILL)
+    expected = [-9, 123] if node == "local0" else [123, -9]
+    assert job.wait() == expected
+    job.assert_clean()
+    assert time.monotonic() - since < 10
+    (failed,) = job.events("failed")
+    assert (failed["node"], failed["cause"]) == (node, "node_lost")
+    assert node in job.errors()
+
+
+def test_the_spool_of_a_killed_agent_is_cleared_by_the_next(stub_job: Make) -> None:
+    job = stub_job(WAIT).start()
+    job.wait_for("ready", 4)
+    os.kill(job.agent_pid("local1"), signal.SIGKILL)
+    job.wait()
+    assert len(job.spools()) == 1
+    other = stub_job(HELLO, nodes=1).start(TMPDIR=str(job.tmp))
+    assert other.wait() == [0]
+    assert job.spools() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_agent_cancels_the_job(stub_job: Make, number: signal.Signals) -> None:
+    job = stub_job(WAIT).start()
+    job.wait_for("ready", 4)
+    since = time.monotonic()
+    os.kill(job.agent_pid("local1"), number)
+    assert job.wait() == [124, 124]
+    job.assert_clean()
+    assert time.monotonic() - since < 10
+    assert job.events("failed")[0]["cause"] == "cancelled"
+
+
+def test_a_launcher_that_is_killed_takes_its_ranks_along(stub_job: Make) -> None:
+    job = stub_job(WAIT).start()
+    job.wait_for("ready", 4)
+    launcher = psutil.Process(job.rank_pid(2)).parent()
+    assert launcher is not None
+    launcher.kill()
+    assert job.wait() == [137, 137]
+    job.assert_clean()
+
+
+def test_p27_user_signals_kill_neither_agent_nor_launcher_nor_rank(stub_job: Make) -> None:
+    script = """
+import os, time
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.1)
+"""
+    job = stub_job(script).start()
+    job.wait_for("ready", 4)
+    for process in job.processes():
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGUSR2)
+    time.sleep(0.3)
+    (Path(job.plan.workdir) / "go").touch()
+    assert job.wait() == [0, 0]
+
+
+def test_a_failed_rank_that_does_not_leave_is_not_waited_for(stub_job: Make) -> None:
+    deed = "import atexit; atexit.register(time.sleep, 60); raise ValueError('slow to leave')"
+    job = stub_job(victim(deed)).start()
+    job.wait_for("ready", 4)
+    since = time.monotonic()
+    assert job.wait() == [1, 1]
+    assert time.monotonic() - since < 10
+    assert job.events("failed")[0]["message"] == "ValueError: slow to leave"
+
+
+def test_a_node_that_never_comes_is_named(stub_job: Make) -> None:
+    job = stub_job(HELLO, nodes=3, rendezvous_timeout_s=2)
+    job.start_node(0)
+    job.start_node(2)
+    assert job.wait(30) == [121, 121]
+    assert "waited 2 s for local1" in job.errors()
+    assert job.errors().count("local1") == 1
+    assert job.events("rank_start") == []
+
+
+def test_p5_a_node_without_its_head_fails_loudly(stub_job: Make) -> None:
+    job = stub_job(HELLO, rendezvous_timeout_s=2)
+    job.start_node(1)
+    assert job.wait(30) == [121]
+    assert "cannot reach the head local0" in job.errors()
+    assert job.events("rank_start") == []
+
+
+def test_an_agent_that_waits_for_others_can_be_cancelled(stub_job: Make) -> None:
+    job = stub_job(HELLO, rendezvous_timeout_s=60)
+    agent = job.start_node(0)
+    deadline = time.monotonic() + 20
+    while not job.paths.link_secret(1).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    agent.terminate()
+    assert job.wait(10) == [124]
+
+
+def test_nodes_with_different_libraries_are_named(stub_job: Make, tmp_path: Path) -> None:
+    metadata = tmp_path / "old" / "torch-1.2.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.2\n")
+    job = stub_job(HELLO)
+    job.start_node(0)
+    job.start_node(1, PYTHONPATH=f"{tmp_path / 'old'}:{STUB}:{ROOT}")
+    assert job.wait(30) == [122, 122]
+    assert "torch differs between nodes" in job.errors()
+    assert "1.2 on local1" in job.errors()
+    assert job.events("rank_start") == []
+
+
+def test_p38_a_node_with_too_few_gpus_is_refused_before_the_launch(stub_job: Make) -> None:
+    asked = {"device": Device.CUDA, "gpus_per_node": 2, "mixed_precision": MixedPrecision.NO}
+    job = stub_job(HELLO, gpus=("0", "1", "2", "3"), **asked)
+    job.start_node(0, CUDA_VISIBLE_DEVICES="0,1")
+    job.start_node(1, CUDA_VISIBLE_DEVICES="2")
+    assert job.wait(30) == [122, 122]
+    assert "local1: 1 GPUs were given to this node, 2 ranks need one each" in job.errors()
+    assert job.events("rank_start") == []
+
+
+def test_a_launcher_that_refuses_is_quoted(stub_job: Make) -> None:
+    job = stub_job(HELLO).start(STUB_REFUSES="1")
+    assert job.wait(30) == [7, 7]
+    assert "the stub does not like this configuration" in job.errors()
+
+
+def test_one_node_alone_needs_no_link(stub_job: Make) -> None:
+    job = stub_job(HELLO, nodes=1).start()
+    assert job.wait() == [0]
+    assert not job.paths.link_secret(1).exists()
+    assert job.events("rendezvous")[0]["address"] == "127.0.0.1"
+    assert "rank 1 of 2" in job.text()
+
+
+def test_p2_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make) -> None:
+    jobs = [stub_job(HELLO, f"job {n}", job_id="L7") for n in range(2)]
+    jobs[0].start_node(0)
+    jobs[1].start_node(1)
+    time.sleep(1)
+    jobs[1].start_node(0)
+    jobs[0].start_node(1)
+    assert [job.wait() for job in jobs] == [[0, 0], [0, 0]]
+    for number, job in enumerate(jobs):
+        assert job.text().count(f"['job {number}']") == 4
+
+
+def test_a_node_with_fewer_ranks_breaks_the_world_contract(stub_job: Make) -> None:
+    job = stub_job(HELLO, world_contract=True)
+    job.start_node(0, STUB_WORLD="3")
+    job.start_node(1, STUB_WORLD="3", STUB_RANKS="1")
+    since = time.monotonic()
+    assert job.wait() == [120, 120]
+    assert time.monotonic() - since < 20
+    assert "the launcher made 1 ranks on this node, the job asked for 2" in job.errors()
+    assert "LOCAL_WORLD_SIZE is 1 on local1" in job.errors()
+    assert "the launcher made 3 ranks in all, the job asked for 4" in job.text()
+
+
+def test_ranks_that_never_join_break_the_world_contract(stub_job: Make) -> None:
+    job = stub_job(HELLO, world_contract=True).start()
+    assert job.wait() == [120, 120]
+    assert "never joined the world of 4" in job.errors()
+
+
+def test_a_module_is_run_as_python_does(stub_job: Make) -> None:
+    job = stub_job("timeit", "-n", "1", "pass", as_module=True).start()
+    assert job.wait() == [0, 0]
+    assert job.text().count("1 loop, best of 5") == 4
+
+
+def test_a_plan_that_cannot_be_read_is_said_so(stub_job: Make) -> None:
+    job = stub_job(HELLO, nodes=1)
+    job.paths.plan.write_text("{}")
+    job.start()
+    assert job.wait() == [122]
+    assert f"cannot read {job.paths.plan}" in job.errors()

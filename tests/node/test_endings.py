@@ -1,0 +1,56 @@
+"""Which failure came first, and what the job's exit status says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterrun.node.endings import Cause, Ending, Failure, cancelled, first_failure, lost_node
+
+
+def failure(**changes: Any) -> Failure:
+    given = {
+        "at": 10.0,
+        "node": "n1",
+        "rank": 3,
+        "code": 1,
+        "signal": 0,
+        "cause": Cause.EXCEPTION,
+        "message": "ValueError: x",
+    }
+    return Failure(**{**given, **changes})
+
+
+def test_the_earliest_failure_is_the_first() -> None:
+    early, late = failure(at=9.5, rank=7), failure(at=10.0)
+    assert first_failure([late, early]) is early
+
+
+@pytest.mark.parametrize(
+    "consequence",
+    [
+        failure(at=1.0, signal=15, cause=Cause.SIGNAL),
+        failure(at=1.0, rank=None, cause=Cause.LAUNCHER),
+        failure(at=1.0, cause=Cause.WORLD_ELSEWHERE),
+    ],
+)
+def test_a_consequence_never_comes_first(consequence: Failure) -> None:
+    cause = failure(at=2.0)
+    assert first_failure([consequence, cause]) is cause
+    assert first_failure([consequence]) is consequence
+
+
+def test_failures_and_endings_survive_the_wire() -> None:
+    ending = Ending.of(failure(rank=None, signal=9, cause=Cause.SIGNAL))
+    assert Ending.from_data(ending.to_data()) == ending
+    assert Ending.from_data({"code": 0, "reason": "completed"}).failure is None
+    for bad in ({}, {"code": "x", "reason": ""}, {"code": 1, "reason": "", "failure": {"at": 1}}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            Ending.from_data(bad)
+
+
+def test_reasons_name_rank_and_node() -> None:
+    assert failure().sentence() == "rank 3 on n1: ValueError: x"
+    assert lost_node("n2", "gone").sentence() == "n2: gone"
+    assert (lost_node("n2", "gone").code, cancelled("n2").code) == (123, 124)

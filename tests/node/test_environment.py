@@ -1,0 +1,125 @@
+"""The environment of the ranks on one node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clusterrun.node.environment import NodeFacts, rank_environment
+from clusterrun.node.identity import Identity
+from clusterrun.node.report import Agreement
+from clusterrun.paths import RunPaths
+from clusterrun.planning.plan import Plan
+from clusterrun.spec import Device, Strategy
+from tests.planning.samples import on_slurm
+
+FACTS = NodeFacts(
+    cpus=16,
+    torch="2.13.0+cpu",
+    deepspeed="0.19.8",
+    python="3.11",
+    cache_home=Path("/home/ada/.cache/clusterrun"),
+    agent_pid=99,
+)
+WHO = Identity(
+    job_id="4711",
+    node="n2",
+    node_rank=1,
+    nodes=("n1", "n2"),
+    head_host="n1",
+    is_local=False,
+)
+MET = Agreement(address="10.0.0.1", port=21000, interface="ib0", precision="bf16")
+
+
+def environment(
+    base: dict[str, str] | None = None, plan: Plan | None = None, **changes: Any
+) -> dict[str, str]:
+    given = {"who": WHO, "agreement": MET, "facts": FACTS, "attempt": 2, **changes}
+    return rank_environment(
+        base or {},
+        plan=plan or on_slurm(nodes=2, gpus_per_node=4),
+        paths=RunPaths(root=Path("/runs/job/r1")),
+        spool=Path("/tmp/spool"),
+        **given,
+    )
+
+
+def test_the_contract_of_a_rank() -> None:
+    env = environment(plan=on_slurm(nodes=2, gpus_per_node=4, timeout_s=1800))
+    assert {name: text for name, text in env.items() if name.startswith("CLUSTERRUN_")} == {
+        "CLUSTERRUN_RUN_DIR": "/runs/job/r1",
+        "CLUSTERRUN_ATTEMPT": "2",
+        "CLUSTERRUN_JOB_ID": "4711",
+        "CLUSTERRUN_NODE": "n2",
+        "CLUSTERRUN_SPOOL": "/tmp/spool",
+        "CLUSTERRUN_WORLD_SIZE": "8",
+        "CLUSTERRUN_LOCAL_WORLD_SIZE": "4",
+        "CLUSTERRUN_WORLD_CONTRACT": "1",
+        "CLUSTERRUN_TIMEOUT_S": "1800",
+        "CLUSTERRUN_BACKEND": "",
+        "CLUSTERRUN_CHECKPOINT_DIR": "/runs/job/r1/checkpoints",
+        "CLUSTERRUN_AGENT_PID": "99",
+    }
+
+
+def test_deepspeed_on_a_cpu_is_told_its_backend() -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=2, device=Device.CPU, strategy=Strategy.ZERO2)
+    assert environment(plan=plan)["CLUSTERRUN_BACKEND"] == "gloo"
+
+
+def test_p6_the_interface_that_carries_the_link_is_the_socket_interface() -> None:
+    env = environment()
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("ib0", "ib0")
+
+
+def test_p6_an_interface_of_the_users_choice_stays() -> None:
+    env = environment({"NCCL_SOCKET_IFNAME": "^lo,docker"})
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("^lo,docker", "ib0")
+    plan = on_slurm(nodes=2, gpus_per_node=4, network_interface="hsn0")
+    assert environment(plan=plan)["GLOO_SOCKET_IFNAME"] == "hsn0"
+
+
+def test_one_node_leaves_nccl_alone() -> None:
+    who = Identity(
+        job_id="1", node="n1", node_rank=0, nodes=("n1",), head_host="n1", is_local=False
+    )
+    met = Agreement(address="127.0.0.1", port=21000, interface="lo", precision="no")
+    env = environment(who=who, agreement=met)
+    assert env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "NCCL_SOCKET_IFNAME" not in env
+
+
+def test_p2_the_rendezvous_id_is_the_jobs_and_the_attempts() -> None:
+    assert environment()["PET_RDZV_ID"] == "4711-2"
+
+
+def test_threads_are_the_cpus_by_the_ranks() -> None:
+    assert environment()["OMP_NUM_THREADS"] == "4"
+    plan = on_slurm(nodes=2, gpus_per_node=4, threads_per_process=3)
+    assert environment(plan=plan)["OMP_NUM_THREADS"] == "3"
+    assert environment({"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    few = NodeFacts(**{**vars(FACTS), "cpus": 2})
+    assert environment(facts=few)["OMP_NUM_THREADS"] == "1"
+
+
+def test_caches_are_the_jobs_but_for_what_takes_long_to_build() -> None:
+    env = environment()
+    assert env["TRITON_CACHE_DIR"].startswith("/tmp/spool/")
+    assert env["TORCHINDUCTOR_CACHE_DIR"].startswith("/tmp/spool/")
+    kept = "/home/ada/.cache/clusterrun/torch_extensions/py3.11-torch2.13.0+cpu-deepspeed0.19.8"
+    assert env["TORCH_EXTENSIONS_DIR"] == kept
+
+
+def test_traces_go_into_the_run_directory_in_the_installed_spelling() -> None:
+    env = environment()
+    assert env["NCCL_DEBUG_FILE"] == "/runs/job/r1/logs/a2/nccl/n2.%h.%p"
+    assert env["TORCH_FR_DUMP_TEMP_FILE"] == "/runs/job/r1/fr/a2/rank_"
+    assert "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in env
+    old = environment(facts=NodeFacts(**{**vars(FACTS), "torch": "2.5.1"}))
+    assert old["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/runs/job/r1/fr/a2/rank_"
+
+
+def test_what_the_user_set_stays() -> None:
+    env = environment({"TRITON_CACHE_DIR": "/mine", "HOME": "/home/ada"})
+    assert (env["TRITON_CACHE_DIR"], env["HOME"]) == ("/mine", "/home/ada")

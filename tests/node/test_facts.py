@@ -1,0 +1,76 @@
+"""What a node knows of itself; GPUs through a stand-in for NVML."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from clusterrun.node import facts
+
+CAPABILITIES = {"0": (9, 0), "1": (7, 5), "GPU-abc": (8, 6)}
+
+
+@pytest.fixture
+def _nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("pynvml")
+    module.__dict__.update(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: CAPABILITIES[str(index)],
+        nvmlDeviceGetHandleByUUID=lambda name: CAPABILITIES[name.decode()],
+        nvmlDeviceGetCudaComputeCapability=lambda handle: handle,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [("0,1,2,3", 4), ("", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-abc", 1)]
+)
+def test_p38_visible_devices_are_counted_as_cuda_does(visible: str, count: int) -> None:
+    assert facts.visible_gpus({"CUDA_VISIBLE_DEVICES": visible, "SLURM_GPUS_ON_NODE": "8"}) == count
+
+
+def test_p38_slurms_number_counts_where_no_device_is_named() -> None:
+    assert facts.visible_gpus({"SLURM_GPUS_ON_NODE": "8"}) == 8
+
+
+@pytest.mark.usefixtures("_nvml")
+def test_without_a_scheduler_the_driver_counts() -> None:
+    assert facts.visible_gpus({}) == 2
+    assert facts.gpu_capabilities({}) == ((9, 0), (7, 5))
+
+
+@pytest.mark.usefixtures("_nvml")
+def test_capabilities_are_those_of_the_visible_gpus() -> None:
+    assert facts.gpu_capabilities({"CUDA_VISIBLE_DEVICES": "1"}) == ((7, 5),)
+    assert facts.gpu_capabilities({"CUDA_VISIBLE_DEVICES": "GPU-abc,0"}) == ((8, 6), (9, 0))
+
+
+def test_without_nvml_torch_is_asked_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    done = SimpleNamespace(stdout=b"a warning\n[[9, 0], [8, 0]]\n")
+    monkeypatch.setattr(facts.subprocess, "run", lambda *_, **__: done)
+    assert facts.gpu_capabilities({}) == ((9, 0), (8, 0))
+
+
+def test_cpus_are_those_of_the_task() -> None:
+    allowed = len(os.sched_getaffinity(0))
+    assert facts.allocated_cpus({}) == allowed
+    assert facts.allocated_cpus({"SLURM_CPUS_PER_TASK": "1"}) == 1
+    assert facts.allocated_cpus({"SLURM_CPUS_PER_TASK": "100000"}) == allowed
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert facts.interface_of("127.0.0.1") == "lo"
+    assert facts.interface_of("192.0.2.1") == ""
+
+
+def test_versions_name_python_and_what_trains() -> None:
+    found = facts.versions()
+    assert found["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert set(found) <= {"python", "torch", "accelerate"}

@@ -1,0 +1,41 @@
+"""What the head concludes from what the nodes say of themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterrun.node.report import Report, precision_problem, problems
+
+VERSIONS = {"python": "3.11", "torch": "2.13.0"}
+
+
+def report(rank: int, **changes: Any) -> Report:
+    given = {"node": f"n{rank}", "node_rank": rank, "versions": VERSIONS}
+    return Report(**{**given, **changes})
+
+
+def test_equal_nodes_have_no_problem() -> None:
+    assert problems([report(0), report(1)]) == []
+
+
+def test_each_difference_names_versions_and_nodes() -> None:
+    reports = [report(0), report(1, versions={"python": "3.11"}), report(2, problem="no room")]
+    assert problems(reports) == [
+        "n2: no room",
+        "torch differs between nodes: 2.13.0 on n0, n2; missing on n1",
+    ]
+
+
+def test_reports_survive_the_wire() -> None:
+    one = report(1, capabilities=((9, 0), (8, 0)), problem="x")
+    assert Report.from_data(one.to_data()) == one
+
+
+def test_precision_is_refused_where_a_node_cannot_do_it() -> None:
+    new, old = report(0, capabilities=((9, 0),)), report(1, capabilities=((9, 0), (7, 5)))
+    assert new.has_bf16
+    assert not old.has_bf16
+    assert not report(2).has_bf16
+    assert "the GPUs of n1 do not have" in precision_problem("bf16", [new, old])
+    assert precision_problem("bf16", [new]) == ""
+    assert precision_problem("fp16", [new, old]) == ""

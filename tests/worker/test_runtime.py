@@ -1,0 +1,159 @@
+"""What a script may import: cheap, silent outside a run, and never in the way of a training."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun import runtime
+
+IN_A_RUN = {
+    "CLUSTERRUN_RUN_DIR": "/runs/job/r1",
+    "CLUSTERRUN_ATTEMPT": "2",
+    "CLUSTERRUN_JOB_ID": "4711",
+    "CLUSTERRUN_NODE": "n2",
+    "CLUSTERRUN_WORLD_SIZE": "8",
+    "CLUSTERRUN_CHECKPOINT_DIR": "/runs/job/r1/checkpoints",
+    "RANK": "0",
+}
+
+
+@pytest.fixture(name="spool")
+def _spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in IN_A_RUN.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path))
+    monkeypatch.setattr(runtime, "_steps", runtime._Steps())
+    return tmp_path
+
+
+def events(spool: Path, rank: int = 0) -> list[dict[str, Any]]:
+    path = spool / f"rank_{rank}.events"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_outside_a_run_nothing_is_known_and_nothing_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*IN_A_RUN, "CLUSTERRUN_SPOOL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert runtime.info() is None
+    assert runtime.checkpoint_dir() is None
+    runtime.step(1, 10, loss=2.0)
+    runtime.checkpoint("here", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("spool")
+def test_inside_a_run_everything_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    assert runtime.info() == runtime.RunInfo(
+        run_dir=Path("/runs/job/r1"),
+        attempt=2,
+        job_id="4711",
+        node="n2",
+        rank=5,
+        world_size=8,
+    )
+    assert runtime.checkpoint_dir() == Path("/runs/job/r1/checkpoints")
+
+
+def test_a_step_is_an_event(spool: Path) -> None:
+    runtime.step(20, 200, loss=2.25, lr=1e-3, note="warm-up")
+    (event,) = events(spool)
+    assert event["type"] == "step"
+    assert (event["step"], event["total"]) == (20, 200)
+    assert event["metrics"] == {"loss": 2.25, "lr": 1e-3, "note": "warm-up"}
+
+
+def test_steps_are_at_most_one_a_second_and_the_last_is_kept(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(runtime.time, "monotonic", lambda: now)
+    for step in range(1, 1001):
+        now += 0.01
+        runtime.step(step)
+    steps = [event["step"] for event in events(spool)]
+    assert steps[0] == 1
+    assert 10 <= len(steps) <= 11
+    runtime._steps.flush()
+    assert events(spool)[-1]["step"] == 1000
+
+
+def test_the_final_step_is_written_at_once(spool: Path) -> None:
+    runtime.step(1, 2)
+    runtime.step(2, 2)
+    assert [event["step"] for event in events(spool)] == [1, 2]
+
+
+def test_a_step_that_was_held_back_is_written_at_exit(spool: Path) -> None:
+    source = "from clusterrun import runtime\nfor n in range(5): runtime.step(n)"
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=30)
+    assert [event["step"] for event in events(spool)] == [0, 4]
+
+
+def test_only_rank_0_speaks(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    runtime.step(1)
+    runtime.checkpoint("x", 1)
+    assert events(spool, rank=1) == []
+
+
+class Tensor:
+    """What float() takes, as a tensor is."""
+
+    def __float__(self) -> float:
+        return 0.5
+
+
+class Hostile:
+    def __float__(self) -> float:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def __str__(self) -> str:
+        raise RuntimeError("again")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (Tensor(), 0.5),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (Hostile(), "Hostile"),
+        (None, None),
+        ([1, 2], "list"),
+        (10**400, 10**400),
+    ],
+)
+def test_any_metric_becomes_json_and_nothing_is_raised(
+    spool: Path, value: Any, written: Any
+) -> None:
+    runtime.step(1, loss=value)
+    assert events(spool)[0]["metrics"]["loss"] == written
+
+
+def test_a_checkpoint_is_an_event_with_its_whole_path(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(spool)
+    runtime.checkpoint(Path("ckpt/step-20"), 20)
+    (event,) = events(spool)
+    assert (event["type"], event["path"]) == ("checkpoint", str(spool / "ckpt" / "step-20"))
+    assert event["step"] == 20
+
+
+def test_a_spool_that_is_gone_does_not_end_a_training(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERRUN_SPOOL", str(spool / "gone"))
+    runtime.step(1)
+    runtime.checkpoint("x", 1)
