@@ -96,8 +96,8 @@ class Contract:
             return
         self._noted = True
         if getattr(given, "total_seconds", lambda: self.timeout_s)() != self.timeout_s:
-            note = f"clusterrun: --timeout {self.timeout_s} s replaces the script's own ({given})"
-            print(note, file=sys.stderr, flush=True)  # noqa: T201 - the rank's own stderr
+            note = f"--timeout {self.timeout_s} s holds, not the {given} that the script asks for"
+            print(f"clusterrun: {note}", file=sys.stderr, flush=True)  # noqa: T201 - the rank's own stderr
 
 
 def install(contract: Contract) -> None:

@@ -9,45 +9,28 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterrun.node import facts
 from clusterrun.node.endings import Cause, Ending, Failure, NodeError, NodeExit, cancelled
-from clusterrun.node.environment import NodeFacts, rank_environment
 from clusterrun.node.forward import Forwarder
-from clusterrun.node.handshake import Realm
-from clusterrun.node.head import Head
-from clusterrun.node.identity import LOOPBACK, Identity, identity
-from clusterrun.node.launcher import AccelerateLauncher, Launcher, Verdict
-from clusterrun.node.link import Alone, Link
-from clusterrun.node.member import Member
-from clusterrun.node.ports import candidate_ports, free_port
+from clusterrun.node.identity import Identity, identity
+from clusterrun.node.launcher import Launcher, Verdict
+from clusterrun.node.link import Link
+from clusterrun.node.preparation import Attempt, accelerate_launcher, node_report, open_link
 from clusterrun.node.processes import adopt_orphans, kill_descendants
 from clusterrun.node.ranks import Ranks
-from clusterrun.node.report import Agreement, Report, precision_problem
+from clusterrun.node.report import Agreement
 from clusterrun.node.spool import Spool, create_spool
 from clusterrun.paths import RunPaths
-from clusterrun.planning.launch import launch_argv
-from clusterrun.planning.plan import Plan, Precision
-from clusterrun.spec import Device
+from clusterrun.planning.plan import Plan
 
 TICK_S = 0.1
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 DRAIN_S = 10.0
+CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """What this agent is to do: one node of one attempt of a run."""
-
-    plan: Plan
-    paths: RunPaths
-    number: int
-    who: Identity
 
 
 class Agent:
@@ -58,13 +41,16 @@ class Agent:
         self._plan, self._who = attempt.plan, attempt.who
         self._cancelled = asyncio.Event()
 
+    def cancel(self) -> None:
+        """End the job, on all nodes; harmless once it is ending."""
+        self._cancelled.set()
+
     async def run(self) -> int:
         """Take part from start to end; return the job's exit status."""
-        self._watch_signals()
         self._event("started", **self._start())
-        report = self._report()
+        report = node_report(self._plan, self._who)
         try:
-            link = self._link(report)
+            link = open_link(self._attempt, report)
             agreement = await self._or_cancelled(link.meet(report))
         except NodeError as error:
             ending = Ending(code=error.code, reason=error.message)
@@ -80,7 +66,7 @@ class Agent:
             happened=self._rank_event,
             failed=link.report_failure,
         )
-        launcher = self._accelerate(agreement)
+        launcher = accelerate_launcher(self._attempt, agreement, self._spool)
         launcher.start()
         ending = await self._first(link.ending(), self._watch(launcher, ranks, link))
         await self._stop(launcher, ranks)
@@ -94,61 +80,6 @@ class Agent:
         who = self._who
         host, pid = socket.gethostname(), os.getpid()
         return {"node_rank": who.node_rank, "nodes": list(who.nodes), "host": host, "pid": pid}
-
-    def _report(self) -> Report:
-        """Say what the others must know of this node."""
-        is_cuda = self._plan.device is Device.CUDA
-        chooses = is_cuda and self._plan.precision is Precision.HEAD
-        return Report(
-            node=self._who.node,
-            node_rank=self._who.node_rank,
-            versions=facts.versions(),
-            capabilities=facts.gpu_capabilities(os.environ) if chooses else (),
-            problem=gpu_problem(self._plan, os.environ) if is_cuda else "",
-        )
-
-    def _link(self, report: Report) -> Link:
-        attempt, who = self._attempt, self._who
-        if len(who.nodes) == 1:
-            if report.problem:
-                raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {report.problem}")
-            return Alone(self._conclude([report], LOOPBACK))
-        realm = Realm.of(attempt.paths, attempt.number)
-        ports = candidate_ports(who.job_id, attempt.number, "link")
-        timeout_s = float(self._plan.rendezvous_timeout_s)
-        if who.is_head:
-            return Head(who, realm, ports, timeout_s, self._conclude)
-        return Member(who, realm, ports, timeout_s, facts.interface_of)
-
-    def _conclude(self, reports: Sequence[Report], address: str) -> Agreement:
-        """Decide for all nodes what they launch with; the head's task, right before the launch."""
-        precision = self._precision(reports)
-        problem = precision_problem(precision, reports)
-        if problem and self._plan.precision is Precision.HEAD:
-            raise NodeError(NodeExit.NODE_UNFIT, problem)
-        return Agreement(
-            address=address,
-            port=self._port(),
-            interface=facts.interface_of(address),
-            precision=precision,
-        )
-
-    def _precision(self, reports: Sequence[Report]) -> str:
-        if self._plan.precision is not Precision.HEAD:
-            return str(self._plan.precision.value)
-        head = reports[0]
-        if not head.capabilities:
-            return "no"
-        return "bf16" if head.has_bf16 else "fp16"
-
-    def _port(self) -> int:
-        fixed = self._plan.main_process_port
-        ports = candidate_ports(self._who.job_id, self._attempt.number, "rendezvous")
-        try:
-            return free_port((fixed,) if fixed else ports)
-        except OSError as error:
-            text = f"{self._who.node}: no port for the rendezvous: {fixed or ports[0]}: {error}"
-            raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
 
     async def _or_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Wait for something that a cancellation may interrupt."""
@@ -169,32 +100,6 @@ class Agent:
         finally:
             working.cancel()
             guarding.cancel()
-
-    def _accelerate(self, agreement: Agreement) -> Launcher:
-        attempt, plan = self._attempt, self._plan
-        env = rank_environment(
-            os.environ,
-            plan=plan,
-            paths=attempt.paths,
-            attempt=attempt.number,
-            who=self._who,
-            agreement=agreement,
-            spool=self._spool.root,
-            facts=_node_facts(os.environ),
-        )
-        for directory in (attempt.paths.nccl_dir, attempt.paths.flight_dir):
-            directory(attempt.number).mkdir(mode=0o700, parents=True, exist_ok=True)
-        arguments = launch_argv(
-            plan,
-            config_file=str(attempt.paths.accelerate),
-            deepspeed_file=str(attempt.paths.deepspeed) if plan.deepspeed else "",
-            machine_rank=self._who.node_rank,
-            address=agreement.address,
-            port=agreement.port,
-            precision=agreement.precision,
-            worker_argv=plan.entry,
-        )
-        return AccelerateLauncher(arguments, env, self._spool)
 
     # While the ranks run
 
@@ -263,13 +168,6 @@ class Agent:
 
     # Words and events
 
-    def _watch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._cancelled.set)
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)  # and so in launcher and ranks, which inherit it
-
     def _rank_event(self, event: dict[str, Any]) -> None:
         if event.get("type") == "rank_start":
             event.setdefault("device", self._plan.device.value)
@@ -293,14 +191,6 @@ class Agent:
                 f"{plan.nodes} nodes x {plan.procs_per_node} ranks meet at {where}{over},"
                 f" precision {agreement.precision}"
             )
-
-
-def gpu_problem(plan: Plan, env: Mapping[str, str]) -> str:
-    """Say whether the node was given fewer GPUs than it has ranks; empty where it is fit."""
-    count = facts.visible_gpus(env)
-    if count is None or count >= plan.procs_per_node:
-        return ""
-    return f"{count} GPUs were given to this node, {plan.procs_per_node} ranks need one each"
 
 
 def write_verdict(path: Path, code: int) -> None:
@@ -328,18 +218,6 @@ def _launcher_failure(node: str, verdict: Verdict) -> Failure:
     )
 
 
-def _node_facts(env: Mapping[str, str]) -> NodeFacts:
-    cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return NodeFacts(
-        cpus=facts.allocated_cpus(env),
-        torch=facts.library_version("torch"),
-        deepspeed=facts.library_version("deepspeed"),
-        python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        cache_home=Path(cache) / "clusterrun",
-        agent_pid=os.getpid(),
-    )
-
-
 def run_agent(run_dir: Path, number: int) -> int:
     """Be this node's agent for one attempt of a run; return the exit status."""
     adopt_orphans()
@@ -363,6 +241,8 @@ def run_agent(run_dir: Path, number: int) -> int:
         return asyncio.run(_run(attempt, spool, forwarder))
     finally:
         kill_descendants()
+        for signal_number in CANCELLING:
+            signal.signal(signal_number, signal.SIG_IGN)
         if not forwarder.finish(DRAIN_S):
             text = f"clusterrun: {who.node}: not all logs could be written to {run_dir}"
             print(text, file=sys.stderr)  # noqa: T201
@@ -385,4 +265,16 @@ def _spool(who: Identity, number: int) -> Spool:
 
 
 async def _run(attempt: Attempt, spool: Spool, forwarder: Forwarder) -> int:
-    return await Agent(attempt, spool, forwarder).run()
+    agent, loop = Agent(attempt, spool, forwarder), asyncio.get_running_loop()
+
+    def cancel(*_: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(agent.cancel)
+
+    # Not the loop's own handlers: they go with it, and Slurm may still send SIGTERM to a node
+    # that leaves a moment after the others.
+    for number in CANCELLING:
+        signal.signal(number, cancel)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # and so in launcher and ranks, which inherit it
+    return await agent.run()

@@ -221,7 +221,8 @@ for _ in range(2):
     (world.path / "clusterrun_world_1").write_text("n1\t0\tcpu")
     assert world.run(script, rank=0, CLUSTERRUN_TIMEOUT_S="90") == 0
     assert world.out(0).count("timeout=0:01:30") == 2
-    assert world.err(0) == "clusterrun: --timeout 90 s replaces the script's own (0:10:00)\n"
+    note = "clusterrun: --timeout 90 s holds, not the 0:10:00 that the script asks for\n"
+    assert world.err(0) == note
 
 
 def test_a_call_that_torch_refuses_is_torchs_to_refuse(world: World) -> None:

@@ -1,0 +1,145 @@
+"""What a node does before its ranks start: report itself, meet the others, set up the launcher."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterrun.node import facts
+from clusterrun.node.endings import NodeError, NodeExit
+from clusterrun.node.environment import NodeFacts, rank_environment
+from clusterrun.node.handshake import Realm
+from clusterrun.node.head import Head
+from clusterrun.node.identity import LOOPBACK, Identity
+from clusterrun.node.launcher import AccelerateLauncher, Launcher
+from clusterrun.node.link import Alone, Link
+from clusterrun.node.member import Member
+from clusterrun.node.ports import candidate_ports, free_port
+from clusterrun.node.report import Agreement, Report, precision_problem
+from clusterrun.node.spool import Spool
+from clusterrun.paths import RunPaths
+from clusterrun.planning.launch import launch_argv
+from clusterrun.planning.plan import Plan, Precision
+from clusterrun.spec import Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What an agent is to do: one node's part of one attempt of a run."""
+
+    plan: Plan
+    paths: RunPaths
+    number: int
+    who: Identity
+
+
+def node_report(plan: Plan, who: Identity) -> Report:
+    """Say what the other nodes must know of this one."""
+    is_cuda = plan.device is Device.CUDA
+    is_asked = is_cuda and plan.precision is Precision.HEAD
+    return Report(
+        node=who.node,
+        node_rank=who.node_rank,
+        versions=facts.versions(),
+        capabilities=facts.gpu_capabilities(os.environ) if is_asked else (),
+        problem=gpu_problem(plan, os.environ) if is_cuda else "",
+    )
+
+
+def gpu_problem(plan: Plan, env: Mapping[str, str]) -> str:
+    """Say whether the node was given fewer GPUs than it has ranks; empty where it is fit."""
+    count = facts.visible_gpus(env)
+    if count is None or count >= plan.procs_per_node:
+        return ""
+    return f"{count} GPUs were given to this node, {plan.procs_per_node} ranks need one each"
+
+
+def open_link(attempt: Attempt, report: Report) -> Link:
+    """Choose this node's end of the link; raises NodeError where it is alone and unfit."""
+    who, conclusion = attempt.who, functools.partial(conclude, attempt)
+    if len(who.nodes) == 1:
+        if report.problem:
+            raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {report.problem}")
+        return Alone(conclusion([report], LOOPBACK))
+    realm = Realm.of(attempt.paths, attempt.number)
+    ports = candidate_ports(who.job_id, attempt.number, "link")
+    timeout_s = float(attempt.plan.rendezvous_timeout_s)
+    if who.is_head:
+        return Head(who, realm, ports, timeout_s, conclusion)
+    return Member(who, realm, ports, timeout_s, facts.interface_of)
+
+
+def conclude(attempt: Attempt, reports: Sequence[Report], address: str) -> Agreement:
+    """Decide for all nodes what they launch with: the head's task, right before the launch."""
+    precision = decided_precision(attempt.plan.precision, reports)
+    problem = precision_problem(precision, reports)
+    if problem and attempt.plan.precision is Precision.HEAD:
+        raise NodeError(NodeExit.NODE_UNFIT, problem)
+    interface = facts.interface_of(address)
+    port = _rendezvous_port(attempt)
+    return Agreement(address=address, port=port, interface=interface, precision=precision)
+
+
+def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
+    """Choose bf16 or fp16 by the head's GPUs where the plan leaves it to the head."""
+    if planned is not Precision.HEAD:
+        return str(planned.value)
+    head = reports[0]
+    if not head.capabilities:
+        return Precision.NO.value
+    return Precision.BF16.value if head.has_bf16 else Precision.FP16.value
+
+
+def _rendezvous_port(attempt: Attempt) -> int:
+    fixed = attempt.plan.main_process_port
+    ports = candidate_ports(attempt.who.job_id, attempt.number, "rendezvous")
+    try:
+        return free_port((fixed,) if fixed else ports)
+    except OSError as error:
+        where = f"{attempt.who.node}: port {fixed}" if fixed else attempt.who.node
+        text = f"{where}: no port is free for the rendezvous: {error}"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
+
+
+def accelerate_launcher(attempt: Attempt, agreement: Agreement, spool: Spool) -> Launcher:
+    """Set up accelerate's launcher for this node's ranks."""
+    plan, paths = attempt.plan, attempt.paths
+    for directory in (paths.nccl_dir, paths.flight_dir):
+        directory(attempt.number).mkdir(mode=0o700, parents=True, exist_ok=True)
+    env = rank_environment(
+        os.environ,
+        plan=plan,
+        paths=paths,
+        attempt=attempt.number,
+        who=attempt.who,
+        agreement=agreement,
+        spool=spool.root,
+        facts=_node_facts(os.environ),
+    )
+    arguments = launch_argv(
+        plan,
+        config_file=str(paths.accelerate),
+        deepspeed_file=str(paths.deepspeed) if plan.deepspeed else "",
+        machine_rank=attempt.who.node_rank,
+        address=agreement.address,
+        port=agreement.port,
+        precision=agreement.precision,
+        worker_argv=plan.entry,
+    )
+    return AccelerateLauncher(arguments, env, spool)
+
+
+def _node_facts(env: Mapping[str, str]) -> NodeFacts:
+    cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return NodeFacts(
+        cpus=facts.allocated_cpus(env),
+        torch=facts.library_version("torch"),
+        deepspeed=facts.library_version("deepspeed"),
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        cache_home=Path(cache) / "clusterrun",
+        agent_pid=os.getpid(),
+    )

@@ -1,0 +1,96 @@
+"""What the head decides for all nodes."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.node.endings import NodeError
+from clusterrun.node.identity import Identity
+from clusterrun.node.preparation import Attempt, conclude, gpu_problem, open_link
+from clusterrun.node.report import Report
+from clusterrun.paths import RunPaths
+from clusterrun.spec import Device, MixedPrecision
+from tests.planning.samples import on_slurm
+
+H100, A100, T4 = (9, 0), (8, 0), (7, 5)
+
+
+def attempt(nodes: int = 2, **asked: Any) -> Attempt:
+    who = Identity(
+        job_id="4711",
+        node="n0",
+        node_rank=0,
+        nodes=tuple(f"n{rank}" for rank in range(nodes)),
+        head_host="n0",
+        is_local=False,
+    )
+    plan = on_slurm(nodes=nodes, gpus_per_node=2, **asked)
+    return Attempt(plan=plan, paths=RunPaths(root=Path("/runs/job/r1")), number=1, who=who)
+
+
+def reports(*gpus: tuple[int, int]) -> list[Report]:
+    return [
+        Report(node=f"n{rank}", node_rank=rank, versions={}, capabilities=(capability,) * 2)
+        for rank, capability in enumerate(gpus)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "precision"), [((H100, A100), "bf16"), ((A100, A100), "bf16"), ((T4, H100), "fp16")]
+)
+def test_the_head_chooses_bf16_from_compute_capability_8_else_fp16(
+    gpus: tuple[tuple[int, int], ...], precision: str
+) -> None:
+    assert conclude(attempt(), reports(*gpus), "127.0.0.1").precision == precision
+
+
+def test_a_node_that_cannot_follow_the_head_is_unfit() -> None:
+    with pytest.raises(NodeError, match="the GPUs of n1 do not have") as caught:
+        conclude(attempt(), reports(H100, T4), "127.0.0.1")
+    assert caught.value.code == 122
+
+
+def test_a_precision_of_the_users_choice_is_not_discussed() -> None:
+    wanted = attempt(mixed_precision=MixedPrecision.BF16)
+    assert conclude(wanted, reports(T4, T4), "127.0.0.1").precision == "bf16"
+    on_cpu = attempt(device=Device.CPU)
+    assert conclude(on_cpu, reports(H100), "127.0.0.1").precision == "no"
+
+
+def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(NodeError, match=f"n0: port {port}: no port is free") as caught:
+            conclude(attempt(main_process_port=port), reports(H100), "127.0.0.1")
+    assert caught.value.code == 121
+    free = attempt(main_process_port=port)
+    assert conclude(free, reports(H100), "127.0.0.1").port == port
+
+
+def test_the_rendezvous_port_is_the_jobs_and_its_interface_the_addresses() -> None:
+    agreement = conclude(attempt(), reports(H100), "127.0.0.1")
+    assert 20000 <= agreement.port < 32768
+    assert (agreement.address, agreement.interface) == ("127.0.0.1", "lo")
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "1 GPUs were given to this node, 2 ranks need one each"),
+        ({"SLURM_GPUS_ON_NODE": "8"}, ""),
+        ({"SLURM_GPUS_ON_NODE": "1"}, "1 GPUs were given to this node, 2 ranks need one each"),
+    ],
+)
+def test_p38_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: str) -> None:
+    assert gpu_problem(attempt().plan, env) == problem
+
+
+def test_p38_one_unfit_node_alone_says_so() -> None:
+    unfit = Report(node="n0", node_rank=0, versions={}, problem="no GPU")
+    with pytest.raises(NodeError, match="n0: no GPU"):
+        open_link(attempt(nodes=1), unfit)
