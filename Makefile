@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+FAST := not slurm and not torch and not install
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: demo test check lint slurm clean
@@ -13,10 +14,11 @@ demo: $(VENV)/.train
 	cd examples && $(abspath $(BIN))/clusterrun submit --cluster local --nodes 2 --gpus-per-node 2 --device cpu --follow train_lm.py --max-steps 150
 
 test: lint slurm
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -q -n 3 -m "$(FAST)"
+	$(BIN)/python -m pytest -q --durations=15 -m "not ($(FAST))"
 
 check: lint
-	$(BIN)/python -m pytest -q -m "not slurm and not torch and not install"
+	$(BIN)/python -m pytest -q -n 3 -m "$(FAST)"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
