@@ -227,3 +227,20 @@ def test_p36_a_run_is_found_by_its_id_whatever_other_runs_are_called(project: Pa
     assert clusterrun.find_job("2").run_dir == second.run_dir
     assert clusterrun.find_job("4711").run_dir == first.run_dir
     assert os.path.realpath(project / "runs" / "by-job" / "4711") == first.run_dir
+
+
+def test_p14_every_leftover_of_a_launcher_around_the_job_is_unset_on_the_node(site: Site) -> None:
+    """A job's own environment may hold them where Slurm itself or the site put them there."""
+    leftovers = {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        *("PET_X", "TORCHELASTIC_X", "PMI_X", "PMIX_X", "OMPI_COMM_X", "MV2_COMM_X"),
+        *("ACCELERATE_X", "FSDP_X", "PARALLELISM_CONFIG_X", "MEGATRON_LM_X"),
+    }
+    bundle = rendered(site.plan(nodes=1))
+    done = site.run(bundle, str(site.run_dir(bundle)), **dict.fromkeys(leftovers, "7"), KEPT="7")
+    assert done.returncode == 0, done.stderr
+    seen = {name.decode() for name in site.env_of("python.agent.0.env")}
+    assert seen & leftovers == set()
+    assert "KEPT" in seen
