@@ -42,8 +42,8 @@ class Member:
         """Join the head and wait for its welcome."""
         deadline = time.monotonic() + self._timeout_s
         self._channel = await self._join(report, deadline)
-        # The head says when the time is up, and for whom; wait for its word a little longer.
-        message = await self._channel.receive(max(0.0, deadline - time.monotonic()) + ANSWER_S)
+        # From here on the head, which may have started later, says when the time is up.
+        message = await self._channel.receive()
         if message is None:
             text = f"{self._who.node}: the head {self._who.nodes[0]} left before the launch"
             raise NodeError(NodeExit.NODE_LOST, text)
