@@ -68,7 +68,7 @@ def test_with_a_run_directory_nothing_is_unpacked_or_registered(site: Site) -> N
 def test_the_status_that_the_agents_agreed_on_beats_that_of_srun(site: Site) -> None:
     bundle = rendered(site.plan(nodes=2))
     run_dir = site.run_dir(bundle)
-    (run_dir / "env.sh").write_text('echo 3 > "$run_dir/attempts/1/status"\n')
+    (run_dir / "env.sh").write_text('echo 3 > "$clusterrun_dir/attempts/1/status"\n')
     done = site.run(bundle, str(run_dir), STUB_SRUN_STATUS="137")
     assert done.returncode == 3
     assert end_of(run_dir)["exit_code"] == 3
@@ -255,16 +255,40 @@ def test_a_failing_setup_line_ends_the_job_and_is_named(site: Site, line: str, s
     assert done.returncode == UNFIT
     assert f"clusterrun: n7: setup line 2 ended with status {status}: {line}\n" in done.stderr
     assert (end_of(run_dir)["state"], site.canaries()) == ("FAILED", [])
-    assert not (site.stubs / "srun.args").exists()
+    assert not (site.stubs / "python.agent.0.args").exists()
 
 
-def test_a_setup_line_that_exits_is_no_success(site: Site) -> None:
-    for line, status in (("exit 0", 1), ("exit 5", 5)):
-        bundle = rendered(site.plan(setup=(line,)))
-        run_dir = site.run_dir(bundle)
-        assert site.run(bundle, str(run_dir)).returncode == status
-        assert (end_of(run_dir)["state"], end_of(run_dir)["exit_code"]) == ("FAILED", status)
-        run_dir.rename(site.root / f"was {line}")
+@pytest.mark.parametrize("line", ["exit 0", "exit 5"])
+def test_a_setup_line_that_exits_is_no_success(site: Site, line: str) -> None:
+    bundle = rendered(site.plan(setup=(line,)))
+    run_dir = site.run_dir(bundle)
+    done = site.run(bundle, str(run_dir), SLURMD_NODENAME="n7")
+    assert (done.returncode, done.stderr) == (
+        UNFIT,
+        "clusterrun: n7: a setup line ended the shell\n",
+    )
+    assert (end_of(run_dir)["state"], end_of(run_dir)["exit_code"]) == ("FAILED", UNFIT)
+    assert not (site.stubs / "python.agent.0.args").exists()
+
+
+def test_an_unfit_node_leaves_its_status_even_where_srun_says_less(site: Site) -> None:
+    bundle = rendered(site.plan(setup=("false",), nodes=2))
+    run_dir = site.run_dir(bundle)
+    site.run(bundle, str(run_dir))
+    assert (run_dir / "attempts" / "1" / "status").read_text() == f"{UNFIT}\n"
+
+
+def test_setup_lines_and_the_scripts_own_variables_do_not_meet(site: Site) -> None:
+    setup = (
+        "attempt=9 run_dir=/tmp state=COMPLETED status=0 python=x",
+        "trap 'exit 0' EXIT",
+        "fail() { :; }",
+    )
+    bundle = rendered(site.plan(setup=setup))
+    run_dir = site.run_dir(bundle)
+    assert site.run(bundle, str(run_dir), STUB_PYTHON_STATUS="4").returncode == 4
+    assert site.got("python.agent.0.args")[-2:] == [os.fsencode(run_dir), b"1"]
+    assert (end_of(run_dir)["state"], end_of(run_dir)["exit_code"]) == ("FAILED", 4)
 
 
 def test_setup_lines_are_bash_and_reach_the_agent(site: Site) -> None:
