@@ -57,7 +57,12 @@ class SlurmBackend:
             executor = _executor_class()(plan, paths, bundle, self._environ(plan))
             job = executor._submit_command("")
         except SchedulerUnreachableError as error:
-            return self._perhaps_submitted(paths, error)
+            if _never_reached(error):
+                remove_run(paths)
+                raise
+            return self._perhaps_submitted(paths, "sbatch got no answer", error)
+        except _NoJobIdError as error:  # sbatch took the job, whatever it printed
+            return self._perhaps_submitted(paths, error.message, error)
         except RuntimeError as error:  # submitit found no srun
             remove_run(paths)
             raise SubmissionError(
@@ -110,14 +115,11 @@ class SlurmBackend:
     def _environ(self, plan: Plan) -> dict[str, str]:
         return scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)
 
-    def _perhaps_submitted(self, paths: RunPaths, error: SchedulerUnreachableError) -> Submission:
-        """Find out what became of a submission that got no answer; never submit twice.
+    def _perhaps_submitted(self, paths: RunPaths, what: str, error: ClusterrunError) -> Submission:
+        """Find out what became of a submission that told no job id; never submit twice.
 
         slurmctld may take a job whose sbatch has given up.
         """
-        if any(words in (error.cause or "") for words in NEVER_REACHED) or _not_started(error):
-            remove_run(paths)
-            raise error
         for pause_s in (0.0, LOOK_AGAIN_S):
             time.sleep(pause_s)
             try:
@@ -127,7 +129,7 @@ class SlurmBackend:
             if job_id is not None:
                 return Submission(job_id=job_id, slurm_cluster=self.slurm_cluster)
         raise SchedulerUnreachableError(
-            "sbatch got no answer; the job may be in the queue or not",
+            f"{what}; the job may be in the queue or not",
             cause=error.cause,
             hint=(
                 "look for it with 'squeue --me' before you submit again",
@@ -143,8 +145,13 @@ class SlurmBackend:
                 self.cancel([job_id])
 
 
-def _not_started(error: SchedulerUnreachableError) -> bool:
-    return isinstance(error.__cause__, OSError)
+class _NoJobIdError(SubmissionError):
+    """A submission that succeeded, but printed no job id."""
+
+
+def _never_reached(error: SchedulerUnreachableError) -> bool:
+    was_started = not isinstance(error.__cause__, OSError)
+    return not was_started or any(words in (error.cause or "") for words in NEVER_REACHED)
 
 
 def _check_path(paths: RunPaths) -> None:
@@ -221,8 +228,4 @@ def parse_submission(stdout: str) -> Submission:
         match = _PARSABLE.match(line.strip())
         if match:
             return Submission(job_id=match[1], slurm_cluster=match[2])
-    raise SubmissionError(
-        "sbatch printed no job id",
-        cause=stdout.strip() or None,
-        hint="the job may be in the queue: look with 'squeue --me'",
-    )
+    raise _NoJobIdError("sbatch printed no job id", cause=stdout.strip() or None)

@@ -111,6 +111,29 @@ def test_no_id_is_an_error_with_what_was_printed_instead() -> None:
     assert failed.value.cause == "Submitted batch job soon"
 
 
+def test_p35_a_job_whose_id_was_not_printed_is_found(site: Stubs, tmp_path: Path) -> None:
+    site.add("sbatch", "echo 'Submitted, have a nice day'")
+    plan, paths = make(tmp_path)
+    site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
+    assert SlurmBackend().submit(plan, paths, make_bundle(plan)).job_id == "77"
+    assert paths.root.exists()
+
+
+@pytest.mark.parametrize("printed", ["", "welcome", "Unable to contact slurm controller"])
+def test_p35_a_job_that_sbatch_took_without_an_id_keeps_its_directory(
+    site: Stubs, tmp_path: Path, printed: str
+) -> None:
+    site.add("sbatch", f"echo '{printed}'")
+    site.add("squeue")
+    plan, paths = make(tmp_path)
+    with pytest.raises(SchedulerUnreachableError, match="printed no job id; the job may") as silent:
+        SlurmBackend().submit(plan, paths, make_bundle(plan))
+    assert silent.value.cause == (printed or None)
+    assert "squeue --me" in silent.value.hints[0]
+    assert str(paths.root) in silent.value.hints[1]
+    assert paths.script.exists()
+
+
 # Environment
 
 
