@@ -61,7 +61,11 @@ _SHORT = {
     "w": "nodelist",
     "x": "exclude",
 }
-_MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
+# Short options without a value: getopt reads what follows one in a word as further options.
+_SHORT_FLAGS = frozenset("HOQVWhksv")
+# Whole names of options that are also the beginning of others.
+_WHOLE = frozenset(("gpus", "mem", "time"))
+_MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -203,30 +207,53 @@ def check_sbatch_args(args: tuple[str, ...], lines: tuple[Directive, ...]) -> No
 
     Raises UsageError.
     """
-    ours = {line.name for line in lines}
+    ours = frozenset(line.name for line in lines)
     for arg in args:
         if not re.match(r"--?[A-Za-z]", arg) or _CONTROL.search(arg):
             raise UsageError(
                 f"--sbatch-arg {arg!r} is not an option of sbatch",
                 hint="write it as one word: --sbatch-arg=--nice=100",
             )
-        name = option_name(arg)
-        _refuse_owned(arg, name)
-        clash = name if name in ours else next(iter(_MEMORY & ours), "")
-        if clash and (name in ours or name in _MEMORY):
-            raise UsageError(
-                f"--sbatch-arg {arg} and clusterrun's --{clash} are one request said twice",
-                hint=f"clusterrun writes --{clash}; say it in one place",
-            )
+        _refuse_bundled(arg)
+        _refuse_owned(arg)
+        _refuse_said_twice(arg, ours)
         _refuse_undecodable(Directive(name="sbatch-arg", value=arg))
 
 
-def _refuse_owned(arg: str, name: str) -> None:
+def _refuse_bundled(arg: str) -> None:
+    if arg[1] in _SHORT_FLAGS and len(arg) > 2:
+        raise UsageError(
+            f"--sbatch-arg {arg} is several options in one word",
+            hint=f"write each by itself: --sbatch-arg=-{arg[1]} --sbatch-arg=-{arg[2:]}",
+        )
+
+
+def _refuse_owned(arg: str) -> None:
     for full, hint in _OWNED.items():
-        # sbatch takes any unambiguous beginning of a long option: --arr is --array.
-        begins = arg.startswith("--") and len(name) > 2 and full.startswith(name)
-        if name == full or begins:
+        if _may_be(arg, full):
             raise UsageError(f"--sbatch-arg {arg} is not for a job of clusterrun", hint=hint)
+
+
+def _refuse_said_twice(arg: str, ours: frozenset[str]) -> None:
+    clash = next((name for name in sorted(ours) if _may_be(arg, name)), "")
+    if not clash and any(_may_be(arg, name) for name in _MEMORY):
+        clash = next((name for name in _MEMORY if name in ours), "")
+    if clash:
+        raise UsageError(
+            f"--sbatch-arg {arg} and clusterrun's --{clash} are one request said twice",
+            hint=f"clusterrun writes --{clash}; say it in one place",
+        )
+
+
+def _may_be(arg: str, full: str) -> bool:
+    """Say whether sbatch may read an argument as this long option.
+
+    It takes any unambiguous beginning: --arr is --array. Which are, differs between versions.
+    """
+    name = option_name(arg)
+    if name in _WHOLE or not arg.startswith("--"):
+        return name == full
+    return full.startswith(name)
 
 
 def srun_options(*, nodes: int, cpus: int) -> tuple[str, ...]:

@@ -85,9 +85,9 @@ def asks_for_gpus(sbatch_arg: str) -> bool:
     [True, True, True, False]
     """
     name, _, value = sbatch_arg.partition("=")
-    if name == "--gres":
+    if len(name) > 2 and "--gres".startswith(name):  # sbatch takes a beginning for the whole
         return any(part.startswith("gpu") for part in value.split(","))
-    return name.startswith(("--gpus", "-G"))
+    return name.startswith(("--gpus", "-G")) or name in ("--gp", "--gpu")
 
 
 def _cpu_processes(count: int) -> str:

@@ -162,6 +162,7 @@ def test_p4_p15_p22_p31_one_task_a_node_and_all_end_together() -> None:
         "--wrap=hostname",
         "--array=0-9",
         "--arr=0-9",
+        "--ar=0-9",
         "-a0-9",
         "--parsable",
         "--output=x",
@@ -178,7 +179,11 @@ def test_p4_p15_p22_p31_one_task_a_node_and_all_end_together() -> None:
         "--no-requeue",
         "--open-mode=truncate",
         "--job-name=x",
+        "--job=x",
         "-Jx",
+        "-Hn8",
+        "-ka0-9",
+        "-vv",
     ],
 )
 def test_sbatch_options_that_clusterrun_owns_are_refused_with_a_hint(arg: str) -> None:
@@ -220,12 +225,29 @@ def test_one_request_is_not_said_twice() -> None:
     for asked, arg in [
         ({"time_minutes": 5}, "--time=10"),
         ({"partition": "gpu"}, "-pdebug"),
+        ({"time_minutes": 5}, "--tim=10"),
+        ({"partition": "gpu"}, "--part=debug"),
         ({"mem": "1G"}, "--mem-per-cpu=1G"),
+        ({"mem": "1G"}, "--mem-per=1G"),
+        ({"mem_per_cpu": "1G"}, "--mem=1G"),
     ]:
         with pytest.raises(UsageError, match="said twice"):
             on_slurm(sbatch_args=(arg,), **asked)  # type: ignore[arg-type]  # a table of kinds
-    with pytest.raises(UsageError, match="asked for twice"):
-        on_slurm(gpus_per_node=1, sbatch_args=("--gres=gpu:1",))
+    for arg in ("--gres=gpu:1", "--gre=gpu:4", "--gpu=4", "--gpus=4", "-G4"):
+        with pytest.raises(UsageError, match="asked for twice"):
+            on_slurm(gpus_per_node=1, sbatch_args=(arg,))
+
+
+def test_options_that_share_a_beginning_are_told_apart() -> None:
+    assert lines(on_slurm(time_min_minutes=5, sbatch_args=("--time=10",)))["time-min"] == "5"
+    args = ("--mem-bind=local", "--gres-flags=enforce-binding", "--gres=nvme:1")
+    assert on_slurm(mem="1G", gpus_per_node=1, sbatch_args=args).sbatch_args == args
+
+
+def test_options_in_one_word_are_to_be_written_apart() -> None:
+    with pytest.raises(UsageError, match="several options in one word") as refused:
+        on_slurm(sbatch_args=("-Hn8",))
+    assert refused.value.hints == ("write each by itself: --sbatch-arg=-H --sbatch-arg=-n8",)
 
 
 @pytest.mark.parametrize(
