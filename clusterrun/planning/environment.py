@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from clusterrun.planning.facts import Facts, version_of
 from clusterrun.planning.network import base_environment, overlay, respell
 from clusterrun.planning.plan import EnvVar
-from clusterrun.planning.userenv import check_variables, meant_timeout
+from clusterrun.planning.userenv import check_variables
 from clusterrun.planning.world import World
 from clusterrun.spec import JobSpec, Strategy
 
@@ -29,10 +29,10 @@ def decide_environment(
     Raises UsageError for variables that break the launch or would write a secret down.
     """
     check_variables(spec)
-    timeout_s, network_env, env, timeout_notes = meant_timeout(spec)
+    timeout_s = spec.timeout_s or 0
     torch = version_of(facts, "torch")
-    network_env, network_notes = respell(network_env, torch)
-    env, env_notes = respell(env, torch)
+    network_env, network_notes = respell(spec.network_env, torch)
+    env, env_notes = respell(spec.env, torch)
     base = base_environment(
         world=world,
         strategy=strategy,
@@ -45,5 +45,5 @@ def decide_environment(
     return JobEnvironment(
         variables=overlay(with_network, env, "yours (env)"),
         timeout_s=timeout_s,
-        notes=(*timeout_notes, *network_notes, *env_notes),
+        notes=(*network_notes, *env_notes),
     )

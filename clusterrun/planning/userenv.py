@@ -1,9 +1,8 @@
-"""The user's own variables: what may be set, what is refused, and what was meant."""
+"""The user's own variables: what may be set and what is refused."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from clusterrun.errors import UsageError
 from clusterrun.loading.secrets import is_secret_name, is_secret_value
@@ -17,6 +16,12 @@ _NODE_DECIDES = re.compile(
     r"|MASTER_(?:ADDR|PORT)|CUDA_VISIBLE_DEVICES|(?:PET|TORCHELASTIC|CLUSTERRUN)_.*"
     r"|SLURM_(?:NODEID|PROCID|LOCALID|JOB_?ID|(?:JOB_|STEP_)?NODELIST|RESTART_COUNT)"
     r"|SLURMD_NODENAME"
+)
+
+# Unset by env.sh: another launcher's leftovers would change what a rank is.
+_UNSET_FIRST = re.compile(
+    r"(?:ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM|PMIX?|OMPI_COMM|MV2_COMM)_.*"
+    r"|MPI_LOCAL(?:RANKID|NRANKS)"
 )
 
 # Read-only, computed or executed by bash (man bash, "Shell Variables").
@@ -44,6 +49,7 @@ def check_variables(spec: JobSpec) -> None:
                 hint="name the variable only; its value is taken from your shell",
             )
         _refuse_owned(name)
+        _refuse_unset_first(name)
         if name in spec.env or name in spec.network_env:
             raise UsageError(
                 f"{name} is both given a value and passed on from your shell", hint="choose one"
@@ -59,6 +65,14 @@ def _refuse_owned(name: str) -> None:
         raise UsageError(f"{name} is decided on the node", hint=hint)
     if _BASH_KEEPS.fullmatch(name):
         raise UsageError(f"{name} belongs to bash and cannot be set for a job")
+
+
+def _refuse_unset_first(name: str) -> None:
+    if _UNSET_FIRST.fullmatch(name):
+        raise UsageError(
+            f"{name} of your shell is taken for another launcher's leftover and unset on the nodes",
+            hint=f"say that it is meant: --env {name}=VALUE",
+        )
 
 
 def _refuse_secret(name: str, value: str) -> None:
@@ -81,35 +95,3 @@ def _refuse_harmful(name: str, value: str) -> None:
             f"{name}={value} lets the loopback interface in",
             hint=f"write ^lo,{value[1:]}",
         )
-
-
-def meant_timeout(
-    spec: JobSpec,
-) -> tuple[int, dict[str, str], dict[str, str], tuple[str, ...]]:
-    """Take NCCL_TIMEOUT as the timeout it was meant to be.
-
-    Returns the timeout in seconds (0: torch's own), both mappings without the variable, and notes.
-    Raises UsageError for a value that is no number of seconds.
-    """
-    network_env, env = dict(spec.network_env), dict(spec.env)
-    meant = [vs.pop("NCCL_TIMEOUT") for vs in (network_env, env) if "NCCL_TIMEOUT" in vs]
-    notes = _unread(network_env) + _unread(env)
-    if not meant:
-        return spec.timeout_s or 0, network_env, env, notes
-    if not (meant[-1].isdecimal() and meant[-1].isascii() and int(meant[-1]) > 0):
-        raise UsageError(
-            f"NCCL_TIMEOUT={meant[-1]!r} is no number of seconds",
-            hint="neither NCCL nor torch reads it: use --timeout, as --timeout 30m",
-        )
-    if spec.timeout_s:
-        said = f"--timeout {spec.timeout_s}s holds"
-    else:
-        said = f"taken as --timeout {int(meant[-1])}s"
-    note = f"NCCL_TIMEOUT is read by neither NCCL nor torch: {said}"
-    return spec.timeout_s or int(meant[-1]), network_env, env, (note, *notes)
-
-
-def _unread(variables: Mapping[str, str]) -> tuple[str, ...]:
-    if "NCCL_SOCKET_TIMEOUT" not in variables:
-        return ()
-    return ("NCCL_SOCKET_TIMEOUT is read by neither NCCL nor torch: it changes nothing",)

@@ -271,7 +271,7 @@ def test_python_values_mean_what_their_texts_mean(workplace: Workplace) -> None:
     assert spec.partition is None
 
 
-@pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT"])
+@pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT"])
 @pytest.mark.parametrize("where", ["env", "network: {env"])
 def test_p6b_a_timeout_that_nothing_reads_is_taken_as_the_option_that_was_meant(
     workplace: Workplace, name: str, where: str

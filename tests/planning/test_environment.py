@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,27 +112,10 @@ def test_the_users_variables_beat_ours_and_env_beats_network_env() -> None:
     assert wanted.items() <= found.items()
 
 
-def test_p6b_nccl_timeout_is_taken_as_what_was_meant() -> None:
-    plan = on_slurm(env={"NCCL_TIMEOUT": "1800"})
-    assert plan.timeout_s == 1800
-    assert "NCCL_TIMEOUT" not in variables(plan)
-    note = "NCCL_TIMEOUT is read by neither NCCL nor torch: taken as --timeout 1800s"
-    assert note in plan.notes
-    both = on_slurm(network_env={"NCCL_TIMEOUT": "1800"}, timeout_s=60)
-    assert both.timeout_s == 60
-    with pytest.raises(UsageError, match="no number of seconds"):
-        on_slurm(env={"NCCL_TIMEOUT": "30m"})
-
-
 def test_p6b_deepspeeds_own_timeout_is_in_minutes_rounded_up() -> None:
     plan = on_slurm(gpus_per_node=2, strategy=Strategy.ZERO2, timeout_s=1801)
     assert variables(plan)["DEEPSPEED_TIMEOUT"] == "31"
     assert "DEEPSPEED_TIMEOUT" not in variables(on_slurm(gpus_per_node=2, timeout_s=1801))
-
-
-def test_a_variable_that_nobody_reads_is_pointed_out() -> None:
-    plan = on_slurm(env={"NCCL_SOCKET_TIMEOUT": "5"})
-    assert any("NCCL_SOCKET_TIMEOUT" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +131,29 @@ def test_p14_p38_who_a_rank_is_cannot_be_set(name: str) -> None:
         with pytest.raises(UsageError, match="is decided on the node") as refused:
             on_slurm(**asked)
         assert refused.value.hints
+
+
+def unset_by_env_sh() -> list[str]:
+    """Name what env.sh unsets; for each beginning, one variable."""
+    text = (Path(__file__).resolve().parents[2] / "templates" / "env.sh.j2").read_text()
+    words = " ".join(re.findall(r"^unset (.*)$", text, re.MULTILINE)).split()
+    assert "RANK" in words
+    return [re.sub(r'"\$\{!(\w+)@\}"', r"\1X", word) for word in words]
+
+
+@pytest.mark.parametrize("name", unset_by_env_sh())
+def test_p14_what_is_unset_on_the_nodes_is_not_passed_on_by_name(name: str) -> None:
+    with pytest.raises(UsageError, match=name) as refused:
+        on_slurm(pass_env=(name,))
+    assert refused.value.hints
+
+
+def test_p14_a_launchers_variable_that_is_meant_is_given_with_its_value() -> None:
+    with pytest.raises(UsageError, match="unset on the nodes") as refused:
+        on_slurm(pass_env=("ACCELERATE_LOG_LEVEL",))
+    assert refused.value.hints == ("say that it is meant: --env ACCELERATE_LOG_LEVEL=VALUE",)
+    plan = on_slurm(env={"ACCELERATE_LOG_LEVEL": "info"})
+    assert variables(plan)["ACCELERATE_LOG_LEVEL"] == "info"
 
 
 @pytest.mark.parametrize("name", ["BASH_ENV", "UID", "SHELLOPTS", "IFS", "PWD", "_", "RANDOM"])
