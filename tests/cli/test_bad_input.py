@@ -194,11 +194,12 @@ def test_p35_sbatch_that_does_not_answer_is_never_asked_twice(
 
 def test_sbatch_that_prints_no_job_id_is_no_success(here: Here) -> None:
     here.slurm("echo welcome")
-    err = refused(here, "train.py", code=1)
-    assert err[err.index("error:") :] == (
-        "error: sbatch printed no job id\n"
+    err = refused(here, "train.py", code=5)
+    assert err[err.index("error:") :].startswith(
+        "error: sbatch printed no job id; the job may be in the queue or not\n"
         "  cause: welcome\n"
-        "  hint: the job may be in the queue: look with 'squeue --me'\n"
+        "  hint: look for it with 'squeue --me' before you submit again\n"
+        "  hint: its run directory was kept: "
     )
 
 
