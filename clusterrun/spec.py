@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -374,14 +374,65 @@ class JobSpec:
     )
 
     def __post_init__(self) -> None:
-        for name in ("env", "network_env"):
-            object.__setattr__(self, name, dict(getattr(self, name)))
         for field in FIELDS:
+            value = getattr(self, field.name)
+            _check_type(field, value)
+            if field.kind is Kind.MAPPING:
+                object.__setattr__(self, field.name, dict(value))
+            elif field.kind is Kind.TEXTS:
+                object.__setattr__(self, field.name, tuple(value))
             _check(field, getattr(self, field.name))
 
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys((Kind.TEXT, Kind.PATH), ((str,), "a str")),
+    **dict.fromkeys(
+        (Kind.COUNT, Kind.NUMBER, Kind.MINUTES, Kind.SECONDS), ((int,), "a whole number")
+    ),
+    Kind.FLAG: ((bool,), "True or False"),
+    Kind.ENUM: ((str,), "one of its words"),  # a word stands for its member until it is resolved
+    Kind.TEXTS: ((tuple, list), "a list of str"),
+    Kind.MAPPING: ((Mapping,), "a mapping of str to str"),
+}
+
+
+def _check_type(field: Field, value: Any) -> None:
+    """Refuse a value of another type: nobody but Python code can give one."""
+    if (value is None and field.default is None) or value == () == field.default:
+        return
+    types, what = _TYPES[field.kind]
+    is_other = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
+    if is_other:
+        raise UsageError(f"{field.name} must be {what}, not {_type(value)}")
+    if field.kind is Kind.TEXTS:
+        _check_text_types(field, value)
+    if field.kind is Kind.MAPPING:
+        _check_variable_types(field, value)
+
+
+def _check_text_types(field: Field, values: Iterable[Any]) -> None:
+    for text in values:
+        if not isinstance(text, str):
+            raise UsageError(
+                f"{field.name} must hold str only, not {text!r}", hint=f"write it as '{text}'"
+            )
+
+
+def _check_variable_types(field: Field, variables: Mapping[Any, Any]) -> None:
+    for name, text in variables.items():
+        if not isinstance(name, str):
+            raise UsageError(f"{field.name}: {name!r} is not a name for an environment variable")
+        if not isinstance(text, str):  # it may be a secret: the message doesn't repeat it
+            raise UsageError(
+                f"{field.name}: the value of {name} must be a str, not {_type(text)}",
+                hint="write it as text",
+            )
+
+
+def _type(value: object) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 def _check(field: Field, value: Any) -> None:
@@ -396,6 +447,8 @@ def _check(field: Field, value: Any) -> None:
         raise UsageError(f"{option} must be a positive time")
     if field.kind in (Kind.TEXT, Kind.PATH):
         _check_text(option, value)
+    if field.kind is Kind.TEXTS:
+        _check_texts(field, option, value)
     if field.kind is Kind.MAPPING:
         _check_variables(option, value)
 
@@ -403,6 +456,18 @@ def _check(field: Field, value: Any) -> None:
 def _check_text(option: str, value: str) -> None:
     if not value:
         raise UsageError(f"{option} is empty", hint="leave it out to use the default")
+    _refuse_control(option, value)
+
+
+def _check_texts(field: Field, option: str, values: tuple[str, ...]) -> None:
+    for text in values:
+        if "\x00" in text:
+            raise UsageError(f"{option} holds a NUL byte: {text!r}")
+        if field.name == "sbatch_args":
+            _refuse_control(option, text)
+
+
+def _refuse_control(option: str, value: str) -> None:
     if _CONTROL.search(value):
         raise UsageError(
             f"{option} holds a newline or control character: {value!r}",

@@ -122,7 +122,7 @@ def test_every_field_of_a_spec_has_an_origin(project: Path) -> None:
     [
         ({"env": {"HTTP_PROXY": "http://ada:pw@proxy:3128"}}, "HTTP_PROXY looks like a secret"),
         ({"setup": ("export HF_TOKEN=abc",)}, "HF_TOKEN looks like a secret"),
-        ({"setup": "module load cuda"}, "launch.setup must be a list"),
+        ({"setup": "module load cuda"}, "setup must be a list"),
         ({"args": "--lr 1"}, "args must be a list"),
         ({"clusters": "one,two"}, "names 2 clusters"),
     ],

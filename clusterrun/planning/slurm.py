@@ -66,7 +66,6 @@ _SHORT_FLAGS = frozenset("HOQVWhksv")
 # Whole names of options that are also the beginning of others.
 _WHOLE = frozenset(("gpus", "mem", "time"))
 _MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Directive, ...]:
@@ -209,7 +208,7 @@ def check_sbatch_args(args: tuple[str, ...], lines: tuple[Directive, ...]) -> No
     """
     ours = frozenset(line.name for line in lines)
     for arg in args:
-        if not re.match(r"--?[A-Za-z]", arg) or _CONTROL.search(arg):
+        if not re.match(r"--?[A-Za-z]", arg):
             raise UsageError(
                 f"--sbatch-arg {arg!r} is not an option of sbatch",
                 hint="write it as one word: --sbatch-arg=--nice=100",

@@ -1,0 +1,67 @@
+"""What a spec made in Python refuses: no other door lets a value of another type in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterrun.errors import UsageError
+from clusterrun.spec import FIELDS, JobSpec, Kind, Strategy
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"nodes": "2"}, "nodes must be a whole number, not str"),
+        ({"nodes": True}, "nodes must be a whole number, not bool"),
+        ({"nodes": None}, "nodes must be a whole number, not None"),
+        ({"time_minutes": 1.5}, "time_minutes must be a whole number, not float"),
+        ({"timeout_s": "30m"}, "timeout_s must be a whole number, not str"),
+        ({"exclusive": 1}, "exclusive must be True or False, not int"),
+        ({"script": b"train.py"}, "script must be a str, not bytes"),
+        ({"mem": 200}, "mem must be a str, not int"),
+        ({"strategy": 2}, "strategy must be one of its words, not int"),
+        ({"args": "--lr 1"}, "args must be a list of str, not str"),
+        ({"args": ("--lr", 1e-4)}, "args must hold str only, not 0.0001"),
+        ({"env": {"A": 1}}, "env: the value of A must be a str, not int"),
+        ({"env": {1: "a"}}, "env: 1 is not a name for an environment variable"),
+        ({"env": "A=1"}, "env must be a mapping of str to str, not str"),
+        ({"network_env": (("A", "1"),)}, "network_env must be a mapping of str to str, not tuple"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(
+    asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        JobSpec(**asked)
+    assert refused.value.message == message
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+def test_no_field_takes_what_it_cannot_be(field: Any) -> None:
+    with pytest.raises(UsageError, match=field.name):
+        JobSpec(**{field.name: object()})  # type: ignore[arg-type]  # a table of names
+
+
+@pytest.mark.parametrize("name", [f.name for f in FIELDS if f.kind is Kind.TEXTS])
+def test_no_text_of_a_list_holds_a_nul_byte(name: str) -> None:
+    with pytest.raises(UsageError, match="holds a NUL byte"):
+        JobSpec(**{name: ("a", "b\0")})  # type: ignore[arg-type]  # a table of names
+
+
+@pytest.mark.parametrize("text", ["--nice=1\n#SBATCH --wrap=x", "--comment=a\tb", "--nice=1\r"])
+def test_p16_an_option_of_sbatch_ends_at_its_line(text: str) -> None:
+    with pytest.raises(UsageError, match="--sbatch-arg holds a newline") as refused:
+        JobSpec(sbatch_args=(text,))
+    assert refused.value.hints
+
+
+def test_arguments_of_the_script_may_hold_newlines() -> None:
+    assert JobSpec(args=("a\nb",)).args == ("a\nb",)
+
+
+def test_a_list_becomes_a_tuple_and_a_word_stands_for_its_member() -> None:
+    spec = JobSpec(args=["a"], strategy="zero2")  # type: ignore[arg-type]  # what people write
+    assert (spec.args, spec.strategy) == (("a",), Strategy.ZERO2)
+    assert (JobSpec().env, JobSpec(mem=None).mem) == ({}, None)
