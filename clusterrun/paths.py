@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 NAME_BYTES = 80
@@ -14,9 +14,13 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class RunPaths:
-    """The layout of one run directory, `<runs>/<name>/<run id>/`."""
+    """The layout of one run directory, `<runs>/<name>/<run id>/`.
+
+    `made` are the directories above it that its submission made, the lowest first.
+    """
 
     root: Path
+    made: tuple[Path, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def record(self) -> Path:

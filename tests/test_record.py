@@ -45,6 +45,10 @@ def make(
     return made
 
 
+def laid_out(runs: RunsDir, run_id: str) -> RunPaths:
+    return record.create_run(runs, "demo", run_id, Bundle(files={"job.sbatch": ""}))
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -86,13 +90,29 @@ def test_an_error_half_way_leaves_nothing(runs: RunsDir) -> None:
     assert not runs.root.exists()
 
 
-def test_removing_a_run_spares_its_neighbours_and_a_users_own_directory(runs: RunsDir) -> None:
-    runs.root.mkdir(mode=0o755)
-    first, second = make(runs, run_id="r1"), make(runs, run_id="r2")
-    record.remove_run(first.paths)
-    assert second.paths.record.exists()
-    record.remove_run(second.paths)
+@pytest.mark.parametrize("own_mode", [0o755, 0o700])
+def test_removing_a_run_spares_its_neighbours_and_a_users_own_directory(
+    runs: RunsDir, own_mode: int
+) -> None:
+    runs.root.mkdir(mode=own_mode)
+    first, second = laid_out(runs, "r1"), laid_out(runs, "r2")
+    record.remove_run(second)
+    assert first.script.exists()
+    record.remove_run(first)
     assert list(runs.root.iterdir()) == []
+
+
+def test_removing_a_run_removes_what_was_made_for_it_and_no_empty_directory_else(
+    runs: RunsDir,
+) -> None:
+    only = laid_out(runs, "r1")
+    runs.by_job.mkdir()
+    record.remove_run(only)
+    assert not runs.root.exists()
+    (runs.root / "demo").mkdir(parents=True)
+    runs.by_job.mkdir()
+    record.remove_run(laid_out(runs, "r1"))
+    assert sorted(path.name for path in runs.root.iterdir()) == ["by-job", "demo"]
 
 
 def test_a_place_that_is_no_directory_is_told_with_path_and_reason(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import shutil
 from datetime import datetime
+from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,8 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
     """
     root = RunsDir(root=runs_dir.root.absolute())
     paths = root.run(directory_name(name), run_id)
+    above = (paths.root.parent, root.by_job, root.root)
+    paths = dataclasses.replace(paths, made=tuple(filterfalse(os.path.lexists, above)))
     try:
         _make_parents(paths.root.parent)
         paths.root.mkdir(mode=0o700)
@@ -65,16 +69,14 @@ def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
 
 
 def remove_run(paths: RunPaths) -> None:
-    """Remove a run that was never submitted, and the directories above it that it leaves empty."""
+    """Remove a run that was never submitted, and what its submission made above it, where empty.
+
+    Only what `create_run` returned knows what that is.
+    """
     shutil.rmtree(paths.root, ignore_errors=True)
-    runs = RunsDir(root=paths.root.parent.parent)
-    with contextlib.suppress(OSError):
-        paths.root.parent.rmdir()
-    with contextlib.suppress(OSError):
-        runs.by_job.rmdir()
-    with contextlib.suppress(OSError):
-        if runs.root.stat().st_mode & 0o777 == 0o700:  # as we make it; a user's own stays
-            runs.root.rmdir()
+    for directory in paths.made:
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
 
 def write_private(path: Path, text: str, *, executable: bool = False) -> None:

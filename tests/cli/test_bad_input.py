@@ -194,8 +194,9 @@ def test_p35_sbatch_that_does_not_answer_is_never_asked_twice(
 
 def test_sbatch_that_prints_no_job_id_is_no_success(here: Here) -> None:
     here.slurm("echo welcome")
-    err = refused(here, "train.py", code=5)
-    assert err[err.index("error:") :].startswith(
+    said = here("submit", "train.py")
+    assert (said.code, said.out) == (5, "")
+    assert said.err[said.err.index("error:") :].startswith(
         "error: sbatch printed no job id; the job may be in the queue or not\n"
         "  cause: welcome\n"
         "  hint: look for it with 'squeue --me' before you submit again\n"
