@@ -8,6 +8,7 @@ from clusterrun import shell
 from clusterrun.backends.environment import scrubbed
 from clusterrun.errors import ClusterrunError, SubmissionError
 from clusterrun.planning.plan import Plan
+from clusterrun.wording import count
 
 SINFO_TIMEOUT_S = 5.0
 SITE_RULES = "ask which you may use: sacctmgr show associations user=$USER format=account,qos"
@@ -54,23 +55,19 @@ def _what_there_is(plan: Plan) -> list[str]:
     rows = _partitions(_directive(plan, "partition"))
     default = [row for row in rows if row[0].endswith("*")]
     return [
-        f"partition '{name.rstrip('*')}' has {_count(nodes, 'node')} with {_gres(gres)}, "
+        f"partition '{name.rstrip('*')}' has {count(nodes, 'node')} with {_gres(gres)}, "
         f"{cpus} CPUs and {memory} MB"
         for name, nodes, gres, cpus, memory, _ in (default or rows)[:5]
     ]
 
 
 def _what_was_asked(plan: Plan) -> str:
-    asked = f"you asked for {_count(str(plan.nodes), 'node')}"
+    asked = f"you asked for {count(plan.nodes, 'node')}"
     return f"{asked} of {plan.gpus_per_node} GPUs" if plan.gpus_per_node else asked
 
 
 def _gres(text: str) -> str:
     return "no GPUs" if text in ("(null)", "") else text
-
-
-def _count(number: str, thing: str) -> str:
-    return f"{number} {thing}" if number == "1" else f"{number} {thing}s"
 
 
 def _directive(plan: Plan, name: str) -> str | None:

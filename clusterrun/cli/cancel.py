@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterrun.cli import output
-from clusterrun.cli.status import clock, count
+from clusterrun.cli.status import clock
 from clusterrun.errors import UsageError
+from clusterrun.wording import count
 
 if TYPE_CHECKING:
     from clusterrun.backends.status import JobStatus
-
-CONFIRM_ABOVE_NODES = 64
 
 
 @click.command()
@@ -42,7 +41,7 @@ def command(jobs: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
 
 def _confirm(active: list[JobStatus], *, yes: bool) -> None:
     nodes = sum(status.record.nodes for status in active)
-    if yes or (len(active) <= 1 and nodes <= CONFIRM_ABOVE_NODES):
+    if yes or (len(active) <= 1 and nodes <= output.CONFIRM_ABOVE_NODES):
         return
     what = f"{count(len(active), 'job')} on {count(nodes, 'node')}"
     if not output.is_interactive():

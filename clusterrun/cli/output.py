@@ -14,6 +14,8 @@ import click
 
 from clusterrun.errors import ClusterrunError, Exit
 
+# A job on more nodes is submitted, and ended, only after a yes.
+CONFIRM_ABOVE_NODES: Final = 64
 ERROR_SCHEMA: Final = "clusterrun.error/1"
 
 _STATE_COLOURS: Final = {

@@ -13,6 +13,7 @@ from clusterrun.cli import output
 from clusterrun.errors import Exit, UsageError
 from clusterrun.hostlist import fold_hostlist, parse_hostlist
 from clusterrun.spec import Cluster
+from clusterrun.wording import count
 
 if TYPE_CHECKING:
     from clusterrun.backends.evidence import Failure, Progress
@@ -124,15 +125,6 @@ def _world(seen: JobStatus) -> str:
     if seen.world_size != record.world_size:
         return f"{seen.world_size} ranks, but {asked} were asked for"
     return f"{count(seen.world_size, 'rank')} in one world = {asked}"
-
-
-def count(number: int, thing: str) -> str:
-    """Write a number with its noun.
-
-    >>> count(1, "rank"), count(8, "rank")
-    ('1 rank', '8 ranks')
-    """
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def progress_text(progress: Progress) -> str:

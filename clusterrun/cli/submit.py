@@ -11,14 +11,13 @@ from click.exceptions import Exit as ClickExit
 from clusterrun.cli import output, render
 from clusterrun.cli.options import JobOptions, ScriptCommand, job_options
 from clusterrun.errors import Exit, UsageError
+from clusterrun.wording import count
 
 if TYPE_CHECKING:
     from clusterrun.api import Prepared
     from clusterrun.backends.status import JobStatus
     from clusterrun.planning.plan import Plan
     from clusterrun.record import JobRecord
-
-CONFIRM_ABOVE_NODES: Final = 64
 
 
 @click.command(cls=ScriptCommand)
@@ -29,7 +28,9 @@ CONFIRM_ABOVE_NODES: Final = 64
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 @click.option("-W", "--wait", is_flag=True, help="wait for the end; exit with the job's status")
 @click.option("--follow", is_flag=True, help="show the logs until the end, as --wait else")
-@click.option("-y", "--yes", is_flag=True, help=f"no question above {CONFIRM_ABOVE_NODES} nodes")
+@click.option(
+    "-y", "--yes", is_flag=True, help=f"no question above {output.CONFIRM_ABOVE_NODES} nodes"
+)
 @click.option("--keep-sbatch-env", is_flag=True, help="let SBATCH_* variables of the shell count")
 @click.pass_context
 def command(
@@ -113,11 +114,12 @@ def _show_unsent(prepared: Prepared, verdict: str, *, test_only: bool, as_json: 
 
 
 def _confirm(plan: Plan, *, yes: bool) -> None:
-    if yes or plan.nodes <= CONFIRM_ABOVE_NODES:
+    if yes or plan.nodes <= output.CONFIRM_ABOVE_NODES:
         return
     if not output.is_interactive():
         raise UsageError(
-            f"{plan.nodes} nodes are more than {CONFIRM_ABOVE_NODES} and nobody can be asked",
+            f"{plan.nodes} nodes are more than {output.CONFIRM_ABOVE_NODES} "
+            "and nobody can be asked",
             hint="pass -y if you mean it",
         )
     output.confirm(f"Submit to {plan.nodes} nodes?", otherwise="nothing was submitted")
@@ -125,8 +127,8 @@ def _confirm(plan: Plan, *, yes: bool) -> None:
 
 def _describe(plan: Plan) -> None:
     """Say what will run before it is sent."""
-    nodes = "1 node" if plan.nodes == 1 else f"{plan.nodes} nodes"
-    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
+    nodes = count(plan.nodes, "node")
+    ranks = count(plan.world_size, "rank")
     where = "simulated on this machine" if plan.cluster.value == "local" else "Slurm"
     output.detail("world", f"{ranks} = {nodes} x {plan.procs_per_node}, {where}")
     output.detail(

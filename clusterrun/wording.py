@@ -1,0 +1,12 @@
+"""How numbers are said to people."""
+
+from __future__ import annotations
+
+
+def count(number: int | str, thing: str) -> str:
+    """Write a number with its noun; a text is a number as another program wrote it.
+
+    >>> count(1, "rank"), count(8, "rank"), count("1", "node"), count("1.2K", "node")
+    ('1 rank', '8 ranks', '1 node', '1.2K nodes')
+    """
+    return f"{number} {thing}" if str(number) == "1" else f"{number} {thing}s"

@@ -1,0 +1,13 @@
+"""Numbers are said in one way."""
+
+from __future__ import annotations
+
+import doctest
+
+from clusterrun import wording
+
+
+def test_a_number_stands_with_its_noun() -> None:
+    result = doctest.testmod(wording)
+    assert (result.failed, result.attempted) == (0, 1)
+    assert wording.count(0, "node") == "0 nodes"
