@@ -12,6 +12,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 demo: $(VENV)/.train
 	cd examples && $(abspath $(BIN))/clusterrun submit --cluster local --nodes 2 --gpus-per-node 2 --device cpu --follow train_lm.py --max-steps 150
+	@echo 'Next: source $(VENV)/bin/activate && cd examples, then'
+	@echo '  clusterrun status          how the run went, and where its directory is'
+	@echo '  clusterrun logs -a         what every rank wrote'
+	@echo '  clusterrun submit --nodes 2 --gpus-per-node 2 --strategy zero2 --device cpu --follow'
 
 test: lint slurm
 	$(BIN)/python -m pytest -q -n 3 -m "$(FAST)"

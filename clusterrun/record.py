@@ -24,7 +24,12 @@ from clusterrun.backends.layout import (
     remove_run,
     write_private,
 )
-from clusterrun.errors import ClusterrunError, JobNotFoundError, SchedulerUnreachableError
+from clusterrun.errors import (
+    ClusterrunError,
+    JobNotFoundError,
+    SchedulerUnreachableError,
+    UsageError,
+)
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster
@@ -265,14 +270,29 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     if match is None:
         return None
     job_id, slurm_cluster = match.groups()
-    for runs_dir in runs_dirs:
-        linked = _readable(_followed(runs_dir.job_link(job_id)))
-        candidates = [linked] if linked else []
-        if slurm_cluster or not candidates:  # the newest run has the link; an older one the id
-            candidates += list_records(runs_dir)
-        for record in candidates:
-            if record.job_id == job_id and slurm_cluster in (None, record.slurm_cluster):
-                return record
+    found = []
+    for place, runs_dir in enumerate(runs_dirs):
+        record = _job_in(runs_dir, job_id, slurm_cluster)
+        if record is not None:
+            found.append(record)
+            if place == 0:  # the project at hand; elsewhere the id may be another job's, too
+                break
+    if len(found) > 1:
+        raise UsageError(
+            f"{text} is the id of {len(found)} jobs, and of none in {runs_dirs[0].root}",
+            hint=tuple(f"name one by its run directory: {record.run_dir}" for record in found[:5]),
+        )
+    return found[0] if found else None
+
+
+def _job_in(runs_dir: RunsDir, job_id: str, slurm_cluster: str | None) -> JobRecord | None:
+    linked = _readable(_followed(runs_dir.job_link(job_id)))
+    candidates = [linked] if linked else []
+    if slurm_cluster or not candidates:  # the newest run has the link; an older one the id
+        candidates += list_records(runs_dir)
+    for record in candidates:
+        if record.job_id == job_id and slurm_cluster in (None, record.slurm_cluster):
+            return record
     return None
 
 
@@ -326,7 +346,9 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
     places = ", ".join(str(runs_dir.root) for runs_dir in runs_dirs)
     return JobNotFoundError(
         f"{message} in {places or 'any place'}",
-        hint=f"newest runs: {known}" if known else "there are no runs here; see --run-dir",
+        hint=f"newest runs: {known}"
+        if known
+        else "runs are looked for in the project here and where you submitted before",
     )
 
 

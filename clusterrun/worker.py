@@ -44,6 +44,8 @@ def main() -> None:
     die_with_parent("CLUSTERRUN_LAUNCHER_PID")
     _move_output(os.environ.get("CLUSTERRUN_SPOOL"))
     faulthandler.enable()
+    if os.environ.pop("CLUSTERRUN_QUIET_LAUNCHER", ""):
+        os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
     runtime.emit("rank_start", pid=os.getpid(), host=os.uname().nodename)
     contract = world.Contract(os.environ, ending.break_off)
     contract.check_environment(os.environ)

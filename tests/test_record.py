@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun import record
-from clusterrun.errors import ClusterrunError, JobNotFoundError
+from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
 from clusterrun.paths import RunPaths, RunsDir, directory_name
 from clusterrun.record import JobRecord
 from clusterrun.rendering.bundle import Bundle
@@ -289,6 +289,18 @@ def test_an_id_that_two_places_know_is_that_of_the_first(runs: RunsDir, tmp_path
     make(other, name="there", job_id="L1")
     assert record.resolve_job("L1", [runs, other]).name == "here"
     assert record.resolve_job("L1", [other, runs]).name == "there"
+
+
+def test_an_id_that_two_other_projects_have_is_not_guessed(runs: RunsDir, tmp_path: Path) -> None:
+    one, other = RunsDir(root=tmp_path / "one" / "runs"), RunsDir(root=tmp_path / "two" / "runs")
+    for place in (one, other):
+        place.root.parent.mkdir()
+        make(place, job_id="L1")
+    with pytest.raises(UsageError) as raised:
+        record.resolve_job("L1", [runs, one, other])
+    assert raised.value.message == f"L1 is the id of 2 jobs, and of none in {runs.root}"
+    assert [str(one.root) in raised.value.hints[0], len(raised.value.hints)] == [True, 2]
+    assert record.resolve_job("L1", [runs, one]).run_dir.startswith(str(one.root))
 
 
 def test_an_id_that_slurm_used_again_means_the_newest_run(runs: RunsDir) -> None:

@@ -14,6 +14,7 @@ from clusterrun.paths import RunPaths
 from clusterrun.state import JobState
 
 HEAD_BYTES = 256 * 1024  # started, rendezvous, world_ready: they name all nodes, thousands perhaps
+SAID = "clusterrun: "  # how our scripts and agents begin a line that the user is to read
 TAIL_BYTES = 64 * 1024  # the last steps, failures, the end
 
 
@@ -101,9 +102,25 @@ def read_evidence(paths: RunPaths) -> Evidence:
         world_size=_whole(worlds[-1].get("world_size")) if worlds else None,
         progress=_progress([event for event in events if event.get("type") == "step"]),
         checkpoint=str(saves[-1].get("path")) if saves else None,
-        failure=_failure(events),
+        failure=_failure(events) or _failure_before_events(paths),
         last_event_at=_time(events[-1]) if events else None,
     )
+
+
+def _failure_before_events(paths: RunPaths) -> Failure | None:
+    """Find why a run failed before an agent could write: the first such line of its output."""
+    end = read_end(paths)
+    if end is None or end.state is not JobState.FAILED:
+        return None
+    try:
+        with paths.batch_output.open("rb") as stream:
+            lines = stream.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    said = [line.removeprefix(SAID) for line in lines if line.startswith(SAID)]
+    if not said:
+        return None
+    return Failure(node="", rank=None, code=end.exit_code, signal=None, message=said[-1])
 
 
 def _events(directory: Path) -> Iterator[dict[str, Any]]:

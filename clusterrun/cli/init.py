@@ -43,6 +43,7 @@ launch:
   #mixed_precision: auto         # no, fp16, bf16; auto asks the GPUs
   #timeout: 30m                  # of the process group
   #setup: ["module load cuda", "source ~/venv/bin/activate"]
+  #python: python               # the interpreter that the setup lines activate; default: this one
 
 network:
   #preset: auto                  # ethernet, infiniband, efa

@@ -140,15 +140,17 @@ def progress_text(progress: Progress) -> str:
 
 def failure_text(failure: Failure) -> str:
     """Name the first failure that a node reported, on one line."""
-    who = f"node {failure.node}" if failure.rank is None else f"rank {failure.rank}"
-    where = f" on {failure.node}" if failure.rank is not None and failure.node else ""
-    how = ""
-    if failure.signal:
-        how = f": killed by signal {failure.signal}"
-    elif failure.code:
-        how = f": exit {failure.code}"
     message = " ".join(failure.message.split())
-    return f"{who}{where}{how}{': ' if message else ''}{message}"
+    how = f"exit {failure.code}" if failure.code else ""
+    if failure.signal:
+        how = "" if message.startswith("killed by") else f"killed by signal {failure.signal}"
+    return ": ".join(part for part in (_who(failure), how, message) if part)
+
+
+def _who(failure: Failure) -> str:
+    if failure.rank is None:
+        return f"node {failure.node}" if failure.node else ""
+    return f"rank {failure.rank}" + (f" on {failure.node}" if failure.node else "")
 
 
 def where_or_why(seen: JobStatus) -> str:

@@ -10,6 +10,7 @@ from click.exceptions import Exit as ClickExit
 
 from clusterrun.cli import output, render
 from clusterrun.cli.options import JobOptions, ScriptCommand, job_options
+from clusterrun.cli.status import failure_text
 from clusterrun.errors import Exit, UsageError
 from clusterrun.wording import count
 
@@ -203,6 +204,8 @@ def _wait(record: JobRecord, *, is_told: bool) -> int:
         raise
     if not is_told:
         output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")
+    if ended.failure:
+        output.say(f"  failed     {failure_text(ended.failure)}")
     return job_exit_code(ended)
 
 

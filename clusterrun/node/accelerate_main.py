@@ -7,6 +7,7 @@ ranks that failed, since accelerate itself exits with 1 whatever happened.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
+    _keep_torch_quiet()
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -34,7 +36,6 @@ def main(argv: Sequence[str]) -> int:
         launch_command(launch_command_parser().parse_args(arguments))
     except ChildFailedError as error:
         _write(failures_file, [_entry(rank, f) for rank, f in error.failures.items()])
-        print(error, file=sys.stderr)  # noqa: T201 - torch's own table, into the launcher's stream
         return 1
     except subprocess.CalledProcessError as error:  # its launcher for one process
         _write(failures_file, [_single(error.returncode)])
@@ -43,6 +44,18 @@ def main(argv: Sequence[str]) -> int:
         print(error, file=sys.stderr)  # noqa: T201 - into the launcher's stream
         return 1
     return 0
+
+
+def _keep_torch_quiet() -> None:
+    """Leave it to the agents to say which rank failed first.
+
+    torch's table names the first failure that this node noticed, by whole seconds, and its
+    launchers complain of each other when one leaves first after a perfect run.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+        os.environ["CLUSTERRUN_QUIET_LAUNCHER"] = "1"  # the ranks take both away again
 
 
 def _entry(rank: int, failure: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clusterrun.hostlist import fold_hostlist
 from clusterrun.node.endings import Cause, Ending, Failure, NodeError, NodeExit, cancelled
 from clusterrun.node.forward import Forwarder
 from clusterrun.node.identity import Identity, identity
@@ -79,7 +80,8 @@ class Agent:
     def _start(self) -> dict[str, Any]:
         who = self._who
         host, pid = socket.gethostname(), os.getpid()
-        return {"node_rank": who.node_rank, "nodes": list(who.nodes), "host": host, "pid": pid}
+        about = {"node_rank": who.node_rank, "host": host, "pid": pid}
+        return {**about, "nodelist": fold_hostlist(who.nodes)} if who.is_head else about
 
     async def _or_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Wait for something that a cancellation may interrupt."""

@@ -63,8 +63,11 @@ class Member:
         pause_s, last = RETRY_S, "it does not answer"
         while time.monotonic() < deadline:
             for port in self._ports:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
                 try:
-                    channel = await self._connect(port)
+                    channel = await self._connect(port, min(ANSWER_S, left_s))
                 except OSError as error:
                     last = str(error)
                     continue
@@ -77,10 +80,10 @@ class Member:
         text = f"{self._who.node}: cannot reach the head {head} in {self._timeout_s:.0f} s: {last}"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
 
-    async def _connect(self, port: int) -> Channel:
+    async def _connect(self, port: int, timeout_s: float) -> Channel:
         opening = asyncio.open_connection(self._who.head_host, port, limit=LINE_BYTES)
         try:
-            return Channel(*await asyncio.wait_for(opening, ANSWER_S))
+            return Channel(*await asyncio.wait_for(opening, timeout_s))
         except asyncio.TimeoutError as error:
             raise TimeoutError(f"no answer on port {port}") from error
 

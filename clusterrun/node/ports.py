@@ -10,10 +10,14 @@ CANDIDATES = 16
 _STRIDE = 797  # prime, so that the candidates of neighbouring jobs do not run in step
 
 
-def candidate_ports(job_id: str, attempt: int, purpose: str) -> tuple[int, ...]:
-    """Derive the ports to try from job and attempt; `purpose` separates the link from torch's."""
+def candidate_ports(job: str, attempt: int, purpose: str) -> tuple[int, ...]:
+    """Derive the ports to try from job and attempt; `purpose` separates the link from torch's.
+
+    `job` tells the job from all others that may share the node: its id and its run directory,
+    since the ids of this machine's own jobs are counted by each directory of runs.
+    """
     size = LAST - FIRST + 1
-    start = zlib.crc32(f"{purpose}:{job_id}:{attempt}".encode())
+    start = zlib.crc32(f"{purpose}:{job}:{attempt}".encode())
     return tuple(FIRST + (start + number * _STRIDE) % size for number in range(CANDIDATES))
 
 

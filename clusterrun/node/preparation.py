@@ -66,7 +66,7 @@ def open_link(attempt: Attempt, report: Report) -> Link:
             raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {report.problem}")
         return Alone(conclusion([report], LOOPBACK))
     realm = Realm.of(attempt.paths, attempt.number)
-    ports = candidate_ports(who.job_id, attempt.number, "link")
+    ports = candidate_ports(_job(attempt), attempt.number, "link")
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     if who.is_head:
         return Head(who, realm, ports, timeout_s, conclusion)
@@ -90,13 +90,22 @@ def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
         return str(planned.value)
     head = reports[0]
     if not head.capabilities:
-        return Precision.NO.value
+        text = (
+            f"{head.node}: the compute capability of its GPUs can't be read, which the choice of"
+            " bf16 and fp16 needs; name one with --mixed-precision"
+        )
+        raise NodeError(NodeExit.NODE_UNFIT, text)
     return Precision.BF16.value if head.has_bf16 else Precision.FP16.value
+
+
+def _job(attempt: Attempt) -> str:
+    """Tell this job from all that may share its nodes: all its nodes see one run directory."""
+    return f"{attempt.who.job_id}:{attempt.paths.root}"
 
 
 def _rendezvous_port(attempt: Attempt) -> int:
     fixed = attempt.plan.main_process_port
-    ports = candidate_ports(attempt.who.job_id, attempt.number, "rendezvous")
+    ports = candidate_ports(_job(attempt), attempt.number, "rendezvous")
     try:
         return free_port((fixed,) if fixed else ports)
     except OSError as error:

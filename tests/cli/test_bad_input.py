@@ -220,7 +220,7 @@ def test_unknown_job(here: Here, verb: str) -> None:
     assert (said.code, said.out) == (4, "")
     assert said.err == (
         f"error: no job or run '47111' in {here.path}/runs\n"
-        "  hint: there are no runs here; see --run-dir\n"
+        "  hint: runs are looked for in the project here and where you submitted before\n"
     )
     assert here.files() == PROJECT
 

@@ -94,3 +94,10 @@ def test_p38_one_unfit_node_alone_says_so() -> None:
     unfit = Report(node="n0", node_rank=0, versions={}, problem="no GPU")
     with pytest.raises(NodeError, match="n0: no GPU"):
         open_link(attempt(nodes=1), unfit)
+
+
+def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:
+    unread = Report(node="n0", node_rank=0, versions={}, capabilities=())
+    with pytest.raises(NodeError, match="name one with --mixed-precision") as caught:
+        conclude(attempt(), [unread, *reports(H100)], "127.0.0.1")
+    assert caught.value.code == 122
