@@ -7,13 +7,11 @@ command line are made from it (`FIELDS`).
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
-from clusterrun.errors import UsageError
+from clusterrun.fields import Field, Kind, check_type, check_value, declared
 
 
 class Cluster(str, Enum):
@@ -84,64 +82,6 @@ class Network(str, Enum):
     EFA = "efa"
 
 
-class Kind(str, Enum):
-    """How the text of a value is read."""
-
-    TEXT = "text"
-    PATH = "path"
-    COUNT = "count"  # an integer >= 1
-    NUMBER = "number"  # an integer >= 0
-    FLAG = "flag"
-    ENUM = "enum"
-    TEXTS = "texts"  # a list; a repeatable option
-    MAPPING = "mapping"  # NAME: value; a repeatable NAME=VALUE option
-    MINUTES = "minutes"  # Slurm's time formats, kept as whole minutes
-    SECONDS = "seconds"  # 90, 90s, 30m, 2h; kept as whole seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Field:
-    """The declaration of one setting: its YAML key, options, kind and meaning."""
-
-    name: str
-    key: str
-    kind: Kind
-    flags: tuple[str, ...]
-    group: str
-    help: str
-    default: Any
-    choices: type[Enum] | None
-    metavar: str | None
-
-    @property
-    def env(self) -> str:
-        """Name the environment variable that sets this field."""
-        return "CLUSTERRUN_" + self.key.replace(".", "_").upper()
-
-
-def _field(
-    key: str,
-    kind: Kind,
-    flags: str,
-    help: str,
-    *,
-    default: Any = None,
-    choices: type[Enum] | None = None,
-    group: str | None = None,
-    metavar: str | None = None,
-) -> Any:
-    metadata = {
-        "key": key,
-        "kind": kind,
-        "flags": tuple(flags.split()),
-        "group": group or key.split(".", 1)[0],
-        "help": help,
-        "choices": choices,
-        "metavar": metavar,
-    }
-    return dataclasses.field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """What the user asked for; `None` means that nothing was said.
@@ -149,17 +89,17 @@ class JobSpec:
     Raises UsageError on construction when a value can't be meant.
     """
 
-    script: str | None = _field("script", Kind.PATH, "", "training script", group="job")
-    module: str | None = _field(
+    script: str | None = declared("script", Kind.PATH, "", "training script", group="job")
+    module: str | None = declared(
         "module", Kind.TEXT, "-m --module", "run a module, as python -m does", group="job"
     )
-    args: tuple[str, ...] = _field(
+    args: tuple[str, ...] = declared(
         "args", Kind.TEXTS, "", "arguments of the script", default=(), group="job"
     )
-    name: str | None = _field(
+    name: str | None = declared(
         "name", Kind.TEXT, "-J --job-name", "name of the job and of its runs", group="job"
     )
-    cluster: Cluster = _field(
+    cluster: Cluster = declared(
         "cluster",
         Kind.ENUM,
         "--cluster",
@@ -168,7 +108,7 @@ class JobSpec:
         choices=Cluster,
         group="job",
     )
-    run_dir: str = _field(
+    run_dir: str = declared(
         "run_dir",
         Kind.PATH,
         "--run-dir",
@@ -177,14 +117,14 @@ class JobSpec:
         group="job",
     )
 
-    nodes: int = _field("slurm.nodes", Kind.COUNT, "-N --nodes", "number of nodes", default=1)
-    gpus_per_node: int | None = _field(
+    nodes: int = declared("slurm.nodes", Kind.COUNT, "-N --nodes", "number of nodes", default=1)
+    gpus_per_node: int | None = declared(
         "slurm.gpus_per_node", Kind.NUMBER, "--gpus-per-node", "GPUs, hence ranks, of each node"
     )
-    gpu_type: str | None = _field(
+    gpu_type: str | None = declared(
         "slurm.gpu_type", Kind.TEXT, "--gpu-type", "type in the request, as in gpu:a100:4"
     )
-    gpu_request: GpuRequest = _field(
+    gpu_request: GpuRequest = declared(
         "slurm.gpu_request",
         Kind.ENUM,
         "--gpu-request",
@@ -192,61 +132,63 @@ class JobSpec:
         default=GpuRequest.GPUS_PER_NODE,
         choices=GpuRequest,
     )
-    cpus_per_task: int | None = _field(
+    cpus_per_task: int | None = declared(
         "slurm.cpus_per_task", Kind.COUNT, "-c --cpus-per-task", "CPUs of each node's task"
     )
-    cpus_per_gpu: int | None = _field(
+    cpus_per_gpu: int | None = declared(
         "slurm.cpus_per_gpu", Kind.COUNT, "--cpus-per-gpu", "CPUs for each GPU"
     )
-    mem: str | None = _field("slurm.mem", Kind.TEXT, "--mem", "memory of each node, as 200G")
-    mem_per_gpu: str | None = _field(
+    mem: str | None = declared("slurm.mem", Kind.TEXT, "--mem", "memory of each node, as 200G")
+    mem_per_gpu: str | None = declared(
         "slurm.mem_per_gpu", Kind.TEXT, "--mem-per-gpu", "memory for each GPU"
     )
-    mem_per_cpu: str | None = _field(
+    mem_per_cpu: str | None = declared(
         "slurm.mem_per_cpu", Kind.TEXT, "--mem-per-cpu", "memory for each CPU"
     )
-    exclusive: bool = _field(
+    exclusive: bool = declared(
         "slurm.exclusive", Kind.FLAG, "--exclusive", "whole nodes", default=False
     )
-    time_minutes: int | None = _field(
+    time_minutes: int | None = declared(
         "slurm.time", Kind.MINUTES, "-t --time", "time limit in Slurm's formats, as 1-12:00:00"
     )
-    time_min_minutes: int | None = _field(
+    time_min_minutes: int | None = declared(
         "slurm.time_min", Kind.MINUTES, "--time-min", "least time limit that would do"
     )
-    partition: str | None = _field("slurm.partition", Kind.TEXT, "-p --partition", "partition")
-    account: str | None = _field("slurm.account", Kind.TEXT, "-A --account", "account to charge")
-    qos: str | None = _field("slurm.qos", Kind.TEXT, "-q --qos", "quality of service")
-    constraint: str | None = _field(
+    partition: str | None = declared("slurm.partition", Kind.TEXT, "-p --partition", "partition")
+    account: str | None = declared("slurm.account", Kind.TEXT, "-A --account", "account to charge")
+    qos: str | None = declared("slurm.qos", Kind.TEXT, "-q --qos", "quality of service")
+    constraint: str | None = declared(
         "slurm.constraint", Kind.TEXT, "-C --constraint", "features that nodes must have"
     )
-    nodelist: str | None = _field(
+    nodelist: str | None = declared(
         "slurm.nodelist", Kind.TEXT, "-w --nodelist", "nodes that must be among them"
     )
-    exclude: str | None = _field("slurm.exclude", Kind.TEXT, "-x --exclude", "nodes to avoid")
-    reservation: str | None = _field("slurm.reservation", Kind.TEXT, "--reservation", "reservation")
-    dependency: str | None = _field(
+    exclude: str | None = declared("slurm.exclude", Kind.TEXT, "-x --exclude", "nodes to avoid")
+    reservation: str | None = declared(
+        "slurm.reservation", Kind.TEXT, "--reservation", "reservation"
+    )
+    dependency: str | None = declared(
         "slurm.dependency", Kind.TEXT, "-d --dependency", "jobs to wait for, as afterok:4711"
     )
-    begin: str | None = _field("slurm.begin", Kind.TEXT, "-b --begin", "earliest start")
-    deadline: str | None = _field("slurm.deadline", Kind.TEXT, "--deadline", "latest end")
-    hold: bool = _field("slurm.hold", Kind.FLAG, "-H --hold", "submit held", default=False)
-    requeue: bool = _field(
+    begin: str | None = declared("slurm.begin", Kind.TEXT, "-b --begin", "earliest start")
+    deadline: str | None = declared("slurm.deadline", Kind.TEXT, "--deadline", "latest end")
+    hold: bool = declared("slurm.hold", Kind.FLAG, "-H --hold", "submit held", default=False)
+    requeue: bool = declared(
         "slurm.requeue",
         Kind.FLAG,
         "--requeue/--no-requeue",
         "let Slurm start the job again after a preemption or a lost node",
         default=True,
     )
-    signal: str | None = _field(
+    signal: str | None = declared(
         "slurm.signal", Kind.TEXT, "--signal", "signal before the time limit, as B:USR2@300"
     )
-    switches: str | None = _field("slurm.switches", Kind.TEXT, "--switches", "leaf switches")
-    clusters: str | None = _field("slurm.clusters", Kind.TEXT, "-M --clusters", "Slurm cluster")
-    comment: str | None = _field("slurm.comment", Kind.TEXT, "--comment", "comment")
-    mail_type: str | None = _field("slurm.mail_type", Kind.TEXT, "--mail-type", "events to mail")
-    mail_user: str | None = _field("slurm.mail_user", Kind.TEXT, "--mail-user", "mail address")
-    sbatch_args: tuple[str, ...] = _field(
+    switches: str | None = declared("slurm.switches", Kind.TEXT, "--switches", "leaf switches")
+    clusters: str | None = declared("slurm.clusters", Kind.TEXT, "-M --clusters", "Slurm cluster")
+    comment: str | None = declared("slurm.comment", Kind.TEXT, "--comment", "comment")
+    mail_type: str | None = declared("slurm.mail_type", Kind.TEXT, "--mail-type", "events to mail")
+    mail_user: str | None = declared("slurm.mail_user", Kind.TEXT, "--mail-user", "mail address")
+    sbatch_args: tuple[str, ...] = declared(
         "slurm.extra",
         Kind.TEXTS,
         "--sbatch-arg",
@@ -255,13 +197,13 @@ class JobSpec:
         metavar="OPTION",
     )
 
-    nproc_per_node: int | None = _field(
+    nproc_per_node: int | None = declared(
         "launch.nproc_per_node",
         Kind.COUNT,
         "--nproc-per-node",
         "ranks of each node; default: its GPUs, or 1",
     )
-    device: Device = _field(
+    device: Device = declared(
         "launch.device",
         Kind.ENUM,
         "--device",
@@ -269,10 +211,10 @@ class JobSpec:
         default=Device.AUTO,
         choices=Device,
     )
-    gpu_ids: str | None = _field(
+    gpu_ids: str | None = declared(
         "launch.gpu_ids", Kind.TEXT, "--gpu-ids", "GPUs of this machine to use, as 0,2 (local)"
     )
-    strategy: Strategy = _field(
+    strategy: Strategy = declared(
         "launch.strategy",
         Kind.ENUM,
         "--strategy",
@@ -280,7 +222,7 @@ class JobSpec:
         default=Strategy.DDP,
         choices=Strategy,
     )
-    mixed_precision: MixedPrecision = _field(
+    mixed_precision: MixedPrecision = declared(
         "launch.mixed_precision",
         Kind.ENUM,
         "--mixed-precision",
@@ -288,53 +230,53 @@ class JobSpec:
         default=MixedPrecision.AUTO,
         choices=MixedPrecision,
     )
-    accelerate_config: str | None = _field(
+    accelerate_config: str | None = declared(
         "launch.accelerate_config",
         Kind.PATH,
         "--accelerate-config",
         "accelerate YAML of your own; only the machine facts are replaced",
         metavar="FILE",
     )
-    deepspeed_config: str | None = _field(
+    deepspeed_config: str | None = declared(
         "launch.deepspeed_config",
         Kind.PATH,
         "--deepspeed-config",
         "DeepSpeed JSON of your own, taken as it is",
         metavar="FILE",
     )
-    timeout_s: int | None = _field(
+    timeout_s: int | None = declared(
         "launch.timeout", Kind.SECONDS, "--timeout", "process-group timeout, as 30m"
     )
-    rendezvous_timeout_s: int = _field(
+    rendezvous_timeout_s: int = declared(
         "launch.rendezvous_timeout",
         Kind.SECONDS,
         "--rendezvous-timeout",
         "how long nodes wait for each other at the start",
         default=600,
     )
-    main_process_port: int | None = _field(
+    main_process_port: int | None = declared(
         "launch.main_process_port",
         Kind.COUNT,
         "--main-process-port",
         "port of the rendezvous; default: derived from the job",
     )
-    threads_per_process: int | None = _field(
+    threads_per_process: int | None = declared(
         "launch.threads_per_process",
         Kind.COUNT,
         "--threads-per-process",
         "OMP_NUM_THREADS; default: allocated CPUs by ranks",
     )
-    world_contract: bool = _field(
+    world_contract: bool = declared(
         "launch.world_contract",
         Kind.FLAG,
         "--world-contract/--no-world-contract",
         "end the job when the ranks did not become one world",
         default=True,
     )
-    python: str | None = _field(
+    python: str | None = declared(
         "launch.python", Kind.TEXT, "--python", "interpreter on the nodes; default: this one"
     )
-    setup: tuple[str, ...] = _field(
+    setup: tuple[str, ...] = declared(
         "launch.setup",
         Kind.TEXTS,
         "--setup",
@@ -343,7 +285,7 @@ class JobSpec:
         metavar="LINE",
     )
 
-    network: Network = _field(
+    network: Network = declared(
         "network.preset",
         Kind.ENUM,
         "--network",
@@ -351,19 +293,19 @@ class JobSpec:
         default=Network.AUTO,
         choices=Network,
     )
-    network_interface: str | None = _field(
+    network_interface: str | None = declared(
         "network.interface",
         Kind.TEXT,
         "--network-interface",
         "socket interface; default: the one that routes to the other nodes",
     )
-    network_env: Mapping[str, str] = _field(
+    network_env: Mapping[str, str] = declared(
         "network.env", Kind.MAPPING, "", "further NCCL or fabric variables", default=()
     )
-    env: Mapping[str, str] = _field(
+    env: Mapping[str, str] = declared(
         "env", Kind.MAPPING, "--env", "variable for the ranks", default=(), metavar="NAME=VALUE"
     )
-    pass_env: tuple[str, ...] = _field(
+    pass_env: tuple[str, ...] = declared(
         "pass_env",
         Kind.TEXTS,
         "--pass-env",
@@ -376,111 +318,12 @@ class JobSpec:
     def __post_init__(self) -> None:
         for field in FIELDS:
             value = getattr(self, field.name)
-            _check_type(field, value)
+            check_type(field, value)
             if field.kind is Kind.MAPPING:
                 object.__setattr__(self, field.name, dict(value))
             elif field.kind is Kind.TEXTS:
                 object.__setattr__(self, field.name, tuple(value))
-            _check(field, getattr(self, field.name))
-
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys((Kind.TEXT, Kind.PATH), ((str,), "a str")),
-    **dict.fromkeys(
-        (Kind.COUNT, Kind.NUMBER, Kind.MINUTES, Kind.SECONDS), ((int,), "a whole number")
-    ),
-    Kind.FLAG: ((bool,), "True or False"),
-    Kind.ENUM: ((str,), "one of its words"),  # a word stands for its member until it is resolved
-    Kind.TEXTS: ((tuple, list), "a list of str"),
-    Kind.MAPPING: ((Mapping,), "a mapping of str to str"),
-}
-
-
-def _check_type(field: Field, value: Any) -> None:
-    """Refuse a value of another type: nobody but Python code can give one."""
-    if (value is None and field.default is None) or value == () == field.default:
-        return
-    types, what = _TYPES[field.kind]
-    is_other = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
-    if is_other:
-        raise UsageError(f"{field.name} must be {what}, not {_type(value)}")
-    if field.kind is Kind.TEXTS:
-        _check_text_types(field, value)
-    if field.kind is Kind.MAPPING:
-        _check_variable_types(field, value)
-
-
-def _check_text_types(field: Field, values: Iterable[Any]) -> None:
-    for text in values:
-        if not isinstance(text, str):
-            raise UsageError(
-                f"{field.name} must hold str only, not {text!r}", hint=f"write it as '{text}'"
-            )
-
-
-def _check_variable_types(field: Field, variables: Mapping[Any, Any]) -> None:
-    for name, text in variables.items():
-        if not isinstance(name, str):
-            raise UsageError(f"{field.name}: {name!r} is not a name for an environment variable")
-        if not isinstance(text, str):  # it may be a secret: the message doesn't repeat it
-            raise UsageError(
-                f"{field.name}: the value of {name} must be a str, not {_type(text)}",
-                hint="write it as text",
-            )
-
-
-def _type(value: object) -> str:
-    return "None" if value is None else type(value).__name__
-
-
-def _check(field: Field, value: Any) -> None:
-    if value is None:
-        return
-    option = field.flags[-1].split("/")[0] if field.flags else field.key
-    if field.kind is Kind.COUNT and value < 1:
-        raise UsageError(f"{option} must be at least 1, not {value}")
-    if field.kind is Kind.NUMBER and value < 0:
-        raise UsageError(f"{option} must not be negative, but is {value}")
-    if field.kind in (Kind.MINUTES, Kind.SECONDS) and value < 1:
-        raise UsageError(f"{option} must be a positive time")
-    if field.kind in (Kind.TEXT, Kind.PATH):
-        _check_text(option, value)
-    if field.kind is Kind.TEXTS:
-        _check_texts(field, option, value)
-    if field.kind is Kind.MAPPING:
-        _check_variables(option, value)
-
-
-def _check_text(option: str, value: str) -> None:
-    if not value:
-        raise UsageError(f"{option} is empty", hint="leave it out to use the default")
-    _refuse_control(option, value)
-
-
-def _check_texts(field: Field, option: str, values: tuple[str, ...]) -> None:
-    for text in values:
-        if "\x00" in text:
-            raise UsageError(f"{option} holds a NUL byte: {text!r}")
-        if field.name == "sbatch_args":
-            _refuse_control(option, text)
-
-
-def _refuse_control(option: str, value: str) -> None:
-    if _CONTROL.search(value):
-        raise UsageError(
-            f"{option} holds a newline or control character: {value!r}",
-            hint="remove it; Slurm's directives end at the line",
-        )
-
-
-def _check_variables(option: str, value: Mapping[str, str]) -> None:
-    for name, text in value.items():
-        if not _VARIABLE.match(name):
-            raise UsageError(f"{option}: {name!r} is not a name for an environment variable")
-        if "\x00" in text:
-            raise UsageError(f"{option}: the value of {name} holds a NUL byte")
+            check_value(field, getattr(self, field.name))
 
 
 def _declared() -> tuple[Field, ...]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import UsageError
-from clusterrun.spec import FIELDS, JobSpec, Kind, Strategy
+from clusterrun.fields import Kind
+from clusterrun.spec import FIELDS, JobSpec, Strategy
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.spec import FIELDS, Field, Kind
+from clusterrun.fields import Field, Kind
+from clusterrun.spec import FIELDS
 
 if TYPE_CHECKING:
     from clusterrun.loading import Resolved

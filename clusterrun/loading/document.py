@@ -14,10 +14,10 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from clusterrun.errors import ConfigError, UsageError
+from clusterrun.fields import Field, Kind
 from clusterrun.loading.keys import BY_KEY, SECTIONS, hint_for_key
 from clusterrun.loading.settings import Origin, Place, Setting, settings_of
 from clusterrun.loading.values import Raw, unexpanded_variable
-from clusterrun.spec import Field, Kind
 
 _NULL: Final = "tag:yaml.org,2002:null"
 _MERGE: Final = "tag:yaml.org,2002:merge"

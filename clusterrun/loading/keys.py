@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from clusterrun.spec import FIELDS, Field
+from clusterrun.fields import Field
+from clusterrun.spec import FIELDS
 
 BY_KEY: Final[Mapping[str, Field]] = {field.key: field for field in FIELDS}
 BY_NAME: Final[Mapping[str, Field]] = {field.name: field for field in FIELDS}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clusterrun.fields import Field, Kind
 from clusterrun.loading.document import Document, parse_document
 from clusterrun.loading.files import FoundFiles, find_files
 from clusterrun.loading.resolve import (
@@ -24,7 +25,7 @@ from clusterrun.loading.spoken import (
     override_settings,
     unknown_variables,
 )
-from clusterrun.spec import FIELDS, Field, JobSpec, Kind
+from clusterrun.spec import FIELDS, JobSpec
 
 
 def load_spec(

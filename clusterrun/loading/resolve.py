@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from clusterrun.durations import format_seconds
 from clusterrun.errors import ConfigError, UsageError
+from clusterrun.fields import Kind
 from clusterrun.loading.document import Document
 from clusterrun.loading.keys import BY_NAME, nearest
 from clusterrun.loading.secrets import is_secret_name
 from clusterrun.loading.settings import BUILT_IN, Origin, Setting, located
 from clusterrun.loading.values import interpret
-from clusterrun.spec import FIELDS, Kind
+from clusterrun.spec import FIELDS
 
 Layer = Sequence[Setting]
 

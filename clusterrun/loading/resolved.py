@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from clusterrun.fields import Field, Kind
 from clusterrun.loading.settings import Origin
 from clusterrun.loading.values import written
-from clusterrun.spec import FIELDS, Field, JobSpec, Kind
+from clusterrun.spec import FIELDS, JobSpec
 
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_/.-]*\Z")
 # Words that some YAML reader takes for something other than a text.

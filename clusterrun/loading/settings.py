@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clusterrun.errors import ConfigError, UsageError
+from clusterrun.fields import Field, Kind
 from clusterrun.loading.keys import BY_NAME
 from clusterrun.loading.values import Raw, anchored, interpret
-from clusterrun.spec import Field, Kind
 
 _TYPED_GPUS: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z")
 

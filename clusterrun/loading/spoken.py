@@ -8,11 +8,12 @@ from enum import Enum
 from typing import Any
 
 from clusterrun.errors import UsageError
+from clusterrun.fields import Field, Kind
 from clusterrun.loading.document import parse_flow
 from clusterrun.loading.keys import BY_ENV, BY_KEY, BY_NAME, SECTIONS, hint_for_key, nearest
 from clusterrun.loading.settings import Origin, Place, Setting, settings_of
 from clusterrun.loading.values import Raw
-from clusterrun.spec import FIELDS, Field, Kind
+from clusterrun.spec import FIELDS
 
 
 @dataclass(frozen=True, kw_only=True)

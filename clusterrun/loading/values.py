@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from clusterrun.durations import format_minutes, format_seconds, parse_seconds, parse_slurm_minutes
 from clusterrun.errors import UsageError
+from clusterrun.fields import Field, Kind
 from clusterrun.loading.keys import nearest
 from clusterrun.loading.secrets import is_secret_name, is_secret_value, secret_assignments
-from clusterrun.spec import Field, JobSpec, Kind
+from clusterrun.spec import JobSpec
 
 Raw = str | tuple[str, ...] | Mapping[str, str]
 

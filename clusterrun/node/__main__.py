@@ -1,4 +1,4 @@
-"""`python -m clusterrun.node agent RUN_DIR ATTEMPT` or `… register RUN_DIR`."""
+"""`python -m clusterrun.node agent RUN_DIR ATTEMPT`: what node.sh becomes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-USAGE = "usage: python -m clusterrun.node agent RUN_DIR ATTEMPT | register RUN_DIR"
+USAGE = "usage: python -m clusterrun.node agent RUN_DIR ATTEMPT"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -15,19 +15,8 @@ def main(argv: Sequence[str]) -> int:
         from clusterrun.node.agent import run_agent
 
         return run_agent(Path(argv[1]), int(argv[2]))
-    if len(argv) == 2 and argv[0] == "register":
-        return _register(Path(argv[1]))
     print(USAGE, file=sys.stderr)  # noqa: T201 - the batch script's log
     return 2
-
-
-def _register(run_dir: Path) -> int:
-    """Record a run that was submitted by hand; its record belongs to a room above this one."""
-    import importlib
-    import os
-
-    importlib.import_module("clusterrun.record").register_run(run_dir, os.environ)
-    return 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.cli.options import JobCommand, JobOptions, ScriptCommand, job_options
-from clusterrun.spec import FIELDS, Kind, Strategy
+from clusterrun.fields import Kind
+from clusterrun.spec import FIELDS, Strategy
 
 
 def parse(*args: str, script: bool = True) -> JobOptions:

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.fields import Kind
 from clusterrun.loading import Given, Resolved
 from clusterrun.loading.document import ConfigFile, parse_document
 from clusterrun.loading.files import FoundFiles
@@ -18,7 +19,7 @@ from clusterrun.loading.load import resolve
 from clusterrun.loading.resolved import yaml_text
 from clusterrun.loading.secrets import is_secret_name, is_secret_value
 from clusterrun.loading.settings import Place
-from clusterrun.spec import FIELDS, JobSpec, Kind, MixedPrecision, Strategy
+from clusterrun.spec import FIELDS, JobSpec, MixedPrecision, Strategy
 from tests.loading.conftest import Workplace
 
 Load = Callable[[str], Resolved]

@@ -28,7 +28,7 @@ def test_by_hand_it_unpacks_a_run_directory_of_its_own(site: Site) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert {name: (run_dir / name).read_text() for name in bundle.files} == bundle.files
     assert site.got("python.register.batch.args") == [
-        *(b"-m", b"clusterrun.node", b"register", os.fsencode(run_dir))
+        *(b"-m", b"clusterrun.backends", b"register", os.fsencode(run_dir))
     ]
     assert (site.stubs / "python.register.batch.cwd").read_text() == str(site.workdir)
 

@@ -1,0 +1,171 @@
+"""How a setting is declared, once: its YAML key, its options, its kind, and what it may hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from clusterrun.errors import UsageError
+
+
+class Kind(str, Enum):
+    """How the text of a value is read."""
+
+    TEXT = "text"
+    PATH = "path"
+    COUNT = "count"  # an integer >= 1
+    NUMBER = "number"  # an integer >= 0
+    FLAG = "flag"
+    ENUM = "enum"
+    TEXTS = "texts"  # a list; a repeatable option
+    MAPPING = "mapping"  # NAME: value; a repeatable NAME=VALUE option
+    MINUTES = "minutes"  # Slurm's time formats, kept as whole minutes
+    SECONDS = "seconds"  # 90, 90s, 30m, 2h; kept as whole seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """The declaration of one setting: its YAML key, options, kind and meaning."""
+
+    name: str
+    key: str
+    kind: Kind
+    flags: tuple[str, ...]
+    group: str
+    help: str
+    default: Any
+    choices: type[Enum] | None
+    metavar: str | None
+
+    @property
+    def env(self) -> str:
+        """Name the environment variable that sets this field."""
+        return "CLUSTERRUN_" + self.key.replace(".", "_").upper()
+
+
+def declared(
+    key: str,
+    kind: Kind,
+    flags: str,
+    help: str,
+    *,
+    default: Any = None,
+    choices: type[Enum] | None = None,
+    group: str | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """Declare a setting as a dataclass field; options are separated by spaces."""
+    metadata = {
+        "key": key,
+        "kind": kind,
+        "flags": tuple(flags.split()),
+        "group": group or key.split(".", 1)[0],
+        "help": help,
+        "choices": choices,
+        "metavar": metavar,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys((Kind.TEXT, Kind.PATH), ((str,), "a str")),
+    **dict.fromkeys(
+        (Kind.COUNT, Kind.NUMBER, Kind.MINUTES, Kind.SECONDS), ((int,), "a whole number")
+    ),
+    Kind.FLAG: ((bool,), "True or False"),
+    Kind.ENUM: ((str,), "one of its words"),  # a word stands for its member until it is resolved
+    Kind.TEXTS: ((tuple, list), "a list of str"),
+    Kind.MAPPING: ((Mapping,), "a mapping of str to str"),
+}
+
+
+def check_type(field: Field, value: Any) -> None:
+    """Refuse a value of another type: nobody but Python code can give one."""
+    if (value is None and field.default is None) or value == () == field.default:
+        return
+    types, what = _TYPES[field.kind]
+    is_other = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
+    if is_other:
+        raise UsageError(f"{field.name} must be {what}, not {_type(value)}")
+    if field.kind is Kind.TEXTS:
+        _check_text_types(field, value)
+    if field.kind is Kind.MAPPING:
+        _check_variable_types(field, value)
+
+
+def _check_text_types(field: Field, values: Iterable[Any]) -> None:
+    for text in values:
+        if not isinstance(text, str):
+            raise UsageError(
+                f"{field.name} must hold str only, not {text!r}", hint=f"write it as '{text}'"
+            )
+
+
+def _check_variable_types(field: Field, variables: Mapping[Any, Any]) -> None:
+    for name, text in variables.items():
+        if not isinstance(name, str):
+            raise UsageError(f"{field.name}: {name!r} is not a name for an environment variable")
+        if not isinstance(text, str):  # it may be a secret: the message doesn't repeat it
+            raise UsageError(
+                f"{field.name}: the value of {name} must be a str, not {_type(text)}",
+                hint="write it as text",
+            )
+
+
+def _type(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def check_value(field: Field, value: Any) -> None:
+    """Refuse a value that cannot be meant: a count of 0, a control character, no variable."""
+    if value is None:
+        return
+    option = field.flags[-1].split("/")[0] if field.flags else field.key
+    if field.kind is Kind.COUNT and value < 1:
+        raise UsageError(f"{option} must be at least 1, not {value}")
+    if field.kind is Kind.NUMBER and value < 0:
+        raise UsageError(f"{option} must not be negative, but is {value}")
+    if field.kind in (Kind.MINUTES, Kind.SECONDS) and value < 1:
+        raise UsageError(f"{option} must be a positive time")
+    if field.kind in (Kind.TEXT, Kind.PATH):
+        _check_text(option, value)
+    if field.kind is Kind.TEXTS:
+        _check_texts(field, option, value)
+    if field.kind is Kind.MAPPING:
+        _check_variables(option, value)
+
+
+def _check_text(option: str, value: str) -> None:
+    if not value:
+        raise UsageError(f"{option} is empty", hint="leave it out to use the default")
+    _refuse_control(option, value)
+
+
+def _check_texts(field: Field, option: str, values: tuple[str, ...]) -> None:
+    for text in values:
+        if "\x00" in text:
+            raise UsageError(f"{option} holds a NUL byte: {text!r}")
+        if field.name == "sbatch_args":
+            _refuse_control(option, text)
+
+
+def _refuse_control(option: str, value: str) -> None:
+    if _CONTROL.search(value):
+        raise UsageError(
+            f"{option} holds a newline or control character: {value!r}",
+            hint="remove it; Slurm's directives end at the line",
+        )
+
+
+def _check_variables(option: str, value: Mapping[str, str]) -> None:
+    for name, text in value.items():
+        if not _VARIABLE.match(name):
+            raise UsageError(f"{option}: {name!r} is not a name for an environment variable")
+        if "\x00" in text:
+            raise UsageError(f"{option}: the value of {name} holds a NUL byte")
