@@ -89,6 +89,7 @@ def prepare(job: Job) -> Prepared:
         plan, resolved_yaml=resolved.to_yaml(), template_dirs=_template_dirs(resolved)
     )
     notes = (*resolved.notes, *_cluster_notes(resolved.spec), *plan.notes, *_place_notes(plan))
+    notes += _missing_notes(plan, os.environ)
     return Prepared(plan=plan, bundle=bundle, notes=notes)
 
 
@@ -222,6 +223,11 @@ def _template_dirs(resolved: Resolved) -> list[Path]:
 def _cluster_notes(spec: JobSpec) -> list[str]:
     note = select.choose(spec.cluster).note if spec.cluster is Cluster.AUTO else ""
     return [note] if note else []
+
+
+def _missing_notes(plan: Plan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    missing = [name for name in plan.pass_env if name not in environ]
+    return tuple(f"{name} is to be passed on (--pass-env) but is not set here" for name in missing)
 
 
 def _place_notes(plan: Plan) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,16 @@ class Project:
         files = sorted((self.run_dir(job_id) / "events").glob("*.jsonl"))
         lines = [line for path in files for line in path.read_text().splitlines()]
         return sorted((json.loads(line) for line in lines), key=lambda event: event["ts"])
+
+    def wait_for_line(self, job_id: str, text: str, count: int = 1) -> None:
+        """Wait until the text stands `count` times in the log files."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            logs = self.run_dir(job_id).glob("logs/a*/*.log")
+            if sum(path.read_text().count(text) for path in logs) >= count:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{text!r} never came {count} times\n{self.logs(job_id)}")
 
     def logs(self, job_id: str) -> str:
         return self.ok("logs", job_id, "--all-ranks", "--tail", "all")

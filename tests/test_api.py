@@ -280,3 +280,13 @@ def test_wait_ends_for_a_job_that_nobody_knows_any_more(
     monkeypatch.setattr(api, "FORGOTTEN_S", 0.0)
     job = clusterrun.submit(spec(cluster="slurm"))
     assert clusterrun.wait(job, timeout_s=60).state is JobState.UNKNOWN
+
+
+def test_a_variable_to_pass_on_that_is_not_set_is_told_before_the_job_waits(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERE_TOKEN", "x")
+    monkeypatch.delenv("GONE_TOKEN", raising=False)
+    notes = api.prepare(spec(pass_env=("HERE_TOKEN", "GONE_TOKEN"))).notes
+    assert "GONE_TOKEN is to be passed on (--pass-env) but is not set here" in notes
+    assert not any("HERE_TOKEN" in note for note in notes)

@@ -28,7 +28,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def library_version(library: str) -> str:
+def installed_version(library: str) -> str:
     """Return a library's version, empty where it is not installed."""
     try:
         return importlib.metadata.version(library)

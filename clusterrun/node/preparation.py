@@ -146,8 +146,8 @@ def _node_facts(env: Mapping[str, str]) -> NodeFacts:
     cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return NodeFacts(
         cpus=facts.allocated_cpus(env),
-        torch=facts.library_version("torch"),
-        deepspeed=facts.library_version("deepspeed"),
+        torch=facts.installed_version("torch"),
+        deepspeed=facts.installed_version("deepspeed"),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         cache_home=Path(cache) / "clusterrun",
         agent_pid=os.getpid(),

@@ -43,16 +43,6 @@ def wait_for_none(here: Project, job_id: str, timeout_s: float = 10) -> None:
         time.sleep(0.1)
 
 
-def wait_for_line(here: Project, job_id: str, text: str, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        logs = here.run_dir(job_id).glob("logs/a*/*.log")
-        if sum(path.read_text().count(text) for path in logs) >= count:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{text!r} never came {count} times\n{here.logs(job_id)}")
-
-
 def test_training_on_two_simulated_nodes_learns_and_says_where_it_ran(here: Project) -> None:
     argv = ("train_lm.py", "--max-steps", "80", "--log-every", "20")
     done = here.cli("submit", "--wait", *FOUR, *argv)
@@ -80,7 +70,7 @@ def _losses(text: str) -> tuple[float, float]:
 @pytest.mark.parametrize(("how", "code"), [("exit", 3), ("kill", 137), ("raise", 1)])
 def test_one_rank_that_fails_ends_every_simulated_node(here: Project, how: str, code: int) -> None:
     job_id = here.submit(*FOUR, "fail.py", how, "3")
-    wait_for_line(here, job_id, "ready", 4)
+    here.wait_for_line(job_id, "ready", 4)
     since = time.monotonic()
     assert here.cli("status", job_id, "--wait", "--exit-status").returncode == 3
     wait_for_none(here, job_id)
@@ -91,7 +81,7 @@ def test_one_rank_that_fails_ends_every_simulated_node(here: Project, how: str, 
 
 def test_an_agent_that_is_killed_ends_every_simulated_node(here: Project) -> None:
     job_id = here.submit(*FOUR, "fail.py", "none", "0")
-    wait_for_line(here, job_id, "ready", 4)
+    here.wait_for_line(job_id, "ready", 4)
     agents = [p for p in processes_of(here, job_id) if "agent" in p.cmdline()]
     assert len(agents) == 2
     os.kill(agents[1].pid, signal.SIGKILL)
@@ -109,7 +99,7 @@ def test_a_failed_setup_line_is_the_reason_that_status_gives(here: Project) -> N
 
 def test_cancel_leaves_no_process(here: Project) -> None:
     job_id = here.submit(*FOUR, "fail.py", "none", "0")
-    wait_for_line(here, job_id, "ready", 4)
+    here.wait_for_line(job_id, "ready", 4)
     here.ok("cancel", job_id)
     wait_for_none(here, job_id)
     assert here.json("status", job_id)["state"] == "CANCELLED"

@@ -51,17 +51,6 @@ def sacct(cluster: Any, job_id: str) -> tuple[str, str]:
     raise AssertionError(f"accounting never heard of the end of {job_id}")
 
 
-def wait_for_line(here: Project, job_id: str, text: str, count: int = 1) -> None:
-    """Wait until the text stands `count` times in the log files."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        logs = here.run_dir(job_id).glob("logs/a*/*.log")
-        if sum(path.read_text().count(text) for path in logs) >= count:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{text!r} never came {count} times\n{here.logs(job_id)}")
-
-
 def test_eight_ranks_on_two_hosts_are_one_world_and_every_view_agrees(
     cluster: Any, here: Project
 ) -> None:
@@ -71,7 +60,7 @@ def test_eight_ranks_on_two_hosts_are_one_world_and_every_view_agrees(
     assert matched, done.stdout
     job_id = matched[1]
     try:
-        wait_for_line(here, job_id, "step 10/")
+        here.wait_for_line(job_id, "step 10/")
     finally:
         running = here.json("status", job_id)
         here.ok("cancel", job_id)
@@ -116,7 +105,7 @@ def test_status_list_logs_and_cancel_work_without_accounting(cluster: Any, here:
         assert here.json("status", finished)["state"] == "COMPLETED"
         assert "sum 1 hosts 2" in here.logs(finished)
         running = here.submit(*argv, "fail.py", "none", "0")
-        wait_for_line(here, running, "ready", 2)
+        here.wait_for_line(running, "ready", 2)
         assert here.json("status", running)["state"] == "RUNNING"
         here.ok("cancel", running)
         here.ok("status", running, "--wait")
@@ -207,7 +196,7 @@ def test_one_rank_that_fails_ends_the_job_everywhere_within_10_s(
     cluster: Any, here: Project, how: str, code: str, status: int
 ) -> None:
     job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", "fail.py", how, "3")
-    wait_for_line(here, job_id, "ready", 4)
+    here.wait_for_line(job_id, "ready", 4)
     since = time.monotonic()
     assert ended(cluster, job_id) == "FAILED"
     cluster.wait_no_processes()
@@ -227,7 +216,7 @@ def test_an_agent_that_is_killed_ends_the_job_everywhere_within_10_s(
     cluster: Any, here: Project
 ) -> None:
     job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", "fail.py", "none", "0")
-    wait_for_line(here, job_id, "ready", 4)
+    here.wait_for_line(job_id, "ready", 4)
     node = next(e for e in here.events(job_id) if e["type"] == "world_ready")["hosts"][1]
     agents = [p.pid for p in cluster.processes_on(node) if "clusterrun.node agent" in p.cmdline]
     assert len(agents) == 1
