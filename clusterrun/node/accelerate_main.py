@@ -52,10 +52,14 @@ def _keep_torch_quiet() -> None:
     torch's table names the first failure that this node noticed, by whole seconds, and its
     launchers complain of each other when one leaves first after a perfect run.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
         os.environ["CLUSTERRUN_QUIET_LAUNCHER"] = "1"  # the ranks take both away again
+    import torch.distributed.run  # noqa: F401 - it makes the loggers that are to be quiet
+
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _entry(rank: int, failure: Any) -> dict[str, Any]:

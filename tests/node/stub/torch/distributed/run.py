@@ -1,0 +1,1 @@
+"""Stands for torchrun, which makes its loggers when it is imported."""
