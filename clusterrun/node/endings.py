@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,13 @@ __all__ = [
     "first_failure",
     "lost_node",
 ]
+
+
+# What gloo, NCCL and torch's store say in a rank that has lost another one (torch 2.13).
+_LOST_PEER = re.compile(
+    r"Connection (closed|reset) by peer|Connection was likely closed|pair closure|Broken pipe"
+    r"|remote process exited|communicator was aborted|recvValue"
+)
 
 
 class NodeError(Exception):
@@ -71,9 +79,10 @@ class Failure:
     @property
     def is_consequence(self) -> bool:
         """Say whether something else must have come before, as when a launcher ended this rank."""
-        return self.signal == signal.SIGTERM or self.cause in (
-            Cause.LAUNCHER,
-            Cause.WORLD_ELSEWHERE,
+        return (
+            self.signal == signal.SIGTERM
+            or self.cause in (Cause.LAUNCHER, Cause.WORLD_ELSEWHERE)
+            or (self.cause is Cause.EXCEPTION and bool(_LOST_PEER.search(self.message)))
         )
 
     def to_data(self) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class Decision:
         self._failures: list[Failure] = []
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
+        self._waited_longer = False
 
     @property
     def is_made(self) -> bool:
@@ -129,6 +130,11 @@ class Decision:
         return await asyncio.shield(self._ending)
 
     def _decide(self) -> None:
+        only_consequences = all(failure.is_consequence for failure in self._failures)
+        if only_consequences and not self._waited_longer:
+            self._waited_longer = True  # their cause may be on its way from a busy node
+            asyncio.get_running_loop().call_later(SETTLE_S, self._decide)
+            return
         self.make(Ending.of(first_failure(self._failures)))
 
 

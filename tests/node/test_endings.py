@@ -33,6 +33,10 @@ def test_the_earliest_failure_is_the_first() -> None:
         failure(at=1.0, signal=15, cause=Cause.SIGNAL),
         failure(at=1.0, rank=None, cause=Cause.LAUNCHER),
         failure(at=1.0, cause=Cause.WORLD_ELSEWHERE),
+        failure(
+            at=1.0, message="RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:4"
+        ),
+        failure(at=1.0, message="DistBackendError: NCCL communicator was aborted on rank 3."),
     ],
 )
 def test_a_consequence_never_comes_first(consequence: Failure) -> None:
