@@ -56,7 +56,7 @@ class Project:
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         files = sorted((self.run_dir(job_id) / "events").glob("*.jsonl"))
-        lines = [line for path in files for line in path.read_text().splitlines()]
+        lines = [line for path in files for line in path.read_text().split("\n")[:-1]]
         return sorted((json.loads(line) for line in lines), key=lambda event: event["ts"])
 
     def wait_for_line(self, job_id: str, text: str, count: int = 1) -> None:
@@ -68,6 +68,16 @@ class Project:
                 return
             time.sleep(0.1)
         raise AssertionError(f"{text!r} never came {count} times\n{self.logs(job_id)}")
+
+    def wait_for_event(self, job_id: str, kind: str) -> dict[str, Any]:
+        """Wait for the first event of a kind."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            for event in self.events(job_id):
+                if event["type"] == kind:
+                    return event
+            time.sleep(0.1)
+        raise AssertionError(f"no {kind} ever came\n{self.logs(job_id)}")
 
     def logs(self, job_id: str) -> str:
         return self.ok("logs", job_id, "--all-ranks", "--tail", "all")

@@ -125,8 +125,19 @@ def _of_node(node: str, code: NodeExit, cause: Cause, message: str) -> Failure:
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure:
-    """Choose the failure that came first, consequences last; there must be one."""
-    return min(failures, key=lambda failure: (failure.is_consequence, failure.at))
+    """Choose the failure that came first, consequences last; there must be one.
+
+    Slurm ends the other tasks when one is gone, and its SIGTERM may be here before the news: next
+    to a lost node a cancellation is a consequence, too.
+    """
+    given = list(failures)
+    is_node_lost = any(failure.cause is Cause.NODE_LOST for failure in given)
+
+    def order(failure: Failure) -> tuple[bool, bool, float]:
+        after_loss = is_node_lost and failure.cause is Cause.CANCELLED
+        return failure.is_consequence, after_loss, failure.at
+
+    return min(given, key=order)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,13 @@ def test_a_consequence_never_comes_first(consequence: Failure) -> None:
     assert first_failure([consequence]) is consequence
 
 
+def test_next_to_a_lost_node_a_cancellation_is_slurms_answer_to_it() -> None:
+    by_slurm = failure(at=1.0, rank=None, cause=Cause.CANCELLED, code=124)
+    lost = failure(at=1.1, rank=None, cause=Cause.NODE_LOST, code=123)
+    assert first_failure([by_slurm, lost]) is lost
+    assert first_failure([by_slurm, failure(at=1.1)]) is by_slurm
+
+
 def test_failures_and_endings_survive_the_wire() -> None:
     ending = Ending.of(failure(rank=None, signal=9, cause=Cause.SIGNAL))
     assert Ending.from_data(ending.to_data()) == ending

@@ -217,7 +217,7 @@ def test_an_agent_that_is_killed_ends_the_job_everywhere_within_10_s(
 ) -> None:
     job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", "fail.py", "none", "0")
     here.wait_for_line(job_id, "ready", 4)
-    node = next(e for e in here.events(job_id) if e["type"] == "world_ready")["hosts"][1]
+    node = here.wait_for_event(job_id, "world_ready")["hosts"][1]
     agents = [p.pid for p in cluster.processes_on(node) if "clusterrun.node agent" in p.cmdline]
     assert len(agents) == 1
     since = time.monotonic()
