@@ -18,11 +18,11 @@ demo: $(VENV)/.train
 	@echo '  clusterrun submit --nodes 2 --gpus-per-node 2 --strategy zero2 --device cpu --follow'
 
 test: lint slurm
-	$(BIN)/python -m pytest -q -n 3 -m "$(FAST)"
+	$(BIN)/python -m pytest -q -n 2 -m "$(FAST)"
 	$(BIN)/python -m pytest -q --durations=15 -m "not ($(FAST))"
 
 check: lint
-	$(BIN)/python -m pytest -q -n 3 -m "$(FAST)"
+	$(BIN)/python -m pytest -q -n 2 -m "$(FAST)"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -121,29 +121,39 @@ def test_a_broken_configuration_is_told_at_once(stub: Stub, words: str) -> None:
     assert "SLURM_CONF" in silent.value.hints[0]
 
 
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_a_hanging_command_and_its_children_are_killed(stub: Stub, tmp_path: Path) -> None:
     # The child keeps our pipe open: killing the command alone would not end the wait.
     calls = stub("squeue", f"sleep 617 & echo $! >> {tmp_path}/children; wait")
     begin = time.monotonic()
     with pytest.raises(SchedulerUnreachableError) as silent:
-        shell.run(["squeue"], timeout_s=0.3)
-    assert time.monotonic() - begin < 5
+        shell.run(["squeue"], timeout_s=1)
+    assert time.monotonic() - begin < 30
     assert count(calls) == 3
     assert silent.value.cause == "the command was still running and was killed"
-    for line in (tmp_path / "children").read_text().split():
-        pid = int(line)
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    children = [int(line) for line in (tmp_path / "children").read_text().split()]
+    assert len(children) == 3
+    deadline = time.monotonic() + 10  # killed at once, gone when the kernel gets to it
+    while not all(is_gone(pid) for pid in children):
+        assert time.monotonic() < deadline, children
+        time.sleep(0.05)
 
 
 def test_what_a_hanging_command_said_last_is_the_cause(stub: Stub) -> None:
     # Its child left the process group: it survives the kill, holds the pipe, and is not waited for.
-    body = "echo first >&2; echo 'slurm.conf: retrying' >&2; setsid sleep 3 & sleep 60"
+    body = "echo first >&2; echo 'slurm.conf: retrying' >&2; setsid sleep 20 & sleep 60"
     stub("squeue", body)
     begin = time.monotonic()
     with pytest.raises(SchedulerUnreachableError) as silent:
-        shell.run(["squeue"], timeout_s=0.3, tries=1)
+        shell.run(["squeue"], timeout_s=1, tries=1)
     assert silent.value.cause == "slurm.conf: retrying"
-    assert time.monotonic() - begin < 2.5
+    assert time.monotonic() - begin < 10
 
 
 def test_a_command_that_is_not_there_is_unreachable_not_a_traceback() -> None:
