@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,11 @@ def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:
     with pytest.raises(NodeError, match="name one with --mixed-precision") as caught:
         conclude(attempt(), [unread, *reports(H100)], "127.0.0.1")
     assert caught.value.code == 122
+
+
+def test_p2_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
+    """Each directory of runs counts its own jobs on this machine: L1, L2, …"""
+    here = attempt()
+    there = dataclasses.replace(here, paths=RunPaths(root=Path("/elsewhere/job/r1")))
+    ports = [conclude(one, reports(H100, H100), "127.0.0.1").port for one in (here, there)]
+    assert ports[0] != ports[1]
