@@ -114,6 +114,10 @@ class RunPaths:
         """The exit status that the agents agreed on, as digits: the first to write it is right."""
         return self.attempt(attempt) / "status"
 
+    def world(self, attempt: int) -> Path:
+        """world.json: the nodes of one attempt in rank order, and how many ranks each has."""
+        return self.attempt(attempt) / "world.json"
+
     def events(self, node: str) -> Path:
         """One node's events."""
         return self.events_dir / f"{node}.jsonl"
@@ -121,6 +125,14 @@ class RunPaths:
     def log(self, attempt: int, node: str) -> Path:
         """One node's stamped log lines of one attempt."""
         return self.logs_dir / f"a{attempt}" / f"{node}.log"
+
+    def log_index(self, attempt: int, node: str) -> Path:
+        """The sparse time index of one node's log."""
+        return self.logs_dir / f"a{attempt}" / f"{node}.idx"
+
+    def log_errors(self, attempt: int, node: str) -> Path:
+        """The side file of one node's log: its error lines, and what launcher and agent said."""
+        return self.logs_dir / f"a{attempt}" / f"{node}.err"
 
     def nccl_dir(self, attempt: int) -> Path:
         """NCCL's own debug files of one attempt."""

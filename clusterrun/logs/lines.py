@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Stream(str, Enum):
-    """Where a line came from; the value is the letter in the log file."""
+    """Where a line came from; the value is the letter in the log file.
+
+    GAP and END are records of the agent: bytes that were lost, and the end of this node's log.
+    """
 
     OUT = "o"
     ERR = "e"
     LAUNCHER = "l"
     AGENT = "a"
+    GAP = "g"
+    END = "z"
 
     @property
     def label(self) -> str:
@@ -25,6 +31,8 @@ _LABELS = {
     Stream.ERR: "err",
     Stream.LAUNCHER: "launcher",
     Stream.AGENT: "agent",
+    Stream.GAP: "gap",
+    Stream.END: "end",
 }
 _LETTERS = {stream.value.encode(): (stream, False) for stream in Stream} | {
     stream.value.upper().encode(): (stream, True) for stream in Stream
@@ -33,12 +41,11 @@ _MAX_TIME_DIGITS = 16  # µs: until the year 2286, which datetime can still writ
 _MAX_RANK_DIGITS = 9
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogLine:
+class LogLine(NamedTuple):
     """A line as its node's agent stamped it.
 
     `rank` is None for the launcher and the agent. `text` has no newline; `partial` says that the
-    next line of this rank and stream continues it. `offset` is the line's place in its file.
+    next line of this rank and stream continues it. `offset` is the line's place in its node's log.
     """
 
     epoch_us: int

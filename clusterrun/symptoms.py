@@ -1,0 +1,1 @@
+"""Which lines of a log tell of an error, and of what kind."""
