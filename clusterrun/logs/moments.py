@@ -1,0 +1,131 @@
+"""Moments as people name them: an age, a date, a time of day, a step of the training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from clusterrun.durations import parse_seconds
+from clusterrun.errors import UsageError
+from clusterrun.paths import RunPaths
+
+_AGE: Final = re.compile(r"[0-9]{1,12}[smhd]\Z")
+_CLOCK: Final = re.compile(r"[0-2]?[0-9]:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?\Z")
+_STEP: Final = re.compile(r"step:([0-9]{1,15})\Z")
+_REPORTED: Final = re.compile(
+    rb'"ts": (?P<ts>[0-9.]+), "type": "step", "attempt": (?P<attempt>[0-9]+),'
+    rb'.*?"step": (?P<step>[0-9]+)'
+)
+_HINT: Final = "write 10m, 2h, 12:30, 2026-08-01, 2026-08-01T12:30 or step:4000"
+Steps = Callable[[int], int]
+
+
+def parse_moment(text: str, *, now: datetime, find_step: Steps) -> int:
+    """Read a moment as epoch µs.
+
+    `now` carries the zone that times without one are in; a time of day is the latest one that is
+    not in the future. `find_step` turns a step into its moment. Raises UsageError.
+    """
+    stripped = text.strip()
+    if step := _STEP.match(stripped):
+        return find_step(int(step[1]))
+    if _AGE.match(stripped):
+        return _microseconds(_ago(stripped, now))
+    moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
+    if moment is None:
+        raise UsageError(f"'{text}' is not a moment", hint=_HINT)
+    return _microseconds(moment)
+
+
+def _microseconds(moment: datetime) -> int:
+    return int(moment.timestamp()) * 1_000_000 + moment.microsecond
+
+
+def _ago(text: str, now: datetime) -> datetime:
+    try:
+        return now - timedelta(seconds=parse_seconds(text))
+    except OverflowError as error:
+        raise UsageError(f"'{text}' is longer ago than any log", hint=_HINT) from error
+
+
+def _clock(text: str, now: datetime) -> datetime | None:
+    try:
+        hours, minutes, *seconds = text.split(":")
+        whole, _, fraction = (seconds[0] if seconds else "0").partition(".")
+        moment = now.replace(
+            hour=int(hours),
+            minute=int(minutes),
+            second=int(whole),
+            microsecond=int(fraction.ljust(6, "0") or 0),
+        )
+    except ValueError:
+        return None
+    return moment if moment <= now else moment - timedelta(days=1)
+
+
+def _date(text: str, now: datetime) -> datetime | None:
+    try:
+        # Python 3.10 does not know the Z.
+        moment = datetime.fromisoformat(re.sub(r"[Zz]\Z", "+00:00", text))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
+
+
+def parse_zone(name: str) -> tzinfo:
+    """Find a time zone by its name, as UTC or Europe/Berlin. Raises UsageError."""
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, KeyError) as error:
+        hint = "write UTC, or a name as Europe/Berlin"
+        raise UsageError(f"no time zone '{name}'", hint=hint) from error
+
+
+def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:
+    """Make a function that says when a step was reached, from what rank 0 told of.
+
+    Ranks tell of a step a second at most. `before` gives the report ahead of the step, so that no
+    line of the step itself is left out; else the first report of it or of a later one.
+    """
+
+    def find(step: int) -> int:
+        last_us, newest = 0, None
+        for epoch_us, reported in _reports(paths, attempt):
+            if reported >= step:
+                return last_us if before else epoch_us
+            last_us, newest = epoch_us, reported
+        if newest is None:
+            raise UsageError(
+                f"attempt {attempt} told of no step",
+                hint="a script tells of one with clusterrun.runtime.step(); give a time instead",
+            )
+        raise UsageError(f"step {step} was not reached; the newest that was told of is {newest}")
+
+    return find
+
+
+def _reports(paths: RunPaths, attempt: int) -> Iterator[tuple[int, int]]:
+    """Yield (epoch µs, step) of an attempt in the order in which they were told."""
+    wanted = str(attempt).encode()
+    for path in sorted(paths.events_dir.glob("*.jsonl")):
+        found = False
+        for match in _matches(path):
+            if match["attempt"] == wanted:
+                found = True
+                yield round(float(match["ts"]) * 1_000_000), int(match["step"])
+        if found:
+            return  # rank 0 alone tells of steps, and is on one node
+
+
+def _matches(path: Path) -> Iterator[re.Match[bytes]]:
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if match := _REPORTED.search(line):
+                    yield match
+    except OSError:
+        return
