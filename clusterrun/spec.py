@@ -302,6 +302,19 @@ class JobSpec:
     network_env: Mapping[str, str] = declared(
         "network.env", Kind.MAPPING, "", "further NCCL or fabric variables", default=()
     )
+    log_spool_bytes: int = declared(
+        "logs.spool",
+        Kind.BYTES,
+        "",
+        "what a node keeps of its logs while the run directory can't be written",
+        default=1 << 30,
+    )
+    log_lines_per_s: int | None = declared(
+        "logs.max_lines_per_s", Kind.COUNT, "", "lines a second kept of each rank; default: all"
+    )
+    log_line_bytes: int | None = declared(
+        "logs.max_line", Kind.BYTES, "", "bytes kept of each line; default: all"
+    )
     env: Mapping[str, str] = declared(
         "env", Kind.MAPPING, "--env", "variable for the ranks", default=(), metavar="NAME=VALUE"
     )

@@ -13,6 +13,7 @@ from clusterrun.errors import UsageError
 from clusterrun.fields import Field, Kind
 from clusterrun.loading.keys import nearest
 from clusterrun.loading.secrets import is_secret_name, is_secret_value, secret_assignments
+from clusterrun.sizes import format_bytes, parse_bytes
 from clusterrun.spec import JobSpec
 
 Raw = str | tuple[str, ...] | Mapping[str, str]
@@ -63,6 +64,8 @@ def _scalar_text(field: Field, value: Any) -> str:
         return format_minutes(value)
     if field.kind is Kind.SECONDS:
         return format_seconds(value)
+    if field.kind is Kind.BYTES:
+        return format_bytes(value)
     if field.kind is Kind.FLAG:
         return "true" if value else "false"
     return str(value.value) if isinstance(value, Enum) else str(value)
@@ -139,6 +142,10 @@ def _seconds(_field: Field, text: str, _label: str) -> int:
     return parse_seconds(text)
 
 
+def _bytes(_field: Field, text: str, _label: str) -> int:
+    return parse_bytes(text)
+
+
 def _text(_field: Field, text: str, _label: str) -> str:
     return text
 
@@ -203,4 +210,5 @@ _READERS: Final[Mapping[Kind, Callable[[Field, Raw, str], Any]]] = {
     Kind.MAPPING: _mapping,
     Kind.MINUTES: _scalar(_minutes),
     Kind.SECONDS: _scalar(_seconds),
+    Kind.BYTES: _scalar(_bytes),
 }

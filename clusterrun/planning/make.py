@@ -70,6 +70,9 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         main_process_port=_port(spec),
         time_minutes=spec.time_minutes or 0,
         world_contract=spec.world_contract,
+        log_spool_bytes=spec.log_spool_bytes,
+        log_lines_per_s=spec.log_lines_per_s or 0,
+        log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
         notes=(*world.notes, *environment.notes, *_request_notes(spec, facts, world, cpus)),
     )

@@ -54,7 +54,7 @@ class Plan:
     from the submitting environment and never written. `accelerate` holds the values that the
     template `accelerate_config` is rendered with; both are empty where `accelerate_text` is the
     user's own configuration. `deepspeed` is the text of ds_config.json (empty: none). Times are
-    seconds unless the name says minutes; 0 means the library's default.
+    seconds unless the name says minutes; 0 means the library's default, of logs no cap.
     """
 
     name: str
@@ -87,6 +87,9 @@ class Plan:
     main_process_port: int
     time_minutes: int
     world_contract: bool
+    log_spool_bytes: int
+    log_lines_per_s: int
+    log_line_bytes: int
     accelerate_text: str = ""
     notes: tuple[str, ...] = ()
 

@@ -44,6 +44,9 @@ def make_plan(root: Path, **changes: Any) -> Plan:
         "main_process_port": 0,
         "time_minutes": 0,
         "world_contract": True,
+        "log_spool_bytes": 1 << 30,
+        "log_lines_per_s": 0,
+        "log_line_bytes": 0,
     }
     for field in Plan.__dataclass_fields__.values():
         if field.type == "tuple[str, ...]" or field.type.startswith("tuple["):

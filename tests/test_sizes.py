@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import contextlib
+import doctest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun import sizes
+from clusterrun.errors import UsageError
+from clusterrun.sizes import format_bytes, parse_bytes
+
+
+def test_documented_examples_hold() -> None:
+    assert doctest.testmod(sizes).failed == 0
+    assert doctest.testmod(sizes).attempted > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("7B", 7),
+        ("2k", 2048),
+        ("2KB", 2000),
+        ("3MiB", 3 << 20),
+        ("3mib", 3 << 20),
+        ("4 G", 4 << 30),
+        (" 1TiB ", 1 << 40),
+    ],
+)
+def test_each_unit_is_read_in_any_case(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "1.5G", "-1", "1 2", "1Gib2", "1X", "unlimited", "٣"])
+def test_other_texts_are_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size") as caught:
+        parse_bytes(text)
+    assert caught.value.hints == ("write 4096 (bytes), 64KiB, 200M or 1GiB",)
+
+
+@given(st.integers(min_value=0, max_value=10**14))
+def test_written_sizes_are_read_back(size: int) -> None:
+    assert parse_bytes(format_bytes(size)) == size
+
+
+@given(st.text())
+def test_any_text_is_a_size_or_a_usage_error(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert parse_bytes(text) >= 0
