@@ -27,22 +27,28 @@ Steps = Callable[[int], int]
 def parse_moment(text: str, *, now: datetime, find_step: Steps) -> int:
     """Read a moment as epoch µs.
 
-    `now` carries the zone that times without one are in; a time of day is the latest one that is
-    not in the future. `find_step` turns a step into its moment. Raises UsageError.
+    `now` carries the zone that times without one are in (none: this machine's); a time of day is
+    the latest one that is not in the future. `find_step` turns a step into its moment. Raises
+    UsageError.
     """
     stripped = text.strip()
     if step := _STEP.match(stripped):
         return find_step(int(step[1]))
     if _AGE.match(stripped):
-        return _microseconds(_ago(stripped, now))
-    moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
-    if moment is None:
+        moment: datetime | None = _ago(stripped, now)
+    else:
+        moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
+    epoch_us = None if moment is None else _microseconds(moment)
+    if epoch_us is None:
         raise UsageError(f"'{text}' is not a moment", hint=_HINT)
-    return _microseconds(moment)
+    return epoch_us
 
 
-def _microseconds(moment: datetime) -> int:
-    return int(moment.timestamp()) * 1_000_000 + moment.microsecond
+def _microseconds(moment: datetime) -> int | None:
+    try:
+        return int(moment.timestamp()) * 1_000_000 + moment.microsecond
+    except (OverflowError, ValueError, OSError):  # a year that this machine's zone can't place
+        return None
 
 
 def _ago(text: str, now: datetime) -> datetime:
@@ -73,7 +79,7 @@ def _date(text: str, now: datetime) -> datetime | None:
         moment = datetime.fromisoformat(re.sub(r"[Zz]\Z", "+00:00", text))
     except ValueError:
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
+    return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)  # None stays None
 
 
 def parse_zone(name: str) -> tzinfo:
