@@ -32,13 +32,17 @@ _HEAD = re.compile(
     r"JobName=(?P<name>.*) (?:HetJobIdSet=\S+ )?UserId=(?P<user>[^ (]*)\([0-9]+\) GroupId=",
     re.DOTALL,
 )
-# The values are free text; a value ends where the next field may begin. Batch jobs have StdErr.
-_TAIL = re.compile(
+# The values are free text; a value ends where the next field may begin. Only batch jobs have the
+# last three.
+_PLACE = (
     r" Command=(?P<command>.*?) WorkDir=(?P<workdir>.*?)"
     r"(?: (?:\w*Comment|SubmitLine|Switches|BurstBuffer\w*|BatchFeatures|Container\w*)=.*)?"
-    r"(?: StdErr=(?P<stderr>.*) StdIn=.*? StdOut=(?P<stdout>.*?))?"
-    r"(?: (?:Power|Mail(?:User|Type)|\w*Tres\w*|NtasksPerTRES\S*?|SubmitLine)=.*)?\s*\Z",
-    re.DOTALL,
+)
+_STREAMS = r" StdErr=(?P<stderr>.*) StdIn=.*? StdOut=(?P<stdout>.*?)"
+_REST = r"(?: (?:Power|Mail(?:User|Type)|\w*Tres\w*|NtasksPerTRES\S*?|SubmitLine)=.*)?\s*\Z"
+_TAILS = (
+    re.compile(_PLACE + _STREAMS + _REST, re.DOTALL),
+    re.compile(_PLACE + _REST, re.DOTALL),
 )
 _UNIT = "\x1f"  # between sacct's fields: no text has it
 _ROW_FIELDS = (*SACCT_FIELDS, "JobIDRaw", "User", "JobName", "WorkDir", "SubmitLine")
@@ -120,9 +124,10 @@ def parse_parts(text: str) -> list[ForeignPart]:
 
 def _parse_part(row: str) -> ForeignPart | None:
     head = _HEAD.match(row)
-    tail = _TAIL.search(row, head.end()) if head else None
-    if head is None or tail is None:
+    tails = [found for tail in _TAILS if head and (found := tail.search(row, head.end()))]
+    if head is None or not tails:
         return None
+    place = {"stdout": "", "stderr": "", **tails[0].groupdict()}
     raw_id, array, task = head["id"], head["array"], head["task"] or ""
     (job,) = parse_scontrol(" ".join(row.splitlines()), [raw_id]).values()
     return ForeignPart(
@@ -130,12 +135,12 @@ def _parse_part(row: str) -> ForeignPart | None:
         label=_label(raw_id, array, task, head["het"], head["offset"]),
         name=head["name"],
         user=head["user"],
-        workdir=Path(tail["workdir"]),
-        stdout=tail["stdout"] or "",
-        stderr=tail["stderr"] or "",
+        workdir=Path(place["workdir"]),
+        stdout=place["stdout"],
+        stderr=place["stderr"],
         array_job_id=array or raw_id,
         array_task_id=task if task.isdigit() else "",
-        step_patterns=tuple(_srun_patterns(_read_script(tail["command"]))),
+        step_patterns=tuple(_srun_patterns(_read_script(place["command"]))),
     )
 
 

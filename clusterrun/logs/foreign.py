@@ -43,8 +43,9 @@ class ForeignJob:
     """A job that clusterrun did not start, and the files that were there at the last look.
 
     `job_id` is empty for a file that was named by its path; `run_dir` is set where that is a
-    stamped log of one of our runs, or the job turns out to be of one. `state` is None where nobody could say it; `problem` is why
-    Slurm could not be asked. `expected` is what Slurm was told to write to, as far as it says.
+    stamped log of one of our runs, or where the job is one of them. `state` is None where nobody
+    could say it; `problem` is why Slurm could not be asked. `expected` is what Slurm was told to
+    write to, as far as it says.
     """
 
     job_id: str
