@@ -1,0 +1,80 @@
+"""`python -m benchmarks.logs read|cost|follow|all`: measure and write the results down."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks import report
+from benchmarks.logs import corpus, cost, follow, peers, read
+from benchmarks.machine import machine
+from benchmarks.report import Section
+
+FULL_BYTES = 10_000_000_000
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "logs"
+
+
+def main() -> None:
+    asked = _parser().parse_args()
+    directory: Path = asked.dir.resolve()
+    if asked.what == "clean":
+        corpus.remove(directory)
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    facts, found = {**machine(directory), "scale": _scale(asked)}, []
+    for section in _sections(asked, directory):
+        found.append(section)
+        print(f"\n## {section.title}\n\n{section.about}\n")
+        print("\n".join(report.table(section.rows)), flush=True)
+        report.write(asked.results, facts, found)
+    print(f"\nwritten: {asked.results}.json, {asked.results}.md", file=sys.stderr)
+
+
+def _scale(asked: argparse.Namespace) -> str:
+    size = f"{FULL_BYTES * asked.scale / 1e6:,.0f} MB"
+    return f"{asked.scale:g}" + (f" (10 GB scaled to {size})" if asked.scale != 1 else "")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.logs", description=__doc__)
+    parser.add_argument("what", choices=["read", "cost", "follow", "all", "clean"])
+    parser.add_argument("--dir", type=Path, required=True, help="where corpus and jobs are kept")
+    parser.add_argument("--scale", type=float, default=1.0, help="1: 10 GB and 1,000,000 lines")
+    parser.add_argument("--nodes", type=int, default=1000, help="nodes of the corpus")
+    parser.add_argument("--runs", type=int, default=7, help="how often each thing is measured")
+    parser.add_argument("--only", choices=list(read.SECTIONS), action="append", help="of `read`")
+    parser.add_argument("--torchx", metavar="PYTHON", help="a python that can import torchx")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file name without its end")
+    return parser
+
+
+def _sections(asked: argparse.Namespace, directory: Path) -> Iterator[Section]:
+    if asked.what in ("read", "all"):
+        peers.allow_many_files()
+        setup = _setup(asked, directory)
+        for name in asked.only or read.SECTIONS:
+            yield read.SECTIONS[name](setup)
+    if asked.what in ("cost", "all"):
+        with TemporaryDirectory(dir=directory, prefix=corpus.JOBS) as jobs:
+            yield cost.cost(Path(jobs), runs=asked.runs, scale=min(asked.scale, 1))
+    if asked.what in ("follow", "all"):
+        with TemporaryDirectory(dir=directory, prefix=corpus.JOBS) as jobs:
+            yield from follow.follow(Path(jobs), runs=asked.runs, scale=min(asked.scale, 1))
+
+
+def _setup(asked: argparse.Namespace, directory: Path) -> read.Setup:
+    size = int(FULL_BYTES * asked.scale)
+    big, small = (
+        corpus.find_or_make(directory, name, nodes=asked.nodes, size_bytes=bytes_)
+        for name, bytes_ in (("big", size), ("small", size // read.SMALLER))
+    )
+    return read.Setup(
+        directory=directory, big=big, small=small, runs=asked.runs, torchx=asked.torchx
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Measure the reading of what a run of 1,000 nodes left behind, beside what else could read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from benchmarks.logs import peers
+from benchmarks.logs.child import Command, Measured, interleaved, measure
+from benchmarks.logs.corpus import Corpus, find_or_make_replicas
+from benchmarks.report import Section, Value, median, spread
+
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+SMALLER = 10  # how many times smaller the smaller corpus is
+TAIL = ("-a", "-n", "200")
+SEARCH = ("-a", "-n", "all", "-g", peers.NEEDLE)
+MERGE = ("-a", "-n", "all")
+RAW = (*MERGE, "-o", "raw")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is read, how often; `torchx` is a Python that can import torchx."""
+
+    directory: Path
+    big: Corpus
+    small: Corpus
+    runs: int
+    torchx: str | None
+
+
+def _since(corpus: Corpus) -> tuple[str, ...]:
+    """Ask for the last five minutes of the job; it ended when the corpus was made, so by date."""
+    at = datetime.fromtimestamp(corpus.end - 300, tz=timezone.utc)
+    return ("-a", "-n", "all", "--since", f"{at:%Y-%m-%dT%H:%M:%S}")
+
+
+def about(corpus: Corpus) -> str:
+    """Say how large a corpus is, and that it is in memory."""
+    return (
+        f"{corpus.nodes:,} nodes x 8 ranks, {corpus.size_bytes / 1e6:,.0f} MB, "
+        f"{corpus.lines:,} lines, {(corpus.end - corpus.begin) / 3600:.1f} h of a job"
+    )
+
+
+def first_output(setup: Setup) -> Section:
+    commands = [
+        peers.ours(setup.big, "clusterrun logs"),
+        peers.ours(setup.big, "clusterrun logs --errors", "--errors"),
+        peers.ours(setup.big, "clusterrun logs -a -n 200", *TAIL),
+        peers.ours(setup.big, "clusterrun logs -a --since 5m", *_since(setup.big)),
+        peers.tails(setup.big),
+        peers.cat(setup.big),
+    ]
+    found = _warm(commands, setup.runs)
+    return Section(
+        title="First output",
+        about=f"Warm cache; {about(setup.big)}. Budget: first byte of the default view in 1 s, "
+        "200 MB. A default view needs the last lines of all files: the nearest by hand is `tail`.",
+        rows=[_row(c, found[c.name], to=found["clusterrun logs"]) for c in commands],
+    )
+
+
+def size_independence(setup: Setup) -> Section:
+    rows: list[dict[str, Value]] = []
+    asked: dict[str, Callable[[Corpus], tuple[str, ...]]] = {
+        "": lambda _: (),
+        "-a -n 200": lambda _: TAIL,
+        "-a --since 5m": _since,
+    }
+    for name, options in asked.items():
+        pair = [
+            peers.ours(setup.small, f"{name}, smaller", *options(setup.small)),
+            peers.ours(setup.big, f"{name}, {SMALLER}x", *options(setup.big)),
+        ]
+        found = _warm(pair, setup.runs)
+        small, big = (found[command.name][1:] for command in pair)
+        ratios = [b.wall_s / s.wall_s for s, b in zip(small, big, strict=True)]
+        rows.append(
+            {
+                "command": f"clusterrun logs {name}".strip(),
+                "smaller_s": median([m.wall_s for m in small]),
+                f"{SMALLER}x_s": median([m.wall_s for m in big]),
+                "ratio": median(ratios),
+                "ratios": spread(ratios),
+                "output_smaller_bytes": small[0].out_bytes,
+                f"output_{SMALLER}x_bytes": big[0].out_bytes,
+            }
+        )
+    return Section(
+        title="Independence of the size of the files",
+        about=f"Warm cache, to the end of the output. Smaller: {about(setup.small)}. "
+        f"{SMALLER}x: {about(setup.big)}. Budget: a ratio near 1.",
+        rows=rows,
+    )
+
+
+def merge(setup: Setup) -> Section:
+    corpus = setup.small
+    commands = [
+        peers.ours(
+            corpus,
+            "clusterrun logs -a -n all -o raw > /dev/null",
+            *RAW,
+            to_null=True,
+        ),
+        peers.ours(corpus, "clusterrun logs -a -n all -o raw | …", *RAW),
+        peers.ours(corpus, "clusterrun logs -a -n all > /dev/null", *MERGE, to_null=True),
+        peers.ours(corpus, "clusterrun logs -a -n all | …", *MERGE),
+        peers.sort_merge(corpus),
+        peers.cat_sort(corpus),
+        peers.cat(corpus),
+    ]
+    found = _warm(commands, setup.runs)
+    rows = []
+    for command in commands:
+        row = _row(command, found[command.name], to=found[commands[0].name])
+        row["lines_per_s"] = round(corpus.lines / float(row["wall_s"] or 1))
+        rows.append(row)
+    return Section(
+        title="All lines of all ranks, merged by time",
+        about=f"Warm cache; {about(corpus)}. Budget: 500,000 lines/s, 200 MB.",
+        rows=rows,
+    )
+
+
+def search(setup: Setup) -> Section:
+    corpus = setup.big
+    commands = [peers.ours(corpus, "clusterrun logs -a -n all -g TEXT", *SEARCH)]
+    commands += [*peers.greps(corpus), peers.cat(corpus)]
+    found = _warm(commands, setup.runs)
+    rows = []
+    for command in commands:
+        row = _row(command, found[command.name], to=found[commands[0].name])
+        row["GB_per_s"] = corpus.size_bytes / 1e9 / float(row["wall_s"] or 1)
+        row["GB_per_cpu_s"] = corpus.size_bytes / 1e9 / float(row["cpu_s"] or 1)
+        rows.append(row)
+    return Section(
+        title="Search for a text",
+        about=f"Warm cache; {about(corpus)}; the text is {peers.NEEDLE!r}, which one rank says. "
+        "Budget: 0.5 GB a second and core, 200 MB.",
+        rows=rows,
+    )
+
+
+def replicas(setup: Setup) -> Section:
+    """Ask torchx what it can answer; it knows no last lines, no order by time, no errors."""
+    section = Section(
+        title="The same search by torchx",
+        about=f"Warm cache; {about(setup.small)}; for torchx the same text lies in a file for each "
+        "rank, as its Slurm scheduler would leave it (without stamps, hence smaller). "
+        "It reads each file in a thread of its own, and has no option for the last lines, "
+        "for a moment (`since` is ignored on Slurm) or for an order by time.",
+    )
+    if setup.torchx is None:
+        section.about += " Not measured: no --torchx PYTHON was named."
+        return section
+    files = find_or_make_replicas(setup.directory, setup.small)
+    commands = [
+        peers.ours(setup.small, "clusterrun logs -a -n all -g TEXT", *SEARCH),
+        peers.torchx(setup.torchx, setup.small, files),
+        peers.grep_replicas(files),
+    ]
+    found = _warm(commands, setup.runs)
+    section.rows = [_row(c, found[c.name], to=found[commands[0].name]) for c in commands]
+    return section
+
+
+def cold(setup: Setup) -> Section:
+    """Read once what is not in memory; needs root."""
+    section = Section(
+        title="Cold cache",
+        about=f"Each once, the page cache dropped before it; {about(setup.big)}.",
+    )
+    commands = [
+        peers.ours(setup.big, "clusterrun logs"),
+        peers.ours(setup.big, "clusterrun logs -a -n 200", *TAIL),
+        peers.tails(setup.big),
+        peers.ours(setup.big, "clusterrun logs -a -n all -g TEXT", *SEARCH),
+        *peers.greps(setup.big),
+        peers.cat(setup.big),
+    ]
+    try:
+        for command in commands:
+            os.sync()
+            DROP_CACHES.write_text("1")
+            once = measure(command)
+            section.rows.append(
+                {
+                    "command": command.name,
+                    "first_byte_s": once.first_byte_s,
+                    "wall_s": once.wall_s,
+                    "cpu_s": once.cpu_s,
+                }
+            )
+    except PermissionError:
+        section.about += " Not measured: only root may drop the cache."
+    return section
+
+
+def _warm(commands: Sequence[Command], runs: int) -> dict[str, list[Measured]]:
+    """Run each once with its memory watched, which fills the cache too, then in turns."""
+    watched = {command.name: measure(command, watch_memory=True) for command in commands}
+    found = interleaved(commands, runs)
+    return {name: [watched[name], *found[name]] for name in found}
+
+
+def _row(
+    command: Command, found: Sequence[Measured], *, to: Sequence[Measured]
+) -> dict[str, Value]:
+    """Make a row of runs; the first of them is the one whose memory was watched."""
+    watched, *timed = found
+    first = [m.first_byte_s for m in timed if m.first_byte_s is not None]
+    walls = [m.wall_s for m in timed]
+    return {
+        "command": command.name,
+        "first_byte_s": median(first) if first else None,
+        "wall_s": median(walls),
+        "walls_s": spread(walls),
+        "cpu_s": median([m.cpu_s for m in timed]),
+        "wall_ratio": median([m.wall_s / t.wall_s for m, t in zip(timed, to[1:], strict=True)]),
+        "largest_RSS_MB": watched.rss_bytes / 1e6,
+        "sum_of_RSS_MB": watched.rss_sum_bytes / 1e6,
+        "runs": len(walls),
+    }
+
+
+SECTIONS: dict[str, Callable[[Setup], Section]] = {
+    "first": first_output,
+    "size": size_independence,
+    "merge": merge,
+    "search": search,
+    "torchx": replicas,
+    "cold": cold,
+}

@@ -1,0 +1,115 @@
+"""The benchmarks of the logs, at a scale at which they say nothing but still must run."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.logs import corpus
+from benchmarks.logs.corpus import Corpus
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ("--scale", "1e-5", "--nodes", "3", "--runs", "1")
+WITHOUT_ROOT = ("first", "size", "merge", "search", "torchx")  # dropping caches hurts others
+
+
+@pytest.fixture(scope="module", name="made")
+def _made(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    directory = tmp_path_factory.mktemp("corpus")
+    return corpus.find_or_make(directory, "big", nodes=120, size_bytes=120 * 20_000)
+
+
+def _lines(path: str) -> dict[int, tuple[int, bytes]]:
+    """Give number and line by offset."""
+    found, offset = {}, 0
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1]):
+        found[offset] = (number, line)
+        offset += len(line) + 1
+    return found
+
+
+def test_a_corpus_has_the_size_that_was_asked_for(made: Corpus) -> None:
+    sizes = [Path(file).stat().st_size for file in made.files]
+    assert sum(sizes) == made.size_bytes
+    assert 0.9 < made.size_bytes / (120 * 20_000) < 1.4
+    assert sum(len(_lines(file)) for file in made.files) == made.lines
+
+
+def test_each_file_of_a_corpus_is_in_the_order_of_time(made: Corpus) -> None:
+    for file in made.files:
+        times = [int(line[:16]) for _, line in _lines(file).values()]
+        assert times == sorted(times)
+
+
+def test_each_node_of_a_corpus_has_the_ranks_that_are_its_own(made: Corpus) -> None:
+    for node, file in enumerate(made.files):
+        ranks = {line.split(b" ")[1] for _, line in _lines(file).values()}
+        assert ranks == {b"-", *(b"%d" % (8 * node + local) for local in range(8))}
+
+
+def test_the_indexes_of_a_corpus_point_at_their_lines(made: Corpus) -> None:
+    for file in made.files:
+        lines, index = _lines(file), Path(file).with_suffix(".idx").read_bytes()
+        entries = list(struct.iter_unpack("<QQQ", index))
+        assert len(entries) > 3
+        assert [(int(lines[o][1][:16]), o, lines[o][0]) for _, o, _ in entries] == entries
+
+
+def test_the_side_files_of_a_corpus_name_the_errors_and_where_they_are(made: Corpus) -> None:
+    for file in made.files:
+        lines, seen = _lines(file), set()
+        for line in Path(file).with_suffix(".err").read_bytes().split(b"\n")[:-1]:
+            *head, kind, offset, text = line.split(b" ", 5)
+            assert lines[int(offset)][1] == b" ".join([*head, text])
+            seen.add(kind)
+        assert {b"-", b"traceback", b"nccl"} <= seen
+        assert (b"oom" in seen) == file.endswith("node0072.log")
+
+
+def test_a_corpus_that_is_there_is_taken_again(made: Corpus, tmp_path: Path) -> None:
+    first = corpus.find_or_make(tmp_path, "big", nodes=1, size_bytes=5000)
+    again = corpus.find_or_make(tmp_path, "big", nodes=1, size_bytes=5000)
+    other = corpus.find_or_make(tmp_path, "big", nodes=2, size_bytes=5000)
+    assert (again, other.nodes) == (first, 2)
+    corpus.remove(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_a_disk_that_is_too_small_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="error: the corpus needs 1100000000.1 GB and"):
+        corpus.find_or_make(tmp_path, "big", nodes=10, size_bytes=10**18)
+
+
+def _run(tmp_path: Path, *argv: str) -> list[dict[str, object]]:
+    results = tmp_path / "results"
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.logs", "--results", results, "--dir", tmp_path, *argv],
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+    )
+    assert "| --- |" in results.with_suffix(".md").read_text()
+    sections: list[dict[str, object]] = json.loads(results.with_suffix(".json").read_text())[
+        "sections"
+    ]
+    return sections
+
+
+def test_a_search_is_measured_and_written_down(tmp_path: Path) -> None:
+    (section,) = _run(tmp_path, "read", "--only", "search", *TINY)
+    assert section["title"] == "Search for a text"
+    assert section["machine"]["scale"] == "1e-05 (10 GB scaled to 0 MB)"  # type: ignore[index]  # JSON
+
+
+@pytest.mark.torch
+def test_all_that_others_do_not_suffer_from_can_be_measured(tmp_path: Path) -> None:
+    only = [word for name in WITHOUT_ROOT for word in ("--only", name)]
+    sections = _run(tmp_path, "all", *only, *TINY)
+    assert len(sections) == len(WITHOUT_ROOT) + 3
+    burst = sections[-1]["rows"][0]  # type: ignore[index]  # JSON
+    assert (burst["lost"], burst["twice"], burst["out_of_order"]) == (0, 0, 0)
