@@ -146,7 +146,7 @@ def _small_disk(place: Path) -> Iterator[Path]:
     Raises PermissionError.
     """
     place.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", f"size={FULL_MB}m", "tmpfs", place]
+    argv = ["mount", "-t", "tmpfs", "-o", f"size={FULL_MB}m", "tmpfs", str(place)]
     mounted = subprocess.run(argv, capture_output=True, text=True, check=False)
     if mounted.returncode:
         place.rmdir()
