@@ -1,1 +1,197 @@
 """Which lines of a log tell of an error, and of what kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+
+TRACEBACK, EXCEPTION, ERROR = "traceback", "exception", "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symptom:
+    """A kind of error line: `pattern` decides, where a block holds one of `literals` at all.
+
+    Literals are searched in letters alone, upper and lower case alike (see `may_hold_errors`).
+    """
+
+    id: str
+    literals: tuple[str, ...]
+    pattern: re.Pattern[bytes]
+
+
+_NO_NUMBER = rb"(?!\s*[-+]?(?:\d+\.|\.\d|\d+(?:e[-+]?\d+)?\s*(?:$|,)|nan\b|inf\b))"
+_LEVEL = rb"(?:ERROR|CRITICAL|FATAL)"
+
+# The order is that of preference: what is more exact comes first.
+SYMPTOMS = (
+    Symptom(
+        id="oom",
+        literals=("of memory", "kill", "bad_alloc", "allocate memory", "MemoryError"),
+        pattern=re.compile(
+            rb"CUDA out of memory|OutOfMemory|CUDA error: out of memory|\b[Oo]ut [Oo]f [Mm]emory\b"
+            rb"|\boom[-_]kill|std::bad_alloc|[Cc]an(?:no|')t allocate memory"
+            rb"|(?:^|signal: |task [\d,\-]+: |\d )Killed(?:$|[.\s(])|\bMemoryError\b"
+        ),
+    ),
+    Symptom(
+        id="nccl",
+        literals=("NCCL WARN", "error", "aborted", "watchdog", "Timeout at"),
+        pattern=re.compile(
+            rb"\bNCCL WARN\b|NCCL error|\bnccl[A-Z]\w*Error\b|\bDistBackendError\b"
+            rb"|NCCL communicator was aborted|[Ww]atchdog (?:caught|thread|got stuck)"
+            rb"|Timeout at (?:NCCL|collective)"
+        ),
+    ),
+    Symptom(
+        id="cuda",
+        literals=("error", "assertion", "Xid (PCI"),
+        pattern=re.compile(
+            rb"CUDA(?: driver| runtime)? error\b|\bcudaError(?!_)[A-Z]\w*|device-side assert"
+            rb"|\bXid \(PCI|\bcuDNN error|\bCUDNN_STATUS_(?!SUCCESS)"
+            rb"|\bCUBLAS_STATUS_(?!SUCCESS)|block: \[.*Assertion|uncorrectable ECC error"
+        ),
+    ),
+    Symptom(
+        id="signal",
+        literals=("segmentation fault", "error", "Aborted", "terminate called", "received by PID"),
+        pattern=re.compile(
+            rb"\bSegmentation fault|\b[Bb]us error\b|(?:^|task [\d,\-]+: |\d )Aborted\b"
+            rb"|Fatal Python error|terminate called|\bSignal \d+ \(SIG\w+\) received by PID"
+        ),
+    ),
+    Symptom(
+        id=ERROR,
+        literals=("error", "critical", "fatal", "exception", "assertion"),
+        pattern=re.compile(
+            b"|".join(
+                (
+                    # the level of a log line
+                    rb"^(?:wandb: )?" + _LEVEL + rb"(?:[:\]|]| (?![a-z]*=))" + _NO_NUMBER,
+                    rb"\[" + _LEVEL + rb"\s*\]",
+                    rb"[-|:]\s*" + _LEVEL + rb"\s*[-|:]\s" + _NO_NUMBER,
+                    rb"^\W?\d[\d\-/:.,TZ ]{6,30}\]?\s+(?:\[?[\w.]+\]?:?\s+)?" + _LEVEL + rb"\b",
+                    rb"\blevel=(?:error|critical|fatal)\b",
+                    rb"\"level(?:name)?\": ?\"(?i:error|critical|fatal)\"",
+                    rb"^E\d{4} \d\d:\d\d:\d\d|\[E(?:\d{3,4} \d\d:| \w+\.cpp:)",
+                    # what a program says of itself
+                    rb"(?:^|^[\w./+\-]+: |[:)\d]: )(?:fatal )?[Ee]rror:\s" + _NO_NUMBER,
+                    rb"^(?:fatal|panic|FATAL): |\*\*\* .*\bError \d+$",
+                    rb"(?:^|[\]:>|)] ?)(?:[A-Za-z_]\w*\.)*[A-Z_]\w*(?:Error|Exception)(?:$|: )"
+                    + _NO_NUMBER,
+                    rb"^(?:Exception (?:raised|in|ignored)|Unhandled exception|Caught \w+Error in)",
+                    rb"\bAssertion [`'\"(].*failed",
+                )
+            )
+        ),
+    ),
+)
+_PYTHON_WARNING = re.compile(rb"\b[A-Z]\w*Warning: ")
+_WARNING = re.compile(rb"\bWARN(?:ING)?\b|^W\d{4} |\blevel=warn")
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+_PREFIX = re.compile(
+    rb"(?:\[(?:rank|default|Rank |node)?\d+\]:? ?|\d{1,7}: ?|\(\w[^()]* pid=\d+[^()]*\) ?"
+    rb"|PID \d+: ?)+"
+)
+_TRACEBACK_START = b"Traceback (most recent call last):"
+_CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
+
+_LOOKED_AT = 4096  # bytes of a line
+_ZEROES = bytes.maketrans(b"123456789", b"000000000")
+_NO_LETTERS = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+
+
+def _letters(text: bytes) -> bytes:
+    return text.translate(None, _NO_LETTERS).lower()
+
+
+def _shortest(literals: set[bytes]) -> tuple[bytes, ...]:
+    """Leave out what holds another one anyway."""
+    return tuple(sorted(a for a in literals if not any(b in a for b in literals - {a})))
+
+
+_LITERALS = _shortest(
+    {_letters(text.encode()) for symptom in SYMPTOMS for text in symptom.literals}
+    | {_letters(_TRACEBACK_START)}
+)
+
+
+def may_hold_errors(block: bytes) -> bool:
+    """Say whether a closer look at these lines is worth it.
+
+    Half of a log is digits, blanks and bars: with the letters alone a search for many literals is
+    twice as fast. `E0801 …` (glog) has no letters to go by.
+    """
+    letters = _letters(block)
+    for literal in _LITERALS:  # twice as fast as any(), which counts where a block is one line
+        if literal in letters:
+            return True
+    return b"\nE0" in block or b"\nE1" in block or block.startswith((b"E0", b"E1"))
+
+
+class Classifier:
+    """Name the kind of each line, for many sources whose lines come in turns."""
+
+    def __init__(self) -> None:
+        self._in_traceback: set[Hashable] = set()
+
+    def is_in_traceback(self, source: Hashable) -> bool:
+        """Say whether the next line of a source belongs to what came before it."""
+        return source in self._in_traceback
+
+    def classify(self, source: Hashable, text: bytes) -> str:
+        """Return the id of a line's kind, "" for a line that tells of no error.
+
+        A traceback goes on to its first line that is not indented, which says what was raised.
+
+        >>> classifier = Classifier()
+        >>> lines = [b"Traceback (most recent call last):", b'  File "a.py"', b"KeyError: 3", b"x"]
+        >>> [classifier.classify(0, line) for line in lines]
+        ['traceback', 'traceback', 'exception', '']
+        """
+        is_inside = source in self._in_traceback
+        if not is_inside and not may_hold_errors(text):
+            return ""
+        shown = _shown(text)
+        if shown.endswith(_TRACEBACK_START):
+            self._in_traceback.add(source)
+            return TRACEBACK
+        if shown.startswith(_CHAINED):
+            return TRACEBACK
+        if not is_inside:
+            return _kind(shown)
+        if shown[:1] in (b" ", b"\t"):
+            return TRACEBACK
+        if not shown:
+            return ""
+        self._in_traceback.discard(source)
+        kind = _kind(shown)
+        return EXCEPTION if kind in ("", ERROR) else kind
+
+
+def _shown(text: bytes) -> bytes:
+    """Reduce a line to what it says: without colours, launchers' prefixes, overwritten bars."""
+    if b"\x1b" in text:
+        text = _COLOUR.sub(b"", text)
+    text = text.rstrip()
+    text = text[text.rfind(b"\r") + 1 :]
+    prefix = _PREFIX.match(text)
+    return text[prefix.end() :] if prefix else text
+
+
+def _kind(shown: bytes) -> str:
+    return _kind_of_form(shown[:_LOOKED_AT].translate(_ZEROES))
+
+
+@lru_cache(maxsize=512)
+def _kind_of_form(form: bytes) -> str:
+    """Name the kind of all lines that differ in their digits alone: errors come in floods."""
+    if _PYTHON_WARNING.search(form):
+        return ""
+    for symptom in SYMPTOMS:
+        if symptom.pattern.search(form):
+            is_warning = symptom.id == ERROR and _WARNING.search(form)
+            return "" if is_warning else symptom.id
+    return ""

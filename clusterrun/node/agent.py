@@ -234,6 +234,8 @@ def run_agent(run_dir: Path, number: int) -> int:
     forwarder = Forwarder(
         spool,
         log=paths.log(number, who.node),
+        index=paths.log_index(number, who.node),
+        errors=paths.log_errors(number, who.node),
         events=paths.events(who.node),
         error_path=lambda rank: paths.error(number, rank),
     )

@@ -6,7 +6,6 @@ local files, nor the agent, which talks to the others over TCP.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -15,221 +14,227 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterrun.node.appended import AppendedFile
+from clusterrun.node.caps import Caps, Loss
+from clusterrun.node.clock import Clock
+from clusterrun.node.error_files import ErrorFiles
+from clusterrun.node.logfile import LogFile
+from clusterrun.node.source import Source, water_level
 from clusterrun.node.spool import Output, Spool
+from clusterrun.node.stamp import Piece
 
 POLL_S = 0.1
-CHUNK_BYTES = 1 << 20
-LINE_BYTES = 1 << 16  # a longer line is cut
-HELD_S = 1.0  # how long the beginning of a line waits for its end
+RETRY_S = 0.5  # while the run directory can't be written
+TURN_BLOCKS = 8  # of one output in one round, so that a flood does not hold up the others
+WAITING_EVENTS = 20_000
+PLAUSIBLE_US = 1_000_000
 
 
-class Stamper:
-    """Turn the bytes of one stream into stamped lines.
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much output may wait on a node, and what a rank may write (0: as much as it likes)."""
 
-    A line that is cut, because it is too long or its end is not in sight, carries its stream in
-    upper case: the next line of that rank and stream continues it.
-    """
-
-    def __init__(self, rank: str, stream: str) -> None:
-        self._whole = f" {rank} {stream} ".encode()
-        self._cut = f" {rank} {stream.upper()} ".encode()
-        self._held = b""
-        self._held_since = 0.0
-
-    def feed(self, data: bytes, now: float) -> bytes:
-        """Take the next bytes, and return the lines that are complete; `now` in epoch seconds."""
-        lines = (self._held + data).split(b"\n")
-        rest = lines.pop()
-        stamp = _stamp(now)
-        out = [part for line in lines for part in self._pieces(stamp, line)]
-        while len(rest) > LINE_BYTES:
-            piece, rest = _cut_text(rest)
-            out += [stamp, self._cut, piece, b"\n"]
-        if lines or not self._held:
-            self._held_since = now
-        self._held = rest
-        return b"".join(out)
-
-    def _pieces(self, stamp: bytes, line: bytes) -> list[bytes]:
-        out = []
-        while len(line) > LINE_BYTES:
-            piece, line = _cut_text(line)
-            out += [stamp, self._cut, piece, b"\n"]
-        return [*out, stamp, self._whole, line, b"\n"]
-
-    def flush(self, now: float, *, is_last: bool = False) -> bytes:
-        """Return the beginning of a line that has waited long enough for its end."""
-        if not self._held or not (is_last or now - self._held_since >= HELD_S):
-            return b""
-        held, self._held = self._held, b""
-        return _stamp(now) + self._cut + held + b"\n"
-
-
-def _stamp(now: float) -> bytes:
-    return b"%d" % int(now * 1_000_000)
-
-
-def _cut_text(line: bytes) -> tuple[bytes, bytes]:
-    """Cut where no UTF-8 character is split, if the text is UTF-8 at all."""
-    end = LINE_BYTES
-    while end > LINE_BYTES - 4 and line[end] & 0xC0 == 0x80:
-        end -= 1
-    return line[:end], line[end:]
-
-
-class AppendedFile:
-    """A file in the run directory that only grows; what can't be written now waits."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-        self._pending = b""
-        self.problem = ""
-
-    @property
-    def has_pending(self) -> bool:
-        """Say whether something still waits to be written."""
-        return bool(self._pending)
-
-    def write(self, data: bytes) -> None:
-        """Write, after what waits from before."""
-        self._pending += data
-        try:
-            while self._pending:
-                self._pending = self._pending[os.write(self._open(), self._pending) :]
-            self.problem = ""
-        except OSError as error:
-            self.problem = str(error)
-            self.close()
-
-    def _open(self) -> int:
-        if self._descriptor is None:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(self._path, flags, 0o600)
-        return self._descriptor
-
-    def close(self) -> None:
-        """Close the file; the next write opens it again."""
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None
-
-
-class _Source:
-    """One file of the spool, read as far as was forwarded."""
-
-    def __init__(self, output: Output) -> None:
-        self._file = open(output.path, "rb", buffering=0)  # noqa: SIM115 - open until the end
-        self.stamper = Stamper(output.rank, output.stream)
-
-    def read(self) -> bytes:
-        return self._file.read(CHUNK_BYTES) or b""
-
-    def close(self) -> None:
-        self._file.close()
+    spool_bytes: int = 1 << 30
+    lines_per_s: int = 0
+    line_bytes: int = 0
 
 
 class Forwarder(threading.Thread):
     """Write the node's log, its events and the ranks' error files while the agent goes on."""
 
     def __init__(
-        self, spool: Spool, *, log: Path, events: Path, error_path: Callable[[int], Path]
+        self,
+        spool: Spool,
+        *,
+        log: Path,
+        index: Path,
+        errors: Path,
+        events: Path,
+        error_path: Callable[[int], Path],
+        limits: Limits = Limits(),
+        clock: Clock | None = None,
     ) -> None:
         super().__init__(name="forwarder", daemon=True)
-        self._spool, self._error_path = spool, error_path
-        self._log, self._events = AppendedFile(log), AppendedFile(events)
-        self._sources: dict[Path, _Source] = {}
-        self._said: deque[bytes] = deque()
+        self._spool, self._limits, self._clock = spool, limits, clock or Clock()
+        self._log, self._events = LogFile(log, index, errors), AppendedFile(events)
+        self._error_files = ErrorFiles(error_path)
+        self._caps = Caps(limits.lines_per_s, limits.line_bytes)
+        self._lanes: dict[Output, _Lane] = {}
+        self._listed: tuple[int, int] = (0, 0)  # the spool's own time of change, and when it was
+        self._said: deque[tuple[int, bytes]] = deque()
         self._happened: deque[bytes] = deque()
-        self._copied: set[int] = set()
+        self._end: tuple[int, str] | None = None
         self._complained = ""
         self._ending = threading.Event()
 
+    # What the agent calls
+
     def say(self, text: str) -> None:
         """Put lines of the agent's own into the log."""
-        stamp = _stamp(time.time())
+        now_us = self._clock.corrected(_now_us())
         for line in text.splitlines():
-            self._said.append(stamp + b" - a " + line.encode(errors="replace") + b"\n")
+            self._said.append((now_us, line.encode(errors="replace") + b"\n"))
 
     def event(self, event: dict[str, Any]) -> None:
-        """Append one event."""
-        self._happened.append(json.dumps(event).encode() + b"\n")
+        """Append one event; steps alone are passed over while too many wait for a full disk."""
+        if event.get("type") != "step" or len(self._happened) < WAITING_EVENTS:
+            self._happened.append(json.dumps(event).encode() + b"\n")
 
-    def run(self) -> None:
-        """Forward until told to finish, then drain what is left."""
-        while not self._ending.is_set():
-            if not self._forward_safely():
-                self._ending.wait(POLL_S)
-        while self._forward_safely() or self._has_pending:
-            if self._has_pending:
-                time.sleep(POLL_S)  # until `finish` gives up
-        now = time.time()
-        tails = b"".join(s.stamper.flush(now, is_last=True) for s in self._sources.values())
-        self._log.write(tails)
-        for source in self._sources.values():
-            source.close()
+    def end(self, code: int, reason: str) -> None:
+        """Say how the job ended: the last line of the log, once all others are written."""
+        self._end = (code, reason)
 
     def finish(self, timeout_s: float) -> bool:
         """Drain and stop; say whether all was written in time."""
         self._ending.set()
         self.join(timeout_s)
-        return not (self.is_alive() or self._has_pending)
+        return not self.is_alive()
+
+    # What the thread does
+
+    def run(self) -> None:
+        """Forward until told to finish, then drain what is left."""
+        while not self._ending.is_set():
+            if not self._forward_safely():
+                self._ending.wait(RETRY_S if self._log.problem else POLL_S)
+        while self._forward_safely() or self._has_work:
+            if not self._is_written:
+                time.sleep(POLL_S)  # until `finish` gives up
+        if self._end is not None:
+            self._log.add_end(*self._end, self._clock.corrected(_now_us()))
+        while not self._log.flush() or not self._is_written:
+            time.sleep(POLL_S)
+        self._close()
 
     @property
-    def _has_pending(self) -> bool:
-        return self._log.has_pending or self._events.has_pending
+    def _has_work(self) -> bool:
+        unread = any(lane.source.unread or lane.lost.size for lane in self._lanes.values())
+        return bool(unread or self._said or self._happened or not self._is_written)
+
+    @property
+    def _is_written(self) -> bool:
+        return self._log.is_written and not self._events.pending_bytes
 
     def _forward_safely(self) -> bool:
         try:
             return self._forward()
         except Exception:  # noqa: BLE001 - without this thread the job would go on unseen
             traceback.print_exc()
+            time.sleep(POLL_S)
             return False
 
     def _forward(self) -> bool:
         """Do one round; say whether there may be more right away."""
-        self._events.write(_taken(self._happened))
-        self._copy_errors()
-        self._log.write(_taken(self._said))
-        is_busy = False
-        for output in self._spool.outputs():
-            # What is not yet written stays in the spool rather than in memory.
-            if not self._log.has_pending:
-                is_busy = self._forward_output(output) or is_busy
+        now_us = _now_us()
+        self._find_files(now_us)
+        self._write_events()
+        self._error_files.copy()
+        for lane in self._lanes.values():
+            lane.source.look()
+        self._bound_backlog()
+        is_busy = self._log.flush() and self._take_turns(now_us)
+        if self._log.flush():
+            for lane in self._lanes.values():
+                lane.source.give_back()
         self._complain()
-        return is_busy and not self._log.has_pending
+        return is_busy and not self._log.pending_bytes
 
-    def _forward_output(self, output: Output) -> bool:
-        try:
-            source = self._sources.get(output.path) or _Source(output)
-            self._sources[output.path] = source
-            data = source.read()
-        except OSError:
-            return False
-        now = time.time()
-        lines = source.stamper.feed(data, now) if data else source.stamper.flush(now)
-        if lines:
-            self._log.write(lines)
-        return len(data) == CHUNK_BYTES
-
-    def _copy_errors(self) -> None:
-        for rank, path in self._spool.error_files().items():
-            if rank in self._copied:
+    def _find_files(self, now_us: int) -> None:
+        """List the spool where it has changed; its time of change may be some ms coarse."""
+        changed_us = _mtime_us(self._spool.root)
+        if self._listed[0] == changed_us and self._listed[1] - changed_us > PLAUSIBLE_US:
+            return
+        self._listed = (changed_us, now_us)
+        self._error_files.found(self._spool.error_files())
+        for output in self._spool.outputs():
+            if output in self._lanes:
                 continue
-            with contextlib.suppress(OSError):
-                target = self._error_path(rank)
-                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                temporary = target.with_name(f".{target.name}.tmp")
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with open(descriptor, "wb") as file:
-                    file.write(path.read_bytes())
-                temporary.rename(target)
-                self._copied.add(rank)
+            try:
+                self._lanes[output] = _Lane(Source(output, now_us))
+            except OSError:
+                self._listed = (0, 0)  # try again in the next round
+
+    def _write_events(self) -> None:
+        if not self._events.pending_bytes:
+            while self._happened:
+                self._events.add(self._happened.popleft())
+        self._events.flush()
+
+    def _bound_backlog(self) -> None:
+        """Drop the oldest of the largest backlogs where more waits than is allowed."""
+        lanes = list(self._lanes.values())
+        waiting, limit = [lane.source.unread for lane in lanes], self._limits.spool_bytes
+        if sum(waiting) + self._log.pending_bytes <= limit:
+            return
+        level = water_level(waiting, limit - limit // 8 - self._log.pending_bytes)
+        reason = self._log.problem or "written faster than it could be forwarded"
+        for lane in lanes:
+            if lane.source.unread > level:
+                self._lose(lane, Loss(lane.source.drop(lane.source.unread - level), reason))
+
+    def _take_turns(self, now_us: int) -> bool:
+        """Forward from each output that has grown, in the order in which they were written."""
+        now, is_last = time.monotonic(), self._ending.is_set()
+        lanes = sorted(self._lanes.values(), key=lambda lane: lane.source.mtime_us)
+        is_busy = False
+        for lane in lanes:
+            if self._log.problem:
+                return False
+            if lane.source.is_due(now, is_last=is_last):
+                at_us = self._time_of(lane.source, now_us)
+                self._write_said(at_us)
+                self._take_turn(lane, at_us, now)
+            if lane.source.is_due(now, is_last=is_last):
+                is_busy = True
+            else:
+                lane.source.read_until_us = now_us
+                self._write_loss(lane, self._clock.corrected(now_us), is_now=is_last)
+        self._write_said(self._clock.corrected(_now_us()))
+        return is_busy
+
+    def _take_turn(self, lane: _Lane, at_us: int, now: float) -> None:
+        """Forward the next lines of one output."""
+        source, is_last = lane.source, self._ending.is_set()
+        for _ in range(TURN_BLOCKS):
+            try:
+                pieces = source.read(now, is_last=is_last)
+            except OSError as error:  # a broken local disk; the other outputs go on
+                self._lose(lane, Loss(source.drop(source.unread), str(error.strerror)))
+                return
+            for piece in pieces:
+                for given in self._caps.allow(piece, source.rank, source.stream, now):
+                    if isinstance(given, Loss):
+                        self._lose(lane, given)
+                    else:
+                        self._write_loss(lane, at_us, is_now=True)
+                        self._log.add(given, at_us, source.rank, source.stream)
+            if self._log.problem or not source.is_due(now, is_last=is_last):
+                return
+
+    def _time_of(self, source: Source, now_us: int) -> int:
+        """Say when a rank wrote what is unread: its file's time of change, if that can be."""
+        is_plausible = source.read_until_us - PLAUSIBLE_US <= source.mtime_us <= now_us
+        return self._clock.corrected(source.mtime_us if is_plausible else now_us)
+
+    def _write_said(self, until_us: int) -> None:
+        while self._said and self._said[0][0] <= until_us:
+            at_us, text = self._said.popleft()
+            self._log.add(Piece(text, is_cut=False), at_us, "-", "a")
+
+    def _lose(self, lane: _Lane, loss: Loss) -> None:
+        if lane.lost.reason != loss.reason:
+            self._write_loss(lane, 0, is_now=True)
+        lane.lost = Loss(lane.lost.size + loss.size, loss.reason)
+
+    def _write_loss(self, lane: _Lane, at_us: int, *, is_now: bool = False) -> None:
+        """Record what was lost, before the next line or, where none comes, once a second."""
+        if lane.lost.size and (is_now or at_us - lane.told_us >= 1_000_000):
+            self._log.add_gap(lane.lost, at_us, lane.source.rank, lane.source.stream)
+            lane.lost, lane.told_us = Loss(0, ""), at_us
 
     def _complain(self) -> None:
         """Say once, where somebody may see it, that the run directory can't be written."""
@@ -238,10 +243,28 @@ class Forwarder(threading.Thread):
             self._complained = problem
             print(f"clusterrun: cannot write logs: {problem}; trying on", file=sys.stderr)  # noqa: T201
 
+    def _close(self) -> None:
+        self._log.close()
+        self._events.close()
+        for lane in self._lanes.values():
+            lane.source.close()
 
-def _taken(queue: deque[bytes]) -> bytes:
-    """Take everything out of a queue that others still fill."""
-    parts = []
-    while queue:
-        parts.append(queue.popleft())
-    return b"".join(parts)
+
+@dataclass
+class _Lane:
+    """One output on its way, and what was lost of it but not yet recorded."""
+
+    source: Source
+    lost: Loss = Loss(0, "")  # noqa: RUF009 - it is a tuple
+    told_us: int = 0
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _mtime_us(path: Path) -> int:
+    try:
+        return os.stat(path).st_mtime_ns // 1000
+    except OSError:
+        return 0

@@ -2,65 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from clusterrun.node.forward import HELD_S, LINE_BYTES, AppendedFile, Forwarder, Stamper
+from clusterrun.node.forward import Forwarder, Limits
 from clusterrun.node.spool import Spool
-
-NOW = 1_700_000_000.123456
-
-
-def restored(stamped: bytes, rank: bytes, stream: bytes) -> bytes:
-    """Put a stream together again, as a reader of the log does."""
-    out = b""
-    for line in stamped.split(b"\n")[:-1]:
-        stamp, who, which, text = line.split(b" ", 3)
-        assert stamp.isdigit()
-        assert (who, which.lower()) == (rank, stream)
-        out += text + (b"\n" if which.islower() else b"")
-    return out
-
-
-def test_a_line_carries_microseconds_rank_and_stream() -> None:
-    assert Stamper("3", "e").feed(b"x\n", NOW) == b"1700000000123456 3 e x\n"
-
-
-def test_the_beginning_of_a_line_waits_for_its_end() -> None:
-    stamper = Stamper("3", "o")
-    assert stamper.feed(b"50 %", NOW) == b""
-    assert stamper.flush(NOW + HELD_S / 2) == b""
-    assert stamper.feed(b" done\n", NOW + 0.1).endswith(b" 3 o 50 % done\n")
-
-
-def test_a_line_whose_end_does_not_come_is_cut_and_continued() -> None:
-    stamper = Stamper("3", "o")
-    stamper.feed(b"\r 50 %", NOW)
-    assert stamper.flush(NOW + HELD_S).endswith(b" 3 O \r 50 %\n")
-    assert stamper.feed(b"\r100 %\n", NOW + 2).endswith(b" 3 o \r100 %\n")
-
-
-def test_a_long_line_is_cut_between_characters() -> None:
-    text = "é".encode() * LINE_BYTES
-    lines = Stamper("0", "o").feed(b"x" + text + b"\n", NOW).split(b"\n")[:-1]
-    assert len(lines) > 1
-    for line in lines:
-        line.split(b" ", 3)[3].decode()
-
-
-@given(st.lists(st.binary(max_size=400) | st.sampled_from([b"\n", b"\r\n", b"", b"\x00"])))
-def test_any_bytes_in_any_pieces_come_out_as_they_went_in(pieces: list[bytes]) -> None:
-    stamper, now, out = Stamper("12", "e"), NOW, b""
-    for piece in pieces:
-        out += stamper.feed(piece, now) + stamper.flush(now)
-        now += 0.4
-    out += stamper.flush(now, is_last=True)
-    assert restored(out, b"12", b"e") == b"".join(pieces)
 
 
 def forwarder(root: Path) -> Forwarder:
@@ -68,6 +16,8 @@ def forwarder(root: Path) -> Forwarder:
     return Forwarder(
         Spool(root=root / "spool"),
         log=root / "logs" / "a1" / "n1.log",
+        index=root / "logs" / "a1" / "n1.idx",
+        errors=root / "logs" / "a1" / "n1.err",
         events=root / "events" / "n1.jsonl",
         error_path=lambda rank: root / "errors" / f"rank_{rank}.json",
     )
@@ -138,23 +88,3 @@ def test_a_disk_that_stays_full_does_not_keep_the_agent(tmp_path: Path) -> None:
     assert time.monotonic() - since < 5
     log.unlink()
     assert thread.finish(5)
-
-
-def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, refusals = os.write, [OSError(28, "No space left on device")]
-
-    def partial(descriptor: int, data: bytes) -> int:
-        if len(data) < 500 and refusals:
-            raise refusals.pop()
-        return whole(descriptor, data[:100])
-
-    monkeypatch.setattr(os, "write", partial)
-    file = AppendedFile(tmp_path / "log")
-    data = bytes(range(256)) * 4
-    file.write(data)
-    assert file.has_pending
-    assert "No space" in file.problem
-    file.write(b"more")
-    assert not file.has_pending
-    assert file.problem == ""
-    assert (tmp_path / "log").read_bytes() == data + b"more"

@@ -1,0 +1,61 @@
+"""A file in the run directory that only grows, on a disk that may be full for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+class AppendedFile:
+    """What can't be written now waits, and goes on at the byte where it stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._waiting: list[bytes] = []
+        self.pending_bytes = 0
+        self.problem = ""
+
+    def size(self) -> int:
+        """Measure what is there by now."""
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def add(self, data: bytes) -> None:
+        """Have something written with the next flush."""
+        if data:
+            self._waiting.append(data)
+            self.pending_bytes += len(data)
+
+    def flush(self) -> bool:
+        """Write what waits, as far as that is possible; say whether it was."""
+        if not self._waiting:
+            return True
+        data = memoryview(b"".join(self._waiting))
+        try:
+            while data:
+                data = data[os.write(self._open(), data) :]
+            self.problem = ""
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+            self.close()
+        self._waiting = [bytes(data)] if data else []
+        self.pending_bytes = len(data)
+        return not data
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o600)
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the file; the next flush opens it again."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None

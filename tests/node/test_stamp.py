@@ -1,0 +1,166 @@
+"""Stamped lines: byte for byte what was written, cut only between characters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.node.caps import Caps, Loss
+from clusterrun.node.stamp import LINE_BYTES, Piece, split_pieces, stamp, whole_characters
+
+NOW_US = 1_700_000_000_123_456
+
+_data = st.lists(
+    st.binary(max_size=40)
+    | st.sampled_from([b"\n", b"\n\n", b"\r", b"a\nb\n", "é漢🙂".encode()])
+    | st.integers(-3, 3).map(lambda n: b"x" * (LINE_BYTES + n)),
+    max_size=8,
+).map(b"".join)
+
+
+def test_a_line_carries_microseconds_rank_and_stream() -> None:
+    lines = stamp(Piece(b"x\ny\n", is_cut=False), NOW_US, "3", "e")
+    assert lines == b"1700000000123456 3 e x\n1700000000123456 3 e y\n"
+
+
+def test_a_cut_line_carries_its_stream_in_upper_case() -> None:
+    assert stamp(Piece(b"50 %", is_cut=True), NOW_US, "3", "o") == b"1700000000123456 3 O 50 %\n"
+
+
+def test_the_time_has_16_digits_whatever_the_clock_says() -> None:
+    assert stamp(Piece(b"\n", is_cut=False), 5, "-", "l") == b"0000000000000005 - l \n"
+
+
+def test_the_beginning_of_a_line_is_left_for_later() -> None:
+    assert split_pieces(b"a\nb") == [Piece(b"a\n", is_cut=False)]
+
+
+def test_the_beginning_of_a_line_is_taken_where_asked_for_but_for_half_a_character() -> None:
+    assert split_pieces(b"a\nb\xe6\xbc", with_rest=True) == [
+        Piece(b"a\n", is_cut=False),
+        Piece(b"b", is_cut=True),
+    ]
+
+
+@given(_data, st.booleans())
+def test_pieces_are_the_data_in_order(data: bytes, with_rest: bool) -> None:
+    pieces = split_pieces(data, with_rest=with_rest)
+    taken = b"".join(piece.text for piece in pieces)
+    assert data.startswith(taken)
+    left = data[len(taken) :]
+    assert b"\n" not in left
+    assert len(left) <= (3 if with_rest else LINE_BYTES)
+
+
+@given(_data)
+def test_no_line_is_longer_than_allowed(data: bytes) -> None:
+    for piece in split_pieces(data, with_rest=True):
+        assert piece.text
+        if piece.is_cut:
+            assert b"\n" not in piece.text
+        else:
+            assert piece.text.endswith(b"\n")
+        assert max(map(len, piece.text.split(b"\n"))) <= LINE_BYTES
+
+
+@given(_data)
+def test_a_stamped_piece_gives_its_bytes_back(data: bytes) -> None:
+    out = b""
+    for piece in split_pieces(data, with_rest=True):
+        for line in stamp(piece, NOW_US, "12", "e").split(b"\n")[:-1]:
+            _, rank, stream, text = line.split(b" ", 3)
+            assert rank == b"12"
+            assert stream == (b"E" if piece.is_cut else b"e")
+            out += text + (b"" if piece.is_cut else b"\n")
+    assert data.startswith(out)
+
+
+def test_a_long_line_is_cut_between_characters() -> None:
+    pieces = split_pieces(b"x" + "é".encode() * LINE_BYTES + b"\n")
+    assert [piece.is_cut for piece in pieces] == [True, True, False]
+    assert "".join(piece.text.decode() for piece in pieces) == "x" + "é" * LINE_BYTES + "\n"
+
+
+@given(st.text(max_size=20), st.integers(0, 80))
+def test_whole_characters_can_be_read(text: str, end: int) -> None:
+    data = text.encode()
+    end = min(end, len(data))
+    cut = whole_characters(data, end)
+    assert end - 3 <= cut <= end
+    data[:cut].decode()
+
+
+@given(st.binary(max_size=20), st.integers(0, 20))
+def test_bytes_that_are_no_utf8_are_cut_near_by(data: bytes, end: int) -> None:
+    end = min(end, len(data))
+    assert max(0, end - 3) <= whole_characters(data, end) <= end
+
+
+# Caps
+
+
+def allowed(caps: Caps, *pieces: Piece, now: float = 100.0) -> list[Piece | Loss]:
+    return [given for piece in pieces for given in caps.allow(piece, "0", "o", now)]
+
+
+def test_without_caps_everything_is_allowed() -> None:
+    piece = Piece(b"a\n" * 10_000, is_cut=False)
+    assert allowed(Caps(0, 0), piece) == [piece]
+
+
+def test_lines_beyond_the_rate_are_lost_until_the_next_second() -> None:
+    caps = Caps(2, 0)
+    piece = Piece(b"a\nb\nc\n", is_cut=False)
+    assert allowed(caps, piece) == [Piece(b"a\nb\n", is_cut=False), Loss(2, "more than 2 lines/s")]
+    assert allowed(caps, piece, now=100.5) == [Loss(6, "more than 2 lines/s")]
+    assert allowed(caps, piece, now=101.0)[0] == Piece(b"a\nb\n", is_cut=False)
+
+
+def test_the_rate_is_that_of_a_rank_not_of_the_launcher() -> None:
+    caps, piece = Caps(1, 0), Piece(b"a\n", is_cut=False)
+    assert list(caps.allow(piece, "0", "o", 100.0)) == [piece]
+    assert list(caps.allow(piece, "0", "e", 100.0)) == [Loss(2, "more than 1 lines/s")]
+    assert list(caps.allow(piece, "1", "o", 100.0)) == [piece]
+    assert list(caps.allow(piece, "-", "l", 100.0)) == [piece]
+    assert list(caps.allow(piece, "-", "l", 100.0)) == [piece]
+
+
+def test_the_end_of_a_line_that_is_too_long_is_lost_with_its_newline() -> None:
+    piece = Piece(b"a\n123456789\nb\n", is_cut=False)
+    assert allowed(Caps(0, 4), piece) == [
+        Piece(b"a\n", is_cut=False),
+        Piece(b"1234", is_cut=True),
+        Loss(6, "lines longer than 4 bytes"),
+        Piece(b"b\n", is_cut=False),
+    ]
+
+
+def test_a_line_is_too_long_also_in_pieces() -> None:
+    pieces = [
+        Piece(b"123", is_cut=True),
+        Piece(b"456", is_cut=True),
+        Piece(b"7\nb\n", is_cut=False),
+    ]
+    assert allowed(Caps(0, 4), *pieces) == [
+        Piece(b"123", is_cut=True),
+        Piece(b"4", is_cut=True),
+        Loss(2, "lines longer than 4 bytes"),
+        Loss(2, "lines longer than 4 bytes"),
+        Piece(b"b\n", is_cut=False),
+    ]
+
+
+@pytest.mark.parametrize(("lines_per_s", "line_bytes"), [(3, 0), (0, 5), (3, 5)])
+@given(data=st.lists(st.text(max_size=8) | st.just("\n"), max_size=30).map("".join))
+def test_what_is_given_and_what_is_lost_add_up(
+    data: str, lines_per_s: int, line_bytes: int
+) -> None:
+    pieces = split_pieces(data.encode(), with_rest=True)
+    parts = allowed(Caps(lines_per_s, line_bytes), *pieces)
+    given_bytes = sum(p.size if isinstance(p, Loss) else len(p.text) for p in parts)
+    assert given_bytes == len(data.encode())
+    texts = [p.text for p in parts if isinstance(p, Piece)]
+    assert all(texts)
+    if line_bytes:
+        assert all(len(line) <= line_bytes for text in texts for line in text.split(b"\n"))
