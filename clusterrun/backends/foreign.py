@@ -56,7 +56,8 @@ class ForeignPart:
     `label` is how people name it (4711, 4711_3, 4711+1), `job.job_id` the number that Slurm gave
     it. `stdout` and `stderr` are filename patterns of the batch shell ("" for a job without one),
     which slurmctld gives with some symbols replaced already, `step_patterns` those that
-    its `srun` lines name, each with whether it is for stderr; all may be relative to `workdir`.
+    its `srun` lines name, each with whether it is for stderr; all may be relative to `workdir`,
+    which is relative itself where accounting does not say it (yet).
     """
 
     job: SchedulerJob

@@ -76,6 +76,7 @@ def find_foreign(text: str, cwd: Path) -> ForeignJob | None:
         return replace(found, problem=error.cause or error.message)
     if not parts:
         return _find_by_number(text, cwd) or _find_by_path(cwd / text)
+    parts = [replace(part, workdir=cwd / part.workdir) for part in parts]
     job = ForeignJob(
         job_id=text,
         name=parts[0].name,
