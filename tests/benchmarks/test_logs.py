@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks.logs import corpus
 from benchmarks.logs.corpus import Corpus
+from clusterrun.node.logfile import LogFile
+from clusterrun.node.stamp import Piece
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--scale", "1e-5", "--nodes", "3", "--runs", "1")
@@ -69,6 +71,24 @@ def test_the_side_files_of_a_corpus_name_the_errors_and_where_they_are(made: Cor
             seen.add(kind)
         assert {b"-", b"traceback", b"nccl"} <= seen
         assert (b"oom" in seen) == file.endswith("node0072.log")
+
+
+def test_the_files_of_a_corpus_are_those_that_a_node_would_write(
+    made: Corpus, tmp_path: Path
+) -> None:
+    theirs = [tmp_path / f"node.{end}" for end in ("log", "idx", "err")]
+    writer = LogFile(*theirs)
+    *lines, last = Path(made.files[72]).read_bytes().split(b"\n")[:-1]
+    for line in lines:
+        at, rank, stream, text = line.split(b" ", 3)
+        is_cut = stream.isupper()
+        piece = Piece(text if is_cut else text + b"\n", is_cut=is_cut)
+        writer.add(piece, int(at), rank.decode(), stream.decode().lower())
+    at, _, _, text = last.split(b" ", 3)
+    writer.add_end(1, text.decode().removeprefix("1 "), int(at))
+    writer.flush()
+    ours = [Path(made.files[72]).with_suffix(path.suffix) for path in theirs]
+    assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
 
 
 def test_a_corpus_that_is_there_is_taken_again(made: Corpus, tmp_path: Path) -> None:
