@@ -63,7 +63,8 @@ def find_foreign(text: str, cwd: Path) -> ForeignJob | None:
     """Find a job by its number (4711, 4711_3, 4711+1), or a log file by its path.
 
     Slurm is asked once, for a number alone. None: nobody knows such a job and no file in `cwd`
-    carries its number. Raises SchedulerUnreachableError where Slurm is silent and no file does.
+    carries its number. Raises SchedulerUnreachableError where Slurm is silent and no file does,
+    ClusterrunError where the job's files may be there but can't be looked at.
     """
     if not foreign.is_job_id(text):
         return _find_by_path(cwd / text)
@@ -86,7 +87,10 @@ def find_foreign(text: str, cwd: Path) -> ForeignJob | None:
         parts=tuple(parts),
         run_dir=_run_of_batch_output(Path(parts[0].stdout)),
     )
-    return look_again(job)
+    job = look_again(job)
+    if not job.files:
+        _check_access(job.expected)
+    return job
 
 
 def look_again(job: ForeignJob) -> ForeignJob:
@@ -103,9 +107,22 @@ def look_again(job: ForeignJob) -> ForeignJob:
 def ask_state(job: ForeignJob, *, max_age_s: float = 30.0) -> JobState:
     """Ask again how a job stands, by an answer of at most this age; UNKNOWN once it is forgotten.
 
-    Raises SchedulerUnreachableError.
+    So is that of a file by its path. Raises SchedulerUnreachableError.
     """
+    if not job.job_id:
+        return JobState.UNKNOWN
     return foreign.current_state(job.job_id, max_age_s=max_age_s)
+
+
+def _check_access(paths: Iterable[str]) -> None:
+    """Tell a file that is not there from one in a directory of somebody else's."""
+    for path in paths:
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise ClusterrunError(f"cannot read {path}", cause=error.strerror) from error
 
 
 def _find_by_path(path: Path) -> ForeignJob | None:
@@ -146,9 +163,10 @@ def _find_by_number(text: str, cwd: Path) -> ForeignJob | None:
 
 def _numbered_files(text: str, directory: Path) -> Iterator[ForeignFile]:
     job_id, _, task = text.partition("_")
-    paths = find_numbered([directory], job_id.partition("+")[0], task)
-    for path, rank in read_tasks(paths):
-        yield _sibling(text, path, rank)
+    job_id = job_id.partition("+")[0]
+    for path, rank in read_tasks(find_numbered([directory], job_id, task)):
+        is_array = re.search(rf"{job_id}_0*{rank}(?![0-9_])", path.name)  # %A_%a
+        yield _sibling(text, path, None if is_array else rank)
 
 
 # The files of a part

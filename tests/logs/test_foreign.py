@@ -16,7 +16,7 @@ from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.foreign import ForeignPart
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.logs.filename_pattern import find_pattern_files
-from clusterrun.logs.foreign import find_foreign, look_again
+from clusterrun.logs.foreign import ask_state, find_foreign, look_again
 from clusterrun.logs.siblings import read_tasks
 from clusterrun.paths import RunPaths
 from clusterrun.state import JobState
@@ -210,6 +210,16 @@ def test_a_job_of_ours_from_elsewhere_says_which_run_it_is(
     assert job.run_dir == paths.root
 
 
+def test_files_that_cannot_be_looked_at_are_told_in_the_systems_words(
+    tmp_path: Path, known: list[ForeignPart]
+) -> None:
+    (tmp_path / "locked").symlink_to("locked")  # root may enter any directory, but no loop
+    known.append(make_part(tmp_path, stdout=str(tmp_path / "locked" / "4711.out")))
+    with pytest.raises(ClusterrunError) as failed:
+        find_foreign("4711", tmp_path)
+    assert failed.value.cause == "Too many levels of symbolic links"
+
+
 # Nobody knows the job
 
 
@@ -223,6 +233,28 @@ def test_without_memory_of_the_job_its_number_in_a_name_is_enough(
     ]
     assert rows(tmp_path, "4711_3") == [("x-4711_3.err", "x-4711_3.err", None, "err")]
     assert find_foreign("4712", tmp_path) is None
+
+
+def test_an_array_that_nobody_knows_has_tasks_that_are_no_ranks(
+    tmp_path: Path, known: list[ForeignPart]
+) -> None:
+    touch(tmp_path, "slurm-4711_0.out", "slurm-4711_1.out", "t-4711-0.log", "t-4711-1.log")
+    touch(tmp_path, "4711_0_log.out")
+    assert [(label, rank) for label, _, rank, _ in rows(tmp_path)] == [
+        ("4711", 0),
+        ("slurm-4711_0.out", None),
+        ("slurm-4711_1.out", None),
+        ("4711", 0),
+        ("4711", 1),
+    ]
+
+
+def test_where_accounting_does_not_say_the_directory_it_is_the_callers(
+    tmp_path: Path, known: list[ForeignPart]
+) -> None:
+    known.append(make_part(Path(""), stdout="slurm-%j.out"))
+    touch(tmp_path, "slurm-4711.out")
+    assert rows(tmp_path) == [("4711", "slurm-4711.out", None, "out")]
 
 
 def test_a_silent_slurm_is_no_obstacle_where_a_file_carries_the_number(
@@ -251,6 +283,7 @@ def test_a_file_by_its_path_is_one_source_and_slurm_is_not_asked(
     job = find_foreign("a b/train.err", tmp_path)
     assert job is not None
     assert (job.job_id, job.state, job.run_dir) == ("", None, None)
+    assert ask_state(job) is JobState.UNKNOWN
     assert rows(tmp_path, "a b/train.err") == [("train.err", "a b/train.err", None, "err")]
     assert find_foreign("a b", tmp_path) is None
     assert find_foreign("nothing", tmp_path) is None
