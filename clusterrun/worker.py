@@ -25,7 +25,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from clusterrun import runtime, world
+from clusterrun import runtime, streams, world
 from clusterrun.errors import NodeExit, WorldContractError
 
 PR_SET_PDEATHSIG = 1
@@ -78,6 +78,8 @@ def _move_output(spool: str | None) -> None:
         target = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(target, descriptor)
         os.close(target)
+        if isinstance(stream, io.TextIOWrapper):
+            streams.forgive_full_disk(stream)
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
         sys.stdout.reconfigure(line_buffering=True)
 
