@@ -1,0 +1,210 @@
+"""A node's log, its index and its side file of errors: what is where, and what is left out."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from clusterrun.node.appended import AppendedFile
+from clusterrun.node.caps import Loss
+from clusterrun.node.logfile import LogFile
+from clusterrun.node.sidefile import FILE_BYTES, REPEATS, SEVERE_BYTES, TEXT_BYTES
+from clusterrun.node.stamp import Piece
+
+T0 = 1_700_000_000_000_000
+SECOND = 1_000_000
+
+
+class Files:
+    """The three files of a log in a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.log, self.index, self.errors = (root / f"n1.{end}" for end in ("log", "idx", "err"))
+        self.file = LogFile(self.log, self.index, self.errors)
+
+    def add(self, text: bytes, time_us: int = T0, rank: str = "0", stream: str = "o") -> None:
+        self.file.add(Piece(text, is_cut=not text.endswith(b"\n")), time_us, rank, stream)
+
+    def entries(self) -> list[tuple[int, int, int]]:
+        return list(struct.iter_unpack("<QQQ", self.index.read_bytes()))
+
+    def error_lines(self) -> list[list[bytes]]:
+        """Split each into time, rank, stream, class, offset, text."""
+        return [line.split(b" ", 5) for line in self.errors.read_bytes().split(b"\n")[:-1]]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "logs")
+
+
+def test_times_never_run_backwards(files: Files) -> None:
+    files.add(b"a\n", T0 + 5)
+    files.add(b"b\n", T0)
+    files.file.flush()
+    assert files.log.read_bytes() == b"%d 0 o a\n%d 0 o b\n" % (T0 + 5, T0 + 5)
+
+
+def test_the_index_starts_with_the_first_line(files: Files) -> None:
+    files.add(b"a\nb\n")
+    files.add(b"c\n")
+    files.file.flush()
+    assert files.entries() == [(T0, 0, 0)]
+
+
+def test_the_index_names_a_line_every_few_seconds_and_every_mebibyte(files: Files) -> None:
+    files.add(b"a\nb\n")
+    files.add(b"c\n", T0 + 5 * SECOND)
+    files.add(b"x" * 50 + b"\n")
+    files.add((b"y" * 100 + b"\n") * 10_400)
+    files.add(b"cut", rank="7")
+    files.file.flush()
+    lines = files.log.read_bytes().split(b"\n")
+    starts = [sum(len(line) + 1 for line in lines[:n]) for n in (0, 2, 10_404)]
+    assert files.entries() == [
+        (T0, 0, 0),
+        (T0 + 5 * SECOND, starts[1], 2),
+        (T0 + 5 * SECOND, starts[2], 10_404),
+    ]
+    assert lines[10_404].endswith(b" 7 O cut")
+
+
+def test_error_lines_stand_in_the_side_file_with_their_place_in_the_log(files: Files) -> None:
+    files.add(b"fine\nValueError: 1\nfine\n", rank="3", stream="e")
+    files.add(b"torch says\n", rank="-", stream="l")
+    files.add(b"ranks meet\n", rank="-", stream="a")
+    files.add(b"fine\n", rank="3", stream="e")
+    files.file.flush()
+    found = files.error_lines()
+    assert [line[1:4] + line[5:] for line in found] == [
+        [b"3", b"e", b"error", b"ValueError: 1"],
+        [b"-", b"l", b"-", b"torch says"],
+        [b"-", b"a", b"-", b"ranks meet"],
+    ]
+    log = files.log.read_bytes()
+    for *head, _, offset, text in found:
+        assert log[int(offset) :].startswith(b" ".join([*head, text]) + b"\n")
+
+
+def test_a_traceback_goes_on_in_the_next_piece(files: Files) -> None:
+    files.add(b"Traceback (most recent call last):\n", stream="e")
+    files.add(b"fine\n", rank="1", stream="e")
+    files.add(b"  File\nOops\nfine\n", stream="e")
+    files.file.flush()
+    assert [line[3] for line in files.error_lines()] == [b"traceback", b"traceback", b"exception"]
+
+
+def test_a_cut_error_line_carries_its_stream_in_upper_case(files: Files) -> None:
+    files.add(b"ValueError: 1", stream="e")
+    files.file.flush()
+    assert files.error_lines()[0][2] == b"E"
+
+
+def test_repeats_of_a_rank_are_counted_instead(files: Files) -> None:
+    for rank in ("0", "1"):
+        files.add(b"".join(b"ValueError: %d\n" % i for i in range(100)), rank=rank, stream="e")
+    files.file.flush()
+    *lines, told = files.error_lines()
+    assert [line[1] for line in lines] == [b"0"] * REPEATS + [b"1"] * REPEATS
+    assert told[1:4] == [b"-", b"g", b"-"]
+    assert told[5].startswith(b"x %d " % (200 - 2 * REPEATS))
+
+
+def letters(number: int) -> str:
+    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
+
+
+def test_the_side_file_is_bounded_and_keeps_room_for_what_is_severe(files: Files) -> None:
+    for i in range(5000):
+        files.add(f"error: {letters(i)} {'x' * 100}\n".encode())
+    files.file.flush()
+    assert files.errors.stat().st_size < FILE_BYTES - SEVERE_BYTES + 1000
+    for i in range(5000):
+        files.add(f"CUDA error: {letters(i)} {'x' * 100}\n".encode())
+    files.file.add_end(1, "over", T0)
+    files.file.flush()
+    assert FILE_BYTES - 1000 < files.errors.stat().st_size < FILE_BYTES + 1000
+    *lines, told, _ = files.error_lines()
+    given = [line for line in lines if line[3] != b"-"]
+    assert {line[3] for line in given} == {b"error", b"cuda"}
+    assert int(told[5].split()[1]) == 10_000 - len(given)
+
+
+def test_what_is_left_out_is_told_now_and_then(files: Files) -> None:
+    for second in range(20):
+        files.add(b"error: x\n" * 1000, T0 + second * SECOND)
+        files.file.flush()
+    told = [line for line in files.error_lines() if line[2] == b"g"]
+    counts = [int(line[5].split()[1]) for line in told]
+    assert counts == [980, 5980, 10980, 15980]
+
+
+def test_a_long_error_line_is_shortened_in_the_side_file(files: Files) -> None:
+    files.add(b"error: " + b"x" * 60_000 + b"\n")
+    files.file.flush()
+    assert len(files.error_lines()[0][5]) == TEXT_BYTES
+
+
+def test_a_gap_stands_in_both_files(files: Files) -> None:
+    files.file.add_gap(Loss(12, "the disk is full"), T0, "3", "e")
+    files.file.flush()
+    assert files.log.read_bytes() == b"%d 3 g e 12 the disk is full\n" % T0
+    assert files.errors.read_bytes() == b"%d 3 g - 0 e 12 the disk is full\n" % T0
+
+
+def test_the_end_is_one_line_in_both_files_whatever_the_reason(files: Files) -> None:
+    files.file.add_end(3, "two\nlines\r\n\udc80", T0)
+    files.file.flush()
+    assert files.log.read_bytes() == b"%d - z 3 two lines ?\n" % T0
+    assert files.errors.read_bytes() == b"%d - z - 0 3 two lines ?\n" % T0
+
+
+def test_a_side_file_that_cannot_be_written_does_not_stop_the_log(files: Files) -> None:
+    files.log.parent.mkdir()
+    files.errors.symlink_to("/dev/full")
+    files.index.symlink_to("/dev/full")
+    files.add(b"error: x\n")
+    assert files.file.flush()
+    assert files.log.stat().st_size
+    assert not files.file.problem
+    assert not files.file.is_written
+    files.errors.unlink()
+    files.index.unlink()
+    assert files.file.flush()
+    assert files.file.is_written
+    assert len(files.error_lines()) == len(files.entries()) == 1
+
+
+def test_index_and_side_file_never_point_behind_the_end_of_the_log(files: Files) -> None:
+    files.log.parent.mkdir()
+    files.log.symlink_to("/dev/full")
+    files.add(b"error: x\n")
+    assert not files.file.flush()
+    assert "No space" in files.file.problem
+    assert not files.errors.exists()
+    assert not files.index.exists()
+
+
+def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, refusals = os.write, [OSError(28, "No space left on device")]
+
+    def partial(descriptor: int, data: bytes) -> int:
+        if len(data) < 500 and refusals:
+            raise refusals.pop()
+        return whole(descriptor, data[:100])
+
+    monkeypatch.setattr(os, "write", partial)
+    file = AppendedFile(tmp_path / "log")
+    data = bytes(range(256)) * 4
+    file.add(data)
+    assert not file.flush()
+    assert file.pending_bytes < 500
+    assert "No space" in file.problem
+    file.add(b"more")
+    assert file.flush()
+    assert file.pending_bytes == 0
+    assert file.problem == ""
+    assert (tmp_path / "log").read_bytes() == data + b"more"
