@@ -40,7 +40,9 @@ def find_numbered(places: Iterable[Path], job_id: str, task_id: str = "") -> lis
         Path(entry.path)
         for place in places
         for entry in _entries(place)
-        if has_number(entry.name, job_id, task_id) and _is_text(entry.name) and entry.is_file()
+        if has_number(entry.name, job_id, task_id)
+        and _is_text(entry.name)
+        and os.path.isfile(entry.path)
     ]
 
 
@@ -92,7 +94,7 @@ def find_torchrun(places: Iterable[Path], job_id: str, task_id: str = "") -> lis
             newest = Path(max(attempts, key=lambda attempt: attempt[0])[1].path)
             ranks = [rank for rank in _directories(newest) if rank.name.isdecimal()]
             files = [rank / name for rank in ranks for name in ("stdout.log", "stderr.log")]
-            found += [file for file in files if file.is_file()]
+            found += [file for file in files if os.path.isfile(file)]
     return found
 
 
@@ -110,7 +112,7 @@ def _log_directories(place: Path) -> Iterator[Path]:
 
 
 def _directories(place: Path) -> list[Path]:
-    return [Path(entry.path) for entry in _entries(place) if entry.is_dir()]
+    return [Path(entry.path) for entry in _entries(place) if os.path.isdir(entry.path)]
 
 
 def _entries(place: Path) -> list[os.DirEntry[str]]:
