@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import report
 from benchmarks.logs import corpus, cost, follow, peers, read
+from benchmarks.logs.child import elsewhere
 from benchmarks.machine import machine
 from benchmarks.report import Section
 
@@ -68,7 +69,7 @@ def _sections(asked: argparse.Namespace, directory: Path) -> Iterator[Section]:
 def _setup(asked: argparse.Namespace, directory: Path) -> read.Setup:
     size = int(FULL_BYTES * asked.scale)
     big, small = (
-        corpus.find_or_make(directory, name, nodes=asked.nodes, size_bytes=bytes_)
+        elsewhere(corpus.find_or_make, directory, name, nodes=asked.nodes, size_bytes=bytes_)
         for name, bytes_ in (("big", size), ("small", size // read.SMALLER))
     )
     return read.Setup(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 READ_BYTES = 1 << 20
 LOOK_S = 0.05
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +122,12 @@ def _peak(pid: int) -> int:
         return 0
     line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), "VmHWM: 0")
     return int(line.split()[1]) * 1024
+
+
+def elsewhere(work: Callable[..., T], *args: object, **named: object) -> T:
+    """Do something large in a process of its own, so that this one stays small (see `measure`)."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *args, **named).result()
 
 
 def interleaved(commands: Sequence[Command], runs: int) -> dict[str, list[Measured]]:

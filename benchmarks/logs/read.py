@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.logs import peers
-from benchmarks.logs.child import Command, Measured, interleaved, measure
+from benchmarks.logs.child import Command, Measured, elsewhere, interleaved, measure
 from benchmarks.logs.corpus import Corpus, find_or_make_replicas
 from benchmarks.report import Section, Value, median, spread
 
@@ -158,7 +158,7 @@ def replicas(setup: Setup) -> Section:
     if setup.torchx is None:
         section.about += " Not measured: no --torchx PYTHON was named."
         return section
-    files = find_or_make_replicas(setup.directory, setup.small)
+    files = elsewhere(find_or_make_replicas, setup.directory, setup.small)
     commands = [
         peers.ours(setup.small, "clusterrun logs -a -n all -g TEXT", *SEARCH),
         peers.torchx(setup.torchx, setup.small, files),
