@@ -2,25 +2,84 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from clusterrun.node.clock import Clock
 from clusterrun.node.forward import Forwarder, Limits
 from clusterrun.node.spool import Spool
 
+LINE = re.compile(rb"(\d{16}) (\d+|-) ([oeaOElLgz]) (.*)", re.DOTALL)
 
-def forwarder(root: Path) -> Forwarder:
-    (root / "spool").mkdir()
+
+def log_path(root: Path) -> Path:
+    return root / "logs" / "a1" / "n1.log"
+
+
+def forwarder(root: Path, **options: Any) -> Forwarder:
+    (root / "spool").mkdir(exist_ok=True)
     return Forwarder(
         Spool(root=root / "spool"),
-        log=root / "logs" / "a1" / "n1.log",
+        log=log_path(root),
         index=root / "logs" / "a1" / "n1.idx",
         errors=root / "logs" / "a1" / "n1.err",
         events=root / "events" / "n1.jsonl",
         error_path=lambda rank: root / "errors" / f"rank_{rank}.json",
+        **options,
     )
+
+
+def read_log(root: Path) -> Iterator[tuple[int, str, str, bytes]]:
+    """Yield time, rank, stream and text of each line; a torn one fails."""
+    data = log_path(root).read_bytes()
+    assert data.endswith(b"\n") or not data
+    for line in data.split(b"\n")[:-1]:
+        found = LINE.fullmatch(line)
+        assert found, line[:200]
+        yield int(found[1]), found[2].decode(), found[3].decode(), found[4]
+
+
+def restored(root: Path) -> dict[str, list[bytes | int]]:
+    """Put each stream together again: its bytes, and how many were lost between them."""
+    streams: dict[str, list[bytes | int]] = defaultdict(list)
+    for _, rank, stream, text in read_log(root):
+        if stream == "g":
+            name, size, _ = text.split(b" ", 2)
+            streams[f"{rank}{name.decode()}"].append(int(size))
+        else:
+            streams[rank + stream.lower()].append(text + (b"\n" if stream.islower() else b""))
+    return streams
+
+
+def whole(parts: list[bytes | int]) -> bytes:
+    assert not [part for part in parts if isinstance(part, int)]
+    return b"".join(part for part in parts if isinstance(part, bytes))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def make_full(root: Path) -> Path:
+    log = log_path(root)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.symlink_to("/dev/full")
+    return log
 
 
 def test_all_files_of_the_spool_are_forwarded_to_the_end(tmp_path: Path) -> None:
@@ -88,3 +147,279 @@ def test_a_disk_that_stays_full_does_not_keep_the_agent(tmp_path: Path) -> None:
     assert time.monotonic() - since < 5
     log.unlink()
     assert thread.finish(5)
+
+
+# The time of a line
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def write_at(path: Path, data: bytes, time_us: int) -> None:
+    path.write_bytes(data)
+    os.utime(path, ns=(time_us * 1000, time_us * 1000))
+
+
+def test_a_line_carries_the_time_at_which_it_was_written(tmp_path: Path) -> None:
+    thread, at_us = forwarder(tmp_path), now_us() - 50_000
+    write_at(tmp_path / "spool" / "rank_0.out", b"x\n", at_us)
+    thread.start()
+    assert thread.finish(20)
+    assert list(read_log(tmp_path)) == [(at_us, "0", "o", b"x")]
+
+
+@pytest.mark.parametrize("off_us", [-3600 * 10**6, 3600 * 10**6])
+def test_a_time_that_cannot_be_is_not_believed(tmp_path: Path, off_us: int) -> None:
+    thread, since_us = forwarder(tmp_path), now_us()
+    write_at(tmp_path / "spool" / "rank_0.out", b"x\n", since_us + off_us)
+    thread.start()
+    assert thread.finish(20)
+    assert since_us <= next(read_log(tmp_path))[0] <= now_us()
+
+
+def test_times_are_those_of_the_head_node(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.offset_us = 7_000_000
+    thread, at_us = forwarder(tmp_path, clock=clock), now_us() - 50_000
+    write_at(tmp_path / "spool" / "rank_0.out", b"x\n", at_us)
+    thread.start()
+    assert thread.finish(20)
+    assert next(read_log(tmp_path))[0] == at_us - 7_000_000
+
+
+def test_lines_stand_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+    thread, at_us = forwarder(tmp_path), now_us()
+    for i, name in enumerate(("rank_2.out", "rank_0.err", "rank_1.out")):
+        write_at(tmp_path / "spool" / name, b"x\n", at_us - 500_000 + 1000 * i)
+    thread.say("said now")
+    thread.start()
+    assert thread.finish(20)
+    lines = list(read_log(tmp_path))
+    assert [line[1] for line in lines] == ["2", "0", "1", "-"]
+    assert [line[0] for line in lines] == sorted(line[0] for line in lines)
+
+
+def test_a_flood_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    thread = forwarder(tmp_path)
+    (tmp_path / "spool" / "rank_0.out").write_bytes(b"flood\n" * 3_000_000)
+    (tmp_path / "spool" / "rank_1.out").write_bytes(b"in time\n")
+    thread.start()
+    assert thread.finish(60)
+    before = log_path(tmp_path).read_bytes().index(b" 1 o in time\n")
+    assert before < log_path(tmp_path).stat().st_size // 2
+
+
+# The end
+
+
+def test_the_last_line_says_how_it_ended(tmp_path: Path) -> None:
+    thread = forwarder(tmp_path)
+    (tmp_path / "spool" / "rank_0.out").write_bytes(b"cut")
+    thread.say("bye")
+    thread.end(3, "rank 0 failed")
+    thread.start()
+    assert thread.finish(20)
+    *_, last = read_log(tmp_path)
+    assert last[1:] == ("-", "z", b"3 rank 0 failed")
+    assert b" - z - " in (tmp_path / "logs" / "a1" / "n1.err").read_bytes().split(b"\n")[-2]
+
+
+def test_without_an_ending_no_end_is_written(tmp_path: Path) -> None:
+    thread = forwarder(tmp_path)
+    (tmp_path / "spool" / "rank_0.out").write_bytes(b"x\n")
+    thread.start()
+    assert thread.finish(20)
+    assert [line[2] for line in read_log(tmp_path)] == ["o"]
+
+
+def test_what_a_killed_rank_wrote_comes_out_as_a_cut_line(tmp_path: Path) -> None:
+    thread = forwarder(tmp_path)
+    code = "import os; os.write(1, b'half a li'); os.kill(os.getpid(), 9)"
+    with (tmp_path / "spool" / "rank_0.out").open("ab") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=False)
+    thread.start()
+    wait_until(lambda: log_path(tmp_path).exists())
+    assert [line[1:] for line in read_log(tmp_path)] == [("0", "O", b"half a li")]
+    assert thread.finish(20)
+
+
+def test_half_a_character_waits_for_its_other_half(tmp_path: Path) -> None:
+    thread = forwarder(tmp_path)
+    path = tmp_path / "spool" / "rank_0.out"
+    path.write_bytes("50 % é".encode()[:-1])
+    thread.start()
+    wait_until(lambda: log_path(tmp_path).exists())
+    with path.open("ab") as file:
+        file.write("é".encode()[-1:] + b"\n")
+    assert thread.finish(20)
+    assert [line[2:] for line in read_log(tmp_path)] == [("O", b"50 % "), ("o", "é".encode())]
+
+
+# Space
+
+
+def test_space_is_given_back_while_the_rank_goes_on(tmp_path: Path) -> None:
+    thread, path = forwarder(tmp_path), tmp_path / "spool" / "rank_0.out"
+    with path.open("ab", buffering=0) as file:
+        file.write(b"x" * 99 + b"\n")
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        for _ in range(160):
+            file.write((b"x" * 99 + b"\n") * 1000)
+        before = path.stat().st_blocks
+        thread.start()
+        wait_until(lambda: log_path(tmp_path).exists() and len(list(read_log(tmp_path))) >= 160_001)
+        assert thread.is_alive()
+        file.write(b"last\n")
+        assert thread.finish(20)
+    if path.stat().st_blocks == before:
+        pytest.skip("the file system of the temporary directory cannot punch holes")
+    assert path.stat().st_blocks * 512 < 6_000_000
+    assert whole(restored(tmp_path)["0o"]) == (b"x" * 99 + b"\n") * 160_001 + b"last\n"
+
+
+def test_more_than_may_wait_is_dropped_from_the_largest_and_counted(tmp_path: Path) -> None:
+    thread = forwarder(tmp_path, limits=Limits(spool_bytes=80_000))
+    large, small = (b"x" * 99 + b"\n") * 1000, b"y" * 99 + b"\n"
+    (tmp_path / "spool" / "rank_0.out").write_bytes(large)
+    (tmp_path / "spool" / "rank_1.out").write_bytes(small)
+    thread.start()
+    assert thread.finish(20)
+    streams = restored(tmp_path)
+    assert whole(streams["1o"]) == small
+    lost, *rest = streams["0o"]
+    assert isinstance(lost, int)
+    assert lost % 100 == 0
+    assert whole(rest) == large[lost:]
+    assert 60_000 < len(large) - lost <= 70_000
+
+
+def test_the_reason_of_a_gap_is_that_of_the_disk(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    thread, log = forwarder(tmp_path, limits=Limits(spool_bytes=10_000)), make_full(tmp_path)
+    thread.say("hello")
+    thread.start()
+    wait_until(lambda: "No space left on device" in capfd.readouterr().err)
+    (tmp_path / "spool" / "rank_0.out").write_bytes(b"x\n" * 10_000)
+    time.sleep(1.5)  # a few rounds
+    log.unlink()
+    assert thread.finish(20)
+    gaps = [text for _, _, stream, text in read_log(tmp_path) if stream == "g"]
+    assert [gap.split(b" ", 2)[2] for gap in gaps] == [b"No space left on device"]
+
+
+_writes = st.lists(
+    st.tuples(
+        st.sampled_from(["rank_0.out", "rank_0.err", "rank_1.out", "launcher.out"]),
+        st.binary(max_size=300)
+        | st.sampled_from([b"\n", "漢🙂".encode() * 50])
+        | st.integers(1, 90_000).map(lambda n: b"z" * n),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(writes=_writes, limit=st.sampled_from([3_000, 100_000]), is_capped=st.booleans())
+def test_what_is_given_and_what_is_lost_add_up_on_a_disk_that_was_full(
+    tmp_path_factory: pytest.TempPathFactory,
+    writes: list[tuple[str, bytes]],
+    limit: int,
+    is_capped: bool,
+) -> None:
+    root = tmp_path_factory.mktemp("node")
+    caps = {"line_bytes": 1000, "lines_per_s": 50} if is_capped else {}
+    thread, log = forwarder(root, limits=Limits(spool_bytes=limit, **caps)), make_full(root)
+    written: dict[str, bytes] = defaultdict(bytes)
+    thread.start()
+    for i, (name, data) in enumerate(writes):
+        with (root / "spool" / name).open("ab") as file:
+            file.write(data)
+        key = {"rank_0.out": "0o", "rank_0.err": "0e", "rank_1.out": "1o"}.get(name, "-l")
+        written[key] += data
+        if i == len(writes) // 2:
+            time.sleep(0.15)
+            log.unlink()
+    if log.is_symlink():
+        log.unlink()
+    assert thread.finish(30)
+    streams = restored(root) if log.exists() else {}
+    for key, data in written.items():
+        position = 0
+        for part in streams.get(key, []):
+            if isinstance(part, bytes):
+                assert data[position:].startswith(part)
+            position += part if isinstance(part, int) else len(part)
+        assert position == len(data)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"no disk can be mounted: {done.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_line_tears_none(
+    small_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = b"".join(b"error: line %d\n" % i for i in range(60_000))
+    (small_disk / "spool").symlink_to(tmp_path)
+    thread = forwarder(small_disk)
+    (small_disk / "spool" / "rank_0.out").write_bytes(data)
+    thread.end(0, "well")
+    thread.start()
+    wait_until(lambda: "No space left on device" in capfd.readouterr().err)
+    assert not log_path(small_disk).read_bytes().endswith(b"\n")
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    assert thread.finish(30)
+    assert whole(restored(small_disk)["0o"]) == data
+    assert list(read_log(small_disk))[-1][2] == "z"
+
+
+# A stopped agent
+
+AGENT = """
+import sys, time
+from pathlib import Path
+from clusterrun.node.forward import Forwarder
+from clusterrun.node.spool import Spool
+root = Path(sys.argv[1])
+log = root / "logs" / "a1" / "n1.log"
+thread = Forwarder(Spool(root=root / "spool"), log=log, index=root / "i", errors=root / "e",
+                   events=root / "v", error_path=lambda rank: root / "x")
+thread.start()
+print("up", flush=True)
+sys.stdin.read()
+sys.exit(not thread.finish(60))
+"""
+
+
+def test_a_stopped_agent_blocks_no_rank_and_forwards_all_once_it_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert agent.stdout
+        assert agent.stdout.readline() == b"up\n"
+        agent.send_signal(signal.SIGSTOP)
+        data = b"".join(b"line %d\n" % i for i in range(1_000_000))
+        with (tmp_path / "spool" / "rank_0.out").open("ab") as file:
+            file.write(data)
+        agent.send_signal(signal.SIGCONT)
+        agent.communicate(timeout=60)
+        assert agent.returncode == 0
+        assert whole(restored(tmp_path)["0o"]) == data
+    finally:
+        agent.kill()
+        agent.wait()
