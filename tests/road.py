@@ -1,14 +1,15 @@
-"""Drive the real command line in a project of its own, on the real Slurm."""
+"""Drive the real command line in a project of its own, on the real Slurm or on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,60 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"
 EXAMPLES = ROOT / "examples"
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 120) -> Any:
+    """Wait until the condition holds, and return its value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
+        time.sleep(0.1)
+    return value
+
+
+@dataclass
+class Watcher:
+    """A command that goes on while the test does, its output in files."""
+
+    process: subprocess.Popen[bytes]
+    out_file: Path
+    err_file: Path
+
+    @property
+    def out(self) -> bytes:
+        return self.out_file.read_bytes()
+
+    @property
+    def err(self) -> str:
+        return self.err_file.read_text()
+
+    def wait_for(self, text: str) -> None:
+        """Wait until the command has printed a text, on stdout or stderr."""
+
+        def has_come() -> bool:
+            is_over = self.process.poll() is not None
+            if text in self.err or text.encode() in self.out:
+                return True
+            assert not is_over, f"ended with {self.process.returncode} before {text!r}: {self.err}"
+            return False
+
+        wait_for(has_come, repr(text))
+
+    def end(self, timeout_s: float = 60) -> int:
+        """Wait for its own end and return its exit status."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"still there after {timeout_s} s: {self.err}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What stands at one place of a log: some bytes, or how many were lost there."""
+
+    text: bytes = b""
+    lost: int = 0
 
 
 @dataclass
@@ -43,9 +98,63 @@ class Project:
         assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def start(self, *argv: str) -> Watcher:
+        """Start a command and go on."""
+        out, err = (self.path / f"watched-{time.monotonic_ns()}.{end}" for end in ("out", "err"))
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "clusterrun", *argv],
+                cwd=self.path,
+                env={**self.environ, **self.extra},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        return Watcher(process, out, err)
+
+    def recorded(self, job_id: str, rank: int, stream: str, attempt: int = 1) -> list[Recorded]:
+        """Read what the log files say of a rank and stream, by the contract and nothing else."""
+        letter = stream[0].encode()
+        found = []
+        for path in sorted((self.run_dir(job_id) / "logs" / f"a{attempt}").glob("*.log")):
+            for record in path.read_bytes().split(b"\n")[:-1]:
+                _, of, kind, text = record.split(b" ", 3)
+                if of != str(rank).encode():
+                    continue
+                if kind == b"g" and text.startswith(letter):
+                    found.append(Recorded(lost=int(text.split(b" ")[1])))
+                elif kind.lower() == letter:
+                    found.append(Recorded(text=text if kind.isupper() else text + b"\n"))
+        return found
+
+    def raw_logs(self, job_id: str, *argv: str) -> bytes:
+        """Return the bytes that `logs` gives for what it is asked."""
+        done = subprocess.run(
+            [sys.executable, "-m", "clusterrun", "logs", job_id, "-n", "all", "-o", "raw", *argv],
+            cwd=self.path,
+            env={**self.environ, **self.extra},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stderr.decode()}"
+        return done.stdout
+
+    def written_by(self, rank: int, attempt: int = 1) -> int:
+        """Return how many bytes chatter.py has written to stdout by now."""
+        try:
+            account = (self.path / "said" / f"{attempt}-{rank}").read_bytes()
+        except FileNotFoundError:
+            return 0
+        return struct.unpack("<Q", account)[0] if account else 0
+
     def json(self, *argv: str) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.ok(*argv, "--json"))
         return answer
+
+    def json_lines(self, *argv: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.ok(*argv, "--json").split("\n")[:-1]]
 
     def submit(self, *argv: str) -> str:
         """Submit and return the job id, not waiting."""
@@ -58,6 +167,9 @@ class Project:
         files = sorted((self.run_dir(job_id) / "events").glob("*.jsonl"))
         lines = [line for path in files for line in path.read_text().split("\n")[:-1]]
         return sorted((json.loads(line) for line in lines), key=lambda event: event["ts"])
+
+    def events_of(self, job_id: str, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events(job_id) if event["type"] == kind]
 
     def wait_for_line(self, job_id: str, text: str, count: int = 1) -> None:
         """Wait until the text stands `count` times in the log files."""
