@@ -122,8 +122,10 @@ class Forwarder(threading.Thread):
     def _forward_safely(self) -> bool:
         try:
             return self._forward()
-        except Exception:  # noqa: BLE001 - without this thread the job would go on unseen
-            traceback.print_exc()
+        except Exception as error:  # noqa: BLE001 - without this thread the job would go on unseen
+            if repr(error) != self._complained:
+                self._complained = repr(error)
+                traceback.print_exc()
             time.sleep(POLL_S)
             return False
 
@@ -148,15 +150,16 @@ class Forwarder(threading.Thread):
         changed_us = _mtime_us(self._spool.root)
         if self._listed[0] == changed_us and self._listed[1] - changed_us > PLAUSIBLE_US:
             return
+        since_us = self._listed[1] or now_us  # what is found now was not there yet
         self._listed = (changed_us, now_us)
         self._error_files.found(self._spool.error_files())
         for output in self._spool.outputs():
             if output in self._lanes:
                 continue
             try:
-                self._lanes[output] = _Lane(Source(output, now_us))
+                self._lanes[output] = _Lane(Source(output, since_us))
             except OSError:
-                self._listed = (0, 0)  # try again in the next round
+                self._listed = (0, since_us)  # try again in the next round
 
     def _write_events(self) -> None:
         if not self._events.pending_bytes:
@@ -187,7 +190,7 @@ class Forwarder(threading.Thread):
             if lane.source.is_due(now, is_last=is_last):
                 at_us = self._time_of(lane.source, now_us)
                 self._write_said(at_us)
-                self._take_turn(lane, at_us, now)
+                self._take_turn(lane, at_us, now, is_last=is_last)
             if lane.source.is_due(now, is_last=is_last):
                 is_busy = True
             else:
@@ -196,9 +199,9 @@ class Forwarder(threading.Thread):
         self._write_said(self._clock.corrected(_now_us()))
         return is_busy
 
-    def _take_turn(self, lane: _Lane, at_us: int, now: float) -> None:
+    def _take_turn(self, lane: _Lane, at_us: int, now: float, *, is_last: bool) -> None:
         """Forward the next lines of one output."""
-        source, is_last = lane.source, self._ending.is_set()
+        source = lane.source
         for _ in range(TURN_BLOCKS):
             try:
                 pieces = source.read(now, is_last=is_last)

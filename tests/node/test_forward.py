@@ -302,7 +302,7 @@ def test_the_reason_of_a_gap_is_that_of_the_disk(
     thread.start()
     wait_until(lambda: "No space left on device" in capfd.readouterr().err)
     (tmp_path / "spool" / "rank_0.out").write_bytes(b"x\n" * 10_000)
-    time.sleep(1.5)  # a few rounds
+    time.sleep(1.5)  # a few rounds, each of which may drop
     log.unlink()
     assert thread.finish(20)
     gaps = [text for _, _, stream, text in read_log(tmp_path) if stream == "g"]
