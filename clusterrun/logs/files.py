@@ -1,16 +1,18 @@
-"""Read one node's log file in blocks, forwards or backwards, with no descriptor kept open.
-
-Each block is its own open, pread, close: a thousand files need no thousand descriptors, and NFS
-promises fresh data only to those who open.
-"""
+"""Find the log files of a run and read stretches of them."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
 import re
-from collections.abc import Iterator
+import resource
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from types import TracebackType
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.hostlist import fold_hostlist
@@ -19,20 +21,63 @@ from clusterrun.paths import RunPaths
 
 BLOCK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 1024 * 1024  # of a damaged file: agents cut lines long before
+_SPARE_DESCRIPTORS = 64  # for everything else that this process opens
+
+
+class Kind(Enum):
+    """What a file's lines look like: PLAIN is what nobody stamped, a foreign job's output."""
+
+    LOG = "log"
+    ERRORS = "errors"
+    PLAIN = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """The log file of one node."""
+    """A file of log lines of one node; `ranks` None where it is not known whose they are."""
 
     node: str
     path: Path
+    kind: Kind = Kind.LOG
+    ranks: range | None = None
+    index: Path | None = None
 
 
 def find_log_files(
     paths: RunPaths, attempt: int, nodes: frozenset[str] | None = None
 ) -> list[LogFile]:
     """List the log files of an attempt, or of some of its nodes, node2 before node10."""
+    ranks = _ranks_by_node(paths.world(attempt))
+    return [
+        LogFile(
+            node=node,
+            path=paths.log(attempt, node),
+            ranks=ranks.get(node),
+            index=paths.log_index(attempt, node),
+        )
+        for node in _nodes_with(".log", paths, attempt, nodes)
+    ]
+
+
+def find_side_files(
+    paths: RunPaths, attempt: int, nodes: frozenset[str] | None = None
+) -> list[LogFile]:
+    """List the files of error lines beside the logs of an attempt."""
+    ranks = _ranks_by_node(paths.world(attempt))
+    return [
+        LogFile(
+            node=node,
+            path=paths.log_errors(attempt, node),
+            kind=Kind.ERRORS,
+            ranks=ranks.get(node),
+        )
+        for node in _nodes_with(".err", paths, attempt, nodes)
+    ]
+
+
+def _nodes_with(
+    suffix: str, paths: RunPaths, attempt: int, nodes: frozenset[str] | None
+) -> list[str]:
     directory = paths.log(attempt, "any").parent
     try:
         names = os.listdir(directory)
@@ -40,9 +85,18 @@ def find_log_files(
         return []
     except OSError as error:
         raise _unreadable(directory, error) from error
-    found = [name.removesuffix(".log") for name in names if name.endswith(".log")]
-    wanted = sorted((n for n in found if nodes is None or n in nodes), key=natural_key)
-    return [LogFile(node=node, path=paths.log(attempt, node)) for node in wanted]
+    found = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+    return sorted((n for n in found if nodes is None or n in nodes), key=natural_key)
+
+
+def _ranks_by_node(world: Path) -> dict[str, range]:
+    """Read which ranks each node has; a world that can't be read costs time alone."""
+    try:
+        found = json.loads(world.read_bytes())
+        procs = int(found["procs_per_node"])
+        return {n: range(i * procs, (i + 1) * procs) for i, n in enumerate(found["nodes"])}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
 
 
 def natural_key(name: str) -> tuple[list[int | str], str]:
@@ -51,7 +105,7 @@ def natural_key(name: str) -> tuple[list[int | str], str]:
     return [int(p) if i % 2 and len(p) < 19 else p for i, p in enumerate(parts)], name
 
 
-def fold_nodes(files: list[LogFile]) -> str:
+def fold_nodes(files: Iterable[LogFile]) -> str:
     """Name the nodes of some files in Slurm's short form."""
     return fold_hostlist(file.node for file in files)
 
@@ -63,7 +117,7 @@ def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:
     """
     try:
         if not fresh:
-            return path.stat()
+            return os.stat(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
@@ -79,6 +133,71 @@ def file_size(path: Path) -> int:
     """Measure a file in bytes; 0 when it is not there."""
     found = stat_file(path)
     return found.st_size if found else 0
+
+
+class OpenFiles:
+    """Read from many files, each kept open where this process may have so many descriptors.
+
+    On a network file system to open is a question to the server, and to read ahead is not. The
+    soft limit is raised for as long as this is in use; what is beyond it is opened for each read.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._descriptors: dict[Path, int] = {}
+        self._limits = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count + _SPARE_DESCRIPTORS
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        self._room = count if soft == resource.RLIM_INFINITY else soft - _SPARE_DESCRIPTORS
+
+    def __enter__(self) -> OpenFiles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for path in list(self._descriptors):
+            self.close(path)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
+
+    def read(self, path: Path, offset: int, size: int) -> bytes:
+        """Read up to `size` bytes; none where the file is not there or ends before.
+
+        Raises ClusterrunError for a file that can't be read.
+        """
+        try:
+            return os.pread(self._descriptors.get(path) or self._open(path), size, offset)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        finally:
+            if len(self._descriptors) > self._room:
+                self.close(path)
+
+    def _open(self, path: Path) -> int:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.EMFILE or not self._descriptors:
+                raise
+            self._room = 0  # the rest of this process has many files open, too
+            for held in list(self._descriptors):
+                self.close(held)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptors[path] = descriptor
+        return descriptor
+
+    def close(self, path: Path) -> None:
+        """Close a file that will not be read on."""
+        descriptor = self._descriptors.pop(path, None)
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 def read_forward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -39,6 +40,11 @@ _LETTERS = {stream.value.encode(): (stream, False) for stream in Stream} | {
 }
 _MAX_TIME_DIGITS = 16  # µs: until the year 2286, which datetime can still write
 _MAX_RANK_DIGITS = 9
+BEFORE_ALL = b"0" * 16  # a stamp
+MAX_HEAD_BYTES = 32
+STAMPED = re.compile(  # the head of a line
+    rb"[0-9]{16} (?:-|[0-9]{1,9}) [oelagzOELAGZ](?= |\n|\Z)"
+)
 
 
 class LogLine(NamedTuple):
@@ -118,3 +124,29 @@ def _is_head(time_us: bytes, rank: bytes, letter: bytes) -> bool:
         and (rank == b"-" or (rank.isdigit() and len(rank) <= _MAX_RANK_DIGITS))
         and letter in _LETTERS
     )
+
+
+def find_stamped(data: bytes, start: int = 0) -> int:
+    """Find the first line with a head that begins at or after `start`, itself a line's beginning.
+
+    -1 where there is none.
+    """
+    while start < len(data):
+        if STAMPED.match(data, start):
+            return start
+        newline = data.find(b"\n", start)
+        if newline < 0:
+            return -1
+        start = newline + 1
+    return -1
+
+
+def last_stamp(data: bytes) -> bytes | None:
+    """Find the stamp of the last line that has a head, in whole lines."""
+    end = len(data)
+    while end > 0:
+        start = data.rfind(b"\n", 0, end - 1) + 1
+        if STAMPED.match(data, start):
+            return data[start : start + 16]
+        end = start
+    return None

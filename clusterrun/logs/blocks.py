@@ -1,0 +1,194 @@
+"""Turn stretches of a file into the lines of it that are wanted.
+
+This is where the time of reading goes, so what can be decided on the bytes is: whole stretches by
+the literals of a search, a line by its head ` 149 o `; only wanted lines become objects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterator
+
+from clusterrun.logs.files import Kind, stat_file
+from clusterrun.logs.lines import BEFORE_ALL, LogLine, Stream, last_stamp
+from clusterrun.logs.scan import find_stretches, holds_any
+from clusterrun.logs.sources import Part, Source
+from clusterrun.symptoms import Classifier, may_hold_errors
+
+_HEAD = re.compile(rb" (-|[0-9]{1,9}) ([oelagzOELAGZ]) ?")
+_MAX_HEADS = 20_000
+_MAX_OFFSET_DIGITS = 18
+_STREAMS = {stream.value: stream for stream in Stream}
+_RECORDS = (Stream.GAP, Stream.END)
+_RECORD_LITERALS = (b" g ", b" z ")
+_SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
+_GLOG = (b" E0", b" E1")  # its level is the first letter of a line, so after a head
+
+Takes = Callable[["int | None", Stream], bool]
+Head = tuple[bool, "int | None", Stream, bool]
+
+
+class Heads(dict[bytes, "Head | None"]):
+    """What `<space><rank><space><stream><space>` means, and whether such lines are wanted."""
+
+    def __init__(self, takes: Takes) -> None:
+        super().__init__()
+        self._takes = takes
+
+    def __missing__(self, key: bytes) -> Head | None:
+        match = _HEAD.fullmatch(key)
+        if not match:
+            return None
+        rank = None if match[1] == b"-" else int(match[1])
+        letter = match[2].decode()
+        stream = _STREAMS[letter.lower()]
+        head = (self._takes(rank, stream), rank, stream, letter.isupper())
+        if len(self) < _MAX_HEADS:  # a damaged file may hold any number of them
+            self[key] = head
+        return head
+
+
+def parse_log(
+    data: bytes, *, node: str, offset: int, near: bytes, heads: Heads, torn: bool
+) -> tuple[list[LogLine], bytes]:
+    """Read whole lines that begin at `offset`; `near` is the stamp before them.
+
+    Gives the wanted ones and the last stamp. Where stamps run backwards, lines have the time of
+    those before them. Lines without a head (a torn write, a hole) have it, too; they are given
+    whole, as the launcher's, where `torn` wants them.
+    """
+    lines: list[LogLine] = []
+    add, new = lines.append, tuple.__new__
+    for raw in data.split(b"\n"):
+        cut = raw.find(b" ", 17) + 3
+        head = heads[raw[16:cut]]
+        if head is not None and (stamp := raw[:16]).isdigit():
+            if stamp > near:
+                near = stamp
+            wanted, rank, stream, partial = head
+            if wanted:
+                text = raw[cut:]
+                add(new(LogLine, (int(near), node, rank, stream, text, partial, offset)))
+        elif torn and raw:
+            add(LogLine(int(near), node, None, Stream.LAUNCHER, raw, False, offset))
+        offset += len(raw) + 1
+    return lines, near
+
+
+class Sieve:
+    """Gives the wanted lines of one source, whose stretches come in order."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._heads = Heads(source.takes)
+        self._takes_torn = source.takes(None, Stream.LAUNCHER)
+        is_classified = source.part is not Part.ALL and source.file.kind is not Kind.ERRORS
+        self._errors = _ErrorLines(source.part) if is_classified else None
+        self.near = BEFORE_ALL
+        self.place = source.start
+        if source.file.kind is Kind.PLAIN and (found := stat_file(source.file.path)):
+            self.near = b"%016d" % (found.st_mtime_ns // 1000)
+
+    def skips(self, data: bytes, offset: int) -> bool:
+        """Say whether whole lines hold nothing that is wanted, and then go on behind them."""
+        if self._errors is not None:
+            is_empty = not self._errors.may_be_in(data) and not holds_any(data, self._errors.others)
+        else:
+            is_empty = not holds_any(data, self._source.literals)
+        if is_empty:
+            self._go_on(data, offset)
+        return is_empty
+
+    def _go_on(self, data: bytes, offset: int) -> None:
+        kind = self._source.file.kind
+        if kind is not Kind.PLAIN:
+            self.near = max(self.near, last_stamp(data) or self.near)
+        if kind is not Kind.ERRORS:
+            self.place = offset + len(data)
+
+    def pick(self, data: bytes, offset: int) -> list[LogLine]:
+        """Give the wanted ones of whole lines that begin at `offset`.
+
+        `near` is then the last stamp, and `place` where the next line may be in its node's log.
+        """
+        kind = self._source.file.kind
+        lines = self._parse_plain(data, offset) if kind is Kind.PLAIN else self._parse(data, offset)
+        if kind is Kind.ERRORS:
+            lines = list(self._without_class(lines))
+        self._go_on(data, offset)
+        if self._errors is not None:
+            lines = list(filter(self._errors.holds, lines))
+        if self._source.wants is not None:
+            lines = list(filter(self._source.wants, lines))
+        return lines
+
+    def _parse(self, data: bytes, offset: int) -> list[LogLine]:
+        lines: list[LogLine] = []
+        for start, end in self._stretches(data):
+            found, self.near = parse_log(
+                data[start:end],
+                node=self._source.file.node,
+                offset=offset + start,
+                near=self.near,
+                heads=self._heads,
+                torn=self._takes_torn,
+            )
+            lines += found
+        return lines
+
+    def _stretches(self, data: bytes) -> list[tuple[int, int]]:
+        if self._errors is not None and not self._errors.may_be_in(data):
+            return find_stretches(data, self._errors.others)
+        if self._errors is None and self._source.literals:
+            return find_stretches(data, self._source.literals)
+        return [(0, len(data))]
+
+    def _parse_plain(self, data: bytes, offset: int) -> list[LogLine]:
+        ranks = self._source.file.ranks
+        rank = ranks[0] if ranks is not None and len(ranks) == 1 else None
+        literals = self._source.literals
+        if not self._source.takes(rank, Stream.OUT) or not holds_any(data, literals):
+            return []
+        node, epoch_us = self._source.file.node, int(self.near)
+        lines = []
+        for raw in data.removesuffix(b"\n").split(b"\n"):
+            lines.append(LogLine(epoch_us, node, rank, Stream.OUT, raw, False, offset))
+            offset += len(raw) + 1
+        return lines
+
+    def _without_class(self, lines: list[LogLine]) -> Iterator[LogLine]:
+        """Take `<class> <offset>` off the lines of a side file; damaged ones stay whole."""
+        is_all = self._source.part is not Part.ERRORS
+        for line in lines:
+            head = line.text.split(b" ", 2)
+            if len(head) < 2 or not head[1].isdigit() or len(head[1]) > _MAX_OFFSET_DIGITS:
+                yield line._replace(offset=self.place)
+                continue
+            self.place = max(self.place, int(head[1]))
+            if is_all or head[0] != b"-" or line.stream in _RECORDS:
+                text = head[2] if len(head) == 3 else b""
+                yield line._replace(text=text, offset=self.place)
+
+
+class _ErrorLines:
+    """Says which lines of a log its side file would hold."""
+
+    def __init__(self, part: Part) -> None:
+        self._takes_speakers = part is Part.NOTES
+        self.others = _RECORD_LITERALS + (_SPEAKER_LITERALS if self._takes_speakers else ())
+        self._classifier = Classifier()
+        self._seen: set[Hashable] = set()
+
+    def may_be_in(self, data: bytes) -> bool:
+        """Say whether lines of these may be errors, or belong to one before them."""
+        goes_on = any(self._classifier.is_in_traceback(source) for source in self._seen)
+        return goes_on or may_hold_errors(data) or any(literal in data for literal in _GLOG)
+
+    def holds(self, line: LogLine) -> bool:
+        """Say so of the next line."""
+        if line.stream in _RECORDS:
+            return True
+        source = (line.rank, line.stream)
+        self._seen.add(source)
+        is_error = self._classifier.classify(source, line.text) != ""
+        return is_error or (self._takes_speakers and line.rank is None)

@@ -1,0 +1,140 @@
+"""Find a time's place in a file, with the sparse index of a log where it holds."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from clusterrun.logs.files import LogFile, OpenFiles, file_size
+from clusterrun.logs.lines import BEFORE_ALL, MAX_HEAD_BYTES, find_stamped
+
+_ENTRY = struct.Struct("<QQQ")  # µs, offset, number of the line that starts there
+_LOOK_BYTES = 4 * 1024
+_COUNT_BYTES = 1024 * 1024
+_NOWHERE = 2**62
+_LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
+
+
+def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
+    """Find the first line before `end` that is not older than a time; `end` where there is none.
+
+    What the index says is believed only where the log says so, too. Side files have none.
+    """
+    stamp = b"%016d" % min(max(epoch_us, 0), 10**16 - 1)
+    with OpenFiles(2) as files:
+        low, high = 0, end
+        if file.index is not None:
+            before, after = _neighbours(files, file.index, epoch_us)
+            if before < end and (_stamp_at(files, file.path, before) or stamp) < stamp:
+                low = before
+            if low < after < end and (_stamp_at(files, file.path, after) or BEFORE_ALL) >= stamp:
+                high = after
+        return _bisect(files, file.path, stamp, low, high)
+
+
+def _stamp_at(files: OpenFiles, path: Path, offset: int) -> bytes | None:
+    """Give the stamp of the line that begins at an offset; None where none does."""
+    before = 1 if offset else 0
+    if not 0 <= offset < _NOWHERE:
+        return None
+    look = files.read(path, offset - before, before + MAX_HEAD_BYTES)
+    if (before and look[:1] != b"\n") or find_stamped(look, before) != before:
+        return None
+    return look[before : before + 16]
+
+
+def _neighbours(files: OpenFiles, index: Path, epoch_us: int) -> tuple[int, int]:
+    """Find the offsets of the last entry before a time and of the first one after it."""
+    low, high = 0, file_size(index) // _ENTRY.size
+    count = high
+    while low < high:
+        middle = (low + high) // 2
+        entry = _entry(files, index, middle)
+        if entry is not None and entry[0] < epoch_us:
+            low = middle + 1
+        else:
+            high = middle
+    before = _entry(files, index, low - 1) if low else None
+    after = _entry(files, index, low) if low < count else None
+    return (before[1] if before else 0), (after[1] if after else _NOWHERE)
+
+
+def _entry(files: OpenFiles, index: Path, number: int) -> tuple[int, int, int] | None:
+    raw = files.read(index, number * _ENTRY.size, _ENTRY.size)
+    return _ENTRY.unpack(raw) if len(raw) == _ENTRY.size else None
+
+
+def _bisect(files: OpenFiles, path: Path, stamp: bytes, low: int, high: int) -> int:
+    """Narrow it down: lines that begin before `low` are older, that at `high` is not."""
+    reach = high  # no line with a head begins from here to `high`
+    while reach - low > _LOOK_BYTES:
+        middle = (low + reach) // 2
+        found = next(_stamped_lines(files, path, middle, reach), None)
+        if found is None:
+            reach = middle
+        elif found[1] < stamp:
+            low = found[0] + 1
+        else:
+            high, reach = found[0], middle
+    for offset, found_stamp in _stamped_lines(files, path, low, reach):
+        if found_stamp >= stamp:
+            return offset
+    return high
+
+
+def _stamped_lines(
+    files: OpenFiles, path: Path, start: int, end: int
+) -> Iterator[tuple[int, bytes]]:
+    """Give place and stamp of the lines with a head that begin between two offsets."""
+    while start < end:
+        size = min(_LOOK_BYTES, end - start)
+        before = 1 if start else 0  # a line begins after a newline
+        look = files.read(path, start - before, before + size + MAX_HEAD_BYTES)
+        base = start - before
+        at = look.find(b"\n") + 1 if before else 0
+        while (at or not before) and (at := find_stamped(look, at)) >= 0:
+            if at - before >= size:
+                break
+            yield base + at, look[at : at + 16]
+            at = look.find(b"\n", at) + 1
+            if not at:
+                break
+        if len(look) <= before:
+            return
+        start += size
+
+
+def count_lines(file: LogFile) -> int:
+    """Count the whole lines of a file, from the last entry of its index on."""
+    with OpenFiles(2) as files:
+        number, position = _last_entry(files, file)
+        while block := files.read(file.path, position, _COUNT_BYTES):
+            number += block.count(b"\n")
+            position += len(block)
+    return number
+
+
+def _last_entry(files: OpenFiles, file: LogFile) -> tuple[int, int]:
+    """Give number and offset of the last line in the index that the log has there, too."""
+    count = file_size(file.index) // _ENTRY.size if file.index else 0
+    entry = _entry(files, file.index, count - 1) if file.index and count else None
+    if entry is None:
+        return 0, 0
+    epoch_us, offset, number = entry
+    is_there = _stamp_at(files, file.path, offset) == b"%016d" % epoch_us
+    return (number, offset) if is_there else (0, 0)
+
+
+def has_left_out(side: LogFile) -> bool:
+    """Say whether a side file had no room for all that it should hold."""
+    position, rest = 0, b""
+    with OpenFiles(1) as files:
+        while block := files.read(side.path, position, _COUNT_BYTES):
+            data = rest + block
+            if b" - g - " in data and _LEFT_OUT.search(data):
+                return True
+            position += len(block)
+            rest = data[-_LOOK_BYTES:]
+    return False

@@ -1,0 +1,138 @@
+"""Find the newest lines of many files, each read from its end and only as far as it takes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from clusterrun.logs.blocks import Sieve
+from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
+from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
+from clusterrun.logs.merge import number_nodes
+from clusterrun.logs.sources import Part, Source
+
+_FIRST_BYTES = 4 * 1024
+_BLOCK_BYTES = 16 * 1024
+_MAX_BLOCK_BYTES = 1024 * 1024  # where nothing is wanted
+_SHORT_LINE_BYTES = 32
+_ANYWHERE = 2**62
+_CONTEXT_BYTES = 64 * 1024  # what may say that a line belongs to an error before it
+
+Rank = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
+
+
+def newest(sources: Iterable[Source], count: int) -> list[LogLine]:
+    """Find the last `count` lines that `merge_sources` would give, and give them in its order.
+
+    Raises ClusterrunError for a file that can't be read.
+    """
+    sources = list(sources)
+    number_of = number_nodes(sources)
+    found: list[LogLine] = []
+    with OpenFiles(len(sources)) as files:
+        readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
+        heap = [(reader.rank, place, reader) for place, reader in enumerate(readers)]
+        heapq.heapify(heap)
+        while heap and len(found) < count:
+            _, place, reader = heap[0]
+            if reader.lines:
+                found.append(reader.lines.pop())
+            else:
+                reader.read()
+            if reader.lines or not reader.is_done:
+                heapq.heapreplace(heap, (reader.rank, place, reader))
+            else:
+                heapq.heappop(heap)
+    found.reverse()
+    return found
+
+
+class _Backward:
+    """Reads one source backwards; `lines` are those read and not yet taken, the newest last."""
+
+    def __init__(self, source: Source, number: int, files: OpenFiles) -> None:
+        self._source, self._number, self._files = source, number, files
+        self._sieve = Sieve(source)
+        self._newest_us = int(self._sieve.near) or 10**16 - 1
+        self._position = source.end
+        self._rest = b""
+        self._block_bytes = _FIRST_BYTES
+        self._first: tuple[bytes, int] | None = self._fetch()
+        self.lines: list[LogLine] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether everything was read."""
+        return self._position <= self._source.start and not self._first
+
+    @property
+    def rank(self) -> Rank:
+        """Nothing that is still to be taken is newer than this."""
+        if self.lines:
+            line = self.lines[-1]
+            return -line.epoch_us, -self._number, -line.offset
+        return -self._newest_us, -self._number, -_ANYWHERE
+
+    def read(self) -> None:
+        """Read the block before, larger ones after a block of which nothing was wanted."""
+        data, offset = self._first or self._fetch()
+        self._first = None
+        end = 0 if self._sieve.skips(data, offset) else len(data)
+        while end > 0 and len(self.lines) * _SHORT_LINE_BYTES < _BLOCK_BYTES:
+            start = self._line_start(data, end - _BLOCK_BYTES)
+            start = start if 0 <= start < end else 0
+            self.lines = self._pick(data[start:end], offset + start) + self.lines
+            end = start
+        if end > 0:  # enough for now: what is left of a large block is not kept
+            self._position, self._rest, self._block_bytes = offset + end, b"", _BLOCK_BYTES
+        elif not self.lines:
+            self._block_bytes = min(max(self._block_bytes * 2, _BLOCK_BYTES), _MAX_BLOCK_BYTES)
+        if self._source.file.kind is not Kind.PLAIN and data:
+            self._newest_us = int(self._near(data[end:]))
+
+    def _fetch(self) -> tuple[bytes, int]:
+        """Read lines up to where the last ones began, from one with a head on; often all."""
+        size = min(self._block_bytes, self._position - self._source.start)
+        block = self._files.read(self._source.file.path, self._position - size, size)
+        if len(block) < size:  # the file was truncated under our hands
+            self._rest = b""
+        self._position -= size
+        data = block + self._rest
+        start = self._line_start(data, 1) if self._position > self._source.start else 0
+        if start < 0 and len(data) <= MAX_LINE_BYTES:
+            self._rest = data
+            return b"", self._position
+        start = max(start, 0)
+        self._rest = data[:start]
+        if self._source.file.kind is not Kind.PLAIN:
+            found = last_stamp(data[start:])
+            self._newest_us = int(found or self._near(data))
+        return data[start:], self._position + start
+
+    def _line_start(self, data: bytes, position: int) -> int:
+        """Find where a line begins, not before `position`; one with a head, as others need it."""
+        if position <= 0:
+            return 0
+        newline = data.find(b"\n", position - 1)
+        if newline < 0 or newline + 1 >= len(data):
+            return -1
+        is_plain = self._source.file.kind is Kind.PLAIN
+        return newline + 1 if is_plain else find_stamped(data, newline + 1)
+
+    def _pick(self, data: bytes, offset: int) -> list[LogLine]:
+        source = self._source
+        if source.file.kind is not Kind.PLAIN:
+            self._sieve = Sieve(source)
+            self._sieve.near = self._near(data)
+        if source.part is not Part.ALL and source.file.kind is Kind.LOG:
+            start = max(source.start, offset - _CONTEXT_BYTES)
+            context = self._files.read(source.file.path, start, offset - start)
+            self._sieve.pick(context[context.find(b"\n") + 1 :], start)
+        return self._sieve.pick(data, offset)
+
+    def _near(self, data: bytes) -> bytes:
+        """Give the time of the first line, of one too long to find its head that of the next."""
+        if STAMPED.match(data):
+            return data[:16]
+        is_first = self._position <= self._source.start
+        return BEFORE_ALL if is_first else b"%016d" % self._newest_us

@@ -1,0 +1,181 @@
+"""Decide what to read for a query: which files, between which offsets, and what of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from clusterrun.logs.files import (
+    Kind,
+    LogFile,
+    file_size,
+    find_log_files,
+    find_side_files,
+    natural_key,
+    stat_file,
+)
+from clusterrun.logs.index import has_left_out, seek_time
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.query import Query
+from clusterrun.logs.scan import required_literals
+from clusterrun.paths import RunPaths
+
+_GAPS = (b" g ",)  # a record that every reader of its rank is shown, whatever is searched for
+
+
+class Part(Enum):
+    """How much of a file is read.
+
+    NOTES is what a side file holds: error lines, lines of launcher and agent, and records; ERRORS
+    leaves the launcher's and the agent's other lines out. A log is classified for it.
+    """
+
+    ALL = "all"
+    NOTES = "notes"
+    ERRORS = "errors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A stretch of a file, from the beginning of a line, and which of its lines are wanted.
+
+    `takes` decides by rank and stream, `wants` on the lines that are left. Each wanted line
+    holds one of `literals`, where there are any.
+    """
+
+    file: LogFile
+    start: int
+    end: int
+    part: Part = Part.ALL
+    takes: Callable[[int | None, Stream], bool] = lambda rank, stream: True
+    wants: Callable[[LogLine], bool] | None = None
+    literals: tuple[bytes, ...] = ()
+
+
+def choose_sources(
+    paths: RunPaths,
+    attempt: int,
+    query: Query,
+    nodes: frozenset[str] | None = None,
+    *,
+    ends: bool = False,
+) -> list[Source]:
+    """Choose what to read of an attempt, or of some of its nodes; `ends`: also their logs' ends.
+
+    What is written from now on is not read. Raises ClusterrunError for a file that can't be.
+    """
+    logs = find_log_files(paths, attempt, nodes)
+    sides = find_side_files(paths, attempt, nodes) if query.overview or query.errors else []
+    return sources_of([*logs, *sides], query, ends=ends)
+
+
+def sources_of(files: Iterable[LogFile], query: Query, *, ends: bool = False) -> list[Source]:
+    """Choose what to read of some files; logs and side files of a node are read for each other."""
+    chosen = []
+    for file, part, takes in _parts(files, query, ends=ends):
+        start, end = _stretch(file, query)
+        if start >= end:
+            continue
+        is_classified = part is not Part.ALL and file.kind is not Kind.ERRORS
+        chosen.append(
+            Source(
+                file=file,
+                start=start,
+                end=end,
+                part=part,
+                takes=takes,
+                wants=_wants(query),
+                literals=() if is_classified else _literals(query, ends=ends),
+            )
+        )
+    return chosen
+
+
+Takes = Callable[["int | None", Stream], bool]
+
+
+def _parts(
+    files: Iterable[LogFile], query: Query, *, ends: bool
+) -> Iterable[tuple[LogFile, Part, Takes]]:
+    files = list(files)
+    sides = {file.node: file for file in files if file.kind is Kind.ERRORS}
+    logs = [file for file in files if file.kind is not Kind.ERRORS and _may_hold(file, query)]
+    takes = _takes(query, ends=ends)
+    for log in sorted(logs, key=lambda file: natural_key(file.node)):
+        side = sides.get(log.node)
+        if query.errors:
+            is_complete = side is not None and not has_left_out(side)
+            yield (side if side and is_complete else log), Part.ERRORS, takes
+        elif query.overview:
+            yield from _overview(log, side, takes)
+        else:
+            yield log, Part.ALL, takes
+
+
+def _overview(
+    log: LogFile, side: LogFile | None, takes: Takes
+) -> Iterable[tuple[LogFile, Part, Takes]]:
+    if log.ranks is None or 0 in log.ranks:
+        yield log, Part.ALL, lambda rank, stream: rank == 0 and takes(rank, stream)
+    others = side or log
+    yield others, Part.NOTES, lambda rank, stream: rank != 0 and takes(rank, stream)
+
+
+def _may_hold(file: LogFile, query: Query) -> bool:
+    if query.ranks is None or file.ranks is None:
+        return True
+    return any(rank in query.ranks for rank in file.ranks)
+
+
+def _takes(query: Query, *, ends: bool) -> Takes:
+    ranks, streams = query.ranks, query.streams
+
+    def takes(rank: int | None, stream: Stream) -> bool:
+        if stream is Stream.END:
+            return ends
+        if ranks is not None and rank not in ranks:
+            return False
+        return stream is Stream.GAP or stream in streams
+
+    return takes
+
+
+def _wants(query: Query) -> Callable[[LogLine], bool] | None:
+    if not query.include and not query.exclude:
+        return None
+    include = [pattern.search for pattern in query.include]
+    exclude = [pattern.search for pattern in query.exclude]
+
+    def wants(line: LogLine) -> bool:
+        if line.stream in (Stream.GAP, Stream.END):
+            return True
+        found = not include or any(search(line.text) for search in include)
+        return found and not any(search(line.text) for search in exclude)
+
+    return wants
+
+
+def _literals(query: Query, *, ends: bool) -> tuple[bytes, ...]:
+    literals = required_literals(query.include)
+    if not literals:
+        return ()
+    return (*literals, *_GAPS, *((b" z ",) if ends else ()))
+
+
+def _stretch(file: LogFile, query: Query) -> tuple[int, int]:
+    if file.kind is Kind.PLAIN:
+        found = stat_file(file.path)
+        if found is None or not _is_in_time(found.st_mtime_ns // 1000, query):
+            return 0, 0
+        return 0, found.st_size
+    end = file_size(file.path)
+    if query.until_us is not None:
+        end = seek_time(file, query.until_us, end)
+    start = 0 if query.since_us is None else seek_time(file, query.since_us, end)
+    return start, end
+
+
+def _is_in_time(epoch_us: int, query: Query) -> bool:
+    is_late_enough = query.since_us is None or epoch_us >= query.since_us
+    return is_late_enough and (query.until_us is None or epoch_us < query.until_us)
