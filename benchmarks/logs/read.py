@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -131,6 +132,7 @@ def search(setup: Setup) -> Section:
     corpus = setup.big
     commands = [peers.ours(corpus, "clusterrun logs -a -n all -g TEXT", *SEARCH)]
     commands += [*peers.greps(corpus), peers.cat(corpus)]
+    _check_search(corpus)
     found = _warm(commands, setup.runs)
     rows = []
     for command in commands:
@@ -144,6 +146,19 @@ def search(setup: Setup) -> Section:
         "Budget: 0.5 GB a second and core, 200 MB.",
         rows=rows,
     )
+
+
+def _check_search(corpus: Corpus) -> None:
+    """See that clusterrun finds what grep finds, before it is asked how fast.
+
+    Raises RuntimeError.
+    """
+    ours, theirs = (
+        subprocess.run(command.argv, stdout=subprocess.PIPE, check=False).stdout.splitlines()
+        for command in (peers.ours(corpus, "", *SEARCH, "-o", "raw"), peers.greps(corpus)[0])
+    )
+    if not theirs or ours != [line.split(b" ", 3)[3] for line in theirs]:
+        raise RuntimeError(f"grep finds {len(theirs)} lines, clusterrun {len(ours)}, not the same")
 
 
 def replicas(setup: Setup) -> Section:
@@ -224,6 +239,7 @@ def _row(
         "wall_ratio": median([m.wall_s / t.wall_s for m, t in zip(timed, to[1:], strict=True)]),
         "largest_RSS_MB": watched.rss_bytes / 1e6,
         "sum_of_RSS_MB": watched.rss_sum_bytes / 1e6,
+        "output_bytes": watched.out_bytes or None,
         "runs": len(walls),
     }
 
