@@ -14,12 +14,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterrun.hostlist import fold_hostlist
+from clusterrun.node.clock import Clock, Offset
 from clusterrun.node.endings import Cause, Ending, Failure, NodeError, NodeExit, cancelled
-from clusterrun.node.forward import Forwarder
+from clusterrun.node.forward import Forwarder, Limits
 from clusterrun.node.identity import Identity, identity
 from clusterrun.node.launcher import Launcher, Verdict
 from clusterrun.node.link import Link
-from clusterrun.node.preparation import Attempt, accelerate_launcher, node_report, open_link
+from clusterrun.node.preparation import (
+    Attempt,
+    accelerate_launcher,
+    node_report,
+    open_link,
+    write_world,
+)
 from clusterrun.node.processes import adopt_orphans, kill_descendants
 from clusterrun.node.ranks import Ranks
 from clusterrun.node.report import Agreement
@@ -37,8 +44,9 @@ _T = TypeVar("_T")
 class Agent:
     """One node's part of an attempt."""
 
-    def __init__(self, attempt: Attempt, spool: Spool, forwarder: Forwarder) -> None:
+    def __init__(self, attempt: Attempt, spool: Spool, forwarder: Forwarder, clock: Clock) -> None:
         self._attempt, self._spool, self._forwarder = attempt, spool, forwarder
+        self._clock = clock
         self._plan, self._who = attempt.plan, attempt.who
         self._cancelled = asyncio.Event()
 
@@ -51,7 +59,7 @@ class Agent:
         self._event("started", **self._start())
         report = node_report(self._plan, self._who)
         try:
-            link = open_link(self._attempt, report)
+            link = open_link(self._attempt, report, self._clock, self._clock_compared)
             agreement = await self._or_cancelled(link.meet(report))
         except NodeError as error:
             ending = Ending(code=error.code, reason=error.message)
@@ -67,6 +75,8 @@ class Agent:
             happened=self._rank_event,
             failed=link.report_failure,
         )
+        if self._who.is_head:
+            self._write_world()
         launcher = accelerate_launcher(self._attempt, agreement, self._spool)
         launcher.start()
         ending = await self._first(link.ending(), self._watch(launcher, ranks, link))
@@ -82,6 +92,20 @@ class Agent:
         host, pid = socket.gethostname(), os.getpid()
         about = {"node_rank": who.node_rank, "host": host, "pid": pid}
         return {**about, "nodelist": fold_hostlist(who.nodes)} if who.is_head else about
+
+    def _clock_compared(self, offset: Offset) -> None:
+        self._event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)
+        seconds = abs(offset.offset_us) / 1_000_000
+        side = "ahead of" if offset.offset_us > 0 else "behind"
+        self._say(
+            f"the clock here is {seconds:.3f} s {side} the head's; it is corrected", tell=False
+        )
+
+    def _write_world(self) -> None:
+        try:
+            write_world(self._attempt)
+        except OSError as error:  # those who read logs do without it
+            self._say(f"cannot write {self._attempt.paths.world(self._attempt.number)}: {error}")
 
     async def _or_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Wait for something that a cancellation may interrupt."""
@@ -124,10 +148,15 @@ class Agent:
     def _launcher_ended(self, verdict: Verdict, ranks: Ranks, link: Link) -> None:
         ranks.look()
         ranks.settle_by_launcher(list(verdict.failures))
-        if verdict.code == 0 and not ranks.have_failed:
+        if ranks.have_failed:
+            return
+        count, planned = ranks.heard_of, self._plan.procs_per_node
+        is_short = self._plan.world_contract and count < planned
+        if verdict.code == 0 and not is_short:
             link.report_done()
-        elif not ranks.have_failed:
-            link.report_failure(_launcher_failure(self._who.node, verdict))
+            return
+        short = f" after {count} of {planned} ranks had started" if is_short else ""
+        link.report_failure(_launcher_failure(self._who.node, verdict, short))
 
     # At the end
 
@@ -164,6 +193,7 @@ class Agent:
         if tell or self._who.is_head:
             write_verdict(self._attempt.paths.verdict(self._attempt.number), ending.code)
         self._event("ended", code=ending.code, reason=ending.reason)
+        self._forwarder.end(ending.code, ending.reason)
         if ending.code:
             self._say(ending.reason, tell=tell)
         return ending.code
@@ -173,10 +203,13 @@ class Agent:
     def _rank_event(self, event: dict[str, Any]) -> None:
         if event.get("type") == "rank_start":
             event.setdefault("device", self._plan.device.value)
+        if isinstance(event.get("ts"), (int, float)):
+            event["ts"] = round(self._clock.corrected_s(event["ts"]), 6)
         self._event(event.pop("type", "unknown"), **event)
 
     def _event(self, kind: str, **fields: Any) -> None:
-        about = {"ts": round(time.time(), 6), "type": kind, "attempt": self._attempt.number}
+        at = round(self._clock.corrected_s(time.time()), 6)
+        about = {"ts": at, "type": kind, "attempt": self._attempt.number}
         self._forwarder.event({**about, "node": self._who.node, **fields})
 
     def _say(self, text: str, *, tell: bool = True) -> None:
@@ -206,7 +239,7 @@ def write_verdict(path: Path, code: int) -> None:
             file.write(f"{code}\n")
 
 
-def _launcher_failure(node: str, verdict: Verdict) -> Failure:
+def _launcher_failure(node: str, verdict: Verdict, when: str) -> Failure:
     number = max(0, -verdict.code)
     words = f": {verdict.last_words}" if verdict.last_words else ""
     return Failure(
@@ -216,7 +249,7 @@ def _launcher_failure(node: str, verdict: Verdict) -> Failure:
         code=128 + number if number else verdict.code or 1,
         signal=number,
         cause=Cause.LAUNCHER,
-        message=f"the launcher ended with status {verdict.code}{words}",
+        message=f"the launcher ended with status {verdict.code}{when}{words}",
     )
 
 
@@ -231,6 +264,12 @@ def run_agent(run_dir: Path, number: int) -> int:
     except NodeError as error:
         print(f"clusterrun: {socket.gethostname()}: {error.message}", file=sys.stderr)  # noqa: T201
         return error.code
+    clock = Clock()
+    limits = Limits(
+        spool_bytes=plan.log_spool_bytes,
+        lines_per_s=plan.log_lines_per_s,
+        line_bytes=plan.log_line_bytes,
+    )
     forwarder = Forwarder(
         spool,
         log=paths.log(number, who.node),
@@ -238,11 +277,13 @@ def run_agent(run_dir: Path, number: int) -> int:
         errors=paths.log_errors(number, who.node),
         events=paths.events(who.node),
         error_path=lambda rank: paths.error(number, rank),
+        limits=limits,
+        clock=clock,
     )
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
     try:
-        return asyncio.run(_run(attempt, spool, forwarder))
+        return asyncio.run(_run(Agent(attempt, spool, forwarder, clock)))
     finally:
         kill_descendants()
         for signal_number in CANCELLING:
@@ -268,8 +309,8 @@ def _spool(who: Identity, number: int) -> Spool:
         raise NodeError(NodeExit.NODE_UNFIT, text) from error
 
 
-async def _run(attempt: Attempt, spool: Spool, forwarder: Forwarder) -> int:
-    agent, loop = Agent(attempt, spool, forwarder), asyncio.get_running_loop()
+async def _run(agent: Agent) -> int:
+    loop = asyncio.get_running_loop()
 
     def cancel(*_: object) -> None:
         if not loop.is_closed():

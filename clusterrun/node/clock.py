@@ -2,12 +2,66 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+PINGS = 8
+LEAST_US = 1_000  # clocks that NTP keeps are closer than this
+
+
+def now_us() -> int:
+    """Read this node's clock, in µs since the epoch."""
+    return time.time_ns() // 1000
+
 
 class Clock:
-    """How far this node's clock is ahead of the head's; 0 until the nodes have met."""
+    """This node's clock, and how far it is ahead of the head's; 0 until the nodes have met."""
 
-    offset_us: int = 0
+    def __init__(self, now_us: Callable[[], int] = now_us) -> None:
+        self.now_us = now_us
+        self.offset_us = 0
 
     def corrected(self, epoch_us: int) -> int:
         """Turn a time of this node into the head's."""
         return epoch_us - self.offset_us
+
+    def corrected_s(self, epoch_s: float) -> float:
+        """Turn a time of this node, in seconds, into the head's."""
+        return epoch_s - self.offset_us / 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offset:
+    """How far this node's clock was ahead of the head's, by one ping that took `rtt_us`."""
+
+    offset_us: int
+    rtt_us: int
+
+    @property
+    def is_certain(self) -> bool:
+        """Say whether the clocks really differ: the ping's own time can't explain it."""
+        return abs(self.offset_us) > max(LEAST_US, self.rtt_us / 2)
+
+
+class Comparison:
+    """Compare this clock with the head's over some pings; the quickest is the best (RFC 5905)."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sent_us = 0
+        self._found: list[Offset] = []
+
+    def ping(self) -> None:
+        """Note that a ping is on its way."""
+        self._sent_us = self._clock.now_us()
+
+    def pong(self, head_us: int) -> Offset | None:
+        """Take the head's time from the answer; return the result once it is the last."""
+        now_us = self._clock.now_us()
+        middle_us = (self._sent_us + now_us) // 2
+        rtt_us = now_us - self._sent_us
+        self._found.append(Offset(offset_us=middle_us - head_us, rtt_us=rtt_us))
+        if len(self._found) < PINGS:
+            return None
+        return min(self._found, key=lambda offset: offset.rtt_us)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clusterrun.node.clock import now_us
 from clusterrun.node.endings import Ending, Failure, NodeError, NodeExit, lost_node
 from clusterrun.node.handshake import Realm, is_proof, nonce, proof
 from clusterrun.node.identity import LOOPBACK, Identity
@@ -25,17 +24,15 @@ from clusterrun.node.link import (
 from clusterrun.node.ports import listening_socket
 from clusterrun.node.report import Agreement, Report, problems
 
-CLOCKS_DIFFER_S = 0.5
 Conclude = Callable[[Sequence[Report], str], Agreement]
 
 
 @dataclass(kw_only=True)
 class Member:
-    """Another node, as the head knows it; `clock_ahead_s` is 0 where its clock agrees with ours."""
+    """Another node, as the head knows it."""
 
     report: Report
     channel: Channel
-    clock_ahead_s: float
     is_done: bool = False
     is_gone: bool = False
 
@@ -134,15 +131,13 @@ class Head:
             return None
         try:
             report = Report.from_data(hello["report"])
-            ahead_s = float(hello["clock"]) - time.time()
         except (KeyError, TypeError, ValueError):
             return None
         if not 0 < report.node_rank < len(self._who.nodes) or report.node_rank in self._members:
             channel.send("refused", reason=f"there already is a node {report.node_rank}")
             return None
         channel.send("joined", proof=proof(self._secret, "head", hello["nonce"]))
-        ahead_s = ahead_s if abs(ahead_s) > CLOCKS_DIFFER_S else 0.0
-        return Member(report=report, channel=channel, clock_ahead_s=ahead_s)
+        return Member(report=report, channel=channel)
 
     async def _listen_to(self, member: Member) -> None:
         while (message := await member.channel.receive()) is not None:
@@ -155,10 +150,10 @@ class Head:
         self._look_around()
 
     def _handle(self, member: Member, message: dict[str, Any]) -> None:
-        if message.get("type") == "failed":
-            failure = failure_in(message, member.report.node)
-            at = failure.at - member.clock_ahead_s
-            self._decision.add(dataclasses.replace(failure, at=at))
+        if message.get("type") == "ping":
+            member.channel.send("pong", clock_us=now_us())
+        elif message.get("type") == "failed":
+            self._decision.add(failure_in(message, member.report.node))
         elif message.get("type") == "done":
             member.is_done = True
             self._look_around()

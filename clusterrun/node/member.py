@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from clusterrun.node.clock import Clock, Comparison, Offset
 from clusterrun.node.endings import Ending, Failure, NodeError, NodeExit, lost_node
 from clusterrun.node.handshake import Realm, is_proof, nonce, proof
 from clusterrun.node.identity import Identity
@@ -28,10 +31,13 @@ class Member:
         ports: Sequence[int],
         timeout_s: float,
         interface_of: Callable[[str], str],
-        clock: Callable[[], float] = time.time,
+        clock: Clock,
+        compared: Callable[[Offset], None],
     ) -> None:
         self._who, self._realm, self._ports = who, realm, ports
-        self._timeout_s, self._interface_of, self._clock = timeout_s, interface_of, clock
+        self._timeout_s, self._interface_of = timeout_s, interface_of
+        self._clock, self._compared = clock, compared
+        self._comparison = Comparison(clock)
         self._channel: Channel | None = None
         self._decision = Decision()
         self._closed = asyncio.Event()
@@ -43,7 +49,9 @@ class Member:
         deadline = time.monotonic() + self._timeout_s
         self._channel = await self._join(report, deadline)
         # From here on the head, which may have started later, says when the time is up.
-        message = await self._channel.receive()
+        self._ping(self._channel)
+        while (message := await self._channel.receive()) and message.get("type") == "pong":
+            self._pong(self._channel, message)
         if message is None:
             text = f"{self._who.node}: the head {self._who.nodes[0]} left before the launch"
             raise NodeError(NodeExit.NODE_LOST, text)
@@ -102,7 +110,6 @@ class Member:
             nonce=ours,
             proof=proof(secret, "member", challenge.get("nonce"), ours),
             report=report.to_data(),
-            clock=self._clock(),
             **self._realm.label,
         )
         answer = await channel.receive(ANSWER_S)
@@ -110,15 +117,34 @@ class Member:
 
     async def _listen(self, channel: Channel) -> None:
         while (message := await channel.receive()) is not None:
-            if message.get("type") == "stop":
+            if message.get("type") == "pong":
+                self._pong(channel, message)
+            elif message.get("type") == "stop":
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     self._decision.make(Ending.from_data(message))
         text = "its agent is gone: the connection to it closed"
         self._decision.make(Ending.of(lost_node(self._who.nodes[0], text)))
         self._closed.set()
 
+    def _ping(self, channel: Channel) -> None:
+        self._comparison.ping()
+        channel.send("ping")
+
+    def _pong(self, channel: Channel, message: Mapping[str, Any]) -> None:
+        """Compare the clocks while the nodes meet, and go on with it after the welcome."""
+        head_us = message.get("clock_us")
+        if not isinstance(head_us, int):
+            return
+        offset = self._comparison.pong(head_us)
+        if offset is None:
+            self._ping(channel)
+        elif offset.is_certain:
+            self._clock.offset_us = offset.offset_us
+            self._compared(offset)
+
     def report_failure(self, failure: Failure) -> None:
-        """Tell the head; decide alone where it does not answer."""
+        """Tell the head, in its time; decide alone where it does not answer."""
+        failure = dataclasses.replace(failure, at=self._clock.corrected_s(failure.at))
         if self._channel is not None:
             self._channel.send("failed", **failure.to_data())
         loop = asyncio.get_running_loop()

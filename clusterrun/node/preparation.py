@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.node import facts
+from clusterrun.node.clock import Clock, Offset
 from clusterrun.node.endings import NodeError, NodeExit
 from clusterrun.node.environment import NodeFacts, rank_environment
 from clusterrun.node.handshake import Realm
@@ -58,8 +60,13 @@ def gpu_problem(plan: Plan, env: Mapping[str, str]) -> str:
     return f"{count} GPUs were given to this node, {plan.procs_per_node} ranks need one each"
 
 
-def open_link(attempt: Attempt, report: Report) -> Link:
-    """Choose this node's end of the link; raises NodeError where it is alone and unfit."""
+def open_link(
+    attempt: Attempt, report: Report, clock: Clock, compared: Callable[[Offset], None]
+) -> Link:
+    """Choose this node's end of the link; raises NodeError where it is alone and unfit.
+
+    A node whose clock differs from the head's corrects `clock` and says so to `compared`.
+    """
     who, conclusion = attempt.who, functools.partial(conclude, attempt)
     if len(who.nodes) == 1:
         if report.problem:
@@ -70,7 +77,7 @@ def open_link(attempt: Attempt, report: Report) -> Link:
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     if who.is_head:
         return Head(who, realm, ports, timeout_s, conclusion)
-    return Member(who, realm, ports, timeout_s, facts.interface_of)
+    return Member(who, realm, ports, timeout_s, facts.interface_of, clock, compared)
 
 
 def conclude(attempt: Attempt, reports: Sequence[Report], address: str) -> Agreement:
@@ -112,6 +119,21 @@ def _rendezvous_port(attempt: Attempt) -> int:
         where = f"{attempt.who.node}: port {fixed}" if fixed else attempt.who.node
         text = f"{where}: no port is free for the rendezvous: {error}"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
+
+
+def write_world(attempt: Attempt) -> None:
+    """Write down which nodes have which ranks: the head's task, before the launch."""
+    path = attempt.paths.world(attempt.number)
+    world = {
+        "schema": "clusterrun.world/1",
+        "nodes": list(attempt.who.nodes),
+        "procs_per_node": attempt.plan.procs_per_node,
+    }
+    temporary = path.with_name(f".{path.name}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(json.dumps(world) + "\n")
+    temporary.rename(path)
 
 
 def accelerate_launcher(attempt: Attempt, agreement: Agreement, spool: Spool) -> Launcher:

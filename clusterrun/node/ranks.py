@@ -123,6 +123,11 @@ class Ranks:
             rank.status = _as_wait_status(int(entry["exitcode"]))
             self._settle(rank)
 
+    @property
+    def heard_of(self) -> int:
+        """Count the ranks that have said anything; on a full disk not even that they started."""
+        return len(self._ranks)
+
     def all_ended(self, count: int) -> bool:
         """Say whether so many ranks were heard of, and all of them have ended."""
         ended = [rank for rank in self._ranks.values() if rank.ended_at]

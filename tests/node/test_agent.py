@@ -271,6 +271,91 @@ def test_a_launcher_that_refuses_is_quoted(stub_job: Make) -> None:
     assert "the stub does not like this configuration" in job.errors()
 
 
+def test_a_launcher_that_starts_no_rank_and_ends_well_has_failed(stub_job: Make) -> None:
+    job = stub_job(HELLO, nodes=1, world_contract=True).start(STUB_RANKS="0")
+    assert job.wait(30) == [1]
+    assert "the launcher ended with status 0 after 0 of 2 ranks had started" in job.errors()
+    assert job.events("failed")[0]["cause"] == "launcher"
+
+
+def test_without_a_world_contract_the_launchers_word_counts(stub_job: Make) -> None:
+    assert stub_job(HELLO, nodes=1).start(STUB_RANKS="0").wait(30) == [0]
+
+
+def test_ranks_that_leave_without_a_word_have_started_all_the_same(stub_job: Make) -> None:
+    job = stub_job("import os; os._exit(0)", nodes=1, world_contract=True).start()
+    assert job.wait(30) == [0]
+
+
+def test_the_head_says_which_nodes_have_which_ranks(stub_job: Make) -> None:
+    job = stub_job("print(open('runs/job/run1/attempts/1/world.json').read())").start()
+    assert job.wait() == [0, 0]
+    world = {
+        "schema": "clusterrun.world/1",
+        "nodes": ["local0", "local1"],
+        "procs_per_node": 2,
+    }
+    assert json.loads(job.paths.world(1).read_text()) == world
+    assert ("3", "o", json.dumps(world)) in [row[1:] for row in job.log("local1")]
+    assert oct(job.paths.world(1).stat().st_mode & 0o777) == "0o600"
+
+
+def test_a_node_whose_clock_is_off_stamps_in_the_time_of_the_head(
+    stub_job: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "off").mkdir()
+    (tmp_path / "off" / "sitecustomize.py").write_text(
+        "import time\nnow, now_ns = time.time, time.time_ns\n"
+        "time.time, time.time_ns = lambda: now() + 3600, lambda: now_ns() + 3600 * 10**9\n"
+    )
+    job = stub_job("import time; time.sleep(1); print(time.clock_gettime(time.CLOCK_REALTIME))")
+    job.start_node(0)
+    job.start_node(1, PYTHONPATH=f"{tmp_path / 'off'}:{STUB}:{ROOT}")
+    assert job.wait() == [0, 0]
+    (event,) = job.events("clock")
+    assert event["node"] == "local1"
+    assert abs(event["offset_us"] - 3600 * 10**6) <= event["rtt_us"] / 2 + 1
+    for node in ("local0", "local1"):
+        lines = [(at, text) for at, _, stream, text in job.log(node) if stream == "o"]
+        assert len(lines) == 2
+        assert all(abs(at / 1e6 - float(text)) < 100 for at, text in lines)
+    said = [text for _, _, stream, text in job.log("local1") if stream == "a"]
+    assert said == ["the clock here is 3600.000 s ahead of the head's; it is corrected"]
+    starts = [event["ts"] for event in job.events("rank_start")]
+    assert max(starts) - min(starts) < 100
+
+
+@pytest.mark.parametrize(("script", "code"), [(HELLO, 0), ("import sys; sys.exit(3)", 3)])
+def test_the_last_line_of_a_log_says_that_it_is_complete(
+    stub_job: Make, script: str, code: int
+) -> None:
+    job = stub_job(script, nodes=1).start()
+    assert job.wait() == [code]
+    *_, said, (_, rank, stream, end) = job.log()
+    assert (rank, stream, end.split(" ")[0]) == ("-", "z", str(code))
+    assert (said[2] == "a") == bool(code)  # the agent's last words come before it
+
+
+def test_lines_beyond_the_rate_that_was_asked_for_are_counted(stub_job: Make) -> None:
+    script = "for n in range(5000): print('line', n)"
+    job = stub_job(script, nodes=1, nproc_per_node=1, log_lines_per_s=100).start()
+    assert job.wait() == [0]
+    rows = [row[2:] for row in job.log() if row[1] == "0"]
+    kept = sum(len(text) + 1 for stream, text in rows if stream == "o")
+    gaps = [text.split(" ", 2) for stream, text in rows if stream == "g"]
+    assert {(stream, reason) for stream, _, reason in gaps} == {("o", "more than 100 lines/s")}
+    written = sum(len(f"line {n}\n") for n in range(5000))
+    assert kept + sum(int(size) for _, size, _ in gaps) == written
+    assert kept < written
+
+
+def test_lines_beyond_the_length_that_was_asked_for_are_cut_and_counted(stub_job: Make) -> None:
+    job = stub_job("print('x' * 1000)", nodes=1, nproc_per_node=1, log_line_bytes=100).start()
+    assert job.wait() == [0]
+    rows = [row[2:] for row in job.log() if row[1] == "0"]
+    assert rows == [("O", "x" * 100), ("g", "o 901 lines longer than 100 bytes")]
+
+
 def test_one_node_alone_needs_no_link(stub_job: Make) -> None:
     job = stub_job(HELLO, nodes=1).start()
     assert job.wait() == [0]

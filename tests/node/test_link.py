@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from clusterrun.node import link as link_module
+from clusterrun.node.clock import PINGS, Clock, Comparison, Offset, now_us
 from clusterrun.node.endings import Cause, Ending, Failure, NodeError
 from clusterrun.node.handshake import Realm
 from clusterrun.node.head import Head
@@ -55,16 +56,27 @@ def failure(rank: int, at: float, code: int = 3) -> Failure:
     )
 
 
+def member(
+    rank: int, nodes: int, place: Realm, timeout_s: float, clock: Clock | None = None
+) -> Member:
+    return Member(
+        who(rank, nodes),
+        place,
+        PORTS,
+        timeout_s,
+        lambda address: f"if of {address}",
+        clock or Clock(),
+        lambda offset: None,
+    )
+
+
 class Nodes:
     """A head and its members, in one event loop."""
 
     def __init__(self, path: Path, nodes: int = 3, timeout_s: float = 10) -> None:
         place = realm(path)
         self.head = Head(who(0, nodes), place, PORTS, timeout_s, conclude)
-        self.members = [
-            Member(who(rank, nodes), place, PORTS, timeout_s, lambda address: f"if of {address}")
-            for rank in range(1, nodes)
-        ]
+        self.members = [member(rank, nodes, place, timeout_s) for rank in range(1, nodes)]
 
     @property
     def all(self) -> list[Head | Member]:
@@ -149,14 +161,68 @@ def test_after_a_failure_all_wait_until_nothing_runs_anywhere(tmp_path: Path) ->
 def test_a_clock_that_is_off_does_not_make_a_node_the_first(tmp_path: Path) -> None:
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)
-        place = realm(tmp_path)
-        nodes.members = [Member(who(1, 2), place, PORTS, 9, str, lambda: time.time() - 3600)]
+        clock = Clock(lambda: now_us() - 3600_000_000)
+        nodes.members = [member(1, 2, realm(tmp_path), 9, clock)]
         await nodes.meet()
+        await compared(clock)
         nodes.head.report_failure(failure(0, time.time() - 0.1, code=5))
         nodes.members[0].report_failure(failure(1, time.time() - 3600, code=1))
         assert [ending.code for ending in await nodes.end()] == [5, 5]
 
     run(story())
+
+
+async def compared(clock: Clock) -> None:
+    while clock.offset_us == 0:
+        await asyncio.sleep(0.01)
+
+
+def test_a_node_with_another_clock_finds_the_time_of_the_head(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes, clock, found = Nodes(tmp_path, nodes=2), Clock(lambda: now_us() + 2_000_000), []
+        nodes.members = [
+            Member(who(1, 2), realm(tmp_path), PORTS, 9, str, clock, lambda o: found.append(o))
+        ]
+        await nodes.meet()
+        await compared(clock)
+        (offset,) = found
+        assert clock.offset_us == offset.offset_us
+        assert abs(offset.offset_us - 2_000_000) <= offset.rtt_us / 2 + 1
+        assert abs(clock.corrected(clock.now_us()) - now_us()) < 1_000_000
+
+    run(story())
+
+
+def test_equal_clocks_are_left_alone_however_slow_the_network(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path, nodes=3)
+        await nodes.meet()
+        comparisons = [node._comparison for node in nodes.members]
+        while not all(len(each._found) == PINGS for each in comparisons):
+            await asyncio.sleep(0.01)
+        assert [node._clock.offset_us for node in nodes.members] == [0, 0]
+
+    run(story())
+
+
+def test_the_quickest_ping_counts() -> None:
+    times = iter([t for n in range(PINGS) for t in (n * 1000, n * 1000 + (40 if n == 3 else 800))])
+    comparison = Comparison(Clock(lambda: next(times)))
+    results = []
+    for number in range(PINGS):
+        comparison.ping()
+        results.append(comparison.pong(number * 1000 - 5_000))
+    assert results == [None] * (PINGS - 1) + [Offset(offset_us=5_020, rtt_us=40)]
+
+
+@pytest.mark.parametrize(
+    ("offset_us", "rtt_us", "is_certain"),
+    [(2_000, 100, True), (-2_000, 100, True), (900, 100, False), (2_000, 4_000, False)],
+)
+def test_clocks_differ_only_beyond_what_the_ping_explains(
+    offset_us: int, rtt_us: int, is_certain: bool
+) -> None:
+    assert Offset(offset_us=offset_us, rtt_us=rtt_us).is_certain is is_certain
 
 
 def test_a_lost_member_ends_the_job(tmp_path: Path) -> None:
@@ -234,9 +300,9 @@ def test_p2_only_agents_of_the_same_attempt_are_let_in(tmp_path: Path) -> None:
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2, timeout_s=1)
         others = [
-            Member(who(1, 2), realm(tmp_path / "other"), PORTS, 0.3, str),
-            Member(who(1, 2), realm(tmp_path, attempt=2), PORTS, 0.3, str),
-            Member(who(1, 2), _with_wrong_secret(tmp_path), PORTS, 0.3, str),
+            member(1, 2, realm(tmp_path / "other"), 0.3),
+            member(1, 2, realm(tmp_path, attempt=2), 0.3),
+            member(1, 2, _with_wrong_secret(tmp_path), 0.3),
         ]
         outcome = await asyncio.gather(
             nodes.head.meet(report(0)),
@@ -296,7 +362,7 @@ def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: bytes) -> 
 def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=3, timeout_s=1)
-        twin = Member(who(1), realm(tmp_path), PORTS, 0.5, str)
+        twin = member(1, 3, realm(tmp_path), 0.5)
         outcome = await asyncio.gather(
             nodes.head.meet(report(0)),
             nodes.members[0].meet(report(1)),
