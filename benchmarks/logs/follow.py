@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks.logs.cost import Load
@@ -135,7 +136,6 @@ def _arrivals(seen: Follower) -> list[float]:
 
 
 def _burst(running: Job, burst: Load, runs: int) -> dict[str, Value]:
-    size = burst.lines * burst.width
     ratios, lates, lost, twice, unordered = [], [], 0, 0, 0
     for _ in range(runs):
         alone = burst.ask(running.rank)["seconds"]
@@ -143,9 +143,10 @@ def _burst(running: Job, burst: Load, runs: int) -> dict[str, Value]:
         with follower(running) as seen:
             seen.wait_for(lambda: bool(seen.chunks))
             before = len(_NUMBER.findall(seen.text))
+            size = seen.size + burst.lines * burst.width
             ratios.append(burst.ask(running.rank)["seconds"] / alone)
             since = time.monotonic()
-            seen.wait_for(lambda: seen.size >= size)
+            seen.wait_for(partial(_has, seen, size))
             lates.append(time.monotonic() - since)
             numbers = [int(n) for n in _NUMBER.findall(seen.text)][before:]
         lost += len(set(range(burst.lines)) - set(numbers))
@@ -161,6 +162,10 @@ def _burst(running: Job, burst: Load, runs: int) -> dict[str, Value]:
         "last_line_after_s": median(lates),
         "bursts": runs,
     }
+
+
+def _has(seen: Follower, size_bytes: int) -> bool:
+    return seen.size >= size_bytes
 
 
 def _interrupt(running: Job) -> dict[str, Value]:
