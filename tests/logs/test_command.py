@@ -240,6 +240,7 @@ def test_json_is_one_object_a_line(ended: Here, flag: list[str]) -> None:
             "local_rank": 1,
             "stream": "err",
             "attempt": 1,
+            "level": None,
             "text": "trouble",
             "partial": False,
             "file": "logs/a1/n2.log",

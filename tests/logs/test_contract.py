@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.logs.merge import read_merged
-from clusterrun.logs.text import TextView
-from clusterrun.node.forward import HELD_S, LINE_BYTES, Stamper
+from clusterrun.logs.text_view import TextView
+from clusterrun.node.source import HELD_S
+from clusterrun.node.stamp import LINE_BYTES, split_pieces, stamp
 from clusterrun.paths import RunPaths
 from tests.logs.corpus import write_log
 
@@ -25,6 +26,20 @@ _chunks = st.lists(
 )
 
 
+class _Stamper:
+    """What the forwarder does with the bytes of one stream."""
+
+    def __init__(self, rank: str, stream: str) -> None:
+        self._rank, self._stream, self._held = rank, stream, b""
+
+    def feed(self, data: bytes, now: float, *, with_rest: bool = False) -> bytes:
+        self._held += data
+        pieces = split_pieces(self._held, with_rest=with_rest)
+        self._held = self._held[sum(len(piece.text) for piece in pieces) :]
+        time_us = int(now * 1_000_000)
+        return b"".join(stamp(piece, time_us, self._rank, self._stream) for piece in pieces)
+
+
 def _as_written(lines: list[LogLine]) -> bytes:
     return b"".join(line.text if line.partial else line.text + b"\n" for line in lines)
 
@@ -35,7 +50,7 @@ def test_bytes_of_each_stream_come_back_as_they_were_written(
     rounds: list[tuple[str, list[bytes], float]],
 ) -> None:
     paths = RunPaths(root=tmp_path_factory.mktemp("run"))
-    stampers = {stream: Stamper("3", stream) for stream in "oe"}
+    stampers = {stream: _Stamper("3", stream) for stream in "oe"}
     sources = dict.fromkeys("oe", b"")
     now = 1_700_000_000.0
     for stream, chunks, wait_s in rounds:
@@ -43,19 +58,23 @@ def test_bytes_of_each_stream_come_back_as_they_were_written(
             sources[stream] += chunk
             write_log(paths, 1, "n1", [stampers[stream].feed(chunk, now)])
         now += wait_s
-        write_log(paths, 1, "n1", [stamper.flush(now) for stamper in stampers.values()])
-    write_log(paths, 1, "n1", [s.flush(now, is_last=True) for s in stampers.values()])
+        is_long = wait_s >= HELD_S
+        write_log(paths, 1, "n1", [s.feed(b"", now, with_rest=is_long) for s in stampers.values()])
+    write_log(paths, 1, "n1", [s.feed(b"\n", now) for s in stampers.values()])
     lines = list(read_merged(paths, 1))
     for stream, source in sources.items():
         mine = [line for line in lines if line.stream is Stream(stream)]
-        assert _as_written(mine) == source
+        assert _as_written(mine) == source + b"\n"
         assert {line.rank for line in mine} <= {3}
 
 
 def test_a_line_that_was_cut_for_its_length_is_shown_as_one(tmp_path: Path) -> None:
     paths = RunPaths(root=tmp_path)
-    stamper = Stamper("0", "o")
+    stamper = _Stamper("0", "o")
     write_log(paths, 1, "n1", [stamper.feed(b"x" * (2 * LINE_BYTES) + b"\nnext\n", 1.7e9)])
-    view = TextView(nodes=["n1"], world_size=1)
-    shown = [text for line in read_merged(paths, 1) for text in view.show(line)]
-    assert [len(text) for text in shown] == [len("n1:0 | …[+65,536 bytes]\n") + LINE_BYTES, 12]
+    shown: list[bytes] = []
+    view = TextView(write=shown.append, nodes=["n1"], world_size=1)
+    for line in read_merged(paths, 1):
+        view.show(line)
+    lengths = [len(text.decode()) for text in shown]
+    assert lengths == [len("n1:0 | …[+65,536 bytes]\n") + LINE_BYTES, 12]

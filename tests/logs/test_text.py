@@ -1,35 +1,67 @@
-"""How lines look to people and to programs."""
+"""How lines look to people."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from pathlib import Path
+from datetime import timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logs.text import (
-    SHOWN_BYTES,
-    TextView,
-    clock_time,
-    json_line,
-    last_state,
-    node_colour,
-    strip_controls,
-)
+from clusterrun.logs import stamps
+from clusterrun.logs.joining import OPEN_PAUSES, QUIET_PAUSES, SHOWN_BYTES
+from clusterrun.logs.stamps import clock_time, iso_time, stamp_writer, utc_time
+from clusterrun.logs.text import highlighted, last_state, readable, strip_controls
+from clusterrun.logs.text_view import Style, TextView, node_colour
 from tests.logs.corpus import T0, line
 
 
-def shown(view: TextView, *lines: tuple[int | None, str, bytes], node: str = "n1") -> list[str]:
-    return [text for entry in lines for text in view.show(line(T0, node, *entry))]
+class View:
+    """A view, and what it has written since it was last asked."""
+
+    def __init__(
+        self,
+        *,
+        nodes: tuple[str, ...] = (),
+        world_size: int = 1,
+        style: Style | None = None,
+        dedup: bool = False,
+    ) -> None:
+        self._written: list[bytes] = []
+        self.view = TextView(
+            write=self._written.append,
+            nodes=nodes,
+            world_size=world_size,
+            procs_per_node=8,
+            attempt=2,
+            style=style or Style(),
+            dedup=dedup,
+        )
+
+    def take(self) -> list[str]:
+        texts = [text.decode() for text in self._written]
+        self._written.clear()
+        return texts
+
+    def show(self, *lines: tuple[int | None, str, bytes], node: str = "n1") -> list[str]:
+        for entry in lines:
+            self.view.show(line(T0, node, *entry))
+        return self.take()
+
+    def pause(self) -> list[str]:
+        self.view.pause()
+        return self.take()
+
+    def drain(self) -> list[str]:
+        self.view.drain()
+        return self.take()
 
 
 def test_prefixes_are_aligned_and_mark_stderr_without_colour() -> None:
-    view = TextView(nodes=["n1", "n10"], world_size=16)
-    assert shown(view, (0, "o", b"a"), (13, "e", b"b"), (None, "l", b"c")) == [
+    view = View(nodes=("n1", "n10"), world_size=16)
+    assert view.show((0, "o", b"a"), (13, "e", b"b"), (None, "l", b"c")) == [
         "n1:0   | a\n",
         "n1:13  ! b\n",
         "n1     | c\n",
@@ -37,33 +69,32 @@ def test_prefixes_are_aligned_and_mark_stderr_without_colour() -> None:
 
 
 def test_prefix_grows_for_a_longer_name_that_comes_late() -> None:
-    view = TextView(nodes=[], world_size=100)
-    assert shown(view, (0, "o", b"a")) == ["n1:0  | a\n"]
-    assert shown(view, (99, "o", b"b"), node="n10") == ["n10:99 | b\n"]
-    assert shown(view, (0, "o", b"c")) == ["n1:0   | c\n"]
+    view = View(world_size=100)
+    assert view.show((0, "o", b"a")) == ["n1:0  | a\n"]
+    assert view.show((99, "o", b"b"), node="n10") == ["n10:99 | b\n"]
+    assert view.show((0, "o", b"c")) == ["n1:0   | c\n"]
 
 
 def test_prefix_can_be_left_out() -> None:
-    assert shown(TextView(nodes=[], world_size=1, prefix=False), (0, "o", b"  a")) == ["  a\n"]
+    assert View(style=Style(prefix="none")).show((0, "o", b"  a")) == ["  a\n"]
 
 
-def test_time_stands_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC-02")
-    time.tzset()
-    try:
-        assert shown(TextView(nodes=[], world_size=1, timestamps=True), (0, "o", b"a")) == [
-            "00:13:20.000 n1:0 | a\n"
-        ]
-        assert clock_time(T0 + 1_234_567) == "00:13:21.234"
-        assert clock_time(0) == "--:--:--.---"
-    finally:
-        monkeypatch.undo()
-        time.tzset()
+def test_full_prefix_adds_local_rank_attempt_and_stream() -> None:
+    view = View(nodes=("n1", "n2"), world_size=16, style=Style(prefix="full"))
+    assert view.show((13, "e", b"a"), (None, "l", b"b"), (3, "o", b"c"), node="n2") == [
+        "n2:13/5 a2 err      ! a\n",
+        "n2      a2 launcher | b\n",
+        "n2:3/3  a2 out      | c\n",
+    ]
+
+
+def test_hostile_names_of_nodes_reach_no_terminal() -> None:
+    assert View().show((0, "o", b"a"), node="n\x1b[2J\udcff") == ["n?:0 | a\n"]
 
 
 def test_colour_comes_from_the_name_of_the_node_and_red_is_for_stderr() -> None:
-    view = TextView(nodes=[], world_size=1, colour=True)
-    assert shown(view, (0, "e", b"\x1b[1mbold")) == [
+    view = View(style=Style(colour=True))
+    assert view.show((0, "e", b"\x1b[1mbold")) == [
         f"\x1b[{node_colour('n1')}mn1:0\x1b[0m \x1b[31m!\x1b[0m \x1b[1mbold\x1b[0m\n"
     ]
 
@@ -73,6 +104,52 @@ def test_colours_of_nodes_are_spread_and_never_red() -> None:
     assert len(colours) == 10
     assert not colours & {31, 91, 30, 37, 90, 97}
     assert node_colour("node001") == node_colour("node001")
+
+
+# Times
+
+
+@pytest.fixture
+def east_of_greenwich(monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setenv("TZ", "UTC-02")
+    time.tzset()
+    stamps._moment.cache_clear()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+    stamps._moment.cache_clear()
+
+
+@pytest.mark.usefixtures("east_of_greenwich")
+def test_times_are_of_the_local_zone() -> None:
+    assert View(style=Style(stamp=stamp_writer("time"))).show((0, "o", b"a")) == [
+        "00:13:20.000 n1:0 | a\n"
+    ]
+    assert clock_time(T0 + 1_234_567) == "00:13:21.234"
+    assert iso_time(T0 + 1_234_567) == "2023-11-15T00:13:21.234567+02:00"
+
+
+def test_times_are_of_the_zone_that_was_asked_for() -> None:
+    assert clock_time(T0 + 1_234_567, timezone.utc) == "22:13:21.234"
+    assert iso_time(T0, timezone.utc) == "2023-11-14T22:13:20.000000+00:00"
+    assert utc_time(T0) == "2023-11-14T22:13:20.000000Z"
+
+
+def test_times_that_nobody_knows_are_dashes() -> None:
+    assert (clock_time(0), iso_time(0), utc_time(0)) == ("--:--:--.---", "-", None)
+
+
+def test_deltas_count_from_the_line_that_was_shown_before() -> None:
+    stamp = stamp_writer("delta")
+    assert [stamp(T0 + us) for us in (0, 123_000, 100_123_000, 100_121_000)] == [
+        "    +0.000 ",
+        "    +0.123 ",
+        "  +100.000 ",
+        "    -0.002 ",
+    ]
+
+
+# Control sequences and colours
 
 
 @pytest.mark.parametrize(
@@ -114,8 +191,48 @@ def test_colours_stay_where_they_are_wanted_and_end_with_the_line() -> None:
     assert strip_controls("plain", keep_colours=True) == "plain"
 
 
+@given(st.binary())
+def test_readable_text_moves_no_cursor_whatever_the_bytes_are(text: bytes) -> None:
+    assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", readable(text, keep_colours=False))
+
+
 def test_bytes_that_are_no_utf8_are_replaced() -> None:
-    assert shown(TextView(nodes=[], world_size=1), (0, "o", b"a\xff\xc3b")) == ["n1:0 | a��b\n"]
+    assert View().show((0, "o", b"a\xff\xc3b")) == ["n1:0 | a��b\n"]
+
+
+@pytest.mark.parametrize(
+    ("body", "pattern", "marked"),
+    [
+        ("loss 1.8", rb"\d", "loss \x1b[7m1\x1b[27m.\x1b[7m8\x1b[27m"),
+        ("loss", rb"x", "loss"),
+        ("loss", rb"x*", "loss"),
+        ("a\x1b[31mb\x1b[0mc", rb"abc", "[a]\x1b[31m[b]\x1b[0m[c]"),
+        ("a\x1b[31mb", rb"31", "a\x1b[31mb"),
+        ("é漢x", rb"\xbc", "é[漢]x"),
+        ("é漢x", rb"\xa9.", "[é漢]x"),
+    ],
+)
+def test_what_a_pattern_finds_is_marked_and_colours_stay_whole(
+    body: str, pattern: bytes, marked: str
+) -> None:
+    marked = re.sub(r"(?<!\x1b)\[(.*?)\]", "\x1b[7m\\1\x1b[27m", marked)
+    assert highlighted(body, [re.compile(pattern)]) == marked
+
+
+@given(st.text("aé\x1b[0m31;"), st.sampled_from([rb"a", rb".", rb"[^a]+", rb"\xc3", rb"m3"]))
+def test_marks_change_nothing_else(text: str, pattern: bytes) -> None:
+    body = strip_controls(text, keep_colours=True)
+    marked = highlighted(body, [re.compile(pattern)])
+    assert marked.replace("\x1b[7m", "").replace("\x1b[27m", "") == body
+
+
+@pytest.mark.parametrize(("colour", "text"), [(True, "a\x1b[7mb\x1b[27m\n"), (False, "ab\n")])
+def test_marks_are_for_those_who_see_colour(colour: bool, text: str) -> None:
+    style = Style(prefix="none", colour=colour, highlight=(re.compile(b"b"),))
+    assert View(style=style).show((0, "o", b"ab")) == [text]
+
+
+# Cut lines and progress bars
 
 
 @pytest.mark.parametrize(
@@ -126,93 +243,103 @@ def test_a_progress_bar_shows_its_last_state(text: str, state: str) -> None:
     assert last_state(text) == state
 
 
-def test_cut_lines_are_joined_by_rank_and_stream() -> None:
-    view = TextView(nodes=[], world_size=1)
-    assert shown(view, (0, "O", b"one "), (1, "o", b"other"), (0, "E", b"err ")) == [
-        "n1:1 | other\n"
-    ]
-    assert shown(view, (0, "O", b"long "), (0, "e", b"or"), (0, "o", b"line")) == [
-        "n1:0 ! err or\n",
-        "n1:0 | one long line\n",
-    ]
-    assert list(view.drain()) == []
-
-
 def test_a_line_whose_end_does_not_come_is_shown_with_a_mark() -> None:
-    view = TextView(nodes=[], world_size=1)
-    assert shown(view, (0, "O", b"Password: ")) == []
-    assert [list(view.pause()) for _ in range(5)] == [[], [], [], ["n1:0 | Password: …\n"], []]
-    assert shown(view, (0, "o", b"rest")) == ["n1:0 | rest\n"]
-    assert shown(view, (0, "O", b"killed he")) == []
-    assert list(view.drain()) == ["n1:0 | killed he…\n"]
+    view = View()
+    assert view.show((0, "O", b"Password: ")) == []
+    waiting = [view.pause() for _ in range(QUIET_PAUSES + 2)]
+    assert waiting == [[]] * QUIET_PAUSES + [["n1:0 | Password: …\n"], []]
+    assert view.show((0, "o", b"rest")) == ["n1:0 | rest\n"]
+    assert view.show((0, "O", b"killed he")) == []
+    assert view.drain() == ["n1:0 | killed he…\n"]
+
+
+def test_the_mark_is_seen_behind_a_control_string_that_was_cut() -> None:
+    view = View()
+    view.show((0, "O", b"a\x1b]0;title"))
+    assert view.drain() == ["n1:0 | a…\n"]
 
 
 def test_a_progress_bar_that_goes_on_and_on_is_shown_from_time_to_time() -> None:
-    view = TextView(nodes=[], world_size=1)
+    view = View()
     told: list[str] = []
-    for percent in range(40):
-        assert shown(view, (0, "E", b"\r%d %%" % percent)) == []
+    for percent in range(4 * (OPEN_PAUSES + 1)):
+        assert view.show((0, "E", b"\r%d %%" % percent)) == []
         told += view.pause()
     assert told == [f"n1:0 ! {percent} %…\n" for percent in (9, 19, 29, 39)]
 
 
+def test_a_progress_bar_in_pieces_can_be_looked_at_without_a_mark() -> None:
+    view = View(world_size=16)
+    view.show((3, "E", b"\r\x1b[32m10 %"), (3, "E", b"\r20 %"))
+    assert view.view.unfinished() == "n1:3  ! 20 %"
+    assert view.show((3, "e", b"\rdone")) == ["n1:3  ! done\n"]
+    assert view.view.unfinished() is None
+
+
 def test_a_long_line_is_cut_and_says_by_how_much() -> None:
-    view = TextView(nodes=[], world_size=1)
+    view = View()
     pieces = [(0, "O", b"x" * 40_000)] * 3
-    assert shown(view, *pieces, (0, "o", b"end")) == [
+    assert view.show(*pieces, (0, "o", b"end")) == [
         f"n1:0 | {'x' * SHOWN_BYTES}…[+{120_003 - SHOWN_BYTES:,} bytes]\n"
     ]
-    assert shown(view, (0, "o", b"y" * (SHOWN_BYTES + 1))) == [
+    assert view.show((0, "o", b"y" * (SHOWN_BYTES + 1))) == [
         f"n1:0 | {'y' * SHOWN_BYTES}…[+1 bytes]\n"
     ]
 
 
 @given(st.lists(st.text("ab\r", min_size=1), min_size=1))
 def test_a_progress_bar_in_pieces_shows_what_it_would_in_one(pieces: list[str]) -> None:
-    view = TextView(nodes=[], world_size=1)
+    view = View()
     for piece in pieces:
-        assert shown(view, (0, "O", piece.encode())) == []
-    assert shown(view, (0, "o", b"")) == [f"n1:0 | {last_state(''.join(pieces))}\n"]
+        assert view.show((0, "O", piece.encode())) == []
+    assert view.show((0, "o", b"")) == [f"n1:0 | {last_state(''.join(pieces))}\n"]
 
 
-def test_an_endless_progress_bar_takes_no_memory() -> None:
-    view = TextView(nodes=[], world_size=1)
-    for i in range(10_000):
-        shown(view, (0, "O", b"%7d %%\r" % i))
-    (entry,) = view._open.values()
-    assert len(entry.text) < 50
-    assert shown(view, (0, "o", b"done")) == ["n1:0 | done\n"]
+# Lost bytes, and copies
 
 
-def test_json_has_every_field() -> None:
-    text = json_line(
-        line(T0 + 204_113, "n3", 13, "E", b"caf\xe9 \x1b[1m", offset=17),
-        attempt=2,
-        procs_per_node=8,
-        path=Path("logs/a2/n3.log"),
-    )
-    assert text.endswith("\n")
-    assert json.loads(text) == {
-        "type": "line",
-        "ts": "2023-11-14T22:13:20.204113Z",
-        "node": "n3",
-        "rank": 13,
-        "local_rank": 5,
-        "stream": "err",
-        "attempt": 2,
-        "text": "caf� \x1b[1m",
-        "partial": True,
-        "file": "logs/a2/n3.log",
-        "offset": 17,
-    }
+def test_lost_bytes_are_told_in_their_place_and_end_the_line() -> None:
+    view = View(world_size=16)
+    lines = (3, "O", b"begun"), (3, "g", b"o 1048576 the disk\x1b[2J was full"), (3, "o", b"next")
+    assert view.show(*lines) == [
+        "n1:3  | begun…\n",
+        "n1:3  ~ 1,048,576 bytes of stdout lost: the disk was full\n",
+        "n1:3  | next\n",
+    ]
 
 
-def test_json_says_null_where_nothing_is_known() -> None:
-    text = json_line(line(0, "n3", None, "a", b""), attempt=1, procs_per_node=0, path=Path("x"))
-    data = json.loads(text)
-    assert (data["ts"], data["rank"], data["local_rank"], data["stream"]) == (
-        None,
-        None,
-        None,
-        "agent",
-    )
+def test_records_that_are_no_lines_are_not_shown() -> None:
+    assert View().show((None, "z", b"0 done"), (0, "g", b"damaged")) == []
+
+
+def test_copies_are_one_line_that_says_how_many_and_how_far_apart() -> None:
+    view = View(nodes=("n1", "n10"), world_size=80, dedup=True)
+    for rank in range(7):
+        entry = line(T0 + 50_000 * rank, "n1", rank, "e", b"aborted on rank %d" % rank)
+        view.view.show(entry)
+    assert view.drain() == ["[7 ranks] ! aborted on rank <n>   (first n1:0, last +0.3 s)\n"]
+
+
+def test_copies_of_a_traceback_are_one_block() -> None:
+    view = View(world_size=8, dedup=True)
+    own = [b"Traceback (most recent call last):", b'  File "a.py", line 1', b"KeyError: 'a'"]
+    other = [own[0], b'  File "a.py", line 2', b"RuntimeError: rank %d aborted"]
+    for text in own:
+        view.show((0, "e", text))
+    for text in other:  # the ranks write at once
+        view.show(*((rank, "e", text.replace(b"%d", b"%d" % rank)) for rank in (1, 2, 3)))
+    assert view.drain() == [
+        "n1:0 ! Traceback (most recent call last):\n",
+        'n1:0 !   File "a.py", line 1\n',
+        "n1:0 ! KeyError: 'a'\n",
+        "[3 ranks] ! Traceback (most recent call last):\n",
+        '[3 ranks] !   File "a.py", line 2\n',
+        "[3 ranks] ! RuntimeError: rank <n> aborted\n",
+    ]
+
+
+def test_a_break_stands_between_lines_that_wait_for_copies() -> None:
+    view = View(dedup=True)
+    view.show((0, "o", b"a"))
+    view.view.show_break()
+    assert view.take() == ["n1:0 | a\n", "--\n"]

@@ -1,0 +1,98 @@
+"""Write log lines to stdout: in large pieces, and to a terminal no faster than it can show them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from clusterrun.errors import ClusterrunError
+
+TERMINAL_LINES_PER_S = 2_000
+_HELD_LINES = 256
+_HELD_S = 0.05
+_CLEAR = b"\r\x1b[K"
+
+
+@dataclass(kw_only=True)
+class LogWriter:
+    """Holds lines for a moment, and writes them.
+
+    Of more than `lines_per_s` the later ones of each second are left out, and `tell` told how many.
+    """
+
+    tell: Callable[[str], None]
+    lines_per_s: int | None = None
+    clock: Callable[[], float] = time.monotonic
+    held: list[bytes] = field(default_factory=list)
+    _due_at: float = 0.0
+    _second_at: float = 0.0
+    _room: int = 0
+    _skipped: int = 0
+    _status: bytes = b""
+
+    def write(self) -> None:
+        """Write what is held when there is much of it, or some for a while."""
+        if len(self.held) >= _HELD_LINES or (self.held and self.clock() >= self._due_at):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held, and see that it is read."""
+        lines = self.held if self.lines_per_s is None else self._allowed(self.lines_per_s)
+        if self._status and lines:
+            lines.insert(0, _CLEAR)
+            self._status = b""
+        with _stdout() as stream:
+            stream.write(b"".join(lines))
+            stream.flush()
+        self.held.clear()
+        self._due_at = self.clock() + _HELD_S
+
+    def show_status(self, text: str | None) -> None:
+        """Keep a text in the last row of the terminal, until something else is written."""
+        columns = shutil.get_terminal_size().columns
+        status = (text or "")[: columns - 1].encode("utf-8", "replace")
+        if status == self._status:
+            return
+        self._status = status
+        with _stdout() as stream:
+            stream.write(_CLEAR + status)
+            stream.flush()
+
+    def finish(self) -> None:
+        """Write all, and tell what was left out."""
+        self.flush()
+        self._tell_skipped(self.clock())
+
+    def _allowed(self, lines_per_s: int) -> list[bytes]:
+        now = self.clock()
+        if now - self._second_at >= 1:
+            self._tell_skipped(now)
+            self._second_at, self._room = now, lines_per_s
+        allowed = self.held[: self._room]
+        self._skipped += len(self.held) - len(allowed)
+        self._room -= len(allowed)
+        return allowed
+
+    def _tell_skipped(self, now: float) -> None:
+        if self._skipped:
+            self.tell(
+                f"… {self._skipped:,} lines skipped in {now - self._second_at:.1f} s "
+                "(use --include or redirect to a file)"
+            )
+            self._skipped = 0
+
+
+@contextmanager
+def _stdout() -> Iterator[BinaryIO]:
+    """Give stdout for bytes; a reader that went away is no error of ours, a full disk is told."""
+    try:
+        yield sys.stdout.buffer
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ClusterrunError("cannot write to stdout", cause=str(error)) from error

@@ -1,0 +1,145 @@
+"""Show lines with their neighbours: what the same rank, launcher or agent wrote around them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from clusterrun.errors import ClusterrunError
+from clusterrun.logs.files import LogFile
+from clusterrun.logs.lines import LogLine, Stream, parse_line
+
+_STEP_BYTES = 64 * 1024
+_REACH_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Break:
+    """The lines before and those after are not neighbours."""
+
+
+BREAK: Final = Break()
+
+Source = tuple[str, "int | None", "Stream | None"]
+
+
+def source_of(line: LogLine) -> Source:
+    """Name who wrote a line; what a rank writes to stdout and to stderr belongs together."""
+    return line.node, line.rank, line.stream if line.rank is None else None
+
+
+@dataclass(kw_only=True)
+class _Recent:
+    """What one source wrote last: lines that may be wanted, and how many are wanted yet."""
+
+    lines: deque[LogLine]
+    wanted: int = 0
+    is_torn: bool = True  # between the lines and what was shown last
+
+
+def with_context(
+    lines: Iterable[LogLine], wants: Callable[[LogLine], bool], count: int
+) -> Iterator[LogLine | Break]:
+    """Yield the wanted lines of a stream of all lines, with `count` before and after each."""
+    recent: dict[Source, _Recent] = {}
+    is_first = True
+    for line in lines:
+        source = recent.get(source_of(line))
+        if source is None:
+            source = recent[source_of(line)] = _Recent(lines=deque(maxlen=count))
+        if wants(line):
+            if source.is_torn and not is_first:
+                yield BREAK
+            yield from source.lines
+            source.lines.clear()
+            source.wanted, source.is_torn, is_first = count, False, False
+            yield line
+        elif source.wanted:
+            source.wanted -= 1
+            yield line
+        else:
+            source.is_torn = source.is_torn or len(source.lines) == count
+            source.lines.append(line)
+
+
+def context_of(
+    lines: Iterable[LogLine], files: Mapping[str, LogFile], count: int
+) -> Iterator[LogLine | Break]:
+    """Yield lines that were found in files, each node's by its name, with their neighbours there.
+
+    No line comes twice, where those of a source come in the order of their file.
+    """
+    shown_to: dict[Source, int] = {}
+    for line in lines:
+        source = source_of(line)
+        limit = shown_to.get(source, -1)
+        before, after = around(files[line.node], line, count + 1)
+        is_torn = line.offset > limit and all(other.offset > limit for other in before)
+        if is_torn and shown_to:
+            yield BREAK
+        stretch = [*before[len(before) - min(count, len(before)) :], line, *after[:count]]
+        yield from (other for other in stretch if other.offset > limit)
+        shown_to[source] = max(limit, stretch[-1].offset)
+
+
+def around(file: LogFile, line: LogLine, count: int) -> tuple[list[LogLine], list[LogLine]]:
+    """Find up to `count` lines of the same source before and after a line, oldest first.
+
+    Farther than 1 MiB away nothing is looked for. Raises ClusterrunError for a file that can't be
+    read.
+    """
+    return _before(file, line, count), _after(file, line, count)
+
+
+def _before(file: LogFile, line: LogLine, count: int) -> list[LogLine]:
+    found: list[LogLine] = []
+    end, rest = line.offset, b""
+    lowest = max(line.offset - _REACH_BYTES, 0)
+    while end > lowest and len(found) < count:
+        start = max(end - _STEP_BYTES, lowest)
+        block = _read(file.path, start, end - start) + rest
+        cut = block.find(b"\n") + 1 if start else 0
+        rest, block = block[:cut], block[cut:]
+        found = [*_lines_of(line, block, start + cut), *found]
+        end = start
+    return found[max(len(found) - count, 0) :]
+
+
+def _after(file: LogFile, line: LogLine, count: int) -> list[LogLine]:
+    found: list[LogLine] = []
+    at, rest = line.offset, b""
+    while at < line.offset + _REACH_BYTES and len(found) <= count:
+        block = _read(file.path, at, _STEP_BYTES)
+        whole, newline, tail = (rest + block).rpartition(b"\n")
+        found += _lines_of(line, whole + newline, at - len(rest))
+        at, rest = at + len(block), tail
+        if len(block) < _STEP_BYTES:
+            break
+    return [other for other in found if other.offset > line.offset][:count]
+
+
+def _lines_of(line: LogLine, block: bytes, offset: int) -> Iterator[LogLine]:
+    """Read the lines of a block that are of the source of another line."""
+    speaker = b"-" if line.rank is None else b"%d" % line.rank
+    letters = b"oOeE" if line.rank is not None else line.stream.value.encode()
+    letters += letters.upper()
+    head = re.compile(rb"^[0-9]{1,16} %s [%s](?: .*)?$" % (speaker, letters), re.MULTILINE)
+    for match in head.finditer(block):
+        yield parse_line(
+            match[0], node=line.node, offset=offset + match.start(), near_us=line.epoch_us
+        )
+
+
+def _read(path: Path, offset: int, size: int) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, offset)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ClusterrunError(f"cannot read {path}", cause=str(error)) from error

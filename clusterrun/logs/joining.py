@@ -1,0 +1,116 @@
+"""Join the pieces of cut lines again, each rank and stream by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from clusterrun.logs.lines import LogLine, Stream
+
+SHOWN_BYTES = 64 * 1024  # of a line for people
+WHOLE_BYTES = 1024 * 1024  # of a line for programs; a longer one is passed on in pieces
+HELD_BYTES = 64 * 1024 * 1024  # of all lines without end; more is not waited for
+# How many pauses of a follower a line may wait for its end, when nothing comes and when more does.
+QUIET_PAUSES = 3
+OPEN_PAUSES = 9
+
+# BEL ends a control string that the cut left open, and is itself never shown.
+_MARK = b"\x07" + "…".encode()
+
+
+@dataclass(kw_only=True)
+class _Open:
+    """A line that was cut, as far as it has come, byte for byte."""
+
+    first: LogLine
+    text: bytearray = field(default_factory=bytearray)
+    pauses: int = 0
+    quiet_pauses: int = 0
+
+    def add(self, text: bytes) -> None:
+        self.text += text
+
+    def line(self, *, ends: bool) -> LogLine:
+        return self.first._replace(text=bytes(self.text), partial=not ends)
+
+
+@dataclass(kw_only=True)
+class _Shown(_Open):
+    """One for people: the beginning of a long line, what no carriage return overwrote."""
+
+    size: int = 0
+    returned: bool = False
+
+    def add(self, text: bytes) -> None:
+        body = text.rstrip(b"\r")
+        kept_from = body.rfind(b"\r") + 1
+        if kept_from or (body and self.returned):
+            self.text.clear()
+            self.size = 0
+        self.text += body[kept_from:][: SHOWN_BYTES - len(self.text)]
+        self.size += len(body) - kept_from
+        self.returned = len(body) < len(text) or (self.returned and not body)
+
+    def line(self, *, ends: bool) -> LogLine:
+        hidden = self.size - len(self.text)
+        mark = _MARK + f"[+{hidden:,} bytes]".encode() if hidden else b"" if ends else _MARK
+        return self.first._replace(text=bytes(self.text) + mark, partial=not ends)
+
+
+@dataclass(kw_only=True)
+class Joiner:
+    """Takes lines and pieces of lines, and gives whole lines.
+
+    What it gives with `partial` has no end yet. For people (`exact` False) such a line ends with
+    a mark, and so does a long one, and a progress bar is what stood there last. With `exact`
+    nothing is dropped or added.
+    """
+
+    exact: bool = False
+    _open: dict[tuple[str, int | None, Stream], _Open] = field(default_factory=dict)
+    _held_bytes: int = 0
+
+    def feed(self, line: LogLine) -> LogLine | None:
+        """Give the line that is whole now that this one has come, or a piece that is too long."""
+        source = (line.node, line.rank, line.stream)
+        entry = self._open.get(source)
+        if entry is None:
+            if not line.partial and (self.exact or len(line.text) <= SHOWN_BYTES):
+                return line
+            entry = self._open[source] = _Open(first=line) if self.exact else _Shown(first=line)
+        self._held_bytes -= len(entry.text)
+        entry.add(line.text)
+        entry.quiet_pauses = 0
+        self._held_bytes += len(entry.text)
+        if line.partial and len(entry.text) <= WHOLE_BYTES and self._held_bytes <= HELD_BYTES:
+            return None
+        return self._take(source, ends=not line.partial)
+
+    def cut_off(self, node: str, rank: int | None, stream: Stream) -> Iterator[LogLine]:
+        """Give the line that a source has begun: its rest was lost."""
+        source = (node, rank, stream)
+        if source in self._open:
+            yield self._take(source, ends=False)
+
+    def pause(self) -> Iterator[LogLine]:
+        """Give what has waited for its end for long: prompts, progress bars."""
+        for source, entry in list(self._open.items()):
+            entry.pauses += 1
+            entry.quiet_pauses += 1
+            if entry.quiet_pauses > QUIET_PAUSES or entry.pauses > OPEN_PAUSES:
+                yield self._take(source, ends=False)
+
+    def drain(self) -> Iterator[LogLine]:
+        """Give every line that has no end yet."""
+        for source in list(self._open):
+            yield self._take(source, ends=False)
+
+    def unfinished(self) -> LogLine | None:
+        """Show the line that was begun last, as far as it has come, and go on waiting."""
+        entry = next(reversed(self._open.values()), None)
+        return entry.line(ends=True) if entry else None
+
+    def _take(self, source: tuple[str, int | None, Stream], *, ends: bool) -> LogLine:
+        entry = self._open.pop(source)
+        self._held_bytes -= len(entry.text)
+        return entry.line(ends=ends)

@@ -1,0 +1,157 @@
+"""Log lines as programs read them: one JSON object each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from clusterrun.hostlist import fold_hostlist, fold_ranks
+from clusterrun.logs.dedup import Copies, Dedup
+from clusterrun.logs.joining import Joiner
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.losses import parse_loss
+from clusterrun.logs.stamps import utc_time
+from clusterrun.symptoms import Classifier
+
+_LEVELS = {"!": '"error"', " ": "null"}  # a mark goes with the text, so that copies agree in it
+
+
+def to_json(data: Mapping[str, Any]) -> bytes:
+    """Write an object on a line of its own."""
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+
+
+class JsonView:
+    """Gives `write` one object for each line, and with `dedup` one for all copies of a text.
+
+    `file_of` names a node's log of an attempt, relative to the run directory.
+    """
+
+    def __init__(
+        self,
+        *,
+        write: Callable[[bytes], None],
+        file_of: Callable[[int, str], str],
+        world_size: int,
+        procs_per_node: int,
+        attempt: int,
+        dedup: bool = False,
+    ) -> None:
+        self._put, self._file_of = write, file_of
+        self._procs_per_node = max(procs_per_node, 1)
+        self._attempt = attempt
+        self._joiner = Joiner(exact=True)
+        self._classifier = Classifier()
+        self._dedup = Dedup(write=self._write, world_size=world_size) if dedup else None
+        self._take = self._dedup.feed if self._dedup else self._write
+        self._frames: dict[tuple[str, int | None, Stream], tuple[str, str]] = {}
+
+    def show(self, line: LogLine) -> None:
+        """Take a line; what is whole, or a piece of 1 MiB, is written."""
+        if line.stream is Stream.GAP or line.stream is Stream.END:
+            self._show_record(line)
+            return
+        whole = self._joiner.feed(line)
+        if whole is not None:
+            self._classify(whole)
+
+    def pause(self) -> None:
+        """Write what has come, and pieces that have waited for their end for long."""
+        self._take_all(self._joiner.pause())
+        self._write_held()
+
+    def drain(self) -> None:
+        """Write all."""
+        self._take_all(self._joiner.drain())
+        self._write_held()
+
+    def _write_held(self) -> None:
+        if self._dedup:
+            self._dedup.drain()
+
+    def start_attempt(self, attempt: int) -> None:
+        """Write all that is left of the attempt before."""
+        self.drain()
+        self._attempt = attempt
+        self._frames.clear()
+
+    def _take_all(self, lines: Iterable[LogLine]) -> None:
+        for line in lines:
+            self._classify(line)
+
+    def _classify(self, line: LogLine) -> None:
+        source = (line.node, line.rank, line.stream)
+        mark = "!" if self._classifier.classify(source, line.text) else " "
+        self._take(line, mark + line.text.decode("utf-8", "replace"))
+
+    def _show_record(self, line: LogLine) -> None:
+        loss = parse_loss(line) if line.stream is Stream.GAP else None
+        if loss is None:
+            return
+        self._take_all(self._joiner.cut_off(line.node, line.rank, loss.stream))
+        self._write_held()
+        gap = {
+            "type": "gap",
+            "ts": utc_time(line.epoch_us),
+            "node": line.node,
+            "rank": line.rank,
+            "stream": loss.stream.label,
+            "bytes": loss.size_bytes,
+            "reason": loss.reason,
+        }
+        self._put(to_json(gap))
+
+    def _write(self, line: LogLine, marked: str, copies: Copies | None = None) -> None:
+        if copies:
+            self._write_copies(line, marked, copies)
+            return
+        source = (line.node, line.rank, line.stream)
+        before, after = self._frames.get(source) or self._new_frame(source)
+        time = utc_time(line.epoch_us)
+        self._put(
+            (
+                f'{{"type":"line","ts":{_quoted(time)},{before},"level":{_LEVELS[marked[0]]},'
+                f'"text":{encode_basestring_ascii(marked[1:])},{after},"offset":{line.offset},'
+                f'"partial":{"true" if line.partial else "false"}}}\n'
+            ).encode()
+        )
+
+    def _new_frame(self, source: tuple[str, int | None, Stream]) -> tuple[str, str]:
+        """Write what all lines of a source have: there are many of them."""
+        node, rank, stream = source
+        before = {
+            "node": node,
+            "rank": rank,
+            "local_rank": None if rank is None else rank % self._procs_per_node,
+            "stream": stream.label,
+            "attempt": self._attempt,
+        }
+        after = {"file": self._file_of(self._attempt, node)}
+        frame = to_json(before).decode()[1:-2], to_json(after).decode()[1:-2]
+        self._frames[source] = frame
+        return frame
+
+    def _write_copies(self, line: LogLine, marked: str, copies: Copies) -> None:
+        if line.rank is None and self._dedup:
+            names = list(self._dedup.nodes)
+            who = {"nodes": fold_hostlist(names[place] for place in copies.members)}
+        else:
+            who = {"ranks": fold_ranks(copies.members)}
+        dup = {
+            "type": "dup",
+            "ts": utc_time(line.epoch_us),
+            "last_ts": utc_time(copies.last_us),
+            "count": copies.count,
+            **who,
+            "stream": line.stream.label,
+            "attempt": self._attempt,
+            "level": "error" if marked[0] == "!" else None,
+            "text": marked[1:],
+        }
+        self._put(to_json(dup))
+
+
+def _quoted(value: str | None) -> str:
+    return "null" if value is None else f'"{value}"'

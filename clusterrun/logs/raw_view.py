@@ -1,0 +1,59 @@
+"""Log lines as the ranks wrote them, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from clusterrun.logs.joining import Joiner
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.losses import parse_loss
+from clusterrun.logs.text_view import source_name
+
+
+class RawView:
+    """Gives `write` the bytes of each line, in order for every rank and stream.
+
+    Lines of several sources are not torn into each other; only one source can be passed on piece
+    by piece. What was lost is told to `note`, as stdout is for the bytes alone.
+    """
+
+    def __init__(
+        self, *, write: Callable[[bytes], None], note: Callable[[str], None], one_source: bool
+    ) -> None:
+        self._put, self._note = write, note
+        self._joiner = None if one_source else Joiner(exact=True)
+
+    def show(self, line: LogLine) -> None:
+        """Take a line or a piece; what is whole is written."""
+        if line.stream is Stream.GAP or line.stream is Stream.END:
+            self._show_record(line)
+            return
+        whole = self._joiner.feed(line) if self._joiner else line
+        if whole is not None:
+            self._put(whole.text if whole.partial else whole.text + b"\n")
+
+    def pause(self) -> None:
+        """Write the pieces that have waited for their end for long."""
+        if self._joiner:
+            self._put_pieces(self._joiner.pause())
+
+    def drain(self) -> None:
+        """Write all pieces."""
+        if self._joiner:
+            self._put_pieces(self._joiner.drain())
+
+    def start_attempt(self, attempt: int) -> None:
+        """Write all that is left of the attempt before."""
+        self.drain()
+
+    def _show_record(self, line: LogLine) -> None:
+        loss = parse_loss(line) if line.stream is Stream.GAP else None
+        if loss is None:
+            return
+        if self._joiner:
+            self._put_pieces(self._joiner.cut_off(line.node, line.rank, loss.stream))
+        self._note(f"{source_name(line)} ~ {loss}")
+
+    def _put_pieces(self, pieces: Iterable[LogLine]) -> None:
+        for piece in pieces:
+            self._put(piece.text)

@@ -1,0 +1,67 @@
+"""Write the time of a line: for people in their zone, for programs in UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone, tzinfo
+from functools import lru_cache
+
+FORMS = ("none", "time", "iso", "delta")
+
+Stamp = Callable[[int], str]
+
+
+def stamp_writer(form: str, zone: tzinfo | None = None) -> Stamp:
+    """Give the function that writes what stands in front of a line with a time in epoch µs.
+
+    `zone` None is the local one; `delta` counts from the line before.
+    """
+    if form == "none":
+        return lambda epoch_us: ""
+    if form == "delta":
+        return _delta_writer()
+    write = iso_time if form == "iso" else clock_time
+    return lambda epoch_us: f"{write(epoch_us, zone)} "
+
+
+def clock_time(epoch_us: int, zone: tzinfo | None = None) -> str:
+    """Write a time of day with ms; dashes where no time is known."""
+    if not epoch_us:
+        return "--:--:--.---"
+    seconds, us = divmod(epoch_us, 1_000_000)
+    return f"{_moment(seconds, zone)[11:19]}.{us // 1000:03}"
+
+
+def iso_time(epoch_us: int, zone: tzinfo | None = None) -> str:
+    """Write an RFC 3339 time with its zone; a dash where no time is known."""
+    if not epoch_us:
+        return "-"
+    seconds, us = divmod(epoch_us, 1_000_000)
+    text = _moment(seconds, zone)
+    return f"{text[:19]}.{us:06}{text[19:]}"
+
+
+def utc_time(epoch_us: int) -> str | None:
+    """Write an RFC 3339 time in UTC, as our JSON has it; None where no time is known."""
+    if not epoch_us:
+        return None
+    seconds, us = divmod(epoch_us, 1_000_000)
+    return f"{_moment(seconds, timezone.utc)[:19]}.{us:06}Z"
+
+
+def _delta_writer() -> Stamp:
+    before_us = 0
+
+    def write(epoch_us: int) -> str:
+        nonlocal before_us
+        delta_us = epoch_us - (before_us or epoch_us)
+        before_us = epoch_us
+        return f"{delta_us / 1_000_000:+10.3f} "
+
+    return write
+
+
+@lru_cache(maxsize=256)
+def _moment(seconds: int, zone: tzinfo | None) -> str:
+    """Write a whole second as `2026-08-01T12:41:15+02:00`."""
+    return datetime.fromtimestamp(seconds, tz=timezone.utc).astimezone(zone).isoformat()

@@ -1,0 +1,207 @@
+"""Log lines as people read them: who wrote them in front, equal ones folded, fit for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from clusterrun.logs.dedup import Copies, Dedup
+from clusterrun.logs.joining import Joiner
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.losses import parse_loss
+from clusterrun.logs.stamps import Stamp, stamp_writer
+from clusterrun.logs.text import highlighted, readable, strip_controls
+from clusterrun.logs.tracebacks import Tracebacks
+
+_SPREAD_US = 100_000  # between the first and the last copy, worth telling
+
+# Bright black and white are left to the terminal, red to errors.
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_RED = "\x1b[31m"
+_RESET = "\x1b[0m"
+_DETAILS = " a{} {:<8}"  # attempt and stream, in full prefixes
+_RECORDS = frozenset({Stream.GAP, Stream.END})
+_MARKS = {Stream.ERR: "!", Stream.GAP: "~"}
+
+
+def node_colour(node: str) -> int:
+    """Choose a node's colour by a hash of its name (FNV-1a), the same in every run."""
+    value = 2166136261
+    for byte in node.encode("utf-8", "surrogateescape"):
+        value = ((value ^ byte) * 16777619) % 2**32
+    return _COLOURS[value % len(_COLOURS)]
+
+
+def source_name(line: LogLine) -> str:
+    """Name who wrote a line: `node:rank`, or the node alone for launcher and agent."""
+    node = _printable(line.node)
+    return node if line.rank is None else f"{node}:{line.rank}"
+
+
+def _printable(name: str) -> str:
+    return strip_controls(name.encode("utf-8", "replace").decode(), keep_colours=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How lines are written; `prefix` is auto, full or none."""
+
+    prefix: str = "auto"
+    colour: bool = False
+    stamp: Stamp = field(default_factory=lambda: stamp_writer("none"))
+    highlight: tuple[re.Pattern[bytes], ...] = ()
+
+
+PLAIN = Style()
+
+
+class TextView:
+    """Gives `write` each line to show, newline included.
+
+    The prefix is as wide as the longest name in `nodes` with the highest rank; only a longer name
+    that comes later makes it wider.
+    """
+
+    def __init__(
+        self,
+        *,
+        write: Callable[[bytes], None],
+        nodes: Iterable[str],
+        world_size: int,
+        procs_per_node: int = 0,
+        attempt: int = 0,
+        style: Style = PLAIN,
+        dedup: bool = False,
+    ) -> None:
+        self._put, self._style = write, style
+        self._world_size, self._procs_per_node = world_size, procs_per_node
+        self._attempt = attempt
+        self._joiner = Joiner()
+        self._dedup = Dedup(write=self._write, world_size=world_size) if dedup else None
+        self._tracebacks = Tracebacks(take=self._dedup.feed) if self._dedup else None
+        self._take = self._tracebacks.feed if self._tracebacks else self._write
+        self._width = 0
+        self._heads: dict[tuple[str, int | None, Stream], str] = {}
+        for node in nodes:
+            self._make_room_for(node)
+
+    def show(self, line: LogLine) -> None:
+        """Take a line; what can be shown now is written."""
+        if line.stream in _RECORDS:
+            self._show_record(line)
+            return
+        whole = self._joiner.feed(line)
+        if whole is not None:
+            self._take(whole, readable(whole.text, keep_colours=self._style.colour))
+
+    def pause(self) -> None:
+        """Write what has come, and lines that have waited for their end for long, with a mark."""
+        self._take_all(self._joiner.pause())
+        self.write_held()
+
+    def drain(self) -> None:
+        """Write all, every line that has no end yet with a mark."""
+        self._take_all(self._joiner.drain())
+        self.write_held()
+
+    def write_held(self) -> None:
+        """Write the lines that wait for copies of theirs."""
+        if self._tracebacks and self._dedup:
+            self._tracebacks.drain()
+            self._dedup.drain()
+
+    def show_break(self) -> None:
+        """Write that the next line is no neighbour of the last."""
+        self.write_held()
+        self._put(b"--\n")
+
+    def start_attempt(self, attempt: int) -> None:
+        """Write all that is left of the attempt before."""
+        self.drain()
+        self._attempt = attempt
+        self._heads.clear()
+
+    def unfinished(self) -> str | None:
+        """Show the line that was begun last as far as it has come, without colours or newline."""
+        line = self._joiner.unfinished()
+        if line is None:
+            return None
+        body = readable(line.text, keep_colours=False)
+        if self._style.prefix == "none":
+            return body
+        self._make_room_for(line.node)
+        return f"{self._name(line).ljust(self._width)} {_MARKS.get(line.stream, '|')} {body}"
+
+    def _take_all(self, lines: Iterable[LogLine]) -> None:
+        for line in lines:
+            self._take(line, readable(line.text, keep_colours=self._style.colour))
+
+    def _show_record(self, line: LogLine) -> None:
+        loss = parse_loss(line) if line.stream is Stream.GAP else None
+        if loss:
+            self._take_all(self._joiner.cut_off(line.node, line.rank, loss.stream))
+            self._take(line, strip_controls(str(loss), keep_colours=False))
+
+    def _write(self, line: LogLine, body: str, copies: Copies | None = None) -> None:
+        style = self._style
+        start = style.stamp(line.epoch_us)
+        start += self._folded_head(copies) if copies else self._head(line)
+        if not (copies or style.highlight or "\n" in body):
+            self._put(f"{start}{body}\n".encode())
+            return
+        texts = body.split("\n")
+        if style.highlight and style.colour:
+            texts = [highlighted(text, style.highlight) for text in texts]
+        if copies and style.prefix != "none":
+            texts[-1] += _spread(copies)
+        for text in texts:
+            self._put(f"{start}{text}\n".encode())
+
+    def _head(self, line: LogLine) -> str:
+        source = (line.node, line.rank, line.stream)
+        head = self._heads.get(source)
+        if head is None:
+            self._make_room_for(line.node)
+            head = self._written(self._name(line), line.stream, colour=node_colour(line.node))
+            self._heads[source] = head
+        return head
+
+    def _folded_head(self, copies: Copies) -> str:
+        what = "nodes" if copies.line.rank is None else "ranks"
+        label = f"[{copies.count} more {what}]" if copies.is_late else f"[{copies.count} {what}]"
+        return self._written(label, copies.line.stream, colour=1)
+
+    def _written(self, who: str, stream: Stream, *, colour: int) -> str:
+        if self._style.prefix == "none":
+            return ""
+        mark = _MARKS.get(stream, "|")
+        if not self._style.colour:
+            return f"{who.ljust(self._width)} {mark} "
+        mark = f"{_RED}{mark}{_RESET}" if mark == "!" else mark
+        return f"\x1b[{colour}m{who.ljust(self._width)}{_RESET} {mark} "
+
+    def _name(self, line: LogLine) -> str:
+        name = source_name(line)
+        if self._style.prefix != "full":
+            return name
+        if line.rank is not None and self._procs_per_node:
+            name += f"/{line.rank % self._procs_per_node}"
+        room = self._width - len(_DETAILS.format(self._attempt, ""))
+        return f"{name.ljust(room)}{_DETAILS.format(self._attempt, line.stream.label)}"
+
+    def _make_room_for(self, node: str) -> None:
+        longest = f"{_printable(node)}:{max(self._world_size - 1, 0)}"
+        if self._style.prefix == "full":
+            longest += f"/{max(self._procs_per_node - 1, 0)}"
+            longest += _DETAILS.format(self._attempt, "")
+        if len(longest) > self._width:
+            self._width = len(longest)
+            self._heads.clear()
+
+
+def _spread(copies: Copies) -> str:
+    took_us = copies.last_us - copies.line.epoch_us
+    if took_us < _SPREAD_US:
+        return ""
+    return f"   (first {source_name(copies.line)}, last +{took_us / 1_000_000:.1f} s)"

@@ -1,0 +1,64 @@
+"""Keep the lines of one Python traceback together, so that whole tracebacks can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.symptoms import Classifier
+
+WAIT_US = 300_000
+_MAX_LINES = 500
+_MAX_CHARS = 64 * 1024
+
+Take = Callable[[LogLine, str], None]
+
+
+@dataclass(kw_only=True)
+class _Block:
+    first: LogLine
+    bodies: list[str] = field(default_factory=list)
+    chars: int = 0
+
+
+@dataclass(kw_only=True)
+class Tracebacks:
+    """Passes lines on to `take`: those of a traceback at once, as one text, at its last line."""
+
+    take: Take
+    _classifier: Classifier = field(default_factory=Classifier)
+    _open: dict[tuple[str, int | None, Stream], _Block] = field(default_factory=dict)
+
+    def feed(self, line: LogLine, body: str) -> None:
+        """Pass a line on, or keep it with those of its traceback."""
+        if not self._open and "Traceback (most" not in body:
+            self.take(line, body)
+            return
+        self._give_late_ones(line.epoch_us)
+        source = (line.node, line.rank, line.stream)
+        self._classifier.classify(source, line.text)
+        goes_on = self._classifier.is_in_traceback(source)
+        if not goes_on and source not in self._open:
+            self.take(line, body)
+            return
+        block = self._open.setdefault(source, _Block(first=line))
+        block.bodies.append(body)
+        block.chars += len(body)
+        if not goes_on or len(block.bodies) >= _MAX_LINES or block.chars > _MAX_CHARS:
+            self._give(source)
+
+    def drain(self) -> None:
+        """Pass on what has come of the tracebacks that are not complete."""
+        for source in list(self._open):
+            self._give(source)
+
+    def _give_late_ones(self, now_us: int) -> None:
+        late = [s for s, block in self._open.items() if now_us - block.first.epoch_us > WAIT_US]
+        for source in late:
+            self._give(source)
+
+    def _give(self, source: tuple[str, int | None, Stream]) -> None:
+        block = self._open.pop(source, None)
+        if block:
+            self.take(block.first, "\n".join(block.bodies))

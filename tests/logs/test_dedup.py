@@ -1,0 +1,280 @@
+"""Lines that many ranks wrote alike become one, and nothing is hidden."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.logs import dedup
+from clusterrun.logs.dedup import QUIET_US, WINDOW_US, Copies, Dedup
+from clusterrun.logs.lines import LogLine
+from clusterrun.logs.tracebacks import WAIT_US, Tracebacks
+from tests.logs.corpus import T0, line
+
+WORLD = 16
+
+
+class Folded:
+    """A dedup, and what it has written: `text`, or `[0 1 2] text` for folded lines."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self.dedup = Dedup(write=self._write, world_size=WORLD)
+
+    def _write(self, line: LogLine, body: str, copies: Copies | None) -> None:
+        who = " ".join(map(str, copies.members)) if copies else ""
+        label = f"[{who}{' more' if copies.is_late else ''}] " if copies else f"{line.rank} "
+        self.written.append(label + body)
+
+    def feed(self, rank: int | None, text: str, *, ms: int = 0, stream: str = "o") -> None:
+        node = f"n{rank}"
+        self.dedup.feed(line(T0 + ms * 1000, node, rank, stream, b""), text)
+
+    def drain(self) -> list[str]:
+        self.dedup.drain()
+        return self.take()
+
+    def take(self) -> list[str]:
+        taken = self.written.copy()
+        self.written.clear()
+        return taken
+
+
+def fold(*lines: tuple[int, str]) -> list[str]:
+    folded = Folded()
+    for rank, text in lines:
+        folded.feed(rank, text)
+    return folded.drain()
+
+
+def of(ranks: range, text: str) -> list[tuple[int, str]]:
+    return [(rank, text.replace("@", str(rank))) for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("same", "same"),
+        ("", ""),
+        ("rank @ of 16", "rank <n> of 16"),
+        ("free at 0x7f@a2b on 10.0.0.@ for 1.@e-05 s", "free at <n> on <n> for <n> s"),
+        ("/proc/12@/maps 1,04@ KiB", "/proc/<n>/maps <n> KiB"),
+        ("[rank@]: RuntimeError: rank @", "[rank<n>]: RuntimeError: rank <n>"),
+        ('no File "a.py", line 12, in rank@', 'no File "a.py", line 12, in rank<n>'),
+    ],
+)
+def test_copies_become_one_with_n_where_numbers_differ(text: str, shown: str) -> None:
+    assert fold(*of(range(4), text)) == [f"[0 1 2 3] {shown}"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step @ done",
+        "Step: @",
+        "loss=@.5",
+        "epoch @/10",
+        "10%|#| 12/100 [@.2it/s]",
+        "2.@ s/it",
+        '  File "a.py", line @, in f',
+        "@",
+        "0.@ 17",
+        "a@" * 0 + "word" * 0 + "-@-",
+    ],
+)
+def test_numbers_that_matter_keep_lines_apart(text: str) -> None:
+    assert fold(*of(range(4), text)) == [f"{rank} {t}" for rank, t in of(range(4), text)]
+    assert fold(*of(range(4), text.replace("@", "7"))) == [f"[0 1 2 3] {text.replace('@', '7')}"]
+
+
+def test_fewer_than_three_copies_stay_where_they_were() -> None:
+    assert fold((0, "a"), (1, "b"), (2, "a"), (3, "c")) == ["0 a", "1 b", "2 a", "3 c"]
+
+
+def test_order_is_that_of_the_first_copies() -> None:
+    lines = [(0, "a"), (0, "b"), (1, "a"), (1, "x"), (1, "b"), (2, "b"), (2, "a")]
+    assert fold(*lines) == ["[0 1 2] a", "[0 1 2] b", "1 x"]
+
+
+def test_what_a_rank_says_twice_is_shown_twice() -> None:
+    twice = [(rank, text) for rank in range(3) for text in ("a", "b", "a")]
+    assert fold(*twice) == ["[0 1 2] a", "[0 1 2] b", "[0 1 2] a"]
+
+
+def test_lines_of_equal_text_find_each_other_among_those_of_equal_shape() -> None:
+    shards = [(rank, f"shard {n}") for rank in range(3) for n in (1, 2, 3)]
+    assert fold(*shards) == ["[0 1 2] shard 1", "[0 1 2] shard 2", "[0 1 2] shard 3"]
+
+
+def test_streams_are_kept_apart() -> None:
+    folded = Folded()
+    for rank in range(3):
+        folded.feed(rank, "a", stream="oe"[rank % 2])
+    assert folded.drain() == ["0 a", "1 a", "2 a"]
+
+
+def test_agents_are_counted_by_node() -> None:
+    written: list[tuple[int, list[int]]] = []
+    folding = Dedup(
+        write=lambda line, body, copies: written.append(
+            (copies.count, list(copies.members)) if copies else (1, [])
+        ),
+        world_size=WORLD,
+    )
+    for node in ("n7", "n3", "n5"):
+        folding.feed(line(T0, node, None, "a", b""), "8 ranks start")
+    folding.drain()
+    assert written == [(3, [0, 1, 2])]
+    assert list(folding.nodes) == ["n7", "n3", "n5"]
+
+
+def test_a_line_waits_for_its_copies_in_the_time_of_the_log() -> None:
+    folded = Folded()
+    folded.feed(0, "a", ms=0)
+    folded.feed(1, "b", ms=QUIET_US // 1000 - 1)
+    assert folded.take() == []
+    folded.feed(1, "c", ms=QUIET_US // 1000)
+    assert folded.take() == ["0 a"]
+
+
+def test_copies_that_keep_coming_are_waited_for_until_the_window_ends() -> None:
+    folded = Folded()
+    for rank in range(10):
+        folded.feed(rank, "a", ms=200 * rank)
+    assert folded.take() == []
+    folded.feed(0, "b", ms=WINDOW_US // 1000)
+    assert folded.take() == ["[0 1 2 3 4 5 6 7 8 9] a"]
+
+
+def test_late_copies_make_a_line_of_their_own() -> None:
+    folded = Folded()
+    for rank in range(4):
+        folded.feed(rank, "a")
+    folded.feed(0, "x", ms=1000)
+    assert folded.take() == ["[0 1 2 3] a"]
+    for rank in range(4, 7):
+        folded.feed(rank, "a", ms=1000)
+    assert folded.drain() == ["0 x", "[4 5 6 more] a"]
+    folded.feed(8, "a", ms=1000)
+    assert folded.drain() == ["8 a"]
+
+
+def test_what_all_say_again_later_is_no_late_copy() -> None:
+    folded = Folded()
+    for second in range(2):
+        for rank in range(4):
+            folded.feed(rank, "a", ms=5000 * second)
+    assert folded.drain() == ["[0 1 2 3] a", "[0 1 2 3] a"]
+
+
+def test_a_clock_that_runs_backwards_delays_nothing() -> None:
+    folded = Folded()
+    folded.feed(0, "a", ms=1000)
+    folded.feed(1, "b", ms=0)
+    folded.feed(1, "c", ms=1000 + QUIET_US // 1000)
+    assert folded.take() == ["0 a", "1 b"]
+
+
+def test_ranks_beyond_the_world_are_taken_as_they_are() -> None:
+    assert fold(*((999_999_999, "a"),) * 3) == ["999999999 a"] * 3
+
+
+@pytest.mark.parametrize("name", ["HELD_LINES", "HELD_CHARS"])
+def test_held_lines_are_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(dedup, name, 10)
+    folded = Folded()
+    for n in range(100):
+        folded.feed(0, f"{chr(97 + n % 26)}{n:02}")
+    assert len(folded.dedup._queue) <= 10
+    assert len(folded.take()) + len(folded.drain()) == 100
+    assert not any([*folded.dedup._by_key.values(), *folded.dedup._by_text.values()])
+
+
+def test_what_was_folded_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedup, "REMEMBERED", 5)
+    folded = Folded()
+    for n in range(20):
+        for rank in range(3):
+            folded.feed(rank, "x" * n)
+    folded.drain()
+    assert len(folded.dedup._shown) == 5
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.sampled_from(["a", "b 1", "b 2", "step 1", "step 2", "3"]),
+            st.integers(0, 2500),
+            st.booleans(),
+        )
+    )
+)
+def test_every_line_is_counted_once_and_no_rank_twice_in_one(
+    entries: list[tuple[int, str, int, bool]],
+) -> None:
+    told: list[tuple[str, int]] = []
+
+    def write(entry: LogLine, body: str, copies: Copies | None) -> None:
+        members = list(copies.members) if copies else [entry.rank or 0]
+        assert len(members) == (copies.count if copies else 1)
+        told.extend((_shape_of(body), rank) for rank in members)
+
+    folding = Dedup(write=write, world_size=WORLD)
+    now = 0
+    for rank, text, wait_ms, pauses in entries:
+        now += wait_ms
+        folding.feed(line(T0 + now * 1000, "n", rank, "o", b""), text)
+        if pauses:
+            folding.drain()
+    folding.drain()
+    assert sorted(told) == sorted((_shape_of(text), rank) for rank, text, _, _ in entries)
+
+
+def _shape_of(text: str) -> str:
+    return "b" if text.startswith("b") else text
+
+
+# Tracebacks
+
+
+class Blocks:
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.tracebacks = Tracebacks(take=lambda line, body: self.taken.append(body))
+
+    def feed(self, rank: int, *texts: str, us: int = 0) -> None:
+        for text in texts:
+            self.tracebacks.feed(line(T0 + us, "n1", rank, "e", text.encode()), text)
+
+
+START = "Traceback (most recent call last):"
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3]: "])
+def test_lines_of_a_traceback_go_on_together(prefix: str) -> None:
+    blocks = Blocks()
+    text = [prefix + part for part in (START, '  File "a.py", line 1', "    f()", "KeyError: 1")]
+    for part in text:
+        blocks.feed(3, part)
+        blocks.feed(1, "other")
+    assert blocks.taken == ["other"] * 3 + ["\n".join(text), "other"]
+
+
+def test_a_traceback_that_stops_is_not_waited_for() -> None:
+    blocks = Blocks()
+    blocks.feed(0, START, "  File")
+    blocks.feed(1, "other", us=WAIT_US + 1)
+    assert blocks.taken == [f"{START}\n  File", "other"]
+    blocks.feed(0, START)
+    blocks.tracebacks.drain()
+    assert blocks.taken[2:] == [START]
+
+
+def test_a_traceback_without_end_goes_on_in_parts() -> None:
+    blocks = Blocks()
+    blocks.feed(0, START, *["  line"] * 10_000)
+    blocks.tracebacks.drain()
+    assert sum(len(body.split("\n")) for body in blocks.taken) == 10_001
+    assert max(len(body.split("\n")) for body in blocks.taken) <= 500

@@ -1,0 +1,166 @@
+"""Cut lines come together again, by rank and stream, and no byte is lost on the way."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.logs import joining
+from clusterrun.logs.joining import QUIET_PAUSES, WHOLE_BYTES, Joiner
+from clusterrun.logs.lines import LogLine
+from clusterrun.logs.raw_view import RawView
+from tests.logs.corpus import T0, line
+
+
+def fed(joiner: Joiner, *lines: LogLine) -> list[tuple[bytes, bool]]:
+    found = [joiner.feed(entry) for entry in lines]
+    return [(entry.text, entry.partial) for entry in found if entry]
+
+
+def piece(stream: str, text: bytes, *, rank: int = 0, node: str = "n1") -> LogLine:
+    return line(T0, node, rank, stream, text)
+
+
+def test_pieces_are_joined_by_rank_and_stream() -> None:
+    joiner = Joiner()
+    assert fed(joiner, piece("O", b"one "), piece("o", b"other", rank=1), piece("E", b"err ")) == [
+        (b"other", False)
+    ]
+    assert fed(joiner, piece("O", b"long "), piece("e", b"or"), piece("o", b"line")) == [
+        (b"err or", False),
+        (b"one long line", False),
+    ]
+    assert list(joiner.drain()) == []
+
+
+def test_a_joined_line_is_where_and_when_it_began() -> None:
+    joiner = Joiner()
+    joiner.feed(line(T0, "n1", 0, "O", b"a", offset=7))
+    assert joiner.feed(line(T0 + 9, "n1", 0, "o", b"b", offset=70)) == line(
+        T0, "n1", 0, "o", b"ab", offset=7
+    )
+
+
+def test_a_line_whose_rest_was_lost_is_given_at_once() -> None:
+    joiner = Joiner(exact=True)
+    fed(joiner, piece("O", b"a"), piece("O", b"b", rank=1))
+    assert [e.text for e in joiner.cut_off("n1", 1, piece("o", b"").stream)] == [b"b"]
+    assert list(joiner.cut_off("n1", 2, piece("o", b"").stream)) == []
+    assert [e.text for e in joiner.drain()] == [b"a"]
+
+
+def test_an_endless_progress_bar_takes_no_memory() -> None:
+    joiner = Joiner()
+    for i in range(10_000):
+        fed(joiner, piece("O", b"%7d %%\r" % i))
+    assert joiner._held_bytes < 50
+    assert fed(joiner, piece("o", b"done")) == [(b"done", False)]
+
+
+def test_programs_get_a_very_long_line_in_pieces() -> None:
+    joiner = Joiner(exact=True)
+    pieces = [piece("O", b"x" * 65_536)] * 17
+    assert fed(joiner, *pieces, piece("o", b"end")) == [
+        (b"x" * (WHOLE_BYTES + 65_536), True),
+        (b"end", False),
+    ]
+
+
+def test_lines_without_end_take_bounded_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "HELD_BYTES", 100)
+    joiner = Joiner(exact=True)
+    given_back = fed(joiner, *(piece("O", b"x" * 30, rank=rank) for rank in range(1000)))
+    assert joiner._held_bytes <= 100
+    assert len(given_back) + len(list(joiner.drain())) == 1000
+    assert joiner._held_bytes == 0
+
+
+def test_what_is_looked_at_is_still_waited_for() -> None:
+    joiner = Joiner()
+    fed(joiner, piece("O", b"a"), piece("O", b"b", rank=1))
+    newest = joiner.unfinished()
+    assert newest
+    assert newest.text == b"b"
+    assert fed(joiner, piece("o", b"c", rank=1)) == [(b"bc", False)]
+
+
+SOURCES = list(itertools.product(("n1", "n2"), (0, 1), "oe"))
+_actions = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(SOURCES), st.booleans(), st.binary(max_size=5)),
+        st.just("pause"),
+    ),
+    max_size=40,
+)
+
+
+@given(_actions)
+def test_bytes_of_each_source_stay_whole_and_in_order(actions: list[object]) -> None:
+    joiner = Joiner(exact=True)
+    came: dict[object, bytes] = dict.fromkeys(SOURCES, b"")
+    went = came.copy()
+
+    def give(entry: LogLine | None) -> None:
+        if entry:
+            source = (entry.node, entry.rank, entry.stream.value)
+            went[source] += entry.text + (b"" if entry.partial else b"\n")
+
+    for action in actions:
+        if isinstance(action, tuple):
+            (node, rank, stream), cut, text = action
+            came[node, rank, stream] += text + (b"" if cut else b"\n")
+            letter = stream.upper() if cut else stream
+            give(joiner.feed(line(T0, node, rank, letter, text)))
+        else:
+            for entry in joiner.pause():
+                give(entry)
+    for entry in joiner.drain():
+        give(entry)
+    assert went == came
+
+
+@given(st.permutations([(rank, part) for rank in range(4) for part in range(3)]))
+def test_raw_lines_of_different_ranks_are_not_torn_into_each_other(
+    order: list[tuple[int, int]],
+) -> None:
+    written: list[bytes] = []
+    view = RawView(write=written.append, note=lambda text: None, one_source=False)
+    came = [0] * 4
+    for rank, _ in order:  # whatever the order, a rank's own pieces come in theirs
+        part, came[rank] = came[rank], came[rank] + 1
+        view.show(piece("OOo"[part], b"%d%d" % (rank, part), rank=rank))
+    assert sorted(b"".join(written).splitlines()) == [b"000102", b"101112", b"202122", b"303132"]
+
+
+def test_raw_gives_one_source_piece_by_piece() -> None:
+    written: list[bytes] = []
+    view = RawView(write=written.append, note=lambda text: None, one_source=True)
+    view.show(piece("O", b"\xff\r"))
+    assert written == [b"\xff\r"]
+    view.show(piece("o", b"\x1b[2J"))
+    assert written == [b"\xff\r", b"\x1b[2J\n"]
+
+
+def test_raw_waits_for_the_end_of_a_line_no_longer_than_text_does() -> None:
+    written: list[bytes] = []
+    view = RawView(write=written.append, note=lambda text: None, one_source=False)
+    view.show(piece("O", b"Password: "))
+    for _ in range(QUIET_PAUSES):
+        view.pause()
+    assert written == []
+    view.pause()
+    view.show(piece("o", b"ok"))
+    assert b"".join(written) == b"Password: ok\n"
+
+
+def test_raw_tells_lost_bytes_beside_the_rest() -> None:
+    written: list[bytes] = []
+    told: list[str] = []
+    view = RawView(write=written.append, note=told.append, one_source=False)
+    view.show(piece("O", b"begun", rank=3))
+    view.show(piece("g", b"o 5 disk full", rank=3))
+    view.show(line(T0, "n1", None, "z", b"0 done"))
+    assert (b"".join(written), told) == (b"begun", ["n1:3 ~ 5 bytes of stdout lost: disk full"])
