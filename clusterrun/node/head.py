@@ -90,7 +90,9 @@ class Head:
                 listener = listening_socket(port, host)
             except OSError:
                 continue
-            return await asyncio.start_server(self._accept, sock=listener, limit=LINE_BYTES)
+            return await asyncio.start_server(
+                self._accept, sock=listener, limit=LINE_BYTES, backlog=len(self._who.nodes)
+            )
         text = f"{self._who.node}: none of the ports {self._ports[0]}… is free to meet the others"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
 
