@@ -38,7 +38,7 @@ _LABELS = {
 _LETTERS = {stream.value.encode(): (stream, False) for stream in Stream} | {
     stream.value.upper().encode(): (stream, True) for stream in Stream
 }
-_MAX_TIME_DIGITS = 16  # µs: until the year 2286, which datetime can still write
+_TIME_DIGITS = 16  # µs: until the year 2286, which datetime can still write
 _MAX_RANK_DIGITS = 9
 BEFORE_ALL = b"0" * 16  # a stamp
 MAX_HEAD_BYTES = 32
@@ -120,7 +120,7 @@ def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
 def _is_head(time_us: bytes, rank: bytes, letter: bytes) -> bool:
     return (
         time_us.isdigit()
-        and len(time_us) <= _MAX_TIME_DIGITS
+        and len(time_us) == _TIME_DIGITS
         and (rank == b"-" or (rank.isdigit() and len(rank) <= _MAX_RANK_DIGITS))
         and letter in _LETTERS
     )

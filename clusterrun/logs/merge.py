@@ -143,10 +143,7 @@ class _Reader:
         self._position += len(block)
         self.is_done = not block or self._position >= self._source.end
         whole = len(data) if self.is_done else data.rfind(b"\n") + 1
-        if self._sieve.skips(data[:whole], offset):
-            read, picked = whole, []
-        else:
-            read, picked = self._pick(data, whole, offset)
+        read, picked = self._pick(data, whole, offset)
         self._rest = data[read:]
         if read < whole:  # enough for now: what is left of a large block is not kept
             self._position, self._rest, self.is_done = offset + read, b"", False
@@ -163,7 +160,7 @@ class _Reader:
     def _pick(self, data: bytes, whole: int, offset: int) -> tuple[int, list[LogLine]]:
         """Pick of the whole lines until there are enough, and say how far that was."""
         picked: list[LogLine] = []
-        start = 0
+        start = whole if self._sieve.skips(data[:whole], offset) else 0
         while start < len(data) and len(picked) * _SHORT_LINE_BYTES < self._usual_bytes:
             newline = data.find(b"\n", start, start + MAX_LINE_BYTES + 1)
             if newline < 0 and len(data) - start > MAX_LINE_BYTES:

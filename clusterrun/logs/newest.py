@@ -52,8 +52,7 @@ class _Backward:
 
     def __init__(self, source: Source, number: int, files: OpenFiles) -> None:
         self._source, self._number, self._files = source, number, files
-        self._sieve = Sieve(source)
-        self._newest_us = int(self._sieve.near) or 10**16 - 1
+        self._newest_us = int(Sieve(source).near) or 10**16 - 1
         self._position = source.end
         self._rest = b""
         self._block_bytes = _FIRST_BYTES
@@ -77,11 +76,13 @@ class _Backward:
         """Read the block before, larger ones after a block of which nothing was wanted."""
         data, offset = self._first or self._fetch()
         self._first = None
-        end = 0 if self._sieve.skips(data, offset) else len(data)
+        end = 0 if self._sieve_at(data, offset).skips(data, offset) else len(data)
         while end > 0 and len(self.lines) * _SHORT_LINE_BYTES < _BLOCK_BYTES:
             start = self._line_start(data, end - _BLOCK_BYTES)
             start = start if 0 <= start < end else 0
-            self.lines = self._pick(data[start:end], offset + start) + self.lines
+            part = data[start:end]
+            picked = self._sieve_at(part, offset + start).pick(part, offset + start)
+            self.lines = picked + self.lines
             end = start
         if end > 0:  # enough for now: what is left of a large block is not kept
             self._position, self._rest, self._block_bytes = offset + end, b"", _BLOCK_BYTES
@@ -119,16 +120,19 @@ class _Backward:
         is_plain = self._source.file.kind is Kind.PLAIN
         return newline + 1 if is_plain else find_stamped(data, newline + 1)
 
-    def _pick(self, data: bytes, offset: int) -> list[LogLine]:
+    def _sieve_at(self, data: bytes, offset: int) -> Sieve:
+        """Make a sieve that knows of what comes before some lines as much as it needs."""
         source = self._source
-        if source.file.kind is not Kind.PLAIN:
-            self._sieve = Sieve(source)
-            self._sieve.near = self._near(data)
-        if source.part is not Part.ALL and source.file.kind is Kind.LOG:
+        sieve = Sieve(source)
+        if source.part is not Part.ALL and source.file.kind is not Kind.ERRORS:
             start = max(source.start, offset - _CONTEXT_BYTES)
             context = self._files.read(source.file.path, start, offset - start)
-            self._sieve.pick(context[context.find(b"\n") + 1 :], start)
-        return self._sieve.pick(data, offset)
+            context = context[context.find(b"\n") + 1 :]
+            if not sieve.skips(context, start):
+                sieve.pick(context, start)
+        if source.file.kind is not Kind.PLAIN:
+            sieve.near = self._near(data)
+        return sieve
 
     def _near(self, data: bytes) -> bytes:
         """Give the time of the first line, of one too long to find its head that of the next."""

@@ -20,6 +20,7 @@ from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.logs.query import Query
 from clusterrun.logs.scan import required_literals
 from clusterrun.paths import RunPaths
+from clusterrun.symptoms import Classifier
 
 _GAPS = (b" g ",)  # a record that every reader of its rank is shown, whatever is searched for
 
@@ -70,12 +71,17 @@ def choose_sources(
     return sources_of([*logs, *sides], query, ends=ends)
 
 
-def sources_of(files: Iterable[LogFile], query: Query, *, ends: bool = False) -> list[Source]:
-    """Choose what to read of some files; logs and side files of a node are read for each other."""
+def sources_of(
+    files: Iterable[LogFile], query: Query, *, ends: bool = False, live: bool = False
+) -> list[Source]:
+    """Choose what to read of some files; logs and side files of a node are read for each other.
+
+    `live` chooses those, too, that have nothing wanted yet.
+    """
     chosen = []
     for file, part, takes in _parts(files, query, ends=ends):
         start, end = _stretch(file, query)
-        if start >= end:
+        if start >= end and not live:
             continue
         is_classified = part is not Part.ALL and file.kind is not Kind.ERRORS
         chosen.append(
@@ -103,23 +109,29 @@ def _parts(
     logs = [file for file in files if file.kind is not Kind.ERRORS and _may_hold(file, query)]
     takes = _takes(query, ends=ends)
     for log in sorted(logs, key=lambda file: natural_key(file.node)):
-        side = sides.get(log.node)
-        if query.errors:
-            is_complete = side is not None and not has_left_out(side)
-            yield (side if side and is_complete else log), Part.ERRORS, takes
-        elif query.overview:
-            yield from _overview(log, side, takes)
-        else:
+        if not query.overview and not query.errors:
             yield log, Part.ALL, takes
+            continue
+        if query.overview and (log.ranks is None or 0 in log.ranks):
+            yield log, Part.ALL, lambda rank, stream: rank == 0 and takes(rank, stream)
+        notes = _notes(log, sides.get(log.node), query)
+        if notes is None:
+            continue
+        if query.overview:
+            yield notes, Part.NOTES, lambda rank, stream: rank != 0 and takes(rank, stream)
+        else:
+            yield notes, Part.ERRORS, takes
 
 
-def _overview(
-    log: LogFile, side: LogFile | None, takes: Takes
-) -> Iterable[tuple[LogFile, Part, Takes]]:
-    if log.ranks is None or 0 in log.ranks:
-        yield log, Part.ALL, lambda rank, stream: rank == 0 and takes(rank, stream)
-    others = side or log
-    yield others, Part.NOTES, lambda rank, stream: rank != 0 and takes(rank, stream)
+def _notes(log: LogFile, side: LogFile | None, query: Query) -> LogFile | None:
+    """Choose where a node's error lines are read; None where it has none.
+
+    A side file that had no room for all is enough for an overview, which shows how many it lacks.
+    """
+    if side is not None and (query.overview or not has_left_out(side)):
+        return side
+    has_none = side is None and log.index is not None and file_size(log.index) > 0
+    return None if has_none else log  # an index was written by who writes side files, too
 
 
 def _may_hold(file: LogFile, query: Query) -> bool:
@@ -154,6 +166,20 @@ def _wants(query: Query) -> Callable[[LogLine], bool] | None:
         return found and not any(search(line.text) for search in exclude)
 
     return wants
+
+
+def matches(query: Query) -> Callable[[LogLine], bool]:
+    """Give what says whether a line of the right rank and stream is one that a query looks for."""
+    wants = _wants(query)
+    classifier = Classifier() if query.errors else None
+
+    def is_match(line: LogLine) -> bool:
+        is_error = classifier is None or classifier.classify(
+            (line.node, line.rank, line.stream), line.text
+        )
+        return bool(is_error) and (wants is None or wants(line))
+
+    return is_match
 
 
 def _literals(query: Query, *, ends: bool) -> tuple[bytes, ...]:

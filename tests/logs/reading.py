@@ -1,0 +1,59 @@
+"""Write files for the reading core, and make its blocks small enough that their edges matter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from unittest.mock import patch
+
+from clusterrun.logs import index, merge, newest
+from clusterrun.logs.files import Kind, LogFile
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.sources import Part, Source
+
+
+def write(directory: Path, node: str, content: bytes, kind: Kind = Kind.LOG) -> LogFile:
+    path = directory / f"{node}.{kind.value}"
+    path.write_bytes(content)
+    return LogFile(node=node, path=path, kind=kind)
+
+
+def whole(
+    file: LogFile,
+    *,
+    part: Part = Part.ALL,
+    takes: Callable[[int | None, Stream], bool] = lambda rank, stream: True,
+    wants: Callable[[LogLine], bool] | None = None,
+    literals: tuple[bytes, ...] = (),
+) -> Source:
+    return Source(
+        file=file,
+        start=0,
+        end=file.path.stat().st_size,
+        part=part,
+        takes=takes,
+        wants=wants,
+        literals=literals,
+    )
+
+
+def sources(directory: Path, corpus: Mapping[str, bytes]) -> list[Source]:
+    return [whole(write(directory, node, content)) for node, content in corpus.items()]
+
+
+@contextlib.contextmanager
+def blocks_of(size: int, held_bytes: int = 1 << 26) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for module, name, value in (
+            (merge, "_MIN_BLOCK_BYTES", size),
+            (merge, "_MAX_BLOCK_BYTES", size),
+            (merge, "_MAX_SKIP_BYTES", 4 * size),
+            (merge, "_MAX_HELD_BYTES", held_bytes),
+            (newest, "_FIRST_BYTES", size),
+            (newest, "_BLOCK_BYTES", 2 * size),
+            (newest, "_MAX_BLOCK_BYTES", 4 * size),
+            (index, "_LOOK_BYTES", size),
+        ):
+            stack.enter_context(patch.object(module, name, value))
+        yield

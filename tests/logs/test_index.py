@@ -1,0 +1,139 @@
+"""A moment's place in a file: what a look at each line would give, whatever the index says."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.logs.files import Kind, LogFile
+from clusterrun.logs.index import count_lines, has_left_out, seek_time
+from clusterrun.logs.lines import STAMPED
+from tests.logs.corpus import T0, raw
+from tests.logs.reading import blocks_of, write
+from tests.logs.strategies import contents
+
+
+def linear(content: bytes, epoch_us: int, end: int) -> int:
+    offset = 0
+    for part in content.split(b"\n"):
+        if offset >= end:
+            break
+        if STAMPED.match(part) and int(part[:16]) >= epoch_us:
+            return offset
+        offset += len(part) + 1
+    return end
+
+
+def entries(content: bytes, every: int) -> list[tuple[int, int, int]]:
+    found, offset = [], 0
+    for number, part in enumerate(content.split(b"\n")):
+        if STAMPED.match(part) and number % every == 0:
+            found.append((int(part[:16]), offset, number))
+        offset += len(part) + 1
+    return found
+
+
+def write_index(file: LogFile, content: bytes) -> LogFile:
+    index = file.path.with_suffix(".idx")
+    index.write_bytes(content)
+    return dataclasses.replace(file, index=index)
+
+
+def packed(found: list[tuple[int, int, int]]) -> bytes:
+    return b"".join(struct.pack("<QQQ", *entry) for entry in found)
+
+
+_indexes = st.sampled_from(["none", "missing", "good", "torn", "reversed", "foreign", "random"])
+
+
+@given(contents(), _indexes, st.integers(-2, 400), st.integers(1, 100), st.data())
+def test_a_moment_is_found_where_a_look_at_each_line_finds_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    content: bytes,
+    kind: str,
+    time_us: int,
+    block: int,
+    data: st.DataObject,
+) -> None:
+    file = write(tmp_path_factory.mktemp("logs"), "n1", content)
+    good = entries(content, data.draw(st.integers(1, 5)))
+    raw_index = {
+        "good": packed(good),
+        "torn": packed(good)[: data.draw(st.integers(0, 24 * len(good)))],
+        "reversed": packed(good[::-1]),
+        "foreign": packed([(time, place + 7, n) for time, place, n in good]),
+        "random": data.draw(st.binary(max_size=100)),
+    }
+    if kind == "missing":
+        file = dataclasses.replace(file, index=file.path.with_suffix(".idx"))
+    elif kind in raw_index:
+        file = write_index(file, raw_index[kind])
+    places = [0, *(i + 1 for i, byte in enumerate(content) if byte == 10), len(content)]
+    end = data.draw(st.sampled_from(places))
+    with blocks_of(block):
+        assert seek_time(file, T0 + time_us, end) == linear(content, T0 + time_us, end)
+
+
+def test_the_index_saves_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clusterrun.logs.files import OpenFiles
+
+    content = b"".join(raw(T0 + i * 1000, 0, "o", "x" * 50) for i in range(50_000))
+    file = write_index(write(tmp_path, "n1", content), packed(entries(content, 500)))
+    read: list[int] = []
+    original = OpenFiles.read
+
+    def counted(self: OpenFiles, path: Path, offset: int, size: int) -> bytes:
+        read.append(offset if path == file.path else -1)
+        return original(self, path, offset, size)
+
+    monkeypatch.setattr(OpenFiles, "read", counted)
+    place = seek_time(file, T0 + 31_234_567, len(content))
+    assert content[place : place + 16] == b"%d" % (T0 + 31_235_000)
+    assert all(offset < 0 or abs(offset - place) < 50_000 for offset in read)
+
+
+def test_side_files_are_searched_too(tmp_path: Path) -> None:
+    lines = [raw(T0 + i, 0, "e", f"error {i * 100} text") for i in range(500)]
+    file = write(tmp_path, "n1", b"".join(lines), Kind.ERRORS)
+    end = file.path.stat().st_size
+    assert seek_time(file, T0 + 321, end) == len(b"".join(lines[:321]))
+
+
+@pytest.mark.parametrize("moment", [-5, 10**20])
+def test_moments_before_and_after_all_time_are_no_trouble(tmp_path: Path, moment: int) -> None:
+    content = raw(T0, 0, "o", "x")
+    file = write(tmp_path, "n1", content)
+    assert seek_time(file, moment, len(content)) == (0 if moment < 0 else len(content))
+
+
+@given(contents(), st.sampled_from(["none", "good", "foreign"]))
+def test_lines_are_counted_with_and_without_an_index(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, kind: str
+) -> None:
+    file = write(tmp_path_factory.mktemp("logs"), "n1", content)
+    good = entries(content, 3)
+    if kind == "good":
+        file = write_index(file, packed(good))
+    elif kind == "foreign":
+        file = write_index(file, packed([(t, place + 1, n + 5) for t, place, n in good]))
+    assert count_lines(file) == content.count(b"\n")
+
+
+def test_the_count_starts_where_the_index_ends(tmp_path: Path) -> None:
+    content = b"".join(raw(T0 + i, 0, "o", "x") for i in range(10))
+    place = 5 * len(raw(T0, 0, "o", "x"))
+    file = write_index(write(tmp_path, "n1", content), packed([(T0 + 5, place, 1005)]))
+    assert count_lines(file) == 1010
+
+
+def test_a_side_file_that_had_no_room_for_all_says_so(tmp_path: Path) -> None:
+    line = raw(T0, 3, "e", "error 100 says - g - 7 x 9")
+    full = write(tmp_path, "n1", line * 3 + raw(T0, None, "g", "- 400 x 12 full"), Kind.ERRORS)
+    gap = write(tmp_path, "n2", line + raw(T0, 3, "g", "- 400 o 12 full"), Kind.ERRORS)
+    assert has_left_out(full)
+    assert not has_left_out(gap)

@@ -1,0 +1,220 @@
+"""All nodes' lines in one order: as the slow way gives them, whatever the blocks and the damage."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.errors import ClusterrunError
+from clusterrun.logs import merge
+from clusterrun.logs.files import Kind, LogFile
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.sources import Part, Source
+from tests.logs.corpus import T0, raw, texts
+from tests.logs.reading import blocks_of, sources, whole, write
+from tests.logs.strategies import CORPORA, merged, parsed
+
+BLOCKS = st.integers(1, 200)
+HELD = st.sampled_from([0, 3000, 1 << 26])
+
+
+@given(CORPORA, BLOCKS, HELD)
+def test_any_files_are_merged_as_sorting_all_their_lines_would(
+    tmp_path_factory: pytest.TempPathFactory, corpus: dict[str, bytes], block: int, held: int
+) -> None:
+    directory = tmp_path_factory.mktemp("logs")
+    with blocks_of(block, held):
+        assert list(merge_sources(sources(directory, corpus))) == merged(corpus)
+
+
+@given(CORPORA, BLOCKS, st.sets(st.integers(0, 3)), st.sets(st.sampled_from(list(Stream))))
+def test_what_is_not_taken_changes_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory,
+    corpus: dict[str, bytes],
+    block: int,
+    ranks: set[int],
+    streams: set[Stream],
+) -> None:
+    def takes(rank: int | None, stream: Stream) -> bool:
+        return (rank is None or rank in ranks) and stream in streams
+
+    directory = tmp_path_factory.mktemp("logs")
+    chosen = [whole(source.file, takes=takes) for source in sources(directory, corpus)]
+    expected = [line for line in merged(corpus) if takes(line.rank, line.stream)]
+    with blocks_of(block):
+        assert list(merge_sources(chosen)) == expected
+
+
+@given(CORPORA, BLOCKS, st.sampled_from([(b"x",), (b"xxx", b"loss="), (b" 3 o",), (b"\0\0",)]))
+def test_literals_only_save_time(
+    tmp_path_factory: pytest.TempPathFactory,
+    corpus: dict[str, bytes],
+    block: int,
+    literals: tuple[bytes, ...],
+) -> None:
+    def wants(line: LogLine) -> bool:
+        return any(literal in line.text for literal in literals)
+
+    directory = tmp_path_factory.mktemp("logs")
+    chosen = [
+        whole(source.file, wants=wants, literals=literals) for source in sources(directory, corpus)
+    ]
+    with blocks_of(block):
+        assert list(merge_sources(chosen)) == [line for line in merged(corpus) if wants(line)]
+
+
+@given(CORPORA, BLOCKS, st.data())
+def test_a_stretch_gives_the_lines_that_begin_in_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    corpus: dict[str, bytes],
+    block: int,
+    data: st.DataObject,
+) -> None:
+    directory = tmp_path_factory.mktemp("logs")
+    chosen, expected = [], []
+    for source in sources(directory, corpus):
+        content = corpus[source.file.node]
+        places = [0, *(i + 1 for i, byte in enumerate(content) if byte == 10), len(content)]
+        start, end = sorted(
+            (data.draw(st.sampled_from(places)), data.draw(st.sampled_from(places)))
+        )
+        stretch = Source(file=source.file, start=start, end=end)
+        chosen.append(stretch)
+        lines = parsed(content[start:end], source.file.node)
+        expected += [line._replace(offset=line.offset + start) for line in lines]
+    with blocks_of(block):
+        found = list(merge_sources(chosen))
+    assert sorted(found, key=repr) == sorted(expected, key=repr)
+
+
+def test_times_that_run_backwards_hold_no_other_file_up(tmp_path: Path) -> None:
+    lines = [raw(T0 + 5, 0, "o", "a"), raw(T0 + 1, 0, "o", "b"), raw(T0 + 7, 0, "o", "d")]
+    corpus = {"n1": b"".join(lines), "n2": raw(T0 + 6, 1, "o", "c")}
+    found = list(merge_sources(sources(tmp_path, corpus)))
+    assert texts(found) == ["a", "b", "c", "d"]
+    assert found[1].epoch_us == T0 + 5
+
+
+def test_lines_of_one_node_from_two_files_go_by_their_place_in_its_log(tmp_path: Path) -> None:
+    parts = [raw(T0, i % 2, "o", f"{i}") for i in range(6)]
+    places = [sum(map(len, parts[:i])) for i in range(6)]
+    log = write(tmp_path, "n1", b"".join(parts))
+    side = write(
+        tmp_path,
+        "n1",
+        b"".join(raw(T0, 1, "o", f"error {places[i]} {i}") for i in (1, 3, 5)),
+        Kind.ERRORS,
+    )
+    chosen = [whole(side, part=Part.NOTES), whole(log, takes=lambda rank, stream: rank == 0)]
+    for block in (1, 30, 10_000):
+        with blocks_of(block):
+            assert texts(merge_sources(chosen)) == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_a_line_that_is_too_long_comes_in_pieces_of_the_same_size_for_any_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "MAX_LINE_BYTES", 50)
+    file = write(tmp_path, "n1", raw(T0, 0, "o", "a" * 100) + raw(T0, 0, "o", "b"))
+    for block in (1, 7, 50, 1000):
+        with blocks_of(block):
+            found = list(merge_sources([whole(file)]))
+        assert [len(line.text) for line in found] == [29, 50, 21, 1]
+        assert [line.offset for line in found] == [0, 50, 100, 122]
+
+
+def test_a_mebibyte_of_one_line_is_given_whole(tmp_path: Path) -> None:
+    text = b"x" * (1024 * 1024 - 100)
+    file = write(tmp_path, "n1", raw(T0, 0, "o", text) + raw(T0, 0, "o", "b"))
+    assert [line.text for line in merge_sources([whole(file)])] == [text, b"b"]
+
+
+def test_a_file_that_shrinks_while_it_is_read_ends_there(tmp_path: Path) -> None:
+    lines = [raw(T0 + i, 0, "o", f"{i}") for i in range(100)]
+    file = write(tmp_path, "n1", b"".join(lines))
+    with blocks_of(len(lines[0])):
+        reading = merge_sources([whole(file)])
+        assert next(reading).text == b"0"
+        os.truncate(file.path, len(b"".join(lines[:30])) + 5)
+        rest = list(reading)
+    assert rest[-1].text == b"17000"
+
+
+def test_a_file_that_is_gone_has_no_lines(tmp_path: Path) -> None:
+    gone, there = (write(tmp_path, node, raw(T0, 0, "o", node)) for node in ("n1", "n2"))
+    chosen = [whole(gone), whole(there)]
+    gone.path.unlink()
+    assert texts(merge_sources(chosen)) == ["n2"]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = LogFile(node="n1", path=tmp_path)
+    with pytest.raises(ClusterrunError) as caught:
+        list(merge_sources([Source(file=file, start=0, end=10)]))
+    assert caught.value.message == f"cannot read {tmp_path}"
+    assert caught.value.cause == "Is a directory"
+
+
+def test_lines_that_nobody_stamped_have_the_time_of_their_file(tmp_path: Path) -> None:
+    file = write(tmp_path, "n1", b"first\n\n" + raw(T0, 0, "o", "last"), Kind.PLAIN)
+    os.utime(file.path, ns=(0, 1_700_000_000_123_456_789))
+    one_rank = LogFile(node="n1", path=file.path, kind=Kind.PLAIN, ranks=range(7, 8))
+    for given_file, rank in ((file, None), (one_rank, 7)):
+        found = list(merge_sources([whole(given_file)]))
+        assert {line[:4] for line in found} == {(1_700_000_000_123_456, "n1", rank, Stream.OUT)}
+        assert [line.offset for line in found] == [0, 6, 7]
+        assert found[2].text == raw(T0, 0, "o", "last").rstrip()
+
+
+def test_few_descriptors_are_enough_for_many_files(tmp_path: Path) -> None:
+    corpus = {f"n{i}": raw(T0 + i, i, "o", f"{i}") for i in range(300)}
+    chosen = sources(tmp_path, corpus)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        assert texts(merge_sources(chosen)) == [str(i) for i in range(300)]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (64, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+_READ_ALL = """
+import resource, sys
+from pathlib import Path
+from clusterrun.logs.files import LogFile
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.sources import Source
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+if sys.argv[2] == "few":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+files = [LogFile(node=path.stem, path=path) for path in Path(sys.argv[1]).iterdir()]
+sources = [Source(file=file, start=0, end=file.path.stat().st_size) for file in files]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+count = sum(1 for _ in merge_sources(sources))
+print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("descriptors", ["few", "all"])
+def test_memory_is_bounded_over_files_of_very_different_size(
+    tmp_path: Path, descriptors: str
+) -> None:
+    text = "x" * 40
+    for node in range(200):
+        lines = [raw(T0 + i * 1000, node, "o", text) for i in range(300)]
+        (tmp_path / f"n{node}.log").write_bytes(b"".join(lines))
+    burst = raw(T0 + 150_000, 7, "o", text) * 300_000
+    (tmp_path / "n7.log").write_bytes(burst)
+    argv = [sys.executable, "-c", _READ_ALL, str(tmp_path), descriptors]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
+    count, grown_kib = map(int, done.stdout.split())
+    assert count == 199 * 300 + 300_000
+    assert grown_kib < 110 * 1024

@@ -1,0 +1,157 @@
+"""The newest lines are the last ones that a merge of everything would give."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.logs.files import Kind, LogFile, OpenFiles
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.newest import newest
+from clusterrun.logs.sources import Part, Source
+from tests.logs.corpus import T0, raw, texts
+from tests.logs.reading import blocks_of, sources, whole, write
+from tests.logs.strategies import CORPORA
+
+BLOCKS = st.integers(1, 200)
+
+
+@given(CORPORA, BLOCKS, st.integers(0, 60))
+def test_the_newest_of_any_files_are_the_end_of_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, corpus: dict[str, bytes], block: int, count: int
+) -> None:
+    chosen = sources(tmp_path_factory.mktemp("logs"), corpus)
+    everything = list(merge_sources(chosen))
+    with blocks_of(block):
+        assert newest(chosen, count) == everything[max(len(everything) - count, 0) :]
+
+
+@given(CORPORA, BLOCKS, st.integers(0, 9), st.sampled_from([(), (b"loss=", b"x")]))
+def test_so_are_the_newest_of_the_wanted_lines(
+    tmp_path_factory: pytest.TempPathFactory,
+    corpus: dict[str, bytes],
+    block: int,
+    count: int,
+    literals: tuple[bytes, ...],
+) -> None:
+    def takes(rank: int | None, stream: Stream) -> bool:
+        return rank in (None, 1)
+
+    def wants(line: LogLine) -> bool:
+        return b"loss=" in line.text or b"x" in line.text
+
+    directory = tmp_path_factory.mktemp("logs")
+    chosen = [
+        whole(source.file, takes=takes, wants=wants, literals=literals)
+        for source in sources(directory, corpus)
+    ]
+    everything = list(merge_sources(chosen))
+    with blocks_of(block):
+        assert newest(chosen, count) == everything[max(len(everything) - count, 0) :]
+
+
+@pytest.mark.parametrize("count", range(8))
+def test_lines_of_one_node_from_two_files_go_by_their_place_in_its_log(
+    tmp_path: Path, count: int
+) -> None:
+    parts = [raw(T0, i % 2, "o", f"{i}") for i in range(6)]
+    places = [sum(map(len, parts[:i])) for i in range(6)]
+    log = write(tmp_path, "n1", b"".join(parts))
+    entries = [raw(T0, 1, "o", f"error {places[i]} {i}") for i in (1, 3, 5)]
+    side = write(tmp_path, "n1", b"".join(entries), Kind.ERRORS)
+    chosen = [whole(side, part=Part.NOTES), whole(log, takes=lambda rank, stream: rank == 0)]
+    for block in (1, 30, 10_000):
+        with blocks_of(block):
+            assert texts(newest(chosen, count)) == list("012345")[max(6 - count, 0) :]
+
+
+def test_what_is_older_than_needed_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [raw(T0 + i * 1_000_000, 0, "o", f"{i}") for i in range(20_000)]
+    corpus = dict.fromkeys(("n1", "n2"), b"".join(lines))
+    wanted, other = sources(tmp_path, corpus)
+    read = _count_bytes(monkeypatch)
+    found = newest([wanted, whole(other.file, takes=lambda rank, stream: False)], 200)
+    assert texts(found) == [str(i) for i in range(19_800, 20_000)]
+    assert sum(read) < 100_000
+
+
+def test_one_look_at_each_file_is_enough_where_one_has_the_newest_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = {f"n{n}": raw(T0, n, "o", "old") * 1000 for n in range(30)}
+    corpus["n7"] += b"".join(raw(T0 + i, 7, "o", f"{i}") for i in range(1, 11))
+    chosen = sources(tmp_path, corpus)
+    read = _count_bytes(monkeypatch)
+    assert texts(newest(chosen, 10)) == [str(i) for i in range(1, 11)]
+    assert len(read) == 30
+
+
+def _count_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    read: list[int] = []
+    original = OpenFiles.read
+
+    def counted(self: OpenFiles, path: Path, offset: int, size: int) -> bytes:
+        found = original(self, path, offset, size)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(OpenFiles, "read", counted)
+    return read
+
+
+def test_a_hole_of_4_gib_before_the_newest_lines_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, "n1", b"")
+    os.truncate(file.path, 4 << 30)
+    with file.path.open("ab") as log:
+        log.write(b"\n" + b"".join(raw(T0 + i, 0, "o", f"{i}") for i in range(300)))
+    read = _count_bytes(monkeypatch)
+    assert texts(newest([whole(file)], 100)) == [str(i) for i in range(200, 300)]
+    assert sum(read) < 100_000
+
+
+def test_a_hole_at_the_end_is_a_line_of_bounded_size(tmp_path: Path) -> None:
+    file = write(tmp_path, "n1", raw(T0, 0, "o", "before"))
+    os.truncate(file.path, 64 << 20)
+    (line,) = newest([whole(file)], 1)
+    assert 0 < len(line.text) <= 4 << 20
+
+
+def test_a_file_that_shrank_gives_what_is_left(tmp_path: Path) -> None:
+    lines = [raw(T0 + i, 0, "o", f"{i:3}") for i in range(100)]
+    source = whole(write(tmp_path, "n1", b"".join(lines)))
+    os.truncate(source.file.path, 40 * len(lines[0]))
+    for block in (10, 1000, 1 << 16):
+        with blocks_of(block):
+            assert texts(newest([source], 3)) == [" 37", " 38", " 39"]
+
+
+def test_a_file_that_is_gone_has_no_lines(tmp_path: Path) -> None:
+    file = LogFile(node="n1", path=tmp_path / "n1.log")
+    assert newest([Source(file=file, start=0, end=100_000)], 5) == []
+
+
+def test_the_end_of_what_nobody_stamped_is_found(tmp_path: Path) -> None:
+    file = write(tmp_path, "n1", b"".join(b"line %d\n" % i for i in range(9999)), Kind.PLAIN)
+    assert texts(newest([whole(file)], 2)) == ["line 9997", "line 9998"]
+
+
+def test_errors_of_a_log_without_side_file_come_with_the_traceback_that_began_before(
+    tmp_path: Path,
+) -> None:
+    lines = ["step 1", "Traceback (most recent call last):"]
+    lines += [f'  File "a.py", line {i}, in f' for i in range(200)] + ["ValueError: no", "step 2"]
+    content = b"".join(raw(T0 + i, 0, "e", text) for i, text in enumerate(lines))
+    source = whole(write(tmp_path, "n1", content), part=Part.ERRORS)
+    assert texts(newest([source], 500)) == lines[1:-1]
+    with blocks_of(100):
+        assert texts(newest([source], 500)) == lines[1:-1]
+        assert texts(merge_sources([source])) == lines[1:-1]
