@@ -1,0 +1,89 @@
+"""Finding log files and reading stretches of them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from clusterrun.errors import ClusterrunError
+from clusterrun.logs.files import Kind, OpenFiles, find_log_files, find_side_files
+from clusterrun.paths import RunPaths
+from tests.logs.corpus import write_log
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(root=tmp_path)
+    for node in ("n10", "n2", "n\udcff"):
+        write_log(paths, 1, node, [b"x\n"])
+    paths.log_errors(1, "n2").write_bytes(b"")
+    paths.log_index(1, "n2").write_bytes(b"")
+    paths.nccl_dir(1).mkdir()
+    return paths
+
+
+def test_logs_are_found_in_the_order_people_count_in(paths: RunPaths) -> None:
+    assert [file.node for file in find_log_files(paths, 1)] == ["n2", "n10", "n\udcff"]
+    assert [file.node for file in find_log_files(paths, 1, frozenset({"n10", "n7"}))] == ["n10"]
+    assert find_log_files(paths, 2) == []
+
+
+def test_each_file_says_what_it_holds(paths: RunPaths) -> None:
+    world = {"schema": "clusterrun.world/1", "nodes": ["n2", "n10"], "procs_per_node": 4}
+    paths.world(1).write_text(json.dumps(world))
+    log = find_log_files(paths, 1)[1]
+    assert (log.kind, log.ranks, log.index) == (Kind.LOG, range(4, 8), paths.log_index(1, "n10"))
+    (side,) = find_side_files(paths, 1)
+    assert (side.kind, side.ranks, side.path) == (Kind.ERRORS, range(4), paths.log_errors(1, "n2"))
+    assert find_log_files(paths, 1)[2].ranks is None
+
+
+def test_a_directory_that_cannot_be_read_is_named(paths: RunPaths) -> None:
+    paths.logs_dir.joinpath("a2").write_bytes(b"")
+    with pytest.raises(ClusterrunError) as caught:
+        find_log_files(paths, 2)
+    assert caught.value.message == f"cannot read {paths.logs_dir / 'a2'}"
+
+
+def test_descriptors_are_kept_and_given_back(paths: RunPaths) -> None:
+    path = paths.log(1, "n2")
+    before = len(os.listdir("/proc/self/fd"))
+    with OpenFiles(1) as files:
+        assert files.read(path, 0, 9) == b"x\n"
+        path.unlink()
+        assert files.read(path, 1, 9) == b"\n"
+        assert files.read(path, 2, 9) == b""
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_reading_goes_on_where_the_process_has_no_descriptor_left(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    original = os.open
+
+    def full(path: str, flags: int) -> int:
+        opened.append(path)
+        if len(opened) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return original(path, flags)
+
+    monkeypatch.setattr(os, "open", full)
+    with OpenFiles(2) as files:
+        assert files.read(paths.log(1, "n2"), 0, 9) == b"x\n"
+        assert files.read(paths.log(1, "n10"), 0, 9) == b"x\n"
+        assert files.read(paths.log(1, "n2"), 0, 9) == b"x\n"
+    assert len(opened) == 4
+
+
+def test_the_limit_of_descriptors_is_as_it_was(paths: RunPaths) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with OpenFiles(100_000):
+        pass
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits

@@ -1,0 +1,220 @@
+"""What is read for a query: which files, of which time, and which lines of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from clusterrun.logs.files import Kind, LogFile
+from clusterrun.logs.lines import Stream
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.newest import newest
+from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
+from clusterrun.logs.sources import choose_sources, sources_of
+from clusterrun.paths import RunPaths
+from tests.logs.corpus import T0, raw, texts, write_log
+
+ERRORS = Query(errors=True)
+
+
+@dataclass
+class Run:
+    """Two nodes with two ranks each, whose agents wrote side files."""
+
+    paths: RunPaths
+    logs: dict[str, list[bytes]] = field(default_factory=lambda: {"n1": [], "n2": []})
+    sides: dict[str, list[bytes]] = field(default_factory=lambda: {"n1": [], "n2": []})
+
+    def say(
+        self, node: str, time_us: int, rank: int | None, stream: str, text: str, kind: str = ""
+    ) -> None:
+        """Write a line as an agent would, into the side file where it belongs there."""
+        place = len(b"".join(self.logs[node]))
+        self.logs[node].append(raw(T0 + time_us, rank, stream, text))
+        if kind or rank is None or stream in "gz":
+            entry = f"{kind or '-'} {place} {text}"
+            self.sides[node].append(raw(T0 + time_us, rank, stream, entry))
+
+    def leave_out(self, node: str, time_us: int, count: int) -> None:
+        self.sides[node].append(raw(T0 + time_us, None, "g", f"- 0 x {count} full"))
+
+    def write(self, *, world: bool = True, sides: bool = True, index: bool = True) -> RunPaths:
+        for node, lines in self.logs.items():
+            write_log(self.paths, 1, node, lines)
+            if sides and self.sides[node]:
+                self.paths.log_errors(1, node).write_bytes(b"".join(self.sides[node]))
+            if index:
+                self.paths.log_index(1, node).write_bytes(b"\0" * 24)
+        if world:
+            found = {"schema": "clusterrun.world/1", "nodes": ["n1", "n2"], "procs_per_node": 2}
+            self.paths.world(1).write_text(json.dumps(found))
+        return self.paths
+
+    def read(self, query: Query, **options: bool) -> list[str]:
+        chosen = choose_sources(self.paths, 1, query, **options)
+        found = texts(merge_sources(chosen))
+        assert texts(newest(chosen, 1000)) == found
+        return found
+
+    def opened(self, query: Query) -> list[str]:
+        return [source.file.path.name for source in choose_sources(self.paths, 1, query)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run(paths=RunPaths(root=tmp_path))
+    run.say("n1", 1, None, "a", "agent")
+    run.say("n1", 2, 0, "o", "step 1")
+    run.say("n2", 3, 2, "o", "step 1 of rank 2")
+    run.say("n1", 4, 1, "e", "a warning")
+    run.say("n2", 5, 3, "e", "ValueError: no", "error")
+    run.say("n1", 6, 0, "e", "KeyError: 7", "error")
+    run.say("n2", 7, 2, "g", "o 4096 spool full")
+    run.say("n2", 8, None, "l", "launcher of n2")
+    run.say("n1", 9, None, "z", "0 complete")
+    return run
+
+
+ALL = ["agent", "step 1", "step 1 of rank 2", "a warning", "ValueError: no", "KeyError: 7"]
+ALL += ["o 4096 spool full", "launcher of n2"]
+NOTED = ["agent", "step 1", "ValueError: no", "KeyError: 7", "o 4096 spool full", "launcher of n2"]
+WRONG = ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
+
+
+def test_everything_is_every_line_but_the_ends_of_logs(run: Run) -> None:
+    run.write()
+    assert run.read(EVERYTHING) == ALL
+    assert run.read(EVERYTHING, ends=True) == [*ALL, "0 complete"]
+    assert run.opened(EVERYTHING) == ["n1.log", "n2.log"]
+
+
+def test_an_overview_reads_the_log_of_rank_0_and_what_the_side_files_hold(run: Run) -> None:
+    run.write()
+    assert run.read(OVERVIEW) == NOTED
+    assert run.opened(OVERVIEW) == ["n1.log", "n1.err", "n2.err"]
+
+
+def test_errors_are_read_from_side_files_alone(run: Run) -> None:
+    run.write()
+    assert run.read(ERRORS) == WRONG
+    assert run.opened(ERRORS) == ["n1.err", "n2.err"]
+
+
+@pytest.mark.parametrize(("query", "shown"), [(OVERVIEW, NOTED), (ERRORS, WRONG)])
+def test_a_log_without_side_file_is_classified(run: Run, query: Query, shown: list[str]) -> None:
+    run.write(sides=False, index=False)
+    assert run.read(query) == shown
+
+
+@pytest.mark.parametrize("query", [OVERVIEW, ERRORS])
+def test_an_index_without_side_file_says_that_there_are_no_errors(run: Run, query: Query) -> None:
+    run.write(sides=False)
+    assert "n2.log" not in run.opened(query)
+
+
+def test_errors_that_a_side_file_had_no_room_for_are_found_in_the_log(run: Run) -> None:
+    run.sides["n2"].clear()
+    run.leave_out("n2", 5, 1)
+    run.write()
+    assert run.read(ERRORS) == WRONG
+    assert run.opened(ERRORS) == ["n1.err", "n2.log"]
+
+
+def test_an_overview_says_what_a_side_file_had_no_room_for(run: Run) -> None:
+    run.sides["n2"].clear()
+    run.leave_out("n2", 5, 1200)
+    run.write()
+    assert run.read(OVERVIEW) == ["agent", "step 1", "x 1200 full", "KeyError: 7"]
+
+
+def test_a_line_of_a_side_file_has_the_place_it_has_in_the_log(run: Run) -> None:
+    run.write()
+    in_logs = {line.text: line for line in merge_sources(choose_sources(run.paths, 1, EVERYTHING))}
+    noted = list(merge_sources(choose_sources(run.paths, 1, ERRORS)))
+    assert noted == [in_logs[line.text] for line in noted]
+
+
+def test_of_a_rank_only_the_log_of_its_node_is_opened(run: Run) -> None:
+    run.write()
+    query = Query(ranks=frozenset({3}))
+    assert run.read(query) == ["ValueError: no"]
+    assert run.opened(query) == ["n2.log"]
+    assert run.opened(Query(ranks=frozenset({3}), errors=True)) == ["n2.err"]
+
+
+@pytest.mark.parametrize("world", ["", "{}", "[]", '{"nodes": 3, "procs_per_node": 1}', "\0"])
+def test_without_a_world_all_files_are_read_for_a_rank(run: Run, world: str) -> None:
+    run.write(world=False)
+    if world:
+        run.paths.world(1).write_text(world)
+    assert run.read(Query(ranks=frozenset({2}))) == ["step 1 of rank 2", "o 4096 spool full"]
+    assert run.read(OVERVIEW) == NOTED
+
+
+def test_streams_are_chosen_and_gaps_stay(run: Run) -> None:
+    run.write()
+    query = Query(streams=frozenset({Stream.ERR}))
+    assert run.read(query) == ["a warning", "ValueError: no", "KeyError: 7", "o 4096 spool full"]
+    query = Query(streams=frozenset({Stream.LAUNCHER}), ranks=frozenset({0, 1}))
+    assert run.read(query) == []
+
+
+def test_lines_with_one_of_the_patterns_and_none_of_the_others_are_found(run: Run) -> None:
+    run.write()
+    include = (re.compile(rb"Error"), re.compile(rb"step \d"))
+    found = run.read(Query(include=include, exclude=(re.compile(rb"rank 2$"),)))
+    assert found == ["step 1", "ValueError: no", "KeyError: 7", "o 4096 spool full"]
+    found = run.read(Query(include=(re.compile(rb"(?i)ERROR"),), ranks=frozenset({0, 3})))
+    assert found == ["ValueError: no", "KeyError: 7"]
+    assert run.read(Query(errors=True, include=(re.compile(rb"Key"),))) == WRONG[1:]
+
+
+def test_what_is_searched_is_the_text_and_not_what_stands_before_it(run: Run) -> None:
+    run.write()
+    assert run.read(Query(include=(re.compile(rb"17000|error \d"),))) == ["o 4096 spool full"]
+
+
+@pytest.mark.parametrize("query", [EVERYTHING, OVERVIEW, ERRORS])
+def test_moments_cut_all_files(run: Run, query: Query) -> None:
+    from dataclasses import replace
+
+    run.write()
+    lines = list(merge_sources(choose_sources(run.paths, 1, query)))
+    for since, until in ((2, 6), (5, 8), (0, 99), (6, 6), (None, 3), (7, None)):
+        low, high = since or 0, until or 10**9
+        cut = replace(
+            query,
+            since_us=None if since is None else T0 + since,
+            until_us=None if until is None else T0 + until,
+        )
+        expected = [line for line in lines if low <= line.epoch_us - T0 < high]
+        assert list(merge_sources(choose_sources(run.paths, 1, cut))) == expected
+
+
+def test_files_of_chosen_nodes_alone_are_read(run: Run) -> None:
+    run.write()
+    chosen = choose_sources(run.paths, 1, OVERVIEW, frozenset({"n2"}))
+    assert [source.file.path.name for source in chosen] == ["n2.err"]
+    assert choose_sources(run.paths, 7, EVERYTHING) == []
+
+
+def test_output_that_nobody_stamped_is_cut_by_the_time_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-1.out"
+    path.write_bytes(b"step 1\nValueError: no\n")
+    os.utime(path, ns=(0, T0 * 1000))
+    file = LogFile(node="n1", path=path, kind=Kind.PLAIN)
+
+    def read(query: Query) -> list[str]:
+        return texts(merge_sources(sources_of([file], query)))
+
+    assert read(EVERYTHING) == read(OVERVIEW) == ["step 1", "ValueError: no"]
+    assert read(ERRORS) == ["ValueError: no"]
+    assert read(Query(since_us=T0)) == ["step 1", "ValueError: no"]
+    assert read(Query(since_us=T0 + 1)) == read(Query(until_us=T0)) == []
+    assert read(Query(include=(re.compile(rb"Err"),))) == ["ValueError: no"]
+    assert read(Query(ranks=frozenset({3}))) == []
