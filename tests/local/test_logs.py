@@ -1,0 +1,50 @@
+"""What `logs` gives of ranks on simulated nodes is what they wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.road import Project, project, wait_for
+from tests.scripts import chatter
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+LIGHT = ("--cluster", "local", "--nodes", "2", "--device", "cpu", "--no-world-contract")
+
+
+@pytest.fixture(name="here")
+def _here(tmp_path: Path) -> Project:
+    return project(tmp_path / "project", tmp_path / "state")
+
+
+def test_every_byte_of_every_rank_and_stream_is_there(here: Project) -> None:
+    argv = (*LIGHT, "--gpus-per-node", "2", "chatter.py", "bytes", "11")
+    done = here.cli("submit", "--wait", *argv)
+    assert done.returncode == 0, done.stderr
+    for rank in range(4):
+        for stream in ("out", "err"):
+            read = here.raw_logs("L1", "--rank", str(rank), "--stream", stream)
+            assert chatter.difference(read, chatter.written(11, rank, stream)) == "", (rank, stream)
+
+
+def test_a_burst_of_a_million_lines_is_followed_whole_and_in_order(here: Project) -> None:
+    amount = 500_000
+    job_id = here.submit(*LIGHT, "--gpus-per-node", "1", "chatter.py", "burst", str(amount))
+    watcher = here.start("logs", job_id, "-f", "-a", "-n", "all", "-o", "raw")
+    try:
+        wait_for(lambda: len(here.events_of(job_id, "rank_start")) == 2, "both ranks")
+        (here.path / "go").touch()
+        for rank in range(2):
+            wait_for((here.path / "said" / f"1-{rank}.done").exists, f"the burst of rank {rank}")
+        (here.path / "leave").touch()
+        assert watcher.end(120) == 0, watcher.err
+    finally:
+        watcher.process.kill()
+        here.cli("cancel", job_id)
+    assert "COMPLETED" in watcher.err
+    for rank in range(2):
+        mine = [text for text in watcher.out.splitlines(keepends=True) if chatter.is_of(text, rank)]
+        expected = b"".join(chatter.burst(rank, amount))
+        assert chatter.difference(b"".join(mine), expected) == "", rank
