@@ -143,6 +143,7 @@ class OpenFiles:
     """
 
     def __init__(self, count: int) -> None:
+        self.bytes_read = 0
         self._descriptors: dict[Path, int] = {}
         self._limits = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = count + _SPARE_DESCRIPTORS
@@ -170,7 +171,7 @@ class OpenFiles:
         Raises ClusterrunError for a file that can't be read.
         """
         try:
-            return os.pread(self._descriptors.get(path) or self._open(path), size, offset)
+            found = os.pread(self._descriptors.get(path) or self._open(path), size, offset)
         except FileNotFoundError:
             return b""
         except OSError as error:
@@ -178,6 +179,8 @@ class OpenFiles:
         finally:
             if len(self._descriptors) > self._room:
                 self.close(path)
+        self.bytes_read += len(found)
+        return found
 
     def _open(self, path: Path) -> int:
         try:

@@ -141,12 +141,18 @@ def find_stamped(data: bytes, start: int = 0) -> int:
     return -1
 
 
-def last_stamp(data: bytes) -> bytes | None:
-    """Find the stamp of the last line that has a head, in whole lines."""
+def last_stamped(data: bytes) -> int:
+    """Find the last line that has a head, `data` being the beginning of one; -1 for none."""
     end = len(data)
     while end > 0:
         start = data.rfind(b"\n", 0, end - 1) + 1
         if STAMPED.match(data, start):
-            return data[start : start + 16]
+            return start
         end = start
-    return None
+    return -1
+
+
+def last_stamp(data: bytes) -> bytes | None:
+    """Find the stamp of the last line that has a head."""
+    start = last_stamped(data)
+    return data[start : start + 16] if start >= 0 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import heapq
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
@@ -22,6 +22,7 @@ from clusterrun.logs.files import (
     read_forward,
 )
 from clusterrun.logs.lines import EVERYTHING, LogLine, Selection
+from clusterrun.logs.narrow import narrow
 from clusterrun.logs.sources import Source
 from clusterrun.paths import RunPaths
 
@@ -47,7 +48,7 @@ def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
     lies before it is sorted at once. Memory is bounded over all files.
     Raises ClusterrunError for a file that can't be read.
     """
-    sources = list(sources)
+    sources = narrow(sources)
     number_of = number_nodes(sources)
     is_split = len({source.file.node for source in sources}) < len(sources)
     block_bytes = _BLOCK_BUDGET_BYTES // max(len(sources), 1)
@@ -119,8 +120,9 @@ class _Reader:
     def __init__(self, source: Source, number: int, files: OpenFiles, block_bytes: int) -> None:
         self._source, self._number, self._files = source, number, files
         self._sieve = Sieve(source)
-        self._usual_bytes = self._block_bytes = block_bytes
-        self._position = source.start
+        self._usual_bytes = block_bytes
+        self._block_bytes = _MAX_SKIP_BYTES if source.literals else block_bytes
+        self._position, self._end = source.start, source.end
         self._rest = b""
         self._line_bytes = 0
         self.lines: list[LogLine] = []
@@ -136,13 +138,16 @@ class _Reader:
         """Read the next block, larger ones after a block of which nothing was wanted."""
         if self.is_done:
             return
-        size = min(self._block_bytes, self._source.end - self._position)
+        if not self._rest:
+            self._go_to_stretch()
+        size = min(self._block_bytes, self._end - self._position)
         block = self._files.read(self._source.file.path, self._position, size)
         data = self._rest + block
         offset = self._position - len(self._rest)
         self._position += len(block)
+        is_end = not block or self._position >= self._end
         self.is_done = not block or self._position >= self._source.end
-        whole = len(data) if self.is_done else data.rfind(b"\n") + 1
+        whole = len(data) if is_end else data.rfind(b"\n") + 1
         read, picked = self._pick(data, whole, offset)
         self._rest = data[read:]
         if read < whole:  # enough for now: what is left of a large block is not kept
@@ -156,6 +161,15 @@ class _Reader:
         if self.is_done:
             self.reached = _AT_THE_END
             self._files.close(self._source.file.path)
+
+    def _go_to_stretch(self) -> None:
+        """Pass over what is known to hold nothing."""
+        stretches = self._source.stretches
+        if stretches is not None:
+            place = bisect_right(stretches, self._position, key=itemgetter(1))
+            nowhere = (self._source.end, self._source.end)
+            start, self._end = stretches[place] if place < len(stretches) else nowhere
+            self._position = max(self._position, start)
 
     def _pick(self, data: bytes, whole: int, offset: int) -> tuple[int, list[LogLine]]:
         """Pick of the whole lines until there are enough, and say how far that was."""

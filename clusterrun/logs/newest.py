@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterable
+from operator import itemgetter
 
 from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
 from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
 from clusterrun.logs.merge import number_nodes
+from clusterrun.logs.narrow import BIG_BYTES, narrow
 from clusterrun.logs.sources import Part, Source
 
 _FIRST_BYTES = 4 * 1024
@@ -27,6 +30,13 @@ def newest(sources: Iterable[Source], count: int) -> list[LogLine]:
     Raises ClusterrunError for a file that can't be read.
     """
     sources = list(sources)
+    limit = BIG_BYTES if any(source.literals for source in sources) else None
+    found = _newest(sources, count, limit)
+    return _newest(narrow(sources), count, None) or [] if found is None else found
+
+
+def _newest(sources: list[Source], count: int, limit: int | None) -> list[LogLine] | None:
+    """Find them; None where that would take more than `limit` bytes."""
     number_of = number_nodes(sources)
     found: list[LogLine] = []
     with OpenFiles(len(sources)) as files:
@@ -34,6 +44,8 @@ def newest(sources: Iterable[Source], count: int) -> list[LogLine]:
         heap = [(reader.rank, place, reader) for place, reader in enumerate(readers)]
         heapq.heapify(heap)
         while heap and len(found) < count:
+            if limit is not None and files.bytes_read > limit:
+                return None
             _, place, reader = heap[0]
             if reader.lines:
                 found.append(reader.lines.pop())
@@ -53,7 +65,7 @@ class _Backward:
     def __init__(self, source: Source, number: int, files: OpenFiles) -> None:
         self._source, self._number, self._files = source, number, files
         self._newest_us = int(Sieve(source).near) or 10**16 - 1
-        self._position = source.end
+        self._position, self._start = source.end, source.start
         self._rest = b""
         self._block_bytes = _FIRST_BYTES
         self._first: tuple[bytes, int] | None = self._fetch()
@@ -62,7 +74,9 @@ class _Backward:
     @property
     def is_done(self) -> bool:
         """Say whether everything was read."""
-        return self._position <= self._source.start and not self._first
+        stretches = self._source.stretches
+        start = stretches[0][0] if stretches else self._source.start
+        return self._position <= start and not self._first
 
     @property
     def rank(self) -> Rank:
@@ -93,13 +107,15 @@ class _Backward:
 
     def _fetch(self) -> tuple[bytes, int]:
         """Read lines up to where the last ones began, from one with a head on; often all."""
-        size = min(self._block_bytes, self._position - self._source.start)
+        if not self._rest:
+            self._go_to_stretch()
+        size = min(self._block_bytes, self._position - self._start)
         block = self._files.read(self._source.file.path, self._position - size, size)
         if len(block) < size:  # the file was truncated under our hands
             self._rest = b""
         self._position -= size
         data = block + self._rest
-        start = self._line_start(data, 1) if self._position > self._source.start else 0
+        start = self._line_start(data, 1) if self._position > self._start else 0
         if start < 0 and len(data) <= MAX_LINE_BYTES:
             self._rest = data
             return b"", self._position
@@ -109,6 +125,15 @@ class _Backward:
             found = last_stamp(data[start:])
             self._newest_us = int(found or self._near(data))
         return data[start:], self._position + start
+
+    def _go_to_stretch(self) -> None:
+        """Pass over what is known to hold nothing."""
+        stretches = self._source.stretches
+        if stretches is not None:
+            place = bisect_left(stretches, self._position, key=itemgetter(0)) - 1
+            nowhere = (self._source.start, self._source.start)
+            self._start, end = stretches[place] if place >= 0 else nowhere
+            self._position = min(self._position, end)
 
     def _line_start(self, data: bytes, position: int) -> int:
         """Find where a line begins, not before `position`; one with a head, as others need it."""

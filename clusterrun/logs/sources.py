@@ -25,6 +25,9 @@ from clusterrun.symptoms import Classifier
 _GAPS = (b" g ",)  # a record that every reader of its rank is shown, whatever is searched for
 
 
+Stretch = tuple[int, int]  # from the beginning of a line to that of another
+
+
 class Part(Enum):
     """How much of a file is read.
 
@@ -42,7 +45,7 @@ class Source:
     """A stretch of a file, from the beginning of a line, and which of its lines are wanted.
 
     `takes` decides by rank and stream, `wants` on the lines that are left. Each wanted line
-    holds one of `literals`, where there are any.
+    holds one of `literals`, where there are any, and is in one of `stretches`, where it is known.
     """
 
     file: LogFile
@@ -52,6 +55,7 @@ class Source:
     takes: Callable[[int | None, Stream], bool] = lambda rank, stream: True
     wants: Callable[[LogLine], bool] | None = None
     literals: tuple[bytes, ...] = ()
+    stretches: tuple[Stretch, ...] | None = None
 
 
 def choose_sources(
