@@ -43,7 +43,7 @@ def about(corpus: Corpus) -> str:
     """Say how large a corpus is, and that it is in memory."""
     return (
         f"{corpus.nodes:,} nodes x 8 ranks, {corpus.size_bytes / 1e6:,.0f} MB, "
-        f"{corpus.lines:,} lines, {(corpus.end - corpus.begin) / 3600:.1f} h of a job"
+        f"{corpus.lines:,} lines, {(corpus.end - corpus.begin) / 60:,.0f} min of a job"
     )
 
 
