@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from clusterrun.cli import output
-from clusterrun.cli.log_printer import LogPrinter, Request, job_name
+from clusterrun.cli.log_job import WAITING, LogJob, Standing, waiting
+from clusterrun.cli.log_printer import LogPrinter
+from clusterrun.cli.log_reading import exit_status, find_files
+from clusterrun.cli.log_request import Request
 from clusterrun.cli.status import clock
 from clusterrun.errors import Exit
-from clusterrun.logs.files import find_log_files, stat_file
-from clusterrun.logs.follow import Gap, NewAttempt, Pause, follow
+from clusterrun.hostlist import fold_hostlist
+from clusterrun.logs.context import Break, with_context
+from clusterrun.logs.files import LogFile
+from clusterrun.logs.follow import Entry, Joined, Left, NewAttempt, Pause, Truncated, follow
 from clusterrun.logs.lines import LogLine
+from clusterrun.logs.sources import matches
 from clusterrun.state import JobState
-
-if TYPE_CHECKING:
-    from clusterrun.backends.status import JobStatus
-    from clusterrun.record import JobRecord
 
 ASK_PENDING_S = 10
 ASK_RUNNING_S = 30
 ASK_ENDING_S = 2
 FORGOTTEN_S = 45  # more than one question later
-WAITING = (JobState.PENDING, JobState.CONFIGURING)
+FEW_NODES = 16  # more of them are told of together
 
 
 def follow_job(request: Request) -> int:
@@ -31,66 +33,82 @@ def follow_job(request: Request) -> int:
 
     Ctrl-C ends the watching and not the job; then the exit status is 130.
     """
-    watch = _Watch(record=request.record)
+    watch = _Watch(job=request.job)
     try:
         _print_until_the_end(request, watch)
     except KeyboardInterrupt:
         start = "\n" if output.is_interactive() else ""  # the terminal wrote ^C
-        output.say(f"{start}{job_name(request.record)} keeps running")
+        output.say(f"{start}{request.job.title} keeps running")
         return Exit.INTERRUPTED
-    status = watch.status
-    if status is None or not status.state.is_terminal:  # a chosen attempt is over, not the job
+    standing = watch.standing
+    if standing is None or not standing.state.is_terminal:  # a chosen attempt is over, not the job
         return Exit.OK
-    spent = f" after {clock(status.elapsed_s)}" if status.elapsed_s is not None else ""
-    output.say(f"{job_name(request.record)} {output.painted_state(status.state.value)}{spent}")
-    return exit_status(request, status)
-
-
-def exit_status(request: Request, status: JobStatus) -> int:
-    """Give 3 for a job that ended badly, where that was asked for."""
-    ended_badly = status.state.is_terminal and not status.state.is_success
-    return Exit.NO if request.exit_status and ended_badly else Exit.OK
-
-
-def waiting(status: JobStatus) -> str:
-    """Say what a job that has not started waits for."""
-    reason = status.pending.text if status.pending else status.reason
-    state = f"{job_name(status.record)} is {status.state.value.lower()}"
-    return f"{state}: {reason}" if reason else state
+    spent = f" after {clock(standing.elapsed_s)}" if standing.elapsed_s is not None else ""
+    output.say(f"{request.job.title} {output.painted_state(standing.state.value)}{spent}")
+    return exit_status(request, standing)
 
 
 def _print_until_the_end(request: Request, watch: _Watch) -> None:
-    paths = request.record.paths
-    known = [file.node for file in find_log_files(paths, request.attempt_now, request.nodes)]
-    printer = LogPrinter(request=request, nodes=known or request.nodes or ())
-    for entry in follow(
-        paths,
+    known = [file.node for file in find_files(request)]
+    printer = LogPrinter(request=request, nodes=known or request.nodes or (), is_following=True)
+    query = request.query
+    if request.context:  # what matches is chosen from all lines, as their neighbours are shown
+        query = replace(query, include=(), exclude=(), errors=False)
+    entries = follow(
+        request.catalogue,
         ended=watch.ended,
-        attempt=request.attempt,
-        nodes=request.nodes,
-        selection=request.selection,
+        query=query,
+        attempt=request.first_attempt or None,
+        is_chosen=request.is_chosen,
         tail=request.tail,
-    ):
+        interval_s=request.interval_s,
+    )
+    lines: Iterable[LogLine | Break] = _lines(entries, printer)
+    if request.context:
+        lines = with_context(_lines(entries, printer), matches(request.query), request.context)
+    for line in lines:
+        if isinstance(line, Break):
+            printer.print_break()
+        else:
+            printer.print_line(line)
+    printer.finish()
+    if watch.standing is not None:
+        printer.print_end(watch.standing.state.value, watch.standing.exit_code)
+
+
+def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
+    """Pass the lines on, and tell at once of what happens beside them."""
+    for entry in entries:
         match entry:
             case LogLine():
-                printer.print_line(entry)
+                yield entry
             case NewAttempt(attempt=attempt):
                 printer.start_attempt(attempt)
-            case Gap(node=node):
-                printer.print_gap(node)
+            case Joined(files=files):
+                _tell_joined(files, printer)
+            case Left(node=node, code=code, reason=reason):
+                printer.print_left(node, code, reason)
+            case Truncated(node=node):
+                printer.print_truncated(node)
             case Pause():
                 printer.pause()
-    printer.finish()
-    if watch.status is not None:
-        printer.print_end(watch.status.state.value, watch.status.exit_code)
+
+
+def _tell_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
+    ranks = [len(file.ranks) if file.ranks else 0 for file in files]
+    if len(files) <= FEW_NODES:
+        for file, number in zip(files, ranks, strict=True):
+            printer.print_joined(file.node, number)
+    else:
+        printer.print_joined(fold_hostlist(file.node for file in files), sum(ranks))
 
 
 @dataclass(kw_only=True)
 class _Watch:
     """Knows whether the job has ended; asks seldom, and at once when its files say so."""
 
-    record: JobRecord
-    status: JobStatus | None = None
+    job: LogJob
+    standing: Standing | None = None
     _asked_at: float = float("-inf")
     _known_at: float = field(default_factory=time.monotonic)
     _end_seen: int | None = None
@@ -98,35 +116,33 @@ class _Watch:
 
     def ended(self) -> bool:
         """Say whether the job has ended, or is forgotten by everybody."""
-        end = stat_file(self.record.paths.end)
-        is_news = end is not None and end.st_mtime_ns != self._end_seen
+        end = self.job.end_mark()
+        is_news = end is not None and end != self._end_seen
         if is_news or time.monotonic() - self._asked_at >= self._interval_s():
-            self._end_seen = end.st_mtime_ns if end else None
+            self._end_seen = end
             self._ask()
-        if self.status is None:
+        if self.standing is None:
             return False
-        return self.status.state.is_terminal or time.monotonic() - self._known_at > FORGOTTEN_S
+        return self.standing.state.is_terminal or time.monotonic() - self._known_at > FORGOTTEN_S
 
     def _interval_s(self) -> float:
         if self._end_seen is not None:
             return ASK_ENDING_S
-        waits = self.status is not None and self.status.state in WAITING
+        waits = self.standing is not None and self.standing.state in WAITING
         return ASK_PENDING_S if waits else ASK_RUNNING_S
 
     def _ask(self) -> None:
-        from clusterrun import api
-
         self._asked_at = time.monotonic()
-        status = api.status(self.record)
-        if status.state.is_terminal and not status.state.is_success:
-            status = api.status(self.record, max_age_s=0)  # it may be starting again
-        if status.error or status.state is not JobState.UNKNOWN:
+        standing = self.job.standing()
+        if standing.state.is_terminal and not standing.state.is_success:
+            standing = self.job.standing(fresh=True)  # it may be starting again
+        if standing.error or standing.state is not JobState.UNKNOWN:
             self._known_at = time.monotonic()
-        if status.error:
-            self._say(f"{status.error.message}; the logs go on")
-        elif status.state in WAITING:
-            self._say(waiting(status))
-        self.status = status
+        if standing.error:
+            self._say(f"{standing.error.message}; the logs go on")
+        elif standing.state in WAITING:
+            self._say(waiting(self.job, standing))
+        self.standing = standing
 
     def _say(self, text: str) -> None:
         if text != self._said:

@@ -11,14 +11,14 @@ import click
 
 from clusterrun.errors import UsageError
 from clusterrun.hostlist import parse_ranks
+from clusterrun.logs.catalogue import BATCH
 from clusterrun.logs.lines import Stream
 from clusterrun.logs.moments import parse_moment, parse_zone, step_finder
-from clusterrun.logs.query import STREAMS, Query
+from clusterrun.logs.query import STREAMS
 
 if TYPE_CHECKING:
-    from clusterrun.paths import RunPaths
+    from clusterrun.cli.log_job import LogJob
 
-BATCH: Final = "batch"  # the batch script's own output, which nobody stamped
 _STREAMS: Final = {stream.label: stream for stream in STREAMS}
 
 
@@ -84,16 +84,24 @@ def choose_ranks(
     return both
 
 
-def choose_streams(text: str | None) -> tuple[frozenset[Stream], bool]:
-    """Read a list of streams; the second value says whether the batch script is among them."""
+def choose_streams(text: str | None) -> frozenset[Stream] | None:
+    """Read a list of streams; None is the batch script's own output, which has no times.
+
+    Raises UsageError.
+    """
     if text is None:
-        return STREAMS, False
+        return STREAMS
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in _STREAMS and name != BATCH:
             known = ", ".join([*sorted(_STREAMS), BATCH])
             raise UsageError(f"no stream '{name}'", hint=f"streams are {known}")
-    return frozenset(_STREAMS[name] for name in names if name in _STREAMS), BATCH in names
+    if names == [BATCH]:
+        return None
+    if BATCH in names:
+        hint = f"its lines have no times to merge them by; give --stream {BATCH} alone"
+        raise UsageError(f"stream '{BATCH}' goes with no other", hint=hint)
+    return frozenset(_STREAMS[name] for name in names)
 
 
 def compile_patterns(option: str, texts: Collection[str]) -> tuple[re.Pattern[bytes], ...]:
@@ -108,12 +116,14 @@ def compile_patterns(option: str, texts: Collection[str]) -> tuple[re.Pattern[by
 
 
 def choose_moment(
-    option: str, text: str | None, *, paths: RunPaths, attempt: int, zone: tzinfo | None
+    option: str, text: str | None, *, job: LogJob, attempt: int, zone: tzinfo | None
 ) -> int | None:
     """Read a moment as epoch µs. Raises UsageError that names the option."""
     if text is None:
         return None
-    steps = step_finder(paths, attempt, before=option == "--since")
+    if job.record is None:
+        raise UsageError(f"{option}: the lines of {job.title} carry no times")
+    steps = step_finder(job.record.paths, attempt, before=option == "--since")
     try:
         return parse_moment(text, now=datetime.now(zone), find_step=steps)
     except UsageError as error:
@@ -123,29 +133,3 @@ def choose_moment(
 def choose_zone(name: str | None) -> tzinfo | None:
     """Find the zone of `--tz`; None for this machine's own."""
     return None if name is None else parse_zone(name)
-
-
-def build_query(
-    *,
-    ranks: frozenset[int] | None,
-    streams: frozenset[Stream],
-    overview: bool,
-    errors: bool,
-    include: Collection[str],
-    exclude: Collection[str],
-    since_us: int | None,
-    until_us: int | None,
-) -> Query:
-    """Put the choices together. Raises UsageError for those that leave nothing."""
-    if since_us is not None and until_us is not None and since_us >= until_us:
-        raise UsageError("--since is not before --until")
-    return Query(
-        ranks=ranks,
-        streams=streams,
-        overview=overview,
-        errors=errors,
-        include=compile_patterns("--include", include),
-        exclude=compile_patterns("--exclude", exclude),
-        since_us=since_us,
-        until_us=until_us,
-    )

@@ -1,4 +1,4 @@
-"""Write log lines to stdout: in large pieces, and to a terminal no faster than it can show them."""
+"""Write log lines: in large pieces, and to a terminal no faster than it can show them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from clusterrun.errors import ClusterrunError
+from clusterrun.wording import count
 
 TERMINAL_LINES_PER_S = 2_000
 _HELD_LINES = 256
@@ -20,7 +21,7 @@ _CLEAR = b"\r\x1b[K"
 
 @dataclass(kw_only=True)
 class LogWriter:
-    """Holds lines for a moment, and writes them.
+    """Holds lines for a moment, and writes them to `target` (None: stdout).
 
     Of more than `lines_per_s` the later ones of each second are left out, and `tell` told how many.
     """
@@ -28,6 +29,7 @@ class LogWriter:
     tell: Callable[[str], None]
     lines_per_s: int | None = None
     clock: Callable[[], float] = time.monotonic
+    target: BinaryIO | None = None
     held: list[bytes] = field(default_factory=list)
     _due_at: float = 0.0
     _second_at: float = 0.0
@@ -46,9 +48,7 @@ class LogWriter:
         if self._status and lines:
             lines.insert(0, _CLEAR)
             self._status = b""
-        with _stdout() as stream:
-            stream.write(b"".join(lines))
-            stream.flush()
+        self._put(b"".join(lines))
         self.held.clear()
         self._due_at = self.clock() + _HELD_S
 
@@ -59,9 +59,7 @@ class LogWriter:
         if status == self._status:
             return
         self._status = status
-        with _stdout() as stream:
-            stream.write(_CLEAR + status)
-            stream.flush()
+        self._put(_CLEAR + status)
 
     def finish(self) -> None:
         """Write all, and tell what was left out."""
@@ -81,18 +79,25 @@ class LogWriter:
     def _tell_skipped(self, now: float) -> None:
         if self._skipped:
             self.tell(
-                f"… {self._skipped:,} lines skipped in {now - self._second_at:.1f} s "
+                f"… {count(f'{self._skipped:,}', 'line')} skipped in {now - self._second_at:.1f} s "
                 "(use --include or redirect to a file)"
             )
             self._skipped = 0
 
+    def _put(self, content: bytes) -> None:
+        with self._stream() as stream:
+            rest = memoryview(content)
+            while rest:  # under PYTHONUNBUFFERED stdout takes what fits, and says how much
+                rest = rest[stream.write(rest) or 0 :]
+            stream.flush()
 
-@contextmanager
-def _stdout() -> Iterator[BinaryIO]:
-    """Give stdout for bytes; a reader that went away is no error of ours, a full disk is told."""
-    try:
-        yield sys.stdout.buffer
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise ClusterrunError("cannot write to stdout", cause=str(error)) from error
+    @contextmanager
+    def _stream(self) -> Iterator[BinaryIO]:
+        """Give the stream; a reader that went away is no error of ours, a full disk is told."""
+        name = "stdout" if self.target is None else "the file"
+        try:
+            yield sys.stdout.buffer if self.target is None else self.target
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise ClusterrunError(f"cannot write to {name}", cause=str(error)) from error

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from clusterrun.logs.files import find_line_end, find_log_files, stat_file
-from clusterrun.logs.lines import EVERYTHING, LogLine, Selection
-from clusterrun.logs.merge import Span, merge_spans, newest_lines
-from clusterrun.paths import RunPaths
+from clusterrun.logs.catalogue import Catalogue
+from clusterrun.logs.files import Kind, LogFile, find_line_end, stat_file
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.newest import newest
+from clusterrun.logs.query import EVERYTHING, Query
+from clusterrun.logs.sources import Part, Source, sources_of
 
-INTERVAL_S = 0.5
+INTERVAL_S = 0.2
+INTERVAL_OF_MANY_S = 1.0  # a look at a thousand files asks a file server a thousand questions
+MANY_FILES = 200
+REORDER_US = 100_000  # agents forward ten times a second: what comes next may be as old as this
+MAX_HELD = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +31,23 @@ class NewAttempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gap:
+class Joined:
+    """Logs of these nodes have appeared since the last look."""
+
+    files: tuple[LogFile, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """A node's log is complete; its agent ended with this status."""
+
+    node: str
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truncated:
     """A node's file was truncated or replaced; reading goes on at its beginning."""
 
     node: str
@@ -33,84 +58,161 @@ class Pause:
     """Everything that is there was given; the next look comes after the interval."""
 
 
-Entry = LogLine | NewAttempt | Gap | Pause
-
-
-@dataclass(kw_only=True)
-class _Place:
-    """How far a file was read."""
-
-    inode: int
-    offset: int = 0
-    size: int = 0
-
-
-@dataclass(kw_only=True)
-class _Attempt:
-    """The files of one attempt and how far each was read."""
-
-    paths: RunPaths
-    number: int
-    nodes: frozenset[str] | None
-    places: dict[str, _Place] = field(default_factory=dict)
-
-    def advance(self, *, last: bool) -> tuple[list[Span], list[Gap]]:
-        """Find what was written since the last look; the last one takes torn lines too."""
-        spans: list[Span] = []
-        gaps: list[Gap] = []
-        for file in find_log_files(self.paths, self.number, self.nodes):
-            found = stat_file(file.path, fresh=last)
-            if found is None:
-                continue
-            place = self.places.setdefault(file.node, _Place(inode=found.st_ino))
-            if found.st_ino != place.inode or found.st_size < place.offset:
-                gaps.append(Gap(node=file.node))
-                place = self.places[file.node] = _Place(inode=found.st_ino)
-            if found.st_size == place.size and not last:
-                continue
-            place.size = found.st_size
-            end = place.size if last else find_line_end(file.path, place.offset, place.size)
-            if end > place.offset:
-                spans.append(Span(file=file, start=place.offset, end=end))
-            place.offset = end
-        return spans, gaps
+Entry = LogLine | NewAttempt | Joined | Left | Truncated | Pause
 
 
 def follow(
-    paths: RunPaths,
+    catalogue: Catalogue,
     *,
     ended: Callable[[], bool],
+    query: Query = EVERYTHING,
     attempt: int | None = None,
-    nodes: frozenset[str] | None = None,
-    selection: Selection = EVERYTHING,
+    is_chosen: bool = False,
     tail: int | None = None,
-    interval_s: float = INTERVAL_S,
+    interval_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Entry]:
     """Yield the last `tail` lines (all for None), then each line as it comes, until the end.
 
-    Without `attempt` it starts at the newest one and goes on to later ones. It ends when
-    `ended()` said so before everything was read. Waits for files that are not there yet.
+    It starts at `attempt`, without one at the newest, and goes on to later ones unless it
+    `is_chosen`. It ends when `ended()` said so before everything was read. Waits for files that
+    are not there yet.
     """
-    current = _Attempt(paths=paths, number=attempt or paths.newest_attempt(), nodes=nodes)
+    number = attempt or catalogue.newest_attempt()
+    current = _Attempt(catalogue=catalogue, number=number, query=query)
     if tail is not None:
-        yield from newest_lines(current.advance(last=False)[0], selection, tail)
+        stretches, news = current.look(last=False)
+        yield from news
+        yield from _entries(newest(stretches, tail))
     while True:
         over = ended()
-        newest = paths.newest_attempt()
-        superseded = attempt is not None and newest > attempt
-        yield from _news(current, selection, last=over or newest > current.number)
-        while attempt is None and current.number < newest:
-            current = _Attempt(paths=paths, number=current.number + 1, nodes=nodes)
+        latest = catalogue.newest_attempt()
+        superseded = is_chosen and latest > current.number
+        yield from current.news(last=over or latest > current.number)
+        while not is_chosen and current.number < latest:
+            following = replace(query, since_us=None)
+            current = _Attempt(catalogue=catalogue, number=current.number + 1, query=following)
             yield NewAttempt(attempt=current.number)
-            yield from _news(current, selection, last=over or newest > current.number)
+            yield from current.news(last=over or latest > current.number)
         if over or superseded:
             return
         yield Pause()
-        sleep(interval_s)
+        sleep(interval_s if interval_s is not None else current.interval_s)
 
 
-def _news(current: _Attempt, selection: Selection, *, last: bool) -> Iterator[Entry]:
-    spans, gaps = current.advance(last=last)
-    yield from gaps
-    yield from merge_spans(spans, selection)
+@dataclass(kw_only=True)
+class _Place:
+    """How far a source was read."""
+
+    source: Source
+    inode: int
+    offset: int
+    size: int = 0
+
+    def advance(self, size: int, *, last: bool) -> Source | None:
+        """Move on to the end of the last whole line, or of the file; give what lies between."""
+        if size == self.size and not last:
+            return None
+        start, self.size = self.offset, size
+        self.offset = size if last else find_line_end(self.source.file.path, start, size)
+        return replace(self.source, start=start, end=self.offset) if self.offset > start else None
+
+
+@dataclass(kw_only=True)
+class _Attempt:
+    """The files of one attempt, what is wanted of each, and how far each was read."""
+
+    catalogue: Catalogue
+    number: int
+    query: Query
+    _known: set[Path] = field(default_factory=set)
+    _classified: set[str] = field(default_factory=set)
+    _places: list[_Place] = field(default_factory=list)
+    _held: deque[LogLine] = field(default_factory=deque)
+
+    @property
+    def interval_s(self) -> float:
+        """Say how long to wait between two looks."""
+        return INTERVAL_S if len(self._places) < MANY_FILES else INTERVAL_OF_MANY_S
+
+    def news(self, *, last: bool) -> Iterator[Entry]:
+        """Yield what has come since the last look, in order; the last one holds nothing back."""
+        stretches, news = self.look(last=last)
+        yield from news
+        lines = merge_sources(stretches)
+        if len(self._places) > 1:
+            lines = self._in_order(lines, holds=bool(stretches) and not last)
+        yield from _entries(lines)
+
+    def look(self, *, last: bool) -> tuple[list[Source], list[Entry]]:
+        """Find what was written since the last look; the last one takes torn lines, too."""
+        joined = self._join()
+        news: list[Entry] = [Joined(files=joined)] if joined else []
+        stretches = []
+        paths = dict.fromkeys(place.source.file.path for place in self._places)
+        seen = {path: stat_file(path, fresh=last) for path in paths}
+        for place in self._places:
+            found = seen[place.source.file.path]
+            if found is None:
+                continue
+            if found.st_ino != place.inode or found.st_size < place.offset:
+                gap = Truncated(node=place.source.file.node)
+                news += [] if gap in news else [gap]
+                place.inode, place.offset, place.size = found.st_ino, 0, 0
+            stretch = place.advance(found.st_size, last=last)
+            if stretch is not None:
+                stretches.append(stretch)
+        return stretches, news
+
+    def _join(self) -> tuple[LogFile, ...]:
+        """Take in the files that have appeared.
+
+        Whether a node's errors are read from its side file or from its log stays as it was when
+        its log was first seen.
+        """
+        files = self.catalogue.files(self.number)
+        changed = {file.node for file in files if file.path not in self._known}
+        if not changed:
+            return ()
+        candidates = [file for file in files if file.node in changed]
+        for source in sources_of(candidates, self.query, ends=True, live=True):
+            file = source.file
+            is_side = file.kind is Kind.ERRORS
+            if file.path in self._known or (is_side and file.node in self._classified):
+                continue
+            if source.part is not Part.ALL and not is_side:
+                self._classified.add(file.node)
+            seen = stat_file(file.path)
+            inode = seen.st_ino if seen else 0
+            self._places.append(_Place(source=source, inode=inode, offset=source.start))
+        new = [file for file in candidates if file.path not in self._known]
+        self._known.update(file.path for file in new)
+        return tuple(file for file in new if file.kind is not Kind.ERRORS)
+
+    def _in_order(self, lines: Iterable[LogLine], *, holds: bool) -> Iterator[LogLine]:
+        """Hold the newest lines back until the next look: another node's may belong before them."""
+        held, waiting = self._held, deque(self._held)
+        held.clear()
+        for line in _two_merged(waiting, lines):
+            held.append(line)
+            while held[0].epoch_us < line.epoch_us - REORDER_US or len(held) > MAX_HELD:
+                yield held.popleft()
+        while held and not holds:
+            yield held.popleft()
+
+
+def _two_merged(first: deque[LogLine], second: Iterable[LogLine]) -> Iterator[LogLine]:
+    for line in second:
+        while first and first[0].epoch_us <= line.epoch_us:
+            yield first.popleft()
+        yield line
+    yield from first
+
+
+def _entries(lines: Iterable[LogLine]) -> Iterator[LogLine | Left]:
+    for line in lines:
+        if line.stream is Stream.END:
+            code, _, reason = line.text.decode("utf-8", "replace").partition(" ")
+            yield Left(node=line.node, code=int(code) if code.isdigit() else 0, reason=reason)
+        else:
+            yield line

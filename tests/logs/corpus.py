@@ -27,6 +27,12 @@ def write_log(paths: RunPaths, attempt: int, node: str, lines: Iterable[bytes]) 
     return path
 
 
+def write_side_file(paths: RunPaths, attempt: int, node: str, lines: Iterable[bytes]) -> None:
+    """Append to the side file of errors; each line's text begins with its class and offset."""
+    with paths.log_errors(attempt, node).open("ab") as file:
+        file.write(b"".join(lines))
+
+
 def line(
     time_us: int,
     node: str,

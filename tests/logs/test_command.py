@@ -26,6 +26,7 @@ from clusterrun import record as records
 from clusterrun.backends import process
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli import follow as cli_follow
+from clusterrun.cli.log_job import RunLogs
 from clusterrun.cli.main import main
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.record import JobRecord
@@ -157,20 +158,20 @@ def ended(here: Here) -> Here:
         raw(T0 + 2, 1, "o", "other"),
         raw(T0 + 5, 0, "o", "step 2"),
     )
-    here.write("n2", raw(T0 + 3, 9, "e", "trouble"), raw(T0 + 4, 8, "o", "quiet"))
+    here.write("n2", raw(T0 + 3, 9, "e", "OSError: trouble"), raw(T0 + 4, 8, "o", "quiet"))
     here.end("COMPLETED", 0)
     return here
 
 
-def test_default_is_rank_0_the_launcher_and_the_stderr_of_all(ended: Here) -> None:
+def test_default_is_rank_0_the_launcher_and_the_errors_of_all(ended: Here) -> None:
     done = ended.logs("L1")
     assert (done.returncode, done.stdout) == (
         0,
-        "n1    | 8 ranks start\nn1:0  | step 1\nn2:9  ! trouble\nn1:0  | step 2\n",
+        "n1    | 8 ranks start\nn1:0  | step 1\nn2:9  ! OSError: trouble\nn1:0  | step 2\n",
     )
     assert done.stderr == (
-        "note: all lines of rank 0 and the launcher, and the stderr of all 16 ranks; "
-        "174 bytes in all (-a all ranks, -n all, -f follow)\n"
+        "note: all lines of rank 0 and the launcher, and the error lines of all 16 ranks; "
+        "183 bytes in all (-a all ranks, -n all, -f follow)\n"
     )
 
 
@@ -188,9 +189,9 @@ def test_a_job_has_many_names(ended: Here, job: str) -> None:
 @pytest.mark.parametrize(
     ("args", "shown"),
     [
-        (["--rank", "8-15"], ["n2:9  ! trouble", "n2:8  | quiet"]),
+        (["--rank", "8-15"], ["n2:9  ! OSError: trouble", "n2:8  | quiet"]),
         (["--rank", "::8"], ["n1:0  | step 1", "n2:8  | quiet", "n1:0  | step 2"]),
-        (["--node", "n[2-3]"], ["n2:9  ! trouble", "n2:8  | quiet"]),
+        (["--node", "n[2-3]"], ["n2:9  ! OSError: trouble", "n2:8  | quiet"]),
         (["--node", "n2", "--rank", "8"], ["n2:8  | quiet"]),
         (["-a", "-n", "1"], ["n1:0  | step 2"]),
         (["-a", "-n", "0"], []),
@@ -240,8 +241,8 @@ def test_json_is_one_object_a_line(ended: Here, flag: list[str]) -> None:
             "local_rank": 1,
             "stream": "err",
             "attempt": 1,
-            "level": None,
-            "text": "trouble",
+            "level": "error",
+            "text": "OSError: trouble",
             "partial": False,
             "file": "logs/a1/n2.log",
             "offset": 0,
@@ -272,16 +273,23 @@ def test_files_can_be_listed_and_found(ended: Here) -> None:
     ended.write("n1", raw(T0 + 9, 0, "o", "again"), attempt=2)
     logs = ended.paths.logs_dir
     assert [line.split() for line in ended.lines("L1", "--list")] == [
-        ["ATTEMPT", "NODE", "BYTES", "PATH"],
-        ["1", "n1", "118", str(logs / "a1" / "n1.log")],
-        ["1", "n2", "56", str(logs / "a1" / "n2.log")],
-        ["2", "n1", "27", str(logs / "a2" / "n1.log")],
+        ["ATTEMPT", "NODE", "RANKS", "LINES", "BYTES", "PATH"],
+        ["1", "n1", "-", "4", "118", str(logs / "a1" / "n1.log")],
+        ["1", "n2", "-", "2", "65", str(logs / "a1" / "n2.log")],
+        ["2", "n1", "-", "1", "27", str(logs / "a2" / "n1.log")],
     ]
     data = json.loads(ended.logs("L1", "--list", "--json", "--node", "n2").stdout)
     assert data == {
         "schema": "clusterrun.logs/1",
         "files": [
-            {"attempt": 1, "node": "n2", "size_bytes": 56, "path": str(logs / "a1" / "n2.log")}
+            {
+                "attempt": 1,
+                "node": "n2",
+                "ranks": None,
+                "lines": 2,
+                "size_bytes": 65,
+                "path": str(logs / "a1" / "n2.log"),
+            }
         ],
     }
     assert ended.lines("L1", "--path") == [str(logs / "a2")]
@@ -297,7 +305,7 @@ def test_files_can_be_listed_and_found(ended: Here) -> None:
         (["--node", "n[1-"], 2, "error: bad host list 'n[1-': '[' has no partner at position 2\n"),
         (["--node", "n7"], 2, "error: no log of n7\n  hint: job L1 has logs of n[1-2]\n"),
         (["-n", "-3"], 2, "'-3' is neither a number of lines nor 'all'\n"),
-        (["--attempt", "0"], 2, "0 is not in the range x>=1"),
+        (["--attempt", "0"], 2, "'0' is neither an attempt (1, 2, …, -1) nor 'all'"),
         (["-o", "xml"], 2, "'xml' is not one of"),
     ],
 )
@@ -308,6 +316,7 @@ def test_mistakes_are_told(ended: Here, args: list[str], code: int, message: str
 
 
 def test_an_unknown_job_is_not_found(ended: Here) -> None:
+    ended.environ["PATH"] = str(ended.path)  # no Slurm there that could know it
     done = ended.logs("4711")
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.startswith("error: no job or run '4711' in ")
@@ -374,8 +383,11 @@ def test_a_job_that_died_before_its_nodes_wrote_shows_what_the_batch_script_said
     assert done.stderr == (
         "error: no log lines of job L1, which is FAILED\n"
         "  cause: job.sbatch: line 3: module: command not found\n"
-        f"  hint: what the batch script itself printed is in {here.paths.batch_output}\n"
+        "  hint: what the batch script itself printed: clusterrun logs L1 --stream batch\n"
     )
+    assert here.lines("L1", "--stream", "batch", "--prefix", "none") == [
+        "job.sbatch: line 3: module: command not found"
+    ]
 
 
 def test_exit_status_tells_how_the_job_ended(ended: Here) -> None:
@@ -440,13 +452,13 @@ def test_following_shows_lines_as_they_come_and_ends_with_the_job(
     here.start(seconds_ago=65)
     here.write("n1", raw(T0, 0, "o", "step 1"), raw(T0, 1, "o", "not asked for"))
     running.wait_for("step 1\n")
-    here.write("n2", raw(T0, 9, "e", "warning"))
-    running.wait_for("warning\n")
-    here.write("n1", raw(T0, 0, "o", "last words"))
+    here.write("n2", raw(T0 + 9, 9, "e", "OSError: no"))
+    running.wait_for("OSError: no\n")
+    here.write("n1", raw(T0 + 10, 0, "o", "last words"))
     here.end("FAILED", 3)
     code, out, err = running.finish()
     assert code == 3
-    assert out == ["n1:0  | step 1", "n2:9  ! warning", "n1:0  | last words"]
+    assert out == ["n1:0  | step 1", "n2:9  ! OSError: no", "n1:0  | last words"]
     assert err[0] == "job L1 is pending: its controller is starting"
     assert err[-1].startswith("job L1 FAILED after 00:01:0")
 
@@ -454,7 +466,7 @@ def test_following_shows_lines_as_they_come_and_ends_with_the_job(
 def test_following_a_job_that_has_ended_ends_at_once(ended: Here) -> None:
     done = ended.logs("-f", "L1", "-a", "-n", "2")
     assert (done.returncode, done.stdout) == (0, "n2:8  | quiet\nn1:0  | step 2\n")
-    assert done.stderr.startswith("job L1 COMPLETED after 00:00:0")
+    assert done.stderr.startswith("+ n1\n+ n2\njob L1 COMPLETED after 00:00:0")
 
 
 def test_following_goes_on_with_the_next_attempt(here: Here, follow: type[Follower]) -> None:
@@ -467,7 +479,7 @@ def test_following_goes_on_with_the_next_attempt(here: Here, follow: type[Follow
     here.end("COMPLETED", 0)
     code, out, err = running.finish()
     assert (code, out) == (0, ["n1:0  | first", "n2:0  | second"])
-    assert err[0] == "== attempt 2 =="
+    assert err[:3] == ["+ n1", "== attempt 2 ==", "+ n2"]
 
 
 def test_json_of_a_followed_job_is_a_stream_with_an_end(here: Here, follow: type[Follower]) -> None:
@@ -504,7 +516,7 @@ def test_ctrl_c_ends_the_watching_and_says_that_the_job_goes_on(
     running.wait_for("step 1")
     running.child.send_signal(signal.SIGINT)
     code, out, err = running.finish()
-    assert (code, out, err) == (130, ["n1:0  | step 1"], ["job L1 keeps running"])
+    assert (code, out, err) == (130, ["n1:0  | step 1"], ["+ n1", "job L1 keeps running"])
 
 
 def test_why_a_job_waits_is_said_once(on_slurm: Here, follow: type[Follower]) -> None:
@@ -546,14 +558,14 @@ def test_following_asks_the_scheduler_seldom(
     here: Here, monkeypatch: pytest.MonkeyPatch, state: str, questions: int
 ) -> None:
     clock = Clock(monkeypatch, [JobState(state)])
-    watch = cli_follow._Watch(record=here.record)
+    watch = cli_follow._Watch(job=RunLogs(record=here.record))
     assert clock.run_until_end(watch, 300) is None
     assert len(clock.asked) == questions
 
 
 def test_the_end_is_seen_at_once_in_the_files(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, [JobState.RUNNING])
-    watch = cli_follow._Watch(record=here.record)
+    watch = cli_follow._Watch(job=RunLogs(record=here.record))
     assert clock.run_until_end(watch, 10) is None
     here.end("COMPLETED", 0)
     clock.states[0] = JobState.COMPLETED
@@ -565,7 +577,7 @@ def test_a_job_that_starts_again_is_not_at_its_end(
 ) -> None:
     here.end("FAILED", 1)
     clock = Clock(monkeypatch, [JobState.PENDING])
-    watch = cli_follow._Watch(record=here.record)
+    watch = cli_follow._Watch(job=RunLogs(record=here.record))
     assert clock.run_until_end(watch, 150) is None
     clock.states[0] = JobState.COMPLETED
     assert clock.run_until_end(watch, 10) is not None
@@ -575,7 +587,7 @@ def test_a_job_that_everybody_forgot_is_not_watched_for_ever(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch, [JobState.RUNNING])
-    watch = cli_follow._Watch(record=here.record)
+    watch = cli_follow._Watch(job=RunLogs(record=here.record))
     assert clock.run_until_end(watch, 100) is None
     clock.states[0] = JobState.UNKNOWN
     ended_s = clock.run_until_end(watch, 600)

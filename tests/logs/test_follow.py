@@ -10,11 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.logs.follow import Entry, Gap, NewAttempt, Pause, follow
-from clusterrun.logs.lines import OVERVIEW, LogLine, Selection
-from clusterrun.logs.merge import read_merged
+from clusterrun.logs.catalogue import RunFiles
+from clusterrun.logs.follow import (
+    REORDER_US,
+    Entry,
+    Joined,
+    Left,
+    NewAttempt,
+    Pause,
+    Truncated,
+    follow,
+)
+from clusterrun.logs.lines import LogLine
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
+from clusterrun.logs.sources import sources_of
 from clusterrun.paths import RunPaths
-from tests.logs.corpus import T0, raw, texts, write_log
+from tests.logs.corpus import T0, raw, texts, write_log, write_side_file
 
 
 @pytest.fixture
@@ -41,19 +53,19 @@ def followed(
     *,
     attempt: int | None = None,
     nodes: frozenset[str] | None = None,
-    selection: Selection | None = None,
+    query: Query = EVERYTHING,
     tail: int | None = None,
 ) -> list[str]:
     entries = follow(
-        paths,
+        RunFiles(paths=paths, nodes=nodes),
         ended=script.ended,
         sleep=script.sleep,
         attempt=attempt,
-        nodes=nodes,
-        selection=selection or Selection(),
+        is_chosen=attempt is not None,
+        query=query,
         tail=tail,
     )
-    return [_told(entry) for entry in entries if not isinstance(entry, Pause)]
+    return [_told(entry) for entry in entries if not isinstance(entry, Pause | Joined)]
 
 
 def _told(entry: Entry) -> str:
@@ -61,7 +73,9 @@ def _told(entry: Entry) -> str:
         return entry.text.decode()
     if isinstance(entry, NewAttempt):
         return f"== attempt {entry.attempt} =="
-    assert isinstance(entry, Gap)
+    if isinstance(entry, Left):
+        return f"- {entry.node} {entry.code} {entry.reason}"
+    assert isinstance(entry, Truncated)
     return f"~ {entry.node}"
 
 
@@ -90,7 +104,7 @@ def test_a_line_is_given_when_it_is_whole(paths: RunPaths) -> None:
         lambda: (seen.append(list(shown)), write_log(paths, 1, "n1", [whole[20:]])),
         lambda: seen.append(list(shown)),
     )
-    for entry in follow(paths, ended=script.ended, sleep=script.sleep):
+    for entry in follow(RunFiles(paths=paths), ended=script.ended, sleep=script.sleep):
         shown += texts([entry])
     assert seen == [[], [], ["one line"]]
 
@@ -193,16 +207,77 @@ def test_a_job_that_never_started_ends_the_following(paths: RunPaths) -> None:
     assert followed(paths, Script(lambda: None)) == []
 
 
-def test_nodes_and_ranks_are_selected(paths: RunPaths) -> None:
-    write_log(paths, 1, "n1", [raw(T0, 0, "o", "0"), raw(T0, 1, "o", "1"), raw(T0, 1, "e", "1e")])
+def test_nodes_are_selected(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0, 0, "o", "0"), raw(T0, 1, "o", "1")])
 
     def more() -> None:
         write_log(paths, 1, "n2", [raw(T0 + 1, 2, "e", "2e")])
-        write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "00"), raw(T0 + 1, 1, "o", "11")])
+        write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "00")])
 
-    script = Script(more)
-    chosen = frozenset({"n1"})
-    assert followed(paths, script, nodes=chosen, selection=OVERVIEW, tail=9) == ["0", "1e", "00"]
+    assert followed(paths, Script(more), nodes=frozenset({"n1"}), tail=9) == ["0", "1", "00"]
+
+
+def test_an_overview_reads_the_errors_of_others_from_their_side_files(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0, 0, "o", "0"), raw(T0, 1, "o", "1")])
+    write_side_file(paths, 1, "n1", [])
+
+    def fail() -> None:
+        write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "00"), raw(T0 + 2, 1, "e", "OSError: x")])
+        write_side_file(paths, 1, "n1", [raw(T0 + 2, 1, "e", "exception 0 OSError: x")])
+        write_log(paths, 1, "n2", [raw(T0 + 1, 2, "o", "2"), raw(T0 + 3, 2, "e", "OSError: y")])
+        write_side_file(paths, 1, "n2", [raw(T0 + 3, 2, "e", "exception 0 OSError: y")])
+
+    shown = followed(paths, Script(fail, lambda: None), query=OVERVIEW, tail=9)
+    assert shown == ["0", "00", "OSError: x", "OSError: y"]
+
+
+def test_a_side_file_that_comes_after_its_log_was_classified_repeats_nothing(
+    paths: RunPaths,
+) -> None:
+    write_log(paths, 1, "n2", [raw(T0, 2, "e", "OSError: y")])
+
+    def more() -> None:
+        write_log(paths, 1, "n2", [raw(T0 + 1, 2, "e", "OSError: z")])
+        write_side_file(paths, 1, "n2", [raw(T0 + i, 2, "e", "exception 0 x") for i in range(2)])
+
+    assert followed(paths, Script(more), query=OVERVIEW) == ["OSError: y", "OSError: z"]
+
+
+def test_the_end_of_a_nodes_log_is_told(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0, 0, "o", "a"), raw(T0 + 1, None, "z", "3 rank 0 failed")])
+    assert followed(paths, Script(), tail=5) == ["a", "- n1 3 rank 0 failed"]
+
+
+def test_nodes_are_told_of_when_their_files_appear(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")])
+    script = Script(lambda: write_log(paths, 1, "n2", [raw(T0, 1, "o", "b")]), lambda: None)
+    entries = follow(RunFiles(paths=paths), ended=script.ended, sleep=script.sleep)
+    joined = [[file.node for file in e.files] for e in entries if isinstance(e, Joined)]
+    assert joined == [["n1"], ["n2"]]
+
+
+def test_a_line_that_comes_a_moment_late_is_put_in_its_place(paths: RunPaths) -> None:
+    write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")])
+    write_log(paths, 1, "n2", [raw(T0, 1, "o", "b")])
+    soon = T0 + REORDER_US * 10
+    script = Script(
+        lambda: write_log(paths, 1, "n1", [raw(soon + 9, 0, "o", "later")]),
+        lambda: write_log(paths, 1, "n2", [raw(soon, 1, "o", "earlier")]),
+        lambda: None,
+    )
+    assert followed(paths, script) == ["a", "b", "earlier", "later"]
+
+
+def test_a_line_is_held_back_for_one_look_at_most(paths: RunPaths) -> None:
+    shown: list[str] = []
+    write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")])
+    write_log(paths, 1, "n2", [raw(T0, 1, "o", "b")])
+    seen: list[list[str]] = []
+    look = [lambda: seen.append(list(shown))] * 3
+    script = Script(*look)
+    for entry in follow(RunFiles(paths=paths), ended=script.ended, sleep=script.sleep):
+        shown += texts([entry])
+    assert seen[1] == ["a", "b"]
 
 
 def test_a_busy_writer_loses_no_line_and_gets_none_twice(paths: RunPaths) -> None:
@@ -225,10 +300,11 @@ def test_a_busy_writer_loses_no_line_and_gets_none_twice(paths: RunPaths) -> Non
             over.set()
         return over.is_set()
 
-    got = texts(follow(paths, ended=ended, interval_s=0.001))
+    got = texts(follow(RunFiles(paths=paths), ended=ended, interval_s=0.001))
     for node in ("n0", "n1"):
         assert [g for g in got if g.startswith(node)] == [f"{node} {i}" for i in range(count)]
-    assert sorted(texts(read_merged(paths, 1))) == sorted(got)
+    there = merge_sources(sources_of(RunFiles(paths=paths).files(1), EVERYTHING))
+    assert sorted(texts(there)) == sorted(got)
 
 
 def test_a_look_at_a_thousand_quiet_files_is_quick(paths: RunPaths) -> None:

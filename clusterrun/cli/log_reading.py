@@ -1,0 +1,195 @@
+"""Read what is there of a job's logs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+from clusterrun.cli import output
+from clusterrun.cli.log_job import WAITING, Standing, waiting
+from clusterrun.cli.log_printer import LogPrinter
+from clusterrun.cli.log_request import Request
+from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.hostlist import fold_hostlist
+from clusterrun.logs.context import Break, context_of, with_context
+from clusterrun.logs.files import Kind, LogFile, file_size, fold_nodes
+from clusterrun.logs.index import has_left_out
+from clusterrun.logs.lines import LogLine
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.newest import newest
+from clusterrun.logs.sources import Source, matches, sources_of
+from clusterrun.logs.text import strip_controls
+from clusterrun.state import JobState
+
+QUIET_S = 60  # how long a running job may have no logs before that is a fault
+MANY_LINES = 100_000  # more of the newest lines are counted first rather than held
+
+Chapter = tuple[int, Iterable[LogLine]]
+
+
+def read(request: Request) -> int:
+    """Print the lines that are there; return the exit status."""
+    files = find_files(request)
+    size = sum(file_size(file.path) for file in files)
+    if size == 0:
+        return _tell_nothing_yet(request)
+    printer = LogPrinter(request=request, nodes=[file.node for file in files])
+    print_lines(request, printer)
+    _note_what_was_left_out(request, printer.count, size)
+    return _ended_well(request) if request.exit_status else Exit.OK
+
+
+def print_lines(request: Request, printer: LogPrinter) -> None:
+    """Give the printer all lines that are wanted, attempt by attempt."""
+    for attempt, lines in _chapters(request):
+        if len(request.attempts) > 1:
+            printer.start_attempt(attempt)
+        for line in _in_context(request, attempt, lines):
+            if isinstance(line, Break):
+                printer.print_break()
+            else:
+                printer.print_line(line)
+    printer.finish()
+
+
+def all_lines(request: Request) -> Iterator[LogLine]:
+    """Yield all lines that are wanted, attempt by attempt."""
+    for _, lines in _chapters(request):
+        yield from lines
+
+
+def find_files(request: Request) -> list[LogFile]:
+    """List the logs of the attempts that are read.
+
+    Raises UsageError where none of the nodes that were named has one.
+    """
+    files = [
+        file
+        for attempt in request.attempts
+        for file in request.catalogue.files(attempt)
+        if file.kind is not Kind.ERRORS
+    ]
+    if request.nodes is None:
+        return files
+    missing = sorted(request.nodes - {file.node for file in files})
+    if missing and not files:
+        others = fold_nodes(request.job.catalogue(None, batch=False).files(request.first_attempt))
+        hint = f"{request.job.title} has logs of {others}" if others else ()
+        raise UsageError(f"no log of {fold_hostlist(missing)}", hint=hint)
+    if missing:
+        output.note(f"no log of {fold_hostlist(missing)}")
+    return files
+
+
+def _chapters(request: Request) -> Iterator[Chapter]:
+    """Yield the lines of each attempt; of the newest ones only as many as are wanted in all."""
+    sources = {
+        attempt: sources_of(request.catalogue.files(attempt), request.query)
+        for attempt in request.attempts
+    }
+    if request.tail is None:
+        for attempt in request.attempts:
+            yield attempt, merge_sources(sources[attempt])
+        return
+    room = request.tail
+    chapters: list[Chapter] = []
+    for attempt in reversed(request.attempts):
+        if room > 0 or not chapters:
+            count, lines = _newest(sources[attempt], room)
+            room -= count
+            chapters.append((attempt, lines))
+    yield from reversed(chapters)
+
+
+def _newest(sources: list[Source], count: int) -> tuple[int, Iterable[LogLine]]:
+    if count <= MANY_LINES:
+        lines = newest(sources, count)
+        return len(lines), lines
+    total = sum(1 for _ in merge_sources(sources))
+    return min(total, count), islice(merge_sources(sources), max(total - count, 0), None)
+
+
+def _in_context(
+    request: Request, attempt: int, lines: Iterable[LogLine]
+) -> Iterable[LogLine | Break]:
+    if not request.context:
+        return lines
+    if request.job.record is None:
+        everything = replace(request.query, include=(), exclude=(), errors=False)
+        sources = sources_of(request.catalogue.files(attempt), everything)
+        return with_context(merge_sources(sources), matches(request.query), request.context)
+    files = {f.node: f for f in request.catalogue.files(attempt) if f.kind is Kind.LOG}
+    return context_of(lines, files, request.context)
+
+
+def exit_status(request: Request, standing: Standing) -> int:
+    """Give 3 for a job that ended badly, where that was asked for."""
+    ended_badly = standing.state.is_terminal and not standing.state.is_success
+    return Exit.NO if request.exit_status and ended_badly else Exit.OK
+
+
+def _ended_well(request: Request) -> int:
+    standing = request.job.standing()
+    if standing.error:
+        raise standing.error
+    return exit_status(request, standing)
+
+
+def _note_what_was_left_out(request: Request, count: int, size: int) -> None:
+    if request.form != "text":
+        return
+    world = request.job.world_size
+    is_cut = count == request.tail
+    what = f"last {count} lines" if is_cut else "all lines"
+    if request.query.overview and world > 1:
+        output.note(
+            f"{what} of rank 0 and the launcher, and the error lines of all {world:,} ranks; "
+            f"{size:,} bytes in all (-a all ranks, -n all, -f follow)"
+        )
+    elif is_cut:
+        output.note(f"{what} (-n all, -f follow)")
+    if request.query.overview:
+        sides = request.catalogue.files(request.attempts[-1])
+        short = [side for side in sides if side.kind is Kind.ERRORS and has_left_out(side)]
+        if short:
+            output.note(f"not all error lines of {fold_nodes(short)} are among them (--errors)")
+
+
+def _tell_nothing_yet(request: Request) -> int:
+    """Say why there are no lines.
+
+    Raises ClusterrunError where there should be some.
+    """
+    job = request.job
+    standing = job.standing()
+    if standing.error:
+        raise standing.error
+    if standing.state in WAITING:
+        output.say(waiting(job, standing))
+        return Exit.OK
+    is_young = (standing.elapsed_s or 0) < QUIET_S
+    if not standing.state.is_terminal and (is_young or standing.state is JobState.UNKNOWN):
+        output.say(f"{job.title} is {standing.state.value}; nothing is written yet")
+        return Exit.OK
+    printed = _end_of_batch_output(request)
+    where = f"what the batch script itself printed: clusterrun logs {job.name} --stream batch"
+    raise ClusterrunError(
+        f"no log lines of {job.title}, which is {standing.state.value}",
+        cause=printed,
+        hint=where if printed else (),
+    )
+
+
+def _end_of_batch_output(request: Request) -> str | None:
+    record = request.job.record
+    if record is None:
+        return None
+    try:
+        with record.paths.batch_output.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
+            lines = file.read().decode("utf-8", "replace").splitlines()[-10:]
+    except OSError:
+        return None
+    return "\n".join(strip_controls(line, keep_colours=False) for line in lines) or None

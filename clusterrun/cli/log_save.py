@@ -1,0 +1,85 @@
+"""Save chosen log lines in a file, or what each rank wrote in a file of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from clusterrun.cli import output
+from clusterrun.cli.log_printer import LogPrinter
+from clusterrun.cli.log_reading import all_lines, find_files, print_lines
+from clusterrun.cli.log_request import Request
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.wording import count
+
+_HELD_BYTES = 32 * 1024 * 1024  # over all files, before they are written to
+_ENDINGS = {Stream.OUT: "out", Stream.ERR: "err"}
+
+
+def save(request: Request, target: str) -> None:
+    """Write the lines to a file in the form that was asked for; to a directory rank by rank."""
+    if not sum(1 for _ in find_files(request)):
+        raise ClusterrunError(f"{request.job.title} has no logs to save")
+    path = Path(target)
+    try:
+        if target.endswith(os.sep) or path.is_dir():
+            _save_by_rank(request, path)
+        else:
+            _save_file(request, path)
+    except OSError as error:
+        raise ClusterrunError(f"cannot save to {target}", cause=error.strerror) from error
+
+
+def _save_file(request: Request, path: Path) -> None:
+    """Write a file whole, or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            nodes = [log.node for log in find_files(request)]
+            printer = LogPrinter(request=request, nodes=nodes, target=file)
+            print_lines(request, printer)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    output.say(f"saved {count(f'{printer.count:,}', 'line')} in {path}")
+
+
+def _save_by_rank(request: Request, directory: Path) -> None:
+    """Write the bytes of each rank and stream, and of each node's launcher and agent."""
+    if request.form != "text" or request.context:
+        raise UsageError("a directory gets the ranks' own bytes: neither --output nor --context")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty", hint="name a new directory")
+    held: dict[str, list[bytes]] = {}
+    names: set[str] = set()
+    size = 0
+    for line in all_lines(request):
+        if line.stream in (Stream.GAP, Stream.END):
+            continue
+        name = _name(line)
+        names.add(name)
+        held.setdefault(name, []).append(line.text if line.partial else line.text + b"\n")
+        size += len(line.text)
+        if size > _HELD_BYTES:
+            _append(directory, held)
+            size = 0
+    _append(directory, held)
+    output.say(f"saved {count(len(names), 'file')} in {directory}")
+
+
+def _name(line: LogLine) -> str:
+    if line.rank is None:
+        return f"{line.node}.{line.stream.label}"
+    return f"rank_{line.rank:05}.{_ENDINGS.get(line.stream, line.stream.label)}"
+
+
+def _append(directory: Path, held: dict[str, list[bytes]]) -> None:
+    for name, pieces in held.items():
+        descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(b"".join(pieces))
+    held.clear()
