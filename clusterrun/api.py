@@ -25,7 +25,6 @@ from clusterrun.facts import gather_facts, working_directory
 from clusterrun.loading import Resolved as Resolved
 from clusterrun.loading import adopt_spec
 from clusterrun.loading import load_spec as load
-from clusterrun.logs.lines import EVERYTHING, Selection
 from clusterrun.logs.lines import LogLine as LogLine
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.planning.make import make_plan
@@ -357,21 +356,23 @@ def read_logs(
     nodes: Collection[str] | None = None,
     tail: int | None = None,
     attempt: int | None = None,
+    errors: bool = False,
 ) -> Iterator[LogLine]:
     """Yield the log lines of a run, of all nodes merged by time; of its newest attempt.
 
-    `ranks` None means all, with the launcher's and the agents' lines. Raises JobNotFoundError.
+    `ranks` None means all, with the launcher's and the agents' lines; `errors` chooses lines that
+    tell of an error. Lines of stream GAP count bytes that were lost. Raises JobNotFoundError.
     """
-    from clusterrun.logs.merge import read_merged
+    from clusterrun.logs.merge import merge_sources
+    from clusterrun.logs.newest import newest
+    from clusterrun.logs.query import Query
+    from clusterrun.logs.sources import choose_sources
 
     paths = find_job(job).paths
-    selection = EVERYTHING
-    if ranks is not None:
-        selection = Selection(ranks=frozenset(ranks), launcher=False, stderr_of_all=False)
-    return read_merged(
+    chosen = choose_sources(
         paths,
         paths.newest_attempt() if attempt is None else attempt,
-        nodes=None if nodes is None else frozenset(nodes),
-        selection=selection,
-        tail=tail,
+        Query(ranks=None if ranks is None else frozenset(ranks), errors=errors),
+        None if nodes is None else frozenset(nodes),
     )
+    return merge_sources(chosen) if tail is None else iter(newest(chosen, tail))

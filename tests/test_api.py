@@ -179,9 +179,9 @@ def test_wait_gives_up_at_its_timeout_and_cancel_ends_the_job(project: Path) -> 
 def test_logs_are_merged_and_selected(project: Path) -> None:
     fake_node(
         project,
-        'mkdir -p "$1/logs/a$2"\n'
-        'printf "%s\\n" "200 0 o zero" "300 1 e one" "400 - l launcher" > "$1/logs/a$2/n0.log"\n'
-        'printf "%s\\n" "100 2 o two" > "$1/logs/a$2/n1.log"',
+        'mkdir -p "$1/logs/a$2"; cd "$1/logs/a$2"; T=1700000000000\n'
+        'printf "%s\\n" "${T}200 0 o zero" "${T}300 1 e KeyError: 1" "${T}400 - l launcher" > n0.log\n'
+        'printf "%s\\n" "${T}100 2 o two" > n1.log',
     )
     job = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
     clusterrun.wait(job, timeout_s=60)
@@ -189,8 +189,9 @@ def test_logs_are_merged_and_selected(project: Path) -> None:
     def texts(**which: object) -> list[bytes]:
         return [line.text for line in clusterrun.read_logs(job, **which)]  # type: ignore[arg-type]  # as below
 
-    assert texts() == [b"two", b"zero", b"one", b"launcher"]
-    assert texts(ranks={1, 2}) == [b"two", b"one"]
+    assert texts() == [b"two", b"zero", b"KeyError: 1", b"launcher"]
+    assert texts(ranks={1, 2}) == [b"two", b"KeyError: 1"]
+    assert texts(errors=True) == [b"KeyError: 1"]
     assert texts(nodes=["n0"], tail=1) == [b"launcher"]
     assert texts(attempt=2) == []
 
