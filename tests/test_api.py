@@ -180,7 +180,7 @@ def test_logs_are_merged_and_selected(project: Path) -> None:
     fake_node(
         project,
         'mkdir -p "$1/logs/a$2"; cd "$1/logs/a$2"; T=1700000000000\n'
-        'printf "%s\\n" "${T}200 0 o zero" "${T}300 1 e KeyError: 1" "${T}400 - l launcher" > n0.log\n'
+        'printf "$T%s\\n" "200 0 o zero" "300 1 e KeyError: 1" "400 - l launcher" > n0.log\n'
         'printf "%s\\n" "${T}100 2 o two" > n1.log',
     )
     job = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))

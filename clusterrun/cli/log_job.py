@@ -215,12 +215,27 @@ def find_log_job(name: str | None) -> tuple[LogJob, frozenset[str] | None]:
 
     Raises JobNotFoundError, and SchedulerUnreachableError where Slurm alone could know.
     """
-    try:
-        return RunLogs(record=find_announced(name)), None
-    except JobNotFoundError:
-        job = None if name is None else _find_foreign(name)
+    if name is None or not Path(name).is_file():
+        try:
+            return RunLogs(record=find_announced(name)), None
+        except JobNotFoundError:
+            job = _find_foreign(name)
+            if job is None:
+                raise
+    else:
+        job = _find_foreign(name)
         if job is None:
-            raise
+            raise JobNotFoundError(f"no log file {name}")
+    return _adopted(job)
+
+
+def _find_foreign(name: str | None) -> ForeignJob | None:
+    from clusterrun.logs.foreign import find_foreign
+
+    return None if name is None else find_foreign(name, Path.cwd())
+
+
+def _adopted(job: ForeignJob) -> tuple[LogJob, frozenset[str] | None]:
     if job.run_dir is not None:
         from clusterrun import api
 
@@ -234,9 +249,3 @@ def find_log_job(name: str | None) -> tuple[LogJob, frozenset[str] | None]:
     if job.problem:
         output.note(f"Slurm could not be asked: {job.problem}")
     return ForeignLogs(job=job), None
-
-
-def _find_foreign(name: str) -> ForeignJob | None:
-    from clusterrun.logs.foreign import find_foreign
-
-    return find_foreign(name, Path.cwd())

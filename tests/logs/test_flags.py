@@ -1,0 +1,297 @@
+"""Every option of `clusterrun logs`, typed as a user types it, on a run as the nodes leave it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from tests.logs.corpus import T0, raw, write_side_file
+from tests.logs.test_command import Here, here  # noqa: F401 - a fixture
+
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def run(here: Here) -> Here:  # noqa: F811 - the fixture
+    """Give a run of 2 nodes x 8 ranks that has ended, with its side files and its world."""
+    here.start()
+    here.write(
+        "n1",
+        raw(T0, None, "a", "8 ranks start"),
+        raw(T0 + 1 * SECOND, 0, "o", "step 1 loss 2.5"),
+        raw(T0 + 1 * SECOND, 3, "o", "three"),
+        raw(T0 + 2 * SECOND, 0, "e", "UserWarning: slow"),
+        raw(T0 + 3 * SECOND, 0, "o", "step 2 loss 2.25"),
+        raw(T0 + 6 * SECOND, None, "l", "launcher says"),
+        raw(T0 + 7 * SECOND, None, "z", "1 rank 9 failed"),
+    )
+    write_side_file(
+        here.paths,
+        1,
+        "n1",
+        [
+            raw(T0, None, "a", "- 0 8 ranks start"),
+            raw(T0 + 6 * SECOND, None, "l", "- 203 launcher says"),
+        ],
+    )
+    trouble = [
+        raw(T0 + 4 * SECOND, 9, "o", "about to fail"),
+        raw(T0 + 5 * SECOND, 9, "e", "ValueError: bad"),
+        raw(T0 + 5 * SECOND, 8, "o", "eight"),
+        raw(T0 + 5 * SECOND, 9, "o", "after"),
+    ]
+    here.write("n2", *trouble)
+    offset = len(trouble[0])
+    write_side_file(
+        here.paths, 1, "n2", [raw(T0 + 5 * SECOND, 9, "e", f"exception {offset} ValueError: bad")]
+    )
+    world = {"schema": "clusterrun.world/1", "nodes": ["n1", "n2"], "procs_per_node": 8}
+    here.paths.world(1).write_text(json.dumps(world))
+    here.end("FAILED", 1)
+    return here
+
+
+def shown(run: Here, *args: str) -> list[str]:
+    return run.lines("L1", "--prefix", "none", *args)
+
+
+def test_the_default_is_rank_0_the_launcher_and_all_error_lines(run: Here) -> None:
+    assert run.lines("L1") == [
+        "n1    | 8 ranks start",
+        "n1:0  | step 1 loss 2.5",
+        "n1:0  ! UserWarning: slow",
+        "n1:0  | step 2 loss 2.25",
+        "n2:9  ! ValueError: bad",
+        "n1    | launcher says",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "lines"),
+    [
+        (["--local-rank", "0", "-n", "2"], ["step 2 loss 2.25", "eight"]),
+        (["--local-rank", "1", "--rank", "8-15"], ["about to fail", "ValueError: bad", "after"]),
+        (["--stream", "err"], ["UserWarning: slow", "ValueError: bad"]),
+        (["--stream", "agent,launcher"], ["8 ranks start", "launcher says"]),
+        (["--stream", "out", "--rank", "9"], ["about to fail", "after"]),
+        (["-a", "-g", "loss"], ["step 1 loss 2.5", "step 2 loss 2.25"]),
+        (["-a", "-i", "^three$", "--include", "e..ht"], ["three", "eight"]),
+        (["-a", "--exclude", "loss|rank|says", "--exclude", "e$"],
+         ["UserWarning: slow", "about to fail", "ValueError: bad", "eight", "after"]),
+        (["-a", "-g", "step", "--exclude", "2.25"], ["step 1 loss 2.5"]),
+        (["--errors"], ["ValueError: bad"]),
+        (["--errors", "--rank", "0"], []),
+        (["--errors", "-C", "1"], ["about to fail", "ValueError: bad", "after"]),
+        (["-a", "-g", "UserWarning", "-C", "1"],
+         ["step 1 loss 2.5", "UserWarning: slow", "step 2 loss 2.25"]),
+        (["-a", "-n", "2", "--exclude", "says"], ["eight", "after"]),
+        (["--attempt", "all", "--rank", "3"], ["three"]),
+    ],
+)  # fmt: skip
+def test_choices(run: Here, args: list[str], lines: list[str]) -> None:
+    assert shown(run, *args) == lines
+
+
+def test_since_and_until_take_times(run: Here) -> None:
+    run.environ["TZ"] = "UTC"
+    at = [datetime.fromtimestamp(T0 // SECOND + s, timezone.utc) for s in range(8)]
+    iso = [moment.strftime("%Y-%m-%dT%H:%M:%S") for moment in at]
+    assert shown(run, "-a", "--since", iso[5], "--until", iso[6]) == [
+        "ValueError: bad", "eight", "after",
+    ]  # fmt: skip
+    assert shown(run, "--since", f"{iso[3]}Z", "--until", f"{iso[4]}Z") == ["step 2 loss 2.25"]
+    assert shown(run, "--since", iso[6].replace("22:", "23:"), "--tz", "Europe/Berlin") == [
+        "launcher says"
+    ]
+
+
+def test_since_takes_an_age(here: Here) -> None:  # noqa: F811 - the fixture
+    here.start()
+    now = int(time.time() * SECOND)
+    lines = [(-7200, "old"), (-300, "new"), (-1, "newest")]
+    here.write("n1", *(raw(now + s * SECOND, 0, "o", text) for s, text in lines))
+    assert shown(here, "--since", "10m") == ["new", "newest"]
+    assert shown(here, "--since", "3h", "--until", "10m") == ["old"]
+
+
+def test_since_and_until_take_steps(run: Here) -> None:
+    run.paths.events_dir.mkdir()
+    step = {"ts": 0.0, "type": "step", "attempt": 1, "node": "n1", "rank": 0, "step": 0, "total": 9}
+    at = [(T0 / SECOND + 1.1, 1), (T0 / SECOND + 3.1, 2)]
+    text = "".join(json.dumps({**step, "ts": ts, "step": n}) + "\n" for ts, n in at)
+    run.paths.events("n1").write_text(text)
+    assert shown(run, "--rank", "0", "--since", "step:2") == [
+        "UserWarning: slow",
+        "step 2 loss 2.25",
+    ]
+    assert shown(run, "--rank", "0", "--until", "step:1") == ["step 1 loss 2.5"]
+    done = run.logs("L1", "--since", "step:3")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --since: step 3 was not reached; the newest that")
+
+
+def test_a_time_chooses_all_lines_of_it(here: Here) -> None:  # noqa: F811 - the fixture
+    here.start()
+    here.write("n1", *(raw(T0 + i, 0, "o", f"{i}.") for i in range(300)))
+    assert len(shown(here, "--since", "2001-01-01")) == 300
+    assert len(shown(here, "--since", "2001-01-01", "-n", "5")) == 5
+
+
+def test_times_are_written_in_the_form_and_zone_that_was_asked_for(run: Here) -> None:
+    run.environ["TZ"] = "UTC"
+    (line,) = shown(run, "-t", "--rank", "3")
+    assert line == "22:13:21.000 three"
+    (line,) = shown(run, "--timestamps=iso", "--rank", "3", "--tz", "Europe/Berlin")
+    assert line == "2023-11-14T23:13:21.000000+01:00 three"
+    lines = shown(run, "--timestamps=delta", "--rank", "0")
+    assert [line.split()[0] for line in lines] == ["+0.000", "+1.000", "+1.000"]
+
+
+def test_the_full_prefix_says_local_rank_attempt_and_stream(run: Here) -> None:
+    (line,) = run.lines("L1", "--rank", "9", "-g", "bad", "--prefix", "full")
+    assert re.fullmatch(r"n2:9/1\s+a1 err\s+! ValueError: bad", line)
+
+
+def test_highlights_stand_out_where_there_is_colour(run: Here) -> None:
+    plain = run.logs("L1", "--rank", "3", "-H", "hre").stdout
+    assert plain == "n1:3  | three\n"
+    done = run.logs("L1", "--rank", "3", "--color", "always", "-H", "hre")
+    assert re.search(r"t\x1b\[[0-9;]*mhre\x1b\[[0-9;]*me", done.stdout)
+    done = run.logs("L1", "--rank", "3", "--color", "always", "-g", "hre")
+    assert re.search(r"t\x1b\[[0-9;]*mhre\x1b\[[0-9;]*me", done.stdout)
+
+
+def test_equal_lines_of_many_ranks_are_one_unless_all_are_wanted(here: Here) -> None:  # noqa: F811
+    here.start()
+    here.write("n1", *(raw(T0 + r, r, "o", "loading data") for r in range(8)))
+    here.write("n2", *(raw(T0 + r, r, "o", "loading data") for r in range(8, 16)))
+    assert here.lines("L1", "-a") == ["[16 ranks] | loading data"]
+    assert len(here.lines("L1", "-a", "--no-dedup")) == 16
+    found = [json.loads(line) for line in here.lines("L1", "-a", "--json", "--dedup")]
+    assert [(e["type"], e["count"], e["ranks"], e["text"]) for e in found] == [
+        ("dup", 16, "0-15", "loading data")
+    ]
+    assert len(here.lines("L1", "-a", "--json")) == 16
+
+
+def test_attempts_can_be_counted_from_the_end(run: Here) -> None:
+    run.write("n1", raw(T0 + 9 * SECOND, 0, "o", "again"), attempt=2)
+    assert shown(run) == ["again"]
+    assert shown(run, "--attempt", "-1", "--rank", "3") == ["three"]
+    done = run.logs("L1", "--attempt", "all", "--stream", "out", "--rank", "0")
+    assert [line.split(" | ")[1] for line in done.stdout.splitlines()] == [
+        "step 1 loss 2.5", "step 2 loss 2.25", "again",
+    ]  # fmt: skip
+    assert "== attempt 2 ==" in done.stderr
+    assert shown(run, "--attempt", "all", "-n", "2", "--rank", "0") == ["step 2 loss 2.25", "again"]
+
+
+def test_a_save_to_a_file_is_what_would_be_shown(run: Here, tmp_path: Path) -> None:
+    target = tmp_path / "saved here"
+    done = run.logs("L1", "--save", str(target))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"saved 6 lines in {target}\n"
+    assert target.read_text().splitlines()[4] == "n2:9  ! ValueError: bad"
+    assert target.stat().st_mode & 0o777 == 0o600
+    run.logs("L1", "--save", str(target), "--rank", "9", "-o", "raw", "--stream", "out")
+    assert target.read_bytes() == b"about to fail\nafter\n"
+
+
+def test_a_save_to_a_directory_is_a_file_for_each_rank_and_stream(
+    run: Here, tmp_path: Path
+) -> None:
+    run.write(
+        "n2", raw(T0 + 8 * SECOND, 9, "O", b"\xff\x00 cut"), raw(T0 + 8 * SECOND, 9, "o", b"")
+    )
+    done = run.logs("L1", "-a", "--save", f"{tmp_path / 'saved'}/")
+    assert (done.returncode, done.stderr) == (0, f"saved 8 files in {tmp_path / 'saved'}\n")
+    found = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    assert found == {
+        "n1.agent": b"8 ranks start\n",
+        "n1.launcher": b"launcher says\n",
+        "rank_00000.out": b"step 1 loss 2.5\nstep 2 loss 2.25\n",
+        "rank_00000.err": b"UserWarning: slow\n",
+        "rank_00003.out": b"three\n",
+        "rank_00008.out": b"eight\n",
+        "rank_00009.out": b"about to fail\nafter\n\xff\x00 cut\n",
+        "rank_00009.err": b"ValueError: bad\n",
+    }
+    done = run.logs("L1", "--save", str(tmp_path / "saved"))
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2,
+        f"error: {tmp_path / 'saved'} is not empty",
+    )
+
+
+def test_a_save_that_fails_leaves_nothing(run: Here, tmp_path: Path) -> None:
+    done = run.logs("L1", "--save", str(tmp_path / "no such" / "file"))
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: cannot save to {tmp_path / 'no such' / 'file'}\n"
+        "  cause: No such file or directory\n"
+    )
+    before = set(os.listdir(tmp_path))
+    assert run.logs("L1", "--save", str(tmp_path / "x"), "-g", "(").returncode == 2
+    assert set(os.listdir(tmp_path)) == before
+
+
+def test_the_interval_between_looks_is_the_users(run: Here) -> None:
+    assert run.logs("-f", "L1", "--interval", "0.2", "--exit-status").returncode == 3
+    assert run.logs("-f", "L1", "--interval", "0.01").returncode == 2
+
+
+def test_what_a_side_file_left_out_is_told_and_found_in_the_log(run: Here) -> None:
+    run.write("n2", raw(T0 + 6 * SECOND, 9, "e", "OSError: late"))
+    write_side_file(run.paths, 1, "n2", [raw(T0 + 6 * SECOND, None, "g", "- 99 x 1 full")])
+    done = run.logs("L1", "--prefix", "none")
+    assert "OSError: late" not in done.stdout
+    assert done.stderr.splitlines()[-1] == (
+        "note: not all error lines of n2 are among them (--errors)"
+    )
+    assert shown(run, "--errors") == ["ValueError: bad", "OSError: late"]
+
+
+def test_a_log_file_can_be_named_by_its_path(run: Here) -> None:
+    path = run.paths.log(1, "n2")
+    assert run.lines(str(path), "--prefix", "none", "-n", "1") == ["after"]
+    plain = run.path / "notes.txt"
+    plain.write_text("one\ntwo\nTraceback\n")
+    assert run.lines(str(plain), "--prefix", "none", "-n", "2") == ["two", "Traceback"]
+    assert run.lines(str(plain), "--path") == [str(plain)]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-g", "("], "bad --include pattern: missing ), unterminated subpattern at position 0"),
+        (["--exclude", "*"], "bad --exclude pattern: nothing to repeat at position 0"),
+        (["-H", "[a"], "bad --highlight pattern: unterminated character set at position 0"),
+        (["--since", "soon"], "--since: 'soon' is not a moment"),
+        (["--until", "25:00"], "--until: '25:00' is not a moment"),
+        (["--since", "1h", "--until", "2h"], "--since is not before --until"),
+        (["--tz", "Mars/Base"], "no time zone 'Mars/Base'"),
+        (["--stream", "stdin"], "no stream 'stdin'"),
+        (["--stream", "batch,out"], "stream 'batch' goes with no other"),
+        (["--local-rank", "8"], "--local-rank: rank 8 does not exist; the ranks are 0-7"),
+        (["--local-rank", "1", "--rank", "0"], "none of the ranks 0 has a local rank in 1"),
+        (["--attempt", "-1"], "attempt -1 does not exist; attempts of job L1: 1 only"),
+        (["--rank", "9000"], "rank 9000 does not exist; the ranks are 0-15"),
+        (["--list", "--path"], "--list and --path exclude each other"),
+        (["--follow", "--save", "x"], "--follow and --save exclude each other"),
+        (["--follow", "--until", "1h"], "--follow and --until exclude each other"),
+        (["-C", "-1"], "invalid value for '-C' / '--context'"),
+        (["--timestamps=never"], "invalid value for '--times'"),
+    ],
+)
+def test_mistakes_are_told_in_a_line_with_a_way_out(
+    run: Here, args: list[str], message: str
+) -> None:
+    done = run.logs("L1", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}")
