@@ -236,7 +236,7 @@ def _shape(body: str) -> tuple[str, Sequence[str]]:
         if words and _PROGRESS.search(low):
             return body, ()
     key = _SEPARATOR.join(parts[::2])
-    if not _LETTER.search(key):  # numbers are all that it says
+    if not (key[0].isalpha() or _LETTER.search(key)):  # numbers are all that it says
         return body, ()
     return key, parts[1::2]
 

@@ -1,0 +1,304 @@
+"""What `logs` writes to stdout, and what beside it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.cli.log_printer import LogPrinter
+from clusterrun.cli.log_request import Request
+from clusterrun.errors import ClusterrunError
+from clusterrun.logs.lines import Stream
+from clusterrun.logs.query import EVERYTHING, Query
+from tests.logs.corpus import T0, line
+
+
+@dataclass
+class Job:
+    world_size: int = 16
+    procs_per_node: int = 8
+
+    def file_of(self, attempt: int, node: str) -> str:
+        return f"logs/a{attempt}/{node}.log"
+
+
+class Stdout(io.TextIOWrapper):
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__(io.BytesIO(), "utf-8", write_through=True)
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def take(self) -> str:
+        written = self.buffer.getvalue().decode()
+        self.buffer.seek(0)
+        self.buffer.truncate()
+        return written
+
+
+def use_stdout(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = False) -> Stdout:
+    """Put another stdout in place, within the test: pytest puts its own there before each."""
+    stdout = Stdout(is_terminal=is_terminal)
+    for name, value in (("NO_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "30")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    return stdout
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def printer(
+    *, world_size: int = 16, is_following: bool = False, clock: Any = None, **wanted: Any
+) -> LogPrinter:
+    wanted.setdefault("query", EVERYTHING)
+    request = Request(
+        job=Job(world_size=world_size),
+        catalogue=None,
+        attempts=(1,),
+        **wanted,
+    )
+    return LogPrinter(
+        request=request, nodes=["n1"], is_following=is_following, clock=clock or Clock()
+    )
+
+
+def print_alike(to: LogPrinter, ranks: int) -> None:
+    for rank in range(ranks):
+        to.print_line(line(T0, "n1", rank, "o", b"alike"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_folded"),
+    [
+        ({}, True),
+        ({"world_size": 2}, False),
+        ({"query": Query(ranks=frozenset({0, 1, 2}))}, True),
+        ({"query": Query(ranks=frozenset({0, 1}))}, False),
+        ({"prefix": "none"}, False),
+        ({"dedup": False}, False),
+        ({"dedup": True, "world_size": 3}, True),
+        ({"form": "raw", "dedup": True}, False),
+        ({"form": "json"}, False),
+        ({"form": "json", "dedup": True}, True),
+    ],
+)
+def test_equal_lines_are_folded_where_that_helps_people(
+    monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any], is_folded: bool
+) -> None:
+    pipe = use_stdout(monkeypatch)
+    to = printer(**wanted)
+    print_alike(to, 3)
+    to.finish()
+    assert len(pipe.take().splitlines()) == (1 if is_folded else 3)
+
+
+def test_a_terminal_gets_no_more_lines_than_it_can_show(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = use_stdout(monkeypatch, is_terminal=True)
+    clock = Clock()
+    to = printer(is_following=True, clock=clock, world_size=1)
+    for n in range(5000):
+        to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
+    to.pause()
+    assert terminal.take().splitlines() == [f"n1:0 | {n}" for n in range(2000)]
+    clock.now += 1.5
+    to.print_line(line(T0, "n1", 0, "o", b"next"))
+    to.pause()
+    assert terminal.take() == "n1:0 | next\n"
+    assert capsys.readouterr().err == (
+        "… 3,000 lines skipped in 1.5 s (use --include or redirect to a file)\n"
+    )
+    to.finish()
+    assert capsys.readouterr().err == ""
+
+
+def test_lines_that_were_left_out_last_are_told_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_stdout(monkeypatch, is_terminal=True)
+    clock = Clock()
+    to = printer(is_following=True, clock=clock, world_size=1)
+    for n in range(2001):
+        to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
+    clock.now += 0.25
+    to.finish()
+    assert capsys.readouterr().err.startswith("… 1 line skipped in 0.2 s")
+
+
+@pytest.mark.parametrize("form", ["text", "json", "raw"])
+def test_nothing_is_left_out_for_a_pipe(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    pipe = use_stdout(monkeypatch)
+    to = printer(is_following=True, form=form, world_size=1)
+    for n in range(5000):
+        to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
+    to.finish()
+    assert len(pipe.take().splitlines()) == 5000
+
+
+def test_nothing_is_left_out_where_nothing_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = use_stdout(monkeypatch, is_terminal=True)
+    to = printer(world_size=1)
+    for n in range(5000):
+        to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
+    to.finish()
+    assert len(terminal.take().splitlines()) == 5000
+
+
+def test_the_progress_bar_of_one_rank_stays_in_its_row_of_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = use_stdout(monkeypatch, is_terminal=True)
+    to = printer(is_following=True, query=Query(ranks=frozenset({3})))
+    to.print_line(line(T0, "n1", 3, "E", b"\r\x1b[32m10 %"))
+    to.pause()
+    assert terminal.take() == "\r\x1b[Kn1:3  ! 10 %"
+    to.pause()
+    assert terminal.take() == ""
+    to.print_line(line(T0, "n1", 3, "E", b"\r20 %" + b"#" * 100))
+    to.pause()
+    assert terminal.take() == "\r\x1b[Kn1:3  ! 20 %" + "#" * 17
+    to.print_line(line(T0, "n1", 3, "o", b"between"))
+    to.pause()
+    assert terminal.take() == "\r\x1b[Kn1:3  | between\n\r\x1b[Kn1:3  ! 20 %" + "#" * 17
+    to.print_line(line(T0, "n1", 3, "e", b"\rdone"))
+    to.finish()
+    assert terminal.take() == "\r\x1b[Kn1:3  ! done\n"
+
+
+def test_what_is_told_beside_a_progress_bar_has_a_row_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = use_stdout(monkeypatch, is_terminal=True)
+    to = printer(is_following=True, query=Query(ranks=frozenset({3})))
+    to.print_line(line(T0, "n1", 3, "E", b"\r10 %"))
+    to.pause()
+    terminal.take()
+    to.print_joined("n2", 8)
+    assert (terminal.take(), capsys.readouterr().err) == ("\r\x1b[K", "+ n2 (8 ranks)\n")
+
+
+def test_progress_bars_of_several_ranks_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = use_stdout(monkeypatch, is_terminal=True)
+    to = printer(is_following=True)
+    to.print_line(line(T0, "n1", 3, "E", b"\r10 %"))
+    for _ in range(4):
+        to.pause()
+    assert terminal.take() == "n1:3  ! 10 %…\n"
+
+
+def test_a_pause_shows_what_waits_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = use_stdout(monkeypatch)
+    to = printer(is_following=True)
+    print_alike(to, 2)
+    assert pipe.take() == ""
+    to.pause()
+    assert pipe.take() == "n1:0  | alike\nn1:1  | alike\n"
+
+
+def test_many_lines_are_written_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = use_stdout(monkeypatch)
+    to = printer(world_size=1)
+    for n in range(1000):
+        to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
+    assert len(pipe.take().splitlines()) > 500
+
+
+def test_a_line_that_comes_alone_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = use_stdout(monkeypatch)
+    clock = Clock()
+    to = printer(world_size=1, clock=clock)
+    for text in (b"a", b"b"):
+        clock.now += 1
+        to.print_line(line(T0, "n1", 0, "o", text))
+        assert pipe.take() == f"n1:0 | {text.decode()}\n"
+
+
+def test_raw_of_one_stream_of_one_rank_is_passed_on_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = use_stdout(monkeypatch)
+    query = Query(ranks=frozenset({3}), streams=frozenset({Stream.OUT}))
+    to = printer(form="raw", query=query, is_following=True)
+    to.print_line(line(T0, "n1", 3, "O", b"\x1b[2J10%\r"))
+    to.pause()
+    assert pipe.take() == "\x1b[2J10%\r"
+
+
+def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = use_stdout(monkeypatch)
+    to = printer(is_following=True)
+    to.print_line(line(T0, "n1", 0, "O", b"begun"))
+    to.start_attempt(2)
+    to.print_truncated("n1")
+    to.print_joined("n[1-20]", 0)
+    to.print_left("n1", 0, "")
+    to.print_left("n2", 1, "signal 9")
+    to.print_end("FAILED", 1)
+    assert pipe.take() == "n1:0  | begun…\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "== attempt 2 ==",
+        "~ n1 file was truncated, continuing",
+        "+ n[1-20]",
+        "- n2 exited 1: signal 9",
+    ]
+
+
+def test_programs_are_told_of_attempts_gaps_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = use_stdout(monkeypatch)
+    to = printer(form="json", is_following=True)
+    to.start_attempt(2)
+    to.print_truncated("n1")
+    to.finish()
+    to.print_end("FAILED", 1)
+    assert [json.loads(text) for text in pipe.take().splitlines()] == [
+        {"type": "attempt", "attempt": 2},
+        {"type": "gap", "node": "n1", "reason": "truncated"},
+        {"type": "end", "state": "FAILED", "exit_code": 1},
+    ]
+
+
+def test_breaks_are_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = use_stdout(monkeypatch)
+    for form in ("text", "json", "raw"):
+        to = printer(form=form)
+        to.print_break()
+        to.finish()
+    assert pipe.take() == "--\n"
+
+
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        to = printer(world_size=1)
+        with pytest.raises(ClusterrunError, match="cannot write to stdout"):
+            to.print_line(line(T0, "n1", 0, "o", b"a"))
+        monkeypatch.undo()
+        full.buffer.raw.close()
+
+
+def test_a_reader_that_went_away_is_no_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        to = printer(world_size=1)
+        with pytest.raises(BrokenPipeError):
+            to.print_line(line(T0, "n1", 0, "o", b"a"))
+        monkeypatch.undo()
+        gone.buffer.raw.close()
