@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterrun.logs.files import Kind, OpenFiles
-from clusterrun.logs.lines import find_stamped, last_stamped
+from clusterrun.logs.lines import MAX_HEAD_BYTES, find_stamped, last_stamped
 from clusterrun.logs.scan import Literals, holds_any
 from clusterrun.logs.sources import Source, Stretch
 
@@ -113,7 +113,9 @@ def _search(piece: _Piece) -> list[Stretch]:
             data = rest + block
             begin = position - len(rest)
             position += len(block)
-            cut = data.rfind(b"\n") + 1 if piece.is_plain else last_stamped(data)
+            cut = data.rfind(b"\n") + 1
+            if not piece.is_plain:
+                cut = last_stamped(data[:cut])
             if position >= end or (cut <= 0 and len(data) > _MAX_BYTES):
                 cut = len(data)
             rest = data[max(cut, 0) :]
@@ -137,6 +139,6 @@ def _border(files: OpenFiles, piece: _Piece, offset: int) -> int:
         line = data.find(b"\n") + 1
         if line and not piece.is_plain:
             line = find_stamped(data, line)
-        if 0 < line < len(data):
+        if 0 < line <= len(data) - MAX_HEAD_BYTES or (line > 0 and position >= piece.source_end):
             return offset - 1 + line
     return piece.source_end

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clusterrun.logs import narrow as narrowing
@@ -60,6 +60,14 @@ def narrowed(sources: list[Source], *, piece: int, block: int) -> list[Source]:
     st.integers(1, 100),
     st.integers(0, 9),
     st.sampled_from([Kind.LOG, Kind.PLAIN]),
+)
+@example(  # a block that ends in what looks like a whole head and is not
+    corpus={"n1": b"%d - o \n%d 3 ox\n" % (T0, T0)},
+    literals=(b"x",),
+    piece=1,
+    block=1,
+    count=0,
+    kind=Kind.LOG,
 )
 def test_what_is_narrowed_gives_the_same_lines(
     tmp_path_factory: pytest.TempPathFactory,
