@@ -66,12 +66,14 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
     lines: Iterable[LogLine | Break] = _lines(entries, printer)
     if request.context:
         lines = with_context(_lines(entries, printer), matches(request.query), request.context)
-    for line in lines:
-        if isinstance(line, Break):
-            printer.print_break()
-        else:
-            printer.print_line(line)
-    printer.finish()
+    try:
+        for line in lines:
+            if isinstance(line, Break):
+                printer.print_break()
+            else:
+                printer.print_line(line)
+    finally:
+        printer.finish()
     if watch.standing is not None:
         printer.print_end(watch.standing.state.value, watch.standing.exit_code)
 

@@ -13,7 +13,6 @@ from clusterrun import wording
 from clusterrun.cli import output
 from clusterrun.cli.log_request import Request
 from clusterrun.cli.log_writer import TERMINAL_LINES_PER_S, LogWriter
-from clusterrun.logs.dedup import LEAST_COPIES
 from clusterrun.logs.json_view import JsonView, to_json
 from clusterrun.logs.lines import LogLine
 from clusterrun.logs.raw_view import RawView
@@ -34,7 +33,6 @@ class LogPrinter:
     is_following: bool = False
     target: BinaryIO | None = None
     clock: Callable[[], float] = time.monotonic
-    count: int = 0
     _attempt: int = field(init=False)
     _is_live: bool = field(init=False)
     _writer: LogWriter = field(init=False)
@@ -45,16 +43,32 @@ class LogPrinter:
         self._is_live = self.is_following and _is_terminal() and self.request.form != "raw"
         limit = TERMINAL_LINES_PER_S if self._is_live else None
         self._writer = LogWriter(
-            tell=output.say, lines_per_s=limit, clock=self.clock, target=self.target
+            tell=output.say,
+            lines_per_s=limit,
+            clock=self.clock,
+            target=self.target,
+            last=self.request.tail if self.request.folds and not self.is_following else None,
         )
         self._view = self._new_view()
 
+    @property
+    def count(self) -> int:
+        """Count the lines that were written."""
+        return self._writer.count
+
     def print_line(self, line: LogLine) -> None:
         """Print a line, or keep it until its rest or its copies come."""
-        self.count += 1
         self._view.show(line)
         if self._writer.held:
             self._writer.write()
+
+    def print_lines(self, lines: Iterable[LogLine]) -> None:
+        """Print many lines, each as soon as it can be."""
+        show, held, write = self._view.show, self._writer.held, self._writer.write
+        for line in lines:
+            show(line)
+            if len(held) & 15 == 1 or len(held) > 255:  # to look at the clock takes time
+                write()
 
     def print_break(self) -> None:
         """Say to people that the lines before and those after are not neighbours."""
@@ -133,7 +147,7 @@ class LogPrinter:
                 stamp=stamp_writer(request.timestamps, request.tz),
                 highlight=request.highlight,
             ),
-            dedup=_folds(request),
+            dedup=request.folds,
         )
 
     def _wants_colour(self) -> bool:
@@ -149,15 +163,6 @@ class LogPrinter:
         if self.request.form == "json":
             self._writer.held.append(to_json(data))
         self._note(text)
-
-
-def _folds(request: Request) -> bool:
-    """Say whether equal lines of several ranks become one: if not told, where it helps people."""
-    if request.dedup is not None:
-        return request.dedup
-    ranks = request.query.ranks
-    number = request.job.world_size if ranks is None else len(ranks)
-    return number >= LEAST_COPIES and request.prefix != "none"
 
 
 def _is_terminal() -> bool:

@@ -19,7 +19,7 @@ from clusterrun.logs.index import has_left_out
 from clusterrun.logs.lines import LogLine
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
-from clusterrun.logs.sources import Source, matches, sources_of
+from clusterrun.logs.sources import matches, sources_of
 from clusterrun.logs.text import strip_controls
 from clusterrun.state import JobState
 
@@ -46,6 +46,9 @@ def print_lines(request: Request, printer: LogPrinter) -> None:
     for attempt, lines in _chapters(request):
         if len(request.attempts) > 1:
             printer.start_attempt(attempt)
+        if not request.context:
+            printer.print_lines(lines)
+            continue
         for line in _in_context(request, attempt, lines):
             if isinstance(line, Break):
                 printer.print_break()
@@ -84,38 +87,22 @@ def find_files(request: Request) -> list[LogFile]:
 
 
 def _chapters(request: Request) -> Iterator[Chapter]:
-    """Yield the lines of each attempt; of the newest ones only as many as are wanted in all."""
-    sources = {
-        attempt: sources_of(request.catalogue.files(attempt), request.query)
-        for attempt in request.attempts
-    }
-    if request.tail is None:
-        for attempt in request.attempts:
-            yield attempt, merge_sources(sources[attempt])
-        return
-    room = request.tail
-    chapters: list[Chapter] = []
-    for attempt in reversed(request.attempts):
-        if room > 0 or not chapters:
-            count, lines = _newest(sources[attempt], room)
-            room -= count
-            chapters.append((attempt, lines))
-    yield from reversed(chapters)
-
-
-def _newest(sources: list[Source], count: int) -> tuple[int, Iterable[LogLine]]:
-    if count <= MANY_LINES:
-        lines = newest(sources, count)
-        return len(lines), lines
-    total = sum(1 for _ in merge_sources(sources))
-    return min(total, count), islice(merge_sources(sources), max(total - count, 0), None)
+    """Yield the lines of each attempt, of each only as many of the last as are wanted."""
+    for attempt in request.attempts:
+        sources = sources_of(request.catalogue.files(attempt), request.query)
+        if request.tail is None:
+            yield attempt, merge_sources(sources)
+        elif request.tail <= MANY_LINES:
+            yield attempt, newest(sources, request.tail, folded=request.folds)
+        else:
+            total = sum(1 for _ in merge_sources(sources))
+            skipped = max(total - request.tail, 0)
+            yield attempt, islice(merge_sources(sources), skipped, None)
 
 
 def _in_context(
     request: Request, attempt: int, lines: Iterable[LogLine]
 ) -> Iterable[LogLine | Break]:
-    if not request.context:
-        return lines
     if request.job.record is None:
         everything = replace(request.query, include=(), exclude=(), errors=False)
         sources = sources_of(request.catalogue.files(attempt), everything)

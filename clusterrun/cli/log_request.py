@@ -11,6 +11,7 @@ from clusterrun.cli.log_job import LogJob
 from clusterrun.errors import UsageError
 from clusterrun.hostlist import parse_hostlist
 from clusterrun.logs.catalogue import Catalogue
+from clusterrun.logs.dedup import LEAST_COPIES
 from clusterrun.logs.lines import Stream
 from clusterrun.logs.query import OVERVIEW, STREAMS, Query
 
@@ -51,7 +52,7 @@ class Request:
     """Which lines of which job are wanted, and in what form.
 
     `attempts` are those to read, oldest first, none where the run has not started; `is_chosen`
-    says that one of them was named. `tail` None means all lines, `nodes` None all nodes.
+    says that one of them was named. `tail` None means all lines of each, `nodes` None all nodes.
     `form` is text, raw or json; `timestamps` none, time, iso or delta; `prefix` auto, full or none.
     `tz` None is the local zone; `dedup` None folds where that helps people; `interval_s` None is
     a pace that suits the number of files.
@@ -88,6 +89,15 @@ class Request:
     def has_one_source(self) -> bool:
         """Whether the lines are of one stream of one rank, which nobody else's can tear."""
         return self.has_one_rank and len(self.query.streams & _OF_RANKS) == 1
+
+    @property
+    def folds(self) -> bool:
+        """Whether equal lines of several ranks become one line of text: where it helps people."""
+        if self.form != "text" or self.dedup is not None:
+            return self.form == "text" and self.dedup is True
+        ranks = self.query.ranks
+        writers = self.job.world_size if ranks is None else len(ranks)
+        return writers >= LEAST_COPIES and self.prefix != "none"
 
 
 def build_request(job: LogJob, node: frozenset[str] | None, typed: Typed) -> Request:

@@ -24,12 +24,15 @@ class LogWriter:
     """Holds lines for a moment, and writes them to `target` (None: stdout).
 
     Of more than `lines_per_s` the later ones of each second are left out, and `tell` told how many.
+    With `last` all wait for `flush`, and only so many of the last are written. `count` are written.
     """
 
     tell: Callable[[str], None]
     lines_per_s: int | None = None
     clock: Callable[[], float] = time.monotonic
     target: BinaryIO | None = None
+    last: int | None = None
+    count: int = 0
     held: list[bytes] = field(default_factory=list)
     _due_at: float = 0.0
     _second_at: float = 0.0
@@ -39,15 +42,21 @@ class LogWriter:
 
     def write(self) -> None:
         """Write what is held when there is much of it, or some for a while."""
-        if len(self.held) >= _HELD_LINES or (self.held and self.clock() >= self._due_at):
+        if self.last is not None:
+            if len(self.held) > self.last + _HELD_LINES:
+                del self.held[: -self.last or None]
+        elif len(self.held) >= _HELD_LINES or (self.held and self.clock() >= self._due_at):
             self.flush()
 
     def flush(self) -> None:
         """Write what is held, and see that it is read."""
+        if self.last is not None:
+            del self.held[: -self.last or None]
         lines = self.held if self.lines_per_s is None else self._allowed(self.lines_per_s)
         if self._status and lines:
             lines.insert(0, _CLEAR)
             self._status = b""
+        self.count += len(lines)
         self._put(b"".join(lines))
         self.held.clear()
         self._due_at = self.clock() + _HELD_S

@@ -38,7 +38,9 @@ class _Command(click.Command):
     "--stream", "streams", metavar="LIST", help="of out, err, launcher, agent; or batch alone"
 )
 @click.option("--attempt", type=AttemptType(), help="default: the newest; -1: the one before it")
-@click.option("-n", "--tail", type=TailType(), help="the last N lines, or all  [default: 200]")
+@click.option(
+    "-n", "--tail", type=TailType(), help="the last N lines of each attempt, or all  [default: 200]"
+)
 @click.option("--since", metavar="T", help="from 10m ago, 12:30, 2026-08-01T12:30 or step:4000 on")
 @click.option("--until", metavar="T", help="up to such a moment")
 @click.option(

@@ -219,6 +219,25 @@ class Dedup:
                 del self._shown[next(iter(self._shown))]
 
 
+class Distinct:
+    """Counts lines, the newest first, as if those that many ranks wrote alike were one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen: dict[tuple[Stream, str], tuple[int, set[int | str]]] = {}
+
+    def add(self, line: LogLine) -> None:
+        """Take the line before."""
+        key, _ = _shape(line.text.decode("utf-8", "replace"))
+        who: int | str = line.node if line.rank is None else line.rank
+        newest_us, writers = self._seen.get((line.stream, key), (0, set[int | str]()))
+        if writers and who not in writers and newest_us - line.epoch_us <= WINDOW_US:
+            writers.add(who)
+            return
+        self.count += 1
+        self._seen[line.stream, key] = line.epoch_us, {who}
+
+
 def _lone(line: LogLine, body: str) -> Copies:
     lone = Copies(line, body, "", (), 0)
     lone.is_open = False
@@ -227,14 +246,14 @@ def _lone(line: LogLine, body: str) -> Copies:
 
 def _shape(body: str) -> tuple[str, Sequence[str]]:
     """Give what must be the same in a copy, and the numbers that may differ."""
-    parts = _numbers_of(body).split(body)
-    if len(parts) == 1:
-        return body, ()
     if "\n" not in body:
         low = body.lower()
         words = "step" in low or "loss" in low or "epoch" in low or "it/s" in low or "s/it" in low
         if words and _PROGRESS.search(low):
             return body, ()
+    parts = _numbers_of(body).split(body)
+    if len(parts) == 1:
+        return body, ()
     key = _SEPARATOR.join(parts[::2])
     if not (key[0].isalpha() or _LETTER.search(key)):  # numbers are all that it says
         return body, ()

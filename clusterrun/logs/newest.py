@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from operator import itemgetter
 
 from clusterrun.logs.blocks import Sieve
+from clusterrun.logs.dedup import Distinct
 from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
 from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
 from clusterrun.logs.merge import number_nodes
 from clusterrun.logs.narrow import BIG_BYTES, narrow
 from clusterrun.logs.sources import Part, Source
 
+MOST_LINES = 200_000
 _FIRST_BYTES = 4 * 1024
 _BLOCK_BYTES = 16 * 1024
 _MAX_BLOCK_BYTES = 1024 * 1024  # where nothing is wanted
@@ -24,31 +26,42 @@ _CONTEXT_BYTES = 64 * 1024  # what may say that a line belongs to an error befor
 Rank = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
 
 
-def newest(sources: Iterable[Source], count: int) -> list[LogLine]:
+def newest(sources: Iterable[Source], count: int, *, folded: bool = False) -> list[LogLine]:
     """Find the last `count` lines that `merge_sources` would give, and give them in its order.
 
-    Raises ClusterrunError for a file that can't be read.
+    `folded` counts a line that many ranks wrote alike once, as `dedup` will show it; no more than
+    MOST_LINES are looked at then. Raises ClusterrunError for a file that can't be read.
     """
     sources = list(sources)
     limit = BIG_BYTES if any(source.literals for source in sources) else None
-    found = _newest(sources, count, limit)
-    return _newest(narrow(sources), count, None) or [] if found is None else found
+    found = _newest(sources, count, limit, folded=folded)
+    if found is None:
+        found = _newest(narrow(sources), count, None, folded=folded) or []
+    return found
 
 
-def _newest(sources: list[Source], count: int, limit: int | None) -> list[LogLine] | None:
+def _newest(
+    sources: list[Source], count: int, limit: int | None, *, folded: bool
+) -> list[LogLine] | None:
     """Find them; None where that would take more than `limit` bytes."""
     number_of = number_nodes(sources)
     found: list[LogLine] = []
+    distinct = Distinct()
     with OpenFiles(len(sources)) as files:
         readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
         heap = [(reader.rank, place, reader) for place, reader in enumerate(readers)]
         heapq.heapify(heap)
-        while heap and len(found) < count:
+        while heap and (distinct.count if folded else len(found)) < count:
             if limit is not None and files.bytes_read > limit:
                 return None
             _, place, reader = heap[0]
             if reader.lines:
-                found.append(reader.lines.pop())
+                line = reader.lines.pop()
+                found.append(line)
+                if folded:
+                    distinct.add(line)
+                    if len(found) >= MOST_LINES:
+                        break
             else:
                 reader.read()
             if reader.lines or not reader.is_done:

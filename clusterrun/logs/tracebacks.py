@@ -54,8 +54,10 @@ class Tracebacks:
             self._give(source)
 
     def _give_late_ones(self, now_us: int) -> None:
-        late = [s for s, block in self._open.items() if now_us - block.first.epoch_us > WAIT_US]
-        for source in late:
+        while self._open:  # in the order in which they began
+            source, block = next(iter(self._open.items()))
+            if now_us - block.first.epoch_us <= WAIT_US:
+                return
             self._give(source)
 
     def _give(self, source: tuple[str, int | None, Stream]) -> None:

@@ -189,7 +189,7 @@ def test_attempts_can_be_counted_from_the_end(run: Here) -> None:
         "step 1 loss 2.5", "step 2 loss 2.25", "again",
     ]  # fmt: skip
     assert "== attempt 2 ==" in done.stderr
-    assert shown(run, "--attempt", "all", "-n", "2", "--rank", "0") == ["step 2 loss 2.25", "again"]
+    assert shown(run, "--attempt", "all", "-n", "1", "--rank", "0") == ["step 2 loss 2.25", "again"]
 
 
 def test_a_save_to_a_file_is_what_would_be_shown(run: Here, tmp_path: Path) -> None:
@@ -295,3 +295,20 @@ def test_mistakes_are_told_in_a_line_with_a_way_out(
     done = run.logs("L1", *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}")
+
+
+def test_the_last_lines_are_counted_as_they_are_shown(here: Here) -> None:  # noqa: F811
+    here.start()
+    cause = raw(T0, 9, "e", "MemoryError: the cause")
+    here.write("n2", cause)
+    here.write("n1", *(raw(T0 + 1 + r, r, "e", f"OSError: lost by rank {r}") for r in range(8)))
+    for node, lines in (("n2", [cause]), ("n1", here.paths.log(1, "n1").read_bytes().splitlines())):
+        side = [line.rstrip(b"\n").replace(b" e ", b" e exception 0 ", 1) + b"\n" for line in lines]
+        write_side_file(here.paths, 1, node, side)
+    expected = ["n2:9      ! MemoryError: the cause", "[8 ranks] ! OSError: lost by rank <n>"]
+    for args in (["-n", "2"], ["--errors", "-n", "2"], ["-a", "-n", "2"]):
+        assert [re.sub(" +[!]", " !", line) for line in here.lines("L1", *args)] == [
+            re.sub(" +[!]", " !", line) for line in expected
+        ]
+    assert len(here.lines("L1", "-n", "1")) == 1
+    assert len(here.lines("L1", "-n", "2", "--no-dedup")) == 2
