@@ -155,8 +155,9 @@ class _Reader:
             self._block_bytes = self._usual_bytes
         elif not picked:
             self._block_bytes = min(self._block_bytes * 2, _MAX_SKIP_BYTES)
-        self._line_bytes = _LINE_BYTES + len(data) // (data.count(b"\n") + 1)
-        self.lines += picked
+        if picked:
+            self._line_bytes = _LINE_BYTES + len(data) // (data.count(b"\n") + 1)
+            self.lines += picked
         self.reached = (int(self._sieve.near), self._number, self._sieve.place)
         if self.is_done:
             self.reached = _AT_THE_END
