@@ -8,7 +8,7 @@ import json
 import os
 import re
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -16,7 +16,6 @@ from types import TracebackType
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.hostlist import fold_hostlist
-from clusterrun.logs.lines import LogLine, parse_line
 from clusterrun.paths import RunPaths
 
 BLOCK_BYTES = 64 * 1024
@@ -201,51 +200,6 @@ class OpenFiles:
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-
-
-def read_forward(
-    file: LogFile, *, start: int, end: int, block_bytes: int = BLOCK_BYTES
-) -> Iterator[LogLine]:
-    """Yield the lines between two offsets; a last line without newline is one too."""
-    position, offset, rest, near_us = start, start, b"", 0
-    while position < end and (
-        block := _read_block(file.path, position, min(block_bytes, end - position))
-    ):
-        position += len(block)
-        *lines, rest = (rest + block).split(b"\n")
-        if len(rest) > MAX_LINE_BYTES or position >= end:
-            lines, rest = [*lines, rest], b""
-        for raw in lines:
-            if raw:
-                line = parse_line(raw, node=file.node, offset=offset, near_us=near_us)
-                near_us = line.epoch_us
-                yield line
-            offset += len(raw) + 1
-        offset = position - len(rest)
-
-
-def read_backward(
-    file: LogFile, *, start: int, end: int, block_bytes: int = BLOCK_BYTES
-) -> Iterator[LogLine]:
-    """Yield the lines between two offsets, newest first."""
-    position, rest, near_us = end, b"", 0
-    while position > start:
-        size = min(block_bytes, position - start)
-        block = _read_block(file.path, position - size, size)
-        if len(block) < size:
-            return  # it was truncated under our hands
-        position -= size
-        cursor = position + len(block) + len(rest)
-        rest, *lines = (block + rest).split(b"\n")
-        if position == start or len(rest) > MAX_LINE_BYTES:
-            lines, rest = [rest, *lines], b""
-        for raw in reversed(lines):
-            cursor -= len(raw)
-            if raw:
-                line = parse_line(raw, node=file.node, offset=cursor, near_us=near_us)
-                near_us = line.epoch_us
-                yield line
-            cursor -= 1
 
 
 def find_line_end(path: Path, start: int, end: int) -> int:

@@ -1,9 +1,8 @@
-"""One stamped log line, and which of them are wanted."""
+"""One stamped log line."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -61,27 +60,6 @@ class LogLine(NamedTuple):
     text: bytes
     partial: bool
     offset: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Which lines are wanted: `ranks` None means all, launcher and agent lines go by themselves."""
-
-    ranks: frozenset[int] | None = None
-    launcher: bool = True
-    stderr_of_all: bool = True
-
-    def wants(self, line: LogLine) -> bool:
-        """Say whether a line belongs to the selection."""
-        if line.rank is None:
-            return self.launcher
-        if self.ranks is None or line.rank in self.ranks:
-            return True
-        return self.stderr_of_all and line.stream is Stream.ERR
-
-
-EVERYTHING = Selection()
-OVERVIEW = Selection(ranks=frozenset({0}))
 
 
 def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:

@@ -1,30 +1,22 @@
-"""Merge the logs of all nodes by time: all lines, or the newest of them."""
+"""Merge the logs of all nodes by time."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from operator import itemgetter
 
 from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.files import (
     MAX_LINE_BYTES,
-    LogFile,
     OpenFiles,
-    file_size,
-    find_log_files,
     natural_key,
-    read_backward,
-    read_forward,
 )
-from clusterrun.logs.lines import EVERYTHING, LogLine, Selection
+from clusterrun.logs.lines import LogLine
 from clusterrun.logs.narrow import narrow
 from clusterrun.logs.sources import Source
-from clusterrun.paths import RunPaths
 
 _BLOCK_BUDGET_BYTES = 6 * 1024 * 1024  # over all files: one block of each
 _MIN_BLOCK_BYTES = 2 * 1024
@@ -38,7 +30,6 @@ Place = tuple[int, int, int]  # time, node, place in its log: the order of all l
 _AT_THE_END: Place = (2**62, 0, 0)
 _BY_TIME = itemgetter(0)
 _BY_TIME_AND_PLACE = itemgetter(0, 6)
-_OLD_LINES = 100  # in a row; an agent's own lines may lie behind later ones of the ranks
 
 
 def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
@@ -201,73 +192,3 @@ class _Reader:
         taken = self.lines[:cut]
         del self.lines[:cut]
         return taken
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """A stretch of a node's log file, in bytes."""
-
-    file: LogFile
-    start: int
-    end: int
-
-
-def read_merged(
-    paths: RunPaths,
-    attempt: int,
-    *,
-    nodes: frozenset[str] | None = None,
-    selection: Selection = EVERYTHING,
-    tail: int | None = None,
-) -> Iterator[LogLine]:
-    """Yield the lines of an attempt by (time, node, place in the file), or the last `tail`.
-
-    What is written while it reads is not read. Raises ClusterrunError for a file that can't be.
-    """
-    spans = [
-        Span(file=file, start=0, end=file_size(file.path))
-        for file in find_log_files(paths, attempt, nodes)
-    ]
-    if tail is None:
-        return merge_spans(spans, selection)
-    return iter(newest_lines(spans, selection, tail))
-
-
-def merge_spans(spans: Iterable[Span], selection: Selection) -> Iterator[LogLine]:
-    """Yield the selected lines of all spans in order; memory is bounded over all of them."""
-    ordered = sorted(spans, key=lambda span: natural_key(span.file.node))
-    rank_of = {span.file.node: place for place, span in enumerate(ordered)}
-    room = 4 * _BLOCK_BUDGET_BYTES // max(len(ordered), 1)
-    block_bytes = min(max(room, _MIN_BLOCK_BYTES), 1024 * 1024)
-    sources = (
-        read_forward(span.file, start=span.start, end=span.end, block_bytes=block_bytes)
-        for span in ordered
-    )
-    return heapq.merge(
-        *(filter(selection.wants, source) for source in sources),
-        key=lambda line: (line.epoch_us, rank_of[line.node], line.offset),
-    )
-
-
-def newest_lines(spans: Iterable[Span], selection: Selection, count: int) -> list[LogLine]:
-    """Find the last `count` selected lines of all spans, each read from its end.
-
-    A file is left after a stretch of lines that are older than all that are kept, so that files
-    without selected lines are not read to their beginning once the count is reached.
-    """
-    kept: list[tuple[tuple[int, int, int], LogLine]] = []
-    for place, span in enumerate(sorted(spans, key=lambda span: natural_key(span.file.node))):
-        old_lines = 0
-        for line in read_backward(span.file, start=span.start, end=span.end):
-            key = (line.epoch_us, place, line.offset)
-            is_full = len(kept) >= count
-            is_old = is_full and (not kept or key < kept[0][0])
-            old_lines = old_lines + 1 if is_old else 0
-            if old_lines > _OLD_LINES:
-                break
-            if is_old or not selection.wants(line):
-                continue
-            heapq.heappush(kept, (key, line))
-            if is_full:
-                heapq.heappop(kept)
-    return [line for _, line in sorted(kept, key=lambda entry: entry[0])]

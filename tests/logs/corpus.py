@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.query import EVERYTHING
+from clusterrun.logs.sources import choose_sources
 from clusterrun.paths import RunPaths
 
 T0 = 1_700_000_000_000_000
@@ -51,6 +54,11 @@ def line(
         partial=stream.isupper(),
         offset=offset,
     )
+
+
+def everything(paths: RunPaths, attempt: int = 1) -> list[LogLine]:
+    """Read all lines of an attempt as `logs -a -n all` does."""
+    return list(merge_sources(choose_sources(paths, attempt, EVERYTHING)))
 
 
 def texts(lines: Iterable[object]) -> list[str]:

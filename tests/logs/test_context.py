@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logs.context import Break, around, context_of, with_context
-from clusterrun.logs.files import LogFile, read_forward
+from clusterrun.logs.files import LogFile
 from clusterrun.logs.lines import LogLine
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.query import EVERYTHING
+from clusterrun.logs.sources import sources_of
 from tests.logs.corpus import T0, line, raw
 
 
@@ -78,7 +81,7 @@ def write(tmp_path: Path, lines: Iterable[LogLine]) -> LogFile:
 
 
 def everything(file: LogFile) -> list[LogLine]:
-    return list(read_forward(file, start=0, end=file.path.stat().st_size))
+    return list(merge_sources(sources_of([file], EVERYTHING)))
 
 
 @given(

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logs.lines import LogLine, Stream
-from clusterrun.logs.merge import read_merged
 from clusterrun.logs.text_view import TextView
 from clusterrun.node.source import HELD_S
 from clusterrun.node.stamp import LINE_BYTES, split_pieces, stamp
 from clusterrun.paths import RunPaths
-from tests.logs.corpus import write_log
+from tests.logs.corpus import everything, write_log
 
 _chunks = st.lists(
     st.one_of(
@@ -61,7 +60,7 @@ def test_bytes_of_each_stream_come_back_as_they_were_written(
         is_long = wait_s >= HELD_S
         write_log(paths, 1, "n1", [s.feed(b"", now, with_rest=is_long) for s in stampers.values()])
     write_log(paths, 1, "n1", [s.feed(b"\n", now) for s in stampers.values()])
-    lines = list(read_merged(paths, 1))
+    lines = everything(paths)
     for stream, source in sources.items():
         mine = [line for line in lines if line.stream is Stream(stream)]
         assert _as_written(mine) == source + b"\n"
@@ -74,7 +73,7 @@ def test_a_line_that_was_cut_for_its_length_is_shown_as_one(tmp_path: Path) -> N
     write_log(paths, 1, "n1", [stamper.feed(b"x" * (2 * LINE_BYTES) + b"\nnext\n", 1.7e9)])
     shown: list[bytes] = []
     view = TextView(write=shown.append, nodes=["n1"], world_size=1)
-    for line in read_merged(paths, 1):
+    for line in everything(paths):
         view.show(line)
     lengths = [len(text.decode()) for text in shown]
     assert lengths == [len("n1:0 | …[+65,536 bytes]\n") + LINE_BYTES, 12]

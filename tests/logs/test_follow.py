@@ -22,11 +22,9 @@ from clusterrun.logs.follow import (
     follow,
 )
 from clusterrun.logs.lines import LogLine
-from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
-from clusterrun.logs.sources import sources_of
 from clusterrun.paths import RunPaths
-from tests.logs.corpus import T0, raw, texts, write_log, write_side_file
+from tests.logs.corpus import T0, everything, raw, texts, write_log, write_side_file
 
 
 @pytest.fixture
@@ -303,8 +301,7 @@ def test_a_busy_writer_loses_no_line_and_gets_none_twice(paths: RunPaths) -> Non
     got = texts(follow(RunFiles(paths=paths), ended=ended, interval_s=0.001))
     for node in ("n0", "n1"):
         assert [g for g in got if g.startswith(node)] == [f"{node} {i}" for i in range(count)]
-    there = merge_sources(sources_of(RunFiles(paths=paths).files(1), EVERYTHING))
-    assert sorted(texts(there)) == sorted(got)
+    assert sorted(texts(everything(paths))) == sorted(got)
 
 
 def test_a_look_at_a_thousand_quiet_files_is_quick(paths: RunPaths) -> None:

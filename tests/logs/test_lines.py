@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logs import lines, text
-from clusterrun.logs.lines import EVERYTHING, OVERVIEW, LogLine, Selection, parse_line
-from tests.logs.corpus import T0, line, raw
+from clusterrun.logs.lines import LogLine, parse_line
+from tests.logs.corpus import line, raw
 
 
 @pytest.mark.parametrize("module", [lines, text])
@@ -67,22 +67,3 @@ def test_no_bytes_raise(content: bytes) -> None:
 def test_an_empty_text_is_a_line_with_and_without_its_space() -> None:
     assert parse(b"1700000000000000 3 o ") == parse(b"1700000000000000 3 o")
     assert parse(b"1700000000000000 3 o").text == b""
-
-
-@pytest.mark.parametrize(
-    ("selection", "wanted"),
-    [
-        (EVERYTHING, "0o 0e 3o 3e -l -a"),
-        (OVERVIEW, "0o 0e 3e -l -a"),
-        (Selection(ranks=frozenset({3}), launcher=False, stderr_of_all=False), "3o 3e"),
-        (Selection(launcher=False), "0o 0e 3o 3e"),
-    ],
-)
-def test_selections(selection: Selection, wanted: str) -> None:
-    sources = [(0, "o"), (0, "e"), (3, "o"), (3, "e"), (None, "l"), (None, "a")]
-    taken = [
-        f"{'-' if rank is None else rank}{stream}"
-        for rank, stream in sources
-        if selection.wants(line(T0, "n1", rank, stream, b"x"))
-    ]
-    assert " ".join(taken) == wanted

@@ -1,10 +1,11 @@
-"""All nodes' lines in one order, from files of any size and in any state."""
+"""All nodes' lines in one order: as the slow way gives them, whatever the blocks and the damage."""
 
 from __future__ import annotations
 
 import os
-import time
-import tracemalloc
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,196 +13,208 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.logs.files import (
-    LogFile,
-    find_line_end,
-    find_log_files,
-    read_backward,
-    read_forward,
-)
-from clusterrun.logs.lines import EVERYTHING, OVERVIEW, Selection
-from clusterrun.logs.merge import read_merged
-from clusterrun.paths import RunPaths
-from tests.logs.corpus import T0, raw, texts, write_log
+from clusterrun.logs import merge
+from clusterrun.logs.files import Kind, LogFile
+from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.sources import Part, Source
+from tests.logs.corpus import T0, raw, texts
+from tests.logs.reading import blocks_of, sources, whole, write
+from tests.logs.strategies import CORPORA, merged, parsed
+
+BLOCKS = st.integers(1, 200)
+HELD = st.sampled_from([0, 3000, 1 << 26])
 
 
-@pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    return RunPaths(root=tmp_path)
-
-
-def test_lines_of_all_nodes_are_merged_by_time(paths: RunPaths) -> None:
-    write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "a"), raw(T0 + 4, 0, "o", "d")])
-    write_log(paths, 1, "n2", [raw(T0 + 2, 1, "o", "b"), raw(T0 + 3, 1, "e", "c")])
-    assert texts(read_merged(paths, 1)) == ["a", "b", "c", "d"]
-
-
-def test_equal_times_are_ordered_by_node_as_people_count_then_by_place(paths: RunPaths) -> None:
-    for node in ("n10", "n9", "n2"):
-        write_log(paths, 1, node, [raw(T0, 0, "o", f"{node} {i}") for i in range(2)])
-    expected = ["n2 0", "n2 1", "n9 0", "n9 1", "n10 0", "n10 1"]
-    assert texts(read_merged(paths, 1)) == expected
-    assert texts(read_merged(paths, 1, tail=99)) == expected
-
-
-def test_only_the_attempt_and_the_nodes_that_were_asked_for_are_read(paths: RunPaths) -> None:
-    for attempt in (1, 2):
-        for node in ("n1", "n2"):
-            write_log(paths, attempt, node, [raw(T0, 0, "o", f"{attempt} {node}")])
-    (paths.nccl_dir(2)).mkdir()
-    assert texts(read_merged(paths, 2)) == ["2 n1", "2 n2"]
-    assert texts(read_merged(paths, 1, nodes=frozenset({"n2", "n7"}))) == ["1 n2"]
-    assert texts(read_merged(paths, 3)) == []
-
-
-def test_overview_is_rank_0_the_launcher_and_what_went_wrong_elsewhere(paths: RunPaths) -> None:
-    write_log(paths, 1, "n1", [raw(T0, 0, "o", "step"), raw(T0 + 3, 1, "o", "other")])
-    write_log(paths, 1, "n2", [raw(T0 + 1, 2, "e", "error"), raw(T0 + 2, None, "l", "launcher")])
-    assert texts(read_merged(paths, 1, selection=OVERVIEW)) == ["step", "error", "launcher"]
-
-
-_clock = st.lists(st.integers(0, 6), max_size=25).map(sorted)
-_stream = st.sampled_from("oelO")
-
-
-@st.composite
-def _nodes(draw: st.DrawFn) -> dict[str, list[bytes]]:
-    return {
-        f"n{node}": [
-            raw(T0 + t, draw(st.integers(0, 3)), draw(_stream), b"x" * draw(st.integers(0, 9)))
-            for t in draw(_clock)
-        ]
-        for node in range(draw(st.integers(1, 4)))
-    }
-
-
-@given(_nodes(), st.integers(0, 30))
-def test_tail_is_the_end_of_the_whole(
-    tmp_path_factory: pytest.TempPathFactory, nodes: dict[str, list[bytes]], count: int
+@given(CORPORA, BLOCKS, HELD)
+def test_any_files_are_merged_as_sorting_all_their_lines_would(
+    tmp_path_factory: pytest.TempPathFactory, corpus: dict[str, bytes], block: int, held: int
 ) -> None:
-    paths = RunPaths(root=tmp_path_factory.mktemp("run"))
-    for node, lines in nodes.items():
-        write_log(paths, 1, node, lines)
-    for selection in (EVERYTHING, OVERVIEW, Selection(ranks=frozenset({9}))):
-        whole = list(read_merged(paths, 1, selection=selection))
-        assert whole == sorted(whole, key=lambda line: (line.epoch_us, line.node, line.offset))
-        tail = list(read_merged(paths, 1, selection=selection, tail=count))
-        assert tail == whole[max(len(whole) - count, 0) :]
+    directory = tmp_path_factory.mktemp("logs")
+    with blocks_of(block, held):
+        assert list(merge_sources(sources(directory, corpus))) == merged(corpus)
 
 
-@given(st.lists(st.binary(max_size=12), max_size=12), st.integers(1, 40))
-def test_any_bytes_read_the_same_in_both_directions_and_in_blocks_of_any_size(
-    tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes], block: int
+@given(CORPORA, BLOCKS, st.sets(st.integers(0, 3)), st.sets(st.sampled_from(list(Stream))))
+def test_what_is_not_taken_changes_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory,
+    corpus: dict[str, bytes],
+    block: int,
+    ranks: set[int],
+    streams: set[Stream],
 ) -> None:
-    content = b"\n".join([b"%d 0 o %s" % (T0 + i, chunk) for i, chunk in enumerate(chunks)])
-    path = tmp_path_factory.mktemp("run") / "n1.log"
-    path.write_bytes(content)
-    file = LogFile(node="n1", path=path)
-    whole = list(read_forward(file, start=0, end=len(content)))
-    assert [line.text for line in whole if line.rank == 0] == [c.split(b"\n")[0] for c in chunks]
-    assert all(content[line.offset :].startswith(b"17") for line in whole if line.rank == 0)
-    assert list(read_forward(file, start=0, end=len(content), block_bytes=block)) == whole
-    backward = list(read_backward(file, start=0, end=len(content), block_bytes=block))
-    assert [(line.offset, line.text) for line in reversed(backward)] == [
-        (line.offset, line.text) for line in whole
+    def takes(rank: int | None, stream: Stream) -> bool:
+        return (rank is None or rank in ranks) and stream in streams
+
+    directory = tmp_path_factory.mktemp("logs")
+    chosen = [whole(source.file, takes=takes) for source in sources(directory, corpus)]
+    expected = [line for line in merged(corpus) if takes(line.rank, line.stream)]
+    with blocks_of(block):
+        assert list(merge_sources(chosen)) == expected
+
+
+@given(CORPORA, BLOCKS, st.sampled_from([(b"x",), (b"xxx", b"loss="), (b" 3 o",), (b"\0\0",)]))
+def test_literals_only_save_time(
+    tmp_path_factory: pytest.TempPathFactory,
+    corpus: dict[str, bytes],
+    block: int,
+    literals: tuple[bytes, ...],
+) -> None:
+    def wants(line: LogLine) -> bool:
+        return any(literal in line.text for literal in literals)
+
+    directory = tmp_path_factory.mktemp("logs")
+    chosen = [
+        whole(source.file, wants=wants, literals=literals) for source in sources(directory, corpus)
     ]
-    ends = [content.rfind(b"\n", 0, end) + 1 for end in range(len(content) + 1)]
-    assert [find_line_end(path, 0, end) for end in range(len(content) + 1)] == ends
+    with blocks_of(block):
+        assert list(merge_sources(chosen)) == [line for line in merged(corpus) if wants(line)]
 
 
-def test_a_torn_last_line_is_shown(paths: RunPaths) -> None:
-    path = write_log(paths, 1, "n1", [raw(T0, 0, "o", "whole"), raw(T0 + 1, 0, "o", "torn")])
-    os.truncate(path, path.stat().st_size - 3)
-    assert texts(read_merged(paths, 1)) == ["whole", "to"]
-    assert texts(read_merged(paths, 1, tail=1)) == ["to"]
-
-
-def test_a_torn_line_in_the_middle_keeps_its_place(paths: RunPaths) -> None:
-    lines = [raw(T0, 0, "o", "a"), b"\x00\x00 torn\n", b"\n", raw(T0 + 2, 0, "o", "c")]
-    write_log(paths, 1, "n1", lines)
-    write_log(paths, 1, "n2", [raw(T0 + 1, 1, "o", "b")])
-    assert texts(read_merged(paths, 1)) == ["a", "\x00\x00 torn", "b", "c"]
-
-
-def test_the_last_lines_of_4_gib_come_at_once(paths: RunPaths) -> None:
-    path = write_log(paths, 1, "n1", [])
-    os.truncate(path, 4 * 1024**3)
-    write_log(paths, 1, "n1", [b"\n", *(raw(T0 + i, 0, "o", f"step {i}") for i in range(300))])
-    begin = time.perf_counter()
-    assert texts(read_merged(paths, 1, tail=100)) == [f"step {i}" for i in range(200, 300)]
-    assert time.perf_counter() - begin < 1
-
-
-def test_files_whose_lines_are_all_older_are_not_read_to_their_beginning(paths: RunPaths) -> None:
-    path = write_log(paths, 1, "n2", [])
-    os.truncate(path, 4 * 1024**3)
-    second = 1_000_000
-    write_log(paths, 1, "n2", [b"\n", *(raw(T0 + i * second, 9, "o", "") for i in range(300))])
-    write_log(paths, 1, "n1", [raw(T0 + i * second, 0, "o", f"step {i}") for i in range(300)])
-    begin = time.perf_counter()
-    shown = texts(read_merged(paths, 1, selection=OVERVIEW, tail=200))
-    assert shown == [f"step {i}" for i in range(100, 300)]
-    assert time.perf_counter() - begin < 1
-
-
-def test_a_line_that_was_written_late_hides_none_of_those_before_it(paths: RunPaths) -> None:
-    write_log(paths, 1, "n1", [raw(T0 + 10 + i, 0, "o", f"old {i}") for i in range(10)])
-    steps = [raw(T0 + 100 + i, 1, "o", f"step {i}") for i in range(20)]
-    late = raw(T0, None, "a", "said before, written after")
-    write_log(paths, 1, "n2", [*steps[:18], late, *steps[18:]])
-    assert texts(read_merged(paths, 1, tail=10)) == [f"step {i}" for i in range(10, 20)]
-
-
-def test_memory_is_bounded_over_many_files(paths: RunPaths) -> None:
-    nodes, lines = 60, 8_000
-    for node in range(nodes):
-        write_log(
-            paths, 1, f"n{node}", (raw(T0 + i * 10, node, "o", "x" * 100) for i in range(lines))
+@given(CORPORA, BLOCKS, st.data())
+def test_a_stretch_gives_the_lines_that_begin_in_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    corpus: dict[str, bytes],
+    block: int,
+    data: st.DataObject,
+) -> None:
+    directory = tmp_path_factory.mktemp("logs")
+    chosen, expected = [], []
+    for source in sources(directory, corpus):
+        content = corpus[source.file.node]
+        places = [0, *(i + 1 for i, byte in enumerate(content) if byte == 10), len(content)]
+        start, end = sorted(
+            (data.draw(st.sampled_from(places)), data.draw(st.sampled_from(places)))
         )
-    tracemalloc.start()
-    seen = sum(1 for _ in zip(read_merged(paths, 1), range(60_000), strict=False))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert seen == 60_000
-    assert peak < 100 * 1024**2
+        stretch = Source(file=source.file, start=start, end=end)
+        chosen.append(stretch)
+        lines = parsed(content[start:end], source.file.node)
+        expected += [line._replace(offset=line.offset + start) for line in lines]
+    with blocks_of(block):
+        found = list(merge_sources(chosen))
+    assert sorted(found, key=repr) == sorted(expected, key=repr)
 
 
-def test_a_file_without_newlines_does_not_fill_the_memory(paths: RunPaths) -> None:
-    path = write_log(paths, 1, "n1", [])
-    os.truncate(path, 64 * 1024**2)
-    tracemalloc.start()
-    assert sum(len(line.text) for line in read_merged(paths, 1)) == 64 * 1024**2
-    assert len(list(read_merged(paths, 1, tail=1))) == 1
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 16 * 1024**2
+def test_times_that_run_backwards_hold_no_other_file_up(tmp_path: Path) -> None:
+    lines = [raw(T0 + 5, 0, "o", "a"), raw(T0 + 1, 0, "o", "b"), raw(T0 + 7, 0, "o", "d")]
+    corpus = {"n1": b"".join(lines), "n2": raw(T0 + 6, 1, "o", "c")}
+    found = list(merge_sources(sources(tmp_path, corpus)))
+    assert texts(found) == ["a", "b", "c", "d"]
+    assert found[1].epoch_us == T0 + 5
 
 
-def test_a_thousand_files_need_no_thousand_descriptors(paths: RunPaths) -> None:
-    import resource
+def test_lines_of_one_node_from_two_files_go_by_their_place_in_its_log(tmp_path: Path) -> None:
+    parts = [raw(T0, i % 2, "o", f"{i}") for i in range(6)]
+    places = [sum(map(len, parts[:i])) for i in range(6)]
+    log = write(tmp_path, "n1", b"".join(parts))
+    side = write(
+        tmp_path,
+        "n1",
+        b"".join(raw(T0, 1, "o", f"error {places[i]} {i}") for i in (1, 3, 5)),
+        Kind.ERRORS,
+    )
+    chosen = [whole(side, part=Part.NOTES), whole(log, takes=lambda rank, stream: rank == 0)]
+    for block in (1, 30, 10_000):
+        with blocks_of(block):
+            assert texts(merge_sources(chosen)) == ["0", "1", "2", "3", "4", "5"]
 
-    for node in range(400):
-        write_log(paths, 1, f"n{node}", [raw(T0 + node, node, "o", f"{node}")])
+
+def test_a_line_that_is_too_long_comes_in_pieces_of_the_same_size_for_any_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "MAX_LINE_BYTES", 50)
+    file = write(tmp_path, "n1", raw(T0, 0, "o", "a" * 100) + raw(T0, 0, "o", "b"))
+    for block in (1, 7, 50, 1000):
+        with blocks_of(block):
+            found = list(merge_sources([whole(file)]))
+        assert [len(line.text) for line in found] == [29, 50, 21, 1]
+        assert [line.offset for line in found] == [0, 50, 100, 122]
+
+
+def test_a_mebibyte_of_one_line_is_given_whole(tmp_path: Path) -> None:
+    text = b"x" * (1024 * 1024 - 100)
+    file = write(tmp_path, "n1", raw(T0, 0, "o", text) + raw(T0, 0, "o", "b"))
+    assert [line.text for line in merge_sources([whole(file)])] == [text, b"b"]
+
+
+def test_a_file_that_shrinks_while_it_is_read_ends_there(tmp_path: Path) -> None:
+    lines = [raw(T0 + i, 0, "o", f"{i}") for i in range(100)]
+    file = write(tmp_path, "n1", b"".join(lines))
+    with blocks_of(len(lines[0])):
+        reading = merge_sources([whole(file)])
+        assert next(reading).text == b"0"
+        os.truncate(file.path, len(b"".join(lines[:30])) + 5)
+        rest = list(reading)
+    assert rest[-1].text == b"17000"
+
+
+def test_a_file_that_is_gone_has_no_lines(tmp_path: Path) -> None:
+    gone, there = (write(tmp_path, node, raw(T0, 0, "o", node)) for node in ("n1", "n2"))
+    chosen = [whole(gone), whole(there)]
+    gone.path.unlink()
+    assert texts(merge_sources(chosen)) == ["n2"]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = LogFile(node="n1", path=tmp_path)
+    with pytest.raises(ClusterrunError) as caught:
+        list(merge_sources([Source(file=file, start=0, end=10)]))
+    assert caught.value.message == f"cannot read {tmp_path}"
+    assert caught.value.cause == "Is a directory"
+
+
+def test_lines_that_nobody_stamped_have_the_time_of_their_file(tmp_path: Path) -> None:
+    file = write(tmp_path, "n1", b"first\n\n" + raw(T0, 0, "o", "last"), Kind.PLAIN)
+    os.utime(file.path, ns=(0, 1_700_000_000_123_456_789))
+    one_rank = LogFile(node="n1", path=file.path, kind=Kind.PLAIN, ranks=range(7, 8))
+    for given_file, rank in ((file, None), (one_rank, 7)):
+        found = list(merge_sources([whole(given_file)]))
+        assert {line[:4] for line in found} == {(1_700_000_000_123_456, "n1", rank, Stream.OUT)}
+        assert [line.offset for line in found] == [0, 6, 7]
+        assert found[2].text == raw(T0, 0, "o", "last").rstrip()
+
+
+def test_few_descriptors_are_enough_for_many_files(tmp_path: Path) -> None:
+    corpus = {f"n{i}": raw(T0 + i, i, "o", f"{i}") for i in range(300)}
+    chosen = sources(tmp_path, corpus)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:
-        assert texts(read_merged(paths, 1)) == [str(node) for node in range(400)]
-        assert texts(read_merged(paths, 1, tail=2)) == ["398", "399"]
+        assert texts(merge_sources(chosen)) == [str(i) for i in range(300)]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (64, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_file_that_cannot_be_read_is_named(paths: RunPaths) -> None:
-    path = paths.log(1, "n1")
-    path.mkdir(parents=True)
-    with pytest.raises(ClusterrunError) as caught:
-        list(read_merged(paths, 1))
-    assert caught.value.message == f"cannot read {path}"
-    assert caught.value.cause == "Is a directory"
+_READ_ALL = """
+import resource, sys
+from pathlib import Path
+from clusterrun.logs.files import LogFile
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.sources import Source
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+if sys.argv[2] == "few":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+files = [LogFile(node=path.stem, path=path) for path in Path(sys.argv[1]).iterdir()]
+sources = [Source(file=file, start=0, end=file.path.stat().st_size) for file in files]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+count = sum(1 for _ in merge_sources(sources))
+print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
 
 
-def test_names_of_nodes_may_hold_anything_a_file_name_may(paths: RunPaths) -> None:
-    for node in ("gpu-a1.site", "n\udcff", "9" * 30):
-        write_log(paths, 1, node, [raw(T0, 0, "o", "x")])
-    assert {file.node for file in find_log_files(paths, 1)} == {"gpu-a1.site", "n\udcff", "9" * 30}
-    assert len(list(read_merged(paths, 1))) == 3
+@pytest.mark.parametrize("descriptors", ["few", "all"])
+def test_memory_is_bounded_over_files_of_very_different_size(
+    tmp_path: Path, descriptors: str
+) -> None:
+    text = "x" * 40
+    for node in range(200):
+        lines = [raw(T0 + i * 1000, node, "o", text) for i in range(300)]
+        (tmp_path / f"n{node}.log").write_bytes(b"".join(lines))
+    burst = raw(T0 + 150_000, 7, "o", text) * 300_000
+    (tmp_path / "n7.log").write_bytes(burst)
+    argv = [sys.executable, "-c", _READ_ALL, str(tmp_path), descriptors]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
+    count, grown_kib = map(int, done.stdout.split())
+    assert count == 199 * 300 + 300_000
+    assert grown_kib < 110 * 1024
