@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +134,43 @@ def test_without_accounting_a_name_with_the_jobs_number_is_enough(
     job_id = cluster_no_accounting.sbatch("-D", str(here), "--wrap", "echo new")
     assert cluster_no_accounting.wait_job(job_id) == "COMPLETED"
     assert sources(found(job_id, here)) == {(job_id, None, "out", "new")}
+
+
+def logs(here: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "clusterrun", "logs", *args]
+    return subprocess.run(argv, cwd=here, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_line_reads_a_job_that_it_did_not_start(
+    cluster: Any, here: Path, tmp_path: Path
+) -> None:
+    job_id = run_per_task(cluster, here, tmp_path / "job.sh")
+    done = logs(here, job_id, "--rank", "2", "--prefix", "none")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["2", "bad"])
+    assert done.stderr.startswith(f"note: job {job_id} was not started by clusterrun; it has 9 ")
+    assert logs(here, job_id, "-g", "^batch$", "--prefix", "none").stdout == "batch\n"
+    assert sorted(logs(here, job_id, "--rank", "0", "-o", "raw").stdout) == sorted("0\nbad\n")
+    assert len(logs(here, job_id, "--path").stdout.splitlines()) == 9
+    assert logs(here, job_id, "--list").stdout.count(f"t-{job_id}-") == 8
+    found = [json.loads(line) for line in logs(here, job_id, "--json").stdout.splitlines()]
+    assert sorted(entry["text"] for entry in found) == ["0", "1", "2", "3", *["bad"] * 4, "batch"]
+    done = logs(here, job_id, "--since", "5m")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        f"error: --since: the lines of job {job_id} carry no times",
+    )
+
+
+def test_the_command_line_follows_a_foreign_job_to_its_end(cluster: Any, here: Path) -> None:
+    script = "for i in 1 2 3; do echo line $i; sleep 1; done; exit 3"
+    job_id = cluster.sbatch("-D", str(here), "--wrap", script)
+    done = logs(here, job_id, "-f", "--exit-status", "--prefix", "none", "-n", "all")
+    assert done.stdout.splitlines() == ["line 1", "line 2", "line 3"]
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith(f"job {job_id} FAILED")
+
+
+def test_a_job_that_nobody_knows_is_not_found(cluster: Any, here: Path) -> None:
+    done = logs(here, "987654")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith("error: no job or run '987654' in ")

@@ -91,7 +91,7 @@ def test_a_training_completes_and_accounting_says_the_same(cluster: Any, here: P
     assert here.cli("logs", job_id, "--rank", "9").returncode == 2
     ready = next(event for event in here.events(job_id) if event["type"] == "world_ready")
     first, second = ready["hosts"]
-    of_second = here.ok("logs", job_id, "--node", second, "--all-ranks", "--tail", "all")
+    of_second = here.ok("logs", job_id, "--node", second, "-a", "-n", "all", "--no-dedup")
     assert f"{second}:" in of_second
     assert f"{first}:" not in of_second
     cluster.wait_no_processes()
