@@ -144,15 +144,13 @@ class Sieve:
         return [(0, len(data))]
 
     def _parse_plain(self, data: bytes, offset: int) -> list[LogLine]:
-        ranks = self._source.file.ranks
-        rank = ranks[0] if ranks is not None and len(ranks) == 1 else None
-        literals = self._source.literals
-        if not self._source.takes(rank, Stream.OUT) or not holds_any(data, literals):
+        file = self._source.file
+        rank = file.ranks[0] if file.ranks is not None and len(file.ranks) == 1 else None
+        if not self._source.takes(rank, file.stream) or not holds_any(data, self._source.literals):
             return []
-        node, epoch_us = self._source.file.node, int(self.near)
-        lines = []
+        epoch_us, lines = int(self.near), []
         for raw in data.removesuffix(b"\n").split(b"\n"):
-            lines.append(LogLine(epoch_us, node, rank, Stream.OUT, raw, False, offset))
+            lines.append(LogLine(epoch_us, file.node, rank, file.stream, raw, False, offset))
             offset += len(raw) + 1
         return lines
 

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.hostlist import fold_hostlist
+from clusterrun.logs.lines import Stream
 from clusterrun.paths import RunPaths
 
 BLOCK_BYTES = 64 * 1024
@@ -33,13 +34,17 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """A file of log lines of one node; `ranks` None where it is not known whose they are."""
+    """A file of log lines of one node; `ranks` None where it is not known whose they are.
+
+    `stream` is that of all lines of a PLAIN file.
+    """
 
     node: str
     path: Path
     kind: Kind = Kind.LOG
     ranks: range | None = None
     index: Path | None = None
+    stream: Stream = Stream.OUT
 
 
 def find_log_files(
@@ -170,7 +175,10 @@ class OpenFiles:
         Raises ClusterrunError for a file that can't be read.
         """
         try:
-            found = os.pread(self._descriptors.get(path) or self._open(path), size, offset)
+            descriptor = self._descriptors.get(path)
+            if descriptor is None:  # 0 is one, too
+                descriptor = self._open(path)
+            found = os.pread(descriptor, size, offset)
         except FileNotFoundError:
             return b""
         except OSError as error:

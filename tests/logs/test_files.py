@@ -62,6 +62,20 @@ def test_descriptors_are_kept_and_given_back(paths: RunPaths) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_descriptor_that_is_0_is_given_back(paths: RunPaths) -> None:
+    stdin = os.dup(0)
+    os.close(0)
+    try:
+        with OpenFiles(1) as files:
+            assert files.read(paths.log(1, "n2"), 0, 1) == b"x"
+            before = len(os.listdir("/proc/self/fd"))
+            assert files.read(paths.log(1, "n2"), 1, 1) == b"\n"
+            assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
+
+
 def test_reading_goes_on_where_the_process_has_no_descriptor_left(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,3 +218,11 @@ def test_memory_is_bounded_over_files_of_very_different_size(
     count, grown_kib = map(int, done.stdout.split())
     assert count == 199 * 300 + 300_000
     assert grown_kib < 110 * 1024
+
+
+def test_lines_of_a_file_of_stderr_are_of_that_stream(tmp_path: Path) -> None:
+    path = write(tmp_path, "n1", b"warning\n", Kind.PLAIN).path
+    file = LogFile(node="n1", path=path, kind=Kind.PLAIN, stream=Stream.ERR)
+    takes_out = whole(file, takes=lambda rank, stream: stream is Stream.OUT)
+    assert [line.stream for line in merge_sources([whole(file)])] == [Stream.ERR]
+    assert not list(merge_sources([takes_out]))
