@@ -154,23 +154,24 @@ def _range(first: str, count: int) -> str:
     return first if count == 1 else f"{first}-{last}"
 
 
-def parse_ranks(text: str, world_size: int) -> frozenset[int]:
+def parse_ranks(text: str, world_size: int, *, of: str = "the ranks are") -> frozenset[int]:
     """Read a set of global ranks: numbers, ranges with both ends, slices as Python's.
 
-    Raises UsageError for a rank that does not exist and for a set without ranks.
+    `of` says in an error whose ranks there are. Raises UsageError for a rank that does not exist
+    and for a set without ranks.
 
     >>> sorted(parse_ranks("0,3-5,::8", 20))
     [0, 3, 4, 5, 8, 16]
     """
     ranks: set[int] = set()
     for part in text.split(","):
-        ranks.update(_rank_range(part.strip(), world_size))
+        ranks.update(_rank_range(part.strip(), world_size, of))
     if not ranks:
         raise UsageError(f"{text!r} selects none of the ranks 0-{world_size - 1}")
     return frozenset(ranks)
 
 
-def _rank_range(part: str, world_size: int) -> range:
+def _rank_range(part: str, world_size: int, of: str) -> range:
     match = _RANKS.fullmatch(part)
     if match is None or max(map(len, re.split("[-:]", part))) > _MAX_DIGITS:
         raise UsageError(f"{part!r} is no rank", hint="write ranks as 0,8-15 or ::8")
@@ -184,7 +185,7 @@ def _rank_range(part: str, world_size: int) -> range:
     if high < low:
         raise UsageError(f"ranks {part!r} run backwards")
     if high >= world_size:
-        raise UsageError(f"rank {high} does not exist; the ranks are 0-{world_size - 1}")
+        raise UsageError(f"rank {high} does not exist; {of} 0-{world_size - 1}")
     return range(low, high + 1)
 
 

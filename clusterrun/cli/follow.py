@@ -16,7 +16,16 @@ from clusterrun.errors import Exit
 from clusterrun.hostlist import fold_hostlist
 from clusterrun.logs.context import Break, with_context
 from clusterrun.logs.files import LogFile
-from clusterrun.logs.follow import Entry, Joined, Left, NewAttempt, Pause, Truncated, follow
+from clusterrun.logs.follow import (
+    Entry,
+    Joined,
+    Left,
+    LeftOut,
+    NewAttempt,
+    Pause,
+    Truncated,
+    follow,
+)
 from clusterrun.logs.lines import LogLine
 from clusterrun.logs.sources import matches
 from clusterrun.state import JobState
@@ -61,6 +70,7 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
         attempt=request.first_attempt or None,
         is_chosen=request.is_chosen,
         tail=request.tail,
+        folded=request.folds and not request.context,
         interval_s=request.interval_s,
     )
     lines: Iterable[LogLine | Break] = _lines(entries, printer)
@@ -79,7 +89,9 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
 
 
 def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
-    """Pass the lines on, and tell at once of what happens beside them."""
+    """Pass the lines on, and tell of what happens beside them."""
+    left: list[Left] = []
+    incomplete: set[str] = set()
     for entry in entries:
         match entry:
             case LogLine():
@@ -88,12 +100,18 @@ def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
                 printer.start_attempt(attempt)
             case Joined(files=files):
                 _tell_joined(files, printer)
-            case Left(node=node, code=code, reason=reason):
-                printer.print_left(node, code, reason)
+            case Left():
+                left.append(entry)
+            case LeftOut(node=node):
+                if node not in incomplete:
+                    incomplete.add(node)
+                    printer.print_left_out(node)
             case Truncated(node=node):
                 printer.print_truncated(node)
             case Pause():
+                _tell_left(left, printer)
                 printer.pause()
+    _tell_left(left, printer)
 
 
 def _tell_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
@@ -103,6 +121,17 @@ def _tell_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
             printer.print_joined(file.node, number)
     else:
         printer.print_joined(fold_hostlist(file.node for file in files), sum(ranks))
+
+
+def _tell_left(left: list[Left], printer: LogPrinter) -> None:
+    if len(left) <= FEW_NODES:
+        for entry in left:
+            printer.print_left(entry.node, entry.code, entry.reason)
+    else:
+        for code in sorted({entry.code for entry in left}):
+            nodes = [entry.node for entry in left if entry.code == code]
+            printer.print_left(fold_hostlist(nodes), code, "")
+    left.clear()
 
 
 @dataclass(kw_only=True)

@@ -210,14 +210,23 @@ class ForeignFiles:
         ]
 
 
-def find_log_job(name: str | None) -> tuple[LogJob, frozenset[str] | None]:
-    """Find the job that a name means, and the node where the name is that of one log file.
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """What a name on the command line means; a log file names its node and attempt, too."""
+
+    job: LogJob
+    nodes: frozenset[str] | None = None
+    attempt: int | None = None
+
+
+def find_log_job(name: str | None) -> Named:
+    """Find the job that a name means.
 
     Raises JobNotFoundError, and SchedulerUnreachableError where Slurm alone could know.
     """
-    if name is None or not Path(name).is_file():
+    if name is None or not _is_file(name):
         try:
-            return RunLogs(record=find_announced(name)), None
+            return Named(job=RunLogs(record=find_announced(name)))
         except JobNotFoundError:
             job = _find_foreign(name)
             if job is None:
@@ -229,18 +238,29 @@ def find_log_job(name: str | None) -> tuple[LogJob, frozenset[str] | None]:
     return _adopted(job)
 
 
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long for a name, or in a directory that may not be read
+        return False
+
+
 def _find_foreign(name: str | None) -> ForeignJob | None:
     from clusterrun.logs.foreign import find_foreign
 
     return None if name is None else find_foreign(name, Path.cwd())
 
 
-def _adopted(job: ForeignJob) -> tuple[LogJob, frozenset[str] | None]:
+def _adopted(job: ForeignJob) -> Named:
     if job.run_dir is not None:
         from clusterrun import api
 
-        node = None if job.job_id else frozenset({job.files[0].label})
-        return RunLogs(record=api.find_job(str(job.run_dir))), node
+        run = RunLogs(record=api.find_job(str(job.run_dir)))
+        if job.job_id:
+            return Named(job=run)
+        file = job.files[0]
+        attempt = int(file.path.parent.name.removeprefix("a"))
+        return Named(job=run, nodes=frozenset({file.label}), attempt=attempt)
     if job.job_id:
         files = count(len(job.files), "file")
         output.note(
@@ -248,4 +268,4 @@ def _adopted(job: ForeignJob) -> tuple[LogJob, frozenset[str] | None]:
         )
     if job.problem:
         output.note(f"Slurm could not be asked: {job.problem}")
-    return ForeignLogs(job=job), None
+    return Named(job=ForeignLogs(job=job))

@@ -67,18 +67,21 @@ def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[in
 
 
 def choose_ranks(
-    world_size: int, procs_per_node: int, *, ranks: str | None, local_ranks: str | None
+    job: LogJob, *, ranks: str | None, local_ranks: str | None
 ) -> frozenset[int] | None:
     """Find the global ranks that are in both sets; None where neither was given."""
-    chosen = None if ranks is None else parse_ranks(ranks, world_size)
+    chosen = None
+    if ranks is not None:
+        chosen = parse_ranks(ranks, job.world_size, of=f"{job.title} has ranks")
     if local_ranks is None:
         return chosen
+    size = job.procs_per_node
     try:
-        local = parse_ranks(local_ranks, procs_per_node)
+        local = parse_ranks(local_ranks, size, of="each node has local ranks")
     except UsageError as error:
         raise UsageError(f"--local-rank: {error.message}", hint=error.hints) from error
-    everybody = range(world_size) if chosen is None else chosen
-    both = frozenset(rank for rank in everybody if rank % procs_per_node in local)
+    everybody = range(job.world_size) if chosen is None else chosen
+    both = frozenset(rank for rank in everybody if rank % size in local)
     if not both:
         raise UsageError(f"none of the ranks {ranks} has a local rank in {local_ranks}")
     return both

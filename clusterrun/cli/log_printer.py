@@ -17,6 +17,7 @@ from clusterrun.logs.json_view import JsonView, to_json
 from clusterrun.logs.lines import LogLine
 from clusterrun.logs.raw_view import RawView
 from clusterrun.logs.stamps import stamp_writer
+from clusterrun.logs.text import strip_controls
 from clusterrun.logs.text_view import Style, TextView
 
 
@@ -47,7 +48,7 @@ class LogPrinter:
             lines_per_s=limit,
             clock=self.clock,
             target=self.target,
-            last=self.request.tail if self.request.folds and not self.is_following else None,
+            last=self._kept_lines(),
         )
         self._view = self._new_view()
 
@@ -91,10 +92,14 @@ class LogPrinter:
         """Say beside the lines that logs of nodes have appeared; `ranks` 0 where not known."""
         self._note(f"+ {nodes} ({wording.count(ranks, 'rank')})" if ranks else f"+ {nodes}")
 
-    def print_left(self, node: str, code: int, reason: str) -> None:
-        """Say beside the lines that a node's log is complete, unless all went well there."""
+    def print_left(self, nodes: str, code: int, reason: str) -> None:
+        """Say beside the lines that logs are complete, unless all went well there."""
         if code:
-            self._note(f"- {node} exited {code}" + (f": {reason}" if reason else ""))
+            self._note(f"- {nodes} exited {code}" + (f": {reason}" if reason else ""))
+
+    def print_left_out(self, nodes: str) -> None:
+        """Say beside the lines that side files had no room for all error lines."""
+        self._note(f"note: not all error lines of {nodes} are among them (--errors)")
 
     def print_end(self, state: str, exit_code: int | None) -> None:
         """Say to programs how the job ended."""
@@ -150,6 +155,12 @@ class LogPrinter:
             dedup=request.folds,
         )
 
+    def _kept_lines(self) -> int | None:
+        """Count what is to be written of folded lines; neighbours of lines do not count."""
+        request = self.request
+        is_all = self.is_following or request.context or not request.folds
+        return None if is_all else request.tail
+
     def _wants_colour(self) -> bool:
         stream = sys.stdout if self.target is None else None
         return output.wants_colour(stream, output.current_session().color, os.environ)
@@ -157,7 +168,7 @@ class LogPrinter:
     def _note(self, text: str) -> None:
         self._writer.flush()
         self._writer.show_status(None)
-        output.say(text)
+        output.say(strip_controls(text, keep_colours=False))
 
     def _say(self, text: str, data: Mapping[str, Any]) -> None:
         if self.request.form == "json":

@@ -11,8 +11,10 @@ from clusterrun.cli import output
 from clusterrun.cli.log_job import WAITING, Standing, waiting
 from clusterrun.cli.log_printer import LogPrinter
 from clusterrun.cli.log_request import Request
+from clusterrun.cli.status import clock
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.hostlist import fold_hostlist
+from clusterrun.logs.catalogue import BATCH
 from clusterrun.logs.context import Break, context_of, with_context
 from clusterrun.logs.files import Kind, LogFile, file_size, fold_nodes
 from clusterrun.logs.index import has_left_out
@@ -93,7 +95,8 @@ def _chapters(request: Request) -> Iterator[Chapter]:
         if request.tail is None:
             yield attempt, merge_sources(sources)
         elif request.tail <= MANY_LINES:
-            yield attempt, newest(sources, request.tail, folded=request.folds)
+            folded = request.folds and not request.context
+            yield attempt, newest(sources, request.tail, folded=folded)
         else:
             total = sum(1 for _ in merge_sources(sources))
             skipped = max(total - request.tail, 0)
@@ -103,11 +106,12 @@ def _chapters(request: Request) -> Iterator[Chapter]:
 def _in_context(
     request: Request, attempt: int, lines: Iterable[LogLine]
 ) -> Iterable[LogLine | Break]:
-    if request.job.record is None:
+    found = request.catalogue.files(attempt)
+    if any(file.kind is Kind.PLAIN for file in found):
         everything = replace(request.query, include=(), exclude=(), errors=False)
-        sources = sources_of(request.catalogue.files(attempt), everything)
+        sources = sources_of(found, everything)
         return with_context(merge_sources(sources), matches(request.query), request.context)
-    files = {f.node: f for f in request.catalogue.files(attempt) if f.kind is Kind.LOG}
+    files = {file.node: file for file in found if file.kind is Kind.LOG}
     return context_of(lines, files, request.context)
 
 
@@ -160,6 +164,12 @@ def _tell_nothing_yet(request: Request) -> int:
     if not standing.state.is_terminal and (is_young or standing.state is JobState.UNKNOWN):
         output.say(f"{job.title} is {standing.state.value}; nothing is written yet")
         return Exit.OK
+    if not standing.state.is_terminal:
+        raise ClusterrunError(
+            f"no log files for {job.title} yet",
+            cause=f"it is {standing.state.value} for {clock(standing.elapsed_s or 0)}",
+            hint=f"what the batch script printed: clusterrun logs {job.name} --stream {BATCH}",
+        )
     printed = _end_of_batch_output(request)
     where = f"what the batch script itself printed: clusterrun logs {job.name} --stream batch"
     raise ClusterrunError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 
 from clusterrun.cli import log_options as options
-from clusterrun.cli.log_job import LogJob
+from clusterrun.cli.log_job import LogJob, Named
 from clusterrun.errors import UsageError
 from clusterrun.hostlist import parse_hostlist
 from clusterrun.logs.catalogue import Catalogue
@@ -37,7 +37,7 @@ class Typed:
     highlight: tuple[str, ...] = ()
     errors: bool = False
     context: int = 0
-    timestamps: str = "none"
+    timestamps: str | None = None
     tz: str | None = None
     prefix: str = "auto"
     form: str = "text"
@@ -53,7 +53,8 @@ class Request:
 
     `attempts` are those to read, oldest first, none where the run has not started; `is_chosen`
     says that one of them was named. `tail` None means all lines of each, `nodes` None all nodes.
-    `form` is text, raw or json; `timestamps` none, time, iso or delta; `prefix` auto, full or none.
+    `form` is text, raw or json; `prefix` auto, full or none; `timestamps` none, clock (whole
+    seconds), time, iso or delta.
     `tz` None is the local zone; `dedup` None folds where that helps people; `interval_s` None is
     a pace that suits the number of files.
     """
@@ -100,16 +101,15 @@ class Request:
         return writers >= LEAST_COPIES and self.prefix != "none"
 
 
-def build_request(job: LogJob, node: frozenset[str] | None, typed: Typed) -> Request:
-    """Check what was typed against the job; `node` is that of a log file that was named.
-
-    Raises UsageError.
-    """
-    node = node if typed.nodes is None else frozenset(parse_hostlist(typed.nodes))
+def build_request(named: Named, typed: Typed) -> Request:
+    """Check what was typed against the job. Raises UsageError."""
+    job = named.job
+    node = named.nodes if typed.nodes is None else frozenset(parse_hostlist(typed.nodes))
     streams = options.choose_streams(typed.streams)
     catalogue = job.catalogue(node, batch=streams is None)
     newest = catalogue.newest_attempt()
-    attempts = options.choose_attempts(job.title, newest, typed.attempt)
+    wanted = named.attempt if typed.attempt is None else typed.attempt
+    attempts = options.choose_attempts(job.title, newest, wanted)
     zone = options.choose_zone(typed.tz)
     query = _query(job, node, typed, zone=zone, attempt=max(attempts, default=0))
     highlight = options.compile_patterns("--highlight", typed.highlight)
@@ -117,13 +117,13 @@ def build_request(job: LogJob, node: frozenset[str] | None, typed: Typed) -> Req
         job=job,
         catalogue=catalogue,
         attempts=tuple(attempts),
-        is_chosen=isinstance(typed.attempt, int),
+        is_chosen=isinstance(wanted, int),
         nodes=node,
         query=query,
         tail=_tail(typed),
         context=typed.context,
         form=typed.form,
-        timestamps=typed.timestamps,
+        timestamps=typed.timestamps or _usual_times(job, typed),
         tz=zone,
         prefix=typed.prefix,
         dedup=typed.dedup,
@@ -131,6 +131,11 @@ def build_request(job: LogJob, node: frozenset[str] | None, typed: Typed) -> Req
         interval_s=typed.interval,
         exit_status=typed.exit_status,
     )
+
+
+def _usual_times(job: LogJob, typed: Typed) -> str:
+    """Choose the time of day where people are told who wrote a line, and when is known."""
+    return "clock" if typed.prefix != "none" and job.record is not None else "none"
 
 
 def _tail(typed: Typed) -> int | None:
@@ -150,9 +155,7 @@ def _query(
 ) -> Query:
     if typed.all_ranks and typed.ranks is not None:
         raise UsageError("--rank and --all-ranks exclude each other")
-    ranks = options.choose_ranks(
-        job.world_size, job.procs_per_node, ranks=typed.ranks, local_ranks=typed.local_ranks
-    )
+    ranks = options.choose_ranks(job, ranks=typed.ranks, local_ranks=typed.local_ranks)
     streams = options.choose_streams(typed.streams) or STREAMS
     chosen = (ranks, node, typed.streams)
     is_overview = not (typed.all_ranks or typed.errors or any(c is not None for c in chosen))

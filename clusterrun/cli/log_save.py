@@ -56,9 +56,10 @@ def _save_by_rank(request: Request, directory: Path) -> None:
         raise UsageError(f"{directory} is not empty", hint="name a new directory")
     held: dict[str, list[bytes]] = {}
     names: set[str] = set()
-    size = 0
+    size = gaps = 0
     for line in all_lines(request):
-        if line.stream in (Stream.GAP, Stream.END):
+        if line.stream is Stream.GAP:
+            gaps += 1
             continue
         name = _name(line)
         names.add(name)
@@ -69,11 +70,13 @@ def _save_by_rank(request: Request, directory: Path) -> None:
             size = 0
     _append(directory, held)
     output.say(f"saved {count(len(names), 'file')} in {directory}")
+    if gaps:
+        output.note(f"output was lost at {count(gaps, 'place')}; the logs say where and how much")
 
 
 def _name(line: LogLine) -> str:
     if line.rank is None:
-        return f"{line.node}.{line.stream.label}"
+        return f"{line.node.replace(os.sep, '-')}.{line.stream.label}"
     return f"rank_{line.rank:05}.{_ENDINGS.get(line.stream, line.stream.label)}"
 
 

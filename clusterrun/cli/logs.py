@@ -16,7 +16,7 @@ from clusterrun.cli.log_request import Typed, build_request
 from clusterrun.cli.log_save import save
 from clusterrun.errors import UsageError
 
-_TIMES = ("time", "iso", "delta")
+_TIMES = ("none", "clock", "time", "iso", "delta")
 
 
 class _Command(click.Command):
@@ -57,7 +57,9 @@ class _Command(click.Command):
     metavar="N",
     help="with N lines of the same rank before and after each",
 )
-@click.option("-t", "--timestamps", is_flag=True, help="times in front; --timestamps=iso or =delta")
+@click.option(
+    "-t", "--timestamps", is_flag=True, help="times with ms; or as --timestamps=iso|delta|none"
+)
 @click.option("--times", type=click.Choice(_TIMES), hidden=True)
 @click.option("--tz", metavar="ZONE", help="zone of times, as UTC or Europe/Berlin")
 @click.option(
@@ -122,12 +124,11 @@ def command(
         wanted["form"] = "json"
     output.current_session().json = wanted["form"] == "json"
     _refuse_two(follow=following, list=listing, path=locating, save=target is not None)
-    times = times or ("time" if timestamps else "none")
+    times = times or ("time" if timestamps else None)
     typed = Typed(timestamps=times, whole=target is not None, **wanted)
     if following and typed.until is not None:
         raise UsageError("--follow and --until exclude each other")
-    found, node = find_log_job(job)
-    request = build_request(found, node, typed)
+    request = build_request(find_log_job(job), typed)
     if locating:
         print_path(request)
     elif listing:

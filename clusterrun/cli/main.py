@@ -212,8 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _run(args, session)
     except BrokenPipeError:
+        status = BROKEN_PIPE
+    if status:
         _silence_streams()
-        return BROKEN_PIPE
     return status
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,7 @@ from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
 from clusterrun.logs.query import EVERYTHING, Query
-from clusterrun.logs.sources import Part, Source, sources_of
+from clusterrun.logs.sources import Part, Source, Takes, sources_of
 
 INTERVAL_S = 0.2
 INTERVAL_OF_MANY_S = 1.0  # a look at a thousand files asks a file server a thousand questions
@@ -47,6 +48,13 @@ class Left:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A node's side file had no room for all of its error lines."""
+
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Truncated:
     """A node's file was truncated or replaced; reading goes on at its beginning."""
 
@@ -58,7 +66,7 @@ class Pause:
     """Everything that is there was given; the next look comes after the interval."""
 
 
-Entry = LogLine | NewAttempt | Joined | Left | Truncated | Pause
+Entry = LogLine | NewAttempt | Joined | Left | LeftOut | Truncated | Pause
 
 
 def follow(
@@ -69,11 +77,13 @@ def follow(
     attempt: int | None = None,
     is_chosen: bool = False,
     tail: int | None = None,
+    folded: bool = False,
     interval_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Entry]:
     """Yield the last `tail` lines (all for None), then each line as it comes, until the end.
 
+    `folded` counts lines that many ranks wrote alike once.
     It starts at `attempt`, without one at the newest, and goes on to later ones unless it
     `is_chosen`. It ends when `ended()` said so before everything was read. Waits for files that
     are not there yet.
@@ -83,7 +93,8 @@ def follow(
     if tail is not None:
         stretches, news = current.look(last=False)
         yield from news
-        yield from _entries(newest(stretches, tail))
+        past = [replace(stretch, takes=_without_ends(stretch.takes)) for stretch in stretches]
+        yield from _entries(newest(past, tail, folded=folded))
     while True:
         over = ended()
         latest = catalogue.newest_attempt()
@@ -209,10 +220,17 @@ def _two_merged(first: deque[LogLine], second: Iterable[LogLine]) -> Iterator[Lo
     yield from first
 
 
-def _entries(lines: Iterable[LogLine]) -> Iterator[LogLine | Left]:
+def _without_ends(takes: Takes) -> Takes:
+    return lambda rank, stream: stream is not Stream.END and takes(rank, stream)
+
+
+def _entries(lines: Iterable[LogLine]) -> Iterator[LogLine | Left | LeftOut]:
     for line in lines:
         if line.stream is Stream.END:
-            code, _, reason = line.text.decode("utf-8", "replace").partition(" ")
-            yield Left(node=line.node, code=int(code) if code.isdigit() else 0, reason=reason)
+            code, _, reason = line.text.partition(b" ")
+            number = int(code) if re.fullmatch(rb"[0-9]{1,9}", code) else 0
+            yield Left(node=line.node, code=number, reason=reason.decode("utf-8", "replace"))
+        elif line.stream is Stream.GAP and line.text.startswith(b"x "):
+            yield LeftOut(node=line.node)
         else:
             yield line

@@ -17,8 +17,9 @@ _AGE: Final = re.compile(r"[0-9]{1,12}[smhd]\Z")
 _CLOCK: Final = re.compile(r"[0-2]?[0-9]:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?\Z")
 _STEP: Final = re.compile(r"step:([0-9]{1,15})\Z")
 _REPORTED: Final = re.compile(
-    rb'"ts": (?P<ts>[0-9.]+), "type": "step", "attempt": (?P<attempt>[0-9]+),'
-    rb'.*?"step": (?P<step>[0-9]+)'
+    rb'"ts": (?P<ts>[0-9]{1,12}(?:[.][0-9]{1,9})?), '
+    rb'"type": "step", "attempt": (?P<attempt>[0-9]{1,9}),'
+    rb'.*?"step": (?P<step>[0-9]{1,15})\b'
 )
 _HINT: Final = "write 10m, 2h, 12:30, 2026-08-01, 2026-08-01T12:30 or step:4000"
 Steps = Callable[[int], int]
@@ -35,9 +36,8 @@ def parse_moment(text: str, *, now: datetime, find_step: Steps) -> int:
     if step := _STEP.match(stripped):
         return find_step(int(step[1]))
     if _AGE.match(stripped):
-        moment: datetime | None = _ago(stripped, now)
-    else:
-        moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
+        return (_microseconds(now) or 0) - parse_seconds(stripped) * 1_000_000
+    moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
     epoch_us = None if moment is None else _microseconds(moment)
     if epoch_us is None:
         raise UsageError(f"'{text}' is not a moment", hint=_HINT)
@@ -49,13 +49,6 @@ def _microseconds(moment: datetime) -> int | None:
         return int(moment.timestamp()) * 1_000_000 + moment.microsecond
     except (OverflowError, ValueError, OSError):  # a year that this machine's zone can't place
         return None
-
-
-def _ago(text: str, now: datetime) -> datetime:
-    try:
-        return now - timedelta(seconds=parse_seconds(text))
-    except OverflowError as error:
-        raise UsageError(f"'{text}' is longer ago than any log", hint=_HINT) from error
 
 
 def _clock(text: str, now: datetime) -> datetime | None:

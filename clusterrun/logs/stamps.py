@@ -20,6 +20,8 @@ def stamp_writer(form: str, zone: tzinfo | None = None) -> Stamp:
         return lambda epoch_us: ""
     if form == "delta":
         return _delta_writer()
+    if form == "clock":
+        return lambda epoch_us: f"{clock_time(epoch_us, zone)[:8]} "
     write = iso_time if form == "iso" else clock_time
     return lambda epoch_us: f"{write(epoch_us, zone)} "
 

@@ -278,10 +278,13 @@ def test_a_log_file_can_be_named_by_its_path(run: Here) -> None:
         (["--tz", "Mars/Base"], "no time zone 'Mars/Base'"),
         (["--stream", "stdin"], "no stream 'stdin'"),
         (["--stream", "batch,out"], "stream 'batch' goes with no other"),
-        (["--local-rank", "8"], "--local-rank: rank 8 does not exist; the ranks are 0-7"),
+        (
+            ["--local-rank", "8"],
+            "--local-rank: rank 8 does not exist; each node has local ranks 0-7",
+        ),
         (["--local-rank", "1", "--rank", "0"], "none of the ranks 0 has a local rank in 1"),
         (["--attempt", "-1"], "attempt -1 does not exist; attempts of job L1: 1 only"),
-        (["--rank", "9000"], "rank 9000 does not exist; the ranks are 0-15"),
+        (["--rank", "9000"], "rank 9000 does not exist; job L1 has ranks 0-15"),
         (["--list", "--path"], "--list and --path exclude each other"),
         (["--follow", "--save", "x"], "--follow and --save exclude each other"),
         (["--follow", "--until", "1h"], "--follow and --until exclude each other"),
@@ -312,3 +315,58 @@ def test_the_last_lines_are_counted_as_they_are_shown(here: Here) -> None:  # no
         ]
     assert len(here.lines("L1", "-n", "1")) == 1
     assert len(here.lines("L1", "-n", "2", "--no-dedup")) == 2
+
+
+def test_a_log_file_names_its_attempt_too(run: Here) -> None:
+    run.write("n2", raw(T0 + 9 * SECOND, 9, "o", "again"), attempt=2)
+    assert run.lines(str(run.paths.log(1, "n2")), "--prefix", "none", "-n", "1") == ["after"]
+    assert run.lines(str(run.paths.log(2, "n2")), "--prefix", "none", "-n", "1") == ["again"]
+
+
+def test_a_name_that_no_file_can_have_is_no_crash(run: Here) -> None:
+    run.environ["PATH"] = str(run.path)
+    done = run.logs("x" * 5000)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot read /")
+    assert "File name too long" in done.stderr
+
+
+def test_neighbours_are_not_counted_among_the_last_lines(run: Here) -> None:
+    shown_lines = shown(run, "--errors", "-C", "4", "-n", "1", "--dedup")
+    assert shown_lines == ["about to fail", "ValueError: bad", "after"]
+
+
+def test_the_batch_scripts_output_has_neighbours_too(run: Here) -> None:
+    run.paths.slurm_dir.mkdir()
+    run.paths.batch_output.write_text("one\ntwo\nthree\nfour\n")
+    assert shown(run, "--stream", "batch", "-g", "two", "-C", "1") == ["one", "two", "three"]
+
+
+def test_nothing_of_a_log_moves_the_readers_terminal(run: Here) -> None:
+    evil = b"1 \x1b]0;title\x07\x1b[2Jbad news"
+    run.write("n2", raw(T0 + 9 * SECOND, None, "z", evil))
+    write_side_file(run.paths, 1, "n2", [raw(T0 + 9 * SECOND, None, "z", b"- 0 " + evil)])
+    done = run.logs("L1", "-f", "--color", "always", "-n", "all")
+    assert "- n2 exited 1: bad news" in done.stderr
+    assert "\x1b]" not in done.stderr
+    assert "\x1b[2J" not in done.stderr
+
+
+def test_the_ends_of_nodes_use_up_none_of_the_last_lines(run: Here) -> None:
+    done = run.logs("-f", "L1", "-a", "-n", "1", "--prefix", "none")
+    assert done.stdout == "launcher says\n"
+
+
+def test_a_followers_side_files_that_were_full_are_told_of_once(run: Here) -> None:
+    full = [raw(T0 + 6 * SECOND + i, None, "g", f"- 99 x {i} full") for i in (1, 2)]
+    write_side_file(run.paths, 1, "n2", full)
+    done = run.logs("-f", "L1", "-n", "all")
+    assert done.stderr.count("note: not all error lines of n2 are among them (--errors)") == 1
+
+
+def test_gaps_are_counted_where_they_cannot_be_shown(run: Here, tmp_path: Path) -> None:
+    run.write("n2", raw(T0 + 9 * SECOND, 9, "g", "o 100 full"))
+    done = run.logs("L1", "-a", "--save", f"{tmp_path / 'saved'}/")
+    assert done.stderr.splitlines()[1] == (
+        "note: output was lost at 1 place; the logs say where and how much"
+    )

@@ -243,7 +243,8 @@ def test_a_side_file_that_comes_after_its_log_was_classified_repeats_nothing(
 
 def test_the_end_of_a_nodes_log_is_told(paths: RunPaths) -> None:
     write_log(paths, 1, "n1", [raw(T0, 0, "o", "a"), raw(T0 + 1, None, "z", "3 rank 0 failed")])
-    assert followed(paths, Script(), tail=5) == ["a", "- n1 3 rank 0 failed"]
+    assert followed(paths, Script()) == ["a", "- n1 3 rank 0 failed"]
+    assert followed(paths, Script(), tail=1) == ["a"]  # it was over when following began
 
 
 def test_nodes_are_told_of_when_their_files_appear(paths: RunPaths) -> None:

@@ -72,9 +72,22 @@ def test_a_time_without_a_zone_is_this_machines_with_its_summer_time(
     assert found == datetime(2026, 7, 1, 10, tzinfo=timezone.utc).timestamp() * 1_000_000
 
 
-def test_an_age_before_all_time_is_refused() -> None:
-    with pytest.raises(UsageError, match="longer ago than any log"):
-        moment("999999999999d")
+def test_an_age_is_time_that_has_passed_whatever_the_clocks_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        now = datetime(2026, 3, 29, 3, 30)  # the clock went from 02:00 to 03:00
+        found = parse_moment("2h", now=now, find_step=no_steps)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert found == datetime(2026, 3, 28, 23, 30, tzinfo=timezone.utc).timestamp() * 1_000_000
+
+
+def test_an_age_may_be_longer_than_any_log() -> None:
+    assert parse_moment("999999999999d", now=NOW, find_step=no_steps) < 0
 
 
 @given(st.text(max_size=30))
