@@ -205,6 +205,7 @@ class ForeignFiles:
                 path=file.path,
                 kind=Kind.PLAIN,
                 ranks=None if file.rank is None else range(file.rank, file.rank + 1),
+                stream=file.stream,
             )
             for file in found
         ]

@@ -148,6 +148,8 @@ def test_the_command_line_reads_a_job_that_it_did_not_start(
     done = logs(here, job_id, "--rank", "2", "--prefix", "none")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["2", "bad"])
     assert done.stderr.startswith(f"note: job {job_id} was not started by clusterrun; it has 9 ")
+    errors = logs(here, job_id, "--stream", "err", "--prefix", "none").stdout.splitlines()
+    assert errors == ["bad"] * 4
     assert logs(here, job_id, "-g", "^batch$", "--prefix", "none").stdout == "batch\n"
     assert sorted(logs(here, job_id, "--rank", "0", "-o", "raw").stdout) == sorted("0\nbad\n")
     assert len(logs(here, job_id, "--path").stdout.splitlines()) == 9
