@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ def main() -> None:
         corpus.remove(directory)
         return
     directory.mkdir(parents=True, exist_ok=True)
+    # A shell's background job ignores it, and so would the followers that are interrupted here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     facts, found = {**machine(directory), "scale": _scale(asked)}, []
     for section in _sections(asked, directory):
         found.append(section)
