@@ -26,7 +26,8 @@ _NO_NUMBER = rb"(?!\s*[-+]?(?:\d+\.|\.\d|\d+(?:e[-+]?\d+)?\s*(?:$|,)|nan\b|inf\b
 _NO_METRIC = rb"(?!\s*[-+]?(?:\d*\.\d|nan\b|inf\b))"
 _LEVEL = rb"(?:ERROR|CRITICAL|FATAL)"
 
-# The order is that of preference: what is more exact comes first.
+# The order is that of preference: what is more exact comes first. No pattern may try the same
+# bytes again and again, whatever a line holds: the agent looks at what a rank likes to write.
 SYMPTOMS = (
     Symptom(
         id="oom",
@@ -52,7 +53,7 @@ SYMPTOMS = (
         pattern=re.compile(
             rb"CUDA(?: driver| runtime)? error\b|\bcudaError(?!_)[A-Z]\w*|device-side assert"
             rb"|\bXid \(PCI|\bcuDNN error|\bCUDNN_STATUS_(?!SUCCESS)"
-            rb"|\bCUBLAS_STATUS_(?!SUCCESS)|block: \[.*Assertion|uncorrectable ECC error"
+            rb"|\bCUBLAS_STATUS_(?!SUCCESS)|block: \[.{0,99}Assertion|uncorrectable ECC error"
         ),
     ),
     Symptom(
@@ -79,7 +80,7 @@ SYMPTOMS = (
                     rb"^E\d{4} \d\d:\d\d:\d\d|\[E(?:\d{3,4} \d\d:| \w+\.cpp:)",
                     # what a program says of itself
                     rb"(?:^|^[\w./+\-]+: |[:)\d]: )(?:fatal )?[Ee]rror:\s" + _NO_NUMBER,
-                    rb"^(?:fatal|panic|FATAL): |\*\*\* .*\bError \d+$",
+                    rb"^(?:fatal|panic|FATAL): |\*\*\* [^*]*\bError \d+$",
                     rb"(?:^|[\]:>|)] ?)(?:[A-Za-z_]\w*\.)*[A-Z_]\w*(?:Error|Exception)(?:$|: )"
                     + _NO_METRIC,
                     rb"^(?:Exception (?:raised|in|ignored)|Unhandled exception|Caught \w+Error in)",
@@ -93,7 +94,7 @@ _PYTHON_WARNING = re.compile(rb"\b[A-Z]\w*Warning: ")
 _WARNING = re.compile(rb"\bWARN(?:ING)?\b|^W\d{4} |\blevel=warn")
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(
-    rb"(?:\[(?:rank|default|Rank |node)?\d+\]:? ?|\d{1,7}: ?|\(\w[^()]* pid=\d+[^()]*\) ?"
+    rb"(?:\[(?:rank|default|Rank |node)?\d+\]:? ?|\d{1,7}: ?|\(\w[^()=]* pid=\d+(?:[^()\d][^()]*)?\) ?"
     rb"|PID \d+: ?)+"
 )
 _TRACEBACK_START = b"Traceback (most recent call last):"
@@ -124,10 +125,11 @@ def may_hold_errors(block: bytes) -> bool:
     """Say whether a closer look at these lines is worth it.
 
     Without digits and bars most lines of a training are one and the same: only what differs is
-    searched, three times as fast. `E0801 …` (glog) has no letters to go by.
+    searched, three times as fast. `E0801 …` (glog) has no letters to go by. Lines may have a
+    prefix, or stand in a log behind their stamps.
     """
-    forms = b"\n".join((b"", *set(block.translate(None, _NOT_KEPT).split(b"\n"))))
-    if b"\nE" in forms and (b"\nE0" in block or b"\nE1" in block or block[:2] in (b"E0", b"E1")):
+    forms = b"\n".join(set(block.translate(None, _NOT_KEPT).split(b"\n")))
+    if b"E" in forms and (b"E0" in block or b"E1" in block):
         return True
     return any(map(forms.lower().__contains__, _LITERALS))
 
@@ -178,7 +180,7 @@ def _shown(text: bytes) -> bytes:
         text = _COLOUR.sub(b"", text)
     text = text.rstrip()
     text = text[text.rfind(b"\r") + 1 :]
-    prefix = _PREFIX.match(text)
+    prefix = _PREFIX.match(text, 0, _LOOKED_AT)
     return text[prefix.end() :] if prefix else text
 
 

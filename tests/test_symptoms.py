@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -214,3 +216,34 @@ def test_any_bytes_can_be_classified(lines: list[bytes]) -> None:
 @given(st.from_regex(r"(step|epoch) [0-9]{1,6} ([a-z/_]{1,12}[=:] ?[0-9]{1,3}\.[0-9]{1,5} ?){1,5}"))
 def test_a_line_of_metrics_is_no_error(line: str) -> None:
     assert kind_of(line.replace("\n", "")) == ""
+
+
+def test_a_line_of_glog_behind_a_prefix_or_a_stamp_is_found_in_a_block() -> None:
+    line = "E0801 12:00:00.123456 140 trainer.py:12] no such column"
+    for prefix in ("[rank0]: ", "[default3]:", "1700000000000000 3 e "):
+        assert may_hold_errors(f"step 12 loss 2.5\n{prefix}{line}\nstep 13\n".encode())
+    assert kind_of(f"[rank0]: {line}") == "error"
+
+
+# Lines that make a pattern try again and again. They would take minutes, so that a bound of some
+# seconds says nothing of this machine.
+HOSTILE = ["(a pid=", "(a pid=1 pid=1", "[rank0]: ", "*** ", "block: [", "ERROR: ", ":a.A_", "0"]
+HOSTILE += [" ", 'File "', "Error", "\x1b[", "1: ", "- ", "task 0,", "\r"]
+SECONDS = 5.0
+
+
+@pytest.mark.parametrize("end", ["0", " pid=1", " ", ""])
+@pytest.mark.parametrize("start", HOSTILE)
+def test_a_hostile_line_takes_no_longer_than_others(start: str, end: str) -> None:
+    line, since = (start + (end or start) * (1 << 16))[: 1 << 16], time.process_time()
+    for _ in range(4):
+        kinds(f"Traceback (most recent call last):\n{line}\n{line} Error\nError {line}")
+        assert time.process_time() - since < SECONDS
+
+
+@pytest.mark.parametrize("text", ["*** ", "block: [", "ERROR: ", "- ERROR ", "task 0,", "cudaErrorA"])
+def test_the_patterns_of_the_table_take_time_in_proportion(text: str) -> None:
+    line, since = text.encode() * ((1 << 19) // len(text)), time.process_time()
+    for symptom in SYMPTOMS:
+        symptom.pattern.search(line)
+        assert time.process_time() - since < SECONDS
