@@ -6,19 +6,16 @@ the literals of a search, a line by its head ` 149 o `; only wanted lines become
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterator
 
 from clusterrun.logs.files import Kind, stat_file
-from clusterrun.logs.lines import BEFORE_ALL, LogLine, Stream, last_stamp
+from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, Stream, last_stamp, who_wrote
 from clusterrun.logs.scan import find_stretches, holds_any
 from clusterrun.logs.sources import Part, Source
 from clusterrun.symptoms import Classifier, may_hold_errors
 
-_HEAD = re.compile(rb" (-|[0-9]{1,9}) ([oelagzOELAGZ]) ?")
 _MAX_HEADS = 20_000
 _MAX_OFFSET_DIGITS = 18
-_STREAMS = {stream.value: stream for stream in Stream}
 _RECORDS = (Stream.GAP, Stream.END)
 _RECORD_LITERALS = (b" g ", b" z ")
 _SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
@@ -36,13 +33,11 @@ class Heads(dict[bytes, "Head | None"]):
         self._takes = takes
 
     def __missing__(self, key: bytes) -> Head | None:
-        match = _HEAD.fullmatch(key)
+        match = STAMPED.match(BEFORE_ALL + key)
         if not match:
             return None
-        rank = None if match[1] == b"-" else int(match[1])
-        letter = match[2].decode()
-        stream = _STREAMS[letter.lower()]
-        head = (self._takes(rank, stream), rank, stream, letter.isupper())
+        rank, stream, partial = who_wrote(match)
+        head = (self._takes(rank, stream), rank, stream, partial)
         if len(self) < _MAX_HEADS:  # a damaged file may hold any number of them
             self[key] = head
         return head

@@ -37,12 +37,10 @@ _LABELS = {
 _LETTERS = {stream.value.encode(): (stream, False) for stream in Stream} | {
     stream.value.upper().encode(): (stream, True) for stream in Stream
 }
-_TIME_DIGITS = 16  # µs: until the year 2286, which datetime can still write
-_MAX_RANK_DIGITS = 9
 BEFORE_ALL = b"0" * 16  # a stamp
 MAX_HEAD_BYTES = 32
-STAMPED = re.compile(  # the head of a line
-    rb"[0-9]{16} (?:-|[0-9]{1,9}) [oelagzOELAGZ](?= |\n|\Z)"
+STAMPED = re.compile(  # the head of a line; 16 digits of µs: until 2286, which datetime can write
+    rb"([0-9]{16}) (-|[0-9]{1,9}) ([oelagzOELAGZ])(?= |\n|\Z)"
 )
 
 
@@ -72,8 +70,8 @@ def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
     >>> line.rank, line.stream.label, line.text, line.partial
     (3, 'err', b'50 %', True)
     """
-    head = raw.split(b" ", 3)
-    if len(head) < 3 or not _is_head(*head[:3]):
+    head = STAMPED.match(raw)
+    if not head:
         return LogLine(
             epoch_us=near_us,
             node=node,
@@ -83,25 +81,22 @@ def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
             partial=False,
             offset=offset,
         )
-    stream, partial = _LETTERS[head[2]]
+    rank, stream, partial = who_wrote(head)
     return LogLine(
-        epoch_us=int(head[0]),
+        epoch_us=int(head[1]),
         node=node,
-        rank=None if head[1] == b"-" else int(head[1]),
+        rank=rank,
         stream=stream,
-        text=head[3] if len(head) == 4 else b"",
+        text=raw[head.end() + 1 :],
         partial=partial,
         offset=offset,
     )
 
 
-def _is_head(time_us: bytes, rank: bytes, letter: bytes) -> bool:
-    return (
-        time_us.isdigit()
-        and len(time_us) == _TIME_DIGITS
-        and (rank == b"-" or (rank.isdigit() and len(rank) <= _MAX_RANK_DIGITS))
-        and letter in _LETTERS
-    )
+def who_wrote(head: re.Match[bytes]) -> tuple[int | None, Stream, bool]:
+    """Read rank and stream of a head, and whether the line was cut."""
+    stream, partial = _LETTERS[head[3]]
+    return None if head[2] == b"-" else int(head[2]), stream, partial
 
 
 def find_stamped(data: bytes, start: int = 0) -> int:

@@ -63,16 +63,11 @@ def choose_sources(
     attempt: int,
     query: Query,
     nodes: frozenset[str] | None = None,
-    *,
-    ends: bool = False,
 ) -> list[Source]:
-    """Choose what to read of an attempt, or of some of its nodes; `ends`: also their logs' ends.
-
-    What is written from now on is not read. Raises ClusterrunError for a file that can't be.
-    """
+    """Choose what to read of an attempt, or of some of its nodes, as `sources_of` does."""
     logs = find_log_files(paths, attempt, nodes)
     sides = find_side_files(paths, attempt, nodes) if query.overview or query.errors else []
-    return sources_of([*logs, *sides], query, ends=ends)
+    return sources_of([*logs, *sides], query)
 
 
 def sources_of(
@@ -80,7 +75,9 @@ def sources_of(
 ) -> list[Source]:
     """Choose what to read of some files; logs and side files of a node are read for each other.
 
-    `live` chooses those, too, that have nothing wanted yet.
+    `ends` takes the records of the logs' ends, too; `live` chooses also those files that have
+    nothing wanted yet. What is written from now on is not read. Raises ClusterrunError for a file
+    that can't be.
     """
     chosen = []
     for file, part, takes in _parts(files, query, ends=ends):

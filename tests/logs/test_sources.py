@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.logs.files import Kind, LogFile
+from clusterrun.logs.files import Kind, LogFile, find_log_files
 from clusterrun.logs.lines import Stream
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
@@ -55,8 +55,8 @@ class Run:
             self.paths.world(1).write_text(json.dumps(found))
         return self.paths
 
-    def read(self, query: Query, **options: bool) -> list[str]:
-        chosen = choose_sources(self.paths, 1, query, **options)
+    def read(self, query: Query) -> list[str]:
+        chosen = choose_sources(self.paths, 1, query)
         found = texts(merge_sources(chosen))
         assert texts(newest(chosen, 1000)) == found
         return found
@@ -89,7 +89,8 @@ WRONG = ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
 def test_everything_is_every_line_but_the_ends_of_logs(run: Run) -> None:
     run.write()
     assert run.read(EVERYTHING) == ALL
-    assert run.read(EVERYTHING, ends=True) == [*ALL, "0 complete"]
+    with_ends = sources_of(find_log_files(run.paths, 1), EVERYTHING, ends=True)
+    assert texts(merge_sources(with_ends)) == [*ALL, "0 complete"]
     assert run.opened(EVERYTHING) == ["n1.log", "n2.log"]
 
 
