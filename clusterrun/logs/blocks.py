@@ -8,14 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 
-from clusterrun.logs.files import Kind, stat_file
-from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, Stream, last_stamp, who_wrote
+from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles, stat_file
+from clusterrun.logs.lines import (
+    BEFORE_ALL,
+    STAMPED,
+    LogLine,
+    Stream,
+    last_stamp,
+    parse_line,
+    who_wrote,
+)
 from clusterrun.logs.scan import find_stretches, holds_any
 from clusterrun.logs.sources import Part, Source
 from clusterrun.symptoms import Classifier, may_hold_errors
 
 _MAX_HEADS = 20_000
 _MAX_OFFSET_DIGITS = 18
+_NOTED_BYTES = 4096 - 3  # of a line in a side file; one that long may be longer in its log
+_FULL_BYTES = 16 * 1024  # are read of one at first
+_CUT = "…".encode()
 _RECORDS = (Stream.GAP, Stream.END)
 _RECORD_LITERALS = (b" g ", b" z ")
 _SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
@@ -71,10 +82,14 @@ def parse_log(
 
 
 class Sieve:
-    """Gives the wanted lines of one source, whose stretches come in order."""
+    """Gives the wanted lines of one source, whose stretches come in order.
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    Where it is decided by the text which lines are wanted, a piece of a cut line is given as a
+    line of its own, with a mark: others may lie between it and the next one that is wanted.
+    """
+
+    def __init__(self, source: Source, files: OpenFiles) -> None:
+        self._source, self._files = source, files
         self._heads = Heads(source.takes)
         self._takes_torn = source.takes(None, Stream.LAUNCHER)
         is_classified = source.part is not Part.ALL and source.file.kind is not Kind.ERRORS
@@ -115,6 +130,8 @@ class Sieve:
             lines = list(filter(self._errors.holds, lines))
         if self._source.wants is not None:
             lines = list(filter(self._source.wants, lines))
+        if self._source.wants is not None or self._errors is not None:
+            lines = [_as_whole(line) if line.partial else line for line in lines]
         return lines
 
     def _parse(self, data: bytes, offset: int) -> list[LogLine]:
@@ -144,9 +161,12 @@ class Sieve:
         if not self._source.takes(rank, file.stream) or not holds_any(data, self._source.literals):
             return []
         epoch_us, lines = int(self.near), []
-        for raw in data.removesuffix(b"\n").split(b"\n"):
+        *whole, rest = data.split(b"\n")
+        for raw in whole:
             lines.append(LogLine(epoch_us, file.node, rank, file.stream, raw, False, offset))
             offset += len(raw) + 1
+        if rest:
+            lines.append(LogLine(epoch_us, file.node, rank, file.stream, rest, True, offset))
         return lines
 
     def _without_class(self, lines: list[LogLine]) -> Iterator[LogLine]:
@@ -160,7 +180,24 @@ class Sieve:
             self.place = max(self.place, int(head[1]))
             if is_all or head[0] != b"-" or line.stream in _RECORDS:
                 text = head[2] if len(head) == 3 else b""
-                yield line._replace(text=text, offset=self.place)
+                noted = line._replace(text=text, offset=self.place)
+                yield noted if len(text) < _NOTED_BYTES else self._in_full(noted)
+
+    def _in_full(self, noted: LogLine) -> LogLine:
+        """Read a line where its log has it, as the side file may have its beginning alone."""
+        log = self._source.file.log
+        size, raw = _FULL_BYTES, b""
+        while log is not None and b"\n" not in raw and size <= MAX_LINE_BYTES:
+            raw = self._files.read(log, noted.offset, size)
+            size *= 4
+        raw, newline, _ = raw.partition(b"\n")
+        found = parse_line(raw, node=noted.node, offset=noted.offset, near_us=0)
+        is_same = newline and found[2:4] == noted[2:4] and found.text.startswith(noted.text)
+        return noted._replace(text=found.text if is_same else noted.text + _CUT)
+
+
+def _as_whole(piece: LogLine) -> LogLine:
+    return piece._replace(text=piece.text + _CUT, partial=False)
 
 
 class _ErrorLines:

@@ -36,7 +36,7 @@ class Kind(Enum):
 class LogFile:
     """A file of log lines of one node; `ranks` None where it is not known whose they are.
 
-    `stream` is that of all lines of a PLAIN file.
+    `stream` is that of all lines of a PLAIN file; `log` is the file that one of ERRORS points into.
     """
 
     node: str
@@ -45,6 +45,7 @@ class LogFile:
     ranks: range | None = None
     index: Path | None = None
     stream: Stream = Stream.OUT
+    log: Path | None = None
 
 
 def find_log_files(
@@ -74,6 +75,7 @@ def find_side_files(
             path=paths.log_errors(attempt, node),
             kind=Kind.ERRORS,
             ranks=ranks.get(node),
+            log=paths.log(attempt, node),
         )
         for node in _nodes_with(".err", paths, attempt, nodes)
     ]

@@ -9,11 +9,7 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 
 from clusterrun.logs.blocks import Sieve
-from clusterrun.logs.files import (
-    MAX_LINE_BYTES,
-    OpenFiles,
-    natural_key,
-)
+from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles, natural_key
 from clusterrun.logs.lines import LogLine
 from clusterrun.logs.narrow import narrow
 from clusterrun.logs.sources import Source
@@ -44,7 +40,7 @@ def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
     is_split = len({source.file.node for source in sources}) < len(sources)
     block_bytes = _BLOCK_BUDGET_BYTES // max(len(sources), 1)
     block_bytes = min(max(block_bytes, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)
-    with OpenFiles(len(sources)) as files:
+    with OpenFiles(count_files(sources)) as files:
         live = [
             _Reader(source, number_of[source.file.node], files, block_bytes)
             for source in sorted(sources, key=lambda source: number_of[source.file.node])
@@ -86,6 +82,12 @@ def number_nodes(sources: Iterable[Source]) -> dict[str, int]:
     return {node: number for number, node in enumerate(sorted(nodes, key=natural_key))}
 
 
+def count_files(sources: Iterable[Source]) -> int:
+    """Count the files that reading may open."""
+    paths = {path for source in sources for path in (source.file.path, source.file.log)}
+    return len(paths - {None})
+
+
 def _read_ahead(live: list[_Reader]) -> None:
     """Read on where files hold up the others: until half of them do, as far as memory permits.
 
@@ -110,7 +112,7 @@ class _Reader:
 
     def __init__(self, source: Source, number: int, files: OpenFiles, block_bytes: int) -> None:
         self._source, self._number, self._files = source, number, files
-        self._sieve = Sieve(source)
+        self._sieve = Sieve(source, files)
         self._usual_bytes = block_bytes
         self._block_bytes = _MAX_SKIP_BYTES if source.literals else block_bytes
         self._position, self._end = source.start, source.end
@@ -147,12 +149,18 @@ class _Reader:
         elif not picked:
             self._block_bytes = min(self._block_bytes * 2, _MAX_SKIP_BYTES)
         if picked:
-            self._line_bytes = _LINE_BYTES + len(data) // (data.count(b"\n") + 1)
+            self._line_bytes = _LINE_BYTES + self._text_bytes(data, picked)
             self.lines += picked
         self.reached = (int(self._sieve.near), self._number, self._sieve.place)
         if self.is_done:
             self.reached = _AT_THE_END
             self._files.close(self._source.file.path)
+
+    def _text_bytes(self, data: bytes, picked: list[LogLine]) -> int:
+        """Estimate the bytes of a line's text; those of a side file may be longer than there."""
+        if self._source.file.kind is Kind.ERRORS:
+            return sum(len(line.text) for line in picked) // len(picked)
+        return len(data) // (data.count(b"\n") + 1)
 
     def _go_to_stretch(self) -> None:
         """Pass over what is known to hold nothing."""

@@ -11,7 +11,7 @@ from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.dedup import Distinct
 from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
 from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
-from clusterrun.logs.merge import number_nodes
+from clusterrun.logs.merge import count_files, number_nodes
 from clusterrun.logs.narrow import BIG_BYTES, narrow
 from clusterrun.logs.sources import Part, Source
 
@@ -47,7 +47,7 @@ def _newest(
     number_of = number_nodes(sources)
     found: list[LogLine] = []
     distinct = Distinct()
-    with OpenFiles(len(sources)) as files:
+    with OpenFiles(count_files(sources)) as files:
         readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
         heap = [(reader.rank, place, reader) for place, reader in enumerate(readers)]
         heapq.heapify(heap)
@@ -77,7 +77,7 @@ class _Backward:
 
     def __init__(self, source: Source, number: int, files: OpenFiles) -> None:
         self._source, self._number, self._files = source, number, files
-        self._newest_us = int(Sieve(source).near) or 10**16 - 1
+        self._newest_us = int(Sieve(source, files).near) or 10**16 - 1
         self._position, self._start = source.end, source.start
         self._rest = b""
         self._block_bytes = _FIRST_BYTES
@@ -161,7 +161,7 @@ class _Backward:
     def _sieve_at(self, data: bytes, offset: int) -> Sieve:
         """Make a sieve that knows of what comes before some lines as much as it needs."""
         source = self._source
-        sieve = Sieve(source)
+        sieve = Sieve(source, self._files)
         if source.part is not Part.ALL and source.file.kind is not Kind.ERRORS:
             start = max(source.start, offset - _CONTEXT_BYTES)
             context = self._files.read(source.file.path, start, offset - start)

@@ -84,7 +84,6 @@ def sources_of(
         start, end = _stretch(file, query)
         if start >= end and not live:
             continue
-        is_classified = part is not Part.ALL and file.kind is not Kind.ERRORS
         chosen.append(
             Source(
                 file=file,
@@ -93,7 +92,8 @@ def sources_of(
                 part=part,
                 takes=takes,
                 wants=_wants(query),
-                literals=() if is_classified else _literals(query, ends=ends),
+                # What is classified is read as a whole; a side file may lack a line's end.
+                literals=_literals(query, ends=ends) if part is Part.ALL else (),
             )
         )
     return chosen

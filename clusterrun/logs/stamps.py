@@ -6,8 +6,6 @@ from collections.abc import Callable
 from datetime import datetime, timezone, tzinfo
 from functools import lru_cache
 
-FORMS = ("none", "time", "iso", "delta")
-
 Stamp = Callable[[int], str]
 
 

@@ -58,3 +58,8 @@ def merged(corpus: Mapping[str, bytes]) -> list[LogLine]:
     """Order all lines the slow way."""
     lines = [line for node in corpus for line in parsed(corpus[node], node)]
     return sorted(lines, key=lambda line: (line.epoch_us, natural_key(line.node), line.offset))
+
+
+def as_whole(line: LogLine) -> LogLine:
+    """Make a line of a piece that was chosen by its text."""
+    return line._replace(text=line.text + "…".encode(), partial=False) if line.partial else line

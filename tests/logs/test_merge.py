@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.logs import merge
-from clusterrun.logs.files import Kind, LogFile
+from clusterrun.logs.files import MAX_LINE_BYTES, Kind, LogFile
 from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.newest import newest
 from clusterrun.logs.sources import Part, Source
 from tests.logs.corpus import T0, raw, texts
 from tests.logs.reading import blocks_of, sources, whole, write
-from tests.logs.strategies import CORPORA, merged, parsed
+from tests.logs.strategies import CORPORA, as_whole, merged, parsed
 
 BLOCKS = st.integers(1, 200)
 HELD = st.sampled_from([0, 3000, 1 << 26])
@@ -68,7 +69,8 @@ def test_literals_only_save_time(
         whole(source.file, wants=wants, literals=literals) for source in sources(directory, corpus)
     ]
     with blocks_of(block):
-        assert list(merge_sources(chosen)) == [line for line in merged(corpus) if wants(line)]
+        wanted = [line for line in merged(corpus) if wants(line)]
+        assert list(merge_sources(chosen)) == [as_whole(line) for line in wanted]
 
 
 @given(CORPORA, BLOCKS, st.data())
@@ -226,3 +228,11 @@ def test_lines_of_a_file_of_stderr_are_of_that_stream(tmp_path: Path) -> None:
     takes_out = whole(file, takes=lambda rank, stream: stream is Stream.OUT)
     assert [line.stream for line in merge_sources([whole(file)])] == [Stream.ERR]
     assert not list(merge_sources([takes_out]))
+
+
+def test_what_nobody_stamped_is_as_long_as_its_file(tmp_path: Path) -> None:
+    for text in (b"no newline", b"first\nsecond", b"whole\n", b"x" * (MAX_LINE_BYTES + 9), b"\n\n"):
+        file = write(tmp_path, "n1", text, Kind.PLAIN)
+        for found in (merge_sources([whole(file)]), newest([whole(file)], 9)):
+            pieces = [line.text if line.partial else line.text + b"\n" for line in found]
+            assert b"".join(pieces) == text

@@ -16,6 +16,7 @@ from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
 from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
 from clusterrun.logs.sources import choose_sources, sources_of
+from clusterrun.node.sidefile import TEXT_BYTES
 from clusterrun.paths import RunPaths
 from tests.logs.corpus import T0, raw, texts, write_log
 
@@ -195,6 +196,82 @@ def test_moments_cut_all_files(run: Run, query: Query) -> None:
         )
         expected = [line for line in lines if low <= line.epoch_us - T0 < high]
         assert list(merge_sources(choose_sources(run.paths, 1, cut))) == expected
+
+
+def _cut_lines() -> list[bytes]:
+    """Write what a rank prints in two steps: `loading a` and, later, `done a`."""
+    texts = [("O", "loading a "), ("o", "done a"), ("O", "loading b "), ("o", "done b")]
+    return [raw(T0 + i, 1, stream, text) for i, (stream, text) in enumerate(texts)]
+
+
+def _shown(query: Query, paths: RunPaths) -> list[tuple[str, bool]]:
+    found = list(merge_sources(choose_sources(paths, 1, query)))
+    assert list(newest(choose_sources(paths, 1, query), 9)) == found
+    return [(line.text.decode(), line.partial) for line in found]
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        (Query(include=(re.compile(b"loading"),)), [("loading a …", False), ("loading b …", False)]),
+        (Query(exclude=(re.compile(b"loading"),)), [("done a", False), ("done b", False)]),
+    ],
+)
+def test_pieces_of_cut_lines_that_are_chosen_by_their_text_are_lines_of_their_own(
+    tmp_path: Path, query: Query, shown: list[tuple[str, bool]]
+) -> None:
+    paths = RunPaths(root=tmp_path)
+    write_log(paths, 1, "n1", _cut_lines())
+    assert _shown(query, paths) == shown
+
+
+def test_pieces_that_are_errors_are_lines_of_their_own_where_the_others_are_not(
+    tmp_path: Path,
+) -> None:
+    paths = RunPaths(root=tmp_path)
+    texts = ["ValueError: a", " and so on", "KeyError: b", " and so on"]
+    lines = [raw(T0 + i, 1, "eE"[i % 2 == 0], text) for i, text in enumerate(texts)]
+    write_log(paths, 1, "n1", lines)
+    assert _shown(ERRORS, paths) == [("ValueError: a…", False), ("KeyError: b…", False)]
+
+
+def test_pieces_that_are_not_chosen_by_their_text_are_given_as_pieces(tmp_path: Path) -> None:
+    paths = RunPaths(root=tmp_path)
+    write_log(paths, 1, "n1", _cut_lines())
+    assert [partial for _, partial in _shown(EVERYTHING, paths)] == [True, False] * 2
+
+
+LONG = "ValueError: " + "x" * 6000 + " because of y"
+
+
+@pytest.fixture
+def long_error(run: Run) -> Run:
+    """A line that is longer in the log than what the side file has of it."""
+    run.say("n2", 9, 3, "e", LONG, "exception")
+    place = len(b"".join(run.logs["n2"][:-1]))
+    run.sides["n2"][-1] = raw(T0 + 9, 3, "e", f"exception {place} {LONG[:TEXT_BYTES]}")
+    return run
+
+
+@pytest.mark.parametrize("query", [ERRORS, OVERVIEW])
+def test_a_long_error_line_is_given_whole(long_error: Run, query: Query) -> None:
+    long_error.write()
+    assert long_error.read(query)[-1] == LONG
+
+
+def test_a_long_error_line_is_searched_whole(long_error: Run) -> None:
+    long_error.write()
+    query = Query(errors=True, include=(re.compile(b"because"),), ranks=frozenset({3}))
+    assert long_error.read(query) == [LONG]
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged\n" * 2000])
+def test_a_long_error_line_that_the_log_lacks_ends_with_a_mark(
+    long_error: Run, content: bytes
+) -> None:
+    paths = long_error.write()
+    paths.log(1, "n2").write_bytes(content)
+    assert long_error.read(ERRORS)[-1] == LONG[:TEXT_BYTES] + "…"
 
 
 def test_files_of_chosen_nodes_alone_are_read(run: Run) -> None:
