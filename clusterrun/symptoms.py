@@ -94,8 +94,8 @@ _PYTHON_WARNING = re.compile(rb"\b[A-Z]\w*Warning: ")
 _WARNING = re.compile(rb"\bWARN(?:ING)?\b|^W\d{4} |\blevel=warn")
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(
-    rb"(?:\[(?:rank|default|Rank |node)?\d+\]:? ?|\d{1,7}: ?|\(\w[^()=]* pid=\d+(?:[^()\d][^()]*)?\) ?"
-    rb"|PID \d+: ?)+"
+    rb"(?:\[(?:rank|default|Rank |node)?\d+\]:? ?|\d{1,7}: ?"
+    rb"|\(\w[^()=]* pid=\d+(?:[^()\d][^()]*)?\) ?|PID \d+: ?)+"
 )
 _TRACEBACK_START = b"Traceback (most recent call last):"
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")

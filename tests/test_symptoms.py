@@ -241,7 +241,9 @@ def test_a_hostile_line_takes_no_longer_than_others(start: str, end: str) -> Non
         assert time.process_time() - since < SECONDS
 
 
-@pytest.mark.parametrize("text", ["*** ", "block: [", "ERROR: ", "- ERROR ", "task 0,", "cudaErrorA"])
+@pytest.mark.parametrize(
+    "text", ["*** ", "block: [", "ERROR: ", "- ERROR ", "task 0,", "cudaErrorA"]
+)
 def test_the_patterns_of_the_table_take_time_in_proportion(text: str) -> None:
     line, since = text.encode() * ((1 << 19) // len(text)), time.process_time()
     for symptom in SYMPTOMS:

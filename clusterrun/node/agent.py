@@ -7,9 +7,8 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,13 +29,16 @@ from clusterrun.node.preparation import (
 from clusterrun.node.processes import adopt_orphans, kill_descendants
 from clusterrun.node.ranks import Ranks
 from clusterrun.node.report import Agreement
-from clusterrun.node.spool import Spool, create_spool
+from clusterrun.node.spool import Output, Spool, create_spool
+from clusterrun.node.stderr import say_on_stderr
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
+from clusterrun.wording import count
 
 TICK_S = 0.1
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 DRAIN_S = 10.0
+NAMED_OUTPUTS = 8
 CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _T = TypeVar("_T")
 
@@ -216,7 +218,7 @@ class Agent:
         """Write into the node's log; `tell` also the batch script's output."""
         self._forwarder.say(text)
         if tell:
-            print(f"clusterrun: {self._who.node}: {text}", file=sys.stderr, flush=True)  # noqa: T201
+            say_on_stderr(f"{self._who.node}: {text}")
 
     def _say_hello(self, agreement: Agreement) -> None:
         plan, where = self._plan, f"{agreement.address}:{agreement.port}"
@@ -237,6 +239,16 @@ def write_verdict(path: Path, code: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(f"{code}\n")
+
+
+def missing_text(sizes: Mapping[Output, int]) -> str:
+    """Say how much of which outputs is not in the log; what waited to be written may be in it."""
+    if not sizes:
+        return ""
+    text = f": up to {sum(sizes.values()):,} bytes of {count(len(sizes), 'output')} are missing"
+    if len(sizes) > NAMED_OUTPUTS:
+        return text
+    return f"{text}: {', '.join(f'{output.name} {size:,}' for output, size in sizes.items())}"
 
 
 def _launcher_failure(node: str, verdict: Verdict, when: str) -> Failure:
@@ -262,7 +274,7 @@ def run_agent(run_dir: Path, number: int) -> int:
         who = identity(os.environ, plan.nodes)
         spool = _spool(who, number)
     except NodeError as error:
-        print(f"clusterrun: {socket.gethostname()}: {error.message}", file=sys.stderr)  # noqa: T201
+        say_on_stderr(f"{socket.gethostname()}: {error.message}")
         return error.code
     clock = Clock()
     limits = Limits(
@@ -289,8 +301,9 @@ def run_agent(run_dir: Path, number: int) -> int:
         for signal_number in CANCELLING:
             signal.signal(signal_number, signal.SIG_IGN)
         if not forwarder.finish(DRAIN_S):
-            text = f"clusterrun: {who.node}: not all logs could be written to {run_dir}"
-            print(text, file=sys.stderr)  # noqa: T201
+            why, missing = forwarder.problem or "too slow", missing_text(forwarder.unwritten())
+            text = f"{who.node}: not all logs could be written to {run_dir} ({why}){missing}"
+            say_on_stderr(text)
         spool.remove()
 
 

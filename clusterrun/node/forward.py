@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 import traceback
@@ -26,6 +25,7 @@ from clusterrun.node.logfile import LogFile
 from clusterrun.node.source import Source, water_level
 from clusterrun.node.spool import Output, Spool
 from clusterrun.node.stamp import Piece
+from clusterrun.node.stderr import say_on_stderr
 
 POLL_S = 0.1
 RETRY_S = 0.5  # while the run directory can't be written
@@ -70,12 +70,13 @@ class Forwarder(threading.Thread):
         self._end: tuple[int, str] | None = None
         self._complained = ""
         self._ending = threading.Event()
+        self._is_drained = False
 
     # What the agent calls
 
     def say(self, text: str) -> None:
         """Put lines of the agent's own into the log."""
-        now_us = self._clock.corrected(_now_us())
+        now_us = self._clock.corrected(self._clock.now_us())
         for line in text.splitlines():
             self._said.append((now_us, line.encode(errors="replace") + b"\n"))
 
@@ -92,7 +93,21 @@ class Forwarder(threading.Thread):
         """Drain and stop; say whether all was written in time."""
         self._ending.set()
         self.join(timeout_s)
-        return not self.is_alive()
+        return self._is_drained
+
+    @property
+    def problem(self) -> str:
+        """Why the run directory can't be written, "" where it can."""
+        return self._log.problem or self._events.problem
+
+    def unwritten(self) -> dict[Output, int]:
+        """Count the bytes of each output that may not be in the log; no others are missing."""
+        left = {}
+        for output in self._spool.outputs():
+            lane, left[output] = self._lanes.get(output), _size(output.path)
+            if lane is not None:
+                left[output] += lane.waiting + lane.lost.size - lane.source.position
+        return {output: size for output, size in left.items() if size > 0}
 
     # What the thread does
 
@@ -105,9 +120,10 @@ class Forwarder(threading.Thread):
             if not self._is_written:
                 time.sleep(POLL_S)  # until `finish` gives up
         if self._end is not None:
-            self._log.add_end(*self._end, self._clock.corrected(_now_us()))
+            self._log.add_end(*self._end, self._clock.corrected(self._clock.now_us()))
         while not self._log.flush() or not self._is_written:
             time.sleep(POLL_S)
+        self._is_drained = True
         self._close()
 
     @property
@@ -125,13 +141,13 @@ class Forwarder(threading.Thread):
         except Exception as error:  # noqa: BLE001 - without this thread the job would go on unseen
             if repr(error) != self._complained:
                 self._complained = repr(error)
-                traceback.print_exc()
+                say_on_stderr(traceback.format_exc())
             time.sleep(POLL_S)
-            return False
+            return True  # there may be more, and it is not written
 
     def _forward(self) -> bool:
         """Do one round; say whether there may be more right away."""
-        now_us = _now_us()
+        now_us = self._clock.now_us()
         self._find_files(now_us)
         self._write_events()
         self._error_files.copy()
@@ -141,6 +157,7 @@ class Forwarder(threading.Thread):
         is_busy = self._log.flush() and self._take_turns(now_us)
         if self._log.flush():
             for lane in self._lanes.values():
+                lane.waiting = 0
                 lane.source.give_back()
         self._complain()
         return is_busy and not self._log.pending_bytes
@@ -196,7 +213,7 @@ class Forwarder(threading.Thread):
             else:
                 lane.source.read_until_us = now_us
                 self._write_loss(lane, self._clock.corrected(now_us), is_now=is_last)
-        self._write_said(self._clock.corrected(_now_us()))
+        self._write_said(self._clock.corrected(self._clock.now_us()))
         return is_busy
 
     def _take_turn(self, lane: _Lane, at_us: int, now: float, *, is_last: bool) -> None:
@@ -215,6 +232,7 @@ class Forwarder(threading.Thread):
                     else:
                         self._write_loss(lane, at_us, is_now=True)
                         self._log.add(given, at_us, source.rank, source.stream)
+                        lane.waiting += len(given.text)
             if self._log.problem or not source.is_due(now, is_last=is_last):
                 return
 
@@ -237,14 +255,14 @@ class Forwarder(threading.Thread):
         """Record what was lost, before the next line or, where none comes, once a second."""
         if lane.lost.size and (is_now or at_us - lane.told_us >= 1_000_000):
             self._log.add_gap(lane.lost, at_us, lane.source.rank, lane.source.stream)
+            lane.waiting += lane.lost.size
             lane.lost, lane.told_us = Loss(0, ""), at_us
 
     def _complain(self) -> None:
         """Say once, where somebody may see it, that the run directory can't be written."""
-        problem = self._log.problem or self._events.problem
-        if problem and problem != self._complained:
-            self._complained = problem
-            print(f"clusterrun: cannot write logs: {problem}; trying on", file=sys.stderr)  # noqa: T201
+        if self.problem and self.problem != self._complained:
+            self._complained = self.problem
+            say_on_stderr(f"cannot write logs: {self.problem}; trying on")
 
     def _close(self) -> None:
         self._log.close()
@@ -258,12 +276,16 @@ class _Lane:
     """One output on its way, and what was lost of it but not yet recorded."""
 
     source: Source
+    waiting: int = 0  # bytes that were given to the log but may not have reached it
     lost: Loss = Loss(0, "")  # noqa: RUF009 - it is a tuple
     told_us: int = 0
 
 
-def _now_us() -> int:
-    return time.time_ns() // 1000
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _mtime_us(path: Path) -> int:

@@ -31,6 +31,13 @@ class Output:
     rank: str
     stream: str
 
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        if self.stream == "l":
+            return "the launcher"
+        return f"rank {self.rank} {'stdout' if self.stream == 'o' else 'stderr'}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spool:

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from clusterrun.node.agent import missing_text
+from clusterrun.node.spool import Output
 from clusterrun.spec import Device, MixedPrecision
 from tests.node.jobs import ROOT, STUB, Job
 
@@ -354,6 +356,38 @@ def test_lines_beyond_the_length_that_was_asked_for_are_cut_and_counted(stub_job
     assert job.wait() == [0]
     rows = [row[2:] for row in job.log() if row[1] == "0"]
     assert rows == [("O", "x" * 100), ("g", "o 901 lines longer than 100 bytes")]
+
+
+def test_a_status_is_that_of_the_rank_where_nothing_can_be_said_of_it(stub_job: Make) -> None:
+    job = stub_job("import sys; sys.exit(3)", nodes=1)
+    (job.paths.slurm_dir / "node0.out").symlink_to("/dev/full")
+    assert job.start().wait() == [3]
+
+
+def test_what_could_not_be_written_is_counted_in_the_last_words(
+    stub_job: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "hasty").mkdir()
+    (tmp_path / "hasty" / "sitecustomize.py").write_text(
+        "from clusterrun.node import agent\nagent.DRAIN_S = 1.0\n"
+    )
+    job = stub_job(HELLO, nodes=1, nproc_per_node=1)
+    log = job.paths.log(1, "local0")
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/full")
+    job.start(PYTHONPATH=f"{tmp_path / 'hasty'}:{STUB}:{ROOT}")
+    assert job.wait() == [0]
+    assert "not all logs could be written" in job.errors()
+    sizes = "rank 0 stderr 10, rank 0 stdout 15"
+    assert f"No space left on device): up to 25 bytes of 2 outputs are missing: {sizes}" in (
+        job.errors()
+    )
+    assert job.spools() == []
+
+
+def test_many_outputs_of_which_something_is_missing_are_not_named_each() -> None:
+    sizes = {Output(path=Path(f"{i}"), rank=str(i), stream="o"): 1000 for i in range(9)}
+    assert missing_text(sizes) == ": up to 9,000 bytes of 9 outputs are missing"
 
 
 def test_one_node_alone_needs_no_link(stub_job: Make) -> None:

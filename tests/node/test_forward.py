@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -147,6 +148,83 @@ def test_a_disk_that_stays_full_does_not_keep_the_agent(tmp_path: Path) -> None:
     assert time.monotonic() - since < 5
     log.unlink()
     assert thread.finish(5)
+
+
+@pytest.fixture
+def full_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the agent's own output be on a full disk, too: it is a file in the run directory."""
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        yield
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+
+
+def test_a_full_disk_ends_no_forwarder_that_cannot_even_say_so(
+    tmp_path: Path, full_stderr: None
+) -> None:
+    thread, log = forwarder(tmp_path), make_full(tmp_path)
+    (tmp_path / "spool" / "rank_0.out").write_bytes(b"important\n")
+    thread.start()
+    time.sleep(1)
+    log.unlink()
+    assert thread.finish(20)
+    assert whole(restored(tmp_path)["0o"]) == b"important\n"
+
+
+def test_a_round_that_fails_is_tried_again_with_a_full_stderr(
+    tmp_path: Path, full_stderr: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread, failures = forwarder(tmp_path), [ValueError("one"), ValueError("two")]
+    forward = thread._forward
+    monkeypatch.setattr(thread, "_forward", lambda: _raise(failures) or forward())
+    (tmp_path / "spool" / "rank_0.out").write_bytes(b"important\n")
+    thread.start()
+    assert thread.finish(20)
+    assert whole(restored(tmp_path)["0o"]) == b"important\n"
+
+
+def _raise(failures: list[ValueError]) -> None:
+    if failures:
+        raise failures.pop()
+
+
+def test_a_forwarder_that_died_has_not_written_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = forwarder(tmp_path)
+    monkeypatch.setattr(thread, "run", lambda: None)
+    thread.start()
+    assert not thread.finish(20)
+
+
+# What is lost in the end
+
+
+def test_all_is_counted_that_is_left_when_a_disk_stays_full(tmp_path: Path) -> None:
+    thread = forwarder(tmp_path, limits=Limits(spool_bytes=5_000_000))
+    make_full(tmp_path)
+    spool = tmp_path / "spool"
+    (spool / "rank_0.out").write_bytes(b"x" * 99 + b"\n")
+    thread.start()
+    wait_until(lambda: bool(thread.problem))  # the first line waits in memory by now
+    with (spool / "rank_0.out").open("ab") as file:
+        file.write(b"x" * 99 + b"\n")
+    (spool / "rank_1.err").write_bytes(b"y" * 99 + b"\n")
+    (spool / "launcher.out").write_bytes((b"z" * 99 + b"\n") * 100_000)  # some of it is dropped
+    assert not thread.finish(1)
+    left = {(output.rank, output.stream): size for output, size in thread.unwritten().items()}
+    assert left == {("0", "o"): 200, ("1", "e"): 100, ("-", "l"): 10_000_000}
+    log_path(tmp_path).unlink()
+    assert thread.finish(30)
+    assert thread.unwritten() == {}
+
+
+def test_a_thread_that_never_ran_has_left_all(tmp_path: Path) -> None:
+    thread = forwarder(tmp_path)
+    (tmp_path / "spool" / "rank_0.out").write_bytes(b"x\n")
+    assert list(thread.unwritten().values()) == [2]
 
 
 # The time of a line
