@@ -150,38 +150,35 @@ def test_a_disk_that_stays_full_does_not_keep_the_agent(tmp_path: Path) -> None:
     assert thread.finish(5)
 
 
-@pytest.fixture
-def full_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@contextlib.contextmanager
+def full_stderr() -> Iterator[None]:
     """Let the agent's own output be on a full disk, too: it is a file in the run directory."""
-    with open("/dev/full", "w", buffering=1) as full:
-        monkeypatch.setattr(sys, "stderr", full)
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115 - closing it fails
+    with contextlib.suppress(OSError), full, contextlib.redirect_stderr(full):
         yield
-        monkeypatch.undo()
-        with contextlib.suppress(OSError):
-            full.close()
 
 
-def test_a_full_disk_ends_no_forwarder_that_cannot_even_say_so(
-    tmp_path: Path, full_stderr: None
-) -> None:
+def test_a_full_disk_ends_no_forwarder_that_cannot_even_say_so(tmp_path: Path) -> None:
     thread, log = forwarder(tmp_path), make_full(tmp_path)
     (tmp_path / "spool" / "rank_0.out").write_bytes(b"important\n")
-    thread.start()
-    time.sleep(1)
-    log.unlink()
-    assert thread.finish(20)
+    with full_stderr():
+        thread.start()
+        time.sleep(1)
+        log.unlink()
+        assert thread.finish(20)
     assert whole(restored(tmp_path)["0o"]) == b"important\n"
 
 
 def test_a_round_that_fails_is_tried_again_with_a_full_stderr(
-    tmp_path: Path, full_stderr: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thread, failures = forwarder(tmp_path), [ValueError("one"), ValueError("two")]
     forward = thread._forward
     monkeypatch.setattr(thread, "_forward", lambda: _raise(failures) or forward())
     (tmp_path / "spool" / "rank_0.out").write_bytes(b"important\n")
-    thread.start()
-    assert thread.finish(20)
+    with full_stderr():
+        thread.start()
+        assert thread.finish(20)
     assert whole(restored(tmp_path)["0o"]) == b"important\n"
 
 
