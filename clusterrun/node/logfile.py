@@ -59,7 +59,7 @@ class LogFile:
         """Take note that bytes of a stream were lost at this place."""
         time_us = self._next(time_us)
         text = f"{stream} {loss.size} {loss.reason}".encode()
-        self._errors.add_gap(time_us, rank, text, self._offset)
+        self._errors.add_gap(time_us, rank, stream, text, self._offset)
         self._append(line_head(time_us, rank, "g") + text + b"\n", 1)
 
     def add_end(self, code: int, reason: str, time_us: int) -> None:

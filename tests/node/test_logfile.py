@@ -7,6 +7,8 @@ import struct
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clusterrun.node.appended import AppendedFile
 from clusterrun.node.caps import Loss
@@ -101,6 +103,123 @@ def test_a_cut_error_line_carries_its_stream_in_upper_case(files: Files) -> None
     files.add(b"ValueError: 1", stream="e")
     files.file.flush()
     assert files.error_lines()[0][2] == b"E"
+
+
+def texts(files: Files) -> list[tuple[bytes, bytes, bytes]]:
+    """Give stream, class and text of each error line."""
+    files.file.flush()
+    return [(line[2], line[3], line[5]) for line in files.error_lines()]
+
+
+def test_the_rest_of_a_cut_error_line_is_taken_to_its_end(files: Files) -> None:
+    files.add(b"ERROR: retrying ... ", stream="e")
+    files.add(b"fine\n", rank="1", stream="e")
+    files.add(b"fine\n", stream="o")
+    files.add(b"once more ", stream="e")
+    files.add(b"done\nfine\nValueError: the real failure\n", T0 + 60 * SECOND, stream="e")
+    assert texts(files) == [
+        (b"E", b"error", b"ERROR: retrying ... "),
+        (b"E", b"error", b"once more "),
+        (b"e", b"error", b"done"),
+        (b"e", b"error", b"ValueError: the real failure"),
+    ]
+    log = files.log.read_bytes()
+    for *head, _, offset, text in files.error_lines():
+        assert log[int(offset) :].startswith(b" ".join([*head, text]) + b"\n")
+
+
+def test_the_rest_of_a_cut_line_does_not_end_a_traceback(files: Files) -> None:
+    files.add(b"Traceback (most recent call last):\n", stream="e")
+    files.add(b"  Fi", stream="e")
+    files.add(b"le\n  line\nOops\n", stream="e")
+    assert [kind for _, kind, _ in texts(files)] == [b"traceback"] * 4 + [b"exception"]
+
+
+def test_a_gap_ends_a_cut_error_line(files: Files) -> None:
+    files.add(b"ERROR: retrying ... ", stream="e")
+    files.file.add_gap(Loss(12, "the disk is full"), T0, "0", "e")
+    files.add(b"fine\n", stream="e")
+    assert [stream for stream, *_ in texts(files)] == [b"E", b"g"]
+
+
+def open_lines(files: Files) -> set[bytes]:
+    """Name the ranks whose last line in the side file has no end there."""
+    last: dict[bytes, bytes] = {}
+    for line in files.error_lines():
+        last[line[1]] = line[2]
+    return {rank for rank, stream in last.items() if stream.isupper()}
+
+
+def test_an_error_line_that_never_ends_is_bounded(files: Files) -> None:
+    files.add(b"ERROR: retrying ... ", stream="e")
+    for i in range(5000):
+        files.add(b"%d ... " % i, stream="e")
+    files.add(b"done\nValueError: next\n", stream="e")
+    *pieces, (stream, _, _), last = texts(files)
+    assert {piece[0] for piece in pieces} == {b"E"}
+    assert stream == b"e"
+    assert sum(len(piece[2]) for piece in pieces) <= TEXT_BYTES
+    assert last == (b"e", b"error", b"ValueError: next")
+
+
+def test_a_cut_error_line_ends_in_the_side_file_where_that_is_full(files: Files) -> None:
+    for rank in range(3):
+        files.add(b"ERROR: retrying ... ", rank=str(rank), stream="e")
+    for i in range(5000):
+        files.add(f"error: {letters(i)} {'x' * 100}\n".encode())
+    for rank in range(2):
+        files.add(b"done" * 100 + b"\n", rank=str(rank), stream="e")
+    files.file.add_gap(Loss(12, "the disk is full"), T0, "2", "e")
+    files.file.flush()
+    assert open_lines(files) == set()
+    assert files.errors.stat().st_size <= FILE_BYTES - SEVERE_BYTES
+
+
+def test_a_gap_that_is_left_out_ends_a_cut_error_line_all_the_same(files: Files) -> None:
+    for i in range(REPEATS + 5):
+        files.add(f"ERROR: {letters(i)} ".encode(), stream="e")
+        files.file.add_gap(Loss(12, "the disk is full"), T0, "0", "e")
+    files.file.flush()
+    assert open_lines(files) == set()
+    assert len([line for line in files.error_lines() if line[2] == b"E"]) == REPEATS + 5
+
+
+def test_the_rest_of_a_line_that_was_left_out_is_left_out(files: Files) -> None:
+    for _ in range(REPEATS + 5):
+        files.add(b"ERROR: retrying ... ", stream="e")
+        files.add(b"Error: failed\n", stream="e")
+    *lines, told = texts(files)
+    assert [stream for stream, *_ in lines] == [b"E", b"e"] * REPEATS
+    assert told[2].startswith(b"x 5 ")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("01-"),
+            st.sampled_from([b"ERROR: ", b"Traceback (most recent call last):", b"CUDA error: "])
+            | st.integers(0, 9000).map(lambda n: b"x" * n)
+            | st.none(),
+            st.booleans(),
+        ),
+        max_size=80,
+    )
+)
+def test_every_line_that_ends_in_the_log_ends_in_the_side_file(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[str, bytes | None, bool]]
+) -> None:
+    files = Files(tmp_path_factory.mktemp("node"))
+    for rank, text, is_end in parts:
+        if text is None:
+            files.file.add_gap(Loss(1, "full"), T0, rank, "e")
+        elif text or is_end:
+            files.add(text + b"\n" * is_end, rank=rank, stream="e")
+    for rank in "01-":
+        files.add(b"\n", rank=rank, stream="e")
+    files.file.add_end(0, "", T0)
+    files.file.flush()
+    assert open_lines(files) == set()
+    assert files.errors.stat().st_size <= FILE_BYTES + 200
 
 
 def test_repeats_of_a_rank_are_counted_instead(files: Files) -> None:
