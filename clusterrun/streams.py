@@ -16,9 +16,11 @@ _Write = Callable[[Any], "int | None"]
 def forgive_full_disk(stream: io.TextIOWrapper) -> None:
     """Let prints to a standard stream succeed where its disk takes no more.
 
-    The stream stays as it is, with its encoding and buffering: only the `write` of its binary
-    buffer is replaced, which costs 0.1 µs. A class of our own in its place would cost more, since
-    it would take the shortcuts away that `io` has for its own.
+    The stream stays as it is, with its encoding, and text is buffered as ever: only the `write` of
+    its binary buffer is replaced, which costs 0.1 µs. A class of our own in its place would cost
+    more, since it would take the shortcuts away that `io` has for its own. Bytes that a script
+    writes to the binary buffer itself are not buffered: those would be left in there, and raise at
+    each later flush, once the disk is full.
     """
     losses = _Losses(stream.buffer)
     atexit.register(losses.tell)

@@ -39,6 +39,10 @@ class Caps:
             else:
                 yield from rate.allow(part, now)
 
+    def forget(self, rank: str, stream: str) -> None:
+        """Take what comes next for the beginning of a line: bytes before it were dropped."""
+        self._lengths.pop((rank, stream), None)
+
 
 class Rate:
     """How many lines one rank may still write in the second that runs."""

@@ -194,7 +194,7 @@ class Forwarder(threading.Thread):
         reason = self._log.problem or "written faster than it could be forwarded"
         for lane in lanes:
             if lane.source.unread > level:
-                self._lose(lane, Loss(lane.source.drop(lane.source.unread - level), reason))
+                self._drop(lane, lane.source.unread - level, reason)
 
     def _take_turns(self, now_us: int) -> bool:
         """Forward from each output that has grown, in the order in which they were written."""
@@ -223,7 +223,7 @@ class Forwarder(threading.Thread):
             try:
                 pieces = source.read(now, is_last=is_last)
             except OSError as error:  # a broken local disk; the other outputs go on
-                self._lose(lane, Loss(source.drop(source.unread), str(error.strerror)))
+                self._drop(lane, source.unread, str(error.strerror))
                 return
             for piece in pieces:
                 for given in self._caps.allow(piece, source.rank, source.stream, now):
@@ -245,6 +245,11 @@ class Forwarder(threading.Thread):
         while self._said and self._said[0][0] <= until_us:
             at_us, text = self._said.popleft()
             self._log.add(Piece(text, is_cut=False), at_us, "-", "a")
+
+    def _drop(self, lane: _Lane, count: int, reason: str) -> None:
+        """Pass over the oldest bytes of an output."""
+        self._caps.forget(lane.source.rank, lane.source.stream)
+        self._lose(lane, Loss(lane.source.drop(count), reason))
 
     def _lose(self, lane: _Lane, loss: Loss) -> None:
         if lane.lost.reason != loss.reason:
