@@ -20,7 +20,7 @@ _MAX_BLOCK_BYTES = 256 * 1024
 _MAX_SKIP_BYTES = 1024 * 1024  # a block where nothing is wanted
 _MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines that wait for those of other files
 _SHORT_LINE_BYTES = 32
-_LINE_BYTES = 240  # what a line weighs beside its text
+LINE_BYTES = 240  # what a line weighs beside its text
 
 Place = tuple[int, int, int]  # time, node, place in its log: the order of all lines
 _AT_THE_END: Place = (2**62, 0, 0)
@@ -92,13 +92,16 @@ def _read_ahead(live: list[_Reader]) -> None:
     """Read on where files hold up the others: until half of them do, as far as memory permits.
 
     So a round moves many files at once; where one lags far behind, it moves much of that one.
+    Long lines are read where there is room for them, or where all others wait for that file.
     """
+    first = min(live, key=lambda reader: reader.reached)
+    room = _MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
     for reader in live:
-        if not reader.lines:
+        if not reader.lines and (reader is first or room > 0 or not reader.is_long):
             reader.read()
+            room -= reader.held_bytes
     waiting = sorted((r for r in live if not r.is_done), key=lambda reader: reader.reached)
     target = waiting[len(waiting) // 2].reached if waiting else _AT_THE_END
-    room = _MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
     for reader in waiting:
         room += reader.held_bytes
         limit = max(room, _MAX_SKIP_BYTES if reader is waiting[0] else 0)
@@ -117,9 +120,11 @@ class _Reader:
         self._block_bytes = _MAX_SKIP_BYTES if source.literals else block_bytes
         self._position, self._end = source.start, source.end
         self._rest = b""
+        self._long_bytes = 0  # to read at once, where the next line is longer than a block
         self._line_bytes = 0
         self.lines: list[LogLine] = []
-        self.reached: Place = (0, number, 0)  # what is still to be read does not come before it
+        # What is still to be read does not come before this.
+        self.reached: Place = (int(self._sieve.near), number, 0)
         self.is_done = False
 
     @property
@@ -127,13 +132,18 @@ class _Reader:
         """Estimate the memory of the lines that wait."""
         return len(self.lines) * self._line_bytes
 
+    @property
+    def is_long(self) -> bool:
+        """Say whether the next line is longer than a block."""
+        return self._long_bytes > 0
+
     def read(self) -> None:
         """Read the next block, larger ones after a block of which nothing was wanted."""
         if self.is_done:
             return
         if not self._rest:
             self._go_to_stretch()
-        size = min(self._block_bytes, self._end - self._position)
+        size = min(max(self._block_bytes, self._long_bytes), self._end - self._position)
         block = self._files.read(self._source.file.path, self._position, size)
         data = self._rest + block
         offset = self._position - len(self._rest)
@@ -146,10 +156,13 @@ class _Reader:
         if read < whole:  # enough for now: what is left of a large block is not kept
             self._position, self._rest, self.is_done = offset + read, b"", False
             self._block_bytes = self._usual_bytes
+        elif len(self._rest) > self._usual_bytes:  # it is read again when its turn comes
+            self._position, self._rest = offset + read, b""
         elif not picked:
             self._block_bytes = min(self._block_bytes * 2, _MAX_SKIP_BYTES)
+        self._long_bytes = 0 if read else 2 * len(data)
         if picked:
-            self._line_bytes = _LINE_BYTES + self._text_bytes(data, picked)
+            self._line_bytes = LINE_BYTES + self._text_bytes(data, picked)
             self.lines += picked
         self.reached = (int(self._sieve.near), self._number, self._sieve.place)
         if self.is_done:

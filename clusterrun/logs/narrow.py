@@ -125,11 +125,13 @@ def _search(piece: _Piece) -> list[Stretch]:
 
 
 def _border(files: OpenFiles, piece: _Piece, offset: int) -> int:
-    """Find the first line with a head that begins at or after an offset; the source's end else."""
+    """Find the first line with a head that begins at or after an offset; the source's end else.
+
+    In damage without such a line, that is too long to look through, it is any place.
+    """
     if offset == 0 or offset >= piece.source_end:
         return offset
-    position = offset - 1
-    data = b""
+    position, data = offset - 1, b""
     while position < piece.source_end:
         block = files.read(piece.path, position, min(_BLOCK_BYTES, piece.source_end - position))
         if not block:
@@ -141,4 +143,6 @@ def _border(files: OpenFiles, piece: _Piece, offset: int) -> int:
             line = find_stamped(data, line)
         if 0 < line <= len(data) - MAX_HEAD_BYTES or (line > 0 and position >= piece.source_end):
             return offset - 1 + line
+        if len(data) > _MAX_BYTES:
+            return offset
     return piece.source_end

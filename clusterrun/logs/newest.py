@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from operator import itemgetter
 
 from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.dedup import Distinct
 from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
 from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
-from clusterrun.logs.merge import count_files, number_nodes
+from clusterrun.logs.merge import LINE_BYTES, count_files, merge_sources, number_nodes
 from clusterrun.logs.narrow import BIG_BYTES, narrow
 from clusterrun.logs.sources import Part, Source
 
 MOST_LINES = 200_000
+_MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines
 _FIRST_BYTES = 4 * 1024
 _BLOCK_BYTES = 16 * 1024
 _MAX_BLOCK_BYTES = 1024 * 1024  # where nothing is wanted
@@ -26,26 +28,35 @@ _CONTEXT_BYTES = 64 * 1024  # what may say that a line belongs to an error befor
 Rank = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
 
 
-def newest(sources: Iterable[Source], count: int, *, folded: bool = False) -> list[LogLine]:
+def newest(sources: Iterable[Source], count: int, *, folded: bool = False) -> Iterable[LogLine]:
     """Find the last `count` lines that `merge_sources` would give, and give them in its order.
 
+    Where they are too many to hold, all lines are read twice instead: counted, then passed over.
     `folded` counts a line that many ranks wrote alike once, as `dedup` will show it; no more than
-    MOST_LINES are looked at then. Raises ClusterrunError for a file that can't be read.
+    MOST_LINES, and no more than can be held, are given then. Raises ClusterrunError for a file
+    that can't be read.
     """
     sources = list(sources)
     limit = BIG_BYTES if any(source.literals for source in sources) else None
     found = _newest(sources, count, limit, folded=folded)
-    if found is None:
-        found = _newest(narrow(sources), count, None, folded=folded) or []
-    return found
+    if found is None and limit is not None:
+        sources = narrow(sources)
+        found = _newest(sources, count, None, folded=folded)
+    return _last(sources, count) if found is None else found
+
+
+def _last(sources: list[Source], count: int) -> Iterator[LogLine]:
+    total = sum(1 for _ in merge_sources(sources))
+    return islice(merge_sources(sources), max(total - count, 0), None)
 
 
 def _newest(
     sources: list[Source], count: int, limit: int | None, *, folded: bool
 ) -> list[LogLine] | None:
-    """Find them; None where that would take more than `limit` bytes."""
+    """Find them; None where more than `limit` bytes would be read, or too many held."""
     number_of = number_nodes(sources)
     found: list[LogLine] = []
+    held_bytes = 0
     distinct = Distinct()
     with OpenFiles(count_files(sources)) as files:
         readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
@@ -62,8 +73,12 @@ def _newest(
                     distinct.add(line)
                     if len(found) >= MOST_LINES:
                         break
+            elif held_bytes > _MAX_HELD_BYTES:
+                if not folded:
+                    return None
+                break
             else:
-                reader.read()
+                held_bytes += reader.read()
             if reader.lines or not reader.is_done:
                 heapq.heapreplace(heap, (reader.rank, place, reader))
             else:
@@ -81,6 +96,7 @@ class _Backward:
         self._position, self._start = source.end, source.start
         self._rest = b""
         self._block_bytes = _FIRST_BYTES
+        self._long_bytes = 0  # to read at once, where no line begins in a block
         self._first: tuple[bytes, int] | None = self._fetch()
         self.lines: list[LogLine] = []
 
@@ -99,16 +115,21 @@ class _Backward:
             return -line.epoch_us, -self._number, -line.offset
         return -self._newest_us, -self._number, -_ANYWHERE
 
-    def read(self) -> None:
-        """Read the block before, larger ones after a block of which nothing was wanted."""
+    def read(self) -> int:
+        """Read the block before, larger ones after a block of which nothing was wanted.
+
+        Say what the lines that were found weigh.
+        """
         data, offset = self._first or self._fetch()
         self._first = None
         end = 0 if self._sieve_at(data, offset).skips(data, offset) else len(data)
-        while end > 0 and len(self.lines) * _SHORT_LINE_BYTES < _BLOCK_BYTES:
+        weight = 0
+        while end > 0 and len(self.lines) * _SHORT_LINE_BYTES < _BLOCK_BYTES > weight // 4:
             start = self._line_start(data, end - _BLOCK_BYTES)
             start = start if 0 <= start < end else 0
             part = data[start:end]
             picked = self._sieve_at(part, offset + start).pick(part, offset + start)
+            weight += sum(LINE_BYTES + len(line.text) for line in picked)
             self.lines = picked + self.lines
             end = start
         if end > 0:  # enough for now: what is left of a large block is not kept
@@ -117,12 +138,13 @@ class _Backward:
             self._block_bytes = min(max(self._block_bytes * 2, _BLOCK_BYTES), _MAX_BLOCK_BYTES)
         if self._source.file.kind is not Kind.PLAIN and data:
             self._newest_us = int(self._near(data[end:]))
+        return weight
 
     def _fetch(self) -> tuple[bytes, int]:
         """Read lines up to where the last ones began, from one with a head on; often all."""
         if not self._rest:
             self._go_to_stretch()
-        size = min(self._block_bytes, self._position - self._start)
+        size = min(max(self._block_bytes, self._long_bytes), self._position - self._start)
         block = self._files.read(self._source.file.path, self._position - size, size)
         if len(block) < size:  # the file was truncated under our hands
             self._rest = b""
@@ -130,14 +152,23 @@ class _Backward:
         data = block + self._rest
         start = self._line_start(data, 1) if self._position > self._start else 0
         if start < 0 and len(data) <= MAX_LINE_BYTES:
-            self._rest = data
+            self._keep(data)
+            self._long_bytes = 2 * len(data)
             return b"", self._position
-        start = max(start, 0)
-        self._rest = data[:start]
+        start, self._long_bytes = max(start, 0), 0
         if self._source.file.kind is not Kind.PLAIN:
             found = last_stamp(data[start:])
             self._newest_us = int(found or self._near(data))
-        return data[start:], self._position + start
+        offset = self._position + start
+        self._keep(data[:start])
+        return data[start:], offset
+
+    def _keep(self, rest: bytes) -> None:
+        """Keep what belongs to a line that begins before it; a long one is read again."""
+        if len(rest) > _BLOCK_BYTES:
+            self._position += len(rest)
+            rest = b""
+        self._rest = rest
 
     def _go_to_stretch(self) -> None:
         """Pass over what is known to hold nothing."""

@@ -191,18 +191,29 @@ def test_few_descriptors_are_enough_for_many_files(tmp_path: Path) -> None:
 _READ_ALL = """
 import resource, sys
 from pathlib import Path
-from clusterrun.logs.files import LogFile
+from clusterrun.logs.files import Kind, LogFile
 from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.newest import newest
 from clusterrun.logs.sources import Source
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 if sys.argv[2] == "few":
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-files = [LogFile(node=path.stem, path=path) for path in Path(sys.argv[1]).iterdir()]
+paths = Path(sys.argv[1]).iterdir()
+files = [LogFile(node=path.stem, path=path, kind=Kind(path.suffix[1:])) for path in paths]
 sources = [Source(file=file, start=0, end=file.path.stat().st_size) for file in files]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-count = sum(1 for _ in merge_sources(sources))
+read = merge_sources if len(sys.argv) < 4 else lambda s: newest(s, int(sys.argv[3]))
+count = sum(1 for _ in read(sources))
 print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
+
+
+def _read_all(directory: Path, *options: str) -> tuple[int, int]:
+    """Count the lines of all files, and the KiB that reading them took."""
+    argv = [sys.executable, "-c", _READ_ALL, str(directory), *options]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
+    count, grown_kib = map(int, done.stdout.split())
+    return count, grown_kib
 
 
 @pytest.mark.parametrize("descriptors", ["few", "all"])
@@ -215,11 +226,26 @@ def test_memory_is_bounded_over_files_of_very_different_size(
         (tmp_path / f"n{node}.log").write_bytes(b"".join(lines))
     burst = raw(T0 + 150_000, 7, "o", text) * 300_000
     (tmp_path / "n7.log").write_bytes(burst)
-    argv = [sys.executable, "-c", _READ_ALL, str(tmp_path), descriptors]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
-    count, grown_kib = map(int, done.stdout.split())
+    count, grown_kib = _read_all(tmp_path, descriptors)
     assert count == 199 * 300 + 300_000
     assert grown_kib < 110 * 1024
+
+
+@pytest.mark.parametrize("kind", [Kind.LOG, Kind.PLAIN])
+@pytest.mark.parametrize("tail", [(), ("9",), ("2000",)])
+def test_memory_is_bounded_over_files_with_long_lines(
+    tmp_path: Path, kind: Kind, tail: tuple[str, ...]
+) -> None:
+    for node in range(250):
+        path = tmp_path / f"n{node}.{kind.value}"
+        path.touch()
+        os.truncate(path, 900_000)
+        with path.open("ab") as file:
+            file.write(b"\n" + raw(T0 + node, 0, "o", "x"))
+        os.truncate(path, 1_800_000)
+    count, grown_kib = _read_all(tmp_path, "all", *tail)
+    assert count == (9 if tail == ("9",) else 750)
+    assert grown_kib < 140 * 1024
 
 
 def test_lines_of_a_file_of_stderr_are_of_that_stream(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clusterrun.logs import narrow as narrowing
-from clusterrun.logs.files import Kind
+from clusterrun.logs.files import Kind, OpenFiles
 from clusterrun.logs.lines import LogLine
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.narrow import narrow
@@ -106,6 +107,27 @@ def test_where_nothing_can_match_nothing_is_read(tmp_path: Path) -> None:
 def test_what_is_not_searched_for_literals_stays_as_it_is(tmp_path: Path) -> None:
     sources = [whole(write(tmp_path, "n1", raw(T0, 0, "o", "x") * 99))]
     assert narrowed(sources, piece=100, block=100) == sources
+
+
+def test_damage_without_a_beginning_of_a_line_is_not_looked_through_for_each_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, "n1", b"")
+    os.truncate(file.path, 64 << 20)
+    with file.path.open("ab") as log:
+        log.write(b"\n" + raw(T0, 0, "o", "here"))
+    read: list[int] = []
+    original = OpenFiles.read
+
+    def counted(self: OpenFiles, path: Path, offset: int, size: int) -> bytes:
+        read.append(size)
+        return original(self, path, offset, size)
+
+    monkeypatch.setattr(OpenFiles, "read", counted)
+    (found,) = narrowed([whole(file, literals=(b"here",))], piece=8 << 20, block=1 << 20)
+    assert found.stretches is not None
+    assert found.stretches[-1][1] == found.end
+    assert sum(read) < 256 << 20
 
 
 _SEARCH = """

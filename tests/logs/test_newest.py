@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.logs import newest as newest_module
 from clusterrun.logs.files import Kind, LogFile, OpenFiles
 from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.logs.merge import merge_sources
@@ -155,3 +156,24 @@ def test_errors_of_a_log_without_side_file_come_with_the_traceback_that_began_be
     with blocks_of(100):
         assert texts(newest([source], 500)) == lines[1:-1]
         assert texts(merge_sources([source])) == lines[1:-1]
+
+
+def test_more_than_can_be_held_is_counted_and_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newest_module, "_MAX_HELD_BYTES", 100_000)
+    lines = [raw(T0 + i, 0, "o", f"{i} " + "x" * 1000) for i in range(1000)]
+    source = whole(write(tmp_path, "n1", b"".join(lines)))
+    everything = list(merge_sources([source]))
+    for count in (10, 500, 5000):
+        assert list(newest([source], count)) == everything[-count:]
+
+
+def test_of_what_is_folded_no_more_is_given_than_can_be_held(tmp_path: Path) -> None:
+    files = []
+    for rank in range(20):
+        lines = [raw(T0 + i, rank, "o", "x" * 20_000) for i in range(500)]
+        files.append(whole(write(tmp_path, f"n{rank}", b"".join(lines))))
+    found = list(newest(files, 600, folded=True))
+    assert 60 << 20 < sum(len(line.text) for line in found) < 100 << 20
+    assert found[-1].epoch_us == T0 + 499

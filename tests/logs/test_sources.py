@@ -213,7 +213,10 @@ def _shown(query: Query, paths: RunPaths) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize(
     ("query", "shown"),
     [
-        (Query(include=(re.compile(b"loading"),)), [("loading a …", False), ("loading b …", False)]),
+        (
+            Query(include=(re.compile(b"loading"),)),
+            [("loading a …", False), ("loading b …", False)],
+        ),
         (Query(exclude=(re.compile(b"loading"),)), [("done a", False), ("done b", False)]),
     ],
 )
