@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator
 from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles, stat_file
 from clusterrun.logs.lines import (
     BEFORE_ALL,
+    MAX_SPEAKERS,
     STAMPED,
     LogLine,
     Stream,
@@ -22,7 +23,6 @@ from clusterrun.logs.scan import find_stretches, holds_any
 from clusterrun.logs.sources import Part, Source
 from clusterrun.symptoms import Classifier, may_hold_errors
 
-_MAX_HEADS = 20_000
 _MAX_OFFSET_DIGITS = 18
 _NOTED_BYTES = 4096 - 3  # of a line in a side file; one that long may be longer in its log
 _FULL_BYTES = 16 * 1024  # are read of one at first
@@ -49,7 +49,7 @@ class Heads(dict[bytes, "Head | None"]):
             return None
         rank, stream, partial = who_wrote(match)
         head = (self._takes(rank, stream), rank, stream, partial)
-        if len(self) < _MAX_HEADS:  # a damaged file may hold any number of them
+        if len(self) < MAX_SPEAKERS:  # a damaged file may hold any number of them
             self[key] = head
         return head
 

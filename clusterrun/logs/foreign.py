@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +29,8 @@ class ForeignFile:
     """One file of a job: who wrote it, as far as its name says.
 
     `label` is the node's name where that is known, else the job's (4711, 4711_3) or the file's
-    own; `rank` is Slurm's number of the task, or torchrun's on its one node; `stream` is ERR for
-    a file of stderr alone.
+    own; several files may have it, `name_files` tells them apart. `rank` is Slurm's number of the
+    task, or torchrun's on its one node; `stream` is ERR for a file of stderr alone.
     """
 
     label: str
@@ -102,6 +103,24 @@ def look_again(job: ForeignJob) -> ForeignJob:
     else:
         return job
     return replace(job, files=tuple(_distinct(found)))
+
+
+def name_files(files: Iterable[ForeignFile]) -> list[str]:
+    """Name each file as no other: by its label, its own name or as much of its path as it takes.
+
+    The files of torchrun's ranks are `0/stdout.log`, `1/stdout.log`, ….
+    """
+    files = list(files)
+    labels = Counter(file.label for file in files)
+    names = [file.label if labels[file.label] == 1 else file.path.name for file in files]
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for name, file in zip(names, files, strict=True):
+        places[name].append(os.path.abspath(file.path.parent))
+    above = {name: os.path.commonpath(some) for name, some in places.items()}
+    return [
+        name if len(places[name]) == 1 else os.path.relpath(file.path, above[name])
+        for name, file in zip(names, files, strict=True)
+    ]
 
 
 def ask_state(job: ForeignJob, *, max_age_s: float = 30.0) -> JobState:

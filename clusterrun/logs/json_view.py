@@ -10,7 +10,7 @@ from typing import Any
 from clusterrun.hostlist import fold_hostlist, fold_ranks
 from clusterrun.logs.dedup import Copies, Dedup
 from clusterrun.logs.joining import Joiner
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.lines import MAX_SPEAKERS, LogLine, Stream
 from clusterrun.logs.losses import parse_loss
 from clusterrun.logs.stamps import utc_time
 from clusterrun.symptoms import Classifier
@@ -130,7 +130,8 @@ class JsonView:
         }
         after = {"file": self._file_of(self._attempt, node)}
         frame = to_json(before).decode()[1:-2], to_json(after).decode()[1:-2]
-        self._frames[source] = frame
+        if len(self._frames) < MAX_SPEAKERS:
+            self._frames[source] = frame
         return frame
 
     def _write_copies(self, line: LogLine, marked: str, copies: Copies) -> None:

@@ -20,6 +20,8 @@ class Stream(str, Enum):
     GAP = "g"
     END = "z"
 
+    __hash__ = str.__hash__  # Enum's own is Python, and every line is looked up by its stream
+
     @property
     def label(self) -> str:
         """Name the stream for people and for JSON."""
@@ -39,6 +41,7 @@ _LETTERS = {stream.value.encode(): (stream, False) for stream in Stream} | {
 }
 BEFORE_ALL = b"0" * 16  # a stamp
 MAX_HEAD_BYTES = 32
+MAX_SPEAKERS = 20_000  # that are remembered: a damaged file may name any number of ranks
 STAMPED = re.compile(  # the head of a line; 16 digits of µs: until 2286, which datetime can write
     rb"([0-9]{16}) (-|[0-9]{1,9}) ([oelagzOELAGZ])(?= |\n|\Z)"
 )

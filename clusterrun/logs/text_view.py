@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from clusterrun.logs.dedup import Copies, Dedup
 from clusterrun.logs.joining import Joiner
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.lines import MAX_SPEAKERS, LogLine, Stream
 from clusterrun.logs.losses import parse_loss
 from clusterrun.logs.stamps import Stamp, stamp_writer
 from clusterrun.logs.text import highlighted, readable, strip_controls
@@ -164,7 +164,8 @@ class TextView:
         if head is None:
             self._make_room_for(line.node)
             head = self._written(self._name(line), line.stream, colour=node_colour(line.node))
-            self._heads[source] = head
+            if len(self._heads) < MAX_SPEAKERS:
+                self._heads[source] = head
         return head
 
     def _folded_head(self, copies: Copies) -> str:

@@ -16,7 +16,7 @@ from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.foreign import ForeignPart
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.logs.filename_pattern import find_pattern_files
-from clusterrun.logs.foreign import ask_state, find_foreign, look_again
+from clusterrun.logs.foreign import ForeignFile, ask_state, find_foreign, look_again, name_files
 from clusterrun.logs.siblings import read_tasks
 from clusterrun.paths import RunPaths
 from clusterrun.state import JobState
@@ -168,6 +168,18 @@ def test_torchruns_of_several_nodes_do_not_claim_each_others_ranks(
         ("a/0", "torch/4711/a/attempt_0/0/stdout.log", None, "out"),
         ("b/0", "torch/4711/b/attempt_0/0/stdout.log", None, "out"),
     ]
+
+
+def test_files_that_share_a_label_are_named_apart(tmp_path: Path) -> None:
+    def names(*files: tuple[str, str]) -> list[str]:
+        return name_files(ForeignFile(label=label, path=tmp_path / path) for label, path in files)
+
+    alone = ("4711", "slurm-4711.out")
+    assert names(alone) == ["4711"]
+    assert names(alone, ("4711", "slurm-4711.err")) == ["slurm-4711.out", "slurm-4711.err"]
+    ranks = [("4711", f"tr/attempt_0/{rank}/stdout.log") for rank in (0, 1)]
+    assert names(alone, *ranks) == ["slurm-4711.out", "0/stdout.log", "1/stdout.log"]
+    assert names(("x.out", "a/x.out"), ("x.out", "b/x.out")) == ["a/x.out", "b/x.out"]
 
 
 def test_an_output_without_the_jobs_number_is_not_an_earlier_jobs(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+import tracemalloc
 from datetime import timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logs import stamps
+from clusterrun.logs import stamps, text_view
 from clusterrun.logs.joining import OPEN_PAUSES, QUIET_PAUSES, SHOWN_BYTES
 from clusterrun.logs.stamps import clock_time, iso_time, stamp_writer, utc_time
 from clusterrun.logs.text import highlighted, last_state, readable, strip_controls
@@ -86,6 +87,26 @@ def test_full_prefix_adds_local_rank_attempt_and_stream() -> None:
         "n2      a2 launcher | b\n",
         "n2:3/3  a2 out      | c\n",
     ]
+
+
+def test_memory_does_not_grow_with_ranks_that_a_damaged_file_invents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(text_view, "MAX_SPEAKERS", 1000)
+
+    def give(ranks: range) -> int:
+        tracemalloc.reset_peak()
+        for rank in ranks:
+            view.show((rank, "o", b""))
+        return tracemalloc.get_traced_memory()[1]
+
+    view = View()
+    tracemalloc.start()
+    try:
+        before = give(range(1000))
+        assert give(range(1000, 3000)) < 1.1 * before
+    finally:
+        tracemalloc.stop()
 
 
 def test_hostile_names_of_nodes_reach_no_terminal() -> None:
