@@ -24,8 +24,7 @@ from clusterrun.logs.sources import Part, Source
 from clusterrun.symptoms import Classifier, may_hold_errors
 
 _MAX_OFFSET_DIGITS = 18
-_NOTED_BYTES = 4096 - 3  # of a line in a side file; one that long may be longer in its log
-_FULL_BYTES = 16 * 1024  # are read of one at first
+_FULL_BYTES = 16 * 1024  # are read at first of a line that a side file has the beginning of
 _CUT = "…".encode()
 _RECORDS = (Stream.GAP, Stream.END)
 _RECORD_LITERALS = (b" g ", b" z ")
@@ -178,13 +177,13 @@ class Sieve:
                 yield line._replace(offset=self.place)
                 continue
             self.place = max(self.place, int(head[1]))
-            if is_all or head[0] != b"-" or line.stream in _RECORDS:
+            if is_all or head[0].rstrip(b"+") != b"-" or line.stream in _RECORDS:
                 text = head[2] if len(head) == 3 else b""
                 noted = line._replace(text=text, offset=self.place)
-                yield noted if len(text) < _NOTED_BYTES else self._in_full(noted)
+                yield self._in_full(noted) if head[0].endswith(b"+") else noted
 
     def _in_full(self, noted: LogLine) -> LogLine:
-        """Read a line where its log has it, as the side file may have its beginning alone."""
+        """Read a line where its log has it; one that is not there ends with a mark."""
         log = self._source.file.log
         size, raw = _FULL_BYTES, b""
         while log is not None and b"\n" not in raw and size <= MAX_LINE_BYTES:
@@ -193,7 +192,8 @@ class Sieve:
         raw, newline, _ = raw.partition(b"\n")
         found = parse_line(raw, node=noted.node, offset=noted.offset, near_us=0)
         is_same = newline and found[2:4] == noted[2:4] and found.text.startswith(noted.text)
-        return noted._replace(text=found.text if is_same else noted.text + _CUT)
+        text = found.text if is_same else noted.text
+        return noted._replace(text=text if is_same and not found.partial else text + _CUT)
 
 
 def _as_whole(piece: LogLine) -> LogLine:

@@ -78,12 +78,13 @@ class SideFile:
         """Take more of a line; its last record says that it ends, so that none is joined to it."""
         if line.room:
             is_end = not is_cut or len(text) >= line.room
+            has_more = len(text) > line.room or (is_cut and is_end)
             if len(text) > line.room:
                 text = text[: whole_characters(text, line.room)]
             if not self._fits(line.kind, len(text)):
-                text, is_end = b"", True
+                text, is_end, has_more = b"", True, True
             line.room = 0 if is_end else line.room - len(text)
-            self._write(place, line.kind, text, is_cut=not is_end)
+            self._write(place, line.kind + "+" * has_more, text, is_cut=not is_end)
             self._reserved += (line.room > 0) - line.is_open
             line.is_open = line.room > 0
         if is_cut:

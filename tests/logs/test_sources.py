@@ -16,7 +16,9 @@ from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
 from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
 from clusterrun.logs.sources import choose_sources, sources_of
+from clusterrun.node.logfile import LogFile as AgentLog
 from clusterrun.node.sidefile import TEXT_BYTES
+from clusterrun.node.stamp import Piece
 from clusterrun.paths import RunPaths
 from tests.logs.corpus import T0, raw, texts, write_log
 
@@ -252,7 +254,7 @@ def long_error(run: Run) -> Run:
     """A line that is longer in the log than what the side file has of it."""
     run.say("n2", 9, 3, "e", LONG, "exception")
     place = len(b"".join(run.logs["n2"][:-1]))
-    run.sides["n2"][-1] = raw(T0 + 9, 3, "e", f"exception {place} {LONG[:TEXT_BYTES]}")
+    run.sides["n2"][-1] = raw(T0 + 9, 3, "e", f"exception+ {place} {LONG[:TEXT_BYTES]}")
     return run
 
 
@@ -275,6 +277,20 @@ def test_a_long_error_line_that_the_log_lacks_ends_with_a_mark(
     paths = long_error.write()
     paths.log(1, "n2").write_bytes(content)
     assert long_error.read(ERRORS)[-1] == LONG[:TEXT_BYTES] + "…"
+
+
+@pytest.mark.parametrize("query", [ERRORS, OVERVIEW])
+def test_long_error_lines_are_read_as_the_agent_wrote_them(tmp_path: Path, query: Query) -> None:
+    paths = RunPaths(root=tmp_path)
+    log, side, index = paths.log(1, "n1"), paths.log_errors(1, "n1"), paths.log_index(1, "n1")
+    paths.attempt(1).mkdir(parents=True)
+    file = AgentLog(log=log, index=index, errors=side)
+    texts = [LONG + "\n", "KeyError: " + "y" * 3000, "y" * 3000 + "\n", "OSError: z\n"]
+    for i, text in enumerate(texts):
+        file.add(Piece(text.encode(), is_cut=not text.endswith("\n")), T0 + i, "1", "e")
+    file.flush()
+    read = [text for text, _ in _shown(query, paths)]
+    assert "".join(read) == "".join(texts).replace("\n", "")
 
 
 def test_files_of_chosen_nodes_alone_are_read(run: Run) -> None:

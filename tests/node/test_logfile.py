@@ -264,7 +264,9 @@ def test_what_is_left_out_is_told_now_and_then(files: Files) -> None:
 def test_a_long_error_line_is_shortened_in_the_side_file(files: Files) -> None:
     files.add(b"error: " + b"x" * 60_000 + b"\n")
     files.file.flush()
-    assert len(files.error_lines()[0][5]) == TEXT_BYTES
+    (line,) = files.error_lines()
+    assert len(line[5]) == TEXT_BYTES
+    assert line[3] == b"error+"  # the log has more
 
 
 def test_a_gap_stands_in_both_files(files: Files) -> None:
