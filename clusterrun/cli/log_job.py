@@ -194,20 +194,19 @@ class ForeignFiles:
         return 1
 
     def files(self, attempt: int) -> list[LogFile]:
-        """List what is there now; a label that several files share gives way to their names."""
-        from clusterrun.logs.foreign import look_again
+        """List what is there now, each file by a name of its own."""
+        from clusterrun.logs.foreign import look_again, name_files
 
         found = look_again(self.job).files
-        labels = [file.label for file in found]
         return [
             LogFile(
-                node=file.label if labels.count(file.label) == 1 else file.path.name,
+                node=name,
                 path=file.path,
                 kind=Kind.PLAIN,
                 ranks=None if file.rank is None else range(file.rank, file.rank + 1),
                 stream=file.stream,
             )
-            for file in found
+            for name, file in zip(name_files(found), found, strict=True)
         ]
 
 

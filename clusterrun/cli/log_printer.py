@@ -21,6 +21,9 @@ from clusterrun.logs.text import strip_controls
 from clusterrun.logs.text_view import Style, TextView
 
 
+MOST_KEPT = 100_000  # folded lines that wait for the end, to be counted
+
+
 @dataclass(kw_only=True)
 class LogPrinter:
     """Writes lines to `target` (None: stdout) as they were asked for, what is beside to stderr.
@@ -159,7 +162,7 @@ class LogPrinter:
         """Count what is to be written of folded lines; neighbours of lines do not count."""
         request = self.request
         is_all = self.is_following or request.context or not request.folds
-        return None if is_all else request.tail
+        return None if is_all or (request.tail or 0) > MOST_KEPT else request.tail
 
     def _wants_colour(self) -> bool:
         stream = sys.stdout if self.target is None else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 
 from clusterrun.cli import output
 from clusterrun.cli.log_job import WAITING, Standing, waiting
@@ -26,7 +25,6 @@ from clusterrun.logs.text import strip_controls
 from clusterrun.state import JobState
 
 QUIET_S = 60  # how long a running job may have no logs before that is a fault
-MANY_LINES = 100_000  # more of the newest lines are counted first rather than held
 
 Chapter = tuple[int, Iterable[LogLine]]
 
@@ -94,13 +92,9 @@ def _chapters(request: Request) -> Iterator[Chapter]:
         sources = sources_of(request.catalogue.files(attempt), request.query)
         if request.tail is None:
             yield attempt, merge_sources(sources)
-        elif request.tail <= MANY_LINES:
+        else:
             folded = request.folds and not request.context
             yield attempt, newest(sources, request.tail, folded=folded)
-        else:
-            total = sum(1 for _ in merge_sources(sources))
-            skipped = max(total - request.tail, 0)
-            yield attempt, islice(merge_sources(sources), skipped, None)
 
 
 def _in_context(

@@ -64,18 +64,19 @@ def parse_log(
     """
     lines: list[LogLine] = []
     add, new = lines.append, tuple.__new__
+    near_us = int(near)
     for raw in data.split(b"\n"):
         cut = raw.find(b" ", 17) + 3
         head = heads[raw[16:cut]]
-        if head is not None and (stamp := raw[:16]).isdigit():
+        if head is not None and ((stamp := raw[:16]) == near or stamp.isdigit()):
             if stamp > near:
-                near = stamp
+                near, near_us = stamp, int(stamp)
             wanted, rank, stream, partial = head
             if wanted:
                 text = raw[cut:]
-                add(new(LogLine, (int(near), node, rank, stream, text, partial, offset)))
+                add(new(LogLine, (near_us, node, rank, stream, text, partial, offset)))
         elif torn and raw:
-            add(LogLine(int(near), node, None, Stream.LAUNCHER, raw, False, offset))
+            add(LogLine(near_us, node, None, Stream.LAUNCHER, raw, False, offset))
         offset += len(raw) + 1
     return lines, near
 

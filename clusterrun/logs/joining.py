@@ -61,23 +61,23 @@ class _Shown(_Open):
 class Joiner:
     """Takes lines and pieces of lines, and gives whole lines.
 
-    What it gives with `partial` has no end yet. For people (`exact` False) such a line ends with
-    a mark, and so does a long one, and a progress bar is what stood there last. With `exact`
-    nothing is dropped or added.
+    `begun` has what waits for its end. What it gives with `partial` has no end yet. For people
+    (`exact` False) such a line ends with a mark, and so does a long one, and a progress bar is what
+    stood there last. With `exact` nothing is dropped or added.
     """
 
     exact: bool = False
-    _open: dict[tuple[str, int | None, Stream], _Open] = field(default_factory=dict)
+    begun: dict[tuple[str, int | None, Stream], _Open] = field(default_factory=dict)
     _held_bytes: int = 0
 
     def feed(self, line: LogLine) -> LogLine | None:
         """Give the line that is whole now that this one has come, or a piece that is too long."""
         source = (line.node, line.rank, line.stream)
-        entry = self._open.get(source)
+        entry = self.begun.get(source)
         if entry is None:
             if not line.partial and (self.exact or len(line.text) <= SHOWN_BYTES):
                 return line
-            entry = self._open[source] = _Open(first=line) if self.exact else _Shown(first=line)
+            entry = self.begun[source] = _Open(first=line) if self.exact else _Shown(first=line)
         self._held_bytes -= len(entry.text)
         entry.add(line.text)
         entry.quiet_pauses = 0
@@ -89,12 +89,12 @@ class Joiner:
     def cut_off(self, node: str, rank: int | None, stream: Stream) -> Iterator[LogLine]:
         """Give the line that a source has begun: its rest was lost."""
         source = (node, rank, stream)
-        if source in self._open:
+        if source in self.begun:
             yield self._take(source, ends=False)
 
     def pause(self) -> Iterator[LogLine]:
         """Give what has waited for its end for long: prompts, progress bars."""
-        for source, entry in list(self._open.items()):
+        for source, entry in list(self.begun.items()):
             entry.pauses += 1
             entry.quiet_pauses += 1
             if entry.quiet_pauses > QUIET_PAUSES or entry.pauses > OPEN_PAUSES:
@@ -102,15 +102,15 @@ class Joiner:
 
     def drain(self) -> Iterator[LogLine]:
         """Give every line that has no end yet."""
-        for source in list(self._open):
+        for source in list(self.begun):
             yield self._take(source, ends=False)
 
     def unfinished(self) -> LogLine | None:
         """Show the line that was begun last, as far as it has come, and go on waiting."""
-        entry = next(reversed(self._open.values()), None)
+        entry = next(reversed(self.begun.values()), None)
         return entry.line(ends=True) if entry else None
 
     def _take(self, source: tuple[str, int | None, Stream], *, ends: bool) -> LogLine:
-        entry = self._open.pop(source)
+        entry = self.begun.pop(source)
         self._held_bytes -= len(entry.text)
         return entry.line(ends=ends)

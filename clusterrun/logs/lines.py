@@ -20,8 +20,6 @@ class Stream(str, Enum):
     GAP = "g"
     END = "z"
 
-    __hash__ = str.__hash__  # Enum's own is Python, and every line is looked up by its stream
-
     @property
     def label(self) -> str:
         """Name the stream for people and for JSON."""

@@ -10,6 +10,9 @@ from clusterrun.logs.losses import parse_loss
 from clusterrun.logs.text_view import source_name
 
 
+_RECORDS = frozenset({Stream.GAP, Stream.END})
+
+
 class RawView:
     """Gives `write` the bytes of each line, in order for every rank and stream.
 
@@ -22,10 +25,17 @@ class RawView:
     ) -> None:
         self._put, self._note = write, note
         self._joiner = None if one_source else Joiner(exact=True)
+        self._begun = self._joiner.begun if self._joiner else {}
 
     def show(self, line: LogLine) -> None:
         """Take a line or a piece; what is whole is written."""
-        if line.stream is Stream.GAP or line.stream is Stream.END:
+        if line.partial or line.stream in _RECORDS or self._begun:
+            self._show_piece(line)
+        else:
+            self._put(line.text + b"\n")
+
+    def _show_piece(self, line: LogLine) -> None:
+        if line.stream in _RECORDS:
             self._show_record(line)
             return
         whole = self._joiner.feed(line) if self._joiner else line
