@@ -20,7 +20,6 @@ from clusterrun.logs.stamps import stamp_writer
 from clusterrun.logs.text import strip_controls
 from clusterrun.logs.text_view import Style, TextView
 
-
 MOST_KEPT = 100_000  # folded lines that wait for the end, to be counted
 
 

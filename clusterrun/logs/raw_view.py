@@ -9,7 +9,6 @@ from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.logs.losses import parse_loss
 from clusterrun.logs.text_view import source_name
 
-
 _RECORDS = frozenset({Stream.GAP, Stream.END})
 
 
