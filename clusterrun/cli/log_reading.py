@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -24,9 +26,25 @@ from clusterrun.logs.sources import matches, sources_of
 from clusterrun.logs.text import strip_controls
 from clusterrun.state import JobState
 
+PATIENCE_S = 1.0
 QUIET_S = 60  # how long a running job may have no logs before that is a fault
 
 Chapter = tuple[int, Iterable[LogLine]]
+
+
+class Scanning:
+    """Says in the last row of a terminal how far a search is, once it takes long."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Hear how far it is."""
+        if not sys.stderr.isatty() or time.monotonic() - self._since < PATIENCE_S:
+            return
+        size = f"scanning {done_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB …"
+        sys.stderr.write("\r\x1b[K" + (size if done_bytes < total_bytes else ""))
+        sys.stderr.flush()
 
 
 def read(request: Request) -> int:
@@ -91,10 +109,10 @@ def _chapters(request: Request) -> Iterator[Chapter]:
     for attempt in request.attempts:
         sources = sources_of(request.catalogue.files(attempt), request.query)
         if request.tail is None:
-            yield attempt, merge_sources(sources)
+            yield attempt, merge_sources(sources, Scanning())
         else:
             folded = request.folds and not request.context
-            yield attempt, newest(sources, request.tail, folded=folded)
+            yield attempt, newest(sources, request.tail, folded=folded, tell=Scanning())
 
 
 def _in_context(

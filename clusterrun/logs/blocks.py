@@ -29,7 +29,6 @@ _CUT = "…".encode()
 _RECORDS = (Stream.GAP, Stream.END)
 _RECORD_LITERALS = (b" g ", b" z ")
 _SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
-_GLOG = (b" E0", b" E1")  # its level is the first letter of a line, so after a head
 
 Takes = Callable[["int | None", Stream], bool]
 Head = tuple[bool, "int | None", Stream, bool]
@@ -209,11 +208,12 @@ class _ErrorLines:
         self.others = _RECORD_LITERALS + (_SPEAKER_LITERALS if self._takes_speakers else ())
         self._classifier = Classifier()
         self._seen: set[Hashable] = set()
+        self._begun: set[Hashable] = set()  # error lines that were cut, and go on
 
     def may_be_in(self, data: bytes) -> bool:
         """Say whether lines of these may be errors, or belong to one before them."""
         goes_on = any(self._classifier.is_in_traceback(source) for source in self._seen)
-        return goes_on or may_hold_errors(data) or any(literal in data for literal in _GLOG)
+        return goes_on or bool(self._begun) or may_hold_errors(data)
 
     def holds(self, line: LogLine) -> bool:
         """Say so of the next line."""
@@ -221,5 +221,8 @@ class _ErrorLines:
             return True
         source = (line.rank, line.stream)
         self._seen.add(source)
-        is_error = self._classifier.classify(source, line.text) != ""
+        is_error = source in self._begun or self._classifier.classify(source, line.text) != ""
+        self._begun.discard(source)
+        if is_error and line.partial:
+            self._begun.add(source)
         return is_error or (self._takes_speakers and line.rank is None)

@@ -11,7 +11,7 @@ from operator import itemgetter
 from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles, natural_key
 from clusterrun.logs.lines import LogLine
-from clusterrun.logs.narrow import narrow
+from clusterrun.logs.narrow import Tell, narrow, say_nothing
 from clusterrun.logs.sources import Source
 
 _BLOCK_BUDGET_BYTES = 6 * 1024 * 1024  # over all files: one block of each
@@ -28,14 +28,15 @@ _BY_TIME = itemgetter(0)
 _BY_TIME_AND_PLACE = itemgetter(0, 6)
 
 
-def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
+def merge_sources(sources: Iterable[Source], tell: Tell = say_nothing) -> Iterator[LogLine]:
     """Yield the wanted lines by (time, node in natural order, place in the node's log).
 
     Goes in rounds, as a line at a time is slow: all files are read beyond some moment, and what
-    lies before it is sorted at once. Memory is bounded over all files.
+    lies before it is sorted at once. Memory is bounded over all files. `tell` hears how far a
+    search through big files is.
     Raises ClusterrunError for a file that can't be read.
     """
-    sources = narrow(sources)
+    sources = narrow(sources, tell)
     number_of = number_nodes(sources)
     is_split = len({source.file.node for source in sources}) < len(sources)
     block_bytes = _BLOCK_BUDGET_BYTES // max(len(sources), 1)

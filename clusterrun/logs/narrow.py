@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -37,22 +37,36 @@ class _Piece(NamedTuple):
     literals: Literals
 
 
-def narrow(sources: Iterable[Source]) -> list[Source]:
+Tell = Callable[[int, int], None]
+
+
+def say_nothing(done_bytes: int, total_bytes: int) -> None:
+    """Hear how far a search is, and keep it."""
+
+
+def narrow(sources: Iterable[Source], tell: Tell = say_nothing) -> list[Source]:
     """Find where in big files lines with the literals of a search are; all else stays as it is.
 
-    Raises ClusterrunError for a file that can't be read.
+    `tell` hears how many bytes were searched, and of how many. Raises ClusterrunError for a file
+    that can't be read.
     """
     sources = list(sources)
     pieces = [piece for i, source in enumerate(sources) for piece in _pieces(i, source)]
     processes = min(len(os.sched_getaffinity(0)), _MAX_PROCESSES, len(pieces))
-    is_big = sum(piece.end - piece.start for piece in pieces) > BIG_BYTES
-    if not is_big or processes < 2 or threading.active_count() > 1:  # forks take no threads along
+    total = sum(piece.end - piece.start for piece in pieces)
+    has_threads = threading.active_count() > 1  # which forks would not take along
+    if total <= BIG_BYTES or processes < 2 or has_threads:
         return sources
     try:
         with ProcessPoolExecutor(
             processes, multiprocessing.get_context("fork"), initializer=_ignore_interrupts
         ) as pool:
-            found = list(pool.map(_search, pieces))
+            found: list[list[Stretch]] = []
+            done = 0
+            for piece, stretches in zip(pieces, pool.map(_search, pieces), strict=True):
+                found.append(stretches)
+                done += piece.end - piece.start
+                tell(done, total)
     except (OSError, ImportError, BrokenProcessPool):
         return sources  # this process finds the same, later
     return _narrowed(sources, pieces, found)

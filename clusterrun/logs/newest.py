@@ -13,7 +13,7 @@ from clusterrun.logs.dedup import Distinct
 from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
 from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
 from clusterrun.logs.merge import LINE_BYTES, count_files, merge_sources, number_nodes
-from clusterrun.logs.narrow import BIG_BYTES, narrow
+from clusterrun.logs.narrow import BIG_BYTES, Tell, narrow, say_nothing
 from clusterrun.logs.sources import Part, Source
 
 MOST_LINES = 200_000
@@ -28,19 +28,21 @@ _CONTEXT_BYTES = 64 * 1024  # what may say that a line belongs to an error befor
 Rank = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
 
 
-def newest(sources: Iterable[Source], count: int, *, folded: bool = False) -> Iterable[LogLine]:
+def newest(
+    sources: Iterable[Source], count: int, *, folded: bool = False, tell: Tell = say_nothing
+) -> Iterable[LogLine]:
     """Find the last `count` lines that `merge_sources` would give, and give them in its order.
 
     Where they are too many to hold, all lines are read twice instead: counted, then passed over.
     `folded` counts a line that many ranks wrote alike once, as `dedup` will show it; no more than
-    MOST_LINES, and no more than can be held, are given then. Raises ClusterrunError for a file
-    that can't be read.
+    MOST_LINES, and no more than can be held, are given then. `tell` hears how far a search is.
+    Raises ClusterrunError for a file that can't be read.
     """
     sources = list(sources)
     limit = BIG_BYTES if any(source.literals for source in sources) else None
     found = _newest(sources, count, limit, folded=folded)
     if found is None and limit is not None:
-        sources = narrow(sources)
+        sources = narrow(sources, tell)
         found = _newest(sources, count, None, folded=folded)
     return _last(sources, count) if found is None else found
 

@@ -26,6 +26,7 @@ from clusterrun import record as records
 from clusterrun.backends import process
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli import follow as cli_follow
+from clusterrun.cli import log_reading
 from clusterrun.cli.log_job import RunLogs
 from clusterrun.cli.main import main
 from clusterrun.paths import RunPaths, RunsDir
@@ -690,3 +691,17 @@ def test_memory_of_the_whole_command_is_bounded(here: Here) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.endswith(b"4\n")
+
+
+def test_a_long_search_says_on_a_terminal_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]  # what is under test asks
+    monkeypatch.setattr(sys, "stderr", terminal)
+    now = [0.0]
+    monkeypatch.setattr(log_reading.time, "monotonic", lambda: now[0])
+    scanning = log_reading.Scanning()
+    scanning(1_000_000_000, 10_200_000_000)
+    now[0] = 2.0
+    scanning(3_100_000_000, 10_200_000_000)
+    scanning(10_200_000_000, 10_200_000_000)
+    assert terminal.getvalue() == "\r\x1b[Kscanning 3.1 of 10.2 GB …\r\x1b[K"

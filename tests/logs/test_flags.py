@@ -370,3 +370,12 @@ def test_gaps_are_counted_where_they_cannot_be_shown(run: Here, tmp_path: Path) 
     assert done.stderr.splitlines()[1] == (
         "note: output was lost at 1 place; the logs say where and how much"
     )
+
+
+def test_the_rest_of_an_error_line_that_was_cut_is_found_without_a_side_file(here: Here) -> None:  # noqa: F811
+    here.start()
+    pieces = [("O", "ERROR: retrying … "), ("o", "and gave up"), ("o", "unrelated")]
+    here.write(
+        "n1", *(raw(T0 + i * SECOND, 3, stream, text) for i, (stream, text) in enumerate(pieces))
+    )
+    assert shown(here, "--errors") == ["ERROR: retrying … …", "and gave up"]

@@ -18,7 +18,7 @@ from clusterrun.logs import narrow as narrowing
 from clusterrun.logs.files import Kind, OpenFiles
 from clusterrun.logs.lines import LogLine
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.narrow import narrow
+from clusterrun.logs.narrow import Tell, narrow, say_nothing
 from clusterrun.logs.newest import newest
 from clusterrun.logs.sources import Source
 from tests.logs.corpus import T0, raw
@@ -42,7 +42,9 @@ class OneProcess:
         return map(act, items)
 
 
-def narrowed(sources: list[Source], *, piece: int, block: int) -> list[Source]:
+def narrowed(
+    sources: list[Source], *, piece: int, block: int, tell: Tell = say_nothing
+) -> list[Source]:
     with (
         patch.object(narrowing, "ProcessPoolExecutor", OneProcess),
         patch.object(narrowing, "BIG_BYTES", -1),
@@ -51,7 +53,7 @@ def narrowed(sources: list[Source], *, piece: int, block: int) -> list[Source]:
         patch.object(narrowing.threading, "active_count", lambda: 1),
         patch.object(narrowing.os, "sched_getaffinity", lambda pid: {0, 1}),
     ):
-        return narrow(sources)
+        return narrow(sources, tell)
 
 
 @given(
@@ -98,7 +100,13 @@ def test_where_nothing_can_match_nothing_is_read(tmp_path: Path) -> None:
     size = len(lines[0])
     files = [write(tmp_path, "n1", b"".join(lines)), write(tmp_path, "n2", lines[0] * 99)]
     sources = [whole(file, literals=(b"here",)) for file in files]
-    (found,) = narrowed(sources, piece=400 * size, block=10 * size)
+    heard: list[tuple[int, int]] = []
+    (found,) = narrowed(
+        sources, piece=400 * size, block=10 * size, tell=lambda *bytes_: heard.append(bytes_)
+    )
+    total = sum(source.end for source in sources)
+    assert heard[0] == (400 * size, total)
+    assert heard[-1] == (total, total)
     assert found.file.node == "n1"
     assert found.stretches is not None
     assert sum(end - start for start, end in found.stretches) < 60 * size

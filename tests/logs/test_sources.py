@@ -230,14 +230,16 @@ def test_pieces_of_cut_lines_that_are_chosen_by_their_text_are_lines_of_their_ow
     assert _shown(query, paths) == shown
 
 
-def test_pieces_that_are_errors_are_lines_of_their_own_where_the_others_are_not(
+def test_all_pieces_of_a_cut_error_line_are_taken_each_as_a_line_of_its_own(
     tmp_path: Path,
 ) -> None:
     paths = RunPaths(root=tmp_path)
     texts = ["ValueError: a", " and so on", "KeyError: b", " and so on"]
     lines = [raw(T0 + i, 1, "eE"[i % 2 == 0], text) for i, text in enumerate(texts)]
     write_log(paths, 1, "n1", lines)
-    assert _shown(ERRORS, paths) == [("ValueError: a…", False), ("KeyError: b…", False)]
+    assert _shown(ERRORS, paths) == [
+        (text, False) for text in ("ValueError: a…", " and so on", "KeyError: b…", " and so on")
+    ]
 
 
 def test_pieces_that_are_not_chosen_by_their_text_are_given_as_pieces(tmp_path: Path) -> None:
