@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import report
-from benchmarks.logs import corpus, cost, follow, peers, read
+from benchmarks.logs import corpus, cost, finish, follow, peers, read
 from benchmarks.logs.child import elsewhere
 from benchmarks.machine import machine
 from benchmarks.report import Section
@@ -64,6 +64,7 @@ def _sections(asked: argparse.Namespace, directory: Path) -> Iterator[Section]:
     if asked.what in ("cost", "all"):
         with TemporaryDirectory(dir=directory, prefix=corpus.JOBS) as jobs:
             yield cost.cost(Path(jobs), runs=asked.runs, scale=min(asked.scale, 1))
+            yield finish.finish(Path(jobs), runs=asked.runs, scale=min(asked.scale, 1))
     if asked.what in ("follow", "all"):
         with TemporaryDirectory(dir=directory, prefix=corpus.JOBS) as jobs:
             yield from follow.follow(Path(jobs), runs=asked.runs, scale=min(asked.scale, 1))
