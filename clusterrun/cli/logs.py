@@ -17,6 +17,13 @@ from clusterrun.cli.log_save import save
 from clusterrun.errors import UsageError
 
 _TIMES = ("none", "clock", "time", "iso", "delta")
+_HEADINGS = {
+    "Lines": "ranks local_ranks all_ranks nodes streams attempt tail since until",
+    "Filter": "include exclude errors context",
+    "Show": "timestamps tz prefix highlight form as_json dedup",
+    "Follow": "following interval exit_status",
+    "Instead": "listing locating target",
+}
 
 
 class _Command(click.Command):
@@ -26,6 +33,22 @@ class _Command(click.Command):
         form = "--timestamps="
         args = [f"--times={a.removeprefix(form)}" if a.startswith(form) else a for a in args]
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings; those of every command come last."""
+        heading_of = {
+            name: heading for heading, names in _HEADINGS.items() for name in names.split()
+        }
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if isinstance(parameter, click.Option) and record is not None:
+                sections.setdefault(heading_of.get(parameter.name or "", "Output"), []).append(
+                    record
+                )
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
 
 @click.command(cls=_Command)
@@ -37,9 +60,18 @@ class _Command(click.Command):
 @click.option(
     "--stream", "streams", metavar="LIST", help="of out, err, launcher, agent; or batch alone"
 )
-@click.option("--attempt", type=AttemptType(), help="default: the newest; -1: the one before it")
 @click.option(
-    "-n", "--tail", type=TailType(), help="the last N lines of each attempt, or all  [default: 200]"
+    "--attempt",
+    type=AttemptType(),
+    metavar="N|all|-1",
+    help="default: the newest; -1: the one before it",
+)
+@click.option(
+    "-n",
+    "--tail",
+    type=TailType(),
+    metavar="N|all",
+    help="the last N lines of each attempt, or all  [default: 200]",
 )
 @click.option("--since", metavar="T", help="from 10m ago, 12:30, 2026-08-01T12:30 or step:4000 on")
 @click.option("--until", metavar="T", help="up to such a moment")
