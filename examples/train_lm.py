@@ -225,8 +225,20 @@ class Training:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train from the start or the newest checkpoint to the last step, and report."""
+    """Train, and leave the group of ranks when nothing of the training is left.
+
+    A gloo process that leaves without ending its group can abort at its very end, after a perfect
+    run; one whose model is freed after the group's end can hang there (torch 2.13).
+    """
     accelerator = start_accelerator(args)
+    train_and_report(accelerator, args)
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def train_and_report(accelerator: Accelerator, args: argparse.Namespace) -> None:
+    """Train from the start or the newest checkpoint to the last step, and report."""
     announce(accelerator, exact=args.exact)
     set_seed(args.seed)
     try:
@@ -252,9 +264,6 @@ def run(args: argparse.Namespace) -> None:
     loss = held_out_loss(accelerator, training.model, tests)
     if accelerator.is_main_process:
         say(f"held-out loss {loss:.3f} (untrained {state['untrained']:.2f})")
-    # A gloo process that leaves without this can abort at its very end, after a perfect run.
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
 
 
 def settings(accelerator: Accelerator, args: argparse.Namespace, corpus: bytes) -> dict[str, Any]:
