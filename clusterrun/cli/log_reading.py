@@ -51,6 +51,9 @@ def read(request: Request) -> int:
     """Print the lines that are there; return the exit status."""
     files = find_files(request)
     size = sum(file_size(file.path) for file in files)
+    if size == 0 and request.reads_batch:
+        output.say(f"the batch script of {request.job.title} has printed nothing")
+        return Exit.OK
     if size == 0:
         return _tell_nothing_yet(request)
     printer = LogPrinter(request=request, nodes=[file.node for file in files])

@@ -75,6 +75,7 @@ class Request:
     highlight: tuple[re.Pattern[bytes], ...] = ()
     interval_s: float | None = None
     exit_status: bool = False
+    reads_batch: bool = False
 
     @property
     def first_attempt(self) -> int:
@@ -130,6 +131,7 @@ def build_request(named: Named, typed: Typed) -> Request:
         highlight=(*highlight, *query.include),
         interval_s=typed.interval,
         exit_status=typed.exit_status,
+        reads_batch=streams is None,
     )
 
 

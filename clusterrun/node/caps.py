@@ -28,16 +28,15 @@ class Caps:
         if rank == "-" or not (self._lines_per_s or self._line_bytes):
             yield piece
             return
-        shortened: Iterator[Piece | Loss] = iter((piece,))
-        if self._line_bytes:
-            length = self._lengths.setdefault((rank, stream), LineLength(self._line_bytes))
-            shortened = length.allow(piece)
-        rate = self._rates.setdefault(rank, Rate(self._lines_per_s))
-        for part in shortened:
-            if isinstance(part, Loss) or not self._lines_per_s:
+        some: Iterator[Piece | Loss] = iter((piece,))
+        if self._lines_per_s:  # first: a line that is left out needs not be cut, nor told of twice
+            some = self._rates.setdefault(rank, Rate(self._lines_per_s)).allow(piece, now)
+        length = self._lengths.setdefault((rank, stream), LineLength(self._line_bytes))
+        for part in some:
+            if isinstance(part, Loss) or not self._line_bytes:
                 yield part
             else:
-                yield from rate.allow(part, now)
+                yield from length.allow(part)
 
     def forget(self, rank: str, stream: str) -> None:
         """Take what comes next for the beginning of a line: bytes before it were dropped."""

@@ -130,6 +130,6 @@ def test_a_search_is_measured_and_written_down(tmp_path: Path) -> None:
 def test_all_that_others_do_not_suffer_from_can_be_measured(tmp_path: Path) -> None:
     only = [word for name in WITHOUT_ROOT for word in ("--only", name)]
     sections = _run(tmp_path, "all", *only, *TINY)
-    assert len(sections) == len(WITHOUT_ROOT) + 3
+    assert len(sections) == len(WITHOUT_ROOT) + 4
     burst = sections[-1]["rows"][0]  # type: ignore[index]  # JSON
     assert (burst["lost"], burst["twice"], burst["out_of_order"]) == (0, 0, 0)

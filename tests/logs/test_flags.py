@@ -379,3 +379,11 @@ def test_the_rest_of_an_error_line_that_was_cut_is_found_without_a_side_file(her
         "n1", *(raw(T0 + i * SECOND, 3, stream, text) for i, (stream, text) in enumerate(pieces))
     )
     assert shown(here, "--errors") == ["ERROR: retrying … …", "and gave up"]
+
+
+def test_a_batch_script_that_printed_nothing_is_no_failure(run: Here) -> None:
+    run.paths.slurm_dir.mkdir()
+    run.paths.batch_output.write_text("")
+    done = run.logs("L1", "--stream", "batch")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "the batch script of job L1 has printed nothing\n"
