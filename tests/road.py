@@ -192,7 +192,7 @@ class Project:
         raise AssertionError(f"no {kind} ever came\n{self.logs(job_id)}")
 
     def logs(self, job_id: str) -> str:
-        return self.ok("logs", job_id, "--all-ranks", "--tail", "all", "--no-dedup")
+        return self.ok("logs", job_id, "-a", "-n", "all", "--no-dedup", "--timestamps=none")
 
 
 def project(path: Path, state: Path) -> Project:
