@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -99,6 +100,19 @@ def size_independence(setup: Setup) -> Section:
     )
 
 
+# The merge without what chooses, prints and writes.
+ALONE = """
+import sys
+from pathlib import Path
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.query import EVERYTHING
+from clusterrun.logs.sources import choose_sources
+from clusterrun.paths import RunPaths
+for line in merge_sources(choose_sources(RunPaths(root=Path(sys.argv[1])), 1, EVERYTHING)):
+    pass
+"""
+
+
 def merge(setup: Setup) -> Section:
     corpus = setup.small
     commands = [
@@ -111,6 +125,11 @@ def merge(setup: Setup) -> Section:
         peers.ours(corpus, "clusterrun logs -a -n all -o raw | …", *RAW),
         peers.ours(corpus, "clusterrun logs -a -n all > /dev/null", *MERGE, to_null=True),
         peers.ours(corpus, "clusterrun logs -a -n all | …", *MERGE),
+        Command(
+            name="logs.merge in Python, no output",
+            argv=[sys.executable, "-c", ALONE, str(corpus.run_dir)],
+            to_null=True,
+        ),
         peers.sort_merge(corpus),
         peers.cat_sort(corpus),
         peers.cat(corpus),
