@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from clusterrun.logs.files import Kind, LogFile, find_log_files, find_side_files
+from clusterrun.logs.files import Kind, LogFile, find_files
 from clusterrun.paths import RunPaths
 
 BATCH = "batch"
@@ -38,7 +38,4 @@ class RunFiles:
         if self.is_batch:
             path = self.paths.batch_output
             return [LogFile(node=BATCH, path=path, kind=Kind.PLAIN)] if path.exists() else []
-        return [
-            *find_log_files(self.paths, attempt, self.nodes),
-            *find_side_files(self.paths, attempt, self.nodes),
-        ]
+        return find_files(self.paths, attempt, self.nodes)

@@ -48,42 +48,11 @@ class LogFile:
     log: Path | None = None
 
 
-def find_log_files(
-    paths: RunPaths, attempt: int, nodes: frozenset[str] | None = None
-) -> list[LogFile]:
-    """List the log files of an attempt, or of some of its nodes, node2 before node10."""
-    ranks = _ranks_by_node(paths.world(attempt))
-    return [
-        LogFile(
-            node=node,
-            path=paths.log(attempt, node),
-            ranks=ranks.get(node),
-            index=paths.log_index(attempt, node),
-        )
-        for node in _nodes_with(".log", paths, attempt, nodes)
-    ]
+def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = None) -> list[LogFile]:
+    """List the logs of an attempt, or of some of its nodes, and then their side files.
 
-
-def find_side_files(
-    paths: RunPaths, attempt: int, nodes: frozenset[str] | None = None
-) -> list[LogFile]:
-    """List the files of error lines beside the logs of an attempt."""
-    ranks = _ranks_by_node(paths.world(attempt))
-    return [
-        LogFile(
-            node=node,
-            path=paths.log_errors(attempt, node),
-            kind=Kind.ERRORS,
-            ranks=ranks.get(node),
-            log=paths.log(attempt, node),
-        )
-        for node in _nodes_with(".err", paths, attempt, nodes)
-    ]
-
-
-def _nodes_with(
-    suffix: str, paths: RunPaths, attempt: int, nodes: frozenset[str] | None
-) -> list[str]:
+    Each in the order of nodes, node2 before node10.
+    """
     directory = paths.log(attempt, "any").parent
     try:
         names = os.listdir(directory)
@@ -91,6 +60,30 @@ def _nodes_with(
         return []
     except OSError as error:
         raise _unreadable(directory, error) from error
+    ranks = _ranks_by_node(paths.world(attempt))
+    logs = [
+        LogFile(
+            node=node,
+            path=paths.log(attempt, node),
+            ranks=ranks.get(node),
+            index=paths.log_index(attempt, node),
+        )
+        for node in _nodes_with(".log", names, nodes)
+    ]
+    sides = [
+        LogFile(
+            node=node,
+            path=paths.log_errors(attempt, node),
+            kind=Kind.ERRORS,
+            ranks=ranks.get(node),
+            log=paths.log(attempt, node),
+        )
+        for node in _nodes_with(".err", names, nodes)
+    ]
+    return [*logs, *sides]
+
+
+def _nodes_with(suffix: str, names: list[str], nodes: frozenset[str] | None) -> list[str]:
     found = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
     return sorted((n for n in found if nodes is None or n in nodes), key=natural_key)
 

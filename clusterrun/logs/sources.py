@@ -10,8 +10,7 @@ from clusterrun.logs.files import (
     Kind,
     LogFile,
     file_size,
-    find_log_files,
-    find_side_files,
+    find_files,
     natural_key,
     stat_file,
 )
@@ -65,9 +64,7 @@ def choose_sources(
     nodes: frozenset[str] | None = None,
 ) -> list[Source]:
     """Choose what to read of an attempt, or of some of its nodes, as `sources_of` does."""
-    logs = find_log_files(paths, attempt, nodes)
-    sides = find_side_files(paths, attempt, nodes) if query.overview or query.errors else []
-    return sources_of([*logs, *sides], query)
+    return sources_of(find_files(paths, attempt, nodes), query)
 
 
 def sources_of(

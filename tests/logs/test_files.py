@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.logs.files import Kind, OpenFiles, find_log_files, find_side_files
+from clusterrun.logs.files import Kind, OpenFiles, find_files
 from clusterrun.paths import RunPaths
 from tests.logs.corpus import write_log
 
@@ -28,25 +28,24 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def test_logs_are_found_in_the_order_people_count_in(paths: RunPaths) -> None:
-    assert [file.node for file in find_log_files(paths, 1)] == ["n2", "n10", "n\udcff"]
-    assert [file.node for file in find_log_files(paths, 1, frozenset({"n10", "n7"}))] == ["n10"]
-    assert find_log_files(paths, 2) == []
+    assert [file.node for file in find_files(paths, 1)] == ["n2", "n10", "n\udcff", "n2"]
+    assert [file.node for file in find_files(paths, 1, frozenset({"n10", "n7"}))] == ["n10"]
+    assert find_files(paths, 2) == []
 
 
 def test_each_file_says_what_it_holds(paths: RunPaths) -> None:
     world = {"schema": "clusterrun.world/1", "nodes": ["n2", "n10"], "procs_per_node": 4}
     paths.world(1).write_text(json.dumps(world))
-    log = find_log_files(paths, 1)[1]
+    _, log, unknown, side = find_files(paths, 1)
     assert (log.kind, log.ranks, log.index) == (Kind.LOG, range(4, 8), paths.log_index(1, "n10"))
-    (side,) = find_side_files(paths, 1)
     assert (side.kind, side.ranks, side.path) == (Kind.ERRORS, range(4), paths.log_errors(1, "n2"))
-    assert find_log_files(paths, 1)[2].ranks is None
+    assert unknown.ranks is None
 
 
 def test_a_directory_that_cannot_be_read_is_named(paths: RunPaths) -> None:
     paths.logs_dir.joinpath("a2").write_bytes(b"")
     with pytest.raises(ClusterrunError) as caught:
-        find_log_files(paths, 2)
+        find_files(paths, 2)
     assert caught.value.message == f"cannot read {paths.logs_dir / 'a2'}"
 
 

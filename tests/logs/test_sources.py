@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.logs.files import Kind, LogFile, find_log_files
+from clusterrun.logs.files import Kind, LogFile, find_files
 from clusterrun.logs.lines import Stream
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
@@ -92,7 +92,7 @@ WRONG = ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
 def test_everything_is_every_line_but_the_ends_of_logs(run: Run) -> None:
     run.write()
     assert run.read(EVERYTHING) == ALL
-    with_ends = sources_of(find_log_files(run.paths, 1), EVERYTHING, ends=True)
+    with_ends = sources_of(find_files(run.paths, 1), EVERYTHING, ends=True)
     assert texts(merge_sources(with_ends)) == [*ALL, "0 complete"]
     assert run.opened(EVERYTHING) == ["n1.log", "n2.log"]
 
