@@ -78,8 +78,8 @@ def _move_output(spool: str | None) -> None:
         target = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(target, descriptor)
         os.close(target)
-        if isinstance(stream, io.TextIOWrapper):
-            streams.forgive_full_disk(stream)
+    moved = [file for file in (sys.stdout, sys.stderr) if isinstance(file, io.TextIOWrapper)]
+    streams.forgive_full_disk(*moved)
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
         sys.stdout.reconfigure(line_buffering=True)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,12 @@ class Place:
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         (self.path / name).write_text(textwrap.dedent(source))
 
-    def python(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def python(
+        self, *argv: str, before: Sequence[str] = (), **env: str
+    ) -> subprocess.CompletedProcess[str]:
         base = {name: text for name, text in os.environ.items() if not name.startswith("RANK")}
         return subprocess.run(
-            [sys.executable, *argv],
+            [*before, sys.executable, *argv],
             cwd=self.path,
             env={**base, "PYTHONPATH": str(ROOT), **env},
             capture_output=True,
@@ -44,13 +47,18 @@ class Place:
             check=False,
         )
 
-    def worker(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", "clusterrun.worker", *argv, **env)
+    def worker(
+        self, *argv: str, before: Sequence[str] = (), **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "clusterrun.worker", *argv, before=before, **env)
 
-    def rank(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run as rank 3 of a job, with a spool."""
+    def rank(
+        self, *argv: str, before: Sequence[str] = (), **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run as rank 3 of a job, with a spool; `before` stands in front of the command."""
         self.spool.mkdir(exist_ok=True)
-        return self.worker(*argv, **{"CLUSTERRUN_SPOOL": str(self.spool), "RANK": "3", **env})
+        env = {"CLUSTERRUN_SPOOL": str(self.spool), "RANK": "3", **env}
+        return self.worker(*argv, before=before, **env)
 
     def events(self) -> list[dict[str, Any]]:
         lines = (self.spool / "rank_3.events").read_text().splitlines()
