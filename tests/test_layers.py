@@ -69,6 +69,9 @@ def _readers(document: str) -> frozenset[str]:
     return frozenset(re.findall(r"`([\w.]+)`", sentence[1]))
 
 
+# What the user's process imports too, so that it stays light.
+SHARED = frozenset({"control", "checkpoints"})
+
 ROW = _table(DOCUMENT)
 APART = _apart(DOCUMENT)
 READERS = _readers(DOCUMENT)
@@ -114,8 +117,8 @@ def _imported_rooms(name: str, tree: ast.AST, *, package: bool = False) -> set[s
 def _layer_faults(name: str, tree: ast.AST, *, package: bool = False) -> list[str]:
     room = name.split(".")[0]
     imported = _imported_rooms(name, tree, package=package) - {room}
-    if room in APART:
-        return sorted(other for other in imported if other not in APART | {"errors"})
+    if room in APART or room in SHARED:
+        return sorted(other for other in imported if other not in APART | SHARED | {"errors"})
     return sorted(o for o in imported if o not in ROW or ROW[o] > ROW[room])
 
 

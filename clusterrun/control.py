@@ -1,0 +1,111 @@
+"""The page of shared memory by which the agent of a node and its ranks agree on a checkpoint.
+
+A file in the spool, mapped by both: 8-byte words, each written by one side alone. All ranks must
+save at the same step, and no collective is spent on that. Each rank counts its calls of
+`runtime.should_checkpoint()`. To ask, the agents raise `hold`: a rank that sees it waits in its next
+call. From the highest count of all ranks the head chooses the call at which all save, `at`; who is
+not there yet goes on to it. Nobody can be beyond: who was seen at call n waits at n + 1 at the latest.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+WORD = 8
+HEADER_WORDS = 8
+SLOT_WORDS = 8
+_HOLD, _DECIDED, _AT, _ACTION = range(4)
+_CALLS, _SEEN_NS, _STOPPED = range(3)
+
+
+class Action(IntEnum):
+    """What the ranks do at the call that was agreed on."""
+
+    NONE = 0
+    SAVE = 1  # and go on
+    LEAVE = 2  # save, then end the script
+
+
+@dataclass(frozen=True)
+class Decision:
+    """At which call of `should_checkpoint` request number `request` is met, and how."""
+
+    request: int
+    at: int
+    action: Action
+
+
+class ControlPage:
+    """The mapped page; `ranks` is the number of ranks of this node."""
+
+    def __init__(self, path: Path, ranks: int) -> None:
+        size = WORD * (HEADER_WORDS + SLOT_WORDS * ranks)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(descriptor).st_size < size:
+                os.posix_fallocate(descriptor, 0, size)  # a full disk must not fault a rank later
+            self._map = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    # The agent's side
+
+    def hold(self, request: int) -> None:
+        """Have each rank wait in its next call until request number `request` is decided."""
+        self._set(_HOLD, request)
+
+    def decide(self, decision: Decision) -> None:
+        """Tell the ranks at which call to save; `at` 0 lets all go on as if nothing was asked."""
+        self._set(_AT, decision.at)
+        self._set(_ACTION, decision.action)
+        self._set(_DECIDED, decision.request)
+
+    def calls(self, rank: int) -> int:
+        """Return how often a rank (a local number) has called; 0 before its first."""
+        return self._get(_slot(rank, _CALLS))
+
+    def seen_ns(self, rank: int) -> int:
+        """Return when a rank last called, in ns of the host's monotonic clock."""
+        return self._get(_slot(rank, _SEEN_NS))
+
+    def has_stopped(self, rank: int) -> bool:
+        """Say whether a rank was told by `should_stop` to leave."""
+        return bool(self._get(_slot(rank, _STOPPED)))
+
+    # The rank's side
+
+    def count(self, rank: int, calls: int) -> None:
+        """Publish that this is the rank's call number `calls`, from 1."""
+        self._set(_slot(rank, _SEEN_NS), time.monotonic_ns())
+        self._set(_slot(rank, _CALLS), calls)
+
+    def stopping(self, rank: int) -> None:
+        """Publish that the rank was told to leave."""
+        self._set(_slot(rank, _STOPPED), 1)
+
+    @property
+    def held(self) -> int:
+        """The newest request, decided or not; 0 before the first."""
+        return self._get(_HOLD)
+
+    @property
+    def decision(self) -> Decision:
+        """The newest decision."""
+        request = self._get(_DECIDED)
+        return Decision(request, self._get(_AT), Action(self._get(_ACTION)))
+
+    def _get(self, word: int) -> int:
+        return int(struct.unpack_from("<q", self._map, word * WORD)[0])
+
+    def _set(self, word: int, value: int) -> None:
+        struct.pack_into("<q", self._map, word * WORD, value)
+
+
+def _slot(rank: int, word: int) -> int:
+    return HEADER_WORDS + SLOT_WORDS * rank + word
