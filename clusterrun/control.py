@@ -2,9 +2,10 @@
 
 A file in the spool, mapped by both: 8-byte words, each written by one side alone. All ranks must
 save at the same step, and no collective is spent on that. Each rank counts its calls of
-`runtime.should_checkpoint()`. To ask, the agents raise `hold`: a rank that sees it waits in its next
-call. From the highest count of all ranks the head chooses the call at which all save, `at`; who is
-not there yet goes on to it. Nobody can be beyond: who was seen at call n waits at n + 1 at the latest.
+`runtime.should_checkpoint()`. To ask, the agents raise `hold`: a rank that sees it waits in its
+next call. From the highest count of all ranks the head chooses the call at which all save, `at`;
+who is not there yet goes on to it. Nobody can be beyond it: a rank that was seen at call n waits
+at n + 1 at the latest, and `at` is that.
 """
 
 from __future__ import annotations
