@@ -28,6 +28,8 @@ class NodeExit(IntEnum):
     NODE_UNFIT = 122
     NODE_LOST = 123
     CANCELLED = 124
+    INTERRUPTED = 125  # saved and left, to be continued
+    HUNG = 126
 
 
 class ClusterrunError(Exception):

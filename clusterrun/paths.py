@@ -114,6 +114,22 @@ class RunPaths:
         """The exit status that the agents agreed on, as digits: the first to write it is right."""
         return self.attempt(attempt) / "status"
 
+    def outcome(self, attempt: int) -> Path:
+        """outcome.json: how one attempt ended and what comes next."""
+        return self.attempt(attempt) / "outcome.json"
+
+    def next_step(self, attempt: int) -> Path:
+        """What the batch shell or the controller does after one attempt: a word, and nodes."""
+        return self.attempt(attempt) / "next"
+
+    def request(self, attempt: int) -> Path:
+        """Why somebody interrupts one attempt, one word: the first to write it is right."""
+        return self.attempt(attempt) / "request"
+
+    def head_pid(self, attempt: int) -> Path:
+        """The pid of the head's agent, for signals from the batch shell on the same host."""
+        return self.attempt(attempt) / "head.pid"
+
     def world(self, attempt: int) -> Path:
         """world.json: the nodes of one attempt in rank order, and how many ranks each has."""
         return self.attempt(attempt) / "world.json"
