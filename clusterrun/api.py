@@ -27,6 +27,7 @@ from clusterrun.loading import adopt_spec
 from clusterrun.loading import load_spec as load
 from clusterrun.logs.lines import LogLine as LogLine
 from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.places import remember_root, remembered_roots
 from clusterrun.planning.make import make_plan
 from clusterrun.planning.plan import Plan
 from clusterrun.record import JobRecord as JobRecord
@@ -153,7 +154,7 @@ def _remember(record: JobRecord) -> None:
             cause=str(error),
             hint=f"its run directory is {record.run_dir}",
         ) from error
-    records.remember_root(record.runs_dir)
+    remember_root(record.runs_dir)
 
 
 def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
@@ -259,7 +260,7 @@ def places_of_runs() -> list[RunsDir]:
         run_dir = JobSpec().run_dir
     own = RunsDir(root=Path(os.path.normpath(cwd / run_dir)))
     real = own.root.resolve()
-    return [own, *(p for p in records.remembered_roots() if p.root.resolve() != real)]
+    return [own, *(p for p in remembered_roots() if p.root.resolve() != real)]
 
 
 def status(job: str | JobRecord | None = None, *, max_age_s: float | None = None) -> JobStatus:

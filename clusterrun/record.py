@@ -12,7 +12,7 @@ import pwd
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster
 
 SCHEMA = "clusterrun.job/1"
+_JOB_LISTS = ("earlier_job_ids", "chained_job_ids")
 LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
-REMEMBERED_ROOTS = 50
 
 __all__ = [
     "JobRecord",
@@ -47,8 +47,6 @@ __all__ = [
     "new_run_id",
     "read",
     "register_run",
-    "remember_root",
-    "remembered_roots",
     "remove_run",
     "resolve_job",
     "write",
@@ -63,8 +61,9 @@ _JOB_ID = re.compile(r"(L?[0-9]+)(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
 class JobRecord:
     """What job.json holds: where a run went and what was asked; its state is asked, never stored.
 
-    `job_id` is empty until the scheduler has given one; `submitted_at` is seconds of the epoch;
-    `time_minutes` is 0 without a limit.
+    `job_id` is the run's newest job, or the first still to run of a chain, whose later ones are
+    `chained_job_ids`; it is empty until the scheduler has given one. `submitted_at` is seconds of
+    the epoch; `time_minutes` is 0 without a limit, `chain_length` without a chain.
     """
 
     job_id: str
@@ -87,6 +86,15 @@ class JobRecord:
     git_commit: str | None
     user: str
     host: str
+    earlier_job_ids: tuple[str, ...] = ()
+    chained_job_ids: tuple[str, ...] = ()
+    chain_length: int = 0
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """Every job that the run has had or will have, in their order."""
+        own = (self.job_id,) if self.job_id else ()
+        return (*self.earlier_job_ids, *own, *self.chained_job_ids)
 
     @property
     def paths(self) -> RunPaths:
@@ -110,18 +118,39 @@ def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) 
         run_dir=str(paths.root),
         submitted_at=now,
         argv=tuple(argv),
-        nodes=plan.nodes,
-        procs_per_node=plan.procs_per_node,
-        gpus_per_node=plan.gpus_per_node,
-        world_size=plan.world_size,
-        strategy=plan.strategy.value,
-        device=plan.device.value,
         workdir=plan.workdir,
-        time_minutes=plan.time_minutes,
         versions=_versions(),
         git_commit=_git_commit(plan.workdir),
         user=_user(),
         host=socket.gethostname(),
+        **_shape(plan),
+    )
+
+
+def planned_anew(record: JobRecord, plan: Plan) -> JobRecord:
+    """Describe a run whose next attempt has another plan."""
+    return dataclasses.replace(record, **_shape(plan))
+
+
+def _shape(plan: Plan) -> dict[str, Any]:
+    return {
+        "nodes": plan.nodes,
+        "procs_per_node": plan.procs_per_node,
+        "gpus_per_node": plan.gpus_per_node,
+        "world_size": plan.world_size,
+        "strategy": plan.strategy.value,
+        "device": plan.device.value,
+        "time_minutes": plan.time_minutes,
+    }
+
+
+def continued_by(record: JobRecord, job_id: str) -> JobRecord:
+    """Describe a run that another job of its own goes on with; the chain before that is over."""
+    ids = record.job_ids
+    at = ids.index(job_id) if job_id in record.chained_job_ids else len(ids)
+    later = ids[at + 1 :]
+    return dataclasses.replace(
+        record, job_id=job_id, earlier_job_ids=ids[:at], chained_job_ids=later
     )
 
 
@@ -180,9 +209,9 @@ def read(paths: RunPaths) -> JobRecord:
 def _from_data(data: dict[str, Any], paths: RunPaths) -> JobRecord:
     known = {field.name for field in dataclasses.fields(JobRecord)}
     kept = {key: value for key, value in data.items() if key in known}
+    kept |= {key: tuple(kept.get(key, ())) for key in ("argv", *_JOB_LISTS)}
     kept |= {
         "cluster": Cluster(kept["cluster"]),
-        "argv": tuple(kept["argv"]),
         "run_dir": str(paths.root.absolute()),
     }
     return JobRecord(**kept)
@@ -206,7 +235,8 @@ def link_target(runs_dir: RunsDir, paths: RunPaths) -> str:
 def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = None) -> JobRecord:
     """Record a run that was not submitted through clusterrun, from plan.json and SLURM_*.
 
-    A record that is there already is kept; one without a job id gets it.
+    A record that is there already is kept; one without a job id gets it, and the next job of a
+    chain becomes the run's own.
     """
     paths = RunPaths(root=run_dir.absolute())
     plan = Plan.from_json(paths.plan.read_text())
@@ -214,12 +244,13 @@ def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = 
         record = read(paths)
     else:
         record = new_record(plan, paths, argv=(), now=time.time() if now is None else now)
+    job_id = environ.get("SLURM_JOB_ID") or environ.get("CLUSTERRUN_LOCAL_JOB_ID") or ""
     if not record.job_id:
-        record = dataclasses.replace(
-            record,
-            job_id=environ.get("SLURM_JOB_ID") or environ.get("CLUSTERRUN_LOCAL_JOB_ID") or "",
-            host=environ.get("SLURM_SUBMIT_HOST") or record.host,
-        )
+        host = environ.get("SLURM_SUBMIT_HOST") or record.host
+        record = dataclasses.replace(record, job_id=job_id, host=host)
+        write(record)
+    elif job_id in record.chained_job_ids:
+        record = continued_by(record, job_id)
         write(record)
     if record.job_id:
         link_job(record.runs_dir, record.job_id, paths)
@@ -291,7 +322,7 @@ def _job_in(runs_dir: RunsDir, job_id: str, slurm_cluster: str | None) -> JobRec
     if slurm_cluster or not candidates:  # the newest run has the link; an older one the id
         candidates += list_records(runs_dir)
     for record in candidates:
-        if record.job_id == job_id and slurm_cluster in (None, record.slurm_cluster):
+        if job_id in record.job_ids and slurm_cluster in (None, record.slurm_cluster):
             return record
     return None
 
@@ -350,39 +381,3 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
         if known
         else "runs are looked for in the project here and where you submitted before",
     )
-
-
-# Places of runs
-
-
-def remember_root(runs_dir: RunsDir, environ: Mapping[str, str] = os.environ) -> None:
-    """Remember where this user has runs, so that commands work from elsewhere; best effort."""
-    root = str(runs_dir.root.absolute())
-    roots = [root, *(str(known.root) for known in remembered_roots(environ))]
-    path = _roots_file(environ)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(path, json.dumps({"roots": _distinct(roots)[:REMEMBERED_ROOTS]}) + "\n")
-
-
-def remembered_roots(environ: Mapping[str, str] = os.environ) -> list[RunsDir]:
-    """Return the places of runs, the last used first; those that are gone are left out."""
-    try:
-        roots = json.loads(_roots_file(environ).read_text())["roots"]
-        return [RunsDir(root=Path(root)) for root in roots if Path(root).is_dir()]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
-def _roots_file(environ: Mapping[str, str]) -> Path:
-    return state_dir(environ) / "roots.json"
-
-
-def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Name the directory for what clusterrun remembers between commands."""
-    base = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(base) / "clusterrun"
-
-
-def _distinct(items: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(items))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun import record
+from clusterrun import places, record
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
 from clusterrun.paths import RunPaths, RunsDir, directory_name
 from clusterrun.record import JobRecord
@@ -367,21 +367,21 @@ def test_registering_keeps_what_the_submission_wrote(runs: RunsDir) -> None:
 
 def test_places_are_remembered_newest_first(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    places = [RunsDir(root=tmp_path / name) for name in ("a", "b", "gone")]
-    for place in places:
+    runs_dirs = [RunsDir(root=tmp_path / name) for name in ("a", "b", "gone")]
+    for place in runs_dirs:
         place.root.mkdir()
-        record.remember_root(place, environ)
-    record.remember_root(places[0], environ)
-    places[2].root.rmdir()
-    assert record.remembered_roots(environ) == places[:2]
+        places.remember_root(place, environ)
+    places.remember_root(runs_dirs[0], environ)
+    runs_dirs[2].root.rmdir()
+    assert places.remembered_roots(environ) == runs_dirs[:2]
     assert mode(tmp_path / "state" / "clusterrun" / "roots.json") == 0o600
 
 
 def test_a_home_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     environ = {"XDG_STATE_HOME": str(tmp_path / "file")}
-    record.remember_root(RunsDir(root=tmp_path), environ)
-    assert record.remembered_roots(environ) == []
+    places.remember_root(RunsDir(root=tmp_path), environ)
+    assert places.remembered_roots(environ) == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"roots": 5}', '{"roots": [1]}'])
@@ -390,9 +390,9 @@ def test_a_damaged_memory_is_no_error(tmp_path: Path, text: str) -> None:
     file.parent.mkdir()
     file.write_text(text)
     environ = {"XDG_STATE_HOME": str(tmp_path)}
-    assert record.remembered_roots(environ) == []
-    record.remember_root(RunsDir(root=tmp_path), environ)
-    assert record.remembered_roots(environ) == [RunsDir(root=tmp_path)]
+    assert places.remembered_roots(environ) == []
+    places.remember_root(RunsDir(root=tmp_path), environ)
+    assert places.remembered_roots(environ) == [RunsDir(root=tmp_path)]
 
 
 def test_a_path_stays_spelled_as_the_user_spells_it(runs: RunsDir, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m clusterrun.backends register RUN_DIR`: what a script submitted by hand calls."""
+"""`python -m clusterrun.backends`: what batch scripts call."""
 
 from __future__ import annotations
 
@@ -7,17 +7,39 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-USAGE = "usage: python -m clusterrun.backends register RUN_DIR"
+from clusterrun.errors import ClusterrunError
+
+USAGE = """\
+usage: python -m clusterrun.backends register RUN_DIR
+       python -m clusterrun.backends successor RUN_DIR [NODES]"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Record the run, so that it can be found like any other."""
-    if len(argv) != 2 or argv[0] != "register":
-        print(USAGE, file=sys.stderr)  # noqa: T201 - the batch script's output
-        return 2
-    from clusterrun.record import register_run
+    """Record a run, so that it can be found like any other, or submit its next job."""
+    match argv:
+        case ["register", run_dir]:
+            from clusterrun.record import register_run
 
-    register_run(Path(argv[1]), os.environ)
+            register_run(Path(run_dir), os.environ)
+        case ["successor", run_dir, *nodes] if len(nodes) <= 1:
+            return _successor(Path(run_dir), "".join(nodes))
+        case _:
+            print(USAGE, file=sys.stderr)  # noqa: T201 - the batch script's output
+            return 2
+    return 0
+
+
+def _successor(run_dir: Path, nodes: str) -> int:
+    """Print the id of the job that goes on; a refusal is one line of the batch script's output."""
+    from clusterrun.backends.successor import submit_successor
+
+    try:
+        print(submit_successor(run_dir, nodes, os.environ))  # noqa: T201
+    except (ClusterrunError, OSError, ValueError) as error:
+        cause = getattr(error, "cause", "") or ""
+        text = ": ".join(filter(None, (str(error), " ".join(cause.split()))))
+        print(f"clusterrun: no successor: {text}", file=sys.stderr)  # noqa: T201
+        return 1
     return 0
 
 

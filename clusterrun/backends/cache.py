@@ -18,7 +18,7 @@ from typing import Any
 
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.layout import write_private
-from clusterrun.record import state_dir
+from clusterrun.places import state_dir
 from clusterrun.state import JobState
 
 TTL_S = 10.0

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterrun import shell
-from clusterrun.backends import cache, refusal, slurm_query
+from clusterrun.backends import cache, sbatch, slurm_query
 from clusterrun.backends.base import SchedulerJob, Submission
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.layout import remove_run
@@ -21,7 +20,6 @@ from clusterrun.errors import (
     JobNotFoundError,
     SchedulerUnreachableError,
     SubmissionError,
-    UsageError,
 )
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
@@ -29,14 +27,12 @@ from clusterrun.planning.plan import Plan
 if TYPE_CHECKING:
     from submitit import SlurmExecutor, SlurmJob
 
+    from clusterrun.record import JobRecord
     from clusterrun.rendering.bundle import Bundle
 
-SBATCH_TIMEOUT_S = 60.0
 LOOK_AGAIN_S = 3.0
 # What sbatch says when it never reached slurmctld; any other silence may have queued the job.
 NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
-
-_PARSABLE = re.compile(r"([0-9]+)(?:;(\S+))?\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +49,6 @@ class SlurmBackend:
         SchedulerUnreachableError when it is not known whether the job is queued.
         """
         try:
-            _check_path(paths)
             executor = _executor_class()(plan, paths, bundle, self._environ(plan))
             job = executor._submit_command("")
         except SchedulerUnreachableError as error:
@@ -61,7 +56,7 @@ class SlurmBackend:
                 remove_run(paths)
                 raise
             return self._perhaps_submitted(paths, "sbatch got no answer", error)
-        except _NoJobIdError as error:  # sbatch took the job, whatever it printed
+        except sbatch.NoJobIdError as error:  # sbatch took the job, whatever it printed
             return self._perhaps_submitted(paths, error.message, error)
         except RuntimeError as error:  # submitit found no srun
             remove_run(paths)
@@ -74,6 +69,39 @@ class SlurmBackend:
             remove_run(paths)
             raise
         return Submission(job_id=str(job.job_id), slurm_cluster=executor.slurm_cluster)
+
+    def submit_again(
+        self,
+        plan: Plan,
+        record: JobRecord,
+        *,
+        dependency: str | None = None,
+        exclude: str = "",
+        chained: bool = False,
+    ) -> Submission:
+        """Hand the script of a run that has its directory to sbatch once more.
+
+        `dependency` and `exclude` stand in the place of what the script says, None and "" leave it.
+        """
+        options = [] if dependency is None else [f"--dependency={dependency}"]
+        options += [f"--exclude={exclude}"] if exclude else []
+        argv = sbatch.command(
+            plan,
+            record.paths,
+            str(record.paths.script),
+            options=options,
+            words=[sbatch.CHAINED] if chained else [],
+        )
+        try:
+            return sbatch.run(argv, plan, self._environ(plan))
+        except SchedulerUnreachableError as error:
+            if _never_reached(error):
+                raise
+            return self._perhaps_submitted(
+                record.paths, "sbatch got no answer", error, record.job_ids
+            )
+        except sbatch.NoJobIdError as error:
+            return self._perhaps_submitted(record.paths, error.message, error, record.job_ids)
 
     def query(
         self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
@@ -112,10 +140,20 @@ class SlurmBackend:
         if unknown:
             raise JobNotFoundError(f"Slurm knows no job {', '.join(unknown)}")
 
+    def update(self, job_id: str, setting: str) -> None:
+        """Change a job that waits, as `scontrol update` words it. Raises ClusterrunError."""
+        cluster = slurm_query.cluster_option(self.slurm_cluster)
+        argv = ["scontrol", *cluster, "update", f"JobId={job_id}", setting]
+        done = shell.run(argv, env=slurm_query.environment())
+        if done.rc != 0:
+            raise ClusterrunError(f"cannot change job {job_id}", cause=done.stderr.strip())
+
     def _environ(self, plan: Plan) -> dict[str, str]:
         return scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)
 
-    def _perhaps_submitted(self, paths: RunPaths, what: str, error: ClusterrunError) -> Submission:
+    def _perhaps_submitted(
+        self, paths: RunPaths, what: str, error: ClusterrunError, known: Collection[str] = ()
+    ) -> Submission:
         """Find out what became of a submission that told no job id; never submit twice.
 
         slurmctld may take a job whose sbatch has given up.
@@ -123,7 +161,9 @@ class SlurmBackend:
         for pause_s in (0.0, LOOK_AGAIN_S):
             time.sleep(pause_s)
             try:
-                job_id = slurm_query.find_by_command(str(paths.root), self.slurm_cluster)
+                job_id = slurm_query.find_by_command(
+                    str(paths.root), self.slurm_cluster, known=known
+                )
             except SchedulerUnreachableError:
                 break
             if job_id is not None:
@@ -145,21 +185,9 @@ class SlurmBackend:
                 self.cancel([job_id])
 
 
-class _NoJobIdError(SubmissionError):
-    """A submission that succeeded, but printed no job id."""
-
-
 def _never_reached(error: SchedulerUnreachableError) -> bool:
     was_started = not isinstance(error.__cause__, OSError)
     return not was_started or any(words in (error.cause or "") for words in NEVER_REACHED)
-
-
-def _check_path(paths: RunPaths) -> None:
-    if "\\" in str(paths.root):
-        raise UsageError(
-            f"the run directory {paths.root} has a backslash in its name",
-            hint="sbatch --output can't name it; choose another place with --run-dir",
-        )
 
 
 def _executor_class() -> type[SlurmExecutor]:
@@ -186,46 +214,20 @@ def _executor_class() -> type[SlurmExecutor]:
             return str(self._bundle.files[self._run_paths.script.name])
 
         def _make_submission_command(self, submission_file_path: object) -> list[str]:
-            output = str(self._run_paths.batch_output).replace("%", "%%")
-            return [
-                "sbatch",
-                "--parsable",
-                f"--output={output}",
-                f"--chdir={self._plan.workdir}",
-                str(submission_file_path),
-                str(self._run_paths.root),
-            ]
+            return sbatch.command(self._plan, self._run_paths, str(submission_file_path))
 
         def _submit_command(self, command: str) -> SlurmJob[Any]:
             del command
             argv = self._make_submission_command(self._run_paths.script)
-            done = shell.run(argv, env=self._environ, timeout_s=SBATCH_TIMEOUT_S, tries=1)
-            if done.rc != 0:
-                raise refusal.explained(done, self._plan)
-            job_id = self._get_job_id_from_submission_command(done.stdout)
-            self.slurm_cluster = parse_submission(done.stdout).slurm_cluster
+            submission = sbatch.run(argv, self._plan, self._environ)
+            self.slurm_cluster = submission.slurm_cluster
             return self.job_class(
-                folder=self.folder, job_id=job_id, tasks=list(range(self._num_tasks()))
+                folder=self.folder, job_id=submission.job_id, tasks=list(range(self._num_tasks()))
             )
 
         @staticmethod
         def _get_job_id_from_submission_command(string: bytes | str) -> str:
             text = string if isinstance(string, str) else string.decode()
-            return parse_submission(text).job_id
+            return sbatch.parse_submission(text).job_id
 
     return ScriptExecutor
-
-
-def parse_submission(stdout: str) -> Submission:
-    r"""Read what `sbatch --parsable` printed; sites' plugins may print before it.
-
-    >>> parse_submission("Welcome\n53;tuxA\n")
-    Submission(job_id='53', slurm_cluster='tuxA')
-
-    Raises SubmissionError when no line is a job id.
-    """
-    for line in reversed(stdout.splitlines()):
-        match = _PARSABLE.match(line.strip())
-        if match:
-            return Submission(job_id=match[1], slurm_cluster=match[2])
-    raise _NoJobIdError("sbatch printed no job id", cause=stdout.strip() or None)

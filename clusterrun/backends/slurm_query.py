@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from clusterrun import shell
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.environment import scrubbed
+from clusterrun.backends.sbatch import CHAINED
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.state import JobState, parse_slurm_state
 
@@ -287,16 +288,20 @@ def _scontrol_job(job_id: str, pairs: dict[str, str]) -> SchedulerJob:
     )
 
 
-def find_by_command(part: str, slurm_cluster: str | None) -> str | None:
-    """Find the newest job of this user whose script or argument is `part`, a run directory."""
+def find_by_command(
+    part: str, slurm_cluster: str | None, *, known: Collection[str] = ()
+) -> str | None:
+    """Find the newest job of this user that runs for `part`, a run directory; none of `known`."""
     argv = [
         *("squeue", "--noheader", "--states=all", *cluster_option(slurm_cluster)),
         *(f"--user={os.getuid()}", f"--format=%A{SEPARATOR}%o"),
     ]
     done = shell.run(argv, env=environment())
     rows = [line.partition(SEPARATOR) for line in done.stdout.splitlines()]
-    ids = [int(job_id) for job_id, _, command in rows if command.rstrip().endswith(" " + part)]
-    return str(max(ids)) if ids else None
+    ends = (f" {part}", f" {part} {CHAINED}")
+    ids = [int(job_id) for job_id, _, command in rows if command.rstrip().endswith(ends)]
+    new = [job_id for job_id in ids if str(job_id) not in known]
+    return str(max(new)) if new else None
 
 
 # Values

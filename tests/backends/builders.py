@@ -14,7 +14,7 @@ from clusterrun import record
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.planning.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle
-from clusterrun.spec import Cluster, Device, Network, Strategy
+from clusterrun.spec import Cluster, Device, Network, OnInterrupt, Strategy
 
 
 def make_plan(root: Path, **changes: Any) -> Plan:
@@ -47,6 +47,11 @@ def make_plan(root: Path, **changes: Any) -> Plan:
         "log_spool_bytes": 1 << 30,
         "log_lines_per_s": 0,
         "log_line_bytes": 0,
+        "spare_nodes": 0,
+        "max_restarts": None,
+        "on_interrupt": OnInterrupt.REQUEUE,
+        "warning_s": 120,
+        "hang_timeout_s": 0,
     }
     for field in Plan.__dataclass_fields__.values():
         if field.type == "tuple[str, ...]" or field.type.startswith("tuple["):

@@ -27,7 +27,7 @@ def register(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_a_wrong_call_shows_the_usage() -> None:
     done = register("/x")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "usage: python -m clusterrun.backends register RUN_DIR\n"
+    assert done.stderr.startswith("usage: python -m clusterrun.backends register RUN_DIR\n")
 
 
 def test_a_run_that_was_submitted_by_hand_is_registered(tmp_path: Path) -> None:

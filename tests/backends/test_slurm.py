@@ -10,10 +10,11 @@ import pytest
 import submitit
 from submitit.core import core
 
-from clusterrun.backends import slurm
+from clusterrun.backends import sbatch, slurm
 from clusterrun.backends.base import Submission
 from clusterrun.backends.environment import sbatch_variables, scrubbed
-from clusterrun.backends.slurm import SlurmBackend, parse_submission
+from clusterrun.backends.sbatch import parse_submission
+from clusterrun.backends.slurm import SlurmBackend
 from clusterrun.errors import (
     ClusterrunError,
     JobNotFoundError,
@@ -315,7 +316,7 @@ def test_p35_a_job_that_may_be_queued_keeps_its_directory(
 def test_p35_a_hanging_sbatch_is_not_run_again(
     site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "SBATCH_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(sbatch, "SBATCH_TIMEOUT_S", 0.3)
     site.add("sbatch", "/bin/sleep 60")
     site.add("squeue")
     with pytest.raises(SchedulerUnreachableError, match="may be in the queue"):

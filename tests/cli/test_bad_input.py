@@ -7,7 +7,7 @@ import json
 import pytest
 
 from clusterrun import shell
-from clusterrun.backends import slurm
+from clusterrun.backends import sbatch, slurm
 from tests.cli.conftest import Here
 
 LOCAL = ("--cluster", "local")
@@ -178,7 +178,7 @@ def test_p35_sbatch_that_does_not_answer_is_never_asked_twice(
 ) -> None:
     """The job may be in the queue: its run directory stays, and the user is told to look."""
     here.slurm("sleep 30")
-    monkeypatch.setattr(slurm, "SBATCH_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(sbatch, "SBATCH_TIMEOUT_S", 0.3)
     monkeypatch.setattr(slurm, "LOOK_AGAIN_S", 0.0)
     said = here("submit", "train.py")
     assert (said.code, said.out) == (5, "")

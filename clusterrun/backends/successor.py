@@ -1,0 +1,80 @@
+"""Submit, from inside a job, the next job of its run: it starts in seconds, where Slurm would
+hold a requeued one for two minutes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from clusterrun import record as records
+from clusterrun.backends import slurm_query
+from clusterrun.backends.base import Submission
+from clusterrun.backends.slurm import SlurmBackend
+from clusterrun.errors import ClusterrunError
+from clusterrun.hostlist import fold_hostlist, parse_hostlist
+from clusterrun.paths import RunPaths
+from clusterrun.planning.plan import Plan
+from clusterrun.record import JobRecord
+
+
+def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> str:
+    """Submit the job that goes on with a run once this one has ended, and give its id.
+
+    `nodes` are left out, besides those that the plan leaves out. In a chain it is the next job,
+    which waits already. A second call for the same job gives the same id.
+    Raises ClusterrunError; the record is as it was then, and no job is left.
+    """
+    paths = RunPaths(root=run_dir.absolute())
+    plan = Plan.from_json(paths.plan.read_text())
+    record = records.register_run(paths.root, environ)
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not job_id:
+        raise ClusterrunError("only a job of Slurm has a successor", hint="clusterrun resume RUN")
+    if job_id in record.earlier_job_ids:
+        return record.job_id
+    backend = SlurmBackend(slurm_cluster=record.slurm_cluster)
+    exclude = _excluded(plan, nodes)
+    if record.chain_length:
+        return _next_of_chain(record, exclude, backend)
+    new = _submitted_before(record) or backend.submit_again(
+        plan, record, dependency=f"afterany:{job_id}", exclude=exclude
+    )
+    _remember(record, new, backend)
+    return new.job_id
+
+
+def _next_of_chain(record: JobRecord, exclude: str, backend: SlurmBackend) -> str:
+    if not record.chained_job_ids:
+        raise ClusterrunError(f"the chain of {record.chain_length} jobs is used up")
+    job_id = record.chained_job_ids[0]
+    if exclude:
+        backend.update(job_id, f"ExcNodeList={exclude}")
+    records.write(records.continued_by(record, job_id))
+    return job_id
+
+
+def _submitted_before(record: JobRecord) -> Submission | None:
+    """Find a successor whose submission was interrupted before it was recorded."""
+    found = slurm_query.find_by_command(record.run_dir, record.slurm_cluster, known=record.job_ids)
+    return Submission(job_id=found, slurm_cluster=record.slurm_cluster) if found else None
+
+
+def _excluded(plan: Plan, nodes: str) -> str:
+    """Unite the nodes to leave out: an option on the command line replaces the script's."""
+    planned = [line.value for line in plan.directives if line.name == "exclude" and line.value]
+    named = [name for text in (*planned, nodes) if text for name in parse_hostlist(text)]
+    return fold_hostlist(dict.fromkeys(named)) if named else ""
+
+
+def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None:
+    """Record the new job; one that nobody could find again is taken back."""
+    try:
+        records.write(records.continued_by(record, new.job_id))
+        records.link_job(record.runs_dir, new.job_id, record.paths)
+    except OSError as error:
+        with contextlib.suppress(ClusterrunError):
+            backend.cancel([new.job_id])
+        with contextlib.suppress(OSError):
+            records.write(record)
+        raise ClusterrunError(f"cannot write {record.paths.record}", cause=str(error)) from error

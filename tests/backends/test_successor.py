@@ -1,0 +1,180 @@
+"""The next job of a run, submitted from inside this one, with an sbatch of our own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterrun import record
+from clusterrun.backends import cache
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.planning.plan import Directive
+from clusterrun.record import JobRecord
+from clusterrun.spec import Cluster
+
+from .builders import make_bundle, make_plan, make_run
+from .conftest import Stubs
+
+
+@pytest.fixture
+def site(stubs: Stubs) -> Stubs:
+    stubs.add("sbatch", "echo 53")
+    stubs.add("squeue")
+    stubs.add("scancel")
+    return stubs
+
+
+def run_of(root: Path, job_id: str = "52", **changes: object) -> JobRecord:
+    plan = make_plan(root, cluster=Cluster.SLURM, **changes)
+    paths = make_run(root, plan, make_bundle(plan))
+    record.write(record.new_record(plan, paths, argv=(), now=1.0))
+    return record.register_run(paths.root, {"SLURM_JOB_ID": job_id})
+
+
+def successor(
+    made: JobRecord, *words: str, job_id: str = "52", **env: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "clusterrun.backends", "successor", made.run_dir, *words],
+        env={**os.environ, "SLURM_JOB_ID": job_id, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_sbatch_gets_the_script_of_the_run_behind_this_job(site: Stubs, tmp_path: Path) -> None:
+    made = run_of(tmp_path)
+    done = successor(made)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "53\n", "")
+    assert site.calls("sbatch") == [
+        [
+            *("sbatch", "--parsable", f"--output={made.paths.batch_output}"),
+            *(f"--chdir={tmp_path}", "--dependency=afterany:52"),
+            *(str(made.paths.script), made.run_dir),
+        ]
+    ]
+
+
+def test_the_new_job_is_recorded_and_both_ids_lead_to_the_run(site: Stubs, tmp_path: Path) -> None:
+    made = run_of(tmp_path)
+    successor(made)
+    now = record.read(made.paths)
+    assert (now.job_id, now.earlier_job_ids) == ("53", ("52",))
+    for job_id in ("52", "53"):
+        assert record.resolve_job(job_id, [made.runs_dir]).run_dir == made.run_dir
+
+
+def test_nodes_to_leave_out_join_those_of_the_plan(site: Stubs, tmp_path: Path) -> None:
+    made = run_of(tmp_path, directives=(Directive(name="exclude", value="node[4-5]"),))
+    successor(made, "node2,node4")
+    assert "--exclude=node[4-5,2]" in site.calls("sbatch")[0]
+
+
+def test_what_is_this_jobs_own_does_not_reach_the_next(site: Stubs, tmp_path: Path) -> None:
+    made = run_of(tmp_path, pass_env=("SLURM_TOKEN",))
+    successor(made, SLURM_NNODES="7", SBATCH_PARTITION="low", SLURM_TOKEN="t", LANG="x", PET_A="1")
+    seen = site.environ("sbatch")
+    assert {"SLURM_NNODES", "SLURM_JOB_ID", "SBATCH_PARTITION", "PET_A"} & seen.keys() == set()
+    assert (seen["SLURM_TOKEN"], seen["LANG"]) == ("t", "x")
+
+
+def test_a_second_call_of_the_same_job_gives_the_same_id(site: Stubs, tmp_path: Path) -> None:
+    made = run_of(tmp_path)
+    successor(made)
+    done = successor(made)
+    assert (done.returncode, done.stdout) == (0, "53\n")
+    assert len(site.calls("sbatch")) == 1
+
+
+def test_a_job_that_was_submitted_but_not_recorded_is_taken(site: Stubs, tmp_path: Path) -> None:
+    made = run_of(tmp_path)
+    site.add("squeue", f"echo '52|/x {made.run_dir}'; echo '57|/x {made.run_dir}'")
+    done = successor(made)
+    assert (done.returncode, done.stdout) == (0, "57\n")
+    assert site.calls("sbatch") == []
+    assert record.read(made.paths).job_id == "57"
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "said"),
+    [
+        ("echo 'sbatch: error: no' >&2; exit 1", "sbatch refused the job: sbatch: error: no"),
+        (
+            "echo 'sbatch: error: Unable to contact slurm controller' >&2; exit 1",
+            "Unable to contact slurm controller",
+        ),
+        ("exit 0", "may be in the queue or not"),
+    ],
+)
+def test_a_refusal_is_one_line_and_changes_nothing(
+    site: Stubs, tmp_path: Path, sbatch: str, said: str
+) -> None:
+    made = run_of(tmp_path)
+    site.add("sbatch", sbatch)
+    before = made.paths.record.read_bytes()
+    done = successor(made)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert made.paths.record.read_bytes() == before
+    assert os.listdir(made.runs_dir.by_job) == ["52"]
+
+
+def test_a_job_that_cannot_be_recorded_is_taken_back(
+    site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clusterrun.backends import successor as module
+    from clusterrun.errors import ClusterrunError
+
+    made = run_of(tmp_path)
+    before = made.paths.record.read_bytes()
+
+    link = record.link_job
+
+    def full(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
+        if job_id == "53":
+            raise OSError("no space left on device")
+        link(runs_dir, job_id, paths)
+
+    monkeypatch.setattr(record, "link_job", full)
+    monkeypatch.setattr(cache, "through", lambda *_: {})
+    with pytest.raises(ClusterrunError, match=r"cannot write .*job\.json"):
+        module.submit_successor(Path(made.run_dir), "", {"SLURM_JOB_ID": "52"})
+    assert site.calls("scancel") == [["scancel", "53"]]
+    assert made.paths.record.read_bytes() == before
+
+
+def test_outside_of_a_job_there_is_nothing_to_succeed(site: Stubs, tmp_path: Path) -> None:
+    done = successor(run_of(tmp_path), job_id="")
+    assert done.returncode == 1
+    assert "only a job of Slurm has a successor" in done.stderr
+    assert site.calls("sbatch") == []
+
+
+def chain(root: Path, *later: str) -> JobRecord:
+    made = dataclasses.replace(run_of(root), chained_job_ids=later, chain_length=1 + len(later))
+    record.write(made)
+    return made
+
+
+def test_in_a_chain_the_next_job_waits_already(site: Stubs, tmp_path: Path) -> None:
+    site.add("scontrol")
+    made = chain(tmp_path, "60", "61")
+    done = successor(made, "node2")
+    assert (done.returncode, done.stdout, site.calls("sbatch")) == (0, "60\n", [])
+    assert site.calls("scontrol") == [["scontrol", "update", "JobId=60", "ExcNodeList=node2"]]
+    now = record.read(made.paths)
+    assert (now.earlier_job_ids, now.job_id, now.chained_job_ids) == (("52",), "60", ("61",))
+
+
+def test_a_chain_that_is_used_up_goes_on_no_further(site: Stubs, tmp_path: Path) -> None:
+    done = successor(chain(tmp_path))
+    assert (done.returncode, site.calls("sbatch")) == (1, [])
+    assert done.stderr == "clusterrun: no successor: the chain of 1 jobs is used up\n"
