@@ -5,24 +5,27 @@ save at the same step, and no collective is spent on that. Each rank counts its 
 `runtime.should_checkpoint()`. To ask, the agents raise `hold`: a rank that sees it waits in its
 next call. From the highest count of all ranks the head chooses the call at which all save, `at`;
 who is not there yet goes on to it. Nobody can be beyond it: a rank that was seen at call n waits
-at n + 1 at the latest, and `at` is that.
+at n + 1 at the latest, and `at` is that. The next request waits until all ranks have reached `at`,
+since the page holds one decision.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import time
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+STACKS_SIGNAL = int(signal.SIGRTMIN) + 7  # a rank writes down where it is; no library uses it
 WORD = 8
 HEADER_WORDS = 8
 SLOT_WORDS = 8
 _HOLD, _DECIDED, _AT, _ACTION = range(4)
-_CALLS, _SEEN_NS, _STOPPED = range(3)
+_CALLS, _SEEN_NS, _STOPPED, _SHIELDED = range(4)
 
 
 class Action(IntEnum):
@@ -79,6 +82,10 @@ class ControlPage:
         """Say whether a rank was told by `should_stop` to leave."""
         return bool(self._get(_slot(rank, _STOPPED)))
 
+    def is_shielded(self, rank: int) -> bool:
+        """Say whether SIGTERM does nothing in a rank, since its agent sees to it."""
+        return bool(self._get(_slot(rank, _SHIELDED)))
+
     # The rank's side
 
     def count(self, rank: int, calls: int) -> None:
@@ -89,6 +96,10 @@ class ControlPage:
     def stopping(self, rank: int) -> None:
         """Publish that the rank was told to leave."""
         self._set(_slot(rank, _STOPPED), 1)
+
+    def shielded(self, rank: int) -> None:
+        """Publish that SIGTERM does nothing in the rank from now on."""
+        self._set(_slot(rank, _SHIELDED), 1)
 
     @property
     def held(self) -> int:

@@ -6,14 +6,19 @@ Everything here is a no-op outside a run and never raises into the training.
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterrun.control import Action, ControlPage
+
 STEP_INTERVAL_S = 1.0
+DECISION_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +68,23 @@ def checkpoint(path: str | os.PathLike[str], step: int) -> None:
         emit("checkpoint", path=os.path.abspath(os.fspath(path)), step=_number(step))
 
 
+def should_checkpoint() -> bool:
+    """Say whether to save now; to be called once a step, on every rank at the same place.
+
+    True at the same call on all ranks, when the time limit or a preemption is near, or when a
+    person asked. Costs about a microsecond.
+    """
+    return _agreement().should_checkpoint()
+
+
+def should_stop() -> bool:
+    """Say whether to leave the training loop after this save, and to end with status 0.
+
+    True from the call of `should_checkpoint` on that said so; the same on all ranks.
+    """
+    return _agreement().should_stop()
+
+
 def rank() -> int:
     """Read the global rank from the environment; 0 where there is none."""
     text = os.environ.get("RANK", "0")
@@ -85,6 +107,67 @@ def emit(kind: str, **fields: Any) -> None:
             os.close(descriptor)
     except (OSError, ValueError, TypeError):
         return  # a full or vanished disk must not end a training
+
+
+class _Agreement:
+    """The rank's side of the control page: count calls, and learn at which of them to save."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._rank, self._page = _control_page()
+        self._calls = 0
+        self._dealt_with = 0  # the newest request that needs no more waiting
+        self._at = 0
+        self._action = Action.NONE
+        self._leaves = False
+
+    def should_checkpoint(self) -> bool:
+        if self._page is None or os.getpid() != self._pid:
+            return False  # a process that the rank forked has no calls of its own
+        self._calls += 1
+        self._page.count(self._rank, self._calls)
+        held = self._page.held
+        if held > self._dealt_with:
+            self._await_decision(self._page, held)
+        if self._calls != self._at:
+            return False
+        self._leaves = self._leaves or self._action == Action.LEAVE
+        return self._action != Action.NONE
+
+    def should_stop(self) -> bool:
+        if self._leaves and self._page is not None and os.getpid() == self._pid:
+            self._page.stopping(self._rank)
+        return self._leaves
+
+    def _await_decision(self, page: ControlPage, held: int) -> None:
+        """Wait until the agents say at which call to save; an agent may be dead or stopped."""
+        self._dealt_with = held
+        deadline = time.monotonic() + DECISION_TIMEOUT_S
+        while (decision := page.decision).request < held:
+            if time.monotonic() > deadline:
+                text = f"no decision on when to save came within {DECISION_TIMEOUT_S:.0f} s"
+                print(f"clusterrun: {text}; training goes on", file=sys.stderr, flush=True)  # noqa: T201 - the rank's own stderr
+                return
+            time.sleep(0.001)
+        if decision.at:
+            self._at, self._action = decision.at, decision.action
+
+
+@functools.cache
+def _agreement() -> _Agreement:
+    return _Agreement()
+
+
+def _control_page() -> tuple[int, ControlPage | None]:
+    """Map the page that the agent made; None outside a run, and where that can't be done."""
+    spool, local_rank = os.environ.get("CLUSTERRUN_SPOOL"), os.environ.get("LOCAL_RANK", "")
+    path = Path(spool or "", "control")
+    try:
+        if not spool or not local_rank.isdigit() or not path.is_file():
+            return 0, None
+        return int(local_rank), ControlPage(path, int(local_rank) + 1)
+    except (OSError, ValueError):
+        return 0, None  # a training goes on without being asked
 
 
 class _Steps:

@@ -1,0 +1,232 @@
+"""Checkpoints on disk: what is complete, which is taken, what is said of the rest, what may go."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun import checkpoints
+
+SETTINGS = {"lr": 0.002, "effective_batch": 32}
+
+
+def save(directory: Path, name: str, *, complete: bool = True, world_size: int = 4) -> Path:
+    path = directory / name
+    (path / "shards").mkdir(parents=True)
+    (path / "model.bin").write_bytes(b"weights")
+    (path / "shards" / "rank_1.bin").write_bytes(b"moments")
+    if complete:
+        step = int(name.rpartition("-")[2])
+        checkpoints.mark(path, step, world_size=world_size, attempt=2, settings=SETTINGS)
+    return path
+
+
+def newest_name(directory: Path) -> tuple[str | None, list[str]]:
+    found, notes = checkpoints.newest(directory)
+    return (found.path.name if found else None), notes
+
+
+def test_an_empty_or_missing_directory_has_no_checkpoint(tmp_path: Path) -> None:
+    assert checkpoints.newest(tmp_path) == (None, [])
+    assert checkpoints.newest(tmp_path / "none") == (None, [])
+    assert checkpoints.listed(tmp_path / "none") == []
+
+
+def test_the_newest_complete_checkpoint_is_taken_with_all_that_was_said_of_it(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, "step-00000090")
+    newest = save(tmp_path, "step-00000100")
+    found, notes = checkpoints.newest(tmp_path)
+    assert notes == []
+    assert found == checkpoints.Checkpoint(
+        path=newest,
+        step=100,
+        world_size=4,
+        attempt=2,
+        saved_at=found.saved_at if found else 0,
+        settings=SETTINGS,
+    )
+
+
+def test_steps_are_numbers_and_not_text(tmp_path: Path) -> None:
+    save(tmp_path, "step-99999999")
+    save(tmp_path, "step-100000000")
+    assert newest_name(tmp_path) == ("step-100000000", [])
+
+
+def test_the_directories_of_hugging_face_are_checkpoints(tmp_path: Path) -> None:
+    save(tmp_path, "checkpoint-9")
+    save(tmp_path, "checkpoint-10")
+    save(tmp_path, "checkpoint-final", complete=False)
+    assert newest_name(tmp_path) == ("checkpoint-10", [])
+
+
+def test_the_marker_lists_every_file_and_names_its_schema(tmp_path: Path) -> None:
+    marker = json.loads((save(tmp_path, "step-00000020") / ".complete").read_text())
+    assert marker["schema"] == "clusterrun.checkpoint/1"
+    assert sorted(marker["files"]) == ["model.bin", "shards/rank_1.bin"]
+    assert marker["files"]["model.bin"] == [7, zlib.crc32(b"weights")]
+
+
+def test_a_checkpoint_that_is_marked_again_does_not_list_its_old_marker(tmp_path: Path) -> None:
+    path = save(tmp_path, "step-00000020")
+    checkpoints.mark(path, 20, world_size=4, settings={})
+    assert newest_name(tmp_path) == ("step-00000020", [])
+
+
+def test_an_unmarked_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
+    save(tmp_path, "step-00000010")
+    save(tmp_path, "step-00000020", complete=False)
+    assert newest_name(tmp_path) == (
+        "step-00000010",
+        [
+            "checkpoint step-00000020 is incomplete and passed over: "
+            "it has no .complete: it was never saved to its end"
+        ],
+    )
+
+
+def lose_a_shard(path: Path) -> None:
+    (path / "shards" / "rank_1.bin").unlink()
+
+
+def cut_a_file(path: Path) -> None:
+    (path / "model.bin").write_bytes(b"wei")
+
+
+def flip_a_bit(path: Path) -> None:
+    (path / "model.bin").write_bytes(b"weighty")
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (lose_a_shard, "shards/rank_1.bin is missing"),
+        (cut_a_file, "model.bin has 3 bytes instead of 7"),
+        (flip_a_bit, "model.bin is damaged: its checksum is another than when it was saved"),
+    ],
+)
+def test_what_was_harmed_after_it_was_marked_is_passed_over(
+    tmp_path: Path, harm: Any, why: str
+) -> None:
+    save(tmp_path, "step-00000010")
+    path = save(tmp_path, "step-00000020")
+    harm(path)
+    note = f"checkpoint step-00000020 is incomplete and passed over: {why}"
+    assert newest_name(tmp_path) == ("step-00000010", [note])
+    assert checkpoints.listed(tmp_path) == [
+        (20, path, why),
+        (10, tmp_path / "step-00000010", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"files": 3}', "\xff", '{"files": {"model.bin": 7}}']
+)
+def test_a_marker_that_is_no_marker_is_passed_over(tmp_path: Path, text: str) -> None:
+    (save(tmp_path, "step-00000020") / ".complete").write_text(text, encoding="latin-1")
+    name, notes = newest_name(tmp_path)
+    assert name is None
+    assert notes[0].endswith("passed over: its .complete can't be read")
+
+
+def test_a_marker_of_another_schema_is_passed_over(tmp_path: Path) -> None:
+    marker = save(tmp_path, "step-00000020") / ".complete"
+    marker.write_text(marker.read_text().replace("checkpoint/1", "checkpoint/2"))
+    assert newest_name(tmp_path)[1][0].endswith("is of another kind: clusterrun.checkpoint/2")
+
+
+@pytest.mark.parametrize("place", [0, (200 << 20) - 1])
+def test_damage_at_the_ends_of_a_large_file_is_found_by_its_samples(
+    tmp_path: Path, place: int
+) -> None:
+    path = save(tmp_path, "step-00000020", complete=False)
+    with open(path / "large.bin", "wb") as file:
+        file.truncate(200 << 20)
+    checkpoints.mark(path, 20, world_size=1, settings={})
+    assert newest_name(tmp_path)[0] == "step-00000020"
+    with open(path / "large.bin", "r+b") as file:
+        file.seek(place)
+        file.write(b"x")
+    assert newest_name(tmp_path)[1][0].endswith("its checksum is another than when it was saved")
+
+
+def test_a_save_that_was_cut_off_is_never_seen_and_can_be_removed(tmp_path: Path) -> None:
+    save(tmp_path, "step-00000020").rename(tmp_path / ".step-00000020.a3.tmp")
+    (tmp_path / ".keep").mkdir()
+    assert checkpoints.newest(tmp_path) == (None, [])
+    checkpoints.remove_unfinished(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".keep"]
+
+
+def test_a_checkpoint_saved_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    save(tmp_path, "step-00000020", complete=False)
+    unfinished = checkpoints.unfinished_directory(tmp_path, 20, 3)
+    unfinished.mkdir()
+    (unfinished / "new.bin").write_bytes(b"new")
+    final = checkpoints.step_directory(tmp_path, 20)
+    checkpoints.publish(unfinished, final)
+    assert [path.name for path in final.iterdir()] == ["new.bin"]
+    assert not unfinished.exists()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name.rpartition("-")[2].lstrip("0") for path in directory.iterdir())
+
+
+def test_pruning_counts_only_complete_checkpoints(tmp_path: Path) -> None:
+    for step in (10, 20, 40):
+        save(tmp_path, f"step-{step:08d}")
+    for step in (5, 30, 50):
+        save(tmp_path, f"step-{step:08d}", complete=False)
+    checkpoints.prune(tmp_path, keep=2)
+    assert names(tmp_path) == ["20", "30", "40", "50"]
+
+
+def test_pruning_without_a_complete_checkpoint_removes_nothing(tmp_path: Path) -> None:
+    save(tmp_path, "step-00000030", complete=False)
+    checkpoints.prune(tmp_path, keep=1)
+    assert names(tmp_path) == ["30"]
+
+
+def test_pruning_after_a_set_back_never_removes_what_was_just_saved(tmp_path: Path) -> None:
+    for step in (10, 15, 20):
+        save(tmp_path, f"step-{step:08d}")
+    flip_a_bit(tmp_path / "step-00000020")
+    checkpoints.prune(tmp_path, keep=1, up_to=15)
+    assert names(tmp_path) == ["15", "20"]
+
+
+def saved_by(world_size: int, settings: dict[str, Any]) -> checkpoints.Checkpoint:
+    return checkpoints.Checkpoint(
+        path=Path("/c"), step=1, world_size=world_size, attempt=1, saved_at=0.0, settings=settings
+    )
+
+
+@pytest.mark.parametrize(
+    ("world_size", "settings", "words"),
+    [
+        (4, SETTINGS, ""),
+        (4, {**SETTINGS, "lr": 0.1}, "lr was 0.002 and is 0.1"),
+        (2, SETTINGS, "it was saved by 4 ranks and these are 2"),
+        (
+            2,
+            {"effective_batch": 16, "seed": (1, 2)},
+            "effective_batch was 32 and is 16; lr was 0.002 and is None; "
+            "seed was None and is [1, 2]; it was saved by 4 ranks and these are 2",
+        ),
+    ],
+)
+def test_a_changed_world_and_changed_settings_are_said(
+    world_size: int, settings: dict[str, Any], words: str
+) -> None:
+    assert saved_by(4, SETTINGS).difference(world_size, settings) == words
+
+
+def test_settings_that_json_changes_are_no_difference() -> None:
+    assert saved_by(4, {"betas": [0.9, 0.95]}).difference(4, {"betas": (0.9, 0.95)}) == ""

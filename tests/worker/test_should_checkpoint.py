@@ -1,0 +1,179 @@
+"""Ranks that save and leave at the same call, with agents that only look at pages of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterrun import runtime
+from clusterrun.control import Action, ControlPage, Decision
+
+# Ranks are in step as in a training: none is more than three calls ahead of another.
+RANK = """
+import json, random, sys, time
+from pathlib import Path
+from clusterrun import control, runtime
+seed, spools = int(sys.argv[1]), sys.argv[2:]
+pages = [control.ControlPage(Path(spool, "control"), 2) for spool in spools]
+pace = random.Random(seed)
+slowness = pace.choice([0.0005, 0.002, 0.006])
+call, said = 0, []
+while not runtime.should_stop():
+    while min(page.calls(rank) for page in pages for rank in range(2)) < call - 3:
+        time.sleep(0.0005)
+    time.sleep(pace.random() * slowness)
+    call += 1
+    if runtime.should_checkpoint():
+        said.append(call)
+print(json.dumps([call, said]))
+"""
+
+
+@pytest.fixture(name="page")
+def _page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPage]:
+    """The page of a node with two ranks, of which this process is number 1."""
+    monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    runtime._agreement.cache_clear()
+    yield ControlPage(tmp_path / "control", 2)
+    runtime._agreement.cache_clear()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_ranks_of_all_nodes_save_and_leave_at_the_same_calls(tmp_path: Path, seed: int) -> None:
+    spools = [tmp_path / "node0", tmp_path / "node1"]
+    for spool in spools:
+        spool.mkdir()
+    pages = [ControlPage(spool / "control", 2) for spool in spools]
+    ranks = [
+        start(spools, node, local, seed * 100 + node * 10 + local)
+        for node in range(2)
+        for local in range(2)
+    ]
+    saved = [0]
+    for request in range(1, 13):
+        await_call(pages, saved[-1])
+        time.sleep(0.007 * seed)
+        saved.append(ask(pages, request, Action.LEAVE if request == 12 else Action.SAVE))
+    told = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+    assert told == [[saved[-1], saved[1:]]] * 4
+    assert all(page.has_stopped(rank) for page in pages for rank in range(2))
+
+
+def start(spools: list[Path], node: int, local_rank: int, seed: int) -> subprocess.Popen[str]:
+    env = os.environ | {"CLUSTERRUN_SPOOL": str(spools[node]), "LOCAL_RANK": str(local_rank)}
+    argv = [sys.executable, "-c", RANK, str(seed), *map(str, spools)]
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def ask(pages: list[ControlPage], request: int, action: Action) -> int:
+    """Do what the agents do: have all ranks wait, look where they are, and decide."""
+    for page in pages:
+        page.hold(request)
+    time.sleep(0.01)
+    at = 1 + max(page.calls(rank) for page in pages for rank in range(2))
+    for page in pages:
+        page.decide(Decision(request, at, action))
+    return at
+
+
+def await_call(pages: list[ControlPage], call: int) -> None:
+    """Wait until all ranks have made a call: a request follows when the one before is met."""
+    deadline = time.monotonic() + 60
+    while min(page.calls(rank) for page in pages for rank in range(2)) < call:
+        assert time.monotonic() < deadline, "the ranks stand still"
+        time.sleep(0.001)
+
+
+def test_the_call_that_waits_may_be_the_one_to_save_at(page: ControlPage) -> None:
+    page.hold(1)
+    page.decide(Decision(1, 1, Action.SAVE))
+    assert [runtime.should_checkpoint() for _ in range(3)] == [True, False, False]
+    assert not runtime.should_stop()
+    assert not page.has_stopped(1)
+
+
+def test_a_rank_that_is_behind_goes_on_to_the_call_and_does_not_wait_again(
+    page: ControlPage,
+) -> None:
+    page.hold(1)
+    page.decide(Decision(1, 4, Action.LEAVE))
+    assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
+    assert not runtime.should_stop()
+    assert runtime.should_checkpoint()
+    assert runtime.should_stop()
+    assert page.has_stopped(1)
+    assert page.calls(1) == 4
+
+
+def test_a_rank_waits_for_the_decision(page: ControlPage) -> None:
+    page.hold(1)
+
+    def decide() -> None:
+        time.sleep(0.2)
+        page.decide(Decision(1, page.calls(1), Action.SAVE))
+
+    agent = threading.Thread(target=decide)
+    agent.start()
+    assert runtime.should_checkpoint()
+    agent.join()
+
+
+def test_a_decision_to_do_nothing_lets_all_go_on(page: ControlPage) -> None:
+    page.hold(1)
+    page.decide(Decision(1, 0, Action.LEAVE))
+    assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
+    assert not runtime.should_stop()
+
+
+def test_a_request_that_nobody_decides_is_given_up_and_said_once(
+    page: ControlPage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runtime, "DECISION_TIMEOUT_S", 0.05)
+    page.hold(1)
+    assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
+    text = "clusterrun: no decision on when to save came within 0 s; training goes on\n"
+    assert capsys.readouterr().err == text
+    page.hold(2)
+    page.decide(Decision(2, 5, Action.SAVE))
+    assert [runtime.should_checkpoint() for _ in range(2)] == [False, True]
+
+
+def test_a_forked_child_has_no_calls_of_its_own(page: ControlPage) -> None:
+    assert not runtime.should_checkpoint()
+    child = os.fork()
+    if child == 0:
+        page.hold(1)
+        os._exit(int(runtime.should_checkpoint()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert page.calls(1) == 1
+
+
+def test_outside_a_run_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLUSTERRUN_SPOOL", raising=False)
+    runtime._agreement.cache_clear()
+    assert not runtime.should_checkpoint()
+    assert not runtime.should_stop()
+    runtime._agreement.cache_clear()
+
+
+@pytest.mark.parametrize("page_is", ["missing", "a directory"])
+def test_without_a_page_that_can_be_mapped_nothing_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_is: str
+) -> None:
+    if page_is == "a directory":
+        (tmp_path / "control").mkdir()
+    monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    runtime._agreement.cache_clear()
+    assert not runtime.should_checkpoint()
+    assert [path.name for path in tmp_path.iterdir()] == ["control"][: page_is == "a directory"]
+    runtime._agreement.cache_clear()
