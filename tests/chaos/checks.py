@@ -1,0 +1,111 @@
+"""What must hold when a training that was hurt is over; each check says what is wrong, in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.faults import Fault
+from tests.chaos.training import Printed, Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What an undisturbed training of the same seed ends with."""
+
+    final: dict[str, bytes]
+    losses: dict[int, str]
+
+    @classmethod
+    def of(cls, training: Training) -> Reference:
+        losses = {line.step: line.loss for line in training.printed()}
+        return cls(final=training.final_bytes(), losses=losses)
+
+
+def problems(training: Training, reference: Reference, fault: Fault, state: str) -> list[str]:
+    """List what is wrong with a training that is over, in this state, after a fault."""
+    if unfinished := list(half_written(training.root)):
+        return unfinished
+    found = []
+    if state != fault.state:
+        found.append(f"the run is {state}, not {fault.state}")
+    if fault.attempts not in (None, training.newest_attempt):
+        found.append(f"it took {training.newest_attempt} attempts, not {fault.attempts}")
+    found += other_losses(training, reference)
+    if fault.state == "COMPLETED":
+        found += other_ending(training, reference)
+    if fault.warned:
+        return [*found, *lost_steps(training)]
+    return [*found, *repeated_too_much(training, fault.unusable)]
+
+
+def other_losses(training: Training, reference: Reference) -> Iterator[str]:
+    """Compare each step that was taken, and those that were taken twice, with the undisturbed."""
+    for line in training.printed():
+        if line.loss != reference.losses[line.step]:
+            yield f"{line} has not the loss {reference.losses[line.step]}"
+
+
+def other_ending(training: Training, reference: Reference) -> Iterator[str]:
+    """Compare weights, optimizer and random numbers bit for bit; miss no step."""
+    final = training.final_bytes()
+    if final.keys() != reference.final.keys():
+        yield f"the last checkpoint holds {sorted(final)}, not {sorted(reference.final)}"
+    for name in sorted(final.keys() & reference.final.keys()):
+        if final[name] != reference.final[name]:
+            yield f"{name} of the last checkpoint is not that of the undisturbed training"
+    if missing := reference.losses.keys() - {line.step for line in training.printed()}:
+        yield f"never trained: steps {sorted(missing)}"
+
+
+def lost_steps(training: Training) -> Iterator[str]:
+    """Hold each attempt to go on with the very next step: there was time to save."""
+    done = 0
+    for attempt in range(1, training.newest_attempt + 1):
+        if lines := training.printed(attempt):
+            yield from _not_in_a_row(lines, done)
+            done = lines[-1].step
+    saved = max((step for _, step in training.saved()), default=0)
+    if saved != done:
+        yield f"the last step is {done}, the last checkpoint {saved}"
+
+
+def repeated_too_much(training: Training, unusable: int) -> Iterator[str]:
+    """Hold the first step of each attempt to the newest checkpoint that it could find."""
+    saved: list[int] = []
+    for attempt in range(1, training.newest_attempt + 1):
+        lines = training.printed(attempt)
+        if lines:
+            usable = [0, *saved]
+            before = usable[-1] if attempt == 1 else usable[max(0, len(usable) - 1 - unusable)]
+            yield from _not_in_a_row(lines, before)
+        saved = sorted({*saved, *(step for _, step in training.saved(attempt))})
+
+
+def _not_in_a_row(lines: list[Printed], before: int) -> Iterator[str]:
+    steps = [line.step for line in lines]
+    if steps[0] != before + 1:
+        yield f"attempt {lines[0].attempt} began with step {steps[0]}, not with {before + 1}"
+    if steps != list(range(steps[0], steps[0] + len(steps))):
+        yield f"attempt {lines[0].attempt} printed the steps {steps}"
+
+
+def half_written(root: Path) -> Iterator[str]:
+    """Find files that nobody finished, and records that can't be read."""
+    for path in root.rglob("*"):
+        if path.suffix == ".tmp":
+            yield f"left behind: {path.relative_to(root)}"
+        if path.suffix == ".json" and not _parses(path.read_text()):
+            yield f"can't be read: {path.relative_to(root)}"
+        if path.suffix == ".jsonl" and not all(map(_parses, path.read_text().split("\n")[:-1])):
+            yield f"has a line that can't be read: {path.relative_to(root)}"
+
+
+def _parses(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,310 @@
+"""The faults that a training must survive, each a function that brings it about."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterrun.node.ports import candidate_ports
+from tests.chaos.training import SAVE_EVERY, Training, submit, submit_and_die, submit_beside_another
+from tests.cluster import network
+from tests.cluster.cluster import Cluster
+from tests.cluster.small_disk import SmallDisk
+from tests.road import wait_for
+
+IN_BETWEEN = SAVE_EVERY * 3 // 2  # a step in the middle between two checkpoints
+CUT_S, FULL_S, DOWN_S = 20.0, 5.0, 10.0
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """A training, and what is needed to hurt it; `undo` makes the cluster whole again."""
+
+    cluster: Cluster
+    training: Training
+    attempt: int = 1
+    undo: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def head(self) -> str:
+        return self.training.world(self.attempt)[0]
+
+    @property
+    def other(self) -> str:
+        return self.training.world(self.attempt)[-1]
+
+    @property
+    def job_id(self) -> str:
+        return self.training.job_ids[-1]
+
+    def kill_rank(self, rank: int = 1) -> float:
+        """Kill a rank and return when."""
+        return send(self.training.rank_pid(rank, self.attempt), signal.SIGKILL)
+
+    def newest_checkpoint(self) -> Path:
+        """Name the newest directory that a next attempt would resume from."""
+        found = sorted((self.training.root / "checkpoints").glob("step-*/.complete"))
+        return found[-1].parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One way to hurt a training: `inject` returns the moment at which it was hurt.
+
+    `attempts` are how many the run takes in all, None where that depends on the moment.
+    `warned` says that there is time to save: no step may be lost. `unusable` is how many of the
+    newest checkpoints it spoils. `state` is how the run ends.
+    """
+
+    name: str
+    inject: Callable[[Scene], float]
+    submit: Callable[..., Training] = submit
+    options: tuple[str, ...] = ()
+    script: str = "train_lm.py"
+    steps: int = 200
+    attempts: int | None = 2
+    state: str = "COMPLETED"
+    warned: bool = False
+    unusable: int = 0
+
+
+def send(pid: int, number: int) -> float:
+    """Send a signal and return when."""
+    at = time.time()
+    os.kill(pid, number)
+    return at
+
+
+def kill_rank(scene: Scene) -> float:
+    return scene.kill_rank()
+
+
+def stop_rank(scene: Scene) -> float:
+    return send(scene.training.rank_pid(1, scene.attempt), signal.SIGSTOP)
+
+
+def kill_agent(scene: Scene) -> float:
+    return send(scene.training.agent_pid(scene.other, scene.attempt), signal.SIGKILL)
+
+
+def kill_head_agent(scene: Scene) -> float:
+    return send(scene.training.agent_pid(scene.head, scene.attempt), signal.SIGKILL)
+
+
+def kill_node(scene: Scene) -> float:
+    return _lose(scene, scene.other, scene.cluster.kill_node)
+
+
+def kill_head_node(scene: Scene) -> float:
+    return _lose(scene, scene.head, scene.cluster.kill_node)
+
+
+def cut_for_good(scene: Scene) -> float:
+    return _lose(scene, scene.other, scene.cluster.cut)
+
+
+def _lose(scene: Scene, node: str, how: Callable[[str], None]) -> float:
+    scene.undo.callback(scene.cluster.heal)
+    at = time.time()
+    how(node)
+    return at
+
+
+def cut_for_a_while(scene: Scene) -> float:
+    node, at = scene.other, time.time()
+    scene.undo.callback(scene.cluster.heal)
+    scene.cluster.cut(node)
+    time.sleep(CUT_S)
+    scene.cluster.restore(node)
+    return at
+
+
+def preempt(scene: Scene) -> float:
+    """Have a job of a higher partition take all GPUs of the training's nodes, for a moment."""
+    nodes = ",".join(scene.training.world(scene.attempt))
+    gpus = scene.cluster.shape.gpus_per_node
+    at = time.time()
+    argv = ("-p", "high", "-N2", "-w", nodes, f"--gpus-per-node={gpus}", "-o", "/dev/null")
+    job_id = scene.cluster.sbatch(*argv, "--wrap=sleep 2")
+    scene.undo.callback(scene.cluster.run, ["scancel", job_id], check=False)
+    return at
+
+
+def reach_time_limit(scene: Scene) -> float:
+    """Wait for the limit that the job was submitted with; its warning is what hurts."""
+    return time.time()
+
+
+def scancel(scene: Scene) -> float:
+    at = time.time()
+    scene.cluster.run(["scancel", scene.job_id])
+    return at
+
+
+def cancel_with_checkpoint(scene: Scene) -> float:
+    at = time.time()
+    scene.training.project.ok("cancel", "--checkpoint", "--yes", scene.job_id)
+    return at
+
+
+def requeue(scene: Scene) -> float:
+    at = time.time()
+    scene.cluster.run(["scontrol", "requeue", scene.job_id])
+    return at
+
+
+def restart_slurmctld(scene: Scene) -> float:
+    at = time.time()
+    scene.undo.callback(scene.cluster.heal)
+    scene.cluster.restart_slurmctld()
+    return at
+
+
+def kill_rank_without_slurmdbd(scene: Scene) -> float:
+    scene.undo.callback(scene.cluster.start_slurmdbd)
+    scene.cluster.stop_slurmdbd()
+    return scene.kill_rank()
+
+
+def fill_disk(scene: Scene) -> float:
+    """Leave no byte to checkpoints, logs, events and outcomes, for some seconds."""
+    at = time.time()
+    disk = SmallDisk(root=scene.training.project.path / "runs")
+    scene.undo.callback(disk.free)
+    disk.fill()
+    time.sleep(FULL_S)
+    disk.free()
+    return at
+
+
+def corrupt_checkpoint(scene: Scene) -> float:
+    """Change one byte of the newest checkpoint's weights, then interrupt the training."""
+    path = scene.newest_checkpoint() / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+    return scene.kill_rank()
+
+
+def lose_shard(scene: Scene) -> float:
+    """Remove what rank 1 saved in the newest checkpoint, then interrupt the training."""
+    (scene.newest_checkpoint() / "random_states_1.pkl").unlink()
+    return scene.kill_rank()
+
+
+LISTEN = """
+import signal, socket, sys
+held = []
+for port in sys.argv[1:]:
+    held.append(socket.create_server(("", int(port))))
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def take_ports(scene: Scene) -> float:
+    """Listen on the head where the next attempt would meet, on most of its ports."""
+    job = f"{scene.job_id}:{scene.training.root}"
+    ports = [
+        str(port)
+        for purpose in ("link", "rendezvous")
+        for port in candidate_ports(job, scene.attempt + 1, purpose)[:8]
+    ]
+    argv = [*network.enter(scene.cluster.shape, scene.head), sys.executable, "-c", LISTEN]
+    thief = subprocess.Popen([*argv, *ports], stdout=subprocess.PIPE)
+    scene.undo.callback(thief.wait)
+    scene.undo.callback(thief.kill)
+    assert thief.stdout
+    assert thief.stdout.readline() == b"ready\n"
+    return scene.kill_rank()
+
+
+def wait_for_the_bug(scene: Scene) -> float:
+    """Let the script run into its own mistake."""
+    failed = wait_for(lambda: scene.training.events("failed"), "the user's exception")
+    return float(failed[0]["ts"])
+
+
+def nothing(scene: Scene) -> float:
+    """Do no harm: the fault was in how it was submitted."""
+    return time.time()
+
+
+UNDISTURBED = Fault(name="none", inject=nothing, attempts=1)
+RESTARTS = ("--max-restarts", "3")
+AGAIN = (*RESTARTS, "--on-interrupt", "successor")
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault(name="rank killed", inject=kill_rank, options=RESTARTS),
+        Fault(name="rank stopped", inject=stop_rank, options=(*RESTARTS, "--hang-timeout", "5s")),
+        Fault(name="agent killed", inject=kill_agent, options=RESTARTS),
+        Fault(name="head's agent killed", inject=kill_head_agent, options=RESTARTS),
+        Fault(
+            name="node killed, a spare", inject=kill_node, options=(*AGAIN, "--spare-nodes", "1")
+        ),
+        Fault(name="node killed", inject=kill_node, options=AGAIN),
+        Fault(name="first node killed", inject=kill_head_node, options=AGAIN),
+        Fault(name="link cut for good", inject=cut_for_good, options=AGAIN),
+        Fault(name="link cut for 20 s", inject=cut_for_a_while, options=AGAIN, attempts=None),
+        Fault(
+            name="preempted",
+            inject=preempt,
+            options=("--partition", "low", "--on-interrupt", "successor"),
+            warned=True,
+        ),
+        Fault(
+            name="preempted, requeued",
+            inject=preempt,
+            options=("--partition", "low", "--on-interrupt", "requeue"),
+            warned=True,
+        ),
+        Fault(
+            name="time limit",
+            inject=reach_time_limit,
+            options=("--time", "2", "--signal", "B:USR2@110", "--on-interrupt", "successor"),
+            steps=1000,
+            attempts=None,
+            warned=True,
+        ),
+        Fault(name="scancel", inject=scancel, state="CANCELLED", attempts=1),
+        Fault(
+            name="cancel --checkpoint",
+            inject=cancel_with_checkpoint,
+            state="CANCELLED",
+            attempts=1,
+            warned=True,
+        ),
+        Fault(name="scontrol requeue", inject=requeue),
+        Fault(name="slurmctld restarted", inject=restart_slurmctld, attempts=1),
+        Fault(name="slurmdbd down", inject=kill_rank_without_slurmdbd, options=RESTARTS),
+        Fault(name="run directory full", inject=fill_disk, options=RESTARTS, attempts=None),
+        Fault(name="checkpoint corrupted", inject=corrupt_checkpoint, options=RESTARTS, unusable=1),
+        Fault(name="shard missing", inject=lose_shard, options=RESTARTS, unusable=1),
+        Fault(name="ports taken", inject=take_ports, options=RESTARTS),
+        Fault(
+            name="two runs on the same nodes",
+            inject=kill_rank,
+            submit=submit_beside_another,
+            options=RESTARTS,
+        ),
+        Fault(name="submitting shell killed", inject=nothing, submit=submit_and_die, attempts=1),
+        Fault(
+            name="user's bug",
+            inject=wait_for_the_bug,
+            options=RESTARTS,
+            script="buggy.py",
+            state="FAILED",
+            attempts=1,
+        ),
+    )
+}

@@ -1,0 +1,135 @@
+"""The checks of the chaos suite see what they are there for: each is shown a run that is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.checks import Reference, problems
+from tests.chaos.faults import Fault
+from tests.chaos.training import Training
+from tests.road import Project
+
+STEPS, EVERY = 6, 2
+FINAL = {"model.safetensors": b"weights", "optimizer.bin": b"moments"}
+REFERENCE = Reference(final=FINAL, losses={step: f"{9 - step}.000" for step in range(1, STEPS + 1)})
+
+
+def fault(
+    *,
+    attempts: int | None = None,
+    state: str = "COMPLETED",
+    warned: bool = False,
+    unusable: int = 0,
+) -> Fault:
+    return Fault(
+        name="made up",
+        inject=lambda scene: 0.0,
+        attempts=attempts,
+        state=state,
+        warned=warned,
+        unusable=unusable,
+    )
+
+
+def run(root: Path, *attempts: Sequence[int], saved: Sequence[Sequence[int]]) -> Training:
+    """Write what a run leaves behind: the steps and the checkpoints of each attempt."""
+    events = []
+    for number, steps in enumerate(attempts, start=1):
+        (root / "attempts" / str(number)).mkdir(parents=True)
+        log = root / "logs" / f"a{number}" / "node1.log"
+        log.parent.mkdir(parents=True)
+        lines = [f"{10**15 + s} 0 o step {s}/6 loss {REFERENCE.losses[s]} lr 1\n" for s in steps]
+        log.write_text("".join(lines))
+        for step in saved[number - 1]:
+            events.append({"ts": 1.0, "type": "checkpoint", "attempt": number, "step": step})
+    (root / "events").mkdir()
+    (root / "events" / "node1.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    (root / "job.json").write_text('{"job_id": "1"}')
+    last = root / "checkpoints" / "step-00000006"
+    last.mkdir(parents=True)
+    for name, data in {**FINAL, ".complete": b"{}"}.items():
+        (last / name).write_bytes(data)
+    here = Project(path=root, environ={})
+    return Training(project=here, root=root, steps=STEPS, save_every=EVERY)
+
+
+@pytest.fixture(name="good")
+def _good(tmp_path: Path) -> Training:
+    """A run that was hurt after step 3 and went on from checkpoint 2."""
+    return run(tmp_path / "run", [1, 2, 3], [3, 4, 5, 6], saved=[[2], [4, 6]])
+
+
+def said(training: Training, hurt: Fault, state: str = "COMPLETED") -> str:
+    return "\n".join(problems(training, REFERENCE, hurt, state))
+
+
+def test_nothing_is_wrong_with_a_run_that_went_on_from_its_newest_checkpoint(
+    good: Training,
+) -> None:
+    assert said(good, fault(attempts=2)) == ""
+
+
+def test_another_state_is_seen(good: Training) -> None:
+    assert said(good, fault(), "FAILED") == "the run is FAILED, not COMPLETED"
+
+
+def test_more_attempts_are_seen(good: Training) -> None:
+    assert said(good, fault(attempts=1)) == "it took 2 attempts, not 1"
+
+
+def test_other_bits_in_the_end_are_seen(good: Training) -> None:
+    (good.root / "checkpoints" / "step-00000006" / "optimizer.bin").write_bytes(b"momenta")
+    assert "optimizer.bin of the last checkpoint is not that" in said(good, fault())
+
+
+def test_a_missing_last_checkpoint_is_seen(good: Training) -> None:
+    (good.root / "checkpoints" / "step-00000006").rename(good.root / "elsewhere")
+    assert "the last checkpoint holds []" in said(good, fault())
+
+
+def test_another_loss_on_the_way_is_seen(good: Training) -> None:
+    log = good.root / "logs" / "a2" / "node1.log"
+    log.write_text(log.read_text().replace("loss 5.000", "loss 5.001"))
+    assert "has not the loss 5.000" in said(good, fault())
+
+
+def test_a_step_that_was_never_taken_is_seen(tmp_path: Path) -> None:
+    gap = run(tmp_path / "run", [1, 2], [4, 5, 6], saved=[[2], [4, 6]])
+    text = said(gap, fault())
+    assert "never trained: steps [3]" in text
+    assert "attempt 2 began with step 4, not with 3" in text
+
+
+def test_steps_before_the_newest_checkpoint_that_are_repeated_are_seen(tmp_path: Path) -> None:
+    again = run(tmp_path / "run", [1, 2, 3, 4, 5], [3, 4, 5, 6], saved=[[2, 4], [6]])
+    assert said(again, fault()) == "attempt 2 began with step 3, not with 5"
+    assert said(again, fault(unusable=1)) == ""
+
+
+def test_a_step_that_is_repeated_after_a_warning_is_seen(good: Training) -> None:
+    assert said(good, fault(warned=True)) == "attempt 2 began with step 3, not with 4"
+
+
+def test_a_step_that_was_not_saved_after_a_warning_is_seen(tmp_path: Path) -> None:
+    left = run(tmp_path / "run", [1, 2, 3], saved=[[2]])
+    text = said(left, fault(warned=True, state="CANCELLED"), "CANCELLED")
+    assert text == "the last step is 3, the last checkpoint 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("checkpoints/.step-00000004.a1.tmp/model.safetensors", "", "left behind: checkpoints/."),
+        ("attempts/1/outcome.json", "{", "can't be read: attempts/1/outcome.json"),
+        ("events/node2.jsonl", '{"type"\n', "has a line that can't be read: events/node2.jsonl"),
+    ],
+)
+def test_what_is_half_written_is_seen(good: Training, name: str, text: str, complaint: str) -> None:
+    path = good.root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert complaint in said(good, fault())

@@ -1,0 +1,92 @@
+"""Submit a training, hurt it at a step between two checkpoints, and wait until it is over."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.faults import IN_BETWEEN, Fault, Scene
+from tests.chaos.training import Training
+from tests.cluster.cluster import OVER, Cluster
+from tests.cluster.small_disk import small_disk
+from tests.road import Project, project
+
+DISK_MIB = 128
+OVER_S = 300.0
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """What Slurm said of a job of the run, and when it was first seen."""
+
+    at: float
+    job_id: str
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undergone:
+    """A training that is over, and when it was hurt."""
+
+    training: Training
+    hurt_at: float
+    state: str
+    jobs: list[JobState]
+
+
+@contextmanager
+def stage(directory: Path, cluster: Cluster) -> Iterator[Project]:
+    """Make a project whose runs lie on a small file system; leave no job and no fault behind."""
+    here = project(directory / "project", directory / "state")
+    for script in SCRIPTS.glob("*.py"):
+        shutil.copy(script, here.path)
+    with small_disk(here.path / "runs", DISK_MIB):
+        try:
+            yield here
+        finally:
+            cluster.run(["scancel", "--me"])
+
+
+def undergo(fault: Fault, here: Project, cluster: Cluster) -> Undergone:
+    """Train under one fault."""
+    training = fault.submit(here, *fault.options, script=fault.script, steps=fault.steps)
+    scene = Scene(cluster=cluster, training=training)
+    with scene.undo:
+        training.wait_for_step(IN_BETWEEN, 1)
+        hurt_at = fault.inject(scene)
+        jobs = wait_until_over(training, cluster)
+        for neighbour in training.neighbours:
+            wait_until_over(neighbour, cluster)
+    return Undergone(
+        training=training,
+        hurt_at=hurt_at,
+        state=str(training.status()["state"]),
+        jobs=jobs,
+    )
+
+
+def wait_until_over(
+    training: Training, cluster: Cluster, timeout_s: float = OVER_S
+) -> list[JobState]:
+    """Wait until the run's newest job is over and no other has followed it; tell its states.
+
+    A job that Slurm holds for two minutes after a requeue is released, as `status --wait` does.
+    """
+    deadline = time.monotonic() + timeout_s
+    seen: list[JobState] = []
+    while True:
+        newest = training.job_ids[-1]
+        state = cluster.job_state(newest)
+        if not seen or (newest, state) != (seen[-1].job_id, seen[-1].state):
+            seen.append(JobState(at=time.time(), job_id=newest, state=state))
+        if state in OVER and training.job_ids[-1] == newest:
+            return seen
+        if state == "PENDING":
+            cluster.run(["scontrol", "update", f"JobId={newest}", "StartTime=now"], check=False)
+        assert time.monotonic() < deadline, f"job {newest} is {state} after {timeout_s:.0f} s"
+        time.sleep(0.2)
