@@ -81,8 +81,8 @@ def prepare(job: Job) -> Prepared:
 
     Raises UsageError for what cannot run.
     """
-    cwd = working_directory(os.environ)
-    resolved = job if isinstance(job, Resolved) else adopt_spec(job, cwd=cwd)
+    resolved = job if isinstance(job, Resolved) else _adopted(job)
+    cwd = resolved.cwd
     _check_script(resolved, cwd)
     plan = make_plan(resolved.spec, gather_facts(resolved.spec, cwd=cwd, environ=os.environ))
     bundle = render_bundle(
@@ -91,6 +91,10 @@ def prepare(job: Job) -> Prepared:
     notes = (*resolved.notes, *_cluster_notes(resolved.spec), *plan.notes, *_place_notes(plan))
     notes += _missing_notes(plan, os.environ)
     return Prepared(plan=plan, bundle=bundle, notes=notes)
+
+
+def _adopted(spec: JobSpec) -> Resolved:
+    return adopt_spec(spec, cwd=working_directory(os.environ))
 
 
 def render(job: Job) -> Bundle:
@@ -126,7 +130,7 @@ def submit_prepared(
     record = dataclasses.replace(
         record, job_id=submission.job_id, slurm_cluster=submission.slurm_cluster
     )
-    _remember(record)
+    remember(record)
     return record
 
 
@@ -144,7 +148,8 @@ def _first_record(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> JobRecord
     return record
 
 
-def _remember(record: JobRecord) -> None:
+def remember(record: JobRecord) -> None:
+    """Write down a job that was submitted. Raises ClusterrunError, with where the run is."""
     try:
         records.write(record)
         records.link_job(record.runs_dir, record.job_id, record.paths)

@@ -63,6 +63,12 @@ class RunPaths:
         return self.root / "ds_config.json"
 
     @property
+    def config_files(self) -> tuple[Path, ...]:
+        """What a run is started from; those of its bundle."""
+        shell = (self.script, self.node_script, self.env_script)
+        return (*shell, self.resolved, self.plan, self.accelerate, self.deepspeed)
+
+    @property
     def slurm_dir(self) -> Path:
         """Output of the batch shell and of submitit."""
         return self.root / "slurm"
@@ -102,9 +108,21 @@ class RunPaths:
         """Where `clusterrun.runtime` suggests to save."""
         return self.root / "checkpoints"
 
+    def set_aside(self, when: str) -> Path:
+        """Where checkpoints go that must not win over an older one."""
+        return self.checkpoints_dir / f"set-aside-{when}"
+
     def attempt(self, attempt: int) -> Path:
         """The directory of one attempt."""
         return self.attempts_dir / str(attempt)
+
+    def earlier_end(self, attempt: int) -> Path:
+        """What end.json said after one attempt, kept when the run is resumed."""
+        return self.attempt(attempt) / self.end.name
+
+    def earlier_config(self, attempt: int) -> Path:
+        """The files that one attempt was started with, kept when the run is resumed with others."""
+        return self.attempt(attempt) / "config"
 
     def link_secret(self, attempt: int) -> Path:
         """The secret by which the agents of one attempt know each other, mode 0600."""

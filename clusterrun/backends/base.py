@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
 from clusterrun.state import JobState
 
 if TYPE_CHECKING:
+    from clusterrun.record import JobRecord
     from clusterrun.rendering.bundle import Bundle
+
+
+class PerhapsSubmittedError(SchedulerUnreachableError):
+    """The scheduler did not answer a submission: the job may be in the queue or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,22 @@ class Backend(Protocol):
         """Start a run whose directory is laid out; a refused run's directory is removed.
 
         Raises SubmissionError, SchedulerUnreachableError.
+        """
+        ...
+
+    def submit_again(
+        self,
+        plan: Plan,
+        record: JobRecord,
+        *,
+        dependency: str | None = None,
+        exclude: str = "",
+        chained: bool = False,
+    ) -> Submission:
+        """Start one more job of a run; its directory stays, whatever becomes of that.
+
+        Raises SubmissionError, SchedulerUnreachableError (PerhapsSubmittedError where the job
+        may be in the queue).
         """
         ...
 

@@ -34,6 +34,7 @@ from clusterrun.state import JobState
 if TYPE_CHECKING:
     from submitit import LocalExecutor
 
+    from clusterrun.record import JobRecord
     from clusterrun.rendering.bundle import Bundle
 
 START_S = 60.0
@@ -63,6 +64,27 @@ class LocalBackend:
             if isinstance(error, OSError):
                 raise _not_started(str(error)) from error
             raise
+
+    def submit_again(
+        self,
+        plan: Plan,
+        record: JobRecord,
+        *,
+        dependency: str | None = None,
+        exclude: str = "",
+        chained: bool = False,
+    ) -> Submission:
+        """Start a controller for a run that another one ran before, under a new id."""
+        del dependency, exclude, chained  # nothing waits here
+        split_gpus(plan, os.environ.get(VISIBLE))
+        job_id = _take_job_id(self.runs_dir, record.paths)
+        try:
+            _start_controller(plan, record.paths, job_id)
+        except BaseException:
+            _stop_controller(record.paths)
+            self.runs_dir.job_link(job_id).unlink(missing_ok=True)
+            raise
+        return Submission(job_id=job_id)
 
     def query(
         self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None

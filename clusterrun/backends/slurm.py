@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterrun import shell
 from clusterrun.backends import cache, sbatch, slurm_query
-from clusterrun.backends.base import SchedulerJob, Submission
+from clusterrun.backends.base import PerhapsSubmittedError, SchedulerJob, Submission
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.layout import remove_run
 from clusterrun.errors import (
@@ -102,6 +102,9 @@ class SlurmBackend:
             )
         except sbatch.NoJobIdError as error:
             return self._perhaps_submitted(record.paths, error.message, error, record.job_ids)
+        except KeyboardInterrupt:
+            self._withdraw(record.paths, record.job_ids)
+            raise
 
     def query(
         self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
@@ -168,7 +171,7 @@ class SlurmBackend:
                 break
             if job_id is not None:
                 return Submission(job_id=job_id, slurm_cluster=self.slurm_cluster)
-        raise SchedulerUnreachableError(
+        raise PerhapsSubmittedError(
             f"{what}; the job may be in the queue or not",
             cause=error.cause,
             hint=(
@@ -177,10 +180,10 @@ class SlurmBackend:
             ),
         ) from error
 
-    def _withdraw(self, paths: RunPaths) -> None:
+    def _withdraw(self, paths: RunPaths, known: Collection[str] = ()) -> None:
         """End the job of a submission that the user interrupted, if it was queued even so."""
         with contextlib.suppress(ClusterrunError):
-            job_id = slurm_query.find_by_command(str(paths.root), self.slurm_cluster)
+            job_id = slurm_query.find_by_command(str(paths.root), self.slurm_cluster, known=known)
             if job_id is not None:
                 self.cancel([job_id])
 

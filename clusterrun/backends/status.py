@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from clusterrun.backends.attempts import Attempt, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
 from clusterrun.backends.evidence import (
     End,
@@ -47,6 +48,7 @@ class JobStatus:
     progress: Progress = field(default_factory=Progress)
     checkpoint: str | None = None
     failure: Failure | None = None
+    attempts: tuple[Attempt, ...] = ()
     notes: tuple[str, ...] = ()
     error: ClusterrunError | None = None
 
@@ -139,6 +141,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         progress=evidence.progress,
         checkpoint=evidence.checkpoint,
         failure=evidence.failure,
+        attempts=read_attempts(record.paths),
         notes=_notes(record, state, job, answer),
         error=answer.error if answer and not over else None,
     )

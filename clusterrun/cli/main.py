@@ -55,6 +55,8 @@ class Verb(NamedTuple):
 VERBS: Final[dict[str, Verb]] = {
     "submit": Verb("clusterrun.cli.submit", "Run", "Train a script on N nodes."),
     "render": Verb("clusterrun.cli.render", "Run", "Print the batch script that submit sends."),
+    "resume": Verb("clusterrun.cli.resume", "Run", "Go on with a run that has ended."),
+    "resubmit": Verb("clusterrun.cli.resubmit", "Run", "Run again what a job was made of."),
     "cancel": Verb("clusterrun.cli.cancel", "Run", "End jobs."),
     "status": Verb("clusterrun.cli.status", "Watch", "Say how one job is doing."),
     "list": Verb("clusterrun.cli.list", "Watch", "List jobs with their states."),

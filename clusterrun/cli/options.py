@@ -134,10 +134,11 @@ class ScriptCommand(JobCommand):
     allow_interspersed_args = False
 
 
-def job_options(*, script: bool = True) -> Callable[[_Function], _Function]:
+def job_options(*, script: bool = True, files: bool = True) -> Callable[[_Function], _Function]:
     """Give a verb every option of JobSpec; it receives them as `job: JobOptions`.
 
-    With `script` also the arguments `[SCRIPT] [ARGS]...`, for a ScriptCommand.
+    With `script` also the arguments `[SCRIPT] [ARGS]...`, for a ScriptCommand; without `files`
+    no option names a configuration file or a profile.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -146,7 +147,8 @@ def job_options(*, script: bool = True) -> Callable[[_Function], _Function]:
             job = _collect(click.get_current_context(), kwargs)
             return function(*args, job=job, **kwargs)
 
-        for option in reversed([*_field_options(), *_source_options()]):
+        sources = [*_file_options(), _set_option()] if files else [_set_option()]
+        for option in reversed([*_field_options(), *sources]):
             option(command)
         if script:
             click.argument("words", metavar="[SCRIPT] [ARGS]...", nargs=-1, type=click.UNPROCESSED)(
@@ -184,31 +186,36 @@ def _settings(declared: Field) -> dict[str, Any]:
     return {**settings, "multiple": declared.kind in (Kind.TEXTS, Kind.MAPPING)}
 
 
-def _source_options() -> Iterator[Callable[[Any], Any]]:
-    group: dict[str, Any] = {"cls": GroupedOption, "heading": _HEADINGS["config"]}
+_CONFIGURATION: Final[dict[str, Any]] = {"cls": GroupedOption, "heading": _HEADINGS["config"]}
+
+
+def _file_options() -> Iterator[Callable[[Any], Any]]:
     yield click.option(
         "config_file",
         "--config",
         metavar="FILE",
         type=click.Path(),
         help="a job file; it wins over clusterrun.yaml",
-        **group,
+        **_CONFIGURATION,
     )
     yield click.option(
         "profile",
         "--profile",
         metavar="NAME",
         help="a profile of the files ('': none)",
-        **{**group, "cls": ProfileOption},
+        **{**_CONFIGURATION, "cls": ProfileOption},
     )
-    yield click.option(
+
+
+def _set_option() -> Callable[[Any], Any]:
+    return click.option(
         "overrides",
         "--set",
         metavar="KEY=VALUE",
         multiple=True,
         type=click.UNPROCESSED,
         help="any setting by its key in the file, as slurm.nodes=2",
-        **group,
+        **_CONFIGURATION,
     )
 
 
@@ -224,8 +231,8 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any]) -> JobOptions:
     flags.update(_entry(words, has_module="module" in flags))
     return JobOptions(
         flags=flags,
-        config_file=kwargs.pop("config_file"),
-        profile=kwargs.pop("profile"),
+        config_file=kwargs.pop("config_file", None),
+        profile=kwargs.pop("profile", None),
         overrides=kwargs.pop("overrides"),
         notes=tuple(_misplaced(words)),
     )

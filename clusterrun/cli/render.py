@@ -101,10 +101,15 @@ def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
     )
 
 
-def told_variables(variables: Sequence[SbatchVariable], *, keep: bool) -> list[dict[str, str]]:
-    """Describe SBATCH_* variables for JSON."""
+def warnings_of(
+    prepared: Prepared, variables: Sequence[SbatchVariable], *, keep: bool
+) -> list[dict[str, str]]:
+    """Describe the notes and the SBATCH_* variables for JSON."""
     code = "sbatch_env_kept" if keep else "sbatch_env_removed"
-    return [{"code": code, "message": f"{found.name}={found.value}"} for found in variables]
+    return [
+        *({"code": "note", "message": text} for text in prepared.notes),
+        *({"code": code, "message": f"{found.name}={found.value}"} for found in variables),
+    ]
 
 
 def show(prepared: Prepared, *, as_json: bool) -> None:

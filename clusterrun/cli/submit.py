@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -67,19 +68,13 @@ def command(
         verdict = api.check(prepared, keep_sbatch_env=keep_sbatch_env)
         _show_unsent(prepared, verdict, test_only=test_only, as_json=as_json)
         return
-    _confirm(prepared.plan, yes=yes)
-    _describe(prepared.plan)
+    confirm_size(prepared.plan, yes=yes)
+    describe(prepared.plan)
     argv = ("clusterrun", *sys.argv[1:])
     record = api.submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env)
-    _answer(
-        record,
-        as_json=as_json,
-        parsable=parsable,
-        warnings=[
-            *({"code": "note", "message": text} for text in prepared.notes),
-            *render.told_variables(variables, keep=keep_sbatch_env),
-        ],
-    )
+    warnings = render.warnings_of(prepared, variables, keep=keep_sbatch_env)
+    told = job_object(record, warnings) if as_json else None
+    answer(record, told=told, parsable=parsable)
     if follow:
         _follow(ctx, record)
     if wait or follow:
@@ -87,8 +82,7 @@ def command(
 
 
 def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_run: bool) -> None:
-    if as_json and parsable:
-        raise UsageError("--json and --parsable exclude each other", hint="keep one of them")
+    refuse_two_answers(as_json=as_json, parsable=parsable)
     if as_json and follow:
         raise UsageError(
             "--json and --follow exclude each other",
@@ -96,6 +90,12 @@ def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_r
         )
     if parsable and dry_run:
         raise UsageError("--dry-run submits nothing, so there is no id for --parsable")
+
+
+def refuse_two_answers(*, as_json: bool, parsable: bool) -> None:
+    """Refuse two forms of the one answer. Raises UsageError."""
+    if as_json and parsable:
+        raise UsageError("--json and --parsable exclude each other", hint="keep one of them")
 
 
 def _show_unsent(prepared: Prepared, verdict: str, *, test_only: bool, as_json: bool) -> None:
@@ -114,7 +114,8 @@ def _show_unsent(prepared: Prepared, verdict: str, *, test_only: bool, as_json: 
         output.answer(verdict)
 
 
-def _confirm(plan: Plan, *, yes: bool) -> None:
+def confirm_size(plan: Plan, *, yes: bool) -> None:
+    """Ask about a job on many nodes. Raises UsageError where nobody can be asked."""
     if yes or plan.nodes <= output.CONFIRM_ABOVE_NODES:
         return
     if not output.is_interactive():
@@ -126,7 +127,7 @@ def _confirm(plan: Plan, *, yes: bool) -> None:
     output.confirm(f"Submit to {plan.nodes} nodes?", otherwise="nothing was submitted")
 
 
-def _describe(plan: Plan) -> None:
+def describe(plan: Plan) -> None:
     """Say what will run before it is sent."""
     nodes = count(plan.nodes, "node")
     ranks = count(plan.world_size, "rank")
@@ -145,11 +146,10 @@ _PRECISIONS: Final = {
 }
 
 
-def _answer(
-    record: JobRecord, *, as_json: bool, parsable: bool, warnings: list[dict[str, str]]
-) -> None:
-    if as_json:
-        output.answer_json(_object(record, warnings))
+def answer(record: JobRecord, *, told: Mapping[str, Any] | None, parsable: bool) -> None:
+    """Say which job it is, as the object `told` where there is one, and how to watch it."""
+    if told is not None:
+        output.answer_json(told)
     elif parsable:
         output.answer(";".join(filter(None, (record.job_id, record.slurm_cluster))))
     else:
@@ -159,7 +159,8 @@ def _answer(
     output.detail("cancel", f"clusterrun cancel {record.job_id}")
 
 
-def _object(record: JobRecord, warnings: list[dict[str, str]]) -> dict[str, Any]:
+def job_object(record: JobRecord, warnings: list[dict[str, str]]) -> dict[str, Any]:
+    """Describe a job that was submitted."""
     return {
         "schema": "clusterrun.submit/1",
         "job_id": record.job_id,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.fields import Field, Kind
-from clusterrun.loading.document import Document, parse_document
+from clusterrun.loading.document import ConfigFile, Document, parse_document
 from clusterrun.loading.files import FoundFiles, find_files
 from clusterrun.loading.resolve import (
     Layer,
@@ -50,6 +50,33 @@ def load_spec(
     return resolve(found, flags, environ=environ, cwd=cwd, profile=profile, overrides=overrides)
 
 
+def load_again(
+    text: str,
+    flags: Mapping[str, Any],
+    *,
+    shown: str,
+    environ: Mapping[str, str],
+    cwd: Path,
+    typed_in: Path,
+    overrides: Sequence[str] = (),
+) -> Resolved:
+    """Resolve `text`, what a run in `cwd` was resolved to before, and what is changed now.
+
+    Neither other files nor CLUSTERRUN_* variables count. `shown` names the text in origins;
+    relative paths of `flags` and `overrides` count from `typed_in`.
+    Raises UsageError with the place of the mistake.
+    """
+    file = ConfigFile(shown=shown, text=text, place=Place(), strict=True)
+    return resolve(
+        FoundFiles(files=(file,), project_dir=find_files(environ={}, cwd=cwd).project_dir),
+        flags,
+        environ={"HOME": environ.get("HOME", "")},
+        cwd=cwd,
+        overrides=overrides,
+        typed_in=None if typed_in == cwd else typed_in,
+    )
+
+
 def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
     """Hold a spec that was made in Python against the rules for every other one.
 
@@ -75,12 +102,17 @@ def resolve(
     cwd: Path,
     profile: str | None = None,
     overrides: Sequence[str] = (),
+    typed_in: Path | None = None,
 ) -> Resolved:
-    """Resolve texts that were read already; a pure function."""
+    """Resolve texts that were read already; a pure function.
+
+    Relative paths on the command line count from `cwd`, or from `typed_in`.
+    """
     documents = [parse_document(file) for file in found.files]
     refuse_mistakes(documents)
     chosen = chosen_profile(profile, environ, documents)
-    place = Place(home=environ.get("HOME") or None)
+    home = environ.get("HOME") or None
+    place = Place(home=home, directory=str(typed_in) if typed_in else None)
     merged = merge(
         (
             *_file_layers(documents, chosen),

@@ -1,0 +1,73 @@
+"""The attempts of a run: how each ended, and what of its work the next had to do again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from clusterrun.outcome import Outcome
+from clusterrun.paths import RunPaths
+
+EVIDENT = ("node_lost", "hung")  # causes that tell of a node, where one is named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt; `outcome` is None while it runs, and where nobody could write it.
+
+    `lost_steps` were done again by a later attempt, `lost_s` is about how long they had taken.
+    """
+
+    number: int
+    nodes: tuple[str, ...]
+    outcome: Outcome | None
+    lost_steps: int | None = None
+    lost_s: float | None = None
+
+
+def read_attempts(paths: RunPaths) -> tuple[Attempt, ...]:
+    """Read all attempts of a run, the first one first."""
+    numbers = range(1, paths.newest_attempt() + 1)
+    outcomes = {number: _outcome(paths, number) for number in numbers}
+    return tuple(_attempt(paths, number, outcomes) for number in numbers)
+
+
+def bad_nodes(paths: RunPaths) -> tuple[str, ...]:
+    """Name the nodes that were lost or hung, as far as the outcomes have evidence."""
+    found = [attempt.outcome for attempt in read_attempts(paths)]
+    named = [
+        node
+        for outcome in found
+        if outcome and outcome.cause in EVIDENT
+        for node in (*outcome.exclude, outcome.node if outcome.cause == "node_lost" else None)
+        if node
+    ]
+    return tuple(dict.fromkeys(named))
+
+
+def _outcome(paths: RunPaths, number: int) -> Outcome | None:
+    try:
+        return Outcome.from_json(paths.outcome(number).read_text())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> Attempt:
+    outcome = outcomes[number]
+    nodes = outcome.nodes if outcome else _nodes(paths, number)
+    if outcome is None or outcome.step is None or outcome.cause == "completed":
+        return Attempt(number=number, nodes=nodes, outcome=outcome)
+    before = outcomes.get(number - 1)
+    first = (before.checkpoint if before else None) or 0
+    lost = max(0, outcome.step - (outcome.checkpoint or 0))
+    done = outcome.step - first
+    spent_s = outcome.ended_at - outcome.started_at
+    lost_s = spent_s * min(1.0, lost / done) if done > 0 else None
+    return Attempt(number=number, nodes=nodes, outcome=outcome, lost_steps=lost, lost_s=lost_s)
+
+
+def _nodes(paths: RunPaths, number: int) -> tuple[str, ...]:
+    try:
+        return tuple(json.loads(paths.world(number).read_text())["nodes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()

@@ -1,0 +1,234 @@
+"""Go on with a run that has ended, or start a new one from what it was made of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun import api
+from clusterrun import record as records
+from clusterrun.api import Prepared
+from clusterrun.backends import select
+from clusterrun.backends.base import PerhapsSubmittedError, Submission
+from clusterrun.backends.layout import write_private
+from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.changes import Changed, change, refuse_other_world
+from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError
+from clusterrun.paths import RunPaths
+from clusterrun.planning.plan import Plan
+from clusterrun.record import JobRecord
+from clusterrun.rendering.bundle import Bundle
+from clusterrun.start_point import LATEST, StartPoint, choose, set_aside
+from clusterrun.state import JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """A run that is ready to go on: how it stands, from where it starts, and what is new.
+
+    `is_complete` where the run is and nothing was asked of it. `prepared` holds no files where
+    none changes.
+    """
+
+    seen: JobStatus
+    prepared: Prepared
+    start: StartPoint
+    changed: Changed
+    is_complete: bool = False
+    force: bool = False
+
+    @property
+    def record(self) -> JobRecord:
+        """The run as it was recorded before."""
+        return self.seen.record
+
+    @property
+    def attempt(self) -> int:
+        """The number of the next attempt."""
+        return self.seen.attempt + 1
+
+
+def prepare_resume(
+    job: str | JobRecord | None = None,
+    *,
+    start: str = LATEST,
+    flags: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    exclude_bad: bool = False,
+    force: bool = False,
+) -> Resumption:
+    """Decide how a run goes on; nothing is written.
+
+    `start` is `latest`, `scratch`, `step-N` or the path of one of its checkpoints. `force` goes on
+    although the run seems to be active. Raises UsageError for what can't be.
+    """
+    record = api.find_job(job)
+    seen = _look(record, force=force)
+    changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
+    prepared = api.prepare(changed.resolved) if changed.changes else _as_it_is(record)
+    _refuse_other_place(record, prepared.plan)
+    is_complete = seen.state.is_success and not changed.changes and start == LATEST
+    point = StartPoint(checkpoint=None) if is_complete else choose(record.paths, start)
+    if point.checkpoint is not None:
+        refuse_other_world(point.checkpoint, prepared.plan)
+    return Resumption(
+        seen=seen,
+        prepared=prepared,
+        start=point,
+        changed=changed,
+        is_complete=is_complete,
+        force=force,
+    )
+
+
+def prepare_resubmit(
+    job: str | JobRecord | None = None,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    exclude_bad: bool = False,
+) -> tuple[Prepared, Changed]:
+    """Prepare a new run from what an earlier one was made of; `api.submit_prepared` starts it.
+
+    Raises UsageError for what cannot run.
+    """
+    record = api.find_job(job)
+    changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
+    return api.prepare(changed.resolved), changed
+
+
+def resume_prepared(resumption: Resumption) -> JobRecord:
+    """Start the next attempt of a run; refused by the scheduler, all is as it was.
+
+    Raises UsageError where somebody else was quicker, SubmissionError, SchedulerUnreachableError.
+    """
+    paths, plan = resumption.record.paths, resumption.prepared.plan
+    with _alone(paths), ExitStack() as undo:
+        record = _look(records.read(paths), force=resumption.force).record
+        _lay_out(resumption, undo)
+        dependency = (
+            None if _says_dependency(resumption) else ""
+        )  # what it waited for came long ago
+        try:
+            submission = select.backend_of(record).submit_again(plan, record, dependency=dependency)
+        except PerhapsSubmittedError:
+            undo.pop_all()
+            raise
+        undo.pop_all()
+        return _remember(record, plan, submission)
+
+
+def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecord:
+    record = records.continued_by(records.planned_anew(record, plan), submission.job_id)
+    record = dataclasses.replace(record, chain_length=0)
+    api.remember(record)
+    return record
+
+
+# What stands in the way
+
+
+def _look(record: JobRecord, *, force: bool) -> JobStatus:
+    """Say how a run stands, of all its jobs; refuse one that may be active.
+
+    Raises UsageError, or SchedulerUnreachableError where nobody can say.
+    """
+    jobs = [record, *(dataclasses.replace(record, job_id=j) for j in record.chained_job_ids)]
+    with contextlib.suppress(*([SchedulerUnreachableError] if force else [])):
+        _ask_anew(jobs)
+    seen, *chained = statuses(jobs, select.backend_of)
+    for status in (seen, *chained):
+        if not force:
+            _refuse_active(status)
+    return seen
+
+
+def _ask_anew(jobs: Sequence[JobRecord]) -> None:
+    """Have a fresh answer at hand: files that tell of an end can't tell of a requeue."""
+    ids = [record.job_id for record in jobs if record.job_id]
+    if ids:
+        backend = select.backend_of(jobs[0])
+        backend.query(ids, since=jobs[0].submitted_at, max_age_s=0)
+
+
+def _refuse_active(seen: JobStatus) -> None:
+    if seen.state.is_terminal:
+        return
+    job = f"job {seen.record.job_id}" if seen.record.job_id else f"run {seen.record.run_id}"
+    if seen.state is JobState.UNKNOWN and seen.record.job_id and not seen.reason:
+        return  # everybody has forgotten it
+    why = f" ({seen.reason})" if seen.reason else ""
+    raise UsageError(
+        f"{job} is still {seen.state.value}{why}; two writers would share the run directory",
+        hint=f"end it first: clusterrun cancel {seen.record.job_id}; --force goes on all the same",
+    )
+
+
+def _refuse_other_place(record: JobRecord, plan: Plan) -> None:
+    if plan.cluster is not record.cluster:
+        raise UsageError(
+            f"run {record.run_id} is one of cluster {record.cluster.value}",
+            hint="'clusterrun resubmit' makes a new run, which may be elsewhere",
+        )
+
+
+@contextlib.contextmanager
+def _alone(paths: RunPaths) -> Iterator[None]:
+    """Hold off another `resume` of the same run; it finds an active job afterwards."""
+    with open(paths.plan, "rb+") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# The files of the next attempt
+
+
+def _as_it_is(record: JobRecord) -> Prepared:
+    try:
+        plan = Plan.from_json(record.paths.plan.read_text())
+    except (OSError, ValueError, TypeError) as error:
+        raise ClusterrunError(f"cannot read {record.paths.plan}", cause=str(error)) from error
+    return Prepared(plan=plan, bundle=Bundle(files={}))
+
+
+def _says_dependency(resumption: Resumption) -> bool:
+    return any(row.key == "slurm.dependency" for row in resumption.changed.changes)
+
+
+def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
+    """Put the files in their places; `undo` puts all back."""
+    paths, last = resumption.record.paths, resumption.seen.attempt
+    paths.attempt(last).mkdir(mode=0o700, parents=True, exist_ok=True)
+    undo.callback(set_aside(paths, resumption.start.newer))
+    if resumption.prepared.bundle.files:
+        _exchange(paths, resumption.prepared.bundle, last, undo)
+    with contextlib.suppress(FileNotFoundError):
+        paths.end.rename(paths.earlier_end(last))
+        undo.callback(paths.earlier_end(last).rename, paths.end)
+
+
+def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> None:
+    """Write the files of a bundle over those of the run, which are kept with their attempt."""
+    kept = paths.earlier_config(last)
+    kept.mkdir(mode=0o700, exist_ok=True)
+    for path in paths.config_files:
+        if path.exists():
+            text = path.read_bytes().decode("utf-8", "surrogateescape")
+            undo.callback(_write, path, text)
+            if not (kept / path.name).exists():  # else no attempt was made since
+                _write(kept / path.name, text)
+        if path.name in bundle.files:
+            _write(path, bundle.files[path.name])
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _write(path: Path, text: str) -> None:
+    write_private(path, text, executable=path.suffix in (".sh", ".sbatch"))

@@ -1,0 +1,374 @@
+"""`resume` and `resubmit`: what they say, what they send, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun import checkpoints
+from clusterrun.outcome import Outcome
+from clusterrun.paths import RunPaths
+from clusterrun.record import JobRecord, read
+from tests.cli.conftest import Here
+from tests.cli.test_jobs import ended, queue, running, submitted
+
+FAILED = "4711|FAILED|node[17-18]|0:31:09|1-00:00:00|1000|2000|NonZeroExitCode"
+
+
+def outcome(root: Path, attempt: int = 1, **said: Any) -> Outcome:
+    """Say how an attempt ended."""
+    values: dict[str, Any] = {
+        "attempt": attempt,
+        "job_id": "4711",
+        "started_at": 1000.0,
+        "ended_at": 1140.0,
+        "nodes": ("node17", "node18"),
+        "code": 137,
+        "cause": "signal",
+        "reason": "rank 1 on node18: killed by SIGKILL",
+        "step": 140,
+        "checkpoint": 100,
+    }
+    made = Outcome(**{**values, **said})
+    (root / "attempts" / str(attempt)).mkdir(parents=True, exist_ok=True)
+    (root / "attempts" / str(attempt) / "outcome.json").write_text(made.to_json())
+    return made
+
+
+def checkpoint(root: Path, step: int, *, world: int = 2, **settings: Any) -> Path:
+    """Save a complete checkpoint."""
+    path = root / "checkpoints" / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    (path / "model.pt").write_text(f"weights {step}")
+    checkpoints.mark(path, step, world_size=world, settings=settings)
+    return path
+
+
+def failed(here: Here, *argv: str) -> Path:
+    """Submit a job that saved at step 100 and failed at step 140."""
+    root = submitted(here, "4711", *(argv or ("-N2", "train.py")))
+    outcome(root)
+    ended(root, "FAILED", 137)
+    checkpoint(root, 100, effective_batch=256)
+    queue(here, FAILED)
+    here.program("sbatch", "echo 4714")
+    (here.bin / "sbatch.argv").unlink()
+    return root
+
+
+def record_of(root: Path) -> JobRecord:
+    return read(RunPaths(root=root))
+
+
+def test_resume_says_what_failed_and_submits_the_same_script(here: Here) -> None:
+    root = failed(here)
+    script = (root / "job.sbatch").read_bytes()
+    said = here("resume", "4711")
+    assert (said.code, said.out) == (0, "Submitted batch job 4714\n")
+    assert said.err == (
+        "  failed     4711  rank 1 on node18: killed by SIGKILL at step 140\n"
+        f"  from       {root}/checkpoints/step-00000100\n"
+        "  batch      256 -> 256 (unchanged)\n"
+        "  attempt    2\n"
+        f"  run dir    {root}\n"
+        "  follow     clusterrun logs -f 4714\n"
+        "  cancel     clusterrun cancel 4714\n"
+    )
+    assert here.asked("sbatch")[-3:] == ["--dependency=", str(root / "job.sbatch"), str(root)]
+    assert (root / "job.sbatch").read_bytes() == script
+
+
+def test_the_run_keeps_both_ids_and_its_earlier_end(here: Here) -> None:
+    root = failed(here)
+    here("resume", "4711")
+    record = record_of(root)
+    assert (record.job_id, record.earlier_job_ids) == ("4714", ("4711",))
+    assert not (root / "end.json").exists()
+    assert json.loads((root / "attempts/1/end.json").read_text())["state"] == "FAILED"
+    queue(here, "4714|PENDING||0:00|1:00:00|N/A|N/A|Resources")
+    for job_id in ("4711", "4714"):
+        assert "PENDING" in here("status", job_id).out
+
+
+def test_a_newer_checkpoint_that_is_damaged_is_named_with_its_fault(here: Here) -> None:
+    root = failed(here)
+    newer = checkpoint(root, 140)
+    (newer / "model.pt").write_text("weights 14")
+    said = here("resume", "4711")
+    assert f"  from       {root}/checkpoints/step-00000100\n" in said.err
+    assert "step-00000140 is incomplete and passed over: model.pt has" in said.err
+
+
+def test_a_run_that_is_active_is_refused_unless_forced(here: Here) -> None:
+    root = failed(here)
+    (root / "end.json").unlink()
+    queue(here, running())
+    said = here("resume", "4711")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(
+        "error: job 4711 is still RUNNING; two writers would share the run directory\n"
+    )
+    assert here.asked("sbatch") == []
+    assert here("resume", "4711", "--force").code == 0
+
+
+def test_a_run_whose_chain_goes_on_is_refused(here: Here) -> None:
+    root = failed(here)
+    data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712"]}
+    (root / "job.json").write_text(json.dumps(data))
+    queue(here, FAILED, "4712|PENDING||0:00|1:00:00|N/A|N/A|Dependency")
+    said = here("resume", "4711")
+    assert said.code == 2
+    assert "job 4712 is still PENDING" in said.err
+
+
+def test_where_slurm_is_silent_nobody_knows_and_nothing_is_sent(here: Here) -> None:
+    failed(here)
+    words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    here.program("squeue", f"echo '{words}' >&2; exit 1")
+    here.program("sacct", "exit 1")
+    said = here("resume", "4711")
+    assert (said.code, here.asked("sbatch")) == (5, [])
+
+
+def test_without_a_complete_checkpoint_only_scratch_goes_on(here: Here) -> None:
+    root = failed(here)
+    (root / "checkpoints/step-00000100/.complete").unlink()
+    said = here("resume", "4711")
+    assert said.code == 2
+    assert said.err.startswith(f"error: there is no complete checkpoint in {root}/checkpoints\n")
+    assert "it has no .complete" in said.err
+    assert "--from scratch" in said.err
+    assert here.asked("sbatch") == []
+    said = here("resume", "4711", "--from", "scratch")
+    assert said.code == 0
+    assert "  from       the beginning (1 newer checkpoint set aside)\n" in said.err
+    assert checkpoints.listed(root / "checkpoints") == []
+
+
+@pytest.mark.parametrize("how", ["step-100", "path"])
+def test_from_an_older_checkpoint_sets_newer_ones_aside(here: Here, how: str) -> None:
+    root = failed(here)
+    checkpoint(root, 140)
+    text = str(root / "checkpoints/step-00000100") if how == "path" else how
+    said = here("resume", "4711", "--from", text)
+    assert said.code == 0
+    assert "step-00000100 (1 newer checkpoint set aside)\n" in said.err
+    assert [step for step, _, _ in checkpoints.listed(root / "checkpoints")] == [100]
+    aside = list((root / "checkpoints").glob("set-aside-*/step-00000140/.complete"))
+    assert len(aside) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("step-7", "there is no checkpoint of step 7 in this run"),
+        ("step-140", "checkpoint step-00000140 is incomplete"),
+        ("newest", "'newest' is neither latest, scratch, step-N nor the path of a checkpoint"),
+        ("/elsewhere/step-100", "/elsewhere/step-100 is no checkpoint of this run"),
+    ],
+)
+def test_a_start_that_is_not_there_is_refused(here: Here, text: str, said: str) -> None:
+    root = failed(here)
+    (root / "checkpoints/step-00000140").mkdir()
+    answer = here("resume", "4711", "--from", text)
+    assert (answer.code, here.asked("sbatch")) == (2, [])
+    assert answer.err.startswith(f"error: {said}\n")
+
+
+def test_what_is_changed_is_shown_rendered_and_the_old_files_kept(here: Here) -> None:
+    root = failed(here)
+    old = {path.name: path.read_bytes() for path in root.iterdir() if path.is_file()}
+    said = here("resume", "4711", "--time", "2:00:00", "--set", "env.LEVEL=1")
+    assert said.code == 0
+    assert "  changes    slurm.time: (none) -> 02:00:00\n" in said.err
+    assert "             env.LEVEL: (none) -> 1\n" in said.err
+    assert "#SBATCH --time=120\n" in (root / "job.sbatch").read_text()
+    kept = {path.name: path.read_bytes() for path in (root / "attempts/1/config").iterdir()}
+    assert kept == {name: old[name] for name in kept}
+    assert {"job.sbatch", "plan.json", "resolved.yaml", "env.sh", "node.sh"} <= kept.keys()
+    assert record_of(root).time_minutes == 120
+    written = [root / name for name in kept] + [root / "attempts/1/config" / name for name in kept]
+    assert {path.stat().st_mode & 0o077 for path in written} == {0}
+
+
+def test_the_configuration_of_today_does_not_count(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = failed(here)
+    (here.path / "clusterrun.yaml").write_text("slurm: {partition: gpu}\n")
+    monkeypatch.setenv("CLUSTERRUN_SLURM_ACCOUNT", "x")
+    said = here("resume", "4711", "--time", "60")
+    assert said.code == 0
+    assert said.err.count("->") == 2  # the time and the batch
+    assert "gpu" not in (root / "job.sbatch").read_text().split("END_OF_FILE")[0]
+
+
+def test_paths_count_from_where_they_are_typed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed(here)
+    elsewhere = here.path.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a.yaml").write_text("distributed_type: MULTI_GPU\n")
+    monkeypatch.chdir(elsewhere)
+    said = here("resume", "4711", "--accelerate-config", "a.yaml")
+    assert said.code == 0, said.err
+    assert f"launch.accelerate_config: (none) -> {elsewhere}/a.yaml" in said.err
+
+
+def test_a_refusal_of_sbatch_leaves_all_as_it_was(here: Here) -> None:
+    root = failed(here)
+    checkpoint(root, 140)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    here.program("sbatch", "echo 'sbatch: error: no' >&2; exit 1")
+    said = here("resume", "4711", "--from", "step-100", "--time", "60")
+    assert said.code == 1
+    assert "cause: sbatch: error: no" in said.err
+    after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    kept = root / "attempts/1/config"
+    assert {path: text for path, text in after.items() if path.parent != kept} == before
+
+
+def test_dry_run_says_all_and_does_nothing(here: Here) -> None:
+    root = failed(here)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    said = here("resume", "4711", "--dry-run", "--time", "60")
+    assert (said.code, said.out) == (0, "")
+    assert "slurm.time: (none) -> 01:00:00" in said.err
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert here.asked("sbatch") == []
+
+
+def test_a_complete_run_stays_as_it_is_unless_something_changes(here: Here) -> None:
+    root = failed(here)
+    ended(root, "COMPLETED", 0)
+    said = here("resume", "4711")
+    assert (said.code, said.out, here.asked("sbatch")) == (0, "", [])
+    assert said.err == (f"note: run {root.name} is complete; change something to go on with it\n")
+    assert here("resume", "4711", "--set", "args=[--max-steps, 9]").code == 0
+    assert here.asked("sbatch") != []
+
+
+def test_another_number_of_ranks_is_said_with_the_new_batch(here: Here) -> None:
+    root = failed(here)
+    said = here("resume", "4711", "-N", "3")
+    assert said.code == 0
+    assert "  batch      256 -> 384 (2 -> 3 ranks), unless the script keeps it\n" in said.err
+    assert (record_of(root).nodes, record_of(root).world_size) == (3, 3)
+
+
+def test_shards_of_another_world_are_refused(here: Here) -> None:
+    root = failed(here, "-N2", "--strategy", "zero2", "train.py")
+    said = here("resume", "4711", "-N", "3")
+    assert (said.code, here.asked("sbatch")) == (2, [])
+    assert said.err.startswith(
+        "error: step-00000100 was saved by 2 ranks with zero2; "
+        "its shards can't be read by 3 with zero2\n"
+    )
+    assert here("resume", "4711", "-N", "3", "--from", "scratch").code == 0
+    assert record_of(root).nodes == 3
+
+
+def test_shards_of_another_strategy_are_refused(here: Here) -> None:
+    root = failed(here, "-N2", "--strategy", "zero2", "train.py")
+    (root / "checkpoints/step-00000100").rename(root / "checkpoints/gone")
+    checkpoint(root, 200, strategy="zero2")
+    said = here("resume", "4711", "--strategy", "ddp")
+    assert said.code == 2
+    assert "can't be read by 2 with ddp" in said.err
+
+
+def test_nodes_with_evidence_against_them_are_left_out(here: Here) -> None:
+    root = failed(here, "-N2", "-x", "node3", "train.py")
+    outcome(root, 1, cause="node_lost", node="node18")
+    outcome(root, 2, cause="hung", exclude=("node17",))
+    outcome(root, 3, cause="signal", node="node16", exclude=("node15",))
+    said = here("resume", "4711", "--exclude-bad")
+    assert said.code == 0
+    assert "  changes    slurm.exclude: node3 -> node[3,18,17]\n" in said.err
+    assert "#SBATCH --exclude='node[3,18,17]'" in (root / "job.sbatch").read_text()
+
+
+def test_without_evidence_no_node_is_left_out_and_that_is_said(here: Here) -> None:
+    failed(here)
+    said = here("resume", "4711", "--exclude-bad")
+    assert said.code == 0
+    assert "note: no node of this run was lost or hung: none is left out\n" in said.err
+
+
+def test_resume_in_json_is_one_object(here: Here) -> None:
+    root = failed(here)
+    said = here("resume", "4711", "--json", "--time", "60")
+    answer = json.loads(said.out)
+    expected = {
+        "schema": "clusterrun.resume/1",
+        "job_id": "4714",
+        "attempt": 2,
+        "checkpoint": f"{root}/checkpoints/step-00000100",
+        "step": 100,
+        "passed_over": [],
+        "set_aside": [],
+        "changes": [{"key": "slurm.time", "old": None, "new": "01:00:00"}],
+        "excluded": [],
+    }
+    assert {key: answer[key] for key in expected} == expected
+
+
+def test_a_run_stays_on_its_cluster(here: Here) -> None:
+    failed(here)
+    said = here("resume", "4711", "--cluster", "local")
+    assert said.code == 2
+    assert "is one of cluster slurm" in said.err
+
+
+def test_an_unknown_run_is_told(here: Here) -> None:
+    here.slurm()
+    assert here("resume", "99").code == 4
+    assert here("resubmit", "99").code == 4
+
+
+def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: Here) -> None:
+    root = failed(here, "-N2", "train.py", "--lr", "1")
+    (here.path / "clusterrun.yaml").write_text("slurm: {partition: gpu}\n")
+    said = here("resubmit", "4711", "--time", "60")
+    assert (said.code, said.out) == (0, "Submitted batch job 4714\n")
+    assert "  changes    slurm.time: (none) -> 01:00:00\n" in said.err
+    new = (here.path / "runs/by-job/4714").resolve()
+    assert new != root
+    assert json.loads((new / "plan.json").read_text())["entry"] == ["train.py", "--lr", "1"]
+    assert "gpu" not in (new / "job.sbatch").read_text().split("END_OF_FILE")[0]
+    assert os.listdir(new / "attempts") == [] if (new / "attempts").exists() else True
+    assert record_of(root).job_id == "4711"
+
+
+def test_resubmit_leaves_out_bad_nodes_too(here: Here) -> None:
+    root = failed(here)
+    outcome(root, 1, cause="node_lost", node="node18")
+    said = here("resubmit", "4711", "--exclude-bad", "--json")
+    answer = json.loads(said.out)
+    assert answer["schema"] == "clusterrun.resubmit/1"
+    assert answer["changes"] == [{"key": "slurm.exclude", "old": None, "new": "node18"}]
+
+
+def test_resubmit_dry_run_submits_nothing(here: Here) -> None:
+    failed(here)
+    said = here("resubmit", "4711", "--dry-run", "-N", "3")
+    assert (said.code, here.asked("sbatch")) == (0, [])
+    assert "slurm.nodes: 2 -> 3" in said.err
+
+
+@pytest.mark.parametrize("verb", ["resume", "resubmit"])
+def test_two_forms_of_the_answer_exclude_each_other(here: Here, verb: str) -> None:
+    failed(here)
+    assert here(verb, "4711", "--json", "--parsable").code == 2
+
+
+@pytest.mark.parametrize("verb", ["resume", "resubmit"])
+def test_a_mistyped_value_is_a_usage_error(here: Here, verb: str) -> None:
+    failed(here)
+    said = here(verb, "4711", "--set", "slurm.nodez=2")
+    assert said.code == 2
+    assert "use 'slurm.nodes'" in said.err
