@@ -115,11 +115,13 @@ def mark(
 
 
 def publish(unfinished: Path, final: Path) -> None:
-    """Give what was written its name; an older checkpoint of that name goes."""
+    """Give a marked checkpoint its name; an older one of that name goes."""
+    older = unfinished_directory(final.parent, 0, 0)
     with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(final)
+        final.rename(older)
     unfinished.rename(final)
     _sync_directory(final.parent)
+    shutil.rmtree(older, ignore_errors=True)
 
 
 def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import runtime
+from clusterrun import agreement, runtime
 from clusterrun.control import Action, ControlPage, Decision
 
 # Ranks are in step as in a training: none is more than three calls ahead of another.
@@ -137,7 +137,7 @@ def test_a_decision_to_do_nothing_lets_all_go_on(page: ControlPage) -> None:
 def test_a_request_that_nobody_decides_is_given_up_and_said_once(
     page: ControlPage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runtime, "DECISION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(agreement, "DECISION_TIMEOUT_S", 0.05)
     page.hold(1)
     assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
     text = "clusterrun: no decision on when to save came within 0 s; training goes on\n"

@@ -1,0 +1,49 @@
+"""Say what happens in this rank: to the agent by events in the spool, to people on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+
+def rank() -> int:
+    """Read the global rank from the environment; 0 where there is none."""
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdigit() else 0
+
+
+def emit(kind: str, **fields: Any) -> None:
+    """Append one event, a line of JSON, to the rank's file in the spool, where there is one."""
+    spool = os.environ.get("CLUSTERRUN_SPOOL")
+    if not spool:
+        return
+    event = {"ts": round(time.time(), 6), "type": kind, "rank": rank(), **fields}
+    path = os.path.join(spool, f"rank_{rank()}.events")
+    try:
+        line = json.dumps(event, default=str).encode() + b"\n"
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError, TypeError):
+        return  # a full or vanished disk must not end a training
+
+
+def say(line: str) -> None:
+    """Print a line on the rank's own stderr."""
+    print(f"clusterrun: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the rank's own stderr
+
+
+def number(value: Any) -> Any:
+    """Turn a tensor or NumPy scalar into a number, anything else odd into text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    try:
+        number = float(value)
+    except Exception:  # noqa: BLE001 - a value of the user's own class may raise anything
+        return str(type(value).__name__)
+    return number if number - number == 0 else str(number)  # JSON has no inf and no nan

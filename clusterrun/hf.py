@@ -1,0 +1,58 @@
+"""Checkpoints of Hugging Face's Trainer that are asked for, complete, and found again.
+
+    trainer = Trainer(..., callbacks=[CheckpointCallback()])
+    trainer.train(resume_from_checkpoint=resume_path(trainer.args.output_dir))
+
+This module needs transformers; nothing else here imports it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from clusterrun import checkpoints, runtime
+from clusterrun.checkpointing import agreed_problem, gathered, joined_world
+from clusterrun.events import say
+
+
+class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
+    """Save when the job asks, mark what was saved as complete, and leave when the job must end."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Save after this step where the agents ask for it."""
+        if runtime.should_checkpoint():
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mark the checkpoint once all ranks have written theirs; leave if that was asked."""
+        path = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        here, world_size = joined_world()
+        effective_batch = args.train_batch_size * args.gradient_accumulation_steps * world_size
+
+        def mark() -> None:
+            checkpoints.mark(
+                path,
+                state.global_step,
+                world_size=world_size,
+                attempt=int(os.environ.get("CLUSTERRUN_ATTEMPT", "1")),
+                settings={"effective_batch": effective_batch},
+            )
+
+        gathered(None)
+        problem = agreed_problem(mark if here == 0 else None)
+        if problem:
+            say(f"{path.name} could not be marked as complete: {problem}; training goes on")
+        else:
+            runtime.checkpoint(path, state.global_step)
+        if runtime.should_stop():
+            control.should_training_stop = True
+
+
+def resume_path(output_dir: str | os.PathLike[str]) -> str | None:
+    """Return the newest complete checkpoint in `output_dir`; None where there is none."""
+    found = runtime.Checkpoints(output_dir).newest()
+    return str(found.path) if found else None
