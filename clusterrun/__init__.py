@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clusterrun.api import (
-        cancel,
         find_job,
         list_jobs,
         load_spec,
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
         submit,
         wait,
     )
+    from clusterrun.ending import cancel
     from clusterrun.errors import ClusterrunError
+    from clusterrun.resumption import resubmit, resume
     from clusterrun.spec import JobSpec
 
 __version__ = "0.1.0"
@@ -40,12 +41,20 @@ __all__ = [
     "load_spec",
     "read_logs",
     "render",
+    "resubmit",
+    "resume",
     "status",
     "submit",
     "wait",
 ]
 
-_HOMES = {"ClusterrunError": "clusterrun.errors", "JobSpec": "clusterrun.spec"}
+_HOMES = {
+    "ClusterrunError": "clusterrun.errors",
+    "JobSpec": "clusterrun.spec",
+    "cancel": "clusterrun.ending",
+    "resubmit": "clusterrun.resumption",
+    "resume": "clusterrun.resumption",
+}
 
 
 def __getattr__(name: str) -> Any:

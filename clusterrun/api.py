@@ -16,11 +16,10 @@ from typing import Any, Final
 from clusterrun import record as records
 from clusterrun import shell
 from clusterrun.backends import layout, refusal, select
-from clusterrun.backends.base import Backend
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.status import JobStatus as JobStatus
 from clusterrun.backends.status import statuses
-from clusterrun.errors import ClusterrunError, Exit, JobNotFoundError, UsageError
+from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.facts import gather_facts, working_directory
 from clusterrun.loading import Resolved as Resolved
 from clusterrun.loading import adopt_spec
@@ -316,43 +315,6 @@ def wait(
         if time.monotonic() >= deadline:
             raise TimeoutError(f"job {record.job_id} is {seen.state.value} after {timeout_s} s")
         time.sleep(POLL_S)
-
-
-def cancel(*jobs: str | JobRecord) -> list[JobStatus]:
-    """End jobs and say how each stood before; one that had ended already stays as it is.
-
-    Raises UsageError for no job at all, JobNotFoundError before any is ended.
-    """
-    seen = look_before_cancel(*jobs)
-    cancel_seen(seen)
-    return seen
-
-
-def look_before_cancel(*jobs: str | JobRecord) -> list[JobStatus]:
-    """Find jobs that are to be ended, each once, and say how they stand.
-
-    Raises UsageError for no job at all, JobNotFoundError for one that can't be found or ended.
-    """
-    if not jobs or not all(jobs):
-        raise UsageError("no job was named", hint="clusterrun list shows them")
-    found = {record.run_dir: record for record in map(find_job, jobs)}
-    for record in found.values():
-        if not record.job_id:
-            raise JobNotFoundError(
-                f"run {record.run_id} has no job id: its submission was interrupted",
-                hint="look for it with 'squeue --me'",
-            )
-    return statuses(list(found.values()), select.backend_of, max_age_s=0)
-
-
-def cancel_seen(seen: Sequence[JobStatus]) -> None:
-    """End the jobs of some statuses that have not ended, asking each scheduler once."""
-    groups: dict[Backend, list[str]] = {}
-    for entry in seen:
-        if not entry.state.is_terminal:
-            groups.setdefault(select.backend_of(entry.record), []).append(entry.record.job_id)
-    for scheduler, job_ids in groups.items():
-        scheduler.cancel(job_ids)
 
 
 def read_logs(

@@ -97,3 +97,10 @@ class Backend(Protocol):
         Raises JobNotFoundError when one is unknown.
         """
         ...
+
+    def interrupt(self, job_id: str) -> None:
+        """Have the agents of a running job look what is requested of its attempt.
+
+        Raises ClusterrunError where they can't be told.
+        """
+        ...

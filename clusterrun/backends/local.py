@@ -97,18 +97,26 @@ class LocalBackend:
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Ask the controllers to end their jobs; they take at most their grace time."""
         for job_id in job_ids:
-            paths = self._paths(job_id)
-            if paths is None:
-                raise JobNotFoundError(f"no job {job_id} in {self.runs_dir.root}")
-            controller = _controller(paths)
-            if controller is None or read_end(paths) is not None:
-                continue
-            if _is_elsewhere(controller):
-                raise ClusterrunError(
-                    f"job {job_id} runs on {controller['host']}, not on this machine",
-                    hint=f"run 'clusterrun cancel {job_id}' there",
-                )
-            process.send_signal(controller["pid"], controller["identity"], signal.SIGTERM)
+            self._signal(job_id, signal.SIGTERM, f"clusterrun cancel {job_id}")
+
+    def interrupt(self, job_id: str) -> None:
+        """Signal the controller, which tells the agents."""
+        self._signal(job_id, signal.SIGUSR2, f"clusterrun cancel --checkpoint {job_id}")
+
+    def _signal(self, job_id: str, number: int, command: str) -> None:
+        """Signal the controller of a job that has not ended; `command` is for where it runs."""
+        paths = self._paths(job_id)
+        if paths is None:
+            raise JobNotFoundError(f"no job {job_id} in {self.runs_dir.root}")
+        controller = _controller(paths)
+        if controller is None or read_end(paths) is not None:
+            return
+        if _is_elsewhere(controller):
+            raise ClusterrunError(
+                f"job {job_id} runs on {controller['host']}, not on this machine",
+                hint=f"run '{command}' there",
+            )
+        process.send_signal(controller["pid"], controller["identity"], number)
 
     def _paths(self, job_id: str) -> RunPaths | None:
         link = self.runs_dir.job_link(job_id)

@@ -143,6 +143,14 @@ class SlurmBackend:
         if unknown:
             raise JobNotFoundError(f"Slurm knows no job {', '.join(unknown)}")
 
+    def interrupt(self, job_id: str) -> None:
+        """Signal the agents, which are the tasks of the job's steps."""
+        cluster = slurm_query.cluster_option(self.slurm_cluster)
+        argv = ["scancel", *cluster, "--signal=USR2", job_id]
+        done = shell.run(argv, env=slurm_query.environment())
+        if done.rc != 0:
+            raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
+
     def update(self, job_id: str, setting: str) -> None:
         """Change a job that waits, as `scontrol update` words it. Raises ClusterrunError."""
         cluster = slurm_query.cluster_option(self.slurm_cluster)

@@ -2,41 +2,118 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from clusterrun.cli import output
 from clusterrun.cli.status import clock
+from clusterrun.durations import parse_seconds
 from clusterrun.errors import UsageError
 from clusterrun.wording import count
 
 if TYPE_CHECKING:
     from clusterrun.backends.status import JobStatus
 
+DEFAULT: Final = "5m"
+SAY_S: Final = 30.0
+
 
 @click.command()
 @click.argument("jobs", nargs=-1, metavar="JOB...")
+@click.option("--checkpoint", is_flag=True, help="have the ranks save a checkpoint and leave first")
+@click.option(
+    "--timeout", metavar="TIME", help=f"how long they may take, as 90s or 10m; default: {DEFAULT}"
+)
 @click.option("-y", "--yes", is_flag=True, help="no question, also for several jobs")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-def command(jobs: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
+def command(
+    jobs: tuple[str, ...], *, checkpoint: bool, timeout: str | None, yes: bool, as_json: bool
+) -> None:
     """End jobs.
 
-    JOB is a job id, the name of a run (its newest) or a run's directory. Several jobs, or one on
-    more than 64 nodes, need a yes: -y where nobody can be asked.
+    JOB is a job id, the name of a run (its newest) or a run's directory; of a chain all jobs end.
+    Several jobs, or one on more than 64 nodes, need a yes: -y where nobody can be asked.
+
+    With --checkpoint a running job ends once its ranks have saved, or the time is over. Ctrl-C
+    stops the waiting; the ranks save and the job ends even so.
+
+    \b
+    clusterrun cancel 4711
+    clusterrun cancel --checkpoint --timeout 10m 4711
     """
-    from clusterrun import api
+    from clusterrun import ending
 
     output.expect_json(as_json)
-    seen = api.look_before_cancel(*jobs)
+    if timeout is not None and not checkpoint:
+        raise UsageError("--timeout is for --checkpoint", hint="pass both")
+    timeout_s = parse_seconds(timeout or DEFAULT)
+    seen = ending.look_before_cancel(*jobs)
     _confirm([status for status in seen if not status.state.is_terminal], yes=yes)
-    api.cancel_seen(seen)
+    saved = _let_leave(seen, timeout_s) if checkpoint else {}
+    ending.cancel_seen(seen if not saved else ending.look_before_cancel(*(b.record for b in seen)))
     if as_json:
-        told = [_object(before) for before in seen]
+        told = [_object(before, saved.get(before.record.job_id)) for before in seen]
         output.answer_json({"schema": "clusterrun.cancel/1", "jobs": told})
         return
     for before in seen:
         _tell(before)
+
+
+def _let_leave(seen: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
+    """Have the ranks save and leave, wait for them, and give the path that each job saved."""
+    from clusterrun import ending
+
+    asked_at = time.time()
+    active = [before for before in seen if not before.state.is_terminal]
+    asked = [before for before in active if ending.ask_to_leave(before)]
+    for before in active:
+        job_id = before.record.job_id
+        if before in asked:
+            output.say(f"asked job {job_id} to save a checkpoint, waiting up to {clock(timeout_s)}")
+        else:
+            output.note(f"job {job_id} does not run: there is nothing to save")
+    try:
+        ending.wait_until_left(asked, timeout_s=timeout_s, watch=_Progress())
+    except KeyboardInterrupt:
+        names = ", ".join(before.record.job_id for before in asked)
+        output.say(f"\nno longer waiting; {names} ends once it has saved")
+        raise
+    return {before.record.job_id: _tell_saved(before, asked_at) for before in asked}
+
+
+class _Progress:
+    """Says now and then that the ranks have not left yet."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._said = self._begin
+
+    def __call__(self, waiting: Sequence[JobStatus]) -> None:
+        now = time.monotonic()
+        if waiting and now - self._said >= SAY_S:
+            self._said = now
+            names = ", ".join(before.record.job_id for before in waiting)
+            output.say(f"still waiting for {names} after {clock(now - self._begin)}")
+
+
+def _tell_saved(before: JobStatus, asked_at: float) -> str | None:
+    """Say which checkpoint was written since then, and give its path."""
+    from clusterrun import ending
+
+    found, is_new = ending.saved_since(before, asked_at)
+    if found is None:
+        output.warn(f"job {before.record.job_id} has written no checkpoint, and has none")
+        return None
+    if not is_new:
+        output.warn(
+            f"job {before.record.job_id} has written no new checkpoint; the newest is {found.path}"
+        )
+        return None
+    output.say(f"checkpoint {found.path} written after {clock(found.saved_at - asked_at)}")
+    return str(found.path)
 
 
 def _confirm(active: list[JobStatus], *, yes: bool) -> None:
@@ -62,10 +139,12 @@ def _tell(before: JobStatus) -> None:
     output.answer(f"cancelled {record.job_id}  ({record.name}, was {state}{spent})")
 
 
-def _object(before: JobStatus) -> dict[str, object]:
+def _object(before: JobStatus, saved: str | None) -> dict[str, object]:
     return {
         "job_id": before.record.job_id,
         "name": before.record.name,
         "state_before": before.state.value,
         "cancelled": not before.state.is_terminal,
+        "chained": list(before.record.chained_job_ids),
+        "saved": saved,
     }

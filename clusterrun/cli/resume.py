@@ -15,7 +15,7 @@ from clusterrun.wording import count
 if TYPE_CHECKING:
     from clusterrun.changes import Change
     from clusterrun.record import JobRecord
-    from clusterrun.resume import Resumption
+    from clusterrun.resumption import Resumption
 
 
 @click.command(cls=JobCommand)
@@ -59,11 +59,11 @@ def command(
     clusterrun resume 4711 --from step-350 --exclude-bad
     clusterrun resume 4711 --time 2-0 --set args='[--max-steps, 2000]'
     """
-    from clusterrun import resume
+    from clusterrun import resumption
 
     output.expect_json(as_json)
     submit.refuse_two_answers(as_json=as_json, parsable=parsable)
-    plan = resume.prepare_resume(
+    plan = resumption.prepare_resume(
         find_announced(run),
         start=start,
         flags=job.flags,
@@ -83,7 +83,7 @@ def command(
             output.answer_json(_object(plan, plan.record, []))
         return
     submit.confirm_size(plan.prepared.plan, yes=yes)
-    record = resume.resume_prepared(plan)
+    record = resumption.resume_prepared(plan)
     warnings = render.warnings_of(plan.prepared, variables, keep=False)
     told = _object(plan, record, warnings) if as_json else None
     submit.answer(record, told=told, parsable=parsable)

@@ -255,7 +255,14 @@ def test_cancelling_what_has_ended_is_no_mistake(here: Here) -> None:
     assert here.asked("scancel") == []
     answer = json.loads(here("cancel", "4711", "--json").out)
     assert answer["jobs"] == [
-        {"job_id": "4711", "name": "train", "state_before": "COMPLETED", "cancelled": False}
+        {
+            "job_id": "4711",
+            "name": "train",
+            "state_before": "COMPLETED",
+            "cancelled": False,
+            "chained": [],
+            "saved": None,
+        }
     ]
 
 

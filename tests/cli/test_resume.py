@@ -123,7 +123,7 @@ def test_a_run_whose_chain_goes_on_is_refused(here: Here) -> None:
     queue(here, FAILED, "4712|PENDING||0:00|1:00:00|N/A|N/A|Dependency")
     said = here("resume", "4711")
     assert said.code == 2
-    assert "job 4712 is still PENDING" in said.err
+    assert "error: job 4712 goes on with the run by itself" in said.err
 
 
 def test_where_slurm_is_silent_nobody_knows_and_nothing_is_sent(here: Here) -> None:

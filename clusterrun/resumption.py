@@ -19,6 +19,7 @@ from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.layout import write_private
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.changes import Changed, change, refuse_other_world
+from clusterrun.ending import active_chain
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
@@ -52,6 +53,23 @@ class Resumption:
     def attempt(self) -> int:
         """The number of the next attempt."""
         return self.seen.attempt + 1
+
+
+def resume(
+    job: str | JobRecord | None = None, *, start: str = LATEST, **settings: Any
+) -> JobRecord:
+    """Go on with a run that has ended; `settings` are fields of JobSpec to change (nodes=4).
+
+    `start` is as for `prepare_resume`. One that is complete is left as it is.
+    """
+    resumption = prepare_resume(job, start=start, flags=settings)
+    return resumption.record if resumption.is_complete else resume_prepared(resumption)
+
+
+def resubmit(job: str | JobRecord | None = None, **settings: Any) -> JobRecord:
+    """Start a new run of what an earlier one was made of; `settings` as for `resume`."""
+    prepared, _ = prepare_resubmit(job, flags=settings)
+    return api.submit_prepared(prepared)
 
 
 def prepare_resume(
@@ -135,29 +153,35 @@ def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecor
 
 
 def _look(record: JobRecord, *, force: bool) -> JobStatus:
-    """Say how a run stands, of all its jobs; refuse one that may be active.
+    """Say how a run stands; refuse one that may be active.
 
     Raises UsageError, or SchedulerUnreachableError where nobody can say.
     """
-    jobs = [record, *(dataclasses.replace(record, job_id=j) for j in record.chained_job_ids)]
     with contextlib.suppress(*([SchedulerUnreachableError] if force else [])):
-        _ask_anew(jobs)
-    seen, *chained = statuses(jobs, select.backend_of)
-    for status in (seen, *chained):
-        if not force:
-            _refuse_active(status)
+        chained = _ask_anew(record)
+    (seen,) = statuses([record], select.backend_of)
+    if not force:
+        _refuse_active(seen, chained)
     return seen
 
 
-def _ask_anew(jobs: Sequence[JobRecord]) -> None:
-    """Have a fresh answer at hand: files that tell of an end can't tell of a requeue."""
-    ids = [record.job_id for record in jobs if record.job_id]
-    if ids:
-        backend = select.backend_of(jobs[0])
-        backend.query(ids, since=jobs[0].submitted_at, max_age_s=0)
+def _ask_anew(record: JobRecord) -> list[str]:
+    """Have a fresh answer at hand, and list the later jobs of a chain that have not ended.
+
+    Files that tell of an end can't tell of a requeue.
+    """
+    if record.job_id:
+        backend = select.backend_of(record)
+        backend.query([record.job_id], since=record.submitted_at, max_age_s=0)
+    return active_chain(record)
 
 
-def _refuse_active(seen: JobStatus) -> None:
+def _refuse_active(seen: JobStatus, chained: Sequence[str]) -> None:
+    if chained:
+        raise UsageError(
+            f"job {chained[0]} goes on with the run by itself: it is the next of a chain",
+            hint=f"end the chain first: clusterrun cancel {seen.record.job_id}",
+        )
     if seen.state.is_terminal:
         return
     job = f"job {seen.record.job_id}" if seen.record.job_id else f"run {seen.record.run_id}"

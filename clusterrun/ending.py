@@ -1,0 +1,170 @@
+"""End jobs: at once, or once their ranks have saved a checkpoint and left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from clusterrun import api, checkpoints
+from clusterrun.backends import select
+from clusterrun.backends.base import Backend
+from clusterrun.backends.evidence import read_end
+from clusterrun.backends.slurm_query import is_known
+from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.checkpoints import Checkpoint
+from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
+from clusterrun.record import JobRecord
+from clusterrun.state import JobState
+
+CANCEL: Final = "cancel"  # save, leave, and do not go on
+POLL_S: Final = 0.5
+ASK_S: Final = 10.0  # between two questions to the scheduler
+END_S: Final = 15.0  # from the end of an attempt to that of its job
+
+
+# At once
+
+
+def cancel(*jobs: str | JobRecord) -> list[JobStatus]:
+    """End jobs and say how each stood before; one that had ended already stays as it is.
+
+    Raises UsageError for no job at all, JobNotFoundError before any is ended.
+    """
+    seen = look_before_cancel(*jobs)
+    cancel_seen(seen)
+    return seen
+
+
+def look_before_cancel(*jobs: str | JobRecord) -> list[JobStatus]:
+    """Find jobs that are to be ended, each once, and say how they stand.
+
+    Raises UsageError for no job at all, JobNotFoundError for one that can't be found or ended.
+    """
+    if not jobs or not all(jobs):
+        raise UsageError("no job was named", hint="clusterrun list shows them")
+    found = {record.run_dir: record for record in map(api.find_job, jobs)}
+    for record in found.values():
+        if not record.job_id:
+            raise JobNotFoundError(
+                f"run {record.run_id} has no job id: its submission was interrupted",
+                hint="look for it with 'squeue --me'",
+            )
+    return statuses(list(found.values()), select.backend_of, max_age_s=0)
+
+
+def cancel_seen(seen: Sequence[JobStatus]) -> None:
+    """End the jobs of some statuses that have not ended, asking each scheduler once.
+
+    Of a chain, all jobs.
+    """
+    groups: dict[Backend, list[str]] = {}
+    for entry in seen:
+        ids = groups.setdefault(select.backend_of(entry.record), [])
+        ids += [] if entry.state.is_terminal else [entry.record.job_id]
+        ids += active_chain(entry.record)
+    for scheduler, job_ids in groups.items():
+        if job_ids:
+            scheduler.cancel(job_ids)
+
+
+def end_chain(record: JobRecord) -> None:
+    """End the later jobs of a run's chain, and leave its own."""
+    later = active_chain(record)
+    if later:
+        select.backend_of(record).cancel(later)
+
+
+def active_chain(record: JobRecord) -> list[str]:
+    """List the later jobs of a run's chain that have not ended.
+
+    Raises SchedulerUnreachableError.
+    """
+    if not record.chained_job_ids:
+        return []
+    backend = select.backend_of(record)
+    jobs = backend.query(record.chained_job_ids, since=record.submitted_at, max_age_s=0)
+    found = {job_id: jobs.get(job_id) for job_id in record.chained_job_ids}
+    return [
+        job_id
+        for job_id, job in found.items()
+        if job and is_known(job) and not job.state.is_terminal
+    ]
+
+
+# After a checkpoint
+
+
+def ask_to_leave(seen: JobStatus) -> bool:
+    """Have the ranks of a job save and leave for good; False where none runs.
+
+    What waits behind it in a chain ends at once.
+    Raises ClusterrunError where the job can't be told.
+    """
+    if seen.state is not JobState.RUNNING or not seen.attempt:
+        return False
+    record = seen.record
+    end_chain(record)
+    _write_request(seen)
+    select.backend_of(record).interrupt(record.job_id)
+    return True
+
+
+def _write_request(seen: JobStatus) -> None:
+    """Leave word for the agents; where somebody else has done so, the ranks save already."""
+    path = seen.record.paths.request(seen.attempt)
+    try:
+        with contextlib.suppress(FileExistsError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with open(os.open(path, flags, 0o600), "w", encoding="ascii") as file:
+                file.write(f"{CANCEL}\n")
+    except OSError as error:
+        raise ClusterrunError(f"cannot write {path}", cause=str(error)) from error
+
+
+def wait_until_left(
+    asked: Sequence[JobStatus],
+    *,
+    timeout_s: float,
+    watch: Callable[[Sequence[JobStatus]], None] = lambda _: None,
+) -> None:
+    """Wait until the attempts of jobs have ended, at most `timeout_s`.
+
+    `watch` is given those that have not, at each look.
+    """
+    deadline = time.monotonic() + timeout_s
+    looks = [_Look(seen) for seen in asked]
+    while time.monotonic() < deadline:
+        looks = [look for look in looks if not look.has_left()]
+        watch([look.seen for look in looks])
+        if not looks:
+            return
+        time.sleep(POLL_S)
+
+
+class _Look:
+    """Looks whether one job has left: at its files, and now and then at its scheduler."""
+
+    def __init__(self, seen: JobStatus) -> None:
+        self.seen = seen
+        self._ask_at = time.monotonic() + ASK_S
+        self._end_by = float("inf")
+
+    def has_left(self) -> bool:
+        paths, now = self.seen.record.paths, time.monotonic()
+        if read_end(paths) is not None:
+            return True
+        if paths.outcome(self.seen.attempt).exists():
+            self._end_by = min(self._end_by, now + END_S)
+        if now < self._ask_at:
+            return now > self._end_by
+        self._ask_at = now + ASK_S
+        return now > self._end_by or api.status(self.seen.record).state.is_terminal
+
+
+def saved_since(seen: JobStatus, asked_at: float) -> tuple[Checkpoint | None, bool]:
+    """Find the newest complete checkpoint of a run, and whether it was written since then."""
+    found, _ = checkpoints.newest(seen.record.paths.checkpoints_dir)
+    return found, found is not None and found.saved_at >= asked_at

@@ -1,0 +1,174 @@
+"""`cancel --checkpoint`: the ranks are asked first, and waited for; of a chain all jobs end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterrun import ending
+from tests.cli.conftest import Here
+from tests.cli.test_jobs import ended, events, queue, running, submitted
+from tests.cli.test_resume import checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "POLL_S", 0.02)
+
+
+def at_work(here: Here) -> Path:
+    """Submit a job that runs and has its first attempt."""
+    root = submitted(here)
+    queue(here, running())
+    events(root, {"type": "started", "host": "node17"})
+    return root
+
+
+def leaving(here: Here, root: Path, *deeds: str) -> None:
+    """Let the ranks do something when they are asked to leave."""
+    script = here.path / "leave.py"
+    lines = [
+        "import sys",
+        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})",
+        "from pathlib import Path",
+        "from tests.cli.test_jobs import ended",
+        "from tests.cli.test_resume import checkpoint",
+        f"root = Path({str(root)!r})",
+        *deeds,
+    ]
+    script.write_text("\n".join(lines))
+    here.program("scancel", f'[[ "$*" == *USR2* ]] || exit 0\n{sys.executable} {script}')
+
+
+SAVED = ("checkpoint(root, 4200)", "ended(root, 'CANCELLED', 124)")
+
+
+def test_the_ranks_are_asked_and_what_they_saved_is_said(here: Here) -> None:
+    root = at_work(here)
+    leaving(here, root, *SAVED)
+    said = here("cancel", "--checkpoint", "4711")
+    assert (said.code, said.out) == (0, "cancelled 4711  (train, was RUNNING 05:10:40)\n")
+    asked, saved = said.err.splitlines()
+    assert asked == "asked job 4711 to save a checkpoint, waiting up to 00:05:00"
+    assert saved.startswith(f"checkpoint {root}/checkpoints/step-00004200 written after 00:00:")
+    assert here.asked("scancel")[:2] == ["--signal=USR2", "4711"]
+    request = root / "attempts/1/request"
+    assert (request.read_text(), request.stat().st_mode & 0o777) == ("cancel\n", 0o600)
+
+
+def test_in_json_the_checkpoint_stands_beside_the_job(here: Here) -> None:
+    root = at_work(here)
+    leaving(here, root, *SAVED)
+    (job,) = json.loads(here("cancel", "--checkpoint", "4711", "--json").out)["jobs"]
+    assert job["saved"] == f"{root}/checkpoints/step-00004200"
+
+
+def test_a_job_that_does_not_leave_in_time_is_ended(here: Here) -> None:
+    root = at_work(here)
+    checkpoint(root, 100)
+    os.utime(root / "checkpoints")
+    time.sleep(0.01)
+    said = here("cancel", "--checkpoint", "--timeout", "1s", "4711")
+    assert said.code == 0
+    assert "has written no new checkpoint; the newest is" in said.err
+    assert here.asked("scancel") == ["--signal=USR2", "4711", "4711"]
+
+
+def test_a_job_that_has_no_checkpoint_is_told(here: Here) -> None:
+    root = at_work(here)
+    leaving(here, root, "ended(root, 'CANCELLED', 124)")
+    said = here("cancel", "--checkpoint", "4711")
+    assert "warning: job 4711 has written no checkpoint, and has none\n" in said.err
+
+
+def test_a_request_of_somebody_else_stays(here: Here) -> None:
+    root = at_work(here)
+    (root / "attempts/1/request").write_text("time-limit\n")
+    leaving(here, root, *SAVED)
+    assert here("cancel", "--checkpoint", "4711").code == 0
+    assert (root / "attempts/1/request").read_text() == "time-limit\n"
+
+
+def test_a_job_that_waits_has_nothing_to_save(here: Here) -> None:
+    root = submitted(here)
+    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources")
+    said = here("cancel", "--checkpoint", "4711")
+    assert said.code == 0
+    assert "note: job 4711 does not run: there is nothing to save\n" in said.err
+    assert here.asked("scancel") == ["4711"]
+    assert not (root / "attempts").exists()
+
+
+def test_a_timeout_without_checkpoint_is_a_mistake(here: Here) -> None:
+    at_work(here)
+    said = here("cancel", "--timeout", "1s", "4711")
+    assert (said.code, here.asked("scancel")) == (2, [])
+
+
+@pytest.mark.parametrize("timeout", ["soon", "-3"])
+def test_a_timeout_that_is_no_time_is_a_mistake(here: Here, timeout: str) -> None:
+    at_work(here)
+    assert here("cancel", "--checkpoint", f"--timeout={timeout}", "4711").code == 2
+    assert here.asked("scancel") == []
+
+
+def test_ctrl_c_stops_the_waiting_alone(here: Here) -> None:
+    at_work(here)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clusterrun", "cancel", "--checkpoint", "4711"],
+        cwd=here.path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stderr is not None
+    assert "waiting up to" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "no longer waiting; 4711 ends once it has saved\n" in err
+    assert here.asked("scancel") == ["--signal=USR2", "4711"]
+
+
+def chain(root: Path) -> None:
+    data = json.loads((root / "job.json").read_text())
+    data |= {"chained_job_ids": ["4712", "4713"], "chain_length": 3}
+    (root / "job.json").write_text(json.dumps(data))
+
+
+WAITS = "{}|PENDING||0:00|1:00:00|N/A|N/A|Dependency"
+
+
+def test_cancel_ends_all_jobs_of_a_chain(here: Here) -> None:
+    root = submitted(here)
+    chain(root)
+    queue(here, running(), WAITS.format(4712), WAITS.format(4713))
+    said = here("cancel", "4711")
+    assert said.code == 0
+    assert here.asked("scancel") == ["4711", "4712", "4713"]
+
+
+def test_the_rest_of_a_chain_ends_where_its_job_has_ended(here: Here) -> None:
+    root = submitted(here)
+    chain(root)
+    ended(root, "FAILED", 3)
+    queue(here, "4711|FAILED|node17|0:31|1:00:00|1000|2000|None", WAITS.format(4712))
+    assert here("cancel", "4711").code == 0
+    assert here.asked("scancel") == ["4712"]
+
+
+def test_a_chain_ends_before_its_job_saves(here: Here) -> None:
+    root = at_work(here)
+    chain(root)
+    queue(here, running(), WAITS.format(4712), WAITS.format(4713))
+    leaving(here, root, *SAVED)
+    assert here("cancel", "--checkpoint", "4711").code == 0
+    assert here.asked("scancel")[:4] == ["4712", "4713", "--signal=USR2", "4711"]
