@@ -69,19 +69,23 @@ def _let_leave(seen: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
     asked_at = time.time()
     active = [before for before in seen if not before.state.is_terminal]
     asked = [before for before in active if ending.ask_to_leave(before)]
-    for before in active:
-        job_id = before.record.job_id
-        if before in asked:
-            output.say(f"asked job {job_id} to save a checkpoint, waiting up to {clock(timeout_s)}")
-        else:
-            output.note(f"job {job_id} does not run: there is nothing to save")
     try:
+        _tell_asked(active, asked, timeout_s)
         ending.wait_until_left(asked, timeout_s=timeout_s, watch=_Progress())
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
         output.say(f"\nno longer waiting; {names} ends once it has saved")
         raise
     return {before.record.job_id: _tell_saved(before, asked_at) for before in asked}
+
+
+def _tell_asked(active: list[JobStatus], asked: list[JobStatus], timeout_s: int) -> None:
+    for before in active:
+        job_id = before.record.job_id
+        if before in asked:
+            output.say(f"asked job {job_id} to save a checkpoint, waiting up to {clock(timeout_s)}")
+        else:
+            output.note(f"job {job_id} does not run: there is nothing to save")
 
 
 class _Progress:
