@@ -16,8 +16,6 @@ interrupted is refused.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import math
 import os
 import socket
@@ -30,22 +28,17 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object, set_seed
-from strategies import (
-    checkpoint_format,
-    deepspeed_choices,
-    optimizer_and_schedule,
-    start_accelerator,
-)
+from accelerate.utils import gather_object, set_seed
+from resume import checkpoint_to_resume, effective_batch, load, settings, write
+from strategies import checkpoint_format, optimizer_and_schedule, start_accelerator
 from tiny_gpt import GPT, GPTConfig, Windows, read_corpus, split_windows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from whole_checkpoints import STATE, newest_checkpoint, refusal, save_checkpoint
 
 try:
-    from clusterrun import runtime  # reports progress to `clusterrun status`; not needed to train
+    from clusterrun import runtime  # checkpoints, and progress for `clusterrun status`
 except ImportError:
-    runtime = None  # type: ignore[assignment]  # the script trains the same without it
+    runtime = None  # type: ignore[assignment]  # it trains the same, without checkpoints
 
 
 def loader(windows: Windows, batch_size: int, indices: range) -> DataLoader[tuple[Tensor, Tensor]]:
@@ -67,46 +60,10 @@ def schedule_factor(step: int, *, warmup: int, max_steps: int) -> float:
     return 0.1 + 0.45 * (1.0 + math.cos(math.pi * done))
 
 
-def pick_checkpoint(
-    accelerator: Accelerator, args: argparse.Namespace, state: dict[str, Any]
-) -> tuple[Path | None, dict[str, Any]]:
-    """Return the checkpoint to resume from, the same on every rank, and the state to start with."""
-    chosen: list[Any] = [None, []]
-    if args.output and accelerator.is_main_process:
-        chosen = list(newest_checkpoint(args.output))
-    path, notes = broadcast_object_list(chosen)
-    if path and not args.resume:
-        raise SystemExit(
-            f"error: {args.output} already holds checkpoints\n"
-            "  hint: pass --resume to go on from the newest, or another --output"
-        )
-    for note in notes if accelerator.is_main_process else []:
-        say(note)
-    if path is None:
-        return None, state
-    if not (path / STATE).is_file():
-        raise SystemExit(f"error: {path} is on rank 0 and not on rank {accelerator.process_index}")
-    saved: dict[str, Any] = json.loads((path / STATE).read_text())
-    reason = refusal(saved, state, exact=args.exact)
-    if reason:
-        batch = saved["settings"]["effective_batch"]
-        raise SystemExit(
-            f"error: can't resume from {path}: {reason}\n"
-            f"  hint: use its settings (batch size x accumulation x processes = {batch}), "
-            "or another --output"
-        )
-    return path, {**state, "step": saved["step"], "untrained": saved["untrained"]}
-
-
 def say(line: str) -> None:
     """Print one line in one piece, so that lines of several ranks never mix."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-def effective_batch(accelerator: Accelerator, args: argparse.Namespace) -> int:
-    """Return the windows that one optimizer step takes in the whole world."""
-    return int(args.batch_size * args.accumulation * accelerator.num_processes)
 
 
 def announce(accelerator: Accelerator, *, exact: bool) -> None:
@@ -168,6 +125,7 @@ class Training:
     optimizer: Any
     own_schedule: bool
     meter: Meter
+    store: Any  # of checkpoints; None where none are wanted
 
     def micro_batch(self, inputs: Tensor, targets: Tensor) -> None:
         """Learn from one batch; weights change when it completes a step."""
@@ -213,15 +171,14 @@ class Training:
         self.meter.reset()
         self.meter.newest = {"loss": loss, "tokens_per_s": speed}
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Save a checkpoint and say where it lies."""
+    def save(self, step: int, state: dict[str, Any]) -> bool:
+        """Save a checkpoint and say where it lies; say whether the disk took it."""
         began = time.perf_counter()
-        path = save_checkpoint(self.accelerator, self.args.output, self.args.keep, state)
+        path = self.store.save(step, lambda folder: write(folder, self.accelerator, state))
         self.meter.started += time.perf_counter() - began  # throughput is that of the steps
-        if self.accelerator.is_main_process:
+        if path and self.accelerator.is_main_process:
             say(f"saved {path}")
-        if runtime is not None:
-            runtime.checkpoint(str(path), state["step"])
+        return path is not None
 
 
 def run(args: argparse.Namespace) -> None:
@@ -248,34 +205,22 @@ def train_and_report(accelerator: Accelerator, args: argparse.Namespace) -> None
         )
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: can't use this text: {error}") from error
-    state: dict[str, Any] = {
-        "step": 0,
-        "untrained": None,
-        "world_size": accelerator.num_processes,
-        "settings": settings(accelerator, args, corpus),
-    }
-    checkpoint, state = pick_checkpoint(accelerator, args, state)
-    training, batches, tests = prepare(accelerator, args, train, test, state["step"])
+    now = settings(accelerator, args, corpus)
+    store = runtime.Checkpoints(args.output, keep=args.keep, settings=now) if args.output else None
+    checkpoint = checkpoint_to_resume(store, accelerator, args, now) if store else None
+    step = checkpoint.step if checkpoint else 0
+    training, batches, tests = prepare(accelerator, args, train, test, store, step)
     if checkpoint:
-        restore(accelerator, checkpoint, state["step"])
+        state = load(checkpoint.path, accelerator)
+        if accelerator.is_main_process:
+            say(f"resumed from {checkpoint.path} at step {step}")
     else:
-        state["untrained"] = held_out_loss(accelerator, training.model, tests)
-    train_steps(training, batches, state)
+        state = {"untrained": held_out_loss(accelerator, training.model, tests)}
+    if not train_steps(training, batches, step, state):
+        return
     loss = held_out_loss(accelerator, training.model, tests)
     if accelerator.is_main_process:
         say(f"held-out loss {loss:.3f} (untrained {state['untrained']:.2f})")
-
-
-def settings(accelerator: Accelerator, args: argparse.Namespace, corpus: bytes) -> dict[str, Any]:
-    """Return what must be equal for two runs to be the same training."""
-    names = "seed seq_len layers heads width dropout lr warmup weight_decay clip max_steps held_out"
-    return {name: getattr(args, name) for name in names.split()} | {
-        "format": checkpoint_format(accelerator),
-        "precision": accelerator.mixed_precision,
-        "effective_batch": effective_batch(accelerator, args),
-        "deepspeed": deepspeed_choices(accelerator),
-        "text_sha256": hashlib.sha256(corpus).hexdigest(),
-    }
 
 
 def prepare(
@@ -283,6 +228,7 @@ def prepare(
     args: argparse.Namespace,
     train: Windows,
     test: Windows,
+    store: Any,
     first_step: int,
 ) -> tuple[Training, Any, Any]:
     """Build the model and let accelerate place it; return the training and both loaders."""
@@ -318,32 +264,31 @@ def prepare(
         optimizer=optimizer,
         own_schedule=scheduler is None,
         meter=meter,
+        store=store,
     )
     return training, batches, tests
 
 
-def restore(accelerator: Accelerator, checkpoint: Path, step: int) -> None:
-    """Load weights, optimizer, schedule and random numbers."""
-    accelerator.load_state(str(checkpoint))
-    # accelerate counts micro-batches to know when a step is complete. A checkpoint lies between
-    # steps, and the count of a world with another accumulation would cut steps in their middle.
-    accelerator.step = 0
-    if accelerator.is_main_process:
-        say(f"resumed from {checkpoint} at step {step}")
-
-
-def train_steps(training: Training, batches: Any, state: dict[str, Any]) -> None:
-    """Take the steps that are left, with log lines and checkpoints on the way."""
-    args = training.args
+def train_steps(training: Training, batches: Any, first: int, state: dict[str, Any]) -> bool:
+    """Take the steps that are left; return False where the job asked to save and leave."""
+    args, store = training.args, training.store
     training.meter.reset()
-    for step, lr in training.steps(batches, state["step"]):
+    for step, lr in training.steps(batches, first):
         last = step == args.max_steps
         if last or step % args.log_every == 0:
             training.log(step, lr)
         if runtime is not None:
             runtime.step(step, args.max_steps, lr=lr, **training.meter.newest)
-        if args.output and (last or (args.save_every and step % args.save_every == 0)):
-            training.save({**state, "step": step})
+        if store is None:
+            continue
+        asked = runtime.should_checkpoint()
+        if asked or last or (args.save_every and step % args.save_every == 0):
+            saved = training.save(step, state)
+        if asked and not last and runtime.should_stop():
+            if training.accelerator.is_main_process:
+                say(f"stopped at step {step}, {'saved' if saved else 'not saved'}")
+            return False
+    return True
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -375,15 +320,25 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--save-every", type=positive, metavar="STEPS", help="the last step is always saved")
     add("--keep", type=positive, default=2, metavar="N", help="checkpoints to keep")
-    add("--resume", action="store_true", help="go on from the newest complete checkpoint")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on from the newest complete checkpoint (in a run of clusterrun: always)",
+    )
     add("--exact", action="store_true", help="a resumed run gives the same bits (none and ddp)")
     args = parser.parse_args(argv)
     if args.width % args.heads:
         parser.error(f"--width {args.width} is no multiple of --heads {args.heads}")
+    own = runtime.checkpoint_dir() if runtime is not None else None
     if (args.save_every or args.resume) and not args.output:
-        args.output = runtime.checkpoint_dir() if runtime is not None else None
-        if args.output is None:
+        args.output = own
+        if own is None:
             parser.error("--save-every and --resume need --output DIR")
+    if args.output and runtime is None:
+        parser.error("checkpoints need clusterrun: pip install clusterrun")
+    # The run's own directory holds nothing but what its earlier attempts have saved.
+    run = runtime.info() if runtime is not None else None
+    args.resume = args.resume or (run is not None and (run.attempt > 1 or args.output == own))
     return args
 
 

@@ -13,12 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from clusterrun.control import Action, ControlPage, Decision
 from tests.examples.worlds import EXAMPLES, train, train_until
 
 pytestmark = pytest.mark.torch
 
 TINY = "--layers 1 --width 32 --held-out 9 --batch-size 4 --warmup 3 --max-steps 8 --log-every 1"
 SAVING = "--output out --save-every 3 --keep 9"
+IN_A_RUN = {
+    "CLUSTERRUN_RUN_DIR": "/run",
+    "CLUSTERRUN_JOB_ID": "1",
+    "CLUSTERRUN_NODE": "n0",
+    "CLUSTERRUN_WORLD_SIZE": "2",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,12 +103,49 @@ def test_a_killed_ddp_run_resumes_to_the_same_bits(tmp_path: Path, processes: in
     train_until(cut, "ddp", processes, "step 5/8", *options)
     assert not (cut / "out/step-00000006").exists()
     resumed = printed(train(cut, "ddp", processes, *options, "--resume"))
-    assert "resumed from out/step-00000003 at step 3" in resumed
+    assert f"resumed from {cut}/out/step-00000003 at step 3" in resumed
     assert held_out(resumed) == held_out(text)
     expected, found = (tensors(folder / "out/step-00000008") for folder in (whole, cut))
     assert len(expected) > 50
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_a_run_that_is_asked_leaves_with_a_checkpoint_and_its_next_attempt_ends_in_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    options = flags(TINY, SAVING, "--exact --dropout 0.1")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    text = printed(train(whole, "ddp", 2, *options))
+    page = ControlPage(cut / "control", 2)
+    page.hold(1)
+    page.decide(Decision(1, 4, Action.LEAVE))
+    first = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
+    left = printed(train(cut, "ddp", 2, *options, environ=first))
+    assert left.splitlines()[-2:] == [
+        f"saved {cut}/out/step-00000004",
+        "stopped at step 4, saved",
+    ]
+    assert [page.has_stopped(rank) for rank in range(2)] == [True, True]
+    second = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "2"}
+    resumed = printed(train(cut, "ddp", 2, *options, environ=second))
+    assert f"resumed from {cut}/out/step-00000004 at step 4" in resumed
+    assert held_out(resumed) == held_out(text)
+    expected, found = (tensors(folder / "out/step-00000008") for folder in (whole, cut))
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_without_clusterrun_it_trains_and_says_what_checkpoints_need(tmp_path: Path) -> None:
+    blocked = {"PYTHONPATH": str(tmp_path)}
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['clusterrun'] = None\n")
+    text = printed(train(tmp_path, "none", 1, *flags(TINY), environ=blocked))
+    assert held_out(text)
+    refused = train(tmp_path, "none", 1, *flags(TINY, "--output out"), environ=blocked)
+    assert refused.returncode == 2
+    assert "checkpoints need clusterrun: pip install clusterrun" in refused.stderr
 
 
 def test_another_world_goes_on_with_the_same_windows_and_rate(tmp_path: Path) -> None:
@@ -113,8 +157,9 @@ def test_another_world_goes_on_with_the_same_windows_and_rate(tmp_path: Path) ->
     assert refused.returncode == 1
     assert "effective_batch was 8 and is 4" in refused.stderr
     assert "Traceback" not in refused.stderr
-    resumed = printed(train(tmp_path, "none", 1, *again, "--accumulation", "2"))
-    assert "checkpoint step-00000008 is incomplete and skipped: it has no .complete" in resumed
+    run = train(tmp_path, "none", 1, *again, "--accumulation", "2")
+    resumed = printed(run)
+    assert "checkpoint step-00000008 is incomplete and passed over: it has no" in run.stderr
     expected = {step: values for step, values in steps(text).items() if step > 3}
     assert steps(resumed) == {step: pytest.approx(value) for step, value in expected.items()}
     assert held_out(resumed) == held_out(text)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -84,12 +85,23 @@ def command(
 
 
 def train(
-    folder: Path, strategy: str, processes: int, *args: str, json_file: Path | None = None
+    folder: Path,
+    strategy: str,
+    processes: int,
+    *args: str,
+    json_file: Path | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
     """Run the example to its end and return what it printed."""
     argv, env = command(folder, strategy, processes, *args, json_file=json_file)
     return subprocess.run(
-        argv, env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        argv,
+        env={**env, **environ},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
