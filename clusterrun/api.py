@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -16,6 +17,7 @@ from typing import Any, Final
 from clusterrun import record as records
 from clusterrun import shell
 from clusterrun.backends import layout, refusal, select
+from clusterrun.backends.base import Backend
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.status import JobStatus as JobStatus
 from clusterrun.backends.status import statuses
@@ -31,7 +33,7 @@ from clusterrun.planning.make import make_plan
 from clusterrun.planning.plan import Plan
 from clusterrun.record import JobRecord as JobRecord
 from clusterrun.rendering.bundle import Bundle, render_bundle
-from clusterrun.spec import Cluster, JobSpec
+from clusterrun.spec import Cluster, JobSpec, OnInterrupt
 from clusterrun.state import JobState
 
 Job = JobSpec | Resolved
@@ -104,21 +106,27 @@ def render(job: Job) -> Bundle:
     return prepare(job).bundle
 
 
-def submit(job: Job, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False) -> JobRecord:
+def submit(
+    job: Job, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False, chain: int = 0
+) -> JobRecord:
     """Start a job and remember where it went.
 
-    `argv` is what the record shall name as the command. Raises UsageError for what cannot run,
+    `argv` is what the record shall name as the command; `chain` is how many jobs shall take turns
+    at the run. Raises UsageError for what cannot run,
     SubmissionError where the scheduler refuses, SchedulerUnreachableError where it is silent; no
     run directory is left then, unless the job may be in the queue.
     """
-    return submit_prepared(prepare(job), argv=argv, keep_sbatch_env=keep_sbatch_env)
+    prepared = prepare(job)
+    return submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env, chain=chain)
 
 
 def submit_prepared(
-    prepared: Prepared, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False
+    prepared: Prepared, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False, chain: int = 0
 ) -> JobRecord:
     """Start a job that was prepared; otherwise as `submit`."""
     plan = prepared.plan
+    if chain:
+        _refuse_chain(plan)
     cluster = select.choose(plan.cluster).cluster  # raises where there is no sbatch
     runs_dir = RunsDir(root=Path(plan.runs_dir))
     run_id = layout.new_run_id(datetime.now(), random.SystemRandom())
@@ -130,6 +138,34 @@ def submit_prepared(
         record, job_id=submission.job_id, slurm_cluster=submission.slurm_cluster
     )
     remember(record)
+    return _chain(scheduler, plan, record, chain) if chain else record
+
+
+def _refuse_chain(plan: Plan) -> None:
+    if plan.cluster is not Cluster.SLURM:
+        raise UsageError("a chain is for Slurm", hint="here one job may run as long as it takes")
+    if plan.on_interrupt is not OnInterrupt.SUCCESSOR:
+        raise UsageError(
+            f"a chain and --on-interrupt {plan.on_interrupt.value} contradict each other",
+            hint="the next job of the chain goes on: use --on-interrupt successor",
+        )
+
+
+def _chain(scheduler: Backend, plan: Plan, record: JobRecord, length: int) -> JobRecord:
+    """Submit the later jobs of a chain, each behind the one before; all of them or none."""
+    record = dataclasses.replace(record, chain_length=length)
+    try:
+        remember(record)
+        while len(record.job_ids) < length:
+            behind = f"afterany:{record.job_ids[-1]}"
+            job = scheduler.submit_again(plan, record, dependency=behind, chained=True)
+            later = (*record.chained_job_ids, job.job_id)
+            record = dataclasses.replace(record, chained_job_ids=later)
+            remember(record)
+    except BaseException:
+        with contextlib.suppress(ClusterrunError):
+            scheduler.cancel(record.job_ids)
+        raise
     return record
 
 
@@ -151,7 +187,7 @@ def remember(record: JobRecord) -> None:
     """Write down a job that was submitted. Raises ClusterrunError, with where the run is."""
     try:
         records.write(record)
-        records.link_job(record.runs_dir, record.job_id, record.paths)
+        records.link_job(record.runs_dir, record.job_ids[-1], record.paths)
     except OSError as error:
         raise ClusterrunError(
             f"job {record.job_id} was submitted, but its record could not be written",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     "-y", "--yes", is_flag=True, help=f"no question above {output.CONFIRM_ABOVE_NODES} nodes"
 )
 @click.option("--keep-sbatch-env", is_flag=True, help="let SBATCH_* variables of the shell count")
+@click.option(
+    "--chain",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="N jobs one after the other, for a run that is longer than the time limit",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -47,6 +54,7 @@ def command(
     follow: bool,
     yes: bool,
     keep_sbatch_env: bool,
+    chain: int | None,
 ) -> None:
     """Train a script on N nodes.
 
@@ -62,7 +70,7 @@ def command(
 
     output.expect_json(as_json)
     _refuse_contradictions(as_json=as_json, parsable=parsable, follow=follow, dry_run=dry_run)
-    prepared = render.prepare(job)
+    prepared = render.prepare(_chained(job) if chain else job)
     variables = render.tell(prepared, keep_sbatch_env=keep_sbatch_env)
     if dry_run or test_only:
         verdict = api.check(prepared, keep_sbatch_env=keep_sbatch_env)
@@ -71,7 +79,9 @@ def command(
     confirm_size(prepared.plan, yes=yes)
     describe(prepared.plan)
     argv = ("clusterrun", *sys.argv[1:])
-    record = api.submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env)
+    record = api.submit_prepared(
+        prepared, argv=argv, keep_sbatch_env=keep_sbatch_env, chain=chain or 0
+    )
     warnings = render.warnings_of(prepared, variables, keep=keep_sbatch_env)
     told = job_object(record, warnings) if as_json else None
     answer(record, told=told, parsable=parsable)
@@ -79,6 +89,14 @@ def command(
         _follow(ctx, record)
     if wait or follow:
         ctx.exit(_wait(record, is_told=follow))
+
+
+def _chained(job: JobOptions) -> JobOptions:
+    """Have the next job of the chain go on with the run, unless something else was asked for."""
+    from clusterrun.loading import Given
+
+    flags = {"on_interrupt": Given(value="successor", flag="--chain"), **job.flags}
+    return dataclasses.replace(job, flags=flags)
 
 
 def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_run: bool) -> None:
@@ -156,6 +174,8 @@ def answer(record: JobRecord, *, told: Mapping[str, Any] | None, parsable: bool)
         output.answer(f"Submitted batch job {record.job_id}")
     output.detail("run dir", record.run_dir)
     output.detail("follow", f"clusterrun logs -f {record.job_id}")
+    if record.chained_job_ids:
+        output.detail("chain", f"{', '.join(record.chained_job_ids)} go on after it")
     output.detail("cancel", f"clusterrun cancel {record.job_id}")
 
 
@@ -166,6 +186,7 @@ def job_object(record: JobRecord, warnings: list[dict[str, str]]) -> dict[str, A
         "job_id": record.job_id,
         "backend": record.cluster.value,
         "cluster": record.slurm_cluster,
+        "chained_job_ids": list(record.chained_job_ids),
         "name": record.name,
         "run_id": record.run_id,
         "run_dir": record.run_dir,

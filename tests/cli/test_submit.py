@@ -54,6 +54,7 @@ def test_json_is_one_object_and_nothing_else(here: Here) -> None:
         "job_id": "4711",
         "backend": "slurm",
         "cluster": None,
+        "chained_job_ids": [],
         "name": "train",
         "run_id": root.name,
         "run_dir": str(root),
@@ -327,3 +328,53 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone(here: Here) -> None:
     assert (process.returncode, out) == (130, "Submitted batch job 4711\n")
     assert err.endswith("\njob 4711 keeps running\n\ninterrupted\n")
     assert here.asked("scancel") == []
+
+
+COUNTING = 'n=$(($(cat "$0.n" 2> /dev/null || echo 4710) + 1)); echo $n > "$0.n"; echo $n'
+
+
+def test_a_chain_is_one_run_of_jobs_that_wait_for_each_other(here: Here) -> None:
+    here.slurm(COUNTING)
+    said = here("submit", "-N2", "--chain", "3", "train.py")
+    assert (said.code, said.out) == (0, "Submitted batch job 4711\n")
+    assert "  chain      4712, 4713 go on after it\n" in said.err
+    words = here.asked("sbatch")
+    assert [w for w in words if w.startswith("--dependency")] == [
+        "--dependency=afterany:4711",
+        "--dependency=afterany:4712",
+    ]
+    root = run_dir(here)
+    assert words[-2:] == [str(root), "chained"]
+    record = json.loads((root / "job.json").read_text())
+    assert (record["job_id"], record["chained_job_ids"]) == ("4711", ["4712", "4713"])
+    assert record["chain_length"] == 3
+    assert {run_dir(here, job_id) for job_id in ("4712", "4713")} == {root}
+    assert json.loads((root / "plan.json").read_text())["on_interrupt"] == "successor"
+
+
+def test_a_chain_that_is_refused_in_the_middle_leaves_no_job(here: Here) -> None:
+    here.slurm(COUNTING + '; [[ $n != 4713 ]] || { echo "sbatch: error: no" >&2; exit 1; }')
+    said = here("submit", "-N2", "--chain", "4", "train.py")
+    assert (said.code, said.out) == (1, "")
+    assert "cause: sbatch: error: no" in said.err
+    assert here.asked("scancel") == ["4711", "4712"]
+
+
+@pytest.mark.parametrize("how", ["requeue", "stop"])
+def test_a_chain_goes_on_with_its_next_job_and_nothing_else(here: Here, how: str) -> None:
+    here.slurm()
+    said = here("submit", "-N2", "--chain", "2", "--on-interrupt", how, "train.py")
+    assert (said.code, here.asked("sbatch")) == (2, [])
+    assert f"error: a chain and --on-interrupt {how} contradict each other\n" in said.err
+
+
+@pytest.mark.parametrize("count", ["0", "many"])
+def test_a_chain_has_a_number_of_jobs(here: Here, count: str) -> None:
+    here.slurm()
+    assert here("submit", "-N2", "--chain", count, "train.py").code == 2
+
+
+def test_a_chain_on_this_machine_is_refused(here: Here) -> None:
+    said = here("submit", "--cluster", "local", "--chain", "2", "train.py")
+    assert said.code == 2
+    assert "error: a chain is for Slurm\n" in said.err
