@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -29,6 +31,8 @@ class Agreement:
         if self._page is None or os.getpid() != self._pid:
             return False  # a process that the rank forked has no calls of its own
         self._calls += 1
+        if self._calls == 1:
+            self._leave_sigterm_to_agent(self._page)
         self._page.count(self._rank, self._calls)
         held = self._page.held
         if held > self._dealt_with:
@@ -44,6 +48,18 @@ class Agreement:
             self._page.stopping(self._rank)
         return self._leaves
 
+    def _leave_sigterm_to_agent(self, page: ControlPage) -> None:
+        """Survive SIGTERM from now on: the agent gets it too, and has all ranks save and leave.
+
+        Slurm's may reach every process of a step. A handler of the script's own stays. What the
+        rank starts gets the default action back: by exec, or after a fork.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _nothing)
+            os.register_at_fork(after_in_child=_restore_sigterm)
+            page.shielded(self._rank)
+
     def _await_decision(self, page: ControlPage, held: int) -> None:
         """Wait until the agents say at which call to save; an agent may be dead or stopped."""
         self._dealt_with = held
@@ -58,9 +74,19 @@ class Agreement:
             self._at, self._action = decision.at, decision.action
 
 
+def _nothing(*_: object) -> None:
+    """Handle a signal by doing nothing."""
+
+
+def _restore_sigterm() -> None:
+    if signal.getsignal(signal.SIGTERM) is _nothing:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _control_page() -> tuple[int, ControlPage | None]:
     """Map the page that the agent made; None outside a run, and where that can't be done."""
-    spool, local_rank = os.environ.get("CLUSTERRUN_SPOOL"), os.environ.get("LOCAL_RANK", "")
+    # A launcher of one process sets no LOCAL_RANK.
+    spool, local_rank = os.environ.get("CLUSTERRUN_SPOOL"), os.environ.get("LOCAL_RANK", "0")
     path = Path(spool or "", "control")
     try:
         if not spool or not local_rank.isdigit() or not path.is_file():

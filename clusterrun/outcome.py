@@ -27,9 +27,10 @@ class Outcome:
 
     Times are seconds of the epoch, `code` is the exit status of the job if it ended here. `cause`
     is that of the `failed` event, or `interrupted`, or `completed`. `node`, `rank` and `where`
-    (file:line) name who failed first; `step` is the last that rank 0 reported, `checkpoint` the
-    newest step that is complete on disk, of this attempt or of one before. `exclude` are the nodes
-    that the next attempt leaves out, `why` says in one line what decided on `next`.
+    (file:line) name who failed first, `alike` how many ranks raised the same there. `step` is the
+    last that rank 0 reported, `checkpoint` the newest step that is complete on disk, of this
+    attempt or of one before. `exclude` are the nodes that the next attempt leaves out, `why` says
+    in one line what decided on `next`.
     """
 
     attempt: int
@@ -43,6 +44,7 @@ class Outcome:
     node: str | None = None
     rank: int | None = None
     where: str | None = None
+    alike: int = 0
     step: int | None = None
     checkpoint: int | None = None
     next: Next = Next.STOP

@@ -73,6 +73,14 @@ class GpuRequest(str, Enum):
     NONE = "none"
 
 
+class OnInterrupt(str, Enum):
+    """How a run goes on that had to leave its nodes: by a requeue, in a new job, or not at all."""
+
+    REQUEUE = "requeue"
+    SUCCESSOR = "successor"
+    STOP = "stop"
+
+
 class Network(str, Enum):
     """A preset of network environment variables."""
 
@@ -183,6 +191,13 @@ class JobSpec:
     signal: str | None = declared(
         "slurm.signal", Kind.TEXT, "--signal", "signal before the time limit, as B:USR2@300"
     )
+    spare_nodes: int = declared(
+        "slurm.spare_nodes",
+        Kind.NUMBER,
+        "--spare-nodes",
+        "nodes beyond --nodes that wait to replace one that is lost",
+        default=0,
+    )
     switches: str | None = declared("slurm.switches", Kind.TEXT, "--switches", "leaf switches")
     clusters: str | None = declared("slurm.clusters", Kind.TEXT, "-M --clusters", "Slurm cluster")
     comment: str | None = declared("slurm.comment", Kind.TEXT, "--comment", "comment")
@@ -265,6 +280,26 @@ class JobSpec:
         Kind.COUNT,
         "--threads-per-process",
         "OMP_NUM_THREADS; default: allocated CPUs by ranks",
+    )
+    max_restarts: int | None = declared(
+        "launch.max_restarts",
+        Kind.NUMBER,
+        "--max-restarts",
+        "restarts after failures; default: as long as each attempt saves a new checkpoint",
+    )
+    on_interrupt: OnInterrupt | None = declared(
+        "launch.on_interrupt",
+        Kind.ENUM,
+        "--on-interrupt",
+        "how to go on after the time limit, a preemption or a lost node; default: requeue",
+        choices=OnInterrupt,
+    )
+    hang_timeout_s: int = declared(
+        "launch.hang_timeout",
+        Kind.SECONDS,
+        "--hang-timeout",
+        "restart when no step ends for so long, and 10 usual steps; 0: never",
+        default=900,
     )
     world_contract: bool = declared(
         "launch.world_contract",

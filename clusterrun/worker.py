@@ -26,11 +26,14 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from clusterrun import runtime, streams, world
+from clusterrun.control import STACKS_SIGNAL
 from clusterrun.errors import NodeExit, WorldContractError
 
 PR_SET_PDEATHSIG = 1
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _MACHINERY = (__file__, runpy.__file__, "<frozen runpy>")
+_INSTALLED = ("site-packages", "dist-packages", "/lib/python", "<frozen")
+_kept: list[io.TextIOWrapper] = []  # what must not be closed
 
 
 def main() -> None:
@@ -44,6 +47,7 @@ def main() -> None:
     die_with_parent("CLUSTERRUN_LAUNCHER_PID")
     _move_output(os.environ.get("CLUSTERRUN_SPOOL"))
     faulthandler.enable()
+    _show_stacks(os.environ.get("CLUSTERRUN_SPOOL"))
     if os.environ.pop("CLUSTERRUN_QUIET_LAUNCHER", ""):
         os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
     runtime.emit("rank_start", pid=os.getpid(), host=os.uname().nodename)
@@ -82,6 +86,14 @@ def _move_output(spool: str | None) -> None:
     streams.forgive_full_disk(*moved)
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
         sys.stdout.reconfigure(line_buffering=True)
+
+
+def _show_stacks(spool: str | None) -> None:
+    """Have this rank write down where it is when its agent finds that no step ends."""
+    if spool:
+        path = os.path.join(spool, f"rank_{runtime.rank()}.stacks")
+        _kept.append(file := open(path, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
 
 
 def _run(argv: Sequence[str], contract: world.Contract, ending: _Ending) -> None:
@@ -157,6 +169,18 @@ def _one_line(error: BaseException) -> str:
     return lines[-1].strip() if lines else type(error).__name__
 
 
+def _where(error: BaseException) -> str:
+    """Name the place that raised, in the user's own code where it passed through that."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename not in _MACHINERY and not _is_installed(f.filename)]
+    frame = (own or frames)[-1] if frames else None
+    return f"{frame.filename}:{frame.lineno}" if frame else ""
+
+
+def _is_installed(path: str) -> bool:
+    return any(part in path for part in _INSTALLED)
+
+
 def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
     """Drop the frames above the script's first, so that its traceback reads as usual."""
     while trace is not None and trace.tb_frame.f_code.co_filename in _MACHINERY:
@@ -180,7 +204,8 @@ class _Ending:
         at = round(time.time(), 6)
         callstack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         _write_error_files(message, callstack, at)
-        runtime.emit("rank_exit", code=code, message=message, cause=cause, ts=at)
+        where = _where(error)
+        runtime.emit("rank_exit", code=code, message=message, cause=cause, where=where, ts=at)
 
     def break_off(self, error: WorldContractError, kind: str) -> NoReturn:
         """Say what is wrong with the world, once, and end without running the script's code."""

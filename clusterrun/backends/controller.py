@@ -25,7 +25,10 @@ from clusterrun.backends import process
 from clusterrun.backends.gpus import VISIBLE, split_gpus
 from clusterrun.backends.layout import write_private
 from clusterrun.errors import ClusterrunError, NodeExit
+from clusterrun.node.conclude import conclude
+from clusterrun.node.interruption import Reason, write_request
 from clusterrun.node.processes import adopt_orphans, die_with_parent, kill_descendants
+from clusterrun.outcome import Next
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
 from clusterrun.record import register_run
@@ -49,6 +52,8 @@ class Controller:
     job_id: str
     started_at: float = field(default_factory=time.time)
     asked_to_stop: bool = False
+    asked_to_save: bool = False
+    attempt: int = 0
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     codes: list[int] = field(default_factory=list)
 
@@ -72,6 +77,7 @@ class Controller:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(self, "asked_to_stop", True))
+        signal.signal(signal.SIGUSR2, lambda *_: setattr(self, "asked_to_save", True))
         # A handler, not SIG_IGN: what is ignored stays ignored in the nodes.
         signal.signal(signal.SIGHUP, lambda *_: None)
 
@@ -99,17 +105,35 @@ class Controller:
     # The nodes
 
     def _run_nodes(self) -> tuple[JobState, int]:
-        attempt = take_attempt(self.paths)
+        """Run one attempt after the other, as long as one is to follow."""
+        while True:
+            self.attempt = take_attempt(self.paths)
+            self.codes.clear()
+            state, code = self._run_attempt()
+            if state is not JobState.FAILED or self.asked_to_stop or not self._goes_on(code):
+                return state, code
+
+    def _goes_on(self, code: int) -> bool:
+        environ = {"CLUSTERRUN_LOCAL_JOB_ID": self.job_id}
+        try:
+            decision = conclude(self.paths.root, self.attempt, code, environ)
+        except (OSError, ValueError):
+            traceback.print_exc()
+            return False
+        _say_line(f"attempt {self.attempt}: {decision.next.value}: {decision.why}")
+        return decision.next is not Next.STOP
+
+    def _run_attempt(self) -> tuple[JobState, int]:
         gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
         for rank in range(self.plan.nodes):
-            self._start_node(rank, attempt, gpus[rank] if gpus else None)
+            self._start_node(rank, self.attempt, gpus[rank] if gpus else None)
         self._register()
         why = self._watch()
         code = exit_code(self.codes)
         if code:
-            code = _agreed(self.paths, attempt) or code
+            code = _agreed(self.paths, self.attempt) or code
         if why is None:
-            return (JobState.FAILED if code else JobState.COMPLETED), code
+            return _state(code), code
         self._stop()
         code = code or exit_code(self.codes) or NodeExit.CANCELLED
         return why, int(code)
@@ -141,10 +165,18 @@ class Controller:
         """Wait until all nodes have ended (None), or until there is a reason to stop them."""
         limit_s = self.plan.time_minutes * 60 or float("inf")
         deadline = time.monotonic() + limit_s
+        warn_at = deadline - self.plan.warning_s
         leave_by = float("inf")
         while self._reap():
             if self.asked_to_stop:
                 return JobState.CANCELLED
+            if self.asked_to_save:
+                self.asked_to_save = False
+                self._warn()
+            if time.monotonic() > warn_at:
+                warn_at = float("inf")
+                write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
+                self._warn()
             if time.monotonic() > deadline:
                 return JobState.TIMEOUT
             if any(self.codes):
@@ -168,7 +200,16 @@ class Controller:
                 node.returncode = os.waitstatus_to_exitcode(status)
                 self.codes.append(node.returncode)
 
+    def _warn(self) -> None:
+        """Pass on to the head's agent that something is requested of the attempt."""
+        try:
+            head = int(self.paths.head_pid(self.attempt).read_text(encoding="ascii"))
+            os.kill(head, signal.SIGUSR2)
+        except (OSError, ValueError):
+            return  # it looks for requests when it starts
+
     def _stop(self) -> None:
+        write_request(self.paths.request(self.attempt), Reason.END)
         for node in self.running.values():
             node.terminate()
         deadline = time.monotonic() + GRACE_S
@@ -187,6 +228,12 @@ def take_attempt(paths: RunPaths) -> int:
         except FileExistsError:
             continue
         return attempt
+
+
+def _state(code: int) -> JobState:
+    if code == NodeExit.CANCELLED:
+        return JobState.CANCELLED
+    return JobState.FAILED if code else JobState.COMPLETED
 
 
 def _agreed(paths: RunPaths, attempt: int) -> int:
@@ -241,6 +288,10 @@ def _say(writer: int, said: bytes) -> None:
             pipe.write(said)
     except OSError:  # said before, or nobody waits any more
         pass
+
+
+def _say_line(text: str) -> None:
+    print(f"clusterrun: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the run's batch output
 
 
 def _redirect(output: Path) -> None:

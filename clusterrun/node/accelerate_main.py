@@ -26,6 +26,10 @@ def main(argv: Sequence[str]) -> int:
     os.environ["CLUSTERRUN_LAUNCHER_PID"] = str(os.getpid())
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    # Slurm's SIGTERM may reach every process of a step: what it means is for the agent to say. A
+    # handler, since the ranks would inherit that it is ignored; and torch's own would end them.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGQUIT"
 
     _keep_torch_quiet()
     from accelerate.commands.launch import launch_command, launch_command_parser

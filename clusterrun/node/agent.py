@@ -8,17 +8,23 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clusterrun.control import ControlPage
 from clusterrun.hostlist import fold_hostlist
+from clusterrun.node import stacks
+from clusterrun.node.account import Account
 from clusterrun.node.clock import Clock, Offset
 from clusterrun.node.endings import Cause, Ending, Failure, NodeError, NodeExit, cancelled
 from clusterrun.node.forward import Forwarder, Limits
+from clusterrun.node.hangs import HangWatch
 from clusterrun.node.identity import Identity, identity
+from clusterrun.node.interruption import Interruption
 from clusterrun.node.launcher import Launcher, Verdict
-from clusterrun.node.link import Link
+from clusterrun.node.link import Leader
+from clusterrun.node.member import Member
 from clusterrun.node.preparation import (
     Attempt,
     accelerate_launcher,
@@ -27,8 +33,10 @@ from clusterrun.node.preparation import (
     write_world,
 )
 from clusterrun.node.processes import adopt_orphans, kill_descendants
+from clusterrun.node.questions import Answerer
 from clusterrun.node.ranks import Ranks
 from clusterrun.node.report import Agreement
+from clusterrun.node.saving import Page
 from clusterrun.node.spool import Output, Spool, create_spool
 from clusterrun.node.stderr import say_on_stderr
 from clusterrun.paths import RunPaths
@@ -37,9 +45,11 @@ from clusterrun.wording import count
 
 TICK_S = 0.1
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
+SHIELDED_GRACE_S = 0.3  # where all ranks have SIGTERM do nothing
 DRAIN_S = 10.0
 NAMED_OUTPUTS = 8
 CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 _T = TypeVar("_T")
 
 
@@ -51,17 +61,41 @@ class Agent:
         self._clock = clock
         self._plan, self._who = attempt.plan, attempt.who
         self._cancelled = asyncio.Event()
+        self._account = Account(attempt)
+        ranks = attempt.plan.procs_per_node
+        self._page = Page(ControlPage(spool.control, ranks), ranks)
+        self._ranks: Ranks | None = None
+        self._member: Member | None = None
+        self._interruption: Interruption | None = None
+        self._hangs: HangWatch | None = None
+        self._was_warned = False
+        self.has_lost_node = False
 
-    def cancel(self) -> None:
-        """End the job, on all nodes; harmless once it is ending."""
-        self._cancelled.set()
+    def end(self) -> None:
+        """End the job on all nodes, after a checkpoint where the ranks can make one."""
+        if self._interruption is not None:
+            self._interruption.ending()
+        elif self._member is not None and self._page.is_used:
+            self._member.interrupt()
+        else:
+            self._cancelled.set()
+
+    def warn(self) -> None:
+        """Do what is requested of the attempt; without a request the time limit is near."""
+        if self._interruption is not None:
+            self._interruption.warned()
+        self._was_warned = True
 
     async def run(self) -> int:
         """Take part from start to end; return the job's exit status."""
         self._event("started", **self._start())
+        if self._who.is_head:
+            self._account.open()
         report = node_report(self._plan, self._who)
         try:
-            link = open_link(self._attempt, report, self._clock, self._clock_compared)
+            link = open_link(
+                self._attempt, report, self._clock, self._clock_compared, self._answerers()
+            )
             agreement = await self._or_cancelled(link.meet(report))
         except NodeError as error:
             ending = Ending(code=error.code, reason=error.message)
@@ -70,15 +104,18 @@ class Agent:
         self._say_hello(agreement)
         return await self._train(link, agreement)
 
-    async def _train(self, link: Link, agreement: Agreement) -> int:
-        ranks = Ranks(
+    async def _train(self, link: Leader | Member, agreement: Agreement) -> int:
+        ranks = self._ranks = Ranks(
             spool=self._spool,
             node=self._who.node,
             happened=self._rank_event,
             failed=link.report_failure,
         )
-        if self._who.is_head:
+        if isinstance(link, Member):
+            self._member = link
+        else:
             self._write_world()
+            self._lead(link)
         launcher = accelerate_launcher(self._attempt, agreement, self._spool)
         launcher.start()
         ending = await self._first(link.ending(), self._watch(launcher, ranks, link))
@@ -86,6 +123,42 @@ class Agent:
         code = self._ended(ending)
         await link.leave()
         return code
+
+    # What the head asks, and what only it does
+
+    def _answerers(self) -> dict[str, Answerer]:
+        return {"hold": self._page.hold, "decide": self._page.decide, "stacks": self._stacks}
+
+    async def _places(self) -> list[stacks.Place]:
+        pids = self._ranks.pids if self._ranks else {}
+        return await stacks.places(pids, self._spool, self._who.node)
+
+    async def _stacks(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return stacks.to_data(await self._places())
+
+    def _lead(self, leader: Leader) -> None:
+        """Listen to who interrupts the attempt, and watch for hangs, for all nodes."""
+        self._interruption = Interruption(
+            request=self._attempt.paths.request(self._attempt.number),
+            page=self._page,
+            leader=leader,
+            warning_s=self._plan.warning_s,
+            happened=self._event,
+            say=self._say,
+            cancel=self._cancelled.set,
+        )
+        self._hangs = HangWatch(
+            floor_s=self._plan.hang_timeout_s,
+            node=self._who.node,
+            spool=self._spool,
+            page=self._page,
+            questions=leader.questions,
+            own_places=self._places,
+            failed=leader.report_failure,
+        )
+        self._interruption.look()
+        if self._was_warned:
+            self._interruption.warned()
 
     # Before the launch
 
@@ -131,10 +204,12 @@ class Agent:
 
     # While the ranks run
 
-    async def _watch(self, launcher: Launcher, ranks: Ranks, link: Link) -> None:
+    async def _watch(self, launcher: Launcher, ranks: Ranks, link: Leader | Member) -> None:
         """Look after ranks and launcher, and tell the others how they ended."""
         while not self._cancelled.is_set():
             ranks.look()
+            if self._hangs is not None:
+                self._hangs.look()
             # A launcher takes another second to leave after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
                 link.report_done()
@@ -147,7 +222,7 @@ class Agent:
         await self._cancelled.wait()
         link.report_failure(cancelled(self._who.node))
 
-    def _launcher_ended(self, verdict: Verdict, ranks: Ranks, link: Link) -> None:
+    def _launcher_ended(self, verdict: Verdict, ranks: Ranks, link: Leader | Member) -> None:
         ranks.look()
         ranks.settle_by_launcher(list(verdict.failures))
         if ranks.have_failed:
@@ -164,9 +239,10 @@ class Agent:
 
     async def _stop(self, launcher: Launcher, ranks: Ranks) -> None:
         """End everything below this process: politely, then not."""
-        deadline = time.monotonic() + GRACE_S
+        grace_s = SHIELDED_GRACE_S if self._page.is_shielded else GRACE_S
+        deadline = time.monotonic() + grace_s
         if not self._is_over(launcher, ranks):
-            launcher.stop()
+            ranks.terminate()
         while not self._is_over(launcher, ranks) and time.monotonic() < deadline:
             await asyncio.sleep(TICK_S / 2)
         left = kill_descendants()
@@ -192,8 +268,9 @@ class Agent:
             if failure.node == self._who.node or is_head_lost or is_lost:
                 data = failure.to_data()
                 self._event("failed", **{"ts": data.pop("at"), **data})
+            self.has_lost_node = is_lost
         if tell or self._who.is_head:
-            write_verdict(self._attempt.paths.verdict(self._attempt.number), ending.code)
+            self._account.close(ending)
         self._event("ended", code=ending.code, reason=ending.reason)
         self._forwarder.end(ending.code, ending.reason)
         if ending.code:
@@ -203,7 +280,13 @@ class Agent:
     # Words and events
 
     def _rank_event(self, event: dict[str, Any]) -> None:
-        if event.get("type") == "rank_start":
+        kind = event.get("type")
+        self._account.take(event)
+        if kind == "checkpoint" and self._interruption is not None:
+            self._interruption.saved()
+        elif kind == "step" and self._hangs is not None:
+            self._hangs.stepped()
+        if kind == "rank_start":
             event.setdefault("device", self._plan.device.value)
         if isinstance(event.get("ts"), (int, float)):
             event["ts"] = round(self._clock.corrected_s(event["ts"]), 6)
@@ -228,17 +311,6 @@ class Agent:
                 f"{plan.nodes} nodes x {plan.procs_per_node} ranks meet at {where}{over},"
                 f" precision {agreement.precision}"
             )
-
-
-def write_verdict(path: Path, code: int) -> None:
-    """Leave the job's exit status for the batch script, unless another agent already has.
-
-    srun's own status is that of the task that it killed last, which says less.
-    """
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{code}\n")
 
 
 def missing_text(sizes: Mapping[Output, int]) -> str:
@@ -294,17 +366,28 @@ def run_agent(run_dir: Path, number: int) -> int:
     )
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
+    has_lost_node = False
     try:
-        return asyncio.run(_run(Agent(attempt, spool, forwarder, clock)))
+        code, has_lost_node = asyncio.run(_run(attempt, spool, forwarder, clock))
+        return code
     finally:
         kill_descendants()
-        for signal_number in CANCELLING:
+        for signal_number in (*CANCELLING, *WARNING):
             signal.signal(signal_number, signal.SIG_IGN)
         if not forwarder.finish(DRAIN_S):
             why, missing = forwarder.problem or "too slow", missing_text(forwarder.unwritten())
             text = f"{who.node}: not all logs could be written to {run_dir} ({why}){missing}"
             say_on_stderr(text)
         spool.remove()
+        if has_lost_node:
+            _tell_batch_shell(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
+
+
+def _tell_batch_shell(pid: str) -> None:
+    """Say that all agents that can have left: srun may wait for a lost node for minutes."""
+    if pid.isdigit():
+        with contextlib.suppress(OSError):
+            os.kill(int(pid), signal.SIGURG)
 
 
 def _plan(paths: RunPaths) -> Plan:
@@ -322,17 +405,24 @@ def _spool(who: Identity, number: int) -> Spool:
         raise NodeError(NodeExit.NODE_UNFIT, text) from error
 
 
-async def _run(agent: Agent) -> int:
+async def _run(
+    attempt: Attempt, spool: Spool, forwarder: Forwarder, clock: Clock
+) -> tuple[int, bool]:
+    """Run the agent; return the exit status, and whether a node was lost."""
     loop = asyncio.get_running_loop()
+    agent = Agent(attempt, spool, forwarder, clock)
 
-    def cancel(*_: object) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(agent.cancel)
+    def soon(act: Callable[[], None]) -> Callable[..., None]:
+        def handler(*_: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(act)
+
+        return handler
 
     # Not the loop's own handlers: they go with it, and Slurm may still send SIGTERM to a node
-    # that leaves a moment after the others.
+    # that leaves a moment after the others. Launcher and ranks ignore what warns us.
     for number in CANCELLING:
-        signal.signal(number, cancel)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # and so in launcher and ranks, which inherit it
-    return await agent.run()
+        signal.signal(number, soon(agent.end))
+    for number in WARNING:
+        signal.signal(number, soon(agent.warn))
+    return await agent.run(), agent.has_lost_node

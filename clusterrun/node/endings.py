@@ -6,7 +6,7 @@ import dataclasses
 import re
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 from clusterrun.errors import NodeExit
 
 __all__ = [
-    "COMPLETED",
     "Cause",
     "Ending",
     "Failure",
@@ -59,6 +58,9 @@ class Cause(str, Enum):
     NODE_UNFIT = "node_unfit"
     RENDEZVOUS = "rendezvous"
     CANCELLED = "cancelled"
+    HUNG = "hung"
+    INTERRUPTED = "interrupted"  # the ranks saved and left, or were to
+    COMPLETED = "completed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,7 @@ class Failure:
     """One thing that went wrong; `at` is epoch seconds, `rank` is None where no rank is to blame.
 
     `code` is what the job's exit status would be; `signal` is 0 where none killed the rank.
+    `where` is the place in the user's code that raised an exception, as `train.py:120`.
     """
 
     at: float
@@ -75,6 +78,7 @@ class Failure:
     signal: int
     cause: Cause
     message: str
+    where: str = ""
 
     @property
     def is_consequence(self) -> bool:
@@ -93,7 +97,8 @@ class Failure:
     def from_data(cls, data: Mapping[str, Any]) -> Failure:
         """Read what `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         names = [field.name for field in dataclasses.fields(cls)]
-        values = {name: data[name] for name in names}
+        values = {name: data[name] for name in names if name != "where"}
+        values["where"] = str(data.get("where", ""))
         return cls(**{**values, "cause": Cause(data["cause"]), "code": int(data["code"])})
 
     def sentence(self) -> str:
@@ -142,27 +147,51 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The end of an attempt on all nodes: its exit status and why."""
+    """The end of an attempt on all nodes: its exit status and why.
+
+    `alike` counts the ranks that raised the same exception at the same place, as far as they had
+    time to say so.
+    """
 
     code: int
     reason: str
     failure: Failure | None = None
+    alike: int = 0
+    cause: Cause = Cause.COMPLETED
 
     @classmethod
     def of(cls, failure: Failure) -> Ending:
         """End because of a failure."""
-        return cls(code=failure.code, reason=failure.sentence(), failure=failure)
+        reason = failure.sentence()
+        return cls(code=failure.code, reason=reason, failure=failure, cause=failure.cause)
+
+    @classmethod
+    def completed(cls) -> Ending:
+        """End well."""
+        return cls(code=0, reason="completed")
+
+    @classmethod
+    def of_first(cls, failures: Sequence[Failure]) -> Ending:
+        """End because of what came first of several failures."""
+        first = first_failure(failures)
+        alike = [f for f in failures if f.cause is Cause.EXCEPTION and f.where == first.where]
+        count = len(alike) if first.cause is Cause.EXCEPTION else 0
+        return dataclasses.replace(cls.of(first), alike=count)
 
     def to_data(self) -> dict[str, Any]:
         """Write the ending as JSON data."""
         failure = self.failure.to_data() if self.failure else None
-        return {"code": self.code, "reason": self.reason, "failure": failure}
+        about = {"code": self.code, "reason": self.reason, "failure": failure}
+        return {**about, "alike": self.alike, "cause": self.cause.value}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Ending:
         """Read what `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         failure = Failure.from_data(data["failure"]) if data.get("failure") else None
-        return cls(code=int(data["code"]), reason=str(data["reason"]), failure=failure)
-
-
-COMPLETED = Ending(code=0, reason="completed")
+        return cls(
+            code=int(data["code"]),
+            reason=str(data["reason"]),
+            failure=failure,
+            alike=int(data.get("alike", 0)),
+            cause=Cause(data.get("cause", Cause.COMPLETED)),
+        )

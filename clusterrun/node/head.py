@@ -22,6 +22,7 @@ from clusterrun.node.link import (
     failure_in,
 )
 from clusterrun.node.ports import listening_socket
+from clusterrun.node.questions import Questions
 from clusterrun.node.report import Agreement, Report, problems
 
 Conclude = Callable[[Sequence[Report], str], Agreement]
@@ -56,6 +57,8 @@ class Head:
         self._is_done = False
         self._decision = Decision()
         self._readers: set[asyncio.Task[None]] = set()
+        self.questions = Questions(self._send_all, self._present)
+        self.interrupted: Callable[[], None] = lambda: None
 
     async def meet(self, report: Report) -> Agreement:
         """Wait for all nodes, conclude from their reports, and welcome them."""
@@ -159,9 +162,14 @@ class Head:
         elif message.get("type") == "done":
             member.is_done = True
             self._look_around()
+        elif message.get("type") == "answer":
+            self.questions.take(member.report.node_rank, message)
+        elif message.get("type") == "interrupt":
+            self.interrupted()
 
     def _look_around(self) -> None:
         members = self._members.values()
+        self.questions.look_around()
         if all(member.is_done or member.is_gone for member in members):
             self._all_done.set()
         if self._is_done and all(member.is_done for member in members):
@@ -182,9 +190,26 @@ class Head:
         self._broadcast(ending)
         return ending
 
+    def conclude(self, ending: Ending) -> None:
+        """End the attempt on all nodes."""
+        self._decision.make(ending)
+
+    def complete_with(self, completion: Callable[[], Ending]) -> None:
+        """Have a good end be what `completion` says then."""
+        self._decision.completion = completion
+
+    def interrupt(self) -> None:
+        """Do nothing: this node is the head."""
+
     def _broadcast(self, ending: Ending) -> None:
+        self._send_all("stop", **ending.to_data())
+
+    def _send_all(self, kind: str, **fields: Any) -> None:
         for member in self._members.values():
-            member.channel.send("stop", **ending.to_data())
+            member.channel.send(kind, **fields)
+
+    def _present(self) -> list[int]:
+        return [rank for rank, member in self._members.items() if not member.is_gone]
 
     async def leave(self) -> None:
         """Wait until no node has anything running, then let all go."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,6 @@ class Launcher(Protocol):
     def verdict(self) -> Verdict | None:
         """Say how it went; None while ranks run."""
 
-    def stop(self) -> None:
-        """Ask the ranks to end."""
-
 
 class AccelerateLauncher:
     """`accelerate launch`, in a process of its own that dies with this one."""
@@ -57,6 +55,7 @@ class AccelerateLauncher:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                preexec_fn=_ignore_warnings,
             )
 
     def verdict(self) -> Verdict | None:
@@ -65,11 +64,6 @@ class AccelerateLauncher:
         if code is None:
             return None
         return Verdict(code=code, failures=self._failures(), last_words=self._last_words())
-
-    def stop(self) -> None:
-        """Send SIGTERM, which the launcher passes on to its ranks."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
 
     def _failures(self) -> tuple[dict[str, Any], ...]:
         try:
@@ -84,3 +78,9 @@ class AccelerateLauncher:
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
+
+
+def _ignore_warnings() -> None:
+    """Ignore, from the first moment on, what is meant for the agent: ranks inherit it."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)

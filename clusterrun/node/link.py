@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from clusterrun.node.endings import COMPLETED, Ending, Failure, first_failure, lost_node
+from clusterrun.node.endings import Ending, Failure, lost_node
+from clusterrun.node.questions import Questions
 from clusterrun.node.report import Agreement, Report
 
 LINE_BYTES = 1 << 20
@@ -39,6 +40,22 @@ class Link(Protocol):
 
     async def leave(self) -> None:
         """Leave when the others do; nothing of this node runs any more."""
+
+    def interrupt(self) -> None:
+        """Tell the head that this node's agent was asked to end, where the ranks can save."""
+
+
+class Leader(Link, Protocol):
+    """What the head's agent can do besides: it decides for all nodes."""
+
+    questions: Questions
+    interrupted: Callable[[], None]
+
+    def conclude(self, ending: Ending) -> None:
+        """End the attempt on all nodes."""
+
+    def complete_with(self, completion: Callable[[], Ending]) -> None:
+        """Have a good end be what `completion` says then."""
 
 
 class Channel:
@@ -102,6 +119,7 @@ class Decision:
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._waited_longer = False
+        self.completion: Callable[[], Ending] = Ending.completed
 
     @property
     def is_made(self) -> bool:
@@ -118,7 +136,7 @@ class Decision:
     def complete(self) -> None:
         """Decide that all is well, unless something failed."""
         if not self._failures:
-            self.make(COMPLETED)
+            self.make(self.completion())
 
     def make(self, ending: Ending) -> None:
         """Decide, unless that is done."""
@@ -135,7 +153,7 @@ class Decision:
             self._waited_longer = True  # their cause may be on its way from a busy node
             asyncio.get_running_loop().call_later(SETTLE_S, self._decide)
             return
-        self.make(Ending.of(first_failure(self._failures)))
+        self.make(Ending.of_first(self._failures))
 
 
 def failure_in(message: Mapping[str, Any], node: str) -> Failure:
@@ -152,6 +170,8 @@ class Alone:
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
         self._decision = Decision()
+        self.questions = Questions(lambda kind, **fields: None, lambda: ())
+        self.interrupted: Callable[[], None] = lambda: None
 
     async def meet(self, report: Report) -> Agreement:
         """Agree with oneself."""
@@ -171,3 +191,14 @@ class Alone:
 
     async def leave(self) -> None:
         """Leave; nobody waits."""
+
+    def interrupt(self) -> None:
+        """Do nothing: this node is the head."""
+
+    def conclude(self, ending: Ending) -> None:
+        """End the attempt."""
+        self._decision.make(ending)
+
+    def complete_with(self, completion: Callable[[], Ending]) -> None:
+        """Have a good end be what `completion` says then."""
+        self._decision.completion = completion

@@ -14,6 +14,7 @@ from clusterrun.node.endings import Ending, Failure, NodeError, NodeExit, lost_n
 from clusterrun.node.handshake import Realm, is_proof, nonce, proof
 from clusterrun.node.identity import Identity
 from clusterrun.node.link import ANSWER_S, LEAVE_S, LINE_BYTES, Channel, Decision
+from clusterrun.node.questions import Answerer, answer
 from clusterrun.node.report import Agreement, Report
 
 RETRY_S = 0.1
@@ -33,10 +34,13 @@ class Member:
         interface_of: Callable[[str], str],
         clock: Clock,
         compared: Callable[[Offset], None],
+        answerers: Mapping[str, Answerer],
     ) -> None:
         self._who, self._realm, self._ports = who, realm, ports
         self._timeout_s, self._interface_of = timeout_s, interface_of
         self._clock, self._compared = clock, compared
+        self._answerers = answerers
+        self._answering: set[asyncio.Task[None]] = set()
         self._comparison = Comparison(clock)
         self._channel: Channel | None = None
         self._decision = Decision()
@@ -119,12 +123,19 @@ class Member:
         while (message := await channel.receive()) is not None:
             if message.get("type") == "pong":
                 self._pong(channel, message)
+            elif message.get("type") == "ask":
+                self._answer(channel, message)
             elif message.get("type") == "stop":
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     self._decision.make(Ending.from_data(message))
         text = "its agent is gone: the connection to it closed"
         self._decision.make(Ending.of(lost_node(self._who.nodes[0], text)))
         self._closed.set()
+
+    def _answer(self, channel: Channel, message: Mapping[str, Any]) -> None:
+        task = asyncio.ensure_future(answer(message, self._answerers, channel.send))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     def _ping(self, channel: Channel) -> None:
         self._comparison.ping()
@@ -155,6 +166,11 @@ class Member:
         if self._channel is not None and not self._is_done:
             self._is_done = True
             self._channel.send("done")
+
+    def interrupt(self) -> None:
+        """Tell the head that this node's agent was asked to end."""
+        if self._channel is not None:
+            self._channel.send("interrupt")
 
     async def ending(self) -> Ending:
         """Wait for the head's decision."""

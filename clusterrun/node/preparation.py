@@ -18,9 +18,10 @@ from clusterrun.node.handshake import Realm
 from clusterrun.node.head import Head
 from clusterrun.node.identity import LOOPBACK, Identity
 from clusterrun.node.launcher import AccelerateLauncher, Launcher
-from clusterrun.node.link import Alone, Link
+from clusterrun.node.link import Alone, Leader
 from clusterrun.node.member import Member
 from clusterrun.node.ports import candidate_ports, free_port
+from clusterrun.node.questions import Answerer
 from clusterrun.node.report import Agreement, Report, precision_problem
 from clusterrun.node.spool import Spool
 from clusterrun.paths import RunPaths
@@ -61,11 +62,16 @@ def gpu_problem(plan: Plan, env: Mapping[str, str]) -> str:
 
 
 def open_link(
-    attempt: Attempt, report: Report, clock: Clock, compared: Callable[[Offset], None]
-) -> Link:
+    attempt: Attempt,
+    report: Report,
+    clock: Clock,
+    compared: Callable[[Offset], None],
+    answerers: Mapping[str, Answerer],
+) -> Leader | Member:
     """Choose this node's end of the link; raises NodeError where it is alone and unfit.
 
-    A node whose clock differs from the head's corrects `clock` and says so to `compared`.
+    A node whose clock differs from the head's corrects `clock` and says so to `compared`; it
+    answers the head's questions by `answerers`.
     """
     who, conclusion = attempt.who, functools.partial(conclude, attempt)
     if len(who.nodes) == 1:
@@ -77,7 +83,8 @@ def open_link(
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     if who.is_head:
         return Head(who, realm, ports, timeout_s, conclusion)
-    return Member(who, realm, ports, timeout_s, facts.interface_of, clock, compared)
+    interface_of = facts.interface_of
+    return Member(who, realm, ports, timeout_s, interface_of, clock, compared, answerers)
 
 
 def conclude(attempt: Attempt, reports: Sequence[Report], address: str) -> Agreement:

@@ -124,6 +124,17 @@ class Ranks:
             self._settle(rank)
 
     @property
+    def pids(self) -> dict[int, int]:
+        """The processes of the ranks that run, by rank."""
+        return {r.number: r.pid for r in self._ranks.values() if r.pid and not r.ended_at}
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the ranks that run."""
+        for pid in self.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    @property
     def heard_of(self) -> int:
         """Count the ranks that have said anything; on a full disk not even that they started."""
         return len(self._ranks)
@@ -161,6 +172,7 @@ def _failure(rank: Rank, node: str) -> Failure | None:
             signal=0,
             cause=_CAUSES.get(str(said.get("cause")), Cause.EXIT),
             message=str(said.get("message", "")),
+            where=str(said.get("where", "")),
         )
     code, number = exit_and_signal(rank.status or 0)
     if code == 0:

@@ -60,6 +60,15 @@ class Spool:
         """What the launcher writes for itself."""
         return self.root / "launcher"
 
+    @property
+    def control(self) -> Path:
+        """The page that agent and ranks share (control.py)."""
+        return self.root / "control"
+
+    def stacks(self, rank: int) -> Path:
+        """Where a rank writes its stacks."""
+        return self.root / f"rank_{rank}.stacks"
+
     def outputs(self) -> list[Output]:
         """List the files of output that exist by now."""
         found = [

@@ -11,6 +11,7 @@ from clusterrun.planning.environment import decide_environment
 from clusterrun.planning.facts import Facts, version_of
 from clusterrun.planning.own import ANY_PRECISION, OwnFiles, read_own_files
 from clusterrun.planning.plan import Plan, Precision
+from clusterrun.planning.recovery import on_interrupt, survives_lost_nodes, warning_s
 from clusterrun.planning.slurm import (
     check_sbatch_args,
     cpus_per_task,
@@ -56,7 +57,9 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         setup=spec.setup,
         directives=lines,
         sbatch_args=spec.sbatch_args,
-        srun_args=srun_options(nodes=world.nodes, cpus=cpus),
+        srun_args=srun_options(
+            nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec)
+        ),
         env=environment.variables,
         pass_env=tuple(dict.fromkeys(spec.pass_env)),
         network=spec.network,
@@ -70,6 +73,11 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         main_process_port=_port(spec),
         time_minutes=spec.time_minutes or 0,
         world_contract=spec.world_contract,
+        spare_nodes=spec.spare_nodes,
+        max_restarts=spec.max_restarts,
+        on_interrupt=on_interrupt(spec),
+        warning_s=warning_s(spec),
+        hang_timeout_s=spec.hang_timeout_s,
         log_spool_bytes=spec.log_spool_bytes,
         log_lines_per_s=spec.log_lines_per_s or 0,
         log_line_bytes=spec.log_line_bytes or 0,
@@ -268,6 +276,6 @@ def _request_notes(spec: JobSpec, facts: Facts, world: World, cpus: int) -> tupl
         notes.append(
             "no CPUs were asked for: a site without a default gives one a node (--cpus-per-gpu)"
         )
-    if spec.signal and "B:" in spec.signal:
-        notes.append("--signal B: reaches the batch script, which does not tell the ranks yet")
+    if facts.cluster is Cluster.LOCAL and spec.spare_nodes:
+        notes.append("--spare-nodes means nothing on this machine")
     return tuple(notes)

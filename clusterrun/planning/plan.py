@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from clusterrun.spec import Cluster, Device, Network, Strategy
+from clusterrun.spec import Cluster, Device, Network, OnInterrupt, Strategy
 
 SCHEMA = "clusterrun.plan-file/1"
 
@@ -55,6 +55,8 @@ class Plan:
     template `accelerate_config` is rendered with; both are empty where `accelerate_text` is the
     user's own configuration. `deepspeed` is the text of ds_config.json (empty: none). Times are
     seconds unless the name says minutes; 0 means the library's default, of logs no cap.
+    `max_restarts` None is: as long as each attempt saves something new. `warning_s` is how long
+    before the time limit the ranks are asked to save and leave.
     """
 
     name: str
@@ -87,6 +89,11 @@ class Plan:
     main_process_port: int
     time_minutes: int
     world_contract: bool
+    spare_nodes: int
+    max_restarts: int | None
+    on_interrupt: OnInterrupt
+    warning_s: int
+    hang_timeout_s: int
     log_spool_bytes: int
     log_lines_per_s: int
     log_line_bytes: int
@@ -126,6 +133,7 @@ _READERS: dict[str, Any] = {
     "strategy": Strategy,
     "precision": Precision,
     "network": Network,
+    "on_interrupt": OnInterrupt,
     "directives": lambda rows: tuple(Directive(**row) for row in rows),
     "env": lambda rows: tuple(EnvVar(**row) for row in rows),
 }

@@ -6,6 +6,7 @@ import re
 
 from clusterrun.errors import UsageError
 from clusterrun.planning.plan import Directive
+from clusterrun.planning.recovery import signal_request, survives_lost_nodes
 from clusterrun.planning.world import World, asks_for_gpus
 from clusterrun.spec import GpuRequest, JobSpec
 
@@ -75,7 +76,7 @@ def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Di
     """
     lines = [
         Directive(name="job-name", value=name),
-        Directive(name="nodes", value=str(world.nodes)),
+        Directive(name="nodes", value=str(world.nodes + spec.spare_nodes)),
         Directive(name="ntasks-per-node", value="1"),
         *_gpus(spec),
         *([Directive(name="cpus-per-task", value=str(cpus))] if cpus else []),
@@ -176,9 +177,11 @@ def _plain(spec: JobSpec) -> list[Directive]:
         "comment": spec.comment,
         "mail-type": spec.mail_type,
         "mail-user": spec.mail_user,
-        "signal": spec.signal,
+        "signal": signal_request(spec),
         "exclusive": spec.exclusive,
         "hold": spec.hold,
+        # Without it Slurm ends the whole job with the first node that it loses.
+        "no-kill": survives_lost_nodes(spec),
         # Explicit either way: sites differ in JobRequeue.
         "requeue": spec.requeue,
         "no-requeue": not spec.requeue,
@@ -255,8 +258,11 @@ def _may_be(arg: str, full: str) -> bool:
     return full.startswith(name)
 
 
-def srun_options(*, nodes: int, cpus: int) -> tuple[str, ...]:
-    """Name the options of the one srun: a task a node, which all end together."""
+def srun_options(*, nodes: int, cpus: int, outlives_nodes: bool) -> tuple[str, ...]:
+    """Name the options of the one srun: a task a node, which all end together.
+
+    Where the job is to outlive a node, the agents end the others: srun would kill all at once.
+    """
     return (
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
@@ -265,7 +271,7 @@ def srun_options(*, nodes: int, cpus: int) -> tuple[str, ...]:
         *((f"--cpus-per-task={cpus}",) if cpus else ()),
         # SBATCH_EXPORT=NONE of a site would reach the step else.
         "--export=ALL",
-        "--kill-on-bad-exit=1",
+        "--no-kill" if outlives_nodes else "--kill-on-bad-exit=1",
         # The agents leave together; a limit killed the node that was still saving.
         "--wait=0",
         "--unbuffered",

@@ -51,6 +51,7 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
         "version": __version__,
         "unfit": int(NodeExit.NODE_UNFIT),
         "cancelled": int(NodeExit.CANCELLED),
+        "interrupted": int(NodeExit.INTERRUPTED),
     }
     carried = {
         "env.sh": renderer.render("env.sh.j2", values),

@@ -67,6 +67,7 @@ def member(
         lambda address: f"if of {address}",
         clock or Clock(),
         lambda offset: None,
+        {},
     )
 
 
@@ -181,7 +182,7 @@ def test_a_node_with_another_clock_finds_the_time_of_the_head(tmp_path: Path) ->
     async def story() -> None:
         nodes, clock, found = Nodes(tmp_path, nodes=2), Clock(lambda: now_us() + 2_000_000), []
         nodes.members = [
-            Member(who(1, 2), realm(tmp_path), PORTS, 9, str, clock, lambda o: found.append(o))
+            Member(who(1, 2), realm(tmp_path), PORTS, 9, str, clock, lambda o: found.append(o), {})
         ]
         await nodes.meet()
         await compared(clock)

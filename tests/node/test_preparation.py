@@ -95,7 +95,7 @@ def test_p38_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: st
 def test_p38_one_unfit_node_alone_says_so() -> None:
     unfit = Report(node="n0", node_rank=0, versions={}, problem="no GPU")
     with pytest.raises(NodeError, match="n0: no GPU"):
-        open_link(attempt(nodes=1), unfit, Clock(), lambda offset: None)
+        open_link(attempt(nodes=1), unfit, Clock(), lambda offset: None, {})
 
 
 def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import UsageError
-from clusterrun.spec import Device, GpuRequest
+from clusterrun.spec import Device, GpuRequest, OnInterrupt
 from tests.planning.samples import here, lines, on_slurm
 
 
@@ -18,6 +18,8 @@ def test_a_plain_job_asks_for_little() -> None:
         "ntasks-per-node": "1",
         "gpus-per-node": "4",
         "requeue": None,
+        "no-kill": None,
+        "signal": "B:USR2@120",
         "open-mode": "append",
         "ignore-pbs": None,
     }
@@ -130,11 +132,55 @@ def test_p24_requeue_is_explicit_either_way() -> None:
     assert "requeue" not in found
 
 
-def test_no_signal_unless_the_user_asks() -> None:
-    assert "signal" not in lines(on_slurm(time_minutes=600))
-    plan = on_slurm(signal="B:USR2@300")
-    assert lines(plan)["signal"] == "B:USR2@300"
-    assert any("--signal B:" in note for note in plan.notes)
+@pytest.mark.parametrize(
+    ("asked", "signal", "warning_s"),
+    [
+        ({}, "B:USR2@120", 120),
+        ({"time_minutes": 1}, "B:USR2@30", 30),
+        ({"time_minutes": 20}, "B:USR2@120", 120),
+        ({"time_minutes": 6000}, "B:USR2@300", 300),
+        ({"signal": "USR2@90"}, "USR2@90", 90),
+        ({"signal": "B:USR1"}, "B:USR1", 60),
+        ({"on_interrupt": OnInterrupt.STOP}, None, 120),
+        ({"requeue": False}, None, 120),
+        ({"requeue": False, "on_interrupt": OnInterrupt.SUCCESSOR}, "B:USR2@120", 120),
+    ],
+)
+def test_the_batch_shell_is_warned_in_time_where_the_run_is_to_go_on(
+    asked: dict[str, Any], signal: str | None, warning_s: int
+) -> None:
+    plan = on_slurm(**asked)
+    assert lines(plan).get("signal") == signal
+    assert plan.warning_s == warning_s
+
+
+def test_a_requeue_that_slurm_was_told_not_to_do_is_refused() -> None:
+    with pytest.raises(UsageError, match="contradict each other"):
+        on_slurm(requeue=False, on_interrupt=OnInterrupt.REQUEUE)
+
+
+def test_spare_nodes_are_asked_for_and_left_out_of_the_step() -> None:
+    plan = on_slurm(nodes=4, spare_nodes=2)
+    assert lines(plan)["nodes"] == "6"
+    assert "--nodes=4" in plan.srun_args
+    assert plan.world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "outlives"),
+    [
+        ({"nodes": 2}, True),
+        ({"nodes": 1}, False),
+        ({"nodes": 1, "spare_nodes": 1}, True),
+        ({"nodes": 2, "max_restarts": 0}, True),
+        ({"nodes": 2, "max_restarts": 0, "on_interrupt": OnInterrupt.STOP}, False),
+    ],
+)
+def test_a_job_outlives_a_node_where_it_can_go_on(asked: dict[str, Any], outlives: bool) -> None:
+    plan = on_slurm(**asked)
+    assert ("no-kill" in lines(plan)) is outlives
+    assert ("--no-kill" in plan.srun_args) is outlives
+    assert ("--kill-on-bad-exit=1" in plan.srun_args) is not outlives
 
 
 def test_p4_p15_p22_p31_one_task_a_node_and_all_end_together() -> None:
@@ -143,7 +189,7 @@ def test_p4_p15_p22_p31_one_task_a_node_and_all_end_together() -> None:
         "--ntasks=3",
         "--ntasks-per-node=1",
         "--export=ALL",
-        "--kill-on-bad-exit=1",
+        "--no-kill",
         "--wait=0",
         "--unbuffered",
         "--input=none",
@@ -204,7 +250,6 @@ def test_what_is_no_option_of_sbatch_is_refused(arg: str) -> None:
     [
         "--nice=100",
         "-k",
-        "--no-kill",
         "--hint=nomultithread",
         "--gres=nvme:1",
         "--wckey=x",

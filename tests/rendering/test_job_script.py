@@ -112,7 +112,7 @@ def test_p7_p15_srun_gets_one_task_a_node_and_its_cpus(site: Site) -> None:
     site.run(bundle, str(run_dir))
     assert [arg.decode() for arg in site.got("srun.args")] == [
         *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=6", "--export=ALL"),
-        *("--kill-on-bad-exit=1", "--wait=0", "--unbuffered", "--input=none"),
+        *("--no-kill", "--wait=0", "--unbuffered", "--input=none"),
         *("bash", f"{run_dir}/node.sh", str(run_dir), "1"),
     ]
 

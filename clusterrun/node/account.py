@@ -1,0 +1,79 @@
+"""What the agents leave of an attempt for those who decide what comes next."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from clusterrun.node.conclude import past, write_outcome
+from clusterrun.node.endings import Ending
+from clusterrun.node.preparation import Attempt
+from clusterrun.outcome import Outcome
+
+
+class Account:
+    """Keep how far the training came; rank 0, which says so, is on the head's node."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._started_at = time.time()
+        self._step: int | None = None
+        self._checkpoint: int | None = None
+
+    def open(self) -> None:
+        """Say where the head's agent can be signalled, and recall what was saved before."""
+        before = past(self._attempt.paths, self._attempt.number)
+        self._checkpoint = max(
+            (o.checkpoint for o in before if o.checkpoint is not None), default=None
+        )
+        with contextlib.suppress(OSError):
+            _write_new(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take note of a step or a checkpoint."""
+        step = event.get("step")
+        if not isinstance(step, int):
+            return
+        if event.get("type") == "step":
+            self._step = step
+        elif event.get("type") == "checkpoint":
+            self._step = max(step, self._step or 0)
+            self._checkpoint = max(step, self._checkpoint or 0)
+
+    def close(self, ending: Ending) -> None:
+        """Leave exit status and outcome, unless another agent already has.
+
+        srun's own status is that of the task that it killed last, which says less.
+        """
+        paths, number = self._attempt.paths, self._attempt.number
+        with contextlib.suppress(OSError):
+            _write_new(paths.verdict(number), f"{ending.code}\n")
+            write_outcome(paths, self._outcome(ending))
+
+    def _outcome(self, ending: Ending) -> Outcome:
+        who, failure = self._attempt.who, ending.failure
+        return Outcome(
+            attempt=self._attempt.number,
+            job_id=who.job_id,
+            started_at=self._started_at,
+            ended_at=time.time(),
+            nodes=who.nodes,
+            code=ending.code,
+            cause=ending.cause.value,
+            reason=ending.reason,
+            node=failure.node if failure else None,
+            rank=failure.rank if failure else None,
+            where=(failure.where or None) if failure else None,
+            alike=ending.alike,
+            step=self._step,
+            checkpoint=self._checkpoint,
+        )
+
+
+def _write_new(path: os.PathLike[str], text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(text)

@@ -1,0 +1,81 @@
+"""Find a training that hangs, and the rank that the others wait for: the head's task."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from clusterrun.node import stacks
+from clusterrun.node.endings import Cause, Failure, NodeExit
+from clusterrun.node.progress import Progress
+from clusterrun.node.questions import Questions
+from clusterrun.node.saving import Page
+from clusterrun.node.spool import Spool
+
+LOOK_S = 1.0
+
+
+class HangWatch:
+    """Look at the ranks of the head's node: in a hang of any rank, they wait for it."""
+
+    def __init__(
+        self,
+        *,
+        floor_s: float,
+        node: str,
+        spool: Spool,
+        page: Page,
+        questions: Questions,
+        own_places: Callable[[], Awaitable[list[stacks.Place]]],
+        failed: Callable[[Failure], None],
+    ) -> None:
+        self._progress = Progress(floor_s=floor_s)
+        self._node, self._spool, self._page = node, spool, page
+        self._questions, self._own_places, self._failed = questions, own_places, failed
+        self._next_look = 0.0
+        self._reported = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def stepped(self) -> None:
+        """Count a step that a rank reported."""
+        self._reported += 1
+
+    def look(self) -> None:
+        """See whether it is too long since anything moved; report it once."""
+        now = time.monotonic()
+        if now < self._next_look or self._task is not None:
+            return
+        self._next_look = now + LOOK_S
+        printed = sum(_size(output.path) for output in self._spool.outputs())
+        self._progress.look(now, steps=self._page.calls() + self._reported, printed=printed)
+        stalled_s = self._progress.stalled_s(now)
+        if stalled_s:
+            self._task = asyncio.ensure_future(self._report(stalled_s))
+
+    async def _report(self, stalled_s: float) -> None:
+        own, answers = await asyncio.gather(self._own_places(), self._questions.ask("stacks"))
+        found = own + [p for answer in (answers or {}).values() for p in stacks.from_data(answer)]
+        suspect = stacks.suspect(found)
+        silent = "" if answers is not None else "; not all nodes answered"
+        text = f"no step ended for {stalled_s:.0f} s: {stacks.sentence(found)}{silent}"
+        self._failed(
+            Failure(
+                at=time.time(),
+                node=suspect.node if suspect else self._node,
+                rank=suspect.rank if suspect else None,
+                code=int(NodeExit.HUNG),
+                signal=0,
+                cause=Cause.HUNG,
+                message=text,
+                where=suspect.where.partition(" ")[0] if suspect else "",
+            )
+        )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

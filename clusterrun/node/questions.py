@@ -1,0 +1,62 @@
+"""What the head asks all other nodes while the ranks run, and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+ANSWER_S = 20.0  # an agent that does not answer by then is stopped or gone
+
+
+class Send(Protocol):
+    """Send a message, to one node or to all."""
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Send one message of a kind."""
+
+
+Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class Questions:
+    """The head's part: ask all members at once, one question after the other."""
+
+    def __init__(self, send: Send, members: Callable[[], Iterable[int]]) -> None:
+        self._send, self._members = send, members
+        self._number = 0
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._answered = asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    async def ask(self, what: str, **fields: Any) -> dict[int, dict[str, Any]] | None:
+        """Return the members' answers by node rank; None where one of them is silent."""
+        async with self._lock:
+            self._number += 1
+            self._answers = {}
+            self._answered.clear()
+            self._send("ask", question=self._number, what=what, **fields)
+            self.look_around()
+            try:
+                await asyncio.wait_for(self._answered.wait(), ANSWER_S)
+            except asyncio.TimeoutError:
+                return None
+            return self._answers
+
+    def take(self, member: int, message: dict[str, Any]) -> None:
+        """Take a member's answer, if it is to the question that is open."""
+        if message.get("question") == self._number:
+            self._answers[member] = message
+            self.look_around()
+
+    def look_around(self) -> None:
+        """See whether all members that are still there have answered."""
+        if self._answers.keys() >= set(self._members()):
+            self._answered.set()
+
+
+async def answer(message: Mapping[str, Any], answerers: Mapping[str, Answerer], send: Send) -> None:
+    """Answer a question as a member; one that is not known gets no answer."""
+    answerer = answerers.get(str(message.get("what")))
+    if answerer is not None:
+        send("answer", question=message.get("question"), **await answerer(message))

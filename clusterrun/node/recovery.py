@@ -1,0 +1,164 @@
+"""Decide what follows an attempt that did not end well, on Slurm as on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from clusterrun.errors import NodeExit
+from clusterrun.node.endings import Cause
+from clusterrun.outcome import Next, Outcome
+from clusterrun.planning.plan import Plan
+from clusterrun.spec import Cluster, OnInterrupt
+
+FRUITLESS = 2  # attempts that may die one after the other without a new checkpoint
+MEETINGS = 2  # tries to bring the nodes together
+
+# What another try would only repeat.
+_LASTING = {
+    NodeExit.WORLD_BROKEN: "the ranks did not become one world; another try would not either",
+    NodeExit.NODE_UNFIT: "a node is unfit, as another try would find too",
+}
+_LOSSES = (Cause.NODE_LOST.value, Cause.LAUNCHER.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What comes next, why, and which nodes are left out of it."""
+
+    next: Next
+    why: str
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What the decision stands on besides the attempts.
+
+    `allocated` are the nodes that the job holds now; `is_reachable` asks whether one still answers.
+    """
+
+    plan: Plan
+    allocated: tuple[str, ...]
+    is_reachable: Callable[[str], bool]
+
+
+def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
+    """Decide what follows the newest of a run's attempts, the oldest first; there must be one."""
+    newest = history[-1]
+    if newest.code == 0:
+        return _stop("complete")
+    if newest.cause == Cause.CANCELLED.value:
+        return _after_cancellation(newest, ground)
+    if newest.cause == Cause.INTERRUPTED.value:
+        return _after_interruption(history, ground)
+    if newest.code in _LASTING:
+        return _stop(_LASTING[NodeExit(newest.code)])
+    reason = _futile(history, ground.plan)
+    return _stop(reason) if reason else _again(newest, ground)
+
+
+def _stop(why: str) -> Decision:
+    return Decision(next=Next.STOP, why=why)
+
+
+def _after_cancellation(newest: Outcome, ground: Ground) -> Decision:
+    """Tell a preemption, of which only the agents are told, from a wish."""
+    if newest.reason == "cancelled" and ground.plan.cluster is Cluster.SLURM:
+        return _in_the_queue(ground, "preempted")
+    return _stop("cancelled")
+
+
+def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
+    newest = history[-1]
+    if newest.code == NodeExit.CANCELLED:
+        return _stop("cancelled")
+    if "time limit" in newest.reason and _fruitless(history) >= FRUITLESS:
+        return _stop(f"{FRUITLESS} attempts reached the time limit without a new checkpoint")
+    return _in_the_queue(ground, newest.reason)
+
+
+def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> Decision:
+    plan = ground.plan
+    if plan.on_interrupt is OnInterrupt.STOP:
+        return _stop(f"{why}; --on-interrupt stop")
+    if plan.cluster is Cluster.LOCAL:
+        return Decision(next=Next.RELAUNCH, why=why)
+    # A requeued job can't be told which nodes to leave out.
+    wants_other_job = exclude or plan.on_interrupt is OnInterrupt.SUCCESSOR
+    step = Next.SUCCESSOR if wants_other_job else Next.REQUEUE
+    return Decision(next=step, why=why, exclude=exclude)
+
+
+def _futile(history: Sequence[Outcome], plan: Plan) -> str:
+    """Say why no other try is made; empty where one is."""
+    newest = history[-1]
+    failed = [outcome for outcome in history if _is_failure(outcome)]
+    if plan.max_restarts is not None and len(failed) > plan.max_restarts:
+        return f"--max-restarts {plan.max_restarts}: the run has failed {len(failed)} times"
+    world = len(newest.nodes) * plan.procs_per_node
+    if newest.cause == Cause.EXCEPTION.value and newest.alike > world / 2:
+        what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
+        return f"{what} raised the same at {newest.where or 'one place'}: a fault of the script"
+    if newest.cause == Cause.RENDEZVOUS.value or newest.code == NodeExit.RENDEZVOUS_FAILED:
+        return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
+    count = _fruitless(history)
+    if plan.max_restarts is None and newest.checkpoint is None:
+        return "no checkpoint was saved from which to go on"
+    if count >= FRUITLESS:
+        step = "any checkpoint" if newest.checkpoint is None else f"step {newest.checkpoint}"
+        return f"{count} attempts died without a checkpoint beyond {step}"
+    return ""
+
+
+def _is_failure(outcome: Outcome) -> bool:
+    return outcome.code != 0 and outcome.cause not in (
+        Cause.INTERRUPTED.value,
+        Cause.CANCELLED.value,
+        Cause.NODE_LOST.value,
+    )
+
+
+def _fruitless(history: Sequence[Outcome]) -> int:
+    """Count the newest attempts that, one after the other, saved nothing new.
+
+    A preemption and a lost node say nothing about the training.
+    """
+    count = 0
+    for number in range(len(history) - 1, -1, -1):
+        outcome = history[number]
+        before = max((o.checkpoint or -1 for o in history[:number]), default=-1)
+        if (outcome.checkpoint if outcome.checkpoint is not None else -1) > before:
+            break
+        is_blameless = outcome.cause == Cause.NODE_LOST.value or outcome.reason == "preempted"
+        count += not is_blameless
+    return count
+
+
+def _repeated(history: Sequence[Outcome]) -> int:
+    """Count the newest attempts that ended alike."""
+    count = 0
+    for outcome in reversed(history):
+        if outcome.code != history[-1].code:
+            break
+        count += 1
+    return count
+
+
+def _again(newest: Outcome, ground: Ground) -> Decision:
+    """Start again at once on the nodes that are left, or else through the queue."""
+    lost = _lost(newest, ground)
+    if not lost:
+        return Decision(next=Next.RELAUNCH, why=newest.reason, exclude=newest.exclude)
+    exclude = tuple(dict.fromkeys((*newest.exclude, *lost)))
+    left = [node for node in ground.allocated if node not in exclude]
+    if len(left) >= ground.plan.nodes:
+        return Decision(next=Next.RELAUNCH, why=f"{', '.join(lost)} is lost", exclude=exclude)
+    return _in_the_queue(ground, f"{', '.join(lost)} is lost", exclude)
+
+
+def _lost(newest: Outcome, ground: Ground) -> tuple[str, ...]:
+    """Name the node that is gone; an agent that died is no evidence against its node."""
+    if newest.cause not in _LOSSES or newest.node is None:
+        return ()
+    return () if ground.is_reachable(newest.node) else (newest.node,)
