@@ -29,8 +29,11 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def write(stem: Path, facts: dict[str, str], sections: Sequence[Section]) -> None:
-    """Write both files; sections of an earlier run that this one did not measure stay."""
+def write(stem: Path, facts: dict[str, str], sections: Sequence[Section], *, of: str) -> None:
+    """Write both files on measurements `of` something.
+
+    Sections of an earlier run that this one did not measure stay.
+    """
     stem.parent.mkdir(parents=True, exist_ok=True)
     target = stem.with_suffix(".json")
     kept: dict[str, dict[str, object]] = {}
@@ -38,12 +41,12 @@ def write(stem: Path, facts: dict[str, str], sections: Sequence[Section]) -> Non
         kept = {str(s["title"]): s for s in json.loads(target.read_text())["sections"]}
     kept |= {s.title: {**asdict(s), "machine": facts} for s in sections}
     target.write_text(json.dumps({"sections": list(kept.values())}, indent=2) + "\n")
-    stem.with_suffix(".md").write_text("\n".join(_markdown(list(kept.values()))))
+    stem.with_suffix(".md").write_text("\n".join(_markdown(list(kept.values()), of)))
 
 
-def _markdown(sections: list[dict[str, object]]) -> list[str]:
+def _markdown(sections: list[dict[str, object]], of: str) -> list[str]:
     lines = [
-        "# Measurements of the logs",
+        f"# Measurements of {of}",
         "",
         "[README](../README.md) says what is compared, and how.",
     ]

@@ -33,7 +33,7 @@ def main() -> None:
         found.append(section)
         print(f"\n## {section.title}\n\n{section.about}\n")
         print("\n".join(report.table(section.rows)), flush=True)
-        report.write(asked.results, facts, found)
+        report.write(asked.results, facts, found, of="the logs")
     print(f"\nwritten: {asked.results}.json, {asked.results}.md", file=sys.stderr)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,18 @@ class Reference:
         return cls(final=training.final_bytes(), losses=losses)
 
 
-def problems(training: Training, reference: Reference, fault: Fault, state: str) -> list[str]:
-    """List what is wrong with a training that is over, in this state, after a fault."""
+def problems(
+    training: Training,
+    reference: Reference,
+    fault: Fault,
+    state: str,
+    unusable: Mapping[int, int] | None = None,
+) -> list[str]:
+    """List what is wrong with a training that is over, in this state, after a fault.
+
+    `unusable` counts by attempt how many of the newest checkpoints it could not use; without it
+    the fault says so of the second.
+    """
     if unfinished := list(half_written(training.root)):
         return unfinished
     found = []
@@ -38,7 +48,7 @@ def problems(training: Training, reference: Reference, fault: Fault, state: str)
         found += other_ending(training, reference)
     if fault.warned:
         return [*found, *lost_steps(training)]
-    return [*found, *repeated_too_much(training, fault.unusable)]
+    return [*found, *repeated_too_much(training, unusable or {2: fault.unusable})]
 
 
 def other_losses(training: Training, reference: Reference) -> Iterator[str]:
@@ -62,26 +72,26 @@ def other_ending(training: Training, reference: Reference) -> Iterator[str]:
 
 def lost_steps(training: Training) -> Iterator[str]:
     """Hold each attempt to go on with the very next step: there was time to save."""
-    done = 0
-    for attempt in range(1, training.newest_attempt + 1):
+    done, attempts = 0, training.newest_attempt
+    for attempt in range(1, attempts + 1):
         if lines := training.printed(attempt):
             yield from _not_in_a_row(lines, done)
             done = lines[-1].step
-    saved = max((step for _, step in training.saved()), default=0)
+    saved = max((step for n in range(1, attempts + 1) for step in training.saved(n)), default=0)
     if saved != done:
         yield f"the last step is {done}, the last checkpoint {saved}"
 
 
-def repeated_too_much(training: Training, unusable: int) -> Iterator[str]:
+def repeated_too_much(training: Training, unusable: Mapping[int, int]) -> Iterator[str]:
     """Hold the first step of each attempt to the newest checkpoint that it could find."""
     saved: list[int] = []
     for attempt in range(1, training.newest_attempt + 1):
         lines = training.printed(attempt)
         if lines:
             usable = [0, *saved]
-            before = usable[-1] if attempt == 1 else usable[max(0, len(usable) - 1 - unusable)]
-            yield from _not_in_a_row(lines, before)
-        saved = sorted({*saved, *(step for _, step in training.saved(attempt))})
+            spoiled = min(unusable.get(attempt, 0), len(saved))
+            yield from _not_in_a_row(lines, usable[-1 - spoiled])
+        saved = sorted({*saved, *training.saved(attempt)})
 
 
 def _not_in_a_row(lines: list[Printed], before: int) -> Iterator[str]:

@@ -13,13 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterrun.node.ports import candidate_ports
-from tests.chaos.training import SAVE_EVERY, Training, submit, submit_and_die, submit_beside_another
+from tests.chaos.training import (
+    SAVE_EVERY,
+    STEPS,
+    Training,
+    submit,
+    submit_and_die,
+    submit_beside_another,
+)
 from tests.cluster import network
 from tests.cluster.cluster import Cluster
 from tests.cluster.small_disk import SmallDisk
 from tests.road import wait_for
 
 IN_BETWEEN = SAVE_EVERY * 3 // 2  # a step in the middle between two checkpoints
+AFTER_TWO = SAVE_EVERY * 5 // 2
 CUT_S, FULL_S, DOWN_S = 20.0, 5.0, 10.0
 
 
@@ -56,7 +64,7 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One way to hurt a training: `inject` returns the moment at which it was hurt.
+    """One way to hurt a training at step `at`: `inject` returns the moment when it was hurt.
 
     `attempts` are how many the run takes in all, None where that depends on the moment.
     `warned` says that there is time to save: no step may be lost. `unusable` is how many of the
@@ -68,7 +76,8 @@ class Fault:
     submit: Callable[..., Training] = submit
     options: tuple[str, ...] = ()
     script: str = "train_lm.py"
-    steps: int = 200
+    steps: int = STEPS
+    at: int = IN_BETWEEN
     attempts: int | None = 2
     state: str = "COMPLETED"
     warned: bool = False
@@ -212,12 +221,12 @@ signal.pause()
 
 
 def take_ports(scene: Scene) -> float:
-    """Listen on the head where the next attempt would meet, on most of its ports."""
+    """Listen, and say nothing, on the head's ports where the next attempt would meet first."""
     job = f"{scene.job_id}:{scene.training.root}"
     ports = [
         str(port)
         for purpose in ("link", "rendezvous")
-        for port in candidate_ports(job, scene.attempt + 1, purpose)[:8]
+        for port in candidate_ports(job, scene.attempt + 1, purpose)[:2]
     ]
     argv = [*network.enter(scene.cluster.shape, scene.head), sys.executable, "-c", LISTEN]
     thief = subprocess.Popen([*argv, *ports], stdout=subprocess.PIPE)
@@ -288,8 +297,14 @@ FAULTS = {
         Fault(name="slurmctld restarted", inject=restart_slurmctld, attempts=1),
         Fault(name="slurmdbd down", inject=kill_rank_without_slurmdbd, options=RESTARTS),
         Fault(name="run directory full", inject=fill_disk, options=RESTARTS, attempts=None),
-        Fault(name="checkpoint corrupted", inject=corrupt_checkpoint, options=RESTARTS, unusable=1),
-        Fault(name="shard missing", inject=lose_shard, options=RESTARTS, unusable=1),
+        Fault(
+            name="checkpoint corrupted",
+            inject=corrupt_checkpoint,
+            options=RESTARTS,
+            at=AFTER_TWO,
+            unusable=1,
+        ),
+        Fault(name="shard missing", inject=lose_shard, options=RESTARTS, at=AFTER_TWO, unusable=1),
         Fault(name="ports taken", inject=take_ports, options=RESTARTS),
         Fault(
             name="two runs on the same nodes",

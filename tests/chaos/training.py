@@ -104,10 +104,14 @@ class Training:
                         attempt=attempt, at=int(at) / 1e6, step=int(step), loss=loss, lr=lr
                     )
 
-    def saved(self, attempt: int | None = None) -> list[tuple[float, int]]:
-        """List when which step's checkpoint was complete."""
-        events = self.events("checkpoint", attempt=attempt)
-        return [(float(event["ts"]), int(event["step"])) for event in events]
+    def saved(self, attempt: int) -> set[int]:
+        """List the steps whose checkpoint an attempt completed, or ended with.
+
+        The events of an agent's last moment are lost with it: what the outcome says counts, too.
+        """
+        steps = {int(event["step"]) for event in self.events("checkpoint", attempt=attempt)}
+        known = (self.outcome(attempt) or {}).get("checkpoint")
+        return steps | ({int(known)} if known is not None else set())
 
     def final_bytes(self) -> dict[str, bytes]:
         """Read the last checkpoint, its marker left out, which holds times."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.faults import IN_BETWEEN, Fault, Scene
+from tests.chaos.faults import Fault, Scene
 from tests.chaos.training import Training
 from tests.cluster.cluster import OVER, Cluster
 from tests.cluster.small_disk import small_disk
@@ -57,7 +57,7 @@ def undergo(fault: Fault, here: Project, cluster: Cluster) -> Undergone:
     training = fault.submit(here, *fault.options, script=fault.script, steps=fault.steps)
     scene = Scene(cluster=cluster, training=training)
     with scene.undo:
-        training.wait_for_step(IN_BETWEEN, 1)
+        training.wait_for_step(fault.at, 1)
         hurt_at = fault.inject(scene)
         jobs = wait_until_over(training, cluster)
         for neighbour in training.neighbours:
@@ -73,10 +73,7 @@ def undergo(fault: Fault, here: Project, cluster: Cluster) -> Undergone:
 def wait_until_over(
     training: Training, cluster: Cluster, timeout_s: float = OVER_S
 ) -> list[JobState]:
-    """Wait until the run's newest job is over and no other has followed it; tell its states.
-
-    A job that Slurm holds for two minutes after a requeue is released, as `status --wait` does.
-    """
+    """Wait until the run's newest job is over and no other has followed it; tell its states."""
     deadline = time.monotonic() + timeout_s
     seen: list[JobState] = []
     while True:
@@ -86,7 +83,12 @@ def wait_until_over(
             seen.append(JobState(at=time.time(), job_id=newest, state=state))
         if state in OVER and training.job_ids[-1] == newest:
             return seen
-        if state == "PENDING":
-            cluster.run(["scontrol", "update", f"JobId={newest}", "StartTime=now"], check=False)
+        release(newest, state, cluster)
         assert time.monotonic() < deadline, f"job {newest} is {state} after {timeout_s:.0f} s"
         time.sleep(0.2)
+
+
+def release(job_id: str, state: str, cluster: Cluster) -> None:
+    """Start a job that Slurm holds for two minutes after a requeue, as `status --wait` does."""
+    if state == "PENDING":
+        cluster.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"], check=False)

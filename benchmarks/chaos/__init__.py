@@ -1,0 +1,1 @@
+"""Hurt a training in every way, and measure how long it takes to come back."""

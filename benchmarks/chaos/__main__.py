@@ -1,0 +1,133 @@
+"""`python -m benchmarks.chaos one|random|all`: hurt a training, measure how it comes back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import report
+from benchmarks.chaos.figures import row
+from benchmarks.chaos.long import endure
+from benchmarks.machine import machine
+from benchmarks.report import Section, Value
+from tests.chaos.checks import Reference, problems
+from tests.chaos.faults import FAULTS, UNDISTURBED, Fault
+from tests.chaos.training import SAVE_EVERY, STEPS, submit
+from tests.chaos.undergo import stage, undergo, wait_until_over
+from tests.cluster.cluster import Cluster
+from tests.cluster.shape import Shape, default_state_dir
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "chaos"
+NODES = 8  # the nodes that were lost are left out of what follows
+
+TITLE = "One fault at a time"
+ABOUT = (
+    "The example, byte-level GPT, DDP over gloo on 2 nodes x 1 rank, `--exact`, "
+    f"{STEPS} steps of about 25 ms, a checkpoint every {SAVE_EVERY}. Medians of the runs. "
+    "noticed: from the fault until the agents knew; new step: from the fault to the first step of "
+    "the next attempt; restart: of it, from noticing on; cold start: from the start of the "
+    "agents to the first step, undisturbed; queued: from the last rank's end until Slurm had the "
+    "next job; running: from then to the start of its agents; lost: steps that were taken twice. "
+    "wrong: what differs from an undisturbed run in state, weights, optimizer, random numbers, "
+    "losses, files, processes."
+)
+
+
+def main() -> None:
+    asked = _parser().parse_args()
+    asked.dir.mkdir(parents=True, exist_ok=True)
+    cluster = Cluster(
+        shape=Shape(state_dir=default_state_dir(asked.slot), slot=asked.slot, nodes=NODES)
+    )
+    cluster.up()
+    os.environ |= cluster.env
+    try:
+        facts, found = machine(asked.dir), []
+        for section in _sections(asked, cluster):
+            found.append(section)
+            print(f"\n## {section.title}\n\n{section.about}\n")
+            print("\n".join(report.table(section.rows)), flush=True)
+            report.write(asked.results, facts, found, of="recovery")
+    finally:
+        cluster.down()
+    print(f"\nwritten: {asked.results}.json, {asked.results}.md", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
+    parser.add_argument("what", choices=["one", "random", "all"])
+    parser.add_argument("--dir", type=Path, required=True, help="where the runs are kept")
+    parser.add_argument(
+        "--class", dest="classes", choices=list(FAULTS), action="append", help="of `one`"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="of `one`: how often each fault")
+    parser.add_argument("--faults", type=int, default=50, help="of `random`: how many")
+    parser.add_argument("--seed", type=int, default=0, help="of `random`")
+    parser.add_argument("--slot", type=int, default=4, help="of the test cluster")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file name without its end")
+    return parser
+
+
+def _sections(asked: argparse.Namespace, cluster: Cluster) -> Iterator[Section]:
+    if asked.what in ("one", "all"):
+        yield from _one_by_one(asked, cluster)
+    if asked.what in ("random", "all"):
+        yield endure(asked.dir, cluster, faults=asked.faults, seed=asked.seed)
+
+
+def _one_by_one(asked: argparse.Namespace, cluster: Cluster) -> Iterator[Section]:
+    """Give the table anew after each fault; what an earlier run measured stays in it."""
+    kept = asked.dir / "figures.json"
+    known: dict[str, dict[str, Value]] = json.loads(kept.read_text()) if kept.exists() else {}
+    references: dict[int, Reference] = {}
+    for name in asked.classes or FAULTS:
+        fault = FAULTS[name]
+        for steps in {fault.steps, STEPS} - references.keys():
+            references[steps] = _undisturbed(asked.dir / "undisturbed", cluster, steps)
+        rows = [
+            _suffer(fault, asked.dir / "faults" / f"{name}-{run}", cluster, references)
+            for run in range(asked.runs)
+        ]
+        known[name] = {"fault": name, **_middle(rows)}
+        kept.write_text(json.dumps(known))
+        yield Section(title=TITLE, about=ABOUT, rows=[known[of] for of in FAULTS if of in known])
+
+
+def _undisturbed(directory: Path, cluster: Cluster, steps: int) -> Reference:
+    with stage(directory / str(steps), cluster) as here:
+        training = submit(here, steps=steps)
+        wait_until_over(training, cluster)
+        return Reference.of(training)
+
+
+def _suffer(
+    fault: Fault, directory: Path, cluster: Cluster, references: dict[int, Reference]
+) -> dict[str, Value]:
+    with stage(directory, cluster) as here:
+        undergone = undergo(fault, here, cluster)
+        wrong = problems(undergone.training, references[fault.steps], fault, undergone.state)
+        for neighbour in undergone.training.neighbours:
+            state = str(neighbour.status()["state"])
+            wrong += problems(neighbour, references[neighbour.steps], UNDISTURBED, state)
+        cluster.wait_no_processes(60)
+        cluster.heal()
+        return {**row(undergone), "wrong": "; ".join(wrong) or None}
+
+
+def _middle(rows: list[dict[str, Value]]) -> dict[str, Value]:
+    """Take the median of each figure, and whatever text was said."""
+    middle: dict[str, Value] = {}
+    for name in rows[0]:
+        values = [value for value in (found.get(name) for found in rows) if value is not None]
+        numbers = [value for value in values if not isinstance(value, str)]
+        said = ", ".join(sorted({value for value in values if isinstance(value, str)}))
+        middle[name] = report.median(numbers) if numbers else said or None
+    return {**middle, "runs": len(rows)}
+
+
+if __name__ == "__main__":
+    main()

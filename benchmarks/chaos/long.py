@@ -1,0 +1,135 @@
+"""Hurt one long training at random, again and again, with a seed."""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from benchmarks.chaos.figures import Interruption
+from benchmarks.report import Section, Value, median
+from tests.chaos.checks import Reference, problems
+from tests.chaos.faults import FAULTS, UNDISTURBED, Fault, Scene
+from tests.chaos.training import SAVE_EVERY, Training, submit
+from tests.chaos.undergo import release, stage, wait_until_over
+from tests.cluster.cluster import Cluster
+from tests.road import wait_for
+
+# What can happen to a run more than once, whatever it was submitted with.
+REPEATED = (
+    *("rank killed", "rank stopped", "agent killed", "head's agent killed", "node killed"),
+    *("first node killed", "link cut for 20 s", "link cut for good", "preempted"),
+    *("scontrol requeue", "slurmctld restarted", "slurmdbd down", "run directory full"),
+    *("checkpoint corrupted", "shard missing", "ports taken"),
+)
+OPTIONS = (
+    *("--partition", "low", "--max-restarts", "1000", "--on-interrupt", "successor"),
+    *("--hang-timeout", "5s"),
+)
+MANY = replace(UNDISTURBED, name="many", attempts=None)
+STEPS_A_FAULT = 4 * SAVE_EVERY
+COMES_BACK_S = 400.0
+
+
+@dataclass(kw_only=True)
+class Long:
+    """A long run, its seed, and what happened to it."""
+
+    training: Training
+    cluster: Cluster
+    dice: random.Random
+    happened: list[tuple[str, int, float]] = field(default_factory=list)
+
+    def hurt(self, fault: Fault) -> None:
+        """Bring a fault about once two checkpoints are there that this attempt made."""
+        attempt = self._settled()
+        time.sleep(self.dice.random())
+        with ExitStack() as undo:
+            scene = Scene(cluster=self.cluster, training=self.training, attempt=attempt, undo=undo)
+            at = fault.inject(scene)
+            self.happened.append((fault.name, attempt, at))
+            if fault.attempts is not None:
+                self._wait_for_attempt(attempt + fault.attempts - 1)
+            self._wait_for_step_after(at)
+        self.cluster.heal()
+
+    def _settled(self) -> int:
+        """Wait until the newest attempt has saved twice, and name it."""
+
+        def newest() -> int:
+            attempt = self.training.newest_attempt
+            return attempt if len(self.training.saved(attempt)) >= 2 else 0
+
+        return int(wait_for(newest, "two checkpoints", COMES_BACK_S))
+
+    def _wait_for_attempt(self, attempt: int) -> None:
+        def has_come() -> bool:
+            newest = self.training.job_ids[-1]
+            release(newest, self.cluster.job_state(newest), self.cluster)
+            return self.training.newest_attempt >= attempt
+
+        wait_for(has_come, f"attempt {attempt}", COMES_BACK_S)
+
+    def _wait_for_step_after(self, at: float) -> None:
+        def trains() -> bool:
+            lines = self.training.printed(self.training.newest_attempt)
+            return bool(lines) and lines[-1].at > at
+
+        wait_for(trains, "a step after the fault", COMES_BACK_S)
+
+
+def endure(directory: Path, cluster: Cluster, *, faults: int, seed: int) -> Section:
+    """Train once undisturbed and once under so many faults, and compare."""
+    dice, steps = random.Random(seed), faults * STEPS_A_FAULT
+    with stage(directory / "undisturbed", cluster) as here:
+        calm = submit(here, steps=steps)
+        wait_until_over(calm, cluster, timeout_s=3600)
+        reference = Reference.of(calm)
+    with stage(directory / "long", cluster) as here:
+        training = submit(here, *OPTIONS, steps=steps)
+        run = Long(training=training, cluster=cluster, dice=dice)
+        begin = time.time()
+        for _ in range(faults):
+            run.hurt(FAULTS[dice.choice(REPEATED)])
+        wait_until_over(training, cluster, timeout_s=3600)
+        state = str(training.status()["state"])
+        wrong = problems(training, reference, MANY, state, _unusable(run))
+        cluster.wait_no_processes(60)
+        return _section(run, state, wrong, seed=seed, took_s=time.time() - begin)
+
+
+def _unusable(run: Long) -> dict[int, int]:
+    """Count by attempt the checkpoints that were spoiled right before it."""
+    return {attempt + 1: FAULTS[name].unusable for name, attempt, _ in run.happened}
+
+
+def _section(run: Long, state: str, wrong: list[str], *, seed: int, took_s: float) -> Section:
+    rows: list[dict[str, Value]] = []
+    for name in sorted({name for name, _, _ in run.happened}):
+        costs = [
+            Interruption.of(run.training, attempt, at)
+            for of, attempt, at in run.happened
+            if of == name
+        ]
+        new_steps = [cost.trained_at - cost.hurt_at for cost in costs if cost.trained_at]
+        lost = [cost.lost_steps for cost in costs if cost.lost_steps is not None]
+        rows.append(
+            {
+                "fault": name,
+                "times": len(costs),
+                "new_step_s": median(new_steps) if new_steps else None,
+                "slowest_s": max(new_steps, default=None),
+                "lost_steps": max(lost, default=0),
+            }
+        )
+    said = "; ".join(wrong) or "nothing lost, the end equal to the undisturbed run's bit for bit"
+    return Section(
+        title=f"{len(run.happened)} faults at random in one run",
+        about=f"Seed {seed}, {run.training.steps} steps, a checkpoint every {SAVE_EVERY}: {state} "
+        f"after {took_s:.0f} s in {run.training.newest_attempt} attempts and "
+        f"{len(run.training.job_ids)} jobs; {said}. New step: from the fault to the first step of "
+        "the next attempt, median and slowest; lost steps: the most that one fault cost.",
+        rows=rows,
+    )
