@@ -308,7 +308,8 @@ def status(job: str | JobRecord | None = None, *, max_age_s: float | None = None
 
     Raises JobNotFoundError. A scheduler that is silent is told in the status' `error`.
     """
-    (found,) = statuses([find_job(job)], select.backend_of, max_age_s=max_age_s)
+    record = records.read_again(find_job(job))
+    (found,) = statuses([record], select.backend_of, max_age_s=max_age_s)
     return found
 
 

@@ -121,7 +121,7 @@ def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) 
         workdir=plan.workdir,
         versions=_versions(),
         git_commit=_git_commit(plan.workdir),
-        user=_user(),
+        user=current_user(),
         host=socket.gethostname(),
         **_shape(plan),
     )
@@ -174,7 +174,8 @@ def _git_commit(workdir: str) -> str | None:
     return done.stdout.strip() or None if done.rc == 0 else None
 
 
-def _user() -> str:
+def current_user() -> str:
+    """Name the user, by number where there is no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # containers run users that have no name
@@ -204,6 +205,11 @@ def read(paths: RunPaths) -> JobRecord:
         raise ClusterrunError(
             f"cannot read {paths.record}", cause=str(error), hint="it was not written by clusterrun"
         ) from error
+
+
+def read_again(record: JobRecord) -> JobRecord:
+    """Read a record anew: another job may go on with the run by now."""
+    return _readable(record.paths.root) or record
 
 
 def _from_data(data: dict[str, Any], paths: RunPaths) -> JobRecord:

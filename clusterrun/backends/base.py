@@ -104,3 +104,10 @@ class Backend(Protocol):
         Raises ClusterrunError where they can't be told.
         """
         ...
+
+    def release(self, job_id: str) -> bool:
+        """Start a requeued job that is held back now; False where it is none.
+
+        Raises ClusterrunError where that is not allowed.
+        """
+        ...

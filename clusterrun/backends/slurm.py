@@ -23,6 +23,7 @@ from clusterrun.errors import (
 )
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
+from clusterrun.state import JobState
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor, SlurmJob
@@ -150,6 +151,14 @@ class SlurmBackend:
         done = shell.run(argv, env=slurm_query.environment())
         if done.rc != 0:
             raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
+
+    def release(self, job_id: str) -> bool:
+        """Have a job that was requeued, not one that the user wants later, start now."""
+        job = slurm_query.ask_scontrol([job_id], self.slurm_cluster).get(job_id)
+        if job is None or job.state is not JobState.PENDING or not job.restarts:
+            return False
+        self.update(job_id, "StartTime=now")
+        return True
 
     def update(self, job_id: str, setting: str) -> None:
         """Change a job that waits, as `scontrol update` words it. Raises ClusterrunError."""

@@ -101,7 +101,7 @@ def _without_history(
     """Learn from scontrol how jobs ended that accounting doesn't know (yet), if slurmctld does."""
     note = f"accounting does not answer: {problem}" if problem else ""
     short = [job_id for job_id in job_ids if job_id in found and _needs_more(found[job_id])]
-    told = _ask_scontrol(short, slurm_cluster) if short else {}
+    told = ask_scontrol(short, slurm_cluster) if short else {}
     answers = {job_id: replace(told.get(job_id, found[job_id]), note=note) for job_id in short}
     if problem:
         for job_id in job_ids:
@@ -240,7 +240,7 @@ def _sacct_job(
 # scontrol
 
 
-def _ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
+def ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
     """Ask for one job, or for all that slurmctld knows: it takes no list."""
     one = list(job_ids) if len(job_ids) == 1 else []
     argv = ["scontrol", *cluster_option(slurm_cluster), "--oneliner", "show", "job", *one]

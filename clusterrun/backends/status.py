@@ -127,7 +127,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         record=record,
         state=state,
         reason=job.reason if job and not waits else "",
-        pending=_pending(job, evidence) if waits and job else None,
+        pending=_pending(record, job, evidence) if waits and job else None,
         nodelist=(job.nodelist if job else "") or ",".join(evidence.nodes),
         elapsed_s=_elapsed(job, start, ended),
         limit_s=(job.limit_s if job else None) or record.time_minutes * 60 or None,
@@ -172,12 +172,14 @@ def _later(one: float | None, other: float | None) -> bool:
     return one is not None and other is not None and one > other
 
 
-def _pending(job: SchedulerJob, evidence: Evidence) -> PendingReason:
+def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> PendingReason:
     reason = explain(job.reason)
+    text = ""
     if reason.code == "BeginTime" and evidence.attempt > 0:
         text = "requeued; Slurm holds it back for two minutes"
-        return PendingReason(code=reason.code, text=text, can_start=True)
-    return reason
+    elif reason.code == "Dependency" and record.earlier_job_ids:
+        text = f"it goes on when job {record.earlier_job_ids[-1]} of this run has ended"
+    return PendingReason(code=reason.code, text=text, can_start=True) if text else reason
 
 
 def _exit(end: End | None, job: SchedulerJob | None) -> tuple[int | None, int | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from clusterrun.cli import output
-from clusterrun.cli.status import clock
+from clusterrun.cli.times import clock
 from clusterrun.durations import parse_seconds
 from clusterrun.errors import UsageError
 from clusterrun.wording import count

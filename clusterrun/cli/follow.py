@@ -11,7 +11,8 @@ from clusterrun.cli.log_job import WAITING, LogJob, Standing, waiting
 from clusterrun.cli.log_printer import LogPrinter
 from clusterrun.cli.log_reading import exit_status, find_files
 from clusterrun.cli.log_request import Request
-from clusterrun.cli.status import clock
+from clusterrun.cli.status import released
+from clusterrun.cli.times import clock
 from clusterrun.errors import Exit
 from clusterrun.hostlist import fold_hostlist
 from clusterrun.logs.context import Break, with_context
@@ -173,6 +174,8 @@ class _Watch:
             self._say(f"{standing.error.message}; the logs go on")
         elif standing.state in WAITING:
             self._say(waiting(self.job, standing))
+            if standing.is_held and self.job.release():
+                self._say(released(self.job.title))
         self.standing = standing
 
     def _say(self, text: str) -> None:

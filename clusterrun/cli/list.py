@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterrun.cli import output
-from clusterrun.cli.status import clock, failure_text, job_object, where_or_why
+from clusterrun.cli.status import failure_text, job_object, where_or_why
+from clusterrun.cli.times import clock
 from clusterrun.state import JobState
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,6 +11,7 @@ from clusterrun.cli.status import find_announced
 from clusterrun.errors import ClusterrunError, JobNotFoundError
 from clusterrun.logs.catalogue import Catalogue, RunFiles
 from clusterrun.logs.files import Kind, LogFile, stat_file
+from clusterrun.release import Release, is_held
 from clusterrun.state import JobState
 from clusterrun.wording import count
 
@@ -23,10 +24,14 @@ WAITING = (JobState.PENDING, JobState.CONFIGURING)
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How a job stands; `waits_for` is why it has not started, `error` why nobody could say."""
+    """How a job stands; `waits_for` is why it has not started, `error` why nobody could say.
+
+    `is_held`: it was requeued, and Slurm holds it back.
+    """
 
     state: JobState
     waits_for: str = ""
+    is_held: bool = False
     elapsed_s: int | None = None
     exit_code: int | None = None
     error: ClusterrunError | None = None
@@ -70,6 +75,9 @@ class LogJob(Protocol):
     def standing(self, *, fresh: bool = False) -> Standing:
         """Ask how it stands; `fresh`: no remembered answer."""
 
+    def release(self) -> bool:
+        """Have Slurm start it now, where it was requeued and is held back; say whether it was."""
+
     def end_mark(self) -> int | None:
         """Give a number that changes when its files say that it has ended."""
 
@@ -79,6 +87,7 @@ class RunLogs:
     """The logs of a run of ours."""
 
     record: JobRecord
+    held: Release = field(default_factory=Release, repr=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -118,10 +127,17 @@ class RunLogs:
         return Standing(
             state=status.state,
             waits_for=status.pending.text if status.pending else status.reason,
+            is_held=is_held(status),
             elapsed_s=status.elapsed_s,
             exit_code=status.exit_code,
             error=status.error,
         )
+
+    def release(self) -> bool:
+        """Ask once for each time that it was requeued."""
+        from clusterrun import api
+
+        return self.held(api.status(self.record))
 
     def end_mark(self) -> int | None:
         """Give the time of end.json."""
@@ -177,6 +193,10 @@ class ForeignLogs:
         except ClusterrunError as error:
             return Standing(state=JobState.UNKNOWN, error=error)
         return Standing(state=state)
+
+    def release(self) -> bool:
+        """Leave a job of another program alone."""
+        return False
 
     def end_mark(self) -> int | None:
         """Know nothing: its files do not say."""

@@ -12,7 +12,7 @@ from clusterrun.cli import output
 from clusterrun.cli.log_job import WAITING, Standing, waiting
 from clusterrun.cli.log_printer import LogPrinter
 from clusterrun.cli.log_request import Request
-from clusterrun.cli.status import clock
+from clusterrun.cli.times import clock
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.hostlist import fold_hostlist
 from clusterrun.logs.catalogue import BATCH
@@ -47,19 +47,19 @@ class Scanning:
         sys.stderr.flush()
 
 
-def read(request: Request) -> int:
-    """Print the lines that are there; return the exit status."""
+def read(request: Request) -> None:
+    """Print the lines that are there."""
     files = find_files(request)
     size = sum(file_size(file.path) for file in files)
     if size == 0 and request.reads_batch:
         output.say(f"the batch script of {request.job.title} has printed nothing")
-        return Exit.OK
+        return
     if size == 0:
-        return _tell_nothing_yet(request)
+        _tell_nothing_yet(request)
+        return
     printer = LogPrinter(request=request, nodes=[file.node for file in files])
     print_lines(request, printer)
     _note_what_was_left_out(request, printer.count, size)
-    return _ended_well(request) if request.exit_status else Exit.OK
 
 
 def print_lines(request: Request, printer: LogPrinter) -> None:
@@ -136,7 +136,10 @@ def exit_status(request: Request, standing: Standing) -> int:
     return Exit.NO if request.exit_status and ended_badly else Exit.OK
 
 
-def _ended_well(request: Request) -> int:
+def ask_exit_status(request: Request) -> int:
+    """Find out how the job stands, where that was asked for."""
+    if not request.exit_status:
+        return Exit.OK
     standing = request.job.standing()
     if standing.error:
         raise standing.error
@@ -163,7 +166,7 @@ def _note_what_was_left_out(request: Request, count: int, size: int) -> None:
             output.note(f"not all error lines of {fold_nodes(short)} are among them (--errors)")
 
 
-def _tell_nothing_yet(request: Request) -> int:
+def _tell_nothing_yet(request: Request) -> None:
     """Say why there are no lines.
 
     Raises ClusterrunError where there should be some.
@@ -174,11 +177,11 @@ def _tell_nothing_yet(request: Request) -> int:
         raise standing.error
     if standing.state in WAITING:
         output.say(waiting(job, standing))
-        return Exit.OK
+        return
     is_young = (standing.elapsed_s or 0) < QUIET_S
     if not standing.state.is_terminal and (is_young or standing.state is JobState.UNKNOWN):
         output.say(f"{job.title} is {standing.state.value}; nothing is written yet")
-        return Exit.OK
+        return
     if not standing.state.is_terminal:
         raise ClusterrunError(
             f"no log files for {job.title} yet",

@@ -21,7 +21,7 @@ _OF_RANKS = frozenset({Stream.OUT, Stream.ERR})
 
 @dataclass(frozen=True, kw_only=True)
 class Typed:
-    """The options as they were typed; `whole` says that all lines are meant where no tail is."""
+    """The options as they were typed; `whole`: for a file, all lines as they are unless said."""
 
     ranks: str | None = None
     local_ranks: str | None = None
@@ -127,7 +127,7 @@ def build_request(named: Named, typed: Typed) -> Request:
         timestamps=typed.timestamps or _usual_times(job, typed),
         tz=zone,
         prefix=typed.prefix,
-        dedup=typed.dedup,
+        dedup=bool(typed.dedup) if typed.whole else typed.dedup,  # what is saved is data
         highlight=(*highlight, *query.include),
         interval_s=typed.interval,
         exit_status=typed.exit_status,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from clusterrun.cli import output
 from clusterrun.cli.log_printer import LogPrinter
@@ -19,32 +21,58 @@ _ENDINGS = {Stream.OUT: "out", Stream.ERR: "err"}
 
 def save(request: Request, target: str) -> None:
     """Write the lines to a file in the form that was asked for; to a directory rank by rank."""
-    if not sum(1 for _ in find_files(request)):
+    if target == "-":
+        raise UsageError(
+            "--save writes to a file or a directory, not to stdout",
+            hint="leave it out; --tail all prints all lines; ./- is a file of that name",
+        )
+    if not find_files(request):
         raise ClusterrunError(f"{request.job.title} has no logs to save")
     path = Path(target)
     try:
         if target.endswith(os.sep) or path.is_dir():
             _save_by_rank(request, path)
         else:
-            _save_file(request, path)
+            write = _write_through if _is_special(path) else _write_whole
+            written = write(request, path)
+            output.say(f"saved {count(f'{written:,}', 'line')} in {path}")
     except OSError as error:
         raise ClusterrunError(f"cannot save to {target}", cause=error.strerror) from error
 
 
-def _save_file(request: Request, path: Path) -> None:
-    """Write a file whole, or not at all."""
+def _is_special(path: Path) -> bool:
+    """Say whether a path leads to what must not be replaced by a file: a device, a FIFO."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _write_through(request: Request, path: Path) -> int:
+    with open(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
+        return _write(request, file)
+
+
+def _write_whole(request: Request, path: Path) -> int:
+    """Write a file, or the one that a link leads to, whole or not at all."""
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:
-            nodes = [log.node for log in find_files(request)]
-            printer = LogPrinter(request=request, nodes=nodes, target=file)
-            print_lines(request, printer)
+            written = _write(request, file)
         temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    output.say(f"saved {count(f'{printer.count:,}', 'line')} in {path}")
+    return written
+
+
+def _write(request: Request, file: BinaryIO) -> int:
+    nodes = [log.node for log in find_files(request)]
+    printer = LogPrinter(request=request, nodes=nodes, target=file)
+    print_lines(request, printer)
+    return printer.count
 
 
 def _save_by_rank(request: Request, directory: Path) -> None:

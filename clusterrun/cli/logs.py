@@ -11,7 +11,7 @@ from clusterrun.cli.follow import follow_job
 from clusterrun.cli.log_files import list_files, print_path
 from clusterrun.cli.log_job import find_log_job
 from clusterrun.cli.log_options import AttemptType, TailType
-from clusterrun.cli.log_reading import read
+from clusterrun.cli.log_reading import ask_exit_status, read
 from clusterrun.cli.log_request import Typed, build_request
 from clusterrun.cli.log_save import save
 from clusterrun.errors import UsageError
@@ -161,6 +161,8 @@ def command(
     if following and typed.until is not None:
         raise UsageError("--follow and --until exclude each other")
     request = build_request(find_log_job(job), typed)
+    if following:
+        ctx.exit(follow_job(request))
     if locating:
         print_path(request)
     elif listing:
@@ -168,7 +170,8 @@ def command(
     elif target is not None:
         save(request, target)
     else:
-        ctx.exit(follow_job(request) if following else read(request))
+        read(request)
+    ctx.exit(ask_exit_status(request))
 
 
 def _refuse_two(**instead: bool) -> None:

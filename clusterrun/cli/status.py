@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterrun.cli import output
+from clusterrun.cli.attempts import attempt_lines, attempt_object
+from clusterrun.cli.times import SECONDS_A_DAY, clock, timestamp
 from clusterrun.errors import Exit, UsageError
 from clusterrun.hostlist import fold_hostlist, parse_hostlist
 from clusterrun.spec import Cluster
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from clusterrun.backends.evidence import Failure, Progress
     from clusterrun.backends.status import JobStatus
     from clusterrun.record import JobRecord
-
-SECONDS_A_DAY = 86400
 
 
 @click.command()
@@ -44,7 +44,7 @@ def command(
 
     output.expect_json(as_json)
     record = find_announced(job)
-    seen = api.wait(record) if waiting else api.status(record)
+    seen = api.wait(record, watch=_Waiting()) if waiting else api.status(record)
     if as_json:
         output.answer_json({"schema": "clusterrun.status/1", **job_object(seen)})
     else:
@@ -53,6 +53,24 @@ def command(
     for text in seen.notes:
         output.note(text)
     ctx.exit(_exit_code(seen, exit_status=exit_status))
+
+
+class _Waiting:
+    """Shortens the wait for a job that Slurm has requeued."""
+
+    def __init__(self) -> None:
+        from clusterrun.release import Release
+
+        self._release = Release()
+
+    def __call__(self, seen: JobStatus) -> None:
+        if self._release(seen):
+            output.say(released(f"job {seen.record.job_id}"))
+
+
+def released(title: str) -> str:
+    """Say that a requeued job need not wait."""
+    return f"{title} was requeued; Slurm was asked to start it now, not in two minutes"
 
 
 def find_announced(job: str | None) -> JobRecord:
@@ -88,12 +106,23 @@ def _lines(seen: JobStatus) -> Iterator[tuple[str, str]]:
     yield "world", _world(seen)
     if seen.progress.step is not None:
         yield "step", progress_text(seen.progress)
-    if seen.checkpoint:
-        yield "checkpoint", seen.checkpoint
+    if newest := _checkpoint(seen):
+        yield "checkpoint", newest
     if seen.failure:
         yield "failed", failure_text(seen.failure)
+    yield from attempt_lines(seen.attempts)
     yield "run dir", record.run_dir
     yield "logs", f"clusterrun logs {record.job_id or record.run_dir}"
+
+
+def _checkpoint(seen: JobStatus) -> str:
+    """Name the newest checkpoint; an earlier attempt's by its step."""
+    if seen.checkpoint:
+        return seen.checkpoint
+    for attempt in reversed(seen.attempts):
+        if attempt.outcome and attempt.outcome.checkpoint is not None:
+            return f"step {attempt.outcome.checkpoint}, of attempt {attempt.number} or before"
+    return ""
 
 
 def _state(seen: JobStatus) -> str:
@@ -184,17 +213,6 @@ def times(seen: JobStatus) -> str:
     return spent if seen.limit_s is None else f"{spent} / {clock(seen.limit_s)}"
 
 
-def clock(seconds: float) -> str:
-    """Write a span of time as Slurm does.
-
-    >>> clock(59), clock(18640), clock(90061)
-    ('00:00:59', '05:10:40', '1-01:01:01')
-    """
-    days, rest = divmod(int(seconds), SECONDS_A_DAY)
-    text = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}-{text}" if days else text
-
-
 # For programs
 
 
@@ -229,6 +247,9 @@ def job_object(seen: JobStatus) -> dict[str, Any]:
             "rate_per_s": seen.progress.rate_per_s,
         },
         "checkpoint": seen.checkpoint,
+        "attempts": [attempt_object(attempt) for attempt in seen.attempts],
+        "earlier_job_ids": list(record.earlier_job_ids),
+        "chained_job_ids": list(record.chained_job_ids),
         "verdict": _verdict(seen.failure),
         "notes": list(seen.notes),
     }
@@ -253,15 +274,3 @@ def _verdict(failure: Failure | None) -> dict[str, Any] | None:
         "signal": failure.signal,
         "message": failure.message,
     }
-
-
-def timestamp(epoch_s: float | None) -> str | None:
-    """Write a time as RFC 3339 in UTC.
-
-    >>> timestamp(0.25), timestamp(None)
-    ('1970-01-01T00:00:00.250Z', None)
-    """
-    if epoch_s is None:
-        return None
-    then = datetime.fromtimestamp(epoch_s, timezone.utc)
-    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,70 @@
+"""The attempts of a run, a line each: how it ended, what it did, what was lost, what came next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from clusterrun.cli.times import clock, timestamp
+from clusterrun.hostlist import fold_hostlist
+from clusterrun.wording import count
+
+if TYPE_CHECKING:
+    from clusterrun.backends.attempts import Attempt
+    from clusterrun.outcome import Outcome
+
+
+def attempt_lines(attempts: Sequence[Attempt]) -> Iterator[tuple[str, str]]:
+    """Yield label and text of each attempt; nothing of a run that needed but one."""
+    outcomes = [attempt.outcome for attempt in attempts if attempt.outcome]
+    if len(attempts) < 2 and all(outcome.cause == "completed" for outcome in outcomes):
+        return
+    for attempt in attempts:
+        yield ("" if attempt.number > 1 else "attempts"), f"{attempt.number}  {_text(attempt)}"
+
+
+def _text(attempt: Attempt) -> str:
+    nodes = fold_hostlist(dict.fromkeys(attempt.nodes)) if attempt.nodes else ""
+    outcome = attempt.outcome
+    if outcome is None:
+        return nodes or "no word of it"
+    start = datetime.fromtimestamp(outcome.started_at)
+    spent = clock(outcome.ended_at - outcome.started_at)
+    head = "  ".join(filter(None, (f"{start:%m-%d %H:%M:%S}", spent, nodes)))
+    return f"{head}  {'; '.join(_facts(attempt, outcome))}"
+
+
+def _facts(attempt: Attempt, outcome: Outcome) -> Iterator[str]:
+    how = " ".join((outcome.reason or outcome.cause).split())
+    yield how if outcome.step is None else f"{how} at step {outcome.step}"
+    if outcome.checkpoint is not None:
+        yield f"checkpoint {outcome.checkpoint}"
+    if attempt.lost_steps:
+        about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
+        yield f"lost {count(attempt.lost_steps, 'step')}{about}"
+    if outcome.cause != "completed":
+        yield f"{outcome.next.value}: {outcome.why}" if outcome.why else outcome.next.value
+
+
+def attempt_object(attempt: Attempt) -> dict[str, Any]:
+    """Describe an attempt for JSON; null is what nobody could say."""
+    outcome = attempt.outcome
+    return {
+        "attempt": attempt.number,
+        "job_id": outcome.job_id if outcome else None,
+        "nodes": list(attempt.nodes),
+        "start": timestamp(outcome.started_at) if outcome else None,
+        "end": timestamp(outcome.ended_at) if outcome else None,
+        "elapsed_s": round(outcome.ended_at - outcome.started_at, 3) if outcome else None,
+        "code": outcome.code if outcome else None,
+        "cause": outcome.cause if outcome else None,
+        "reason": outcome.reason if outcome else None,
+        "step": outcome.step if outcome else None,
+        "checkpoint": outcome.checkpoint if outcome else None,
+        "lost_steps": attempt.lost_steps,
+        "lost_s": None if attempt.lost_s is None else round(attempt.lost_s, 3),
+        "next": outcome.next.value if outcome else None,
+        "why": outcome.why if outcome else None,
+        "exclude": list(outcome.exclude) if outcome else [],
+    }

@@ -1,0 +1,30 @@
+"""Times as people and programs read them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+SECONDS_A_DAY = 86400
+
+
+def clock(seconds: float) -> str:
+    """Write a span of time as Slurm does.
+
+    >>> clock(59), clock(18640), clock(90061)
+    ('00:00:59', '05:10:40', '1-01:01:01')
+    """
+    days, rest = divmod(int(seconds), SECONDS_A_DAY)
+    text = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{text}" if days else text
+
+
+def timestamp(epoch_s: float | None) -> str | None:
+    """Write a time as RFC 3339 in UTC.
+
+    >>> timestamp(0.25), timestamp(None)
+    ('1970-01-01T00:00:00.250Z', None)
+    """
+    if epoch_s is None:
+        return None
+    then = datetime.fromtimestamp(epoch_s, timezone.utc)
+    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
