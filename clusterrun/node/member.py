@@ -19,6 +19,7 @@ from clusterrun.node.report import Agreement, Report
 
 RETRY_S = 0.1
 RETRY_MOST_S = 2.0
+LEAST_PATIENCE_S = 1.0  # a head that is busy has longer at the next try
 HEAD_DECIDES_S = 5.0
 
 
@@ -72,7 +73,7 @@ class Member:
         )
 
     async def _join(self, report: Report, deadline: float) -> Channel:
-        pause_s, last = RETRY_S, "it does not answer"
+        pause_s, patience_s, last = RETRY_S, LEAST_PATIENCE_S, "it does not answer"
         while time.monotonic() < deadline:
             for port in self._ports:
                 left_s = deadline - time.monotonic()
@@ -83,11 +84,12 @@ class Member:
                 except OSError as error:
                     last = str(error)
                     continue
-                if await self._is_admitted(channel, report):
+                if await self._is_admitted(channel, report, patience_s):
                     return channel
                 await channel.close()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_MOST_S)
+            patience_s = min(2 * patience_s, ANSWER_S)
         head = self._who.nodes[0]
         text = f"{self._who.node}: cannot reach the head {head} in {self._timeout_s:.0f} s: {last}"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
@@ -99,9 +101,12 @@ class Member:
         except asyncio.TimeoutError as error:
             raise TimeoutError(f"no answer on port {port}") from error
 
-    async def _is_admitted(self, channel: Channel, report: Report) -> bool:
-        """Prove to the head who we are, and have it prove the same; else it is another job's."""
-        challenge = await channel.receive(ANSWER_S)
+    async def _is_admitted(self, channel: Channel, report: Report, patience_s: float) -> bool:
+        """Prove to the head who we are, and have it prove the same; else it is another job's.
+
+        What listens on the head's ports may be no agent, and silent.
+        """
+        challenge = await channel.receive(patience_s)
         if challenge is None or not self._realm.is_named_in(challenge):
             return False
         try:
