@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from datetime import datetime, timezone
-from pathlib import Path
 
 import pytest
 
 from tests.logs.corpus import T0, raw, write_side_file
-from tests.logs.test_command import Here, here  # noqa: F401 - a fixture
+from tests.logs.test_command import Here
 
 SECOND = 1_000_000
 
 
 @pytest.fixture
-def run(here: Here) -> Here:  # noqa: F811 - the fixture
+def run(here: Here) -> Here:
     """Give a run of 2 nodes x 8 ranks that has ended, with its side files and its world."""
     here.start()
     here.write(
@@ -111,7 +109,7 @@ def test_since_and_until_take_times(run: Here) -> None:
     ]
 
 
-def test_since_takes_an_age(here: Here) -> None:  # noqa: F811 - the fixture
+def test_since_takes_an_age(here: Here) -> None:
     here.start()
     now = int(time.time() * SECOND)
     lines = [(-7200, "old"), (-300, "new"), (-1, "newest")]
@@ -136,7 +134,7 @@ def test_since_and_until_take_steps(run: Here) -> None:
     assert done.stderr.startswith("error: --since: step 3 was not reached; the newest that")
 
 
-def test_a_time_chooses_all_lines_of_it(here: Here) -> None:  # noqa: F811 - the fixture
+def test_a_time_chooses_all_lines_of_it(here: Here) -> None:
     here.start()
     here.write("n1", *(raw(T0 + i, 0, "o", f"{i}.") for i in range(300)))
     assert len(shown(here, "--since", "2001-01-01")) == 300
@@ -167,7 +165,7 @@ def test_highlights_stand_out_where_there_is_colour(run: Here) -> None:
     assert re.search(r"t\x1b\[[0-9;]*mhre\x1b\[[0-9;]*me", done.stdout)
 
 
-def test_equal_lines_of_many_ranks_are_one_unless_all_are_wanted(here: Here) -> None:  # noqa: F811
+def test_equal_lines_of_many_ranks_are_one_unless_all_are_wanted(here: Here) -> None:
     here.start()
     here.write("n1", *(raw(T0 + r, r, "o", "loading data") for r in range(8)))
     here.write("n2", *(raw(T0 + r, r, "o", "loading data") for r in range(8, 16)))
@@ -190,55 +188,6 @@ def test_attempts_can_be_counted_from_the_end(run: Here) -> None:
     ]  # fmt: skip
     assert "== attempt 2 ==" in done.stderr
     assert shown(run, "--attempt", "all", "-n", "1", "--rank", "0") == ["step 2 loss 2.25", "again"]
-
-
-def test_a_save_to_a_file_is_what_would_be_shown(run: Here, tmp_path: Path) -> None:
-    target = tmp_path / "saved here"
-    done = run.logs("L1", "--save", str(target))
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"saved 6 lines in {target}\n"
-    assert target.read_text().splitlines()[4] == "n2:9  ! ValueError: bad"
-    assert target.stat().st_mode & 0o777 == 0o600
-    run.logs("L1", "--save", str(target), "--rank", "9", "-o", "raw", "--stream", "out")
-    assert target.read_bytes() == b"about to fail\nafter\n"
-
-
-def test_a_save_to_a_directory_is_a_file_for_each_rank_and_stream(
-    run: Here, tmp_path: Path
-) -> None:
-    run.write(
-        "n2", raw(T0 + 8 * SECOND, 9, "O", b"\xff\x00 cut"), raw(T0 + 8 * SECOND, 9, "o", b"")
-    )
-    done = run.logs("L1", "-a", "--save", f"{tmp_path / 'saved'}/")
-    assert (done.returncode, done.stderr) == (0, f"saved 8 files in {tmp_path / 'saved'}\n")
-    found = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
-    assert found == {
-        "n1.agent": b"8 ranks start\n",
-        "n1.launcher": b"launcher says\n",
-        "rank_00000.out": b"step 1 loss 2.5\nstep 2 loss 2.25\n",
-        "rank_00000.err": b"UserWarning: slow\n",
-        "rank_00003.out": b"three\n",
-        "rank_00008.out": b"eight\n",
-        "rank_00009.out": b"about to fail\nafter\n\xff\x00 cut\n",
-        "rank_00009.err": b"ValueError: bad\n",
-    }
-    done = run.logs("L1", "--save", str(tmp_path / "saved"))
-    assert (done.returncode, done.stderr.splitlines()[0]) == (
-        2,
-        f"error: {tmp_path / 'saved'} is not empty",
-    )
-
-
-def test_a_save_that_fails_leaves_nothing(run: Here, tmp_path: Path) -> None:
-    done = run.logs("L1", "--save", str(tmp_path / "no such" / "file"))
-    assert done.returncode == 1
-    assert done.stderr == (
-        f"error: cannot save to {tmp_path / 'no such' / 'file'}\n"
-        "  cause: No such file or directory\n"
-    )
-    before = set(os.listdir(tmp_path))
-    assert run.logs("L1", "--save", str(tmp_path / "x"), "-g", "(").returncode == 2
-    assert set(os.listdir(tmp_path)) == before
 
 
 def test_the_interval_between_looks_is_the_users(run: Here) -> None:
@@ -300,7 +249,7 @@ def test_mistakes_are_told_in_a_line_with_a_way_out(
     assert done.stderr.startswith(f"error: {message}")
 
 
-def test_the_last_lines_are_counted_as_they_are_shown(here: Here) -> None:  # noqa: F811
+def test_the_last_lines_are_counted_as_they_are_shown(here: Here) -> None:
     here.start()
     cause = raw(T0, 9, "e", "MemoryError: the cause")
     here.write("n2", cause)
@@ -364,15 +313,7 @@ def test_a_followers_side_files_that_were_full_are_told_of_once(run: Here) -> No
     assert done.stderr.count("note: not all error lines of n2 are among them (--errors)") == 1
 
 
-def test_gaps_are_counted_where_they_cannot_be_shown(run: Here, tmp_path: Path) -> None:
-    run.write("n2", raw(T0 + 9 * SECOND, 9, "g", "o 100 full"))
-    done = run.logs("L1", "-a", "--save", f"{tmp_path / 'saved'}/")
-    assert done.stderr.splitlines()[1] == (
-        "note: output was lost at 1 place; the logs say where and how much"
-    )
-
-
-def test_the_rest_of_an_error_line_that_was_cut_is_found_without_a_side_file(here: Here) -> None:  # noqa: F811
+def test_the_rest_of_an_error_line_that_was_cut_is_found_without_a_side_file(here: Here) -> None:
     here.start()
     pieces = [("O", "ERROR: retrying … "), ("o", "and gave up"), ("o", "unrelated")]
     here.write(
