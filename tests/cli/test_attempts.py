@@ -1,0 +1,209 @@
+"""`status` of a run that came back: its attempts, what they lost, and when the next one starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterrun.backends.attempts import bad_nodes, read_attempts
+from clusterrun.outcome import Next
+from clusterrun.paths import RunPaths
+from tests.cli.conftest import Here
+from tests.cli.test_jobs import ended, queue, running, submitted
+from tests.cli.test_resume import outcome
+
+HELD = "4711|PENDING||0:00|1:00:00|1795257574|N/A|BeginTime"
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+
+
+def came_back(here: Here) -> Path:
+    """Submit a job that failed once, started again in its allocation, and runs."""
+    root = submitted(here)
+    outcome(root, 1, next=Next.RELAUNCH, why="a rank died and progress was made")
+    (root / "attempts/2").mkdir()
+    (root / "attempts/2/world.json").write_text('{"nodes": ["node17", "node19"]}')
+    queue(here, running())
+    return root
+
+
+def lines(text: str, label: str) -> list[str]:
+    """Return what stands at a label, and the lines below it without one."""
+    found: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(label) or (found and line.startswith(" ")):
+            found.append(line[11:])
+        elif found:
+            break
+    return found
+
+
+def test_each_attempt_has_a_line_with_what_it_lost(here: Here) -> None:
+    came_back(here)
+    said = here("status", "4711")
+    assert said.code == 0
+    first, second = lines(said.out, "attempts")
+    head, facts = first.split("  ", 4)[:4], first.split("  ", 4)[4]
+    assert [head[0], *head[2:]] == ["1", "00:02:20", "node[17-18]"]
+    assert facts == (
+        "rank 1 on node18: killed by SIGKILL at step 140; checkpoint 100; "
+        "lost 40 steps (about 00:00:40); relaunch: a rank died and progress was made"
+    )
+    assert second == "2  node[17,19]"
+    assert lines(said.out, "checkpoint") == ["step 100, of attempt 1 or before"]
+
+
+def test_the_attempts_stand_in_json_too(here: Here) -> None:
+    came_back(here)
+    first, second = json.loads(here("status", "4711", "--json").out)["attempts"]
+    assert first == {
+        "attempt": 1,
+        "job_id": "4711",
+        "nodes": ["node17", "node18"],
+        "start": "1970-01-01T00:16:40.000Z",
+        "end": "1970-01-01T00:19:00.000Z",
+        "elapsed_s": 140.0,
+        "code": 137,
+        "cause": "signal",
+        "reason": "rank 1 on node18: killed by SIGKILL",
+        "step": 140,
+        "checkpoint": 100,
+        "lost_steps": 40,
+        "lost_s": 40.0,
+        "next": "relaunch",
+        "why": "a rank died and progress was made",
+        "exclude": [],
+    }
+    assert (second["attempt"], second["nodes"]) == (2, ["node17", "node19"])
+    assert {second[key] for key in ("cause", "start", "lost_steps", "next")} == {None}
+
+
+def test_a_run_that_needed_one_attempt_shows_none(here: Here) -> None:
+    root = submitted(here)
+    outcome(root, 1, cause="completed", reason="", code=0)
+    ended(root, "COMPLETED", 0)
+    assert "attempts" not in here("status", "4711").out
+
+
+def test_nothing_is_lost_where_the_ranks_saved_before_they_left(here: Here) -> None:
+    root = submitted(here)
+    outcome(root, 1, cause="interrupted", reason="time limit", step=140, checkpoint=140)
+    queue(here, running())
+    (line,) = lines(here("status", "4711").out, "attempts")
+    assert line.endswith("time limit at step 140; checkpoint 140; stop")
+
+
+def test_an_attempt_that_saved_nothing_lost_all_that_it_did(tmp_path: Path) -> None:
+    outcome(tmp_path, 1, step=10, checkpoint=None)
+    outcome(tmp_path, 2, step=30, checkpoint=20)
+    outcome(tmp_path, 3, step=25, checkpoint=20)
+    attempts = read_attempts(RunPaths(root=tmp_path))
+    assert [attempt.lost_steps for attempt in attempts] == [10, 10, 5]
+    assert [attempt.lost_s for attempt in attempts] == [140.0, pytest.approx(140 / 3), 140.0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"schema": "clusterrun.outcome/9"}', "null"])
+def test_an_outcome_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "attempts/1").mkdir(parents=True)
+    (tmp_path / "attempts/1/outcome.json").write_text(text)
+    (attempt,) = read_attempts(RunPaths(root=tmp_path))
+    assert (attempt.outcome, attempt.nodes) == (None, ())
+
+
+def test_a_rank_that_died_is_no_evidence_against_its_node(tmp_path: Path) -> None:
+    outcome(tmp_path, 1, cause="signal", node="node1", exclude=("node2",))
+    assert bad_nodes(RunPaths(root=tmp_path)) == ()
+
+
+def test_a_successor_says_which_job_it_waits_for(here: Here) -> None:
+    root = came_back(here)
+    data = json.loads((root / "job.json").read_text())
+    (root / "job.json").write_text(
+        json.dumps(data | {"job_id": "4712", "earlier_job_ids": ["4711"]})
+    )
+    queue(here, "4712|PENDING||0:00|1:00:00|N/A|N/A|Dependency")
+    assert (
+        "waits      it goes on when job 4711 of this run has ended\n" in here("status", "4711").out
+    )
+
+
+# Released by who watches
+
+
+def requeued(here: Here, restarts: int = 1) -> Path:
+    """Submit a job that was requeued and is held back, until it is released; then it completes."""
+    root = came_back(here)
+    (root / "events").mkdir()
+    end = json.dumps({"state": "COMPLETED", "exit_code": 0, "ended_at": 7})
+    show = f"JobId=4711 JobState=PENDING Restarts={restarts} Command=/x"
+    here.program("scontrol", f"[[ $1 == update ]] && echo '{end}' > {root}/end.json\necho '{show}'")
+    queue(here, HELD)
+    return root
+
+
+UPDATE = ["update", "JobId=4711", "StartTime=now"]
+
+
+def test_who_waits_has_slurm_start_a_requeued_job_now(here: Here) -> None:
+    requeued(here)
+    said = here("status", "4711", "--wait")
+    assert said.code == 0
+    assert said.err == (
+        "job 4711 was requeued; Slurm was asked to start it now, not in two minutes\n"
+    )
+    assert here.asked("scontrol")[-3:] == UPDATE
+
+
+def test_who_follows_the_logs_has_it_start_now_too(here: Here) -> None:
+    requeued(here)
+    said = here("logs", "-f", "4711")
+    assert "Slurm was asked to start it now" in said.err
+    assert here.asked("scontrol")[-3:] == UPDATE
+
+
+def test_who_only_looks_changes_nothing(here: Here) -> None:
+    requeued(here)
+    said = here("status", "4711")
+    assert "waits      requeued; Slurm holds it back for two minutes; starts about" in said.out
+    assert here.asked("scontrol") == []
+
+
+def released(here: Here, root: Path) -> bool:
+    """Wait for a job a while, and say whether Slurm was asked to start it."""
+    from clusterrun import api
+    from clusterrun.release import Release
+
+    release = Release()
+    for _ in range(2):
+        release(api.status(str(root)))
+    return "StartTime=now" in here.asked("scontrol")
+
+
+def test_a_job_that_the_user_wants_later_is_left_alone(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not released(here, requeued(here, restarts=0))
+
+
+def test_a_job_of_another_user_is_left_alone(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = requeued(here)
+    data = json.loads((root / "job.json").read_text()) | {"user": "somebody"}
+    (root / "job.json").write_text(json.dumps(data))
+    assert not released(here, root)
+
+
+def test_a_release_that_is_refused_is_not_tried_again(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = requeued(here)
+    here.program(
+        "scontrol",
+        "[[ $1 == update ]] && exit 1\necho JobId=4711 JobState=PENDING Restarts=1 Command=/x",
+    )
+    assert released(here, root)
+    assert here.asked("scontrol").count("StartTime=now") == 1
