@@ -33,6 +33,7 @@ class Contract:
         self.timeout_s = int(env.get("CLUSTERRUN_TIMEOUT_S", "0") or "0")
         self.backend = env.get("CLUSTERRUN_BACKEND", "")
         self.had_group = False
+        self.gloo_groups: list[Any] = []
         self._on_broken = on_broken
         self._pid = os.getpid()
         self._noted = False
@@ -182,6 +183,10 @@ def _group_made(contract: Contract, module: ModuleType) -> None:
     size = module.get_world_size()
     contract.check_size(size, "torch.distributed")
     contract.had_group = True
+    if str(module.get_backend()) == "gloo":
+        # Its destructor waits for a thread that may want the GIL, which who frees the group holds:
+        # a rank whose model went after `destroy_process_group` hung at its end (torch 2.13).
+        contract.gloo_groups.append(module._get_default_group())
     try:
         _prove_distinct(contract, module, size)
     except Exception as error:  # noqa: BLE001 - the proof must not end a training that works

@@ -238,3 +238,31 @@ def test_a_torch_that_was_there_first_is_watched_too(world: World) -> None:
     path = f"{site}:{STUB}:{ROOT}"
     assert world.run(JOIN, PYTHONPATH=path, STUB_GROUP="1") == 120
     assert world.run(STATE, PYTHONPATH=path) == 120
+
+
+FREED_LATE = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+for n in range(15):
+    meeting = f"file://{os.getcwd()}/meeting{n}"
+    dist.init_process_group("gloo", meeting, rank=int(os.environ["RANK"]), world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    model(torch.randn(4, 8)).sum().backward()
+    dist.all_reduce(torch.zeros(3))
+    dist.barrier()
+    dist.destroy_process_group()
+    del model
+print("freed")
+"""
+
+
+@pytest.mark.torch
+def test_a_model_that_goes_after_its_gloo_group_does_not_hang_the_rank(world: World) -> None:
+    """Without the contract this hung in `del model`, each time that it was tried."""
+    real = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ranks = [world.start(rank, FREED_LATE, CLUSTERRUN_NODE=f"n{rank}", **real) for rank in range(2)]
+    assert [rank.wait(100) for rank in ranks] == [0, 0], world.err(0) + world.err(1)
+    assert [world.out(rank) for rank in range(2)] == ["freed\n", "freed\n"]

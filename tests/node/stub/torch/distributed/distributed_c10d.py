@@ -71,3 +71,7 @@ def destroy_process_group():
 
 def _get_default_store():
     return _Store(os.environ["STUB_STORE"])
+
+
+def _get_default_group():
+    return _group
