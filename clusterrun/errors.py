@@ -77,7 +77,7 @@ class SubmissionError(ClusterrunError):
 
 
 class JobNotFoundError(ClusterrunError):
-    """No such job, run or rank."""
+    """No such job or run."""
 
     code = "job_not_found"
     exit_code = Exit.NOT_FOUND

@@ -13,14 +13,21 @@ from clusterrun.logs.index import count_lines
 
 def print_path(request: Request) -> None:
     """Print the directory of the newest attempt's logs; of a foreign job each file."""
+    paths = _paths(request)
+    if request.form == "json":
+        output.answer_json({"schema": "clusterrun.logs/1", "paths": paths})
+        return
+    for path in paths:
+        output.answer(path)
+
+
+def _paths(request: Request) -> list[str]:
     record = request.job.record
     if record is None:
-        for file in find_files(request):
-            output.answer(str(file.path))
-        return
+        return [str(file.path) for file in find_files(request)]
     attempt = max(request.attempts, default=0)
     logs = record.paths.log(attempt, "any").parent if attempt else record.paths.logs_dir
-    output.answer(str(logs))
+    return [str(logs)]
 
 
 def list_files(request: Request) -> None:

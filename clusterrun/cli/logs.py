@@ -26,6 +26,13 @@ _HEADINGS = {
 }
 
 
+class _Times(click.Option):
+    """What `--timestamps=…` becomes; a mistake is told in the user's words."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return "'--timestamps'"
+
+
 class _Command(click.Command):
     """Takes `--timestamps=iso` as well as a bare `-t`, whose next word is a job."""
 
@@ -73,7 +80,7 @@ class _Command(click.Command):
     metavar="N|all",
     help="the last N lines of each attempt, or all  [default: 200]",
 )
-@click.option("--since", metavar="T", help="from 10m ago, 12:30, 2026-08-01T12:30 or step:4000 on")
+@click.option("--since", metavar="T", help="from 1h30m ago, 12:30, 2026-08-01T12:30, step:4000 on")
 @click.option("--until", metavar="T", help="up to such a moment")
 @click.option(
     "-g", "--include", "-i", multiple=True, metavar="RE", help="lines that match (any of several)"
@@ -90,9 +97,12 @@ class _Command(click.Command):
     help="with N lines of the same rank before and after each",
 )
 @click.option(
-    "-t", "--timestamps", is_flag=True, help="times with ms; or as --timestamps=iso|delta|none"
+    "-t",
+    "--timestamps",
+    is_flag=True,
+    help="times with ms; or --timestamps=iso|delta|clock|none  [default: clock]",
 )
-@click.option("--times", type=click.Choice(_TIMES), hidden=True)
+@click.option("--times", cls=_Times, type=click.Choice(_TIMES), hidden=True)
 @click.option("--tz", metavar="ZONE", help="zone of times, as UTC or Europe/Berlin")
 @click.option(
     "--prefix",

@@ -34,7 +34,7 @@ EXIT_CODES: Final = """\
 1    the operation failed (sbatch refused the job, a directory cannot be written)
 2    a mistake in the command or in the configuration; nothing was started
 3    it worked and the answer is no (status --exit-status of a job that did not complete)
-4    no such job, run or rank
+4    no such job or run
 5    Slurm did not answer; the jobs themselves are not affected
 130  interrupted by Ctrl-C
 141  the reader of a pipe went away

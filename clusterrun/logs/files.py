@@ -105,8 +105,8 @@ def natural_key(name: str) -> tuple[list[int | str], str]:
 
 
 def fold_nodes(files: Iterable[LogFile]) -> str:
-    """Name the nodes of some files in Slurm's short form."""
-    return fold_hostlist(file.node for file in files)
+    """Name the nodes of some files in Slurm's short form, each once."""
+    return fold_hostlist(dict.fromkeys(file.node for file in files))
 
 
 def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:

@@ -14,6 +14,7 @@ _ENTRY = struct.Struct("<QQQ")  # µs, offset, number of the line that starts th
 _LOOK_BYTES = 4 * 1024
 _COUNT_BYTES = 1024 * 1024
 _NOWHERE = 2**62
+_END = re.compile(rb"^[0-9]{16} - z [^\n]*\n\Z", re.MULTILINE)
 _LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 
 
@@ -107,13 +108,17 @@ def _stamped_lines(
 
 
 def count_lines(file: LogFile) -> int:
-    """Count the whole lines of a file, from the last entry of its index on."""
+    """Count the whole lines of a file, from the last entry of its index on.
+
+    The record of its end is no line of anybody.
+    """
     with OpenFiles(2) as files:
         number, position = _last_entry(files, file)
         while block := files.read(file.path, position, _COUNT_BYTES):
             number += block.count(b"\n")
             position += len(block)
-    return number
+        end = files.read(file.path, max(position - _LOOK_BYTES, 0), _LOOK_BYTES)
+    return number - bool(_END.search(end))
 
 
 def _last_entry(files: OpenFiles, file: LogFile) -> tuple[int, int]:

@@ -13,7 +13,8 @@ from clusterrun.durations import parse_seconds
 from clusterrun.errors import UsageError
 from clusterrun.paths import RunPaths
 
-_AGE: Final = re.compile(r"[0-9]{1,12}[smhd]\Z")
+_SPAN: Final = re.compile(r"[0-9]{1,12}[smhd]")
+_AGE: Final = re.compile(rf"(?:{_SPAN.pattern})+\Z")
 _CLOCK: Final = re.compile(r"[0-2]?[0-9]:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?\Z")
 _STEP: Final = re.compile(r"step:([0-9]{1,15})\Z")
 _REPORTED: Final = re.compile(
@@ -21,7 +22,7 @@ _REPORTED: Final = re.compile(
     rb'"type": "step", "attempt": (?P<attempt>[0-9]{1,9}),'
     rb'.*?"step": (?P<step>[0-9]{1,15})\b'
 )
-_HINT: Final = "write 10m, 2h, 12:30, 2026-08-01, 2026-08-01T12:30 or step:4000"
+_HINT: Final = "write 10m, 1h30m, 12:30, 2026-08-01, 2026-08-01T12:30 or step:4000"
 Steps = Callable[[int], int]
 
 
@@ -36,7 +37,8 @@ def parse_moment(text: str, *, now: datetime, find_step: Steps) -> int:
     if step := _STEP.match(stripped):
         return find_step(int(step[1]))
     if _AGE.match(stripped):
-        return (_microseconds(now) or 0) - parse_seconds(stripped) * 1_000_000
+        seconds = sum(map(parse_seconds, _SPAN.findall(stripped)))
+        return (_microseconds(now) or 0) - seconds * 1_000_000
     moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
     epoch_us = None if moment is None else _microseconds(moment)
     if epoch_us is None:

@@ -10,13 +10,15 @@ _ON, _OFF = b"\x1b[7m", b"\x1b[27m"
 _RUNS = re.compile(rb"\x00+|\x01+")
 
 # ECMA-48: control strings (with or without their end), control sequences, other escapes;
-# then what is left of the C0 and C1 sets, but for the tab.
+# then what is left of the C0 and C1 sets, but for the tab. Last what turns the order of a text
+# round (Unicode's Bidi_Control): it would show another line than the one that was written.
 _CONTROL = re.compile(
     r"\x1b[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|(?P<sgr>\x1b\[[0-9;:]*m)"
     r"|\x1b\[[0-?]*[ -/]*[@-~]?"
     r"|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+    "|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 
@@ -33,7 +35,7 @@ def readable(text: bytes, *, keep_colours: bool) -> str:
 
 
 def strip_controls(text: str, *, keep_colours: bool) -> str:
-    """Take out all that could move a terminal's cursor, rename it or answer from it.
+    """Take out all that could move a terminal's cursor, rename it, answer from it or turn a text.
 
     Colours and the like (SGR) stay where they are wanted, and end with the line.
 

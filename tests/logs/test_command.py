@@ -305,6 +305,10 @@ def test_files_can_be_listed_and_found(ended: Here) -> None:
     }
     assert ended.lines("L1", "--path") == [str(logs / "a2")]
     assert ended.lines("L1", "--path", "--attempt", "1") == [str(logs / "a1")]
+    assert json.loads(ended.logs("L1", "--path", "--json").stdout) == {
+        "schema": "clusterrun.logs/1",
+        "paths": [str(logs / "a2")],
+    }
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,8 @@ def test_since_takes_an_age(here: Here) -> None:
     here.write("n1", *(raw(now + s * SECOND, 0, "o", text) for s, text in lines))
     assert shown(here, "--since", "10m") == ["new", "newest"]
     assert shown(here, "--since", "3h", "--until", "10m") == ["old"]
+    assert shown(here, "--since", "1h50m", "--until", "1m30s") == ["new"]
+    assert shown(here, "--since", "2h30m", "--until", "1h") == ["old"]
 
 
 def test_since_and_until_take_steps(run: Here) -> None:
@@ -238,7 +240,8 @@ def test_a_log_file_can_be_named_by_its_path(run: Here) -> None:
         (["--follow", "--save", "x"], "--follow and --save exclude each other"),
         (["--follow", "--until", "1h"], "--follow and --until exclude each other"),
         (["-C", "-1"], "invalid value for '-C' / '--context'"),
-        (["--timestamps=never"], "invalid value for '--times'"),
+        (["--timestamps=never"], "invalid value for '--timestamps': 'never' is not one of"),
+        (["--node", "n7"], "no log of n7\n  hint: job L1 has logs of n[1-2]\n"),
     ],
 )
 def test_mistakes_are_told_in_a_line_with_a_way_out(
@@ -328,3 +331,13 @@ def test_a_batch_script_that_printed_nothing_is_no_failure(run: Here) -> None:
     done = run.logs("L1", "--stream", "batch")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "the batch script of job L1 has printed nothing\n"
+
+
+def test_nothing_turns_the_order_of_a_line_round(run: Here) -> None:
+    run.write("n2", raw(T0 + 9 * SECOND, 9, "o", "ok \u202edeliaf\u202c \u2067x\u2069"))
+    assert shown(run, "--rank", "9", "-n", "1") == ["ok deliaf x"]
+
+
+def test_the_end_of_a_log_is_not_listed_as_a_line(run: Here) -> None:
+    counts = [line.split()[3] for line in run.lines("L1", "--list")]
+    assert counts == ["LINES", "6", "4"]
