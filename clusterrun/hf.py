@@ -48,8 +48,14 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             say(f"{path.name} could not be marked as complete: {problem}; training goes on")
         else:
             runtime.checkpoint(path, state.global_step)
+        # Not before: the Trainer would save the wish to stop, and obey it when it resumes.
         if runtime.should_stop():
             control.should_training_stop = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Spend no more time where the job must end; the Trainer ends its epoch early for that."""
+        if runtime.should_stop():
+            control.should_save = control.should_evaluate = False
 
 
 def resume_path(output_dir: str | os.PathLike[str]) -> str | None:

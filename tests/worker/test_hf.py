@@ -1,0 +1,101 @@
+"""Hugging Face's Trainer with the callback: asked to save, told to leave, and found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterrun import checkpoints
+from clusterrun.control import Action, ControlPage, Decision
+
+pytestmark = pytest.mark.torch
+ROOT = Path(__file__).resolve().parents[2]
+
+TRAIN = """
+import torch
+from transformers import Trainer, TrainingArguments
+from clusterrun import runtime
+from clusterrun.hf import CheckpointCallback, resume_path
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x, labels):
+        out = torch.nn.functional.dropout(self.layer(x), 0.2, self.training).squeeze(1)
+        return {"loss": ((out - labels) ** 2).mean(), "logits": out}
+
+data = [{"x": torch.full((4,), n / 40), "labels": torch.tensor(n / 20)} for n in range(40)]
+args = TrainingArguments(
+    "out", max_steps=9, per_device_train_batch_size=2, save_strategy="steps", save_steps=6,
+    use_cpu=True, ddp_backend="gloo", report_to=[], logging_strategy="no", disable_tqdm=True,
+)
+trainer = Trainer(Model(), args, train_dataset=data, callbacks=[CheckpointCallback()])
+trainer.train(resume_from_checkpoint=resume_path("out"))
+print("step", trainer.state.global_step, "stopped", runtime.should_stop())
+trainer.accelerator.end_training()
+"""
+
+
+def train(folder: Path, **environ: str) -> list[str]:
+    """Train with two ranks in a directory of their own; return what each printed last."""
+    folder.mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CLUSTERRUN"))}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TRAIN],
+            cwd=folder,
+            env={**clean, **world, **offline, "RANK": str(n), "LOCAL_RANK": str(n), **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(2)
+    ]
+    told = [rank.communicate(timeout=200) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+    return [out.splitlines()[-1] for out, _ in told]
+
+
+def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_weights(
+    tmp_path: Path,
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert train(whole) == ["step 9 stopped False"] * 2
+    cut.mkdir()
+    page = ControlPage(cut / "control", 2)
+    page.hold(1)
+    page.decide(Decision(1, 4, Action.LEAVE))
+    assert train(cut, CLUSTERRUN_SPOOL=str(cut)) == ["step 4 stopped True"] * 2
+    assert [page.has_stopped(rank) for rank in range(2)] == [True, True]
+    event = json.loads((cut / "rank_0.events").read_text())
+    assert (event["type"], event["step"]) == ("checkpoint", 4)
+    # a later save that was cut short: nothing marks it
+    (cut / "out" / "checkpoint-5").mkdir()
+    found, notes = checkpoints.newest(cut / "out")
+    assert found is not None
+    assert (found.path.name, found.step, found.world_size) == ("checkpoint-4", 4, 2)
+    assert found.settings == {"effective_batch": 4}
+    assert [note.split(":")[0] for note in notes] == [
+        "checkpoint checkpoint-5 is incomplete and passed over"
+    ]
+    assert train(cut) == ["step 9 stopped False"] * 2
+    assert [step for step, _, problem in checkpoints.listed(cut / "out") if not problem] == [
+        9,
+        6,
+        4,
+    ]
+    weights = [folder / "out" / "checkpoint-9" / "model.safetensors" for folder in (whole, cut)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
