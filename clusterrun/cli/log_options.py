@@ -119,13 +119,14 @@ def compile_patterns(option: str, texts: Collection[str]) -> tuple[re.Pattern[by
 
 
 def choose_moment(
-    option: str, text: str | None, *, job: LogJob, attempt: int, zone: tzinfo | None
+    option: str, text: str | None, *, job: LogJob, attempt: int, zone: tzinfo | None, batch: bool
 ) -> int | None:
     """Read a moment as epoch µs. Raises UsageError that names the option."""
     if text is None:
         return None
-    if job.record is None:
-        raise UsageError(f"{option}: the lines of {job.title} carry no times")
+    if job.record is None or batch:
+        whose = f"the batch script of {job.title}" if batch else job.title
+        raise UsageError(f"{option}: the lines of {whose} carry no times")
     steps = step_finder(job.record.paths, attempt, before=option == "--since")
     try:
         return parse_moment(text, now=datetime.now(zone), find_step=steps)

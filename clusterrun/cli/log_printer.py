@@ -61,12 +61,14 @@ class LogPrinter:
 
     def print_line(self, line: LogLine) -> None:
         """Print a line, or keep it until its rest or its copies come."""
-        self._view.show(line)
+        self._view.show(line if self.request.has_times else line._replace(epoch_us=0))
         if self._writer.held:
             self._writer.write()
 
     def print_lines(self, lines: Iterable[LogLine]) -> None:
         """Print many lines, each as soon as it can be."""
+        if not self.request.has_times:
+            lines = (line._replace(epoch_us=0) for line in lines)
         show, held, write = self._view.show, self._writer.held, self._writer.write
         for line in lines:
             show(line)

@@ -54,7 +54,7 @@ class Request:
     `attempts` are those to read, oldest first, none where the run has not started; `is_chosen`
     says that one of them was named. `tail` None means all lines of each, `nodes` None all nodes.
     `form` is text, raw or json; `prefix` auto, full or none; `timestamps` none, clock (whole
-    seconds), time, iso or delta.
+    seconds), time, iso or delta. `has_times` says that the lines carry any.
     `tz` None is the local zone; `dedup` None folds where that helps people; `interval_s` None is
     a pace that suits the number of files.
     """
@@ -68,6 +68,7 @@ class Request:
     tail: int | None = DEFAULT_TAIL
     context: int = 0
     form: str = "text"
+    has_times: bool = True
     timestamps: str = "none"
     tz: tzinfo | None = None
     prefix: str = "auto"
@@ -114,6 +115,7 @@ def build_request(named: Named, typed: Typed) -> Request:
     zone = options.choose_zone(typed.tz)
     query = _query(job, node, typed, zone=zone, attempt=max(attempts, default=0))
     highlight = options.compile_patterns("--highlight", typed.highlight)
+    has_times = job.record is not None and streams is not None
     return Request(
         job=job,
         catalogue=catalogue,
@@ -124,7 +126,8 @@ def build_request(named: Named, typed: Typed) -> Request:
         tail=_tail(typed),
         context=typed.context,
         form=typed.form,
-        timestamps=typed.timestamps or _usual_times(job, typed),
+        has_times=has_times,
+        timestamps=_times(typed) if has_times else "none",
         tz=zone,
         prefix=typed.prefix,
         dedup=bool(typed.dedup) if typed.whole else typed.dedup,  # what is saved is data
@@ -135,9 +138,9 @@ def build_request(named: Named, typed: Typed) -> Request:
     )
 
 
-def _usual_times(job: LogJob, typed: Typed) -> str:
-    """Choose the time of day where people are told who wrote a line, and when is known."""
-    return "clock" if typed.prefix != "none" and job.record is not None else "none"
+def _times(typed: Typed) -> str:
+    """Choose the time of day where people are told who wrote a line."""
+    return typed.timestamps or ("clock" if typed.prefix != "none" else "none")
 
 
 def _tail(typed: Typed) -> int | None:
@@ -158,18 +161,20 @@ def _query(
     if typed.all_ranks and typed.ranks is not None:
         raise UsageError("--rank and --all-ranks exclude each other")
     ranks = options.choose_ranks(job, ranks=typed.ranks, local_ranks=typed.local_ranks)
-    streams = options.choose_streams(typed.streams) or STREAMS
+    streams = options.choose_streams(typed.streams)
     chosen = (ranks, node, typed.streams)
     is_overview = not (typed.all_ranks or typed.errors or any(c is not None for c in chosen))
     since_us, until_us = (
-        options.choose_moment(option, text, job=job, attempt=attempt, zone=zone)
+        options.choose_moment(
+            option, text, job=job, attempt=attempt, zone=zone, batch=streams is None
+        )
         for option, text in (("--since", typed.since), ("--until", typed.until))
     )
     if since_us is not None and until_us is not None and since_us >= until_us:
         raise UsageError("--since is not before --until")
     return Query(
         ranks=ranks,
-        streams=streams,
+        streams=streams or STREAMS,
         overview=is_overview and job.record is not None,
         errors=typed.errors,
         include=options.compile_patterns("--include", typed.include),

@@ -171,6 +171,8 @@ def command(
     if following and typed.until is not None:
         raise UsageError("--follow and --until exclude each other")
     request = build_request(find_log_job(job), typed)
+    if not request.has_times and times not in (None, "none"):
+        output.note("these lines carry no times")
     if following:
         ctx.exit(follow_job(request))
     if locating:

@@ -20,9 +20,13 @@ _MARK = b"\x07" + "…".encode()
 
 @dataclass(kw_only=True)
 class _Open:
-    """A line that was cut, as far as it has come, byte for byte."""
+    """A line that was cut, as far as it has come, byte for byte.
+
+    Its time is that of its last piece, or a bar of hours would come among lines of its beginning.
+    """
 
     first: LogLine
+    epoch_us: int = 0
     text: bytearray = field(default_factory=bytearray)
     pauses: int = 0
     quiet_pauses: int = 0
@@ -31,7 +35,10 @@ class _Open:
         self.text += text
 
     def line(self, *, ends: bool) -> LogLine:
-        return self.first._replace(text=bytes(self.text), partial=not ends)
+        return self._line(bytes(self.text), ends=ends)
+
+    def _line(self, text: bytes, *, ends: bool) -> LogLine:
+        return self.first._replace(text=text, partial=not ends, epoch_us=self.epoch_us)
 
 
 @dataclass(kw_only=True)
@@ -54,7 +61,7 @@ class _Shown(_Open):
     def line(self, *, ends: bool) -> LogLine:
         hidden = self.size - len(self.text)
         mark = _MARK + f"[+{hidden:,} bytes]".encode() if hidden else b"" if ends else _MARK
-        return self.first._replace(text=bytes(self.text) + mark, partial=not ends)
+        return self._line(bytes(self.text) + mark, ends=ends)
 
 
 @dataclass(kw_only=True)
@@ -80,6 +87,7 @@ class Joiner:
             entry = self.begun[source] = _Open(first=line) if self.exact else _Shown(first=line)
         self._held_bytes -= len(entry.text)
         entry.add(line.text)
+        entry.epoch_us = line.epoch_us
         entry.quiet_pauses = 0
         self._held_bytes += len(entry.text)
         if line.partial and len(entry.text) <= WHOLE_BYTES and self._held_bytes <= HELD_BYTES:

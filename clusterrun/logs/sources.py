@@ -6,14 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from clusterrun.logs.files import (
-    Kind,
-    LogFile,
-    file_size,
-    find_files,
-    natural_key,
-    stat_file,
-)
+from clusterrun.logs.files import Kind, LogFile, file_size, find_files, natural_key
 from clusterrun.logs.index import has_left_out, seek_time
 from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.logs.query import Query
@@ -189,17 +182,9 @@ def _literals(query: Query, *, ends: bool) -> tuple[bytes, ...]:
 
 def _stretch(file: LogFile, query: Query) -> tuple[int, int]:
     if file.kind is Kind.PLAIN:
-        found = stat_file(file.path)
-        if found is None or not _is_in_time(found.st_mtime_ns // 1000, query):
-            return 0, 0
-        return 0, found.st_size
+        return 0, file_size(file.path)
     end = file_size(file.path)
     if query.until_us is not None:
         end = seek_time(file, query.until_us, end)
     start = 0 if query.since_us is None else seek_time(file, query.since_us, end)
     return start, end
-
-
-def _is_in_time(epoch_us: int, query: Query) -> bool:
-    is_late_enough = query.since_us is None or epoch_us >= query.since_us
-    return is_late_enough and (query.until_us is None or epoch_us < query.until_us)

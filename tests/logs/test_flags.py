@@ -341,3 +341,41 @@ def test_nothing_turns_the_order_of_a_line_round(run: Here) -> None:
 def test_the_end_of_a_log_is_not_listed_as_a_line(run: Here) -> None:
     counts = [line.split()[3] for line in run.lines("L1", "--list")]
     assert counts == ["LINES", "6", "4"]
+
+
+def test_a_finished_progress_bar_has_the_time_of_its_end(run: Here) -> None:
+    run.environ["TZ"] = "UTC"
+    at = [T0 + (20 + i) * SECOND for i in range(4)]
+    run.write("n2", raw(at[0], 9, "E", "10%\r"), raw(at[1], 9, "E", "50%\r"))
+    run.write("n2", raw(at[2], 9, "o", "meanwhile"), raw(at[3], 9, "e", "100%\r"))
+    assert shown(run, "--rank", "9", "-n", "4", "-t") == [
+        "22:13:42.000 meanwhile",
+        "22:13:43.000 100%",
+    ]
+
+
+def test_the_batch_scripts_output_carries_no_times(run: Here) -> None:
+    run.paths.slurm_dir.mkdir()
+    run.paths.batch_output.write_text("one\ntwo\n")
+    for times in ("-t", "--timestamps=iso", "--timestamps=delta"):
+        done = run.logs("L1", "--stream", "batch", times)
+        assert (done.stdout, done.stderr) == (
+            "batch    | one\nbatch    | two\n",
+            "note: these lines carry no times\n",
+        )
+    entries = [json.loads(line) for line in run.lines("L1", "--stream", "batch", "--json")]
+    assert [(entry["ts"], entry["text"]) for entry in entries] == [(None, "one"), (None, "two")]
+    done = run.logs("L1", "--stream", "batch", "--since", "1h")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --since: the lines of the batch script of job L1 carry no times\n",
+    )
+
+
+def test_a_file_that_nobody_stamped_carries_no_times(run: Here) -> None:
+    plain = run.path / "notes.txt"
+    plain.write_text("one\n")
+    done = run.logs(str(plain), "--timestamps=iso", "--prefix", "none")
+    assert (done.stdout, done.stderr) == ("one\n", "note: these lines carry no times\n")
+    (entry,) = [json.loads(line) for line in run.lines(str(plain), "--json")]
+    assert entry["ts"] is None

@@ -36,11 +36,11 @@ def test_pieces_are_joined_by_rank_and_stream() -> None:
     assert list(joiner.drain()) == []
 
 
-def test_a_joined_line_is_where_and_when_it_began() -> None:
+def test_a_joined_line_is_where_it_began_and_when_its_last_piece_was_written() -> None:
     joiner = Joiner()
     joiner.feed(line(T0, "n1", 0, "O", b"a", offset=7))
     assert joiner.feed(line(T0 + 9, "n1", 0, "o", b"b", offset=70)) == line(
-        T0, "n1", 0, "o", b"ab", offset=7
+        T0 + 9, "n1", 0, "o", b"ab", offset=7
     )
 
 
