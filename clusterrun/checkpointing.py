@@ -142,9 +142,7 @@ def disk_problem(error: BaseException) -> str:
             return cause.strerror or str(cause)
         cause = cause.__cause__ or cause.__context__
     text = str(error)
-    if isinstance(error, MemoryError) or not any(words in text for words in _WORDS):
-        return ""
-    return text.splitlines()[0]
+    return text.splitlines()[0] if any(words in text for words in _WORDS) else ""
 
 
 def _distributed() -> Any:
