@@ -91,9 +91,9 @@ def differences(old: Resolved, new: Resolved) -> tuple[Change, ...]:
     )
 
 
-def refuse_other_world(checkpoint: Checkpoint, plan: Plan) -> None:
+def refuse_other_world(checkpoint: Checkpoint, record: JobRecord, plan: Plan) -> None:
     """Refuse shards that another world, or another strategy, has saved. Raises UsageError."""
-    saved_by = str(checkpoint.settings.get("strategy") or plan.strategy.value)
+    saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
     if not any(map(_is_sharded, (saved_by, plan.strategy.value))):
         return
     fits_world = checkpoint.world_size in (0, plan.world_size)

@@ -94,7 +94,7 @@ def prepare_resume(
     is_complete = seen.state.is_success and not changed.changes and start == LATEST
     point = StartPoint(checkpoint=None) if is_complete else choose(record.paths, start)
     if point.checkpoint is not None:
-        refuse_other_world(point.checkpoint, prepared.plan)
+        refuse_other_world(point.checkpoint, record, prepared.plan)
     return Resumption(
         seen=seen,
         prepared=prepared,

@@ -45,6 +45,7 @@ SCRUBBED = frozenset(
         "ZE_AFFINITY_MASK",
         "CLUSTERRUN_RUN_DIR",
         "CLUSTERRUN_ATTEMPT",
+        "CLUSTERRUN_BATCH_PID",
         "CLUSTERRUN_JOB_ID",
         "CLUSTERRUN_NODE",
         "CLUSTERRUN_SPOOL",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterrun.cli.times import clock, timestamp
 from clusterrun.hostlist import fold_hostlist
+from clusterrun.outcome import Next
 from clusterrun.wording import count
 
 if TYPE_CHECKING:
@@ -21,10 +22,12 @@ def attempt_lines(attempts: Sequence[Attempt]) -> Iterator[tuple[str, str]]:
     if len(attempts) < 2 and all(outcome.cause == "completed" for outcome in outcomes):
         return
     for attempt in attempts:
-        yield ("" if attempt.number > 1 else "attempts"), f"{attempt.number}  {_text(attempt)}"
+        is_last = attempt is attempts[-1]
+        label = "" if attempt.number > 1 else "attempts"
+        yield label, f"{attempt.number}  {_text(attempt, is_last=is_last)}"
 
 
-def _text(attempt: Attempt) -> str:
+def _text(attempt: Attempt, *, is_last: bool) -> str:
     nodes = fold_hostlist(dict.fromkeys(attempt.nodes)) if attempt.nodes else ""
     outcome = attempt.outcome
     if outcome is None:
@@ -32,10 +35,10 @@ def _text(attempt: Attempt) -> str:
     start = datetime.fromtimestamp(outcome.started_at)
     spent = clock(outcome.ended_at - outcome.started_at)
     head = "  ".join(filter(None, (f"{start:%m-%d %H:%M:%S}", spent, nodes)))
-    return f"{head}  {'; '.join(_facts(attempt, outcome))}"
+    return f"{head}  {'; '.join(_facts(attempt, outcome, is_last=is_last))}"
 
 
-def _facts(attempt: Attempt, outcome: Outcome) -> Iterator[str]:
+def _facts(attempt: Attempt, outcome: Outcome, *, is_last: bool) -> Iterator[str]:
     how = " ".join((outcome.reason or outcome.cause).split())
     yield how if outcome.step is None else f"{how} at step {outcome.step}"
     if outcome.checkpoint is not None:
@@ -43,7 +46,8 @@ def _facts(attempt: Attempt, outcome: Outcome) -> Iterator[str]:
     if attempt.lost_steps:
         about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
         yield f"lost {count(attempt.lost_steps, 'step')}{about}"
-    if outcome.cause != "completed":
+    went_on = outcome.next is Next.STOP and not is_last  # Slurm or a person had it go on
+    if outcome.cause != "completed" and not went_on:
         yield f"{outcome.next.value}: {outcome.why}" if outcome.why else outcome.next.value
 
 

@@ -30,8 +30,9 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     Raises OSError or ValueError where the run's files can't be read.
     """
     paths = RunPaths(root=run_dir)
-    plan = Plan.from_json(paths.plan.read_text())
-    history = [*past(paths, number), _ended(paths, number, code, env)]
+    plan = _plan(paths)
+    before = past(paths, number)
+    history = [*before, _ended(paths, number, code, env, plan, before)]
     decision = decide(history, _ground(plan, env))
     outcome = dataclasses.replace(
         history[-1], next=decision.next, why=decision.why, exclude=decision.exclude
@@ -41,8 +42,13 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
 
 
 def past(paths: RunPaths, number: int) -> list[Outcome]:
-    """Read the outcomes of the attempts before one, oldest first; of those that left one."""
-    return [outcome for n in range(1, number) if (outcome := _read(paths, n))]
+    """Read the outcomes of the attempts before one, oldest first; of those that left one.
+
+    Those before a person resumed the run count no more.
+    """
+    resumed = [n for n in range(1, number) if paths.earlier_end(n).exists()]
+    first = max(resumed, default=0) + 1
+    return [outcome for n in range(first, number) if (outcome := _read(paths, n))]
 
 
 def write_outcome(paths: RunPaths, outcome: Outcome) -> None:

@@ -272,13 +272,13 @@ def test_shards_of_another_world_are_refused(here: Here) -> None:
     assert record_of(root).nodes == 3
 
 
-def test_shards_of_another_strategy_are_refused(here: Here) -> None:
+@pytest.mark.parametrize("settings", [{}, {"strategy": "zero2"}], ids=["unsaid", "said"])
+def test_shards_of_another_strategy_are_refused(here: Here, settings: dict[str, str]) -> None:
     root = failed(here, "-N2", "--strategy", "zero2", "train.py")
-    (root / "checkpoints/step-00000100").rename(root / "checkpoints/gone")
-    checkpoint(root, 200, strategy="zero2")
+    checkpoint(root, 200, **settings)
     said = here("resume", "4711", "--strategy", "ddp")
-    assert said.code == 2
-    assert "can't be read by 2 with ddp" in said.err
+    assert (said.code, here.asked("sbatch")) == (2, [])
+    assert "saved by 2 ranks with zero2; its shards can't be read by 2 with ddp" in said.err
 
 
 def test_nodes_with_evidence_against_them_are_left_out(here: Here) -> None:

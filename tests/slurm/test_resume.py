@@ -1,0 +1,192 @@
+"""Successors, chains, `resume`, `cancel --checkpoint` and a release, on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun import checkpoints
+from clusterrun import record as records
+from clusterrun.record import JobRecord
+from clusterrun.state import JobState
+from tests.backends.builders import wait_for
+from tests.cluster.cluster import Cluster
+from tests.road import Project, project
+from tests.slurm.test_backend import Submit, submitter, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+
+NEXT = f'"{sys.executable}" -m clusterrun.backends successor'
+RUN = (
+    *("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "1", "--device", "cpu"),
+    *("--threads-per-process", "1", "train_lm.py", "--layers", "1", "--width", "32"),
+    *("--heads", "2", "--seq-len", "32", "--batch-size", "2", "--log-every", "1"),
+    *("--save-every", "100000"),
+)
+
+
+@pytest.fixture(autouse=True)
+def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
+@pytest.fixture(name="submit")
+def _submit(cluster: Cluster, tmp_path: Path) -> Submit:
+    return submitter(tmp_path)
+
+
+@pytest.fixture(name="here")
+def _here(tmp_path: Path, cluster: Cluster) -> Project:
+    return project(tmp_path / "project", tmp_path / "state")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(cluster: Cluster) -> Any:
+    yield
+    cluster.run(["scancel", "--me"])
+    cluster.wait_no_processes(30)
+
+
+def step_of(here: Project, job_id: str) -> int:
+    return int(here.json("status", job_id)["progress"]["step"] or 0)
+
+
+def now(made: JobRecord) -> JobRecord:
+    return records.read(made.paths)
+
+
+def text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+# By hand, without agents
+
+
+def test_a_successor_starts_where_its_job_ends_without_the_bad_node(submit: Submit) -> None:
+    body = f"""
+if [[ ! -e $1/first ]]; then
+  hostname > "$1/first"; export PET_LEFT=over
+  {NEXT} "$1" "$SLURMD_NODENAME" > "$1/said" 2>&1
+  echo "$SLURMD_NODENAME" > "$1/bad"
+  {NEXT} "$1" > "$1/again" 2>&1
+  date +%s.%N > "$1/ended"
+else
+  date +%s.%N > "$1/begun"; echo "$SLURMD_NODENAME" > "$1/good"; env > "$1/env"
+fi
+"""
+    made = submit(body)
+    root = made.paths.root
+    wait_for(lambda: text(root / "env"), 90, "the start of the successor")
+    new = now(made)
+    assert text(root / "said") == f"{new.job_id}\n" == text(root / "again")
+    assert new.earlier_job_ids == (made.job_id,)
+    assert text(root / "good") != text(root / "bad")
+    assert "PET_LEFT" not in text(root / "env")
+    assert made.runs_dir.job_link(new.job_id).resolve() == root.resolve()
+    waited_s = float(text(root / "begun")) - float(text(root / "ended"))
+    assert waited_s < 60  # a requeue would be held for two minutes
+
+
+def test_a_successor_that_slurm_refuses_changes_nothing(submit: Submit) -> None:
+    made = submit(f'{NEXT} "$1" no-such-node 2> "$1/said"; echo $? > "$1/code"')
+    wait_for(lambda: text(made.paths.root / "code"), 90)
+    assert text(made.paths.root / "code") == "1\n"
+    assert text(made.paths.root / "said").startswith("clusterrun: no successor: sbatch refused")
+    assert now(made).earlier_job_ids == ()
+
+
+def test_a_requeued_job_that_is_waited_for_starts_at_once(
+    submit: Submit, here: Project, cluster: Cluster
+) -> None:
+    end = '{"schema": "clusterrun.end/1", "state": "COMPLETED", "exit_code": 0, "ended_at": 1}'
+    made = submit(
+        f"""mkdir -p "$1/attempts"; mkdir "$1/attempts/1" && sleep 120
+mkdir "$1/attempts/2"; echo '{end}' > "$1/end.json\"""",
+        "--requeue",
+    )
+    until(made, JobState.RUNNING)
+    wait_for(made.paths.attempt(1).is_dir)
+    cluster.run(["scontrol", "requeue", made.job_id])
+    until(made, JobState.PENDING)
+    begin = time.monotonic()
+    done = here.cli("status", made.run_dir, "--wait")
+    assert done.returncode == 0, done.stderr
+    assert "Slurm was asked to start it now" in done.stderr
+    assert time.monotonic() - begin < 90
+
+
+# The real thing
+
+
+def test_a_training_that_was_cancelled_with_a_checkpoint_is_resumed(
+    here: Project, cluster: Cluster
+) -> None:
+    job_id = here.submit(*RUN, "--max-steps", "1200")
+    wait_for(lambda: step_of(here, job_id) > 5, 120, "a step")
+    done = here.cli("cancel", "--checkpoint", job_id)
+    assert done.returncode == 0, done.stderr
+    assert "written after" in done.stderr
+    here.ok("status", job_id, "--wait")
+    root = here.run_dir(job_id)
+    saved, _ = checkpoints.newest(root / "checkpoints")
+    assert saved is not None
+    assert here.json("status", job_id)["state"] == "CANCELLED"
+    assert here.cli("resume", job_id, "--strategy", "zero2").returncode == 2
+
+    done = here.cli("resume", job_id, "--time", "30", "--parsable")
+    assert done.returncode == 0, done.stderr
+    assert f"step-{saved.step:08d}\n" in done.stderr
+    second = done.stdout.strip()
+    assert second != job_id
+    assert here.cli("resume", job_id).returncode == 2  # it is active
+    here.ok("status", job_id, "--wait")
+    status = here.json("status", job_id)
+    assert (status["state"], status["job_id"]) == ("COMPLETED", second)
+    assert status["earlier_job_ids"] == [job_id]
+    first, _ = status["attempts"]
+    assert (first["cause"], first["checkpoint"], first["lost_steps"]) == (
+        "interrupted",
+        saved.step,
+        0,
+    )
+    assert f"step {saved.step + 1}/" in here.logs(job_id)
+    assert here.cli("resume", job_id).stdout == ""
+
+
+def test_a_chain_goes_on_where_its_first_job_left(here: Project, cluster: Cluster) -> None:
+    argv = ("--chain", "3", "--time", "1", "--signal", "B:USR2@30", *RUN)
+    job_id = here.submit(*argv, "--max-steps", "4000")
+    root = here.run_dir(job_id)
+    record = json.loads((root / "job.json").read_text())
+    assert record["chain_length"] == 3
+    first, second, third = job_id, *record["chained_job_ids"]
+
+    def has_moved() -> bool:
+        return bool(json.loads((root / "job.json").read_text())["job_id"] == second)
+
+    wait_for(has_moved, 200, "the second job of the chain")
+    wait_for(lambda: (root / "attempts" / "2").is_dir(), 100, "its attempt")
+    here.ok("cancel", first)
+    for each in (first, second, third):
+        cluster.wait_job(each, timeout_s=60)
+    status = here.json("status", first)
+    assert status["attempts"][0]["cause"] == "interrupted"
+    assert status["earlier_job_ids"] == [first]
+
+
+def test_the_rest_of_a_chain_ends_at_once_where_all_is_done(
+    here: Project, cluster: Cluster
+) -> None:
+    job_id = here.submit("--chain", "2", *RUN, "--max-steps", "3")
+    record = json.loads((here.run_dir(job_id) / "job.json").read_text())
+    (later,) = record["chained_job_ids"]
+    assert cluster.wait_job(job_id, timeout_s=200) == "COMPLETED"
+    assert cluster.wait_job(later, timeout_s=60) == "COMPLETED"
+    assert here.json("status", later)["attempt"] == 1
+    assert here.json("status", later)["state"] == "COMPLETED"
