@@ -89,7 +89,8 @@ def prepare_resume(
     record = api.find_job(job)
     seen = _look(record, force=force)
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
-    prepared = api.prepare(changed.resolved) if changed.changes else _as_it_is(record)
+    prepared = None if changed.changes else _as_it_is(record)
+    prepared = prepared or api.prepare(changed.resolved)
     _refuse_other_place(record, prepared.plan)
     is_complete = seen.state.is_success and not changed.changes and start == LATEST
     point = StartPoint(checkpoint=None) if is_complete else choose(record.paths, start)
@@ -129,7 +130,10 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
     paths, plan = resumption.record.paths, resumption.prepared.plan
     with _alone(paths), ExitStack() as undo:
         record = _look(records.read(paths), force=resumption.force).record
-        _lay_out(resumption, undo)
+        try:
+            _lay_out(resumption, undo)
+        except OSError as error:
+            raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
         dependency = (
             None if _says_dependency(resumption) else ""
         )  # what it waited for came long ago
@@ -205,7 +209,11 @@ def _refuse_other_place(record: JobRecord, plan: Plan) -> None:
 @contextlib.contextmanager
 def _alone(paths: RunPaths) -> Iterator[None]:
     """Hold off another `resume` of the same run; it finds an active job afterwards."""
-    with open(paths.plan, "rb+") as file:
+    try:
+        file = open(paths.plan, "rb+")  # noqa: SIM115 - closed below; NFS locks no other mode
+    except OSError as error:
+        raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
+    with file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -214,11 +222,14 @@ def _alone(paths: RunPaths) -> Iterator[None]:
 # The files of the next attempt
 
 
-def _as_it_is(record: JobRecord) -> Prepared:
+def _as_it_is(record: JobRecord) -> Prepared | None:
+    """Take the plan as the run has it; None where another version of clusterrun wrote it."""
     try:
         plan = Plan.from_json(record.paths.plan.read_text())
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
         raise ClusterrunError(f"cannot read {record.paths.plan}", cause=str(error)) from error
+    except (ValueError, TypeError):
+        return None
     return Prepared(plan=plan, bundle=Bundle(files={}))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +330,43 @@ def test_an_unknown_run_is_told(here: Here) -> None:
     here.slurm()
     assert here("resume", "99").code == 4
     assert here("resubmit", "99").code == 4
+
+
+def test_files_of_another_version_are_rendered_anew(here: Here) -> None:
+    root = failed(here)
+    plan = json.loads((root / "plan.json").read_text())
+    (root / "plan.json").write_text(json.dumps({**plan, "since_removed": 1}))
+    assert here("resume", "4711").code == 0
+    assert json.loads((root / "plan.json").read_text()) == plan
+
+
+def test_of_two_that_resume_a_run_one_is_refused(here: Here) -> None:
+    failed(here)
+    rows = "4714|PENDING||0:00|1:00:00|N/A|N/A|Resources"
+    here.program("sbatch", f"sleep 1; echo 4714 | tee {here.bin}/sent")
+    here.program("tee", 'read -r id; echo "$id" > "$1"; echo "$id"')
+    here.program("squeue", f"[[ -e {here.bin}/sent ]] && echo '{rows}' || echo '{FAILED}'")
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "clusterrun", "resume", "4711"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=60) for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2]
+    assert sorted(out for out, _ in said) == ["", "Submitted batch job 4714\n"]
+    assert sum("job 4714 is still PENDING" in err for _, err in said) == 1
+
+
+def test_a_run_that_cannot_be_written_is_told(here: Here) -> None:
+    root = failed(here)
+    (root / "attempts/1/config").write_text("in the way")
+    said = here("resume", "4711", "--time", "60")
+    assert (said.code, here.asked("sbatch")) == (1, [])
+    assert said.err.splitlines()[-2].startswith(f"error: cannot write in {root}")
 
 
 def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: Here) -> None:
