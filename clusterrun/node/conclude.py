@@ -7,12 +7,12 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterrun import shell
-from clusterrun.errors import ClusterrunError
+from clusterrun import checkpoints, shell
+from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.hostlist import parse_hostlist
 from clusterrun.node.endings import Cause
 from clusterrun.node.recovery import Decision, Ground, decide
@@ -22,6 +22,13 @@ from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster
 
 PROBE_S = 15.0
+# What a status says where the agents left no outcome, as a setup line that failed leaves none.
+_CAUSES = {
+    int(NodeExit.NODE_UNFIT): Cause.NODE_UNFIT,
+    int(NodeExit.RENDEZVOUS_FAILED): Cause.RENDEZVOUS,
+}
+_KILLED = (Cause.SIGNAL.value, Cause.LAUNCHER.value, Cause.CANCELLED.value)
+_INTERRUPTIONS = {"time-limit": "the time limit", "preempt": "preempted"}
 
 
 def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> Decision:
@@ -32,13 +39,25 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     paths = RunPaths(root=run_dir)
     plan = _plan(paths)
     before = past(paths, number)
-    history = [*before, _ended(paths, number, code, env, plan, before)]
-    decision = decide(history, _ground(plan, env))
+    newest = _read(paths, number) or _wordless(paths, number, code, env)
+    newest = dataclasses.replace(
+        _unless_interrupted(paths, newest, plan.cluster),
+        checkpoint=_saved(paths, [*before, newest]),
+        exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
+    )
+    decision = decide([*before, newest], _ground(plan, env))
     outcome = dataclasses.replace(
-        history[-1], next=decision.next, why=decision.why, exclude=decision.exclude
+        newest, next=decision.next, why=decision.why, exclude=decision.exclude
     )
     write_outcome(paths, outcome)
     return decision
+
+
+def _plan(paths: RunPaths) -> Plan:
+    try:
+        return Plan.from_json(paths.plan.read_text())
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{paths.plan} can't be read: {error}") from error
 
 
 def past(paths: RunPaths, number: int) -> list[Outcome]:
@@ -46,9 +65,13 @@ def past(paths: RunPaths, number: int) -> list[Outcome]:
 
     Those before a person resumed the run count no more.
     """
-    resumed = [n for n in range(1, number) if paths.earlier_end(n).exists()]
-    first = max(resumed, default=0) + 1
+    first = _first(paths, number)
     return [outcome for n in range(first, number) if (outcome := _read(paths, n))]
+
+
+def _first(paths: RunPaths, number: int) -> int:
+    """Return the number of the first attempt since a person started or resumed the run."""
+    return 1 + max((n for n in range(1, number) if paths.earlier_end(n).exists()), default=0)
 
 
 def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
@@ -67,51 +90,68 @@ def _read(paths: RunPaths, number: int) -> Outcome | None:
     return None
 
 
-def _ended(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -> Outcome:
-    """Read the agents' outcome, or say what can be said where they left none."""
-    before = past(paths, number)
-    kept = before[-1].exclude if before and before[-1].next is Next.RELAUNCH else ()
-    found = _read(paths, number)
-    if found is not None:
-        return dataclasses.replace(_unless_interrupted(paths, found), exclude=kept)
-    steps = list(_numbers(paths, number))
-    checkpoints = [step for kind, step in steps if kind == "checkpoint"]
-    checkpoints += [o.checkpoint for o in before if o.checkpoint is not None]
+def _wordless(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -> Outcome:
+    """Say what can be said where the agents left no outcome."""
+    steps = [step for attempt, kind, step in _numbers(paths) if (attempt, kind) == (number, "step")]
+    nodes = _world(paths, number)
     return Outcome(
         attempt=number,
         job_id=env.get("SLURM_JOB_ID") or env.get("CLUSTERRUN_LOCAL_JOB_ID", ""),
         started_at=paths.attempt(number).stat().st_mtime,
         ended_at=time.time(),
-        nodes=_world(paths, number),
+        nodes=nodes,
         code=code,
-        cause=Cause.NODE_LOST.value,
+        cause=_CAUSES.get(code, Cause.LAUNCHER).value,
         reason=f"the agents left without a word, with status {code}",
-        node=next(iter(_world(paths, number)), None),
-        step=max((step for kind, step in steps if kind == "step"), default=None),
-        checkpoint=max(checkpoints, default=None),
-        exclude=kept,
+        node=next(iter(nodes), None),
+        step=max(steps, default=None),
     )
 
 
-def _unless_interrupted(paths: RunPaths, found: Outcome) -> Outcome:
-    """Blame the interruption for ranks that were killed since they did not leave in time."""
-    with contextlib.suppress(OSError):
-        request = paths.request(found.attempt).read_text().strip()
-        is_killed = found.cause in (Cause.SIGNAL.value, Cause.CANCELLED.value)
-        if is_killed and request in ("time-limit", "preempt"):
-            why = "the time limit" if request == "time-limit" else "preempted"
-            return dataclasses.replace(found, cause=Cause.INTERRUPTED.value, reason=why)
-    return found
+def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Outcome:
+    """Blame the interruption for what was killed since it did not leave in time."""
+    if found.cause not in _KILLED:
+        return found
+    try:
+        why = _INTERRUPTIONS.get(paths.request(found.attempt).read_text().strip())
+    except (OSError, ValueError):
+        # Of a preemption only the agents are told; the batch shell hears of all other ends.
+        is_preempted = found.cause == Cause.CANCELLED.value and cluster is Cluster.SLURM
+        why = _INTERRUPTIONS["preempt"] if is_preempted else None
+    if why is None:
+        return found
+    code = int(NodeExit.INTERRUPTED)
+    return dataclasses.replace(found, code=code, cause=Cause.INTERRUPTED.value, reason=why)
 
 
-def _numbers(paths: RunPaths, number: int) -> Iterator[tuple[str, int]]:
-    """Yield the steps and checkpoints that the nodes wrote down of one attempt."""
+def _saved(paths: RunPaths, history: Sequence[Outcome]) -> int | None:
+    """Find the newest checkpoint; where no outcome tells of one, an attempt may have left none.
+
+    A run that was resumed has it on disk.
+    """
+    told = [outcome.checkpoint for outcome in history if outcome.checkpoint is not None]
+    if told:
+        return max(told)
+    number = history[-1].attempt
+    first = _first(paths, number)
+    steps = [
+        step
+        for attempt, kind, step in _numbers(paths)
+        if kind == "checkpoint" and first <= attempt <= number
+    ]
+    on_disk = None if steps else checkpoints.newest(paths.checkpoints_dir)[0]
+    return on_disk.step if on_disk else max(steps, default=None)
+
+
+def _numbers(paths: RunPaths) -> Iterator[tuple[int, str, int]]:
+    """Yield attempt, kind and step of each step and checkpoint that the nodes wrote down."""
     for path in paths.events_dir.glob("*.jsonl"):
         with contextlib.suppress(OSError):
             for line in path.read_text(errors="replace").splitlines():
                 event = _event(line)
-                if event.get("attempt") == number and isinstance(event.get("step"), int):
-                    yield str(event.get("type")), event["step"]
+                attempt, step = event.get("attempt"), event.get("step")
+                if isinstance(attempt, int) and isinstance(step, int):
+                    yield attempt, str(event.get("type")), step
 
 
 def _event(line: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster, OnInterrupt
 
 FRUITLESS = 2  # attempts that may die one after the other without a new checkpoint
+LOSSES = 5  # the same, those that lost a node included
 MEETINGS = 2  # tries to bring the nodes together
 
 # What another try would only repeat.
@@ -49,7 +50,7 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
     if newest.code == 0:
         return _stop("complete")
     if newest.cause == Cause.CANCELLED.value:
-        return _after_cancellation(newest, ground)
+        return _stop("cancelled")
     if newest.cause == Cause.INTERRUPTED.value:
         return _after_interruption(history, ground)
     if newest.code in _LASTING:
@@ -62,18 +63,11 @@ def _stop(why: str) -> Decision:
     return Decision(next=Next.STOP, why=why)
 
 
-def _after_cancellation(newest: Outcome, ground: Ground) -> Decision:
-    """Tell a preemption, of which only the agents are told, from a wish."""
-    if newest.reason == "cancelled" and ground.plan.cluster is Cluster.SLURM:
-        return _in_the_queue(ground, "preempted")
-    return _stop("cancelled")
-
-
 def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
     newest = history[-1]
     if newest.code == NodeExit.CANCELLED:
         return _stop("cancelled")
-    if "time limit" in newest.reason and _fruitless(history) >= FRUITLESS:
+    if "time limit" in newest.reason and len(_blamed(_fruitless(history))) >= FRUITLESS:
         return _stop(f"{FRUITLESS} attempts reached the time limit without a new checkpoint")
     return _in_the_queue(ground, newest.reason)
 
@@ -102,12 +96,12 @@ def _futile(history: Sequence[Outcome], plan: Plan) -> str:
         return f"{what} raised the same at {newest.where or 'one place'}: a fault of the script"
     if newest.cause == Cause.RENDEZVOUS.value or newest.code == NodeExit.RENDEZVOUS_FAILED:
         return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
-    count = _fruitless(history)
     if plan.max_restarts is None and newest.checkpoint is None:
         return "no checkpoint was saved from which to go on"
-    if count >= FRUITLESS:
-        step = "any checkpoint" if newest.checkpoint is None else f"step {newest.checkpoint}"
-        return f"{count} attempts died without a checkpoint beyond {step}"
+    fruitless = _fruitless(history)
+    if len(_blamed(fruitless)) >= FRUITLESS or len(fruitless) >= LOSSES:
+        beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
+        return f"{len(fruitless)} attempts died without a checkpoint{beyond}"
     return ""
 
 
@@ -119,20 +113,28 @@ def _is_failure(outcome: Outcome) -> bool:
     )
 
 
-def _fruitless(history: Sequence[Outcome]) -> int:
-    """Count the newest attempts that, one after the other, saved nothing new.
+def _fruitless(history: Sequence[Outcome]) -> list[Outcome]:
+    """Return the newest attempts that, one after the other, saved nothing new.
 
-    A preemption and a lost node say nothing about the training.
+    A preemption says nothing about the training, and is left out.
     """
-    count = 0
+    found: list[Outcome] = []
     for number in range(len(history) - 1, -1, -1):
-        outcome = history[number]
-        before = max((o.checkpoint or -1 for o in history[:number]), default=-1)
-        if (outcome.checkpoint if outcome.checkpoint is not None else -1) > before:
+        before = max((_saved(outcome) for outcome in history[:number]), default=-1)
+        if _saved(history[number]) > before:
             break
-        is_blameless = outcome.cause == Cause.NODE_LOST.value or outcome.reason == "preempted"
-        count += not is_blameless
-    return count
+        if history[number].reason != "preempted":
+            found.append(history[number])
+    return found
+
+
+def _saved(outcome: Outcome) -> int:
+    return -1 if outcome.checkpoint is None else outcome.checkpoint
+
+
+def _blamed(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Leave out the attempts whose end says little about the training: those that lost a node."""
+    return [outcome for outcome in outcomes if outcome.cause != Cause.NODE_LOST.value]
 
 
 def _repeated(history: Sequence[Outcome]) -> int:

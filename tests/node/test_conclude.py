@@ -1,0 +1,261 @@
+"""What is concluded from an attempt's files: whole, damaged, or missing since agents were killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun import checkpoints
+from clusterrun.node import conclude as module
+from clusterrun.node.conclude import conclude, past, write_outcome
+from clusterrun.node.recovery import Decision
+from clusterrun.outcome import Next, Outcome
+from clusterrun.paths import RunPaths
+from tests.planning.samples import here, on_slurm
+
+ON_SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n[1-3]"}
+LOST = {"code": 123, "cause": "node_lost", "reason": "n2: its agent is gone", "node": "n2"}
+
+
+class Run:
+    """A run directory as nodes leave it."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = RunPaths(root=root)
+        self.paths.attempts_dir.mkdir()
+        self.paths.events_dir.mkdir()
+        self.plan(on_slurm(nodes=2, gpus_per_node=2).to_json())
+
+    def plan(self, text: str) -> None:
+        self.paths.plan.write_text(text)
+
+    def attempt(self, number: int, outcome: Mapping[str, Any] | None = None) -> None:
+        self.paths.attempt(number).mkdir()
+        about = {"attempt": number, "job_id": "42", "started_at": 1.0, "ended_at": 2.0}
+        killed = {"code": 137, "cause": "signal", "reason": "rank 1 on n2: killed by SIGKILL"}
+        if outcome is not None:
+            values = {**about, "nodes": ("n1", "n2"), **killed, **outcome}
+            write_outcome(self.paths, Outcome(**values))
+
+    def world(self, number: int) -> None:
+        self.paths.world(number).write_text(json.dumps({"nodes": ["n1", "n2"]}))
+
+    def events(self, node: str, *events: Mapping[str, Any]) -> None:
+        lines = "".join(f"{json.dumps(event)}\n" for event in events)
+        self.paths.events(node).write_text(f"{lines}half a li")
+
+    def conclude(self, number: int, code: int = 137, **env: str) -> tuple[Decision, Outcome]:
+        decision = conclude(self.paths.root, number, code, {**ON_SLURM, **env})
+        return decision, Outcome.from_json(self.paths.outcome(number).read_text())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_the_decision_is_written_into_what_the_agents_left(run: Run) -> None:
+    run.attempt(1, {"checkpoint": 100, "step": 120})
+    decision, outcome = run.conclude(1)
+    assert decision.next is outcome.next is Next.RELAUNCH
+    assert (outcome.why, outcome.step, outcome.checkpoint) == (decision.why, 120, 100)
+    assert outcome.why == "rank 1 on n2: killed by SIGKILL"
+    assert run.paths.outcome(1).stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in run.paths.attempt(1).iterdir()] == ["outcome.json"]
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": "another/1"}'])
+def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
+    run: Run, text: str | None
+) -> None:
+    run.attempt(1)
+    run.world(1)
+    if text is not None:
+        run.paths.outcome(1).write_text(text)
+    run.events(
+        "n1",
+        {"type": "step", "step": 100, "attempt": 1},
+        {"type": "checkpoint", "step": 100, "attempt": 1},
+        {"type": "step", "step": 120, "attempt": 1},
+    )
+    run.events("n2", {"type": "rank_start", "rank": 2, "attempt": 1})
+    decision, outcome = run.conclude(1, 137)
+    assert decision.next is Next.RELAUNCH
+    assert (outcome.code, outcome.cause) == (137, "launcher")
+    assert outcome.reason == "the agents left without a word, with status 137"
+    assert (outcome.step, outcome.checkpoint) == (120, 100)
+    assert (outcome.nodes, outcome.node, outcome.job_id) == (("n1", "n2"), "n1", "42")
+
+
+def test_steps_of_other_attempts_are_not_this_ones(run: Run) -> None:
+    for number in (1, 2):
+        run.attempt(number)
+    run.events("n1", {"type": "step", "step": 500, "attempt": 1})
+    _, outcome = run.conclude(2)
+    assert (outcome.step, outcome.checkpoint) == (None, None)
+
+
+def test_a_step_that_cannot_start_again_and_again_ends_the_run(run: Run) -> None:
+    run.attempt(1, {"checkpoint": 100, "next": Next.RELAUNCH})
+    run.attempt(2)
+    assert run.conclude(2, 1)[0].next is Next.RELAUNCH
+    run.attempt(3)
+    decision, _ = run.conclude(3, 1)
+    assert decision.next is Next.STOP
+    assert decision.why == "2 attempts died without a checkpoint beyond step 100"
+
+
+def test_a_failed_setup_line_is_named_as_an_unfit_node(run: Run) -> None:
+    run.attempt(1)
+    decision, outcome = run.conclude(1, 122)
+    assert (decision.next, outcome.cause) == (Next.STOP, "node_unfit")
+
+
+def test_a_checkpoint_of_an_attempt_without_an_outcome_counts(run: Run) -> None:
+    run.attempt(1)
+    run.events("n1", {"type": "checkpoint", "step": 100, "attempt": 1})
+    run.attempt(2, {"step": 110})
+    decision, outcome = run.conclude(2)
+    assert (decision.next, outcome.checkpoint) == (Next.RELAUNCH, 100)
+
+
+def test_a_checkpoint_from_before_a_person_resumed_counts(run: Run) -> None:
+    run.attempt(1, {"checkpoint": 100})
+    run.paths.earlier_end(1).write_text("{}")
+    saved = checkpoints.step_directory(run.paths.checkpoints_dir, 100)
+    saved.mkdir(parents=True)
+    checkpoints.mark(saved, 100, world_size=4, settings={})
+    run.attempt(2, {"step": 110})
+    decision, outcome = run.conclude(2)
+    assert (decision.next, outcome.checkpoint) == (Next.RELAUNCH, 100)
+
+
+def test_failures_before_a_person_resumed_do_not_count(run: Run) -> None:
+    for number in (1, 2, 3):
+        run.attempt(number, {"checkpoint": 100})
+    run.paths.earlier_end(2).write_text("{}")
+    assert [outcome.attempt for outcome in past(run.paths, 4)] == [3]
+
+
+def test_past_outcomes_that_cannot_be_read_are_passed_over(run: Run) -> None:
+    for number in (1, 2, 3):
+        run.attempt(number, {"checkpoint": 100 * number})
+    run.paths.outcome(2).write_text("{")
+    assert [outcome.attempt for outcome in past(run.paths, 4)] == [1, 3]
+    assert past(run.paths, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("request_word", "reason"), [("time-limit", "the time limit"), ("preempt", "preempted")]
+)
+@pytest.mark.parametrize("cause", ["signal", "launcher", "cancelled"])
+def test_what_was_killed_after_a_warning_was_interrupted(
+    run: Run, cause: str, request_word: str, reason: str
+) -> None:
+    run.attempt(1, {"cause": cause, "checkpoint": 100})
+    run.paths.request(1).write_text(f"{request_word}\n")
+    decision, outcome = run.conclude(1)
+    assert (outcome.cause, outcome.reason) == ("interrupted", reason)
+    assert decision.next is Next.REQUEUE
+
+
+def test_an_exception_after_a_warning_is_still_one(run: Run) -> None:
+    run.attempt(1, {"code": 1, "cause": "exception", "checkpoint": 100, "reason": "x"})
+    run.paths.request(1).write_text("time-limit\n")
+    assert run.conclude(1)[1].cause == "exception"
+
+
+@pytest.mark.parametrize("request_word", ["end", "cancel"])
+def test_what_was_killed_on_request_is_not_started_again(run: Run, request_word: str) -> None:
+    run.attempt(1, {"code": 124, "cause": "cancelled", "reason": "n1: cancelled", "checkpoint": 9})
+    run.paths.request(1).write_text(f"{request_word}\n")
+    decision, outcome = run.conclude(1, 124)
+    assert (decision.next, outcome.cause) == (Next.STOP, "cancelled")
+
+
+def test_agents_that_were_ended_without_a_request_were_preempted(run: Run) -> None:
+    run.attempt(1, {"code": 124, "cause": "cancelled", "reason": "n2: cancelled", "checkpoint": 9})
+    decision, outcome = run.conclude(1, 124)
+    assert (decision.next, outcome.reason) == (Next.REQUEUE, "preempted")
+
+
+def test_on_this_machine_agents_that_were_ended_were_cancelled(run: Run) -> None:
+    run.plan(here(nodes=2, nproc_per_node=2).to_json())
+    run.attempt(1, {"code": 124, "cause": "cancelled", "reason": "local0: cancelled"})
+    assert run.conclude(1, 124)[0].next is Next.STOP
+
+
+def reachable(monkeypatch: pytest.MonkeyPatch, *nodes: str) -> None:
+    monkeypatch.setattr(module, "_answers", lambda node: node in nodes)
+
+
+def test_a_node_that_does_not_answer_is_left_out_from_then_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reachable(monkeypatch, "n1", "n3")
+    run.attempt(1, {**LOST, "checkpoint": 100})
+    decision, _ = run.conclude(1, 123)
+    assert (decision.next, decision.exclude) == (Next.RELAUNCH, ("n2",))
+    run.attempt(2, {"checkpoint": 200, "nodes": ("n1", "n3")})
+    assert run.conclude(2)[0].exclude == ("n2",)
+
+
+def test_after_the_queue_no_node_is_left_out_any_more(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reachable(monkeypatch, "n1")
+    run.attempt(1, {**LOST, "checkpoint": 100})
+    decision, _ = run.conclude(1, 123, SLURM_JOB_NODELIST="n[1-2]")
+    assert (decision.next, decision.exclude) == (Next.SUCCESSOR, ("n2",))
+    run.attempt(2, {"checkpoint": 200})
+    assert run.conclude(2)[0].exclude == ()
+
+
+def stub_srun(monkeypatch: pytest.MonkeyPatch, path: Path, text: str) -> None:
+    path.mkdir()
+    (path / "srun").write_text(f"#!/bin/bash\n{text}\n")
+    (path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(path), prepend=":")
+
+
+@pytest.mark.parametrize(
+    ("srun", "next_step"),
+    [("exit 0", Next.RELAUNCH), ("exit 1", Next.SUCCESSOR), ("sleep 60", Next.SUCCESSOR)],
+)
+def test_srun_says_whether_a_node_answers(
+    run: Run, monkeypatch: pytest.MonkeyPatch, srun: str, next_step: Next
+) -> None:
+    monkeypatch.setattr(module, "PROBE_S", 1.0)
+    asked = run.paths.root / "asked"
+    stub_srun(monkeypatch, run.paths.root / "bin", f'echo "$@" > {asked}; {srun}')
+    run.attempt(1, {**LOST, "checkpoint": 100})
+    assert run.conclude(1, 123, SLURM_JOB_NODELIST="n[1-2]")[0].next is next_step
+    assert "--nodelist=n2" in asked.read_text().split()
+
+
+@pytest.mark.parametrize("nodelist", ["", "n["])
+def test_an_allocation_that_cannot_be_read_is_no_place_to_go_on_in(
+    run: Run, monkeypatch: pytest.MonkeyPatch, nodelist: str
+) -> None:
+    reachable(monkeypatch)
+    run.attempt(1, {**LOST, "checkpoint": 100})
+    assert run.conclude(1, 123, SLURM_JOB_NODELIST=nodelist)[0].next is Next.SUCCESSOR
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema": "x"}', '{"nodes": 2}'])
+def test_a_damaged_plan_is_an_error_that_callers_catch(run: Run, text: str) -> None:
+    run.attempt(1, {})
+    run.plan(text)
+    with pytest.raises(ValueError, match="."):
+        run.conclude(1)
+
+
+def test_a_plan_of_another_release_is_an_error_that_callers_catch(run: Run) -> None:
+    run.attempt(1, {})
+    run.plan(json.dumps({**json.loads(run.paths.plan.read_text()), "unheard_of": 1}))
+    with pytest.raises(ValueError, match="unheard_of"):
+        run.conclude(1)

@@ -1,0 +1,261 @@
+"""What follows an attempt: the table of causes and options, and that no loop is without end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.errors import NodeExit
+from clusterrun.node.recovery import FRUITLESS, LOSSES, Decision, Ground, decide
+from clusterrun.outcome import Next, Outcome
+from clusterrun.planning.plan import Plan
+from clusterrun.spec import OnInterrupt
+from tests.planning.samples import here, on_slurm
+
+NODES = ("n1", "n2")
+RELAUNCH, REQUEUE, SUCCESSOR, STOP = Next.RELAUNCH, Next.REQUEUE, Next.SUCCESSOR, Next.STOP
+
+KILLED = {"code": 137, "cause": "signal", "reason": "rank 1 on n2: killed by SIGKILL", "rank": 1}
+LOST = {"code": 123, "cause": "node_lost", "reason": "n2: its agent is gone", "node": "n2"}
+HUNG = {"code": 126, "cause": "hung", "reason": "rank 1 on n2: no step ended for 900 s"}
+LAUNCHER = {"code": 137, "cause": "launcher", "reason": "n2: the launcher ended", "node": "n2"}
+TIME_LIMIT = {"code": 125, "cause": "interrupted", "reason": "the time limit"}
+PREEMPTED = {"code": 125, "cause": "interrupted", "reason": "preempted"}
+ASKED = {"code": 124, "cause": "interrupted", "reason": "cancelled, after a checkpoint"}
+CANCELLED = {"code": 124, "cause": "cancelled", "reason": "n1: cancelled"}
+APART = {"code": 121, "cause": "rendezvous", "reason": "waited 60 s for n2"}
+UNLIKE = {"code": 120, "cause": "world", "reason": "rank 0 on n1: 2 of 4 ranks"}
+UNFIT = {"code": 122, "cause": "node_unfit", "reason": "n2: 1 GPUs were given to this node"}
+COMPLETED = {"code": 0, "cause": "completed", "reason": "completed"}
+
+
+def ended(what: dict[str, Any], checkpoint: int | None = None, **more: Any) -> Outcome:
+    """An attempt's end; the newest checkpoint by then."""
+    about = {"attempt": 1, "job_id": "1", "started_at": 1.0, "ended_at": 2.0, "nodes": NODES}
+    return Outcome(**{**about, "checkpoint": checkpoint, **what, **more})
+
+
+@functools.cache
+def slurm(**asked: Any) -> Plan:
+    return on_slurm(nodes=2, gpus_per_node=2, **asked)
+
+
+def after(
+    *history: Outcome,
+    plan: Plan | None = None,
+    allocated: Sequence[str] = NODES,
+    gone: Sequence[str] = (),
+) -> Decision:
+    ground = Ground(
+        plan=plan or slurm(),
+        allocated=tuple(allocated),
+        is_reachable=lambda node: node not in gone,
+    )
+    return decide(history, ground)
+
+
+@pytest.mark.parametrize(
+    ("end", "next_step"),
+    [
+        (ended(COMPLETED), STOP),
+        (ended(KILLED, 100), RELAUNCH),
+        (ended(HUNG, 100), RELAUNCH),
+        (ended(LAUNCHER, 100), RELAUNCH),
+        (ended(LOST, 100), RELAUNCH),
+        (ended({"code": 1, "cause": "exception", "reason": "x"}, 100, alike=1), RELAUNCH),
+        (ended({"code": 3, "cause": "exit", "reason": "x"}, 100), RELAUNCH),
+        (ended(APART), RELAUNCH),
+        (ended(UNLIKE, 100), STOP),
+        (ended(UNFIT, 100), STOP),
+        (ended(CANCELLED, 100), STOP),
+        (ended(ASKED, 100), STOP),
+        (ended(TIME_LIMIT, 100), REQUEUE),
+        (ended(PREEMPTED, 100), REQUEUE),
+        (ended(PREEMPTED), REQUEUE),
+    ],
+)
+def test_each_cause_has_its_next_step_on_slurm(end: Outcome, next_step: Next) -> None:
+    assert after(end).next is next_step
+
+
+@pytest.mark.parametrize("end", [TIME_LIMIT, PREEMPTED])
+@pytest.mark.parametrize(
+    ("choice", "next_step"),
+    [
+        (OnInterrupt.REQUEUE, REQUEUE),
+        (OnInterrupt.SUCCESSOR, SUCCESSOR),
+        (OnInterrupt.STOP, STOP),
+    ],
+)
+def test_an_interruption_goes_on_as_was_chosen(
+    end: dict[str, Any], choice: OnInterrupt, next_step: Next
+) -> None:
+    assert after(ended(end, 100), plan=slurm(on_interrupt=choice)).next is next_step
+
+
+@pytest.mark.parametrize("choice", [OnInterrupt.REQUEUE, OnInterrupt.SUCCESSOR])
+def test_without_a_queue_an_interruption_starts_again_at_once(choice: OnInterrupt) -> None:
+    plan = here(nodes=2, nproc_per_node=2, on_interrupt=choice)
+    assert after(ended(TIME_LIMIT, 100), plan=plan).next is RELAUNCH
+
+
+def test_without_a_queue_to_stop_at_an_interruption_is_still_possible() -> None:
+    plan = here(nodes=2, nproc_per_node=2, on_interrupt=OnInterrupt.STOP)
+    decision = after(ended(TIME_LIMIT, 100), plan=plan)
+    assert (decision.next, decision.why) == (STOP, "the time limit; --on-interrupt stop")
+
+
+def test_a_failure_starts_again_even_where_interruptions_stop() -> None:
+    assert after(ended(KILLED, 100), plan=slurm(on_interrupt=OnInterrupt.STOP)).next is RELAUNCH
+
+
+@pytest.mark.parametrize(
+    ("most", "failures", "next_step"),
+    [(0, 1, STOP), (1, 1, RELAUNCH), (1, 2, STOP), (3, 3, RELAUNCH), (3, 4, STOP)],
+)
+def test_max_restarts_counts_failures_however_much_was_saved(
+    most: int, failures: int, next_step: Next
+) -> None:
+    history = [ended(KILLED, 100 * n) for n in range(1, failures + 1)]
+    assert after(*history, plan=slurm(max_restarts=most)).next is next_step
+
+
+def test_max_restarts_does_not_count_interruptions_and_lost_nodes() -> None:
+    history = [ended(what, 100 + n) for n, what in enumerate((PREEMPTED, LOST, TIME_LIMIT, KILLED))]
+    assert after(*history, plan=slurm(max_restarts=1)).next is RELAUNCH
+
+
+def test_without_a_checkpoint_a_failure_is_not_repeated_unless_asked() -> None:
+    decision = after(ended(KILLED))
+    assert (decision.next, decision.why) == (STOP, "no checkpoint was saved from which to go on")
+    assert after(ended(KILLED), plan=slurm(max_restarts=3)).next is RELAUNCH
+
+
+def test_two_attempts_that_save_nothing_new_are_enough() -> None:
+    saved = ended(KILLED, 100)
+    assert after(saved, ended(KILLED, 100)).next is RELAUNCH
+    decision = after(saved, ended(KILLED, 100), ended(HUNG, 100))
+    assert decision.next is STOP
+    assert decision.why == "2 attempts died without a checkpoint beyond step 100"
+
+
+def test_the_brake_holds_where_restarts_were_allowed_and_none_saved() -> None:
+    decision = after(ended(KILLED), ended(KILLED), plan=slurm(max_restarts=9))
+    assert (decision.next, decision.why) == (STOP, "2 attempts died without a checkpoint")
+
+
+def test_progress_in_between_starts_the_count_anew() -> None:
+    history = [ended(KILLED, step) for step in (100, 100, 200, 200)]
+    assert after(*history).next is RELAUNCH
+    assert after(*history, ended(KILLED, 200)).next is STOP
+
+
+def test_a_checkpoint_before_the_first_step_is_progress_only_once() -> None:
+    assert after(ended(KILLED, 0)).next is RELAUNCH
+    assert after(*[ended(KILLED, 0)] * 3).next is STOP
+
+
+def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
+    broken = {"code": 1, "cause": "exception", "reason": "x", "where": "train.py:7"}
+    every = after(ended(broken, 100, alike=4))
+    assert (every.next, every.why) == (
+        STOP,
+        "every rank raised the same at train.py:7: a fault of the script",
+    )
+    most = after(ended(broken, 100, alike=3))
+    assert most.why.startswith("3 of 4 ranks raised the same")
+    assert after(ended(broken, 100, alike=2)).next is RELAUNCH
+
+
+def test_nodes_that_do_not_meet_have_one_more_try() -> None:
+    assert after(ended(APART, 100), ended(APART, 100)).next is STOP
+    assert after(ended(APART, 100), ended(KILLED, 100), ended(APART, 100)).next is RELAUNCH
+
+
+def test_attempts_that_reach_the_time_limit_need_a_new_checkpoint() -> None:
+    saved = ended(TIME_LIMIT, 100)
+    assert after(saved, ended(TIME_LIMIT, 100)).next is REQUEUE
+    decision = after(saved, ended(TIME_LIMIT, 100), ended(TIME_LIMIT, 100))
+    assert decision.next is STOP
+    assert decision.why == "2 attempts reached the time limit without a new checkpoint"
+
+
+def test_preemptions_go_on_however_often() -> None:
+    assert after(*[ended(PREEMPTED, 100)] * 50).next is REQUEUE
+
+
+def test_a_node_that_is_lost_twice_is_no_fault_of_the_training() -> None:
+    assert after(ended(KILLED, 100), *[ended(LOST, 100)] * 2).next is RELAUNCH
+
+
+def test_losses_without_a_checkpoint_between_them_end_some_time() -> None:
+    saved = ended(KILLED, 100)
+    assert after(saved, *[ended(LOST, 100)] * (LOSSES - 1)).next is RELAUNCH
+    assert after(saved, *[ended(LOST, 100)] * LOSSES).next is STOP
+
+
+def test_a_lost_node_is_left_out_where_a_spare_one_is_there() -> None:
+    decision = after(ended(LOST, 100), allocated=("n1", "n2", "n3"), gone=("n2",))
+    assert (decision.next, decision.exclude, decision.why) == (RELAUNCH, ("n2",), "n2 is lost")
+
+
+@pytest.mark.parametrize("choice", [OnInterrupt.REQUEUE, OnInterrupt.SUCCESSOR])
+def test_without_a_spare_node_another_job_leaves_the_lost_one_out(choice: OnInterrupt) -> None:
+    decision = after(ended(LOST, 100), plan=slurm(on_interrupt=choice), gone=("n2",))
+    assert (decision.next, decision.exclude) == (SUCCESSOR, ("n2",))
+
+
+def test_a_second_lost_node_is_left_out_with_the_first() -> None:
+    end = ended({**LOST, "node": "n3"}, 100, nodes=("n1", "n3"), exclude=("n2",))
+    decision = after(end, allocated=("n1", "n2", "n3", "n4"), gone=("n2", "n3"))
+    assert (decision.next, decision.exclude) == (RELAUNCH, ("n2", "n3"))
+    assert after(end, allocated=("n1", "n2", "n3"), gone=("n2", "n3")).next is SUCCESSOR
+
+
+def test_nodes_that_were_left_out_stay_out_of_the_same_allocation() -> None:
+    end = ended(KILLED, 100, exclude=("n3",))
+    assert after(end, allocated=("n1", "n2", "n3")).exclude == ("n3",)
+
+
+_CAUSES = st.sampled_from((KILLED, HUNG, LAUNCHER, APART, TIME_LIMIT, LOST, UNFIT, ASKED))
+_CHECKPOINTS = st.one_of(st.none(), st.integers(0, 5))
+_PASTS = st.lists(st.tuples(_CAUSES, _CHECKPOINTS), max_size=6)
+
+
+@given(_PASTS, st.lists(_CAUSES, min_size=30, max_size=30), st.sampled_from((None, 0, 2, 99)))
+def test_a_run_that_saves_nothing_new_ends_after_a_few_attempts(
+    past: list[tuple[dict[str, Any], int | None]], ends: list[dict[str, Any]], most: int | None
+) -> None:
+    """Preemptions alone go on without end: the queue bounds them, as Slurm's own requeue does."""
+    plan = slurm(max_restarts=most)
+    history = [ended(what, checkpoint) for what, checkpoint in past]
+    newest = max((o.checkpoint for o in history if o.checkpoint is not None), default=None)
+    for count, what in enumerate(ends, start=1):
+        history.append(ended(what, newest))
+        if after(*history, plan=plan).next is STOP:
+            break
+    # Each loss may stand between two fruitless attempts, which may be meetings.
+    assert count <= LOSSES + FRUITLESS
+
+
+@given(_PASTS, _CAUSES, st.sets(st.sampled_from(("n1", "n2", "n3"))))
+def test_no_node_is_left_out_without_evidence(
+    past: list[tuple[dict[str, Any], int | None]], what: dict[str, Any], gone: set[str]
+) -> None:
+    history = [ended(what, checkpoint) for what, checkpoint in past]
+    decision = after(
+        *history, ended(what, 9, node="n2"), allocated=("n1", "n2", "n3"), gone=tuple(gone)
+    )
+    is_evident = what in (LOST, LAUNCHER) and "n2" in gone
+    assert set(decision.exclude) <= ({"n2"} if is_evident else set())
+
+
+@pytest.mark.parametrize("code", [int(NodeExit.WORLD_BROKEN), int(NodeExit.NODE_UNFIT)])
+def test_what_another_try_would_find_again_is_not_tried(code: int) -> None:
+    end = ended({"code": code, "cause": "world", "reason": "x"}, 100)
+    assert after(end, plan=slurm(max_restarts=9)).next is STOP
