@@ -80,6 +80,7 @@ class Checkpoints:
         def begin() -> None:
             checkpoints.remove_unfinished(self.directory)
             unfinished.mkdir(parents=True)
+            checkpoints.check_room(self.directory)
 
         def fill() -> None:
             _await_directory(unfinished)
@@ -142,7 +143,8 @@ def disk_problem(error: BaseException) -> str:
             return cause.strerror or str(cause)
         cause = cause.__cause__ or cause.__context__
     text = str(error)
-    return text.splitlines()[0] if any(words in text for words in _WORDS) else ""
+    is_disk = any(words in text for words in _WORDS)
+    return f"the disk took no more ({text.splitlines()[0]})" if is_disk else ""
 
 
 def _distributed() -> Any:

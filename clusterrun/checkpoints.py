@@ -8,6 +8,7 @@ its size and checksum. Whatever cuts a save short leaves something that is passe
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -84,6 +85,23 @@ def newest(directory: Path, *, up_to: int | None = None) -> tuple[Checkpoint | N
 def listed(directory: Path) -> list[tuple[int, Path, str]]:
     """List step, path and what is wrong ("": nothing) of all checkpoints, newest first."""
     return [(step, path, _problem(path)) for step, path in _found(directory)]
+
+
+def check_room(directory: Path) -> None:
+    """Raise OSError where the disk has less room than the newest complete checkpoint takes.
+
+    It is better found before: in the midst of a save, a rank that fails alone leaves the others
+    waiting in the collectives of DeepSpeed and FSDP.
+    """
+    whole = (path for _, path in _found(directory) if not _problem(path, contents=False))
+    newest = next(whole, None)
+    if newest is None:
+        return
+    needed = sum((newest / name).stat().st_blocks * 512 for name in _files(newest))
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        words = f"{needed >> 20} MiB are needed, {free >> 20} MiB are free"
+        raise OSError(errno.ENOSPC, words)
 
 
 def mark(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -141,6 +142,22 @@ def test_a_disk_that_can_not_take_the_directory_is_said_before_anything_is_writt
     assert store.save(2, lambda _: pytest.fail("nothing can be written")) is None
     text = "clusterrun: step 2 was not saved: Disk quota exceeded (rank 0); training goes on\n"
     assert capsys.readouterr().err == text
+
+
+def test_a_disk_without_room_for_another_one_is_said_before_anything_is_written(
+    store: Checkpoints, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(store.directory.parent)._replace(free=2 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    store.save(1, lambda folder: (folder / "large").write_bytes(b"x" * (3 << 20)))
+    capsys.readouterr()
+    assert store.save(2, lambda _: pytest.fail("nothing can be written")) is None
+    said = capsys.readouterr().err
+    assert said == (
+        "clusterrun: step 2 was not saved: 3 MiB are needed, 2 MiB are free (rank 0); "
+        "training goes on\n"
+    )
+    assert names(store) == ["step-00000001"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), PermissionError(13, "no")])
