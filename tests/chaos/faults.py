@@ -151,6 +151,13 @@ def reach_time_limit(scene: Scene) -> float:
     return time.time()
 
 
+def warn_of_time_limit(scene: Scene) -> float:
+    """Send the batch shell what Slurm sends it before the limit."""
+    at = time.time()
+    scene.cluster.run(["scancel", "--batch", "--signal=USR2", scene.job_id])
+    return at
+
+
 def scancel(scene: Scene) -> float:
     at = time.time()
     scene.cluster.run(["scancel", scene.job_id])
@@ -280,9 +287,15 @@ FAULTS = {
         Fault(
             name="time limit",
             inject=reach_time_limit,
-            options=("--time", "2", "--signal", "B:USR2@110", "--on-interrupt", "successor"),
-            steps=1000,
+            options=("--time", "2", "--signal", "B:USR2@85", "--on-interrupt", "successor"),
+            steps=1500,
             attempts=None,
+            warned=True,
+        ),
+        Fault(
+            name="time limit's warning",
+            inject=warn_of_time_limit,
+            options=("--on-interrupt", "successor"),
             warned=True,
         ),
         Fault(name="scancel", inject=scancel, state="CANCELLED", attempts=1),
