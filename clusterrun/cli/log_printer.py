@@ -59,6 +59,11 @@ class LogPrinter:
         """Count the lines that were written."""
         return self._writer.count
 
+    @property
+    def is_cut(self) -> bool:
+        """Say whether there were more lines than were wanted."""
+        return self._writer.is_cut
+
     def print_line(self, line: LogLine) -> None:
         """Print a line, or keep it until its rest or its copies come."""
         self._view.show(line if self.request.has_times else line._replace(epoch_us=0))
@@ -75,6 +80,16 @@ class LogPrinter:
             if len(held) & 15 == 1 or len(held) > 255:  # to look at the clock takes time
                 write()
 
+    def print_errors(self, lines: Iterable[LogLine]) -> None:
+        """Print error lines ahead of the last lines, which have so much less room."""
+        writer = self._writer
+        room, written = writer.last, writer.count
+        self.print_lines(lines)
+        self._view.drain()
+        writer.flush()
+        if room is not None:
+            writer.last = max(room - (writer.count - written), 0)
+
     def print_break(self) -> None:
         """Say to people that the lines before and those after are not neighbours."""
         if isinstance(self._view, TextView):
@@ -83,6 +98,8 @@ class LogPrinter:
     def start_attempt(self, attempt: int) -> None:
         """Say that the run was started again."""
         self._view.start_attempt(attempt)
+        self._writer.flush()
+        self._writer.last = self._kept_lines()
         if self._attempt:
             self._say(f"== attempt {attempt} ==", {"type": "attempt", "attempt": attempt})
         self._attempt = attempt

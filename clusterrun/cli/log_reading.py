@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 from clusterrun.cli import output
 from clusterrun.cli.log_job import WAITING, Standing, waiting
+from clusterrun.cli.log_note import note_what_was_left_out
 from clusterrun.cli.log_printer import LogPrinter
 from clusterrun.cli.log_request import Request
 from clusterrun.cli.times import clock
@@ -18,18 +20,17 @@ from clusterrun.hostlist import fold_hostlist
 from clusterrun.logs.catalogue import BATCH
 from clusterrun.logs.context import Break, context_of, with_context
 from clusterrun.logs.files import Kind, LogFile, file_size, fold_nodes
-from clusterrun.logs.index import has_left_out
 from clusterrun.logs.lines import LogLine
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.newest import newest
 from clusterrun.logs.sources import matches, sources_of
+from clusterrun.logs.tail import Cut, Tail, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.state import JobState
 
 PATIENCE_S = 1.0
 QUIET_S = 60  # how long a running job may have no logs before that is a fault
 
-Chapter = tuple[int, Iterable[LogLine]]
+Chapter = tuple[int, Tail]
 
 
 class Scanning:
@@ -58,30 +59,39 @@ def read(request: Request) -> None:
         _tell_nothing_yet(request)
         return
     printer = LogPrinter(request=request, nodes=[file.node for file in files])
-    print_lines(request, printer)
-    _note_what_was_left_out(request, printer.count, size)
+    cut = print_lines(request, printer)
+    note_what_was_left_out(request, printer.count, size, cut)
 
 
-def print_lines(request: Request, printer: LogPrinter) -> None:
-    """Give the printer all lines that are wanted, attempt by attempt."""
-    for attempt, lines in _chapters(request):
+def print_lines(request: Request, printer: LogPrinter) -> Cut:
+    """Give the printer all lines that are wanted, attempt by attempt; say what they lack."""
+    cut = Cut.NOTHING
+    for attempt, tail in _chapters(request):
+        cut |= tail.cut
         if len(request.attempts) > 1:
             printer.start_attempt(attempt)
-        if not request.context:
-            printer.print_lines(lines)
+        if request.context:
+            _print_in_context(request, printer, attempt, tail)
             continue
-        for line in _in_context(request, attempt, lines):
-            if isinstance(line, Break):
-                printer.print_break()
-            else:
-                printer.print_line(line)
+        if tail.errors:
+            printer.print_errors(tail.errors)
+        printer.print_lines(tail.lines)
     printer.finish()
+    return cut | Cut.LINES if printer.is_cut else cut
+
+
+def _print_in_context(request: Request, printer: LogPrinter, attempt: int, tail: Tail) -> None:
+    for line in _in_context(request, attempt, chain(tail.errors, tail.lines)):
+        if isinstance(line, Break):
+            printer.print_break()
+        else:
+            printer.print_line(line)
 
 
 def all_lines(request: Request) -> Iterator[LogLine]:
     """Yield all lines that are wanted, attempt by attempt."""
-    for _, lines in _chapters(request):
-        yield from lines
+    for _, tail in _chapters(request):
+        yield from chain(tail.errors, tail.lines)
 
 
 def find_files(request: Request) -> list[LogFile]:
@@ -111,11 +121,11 @@ def _chapters(request: Request) -> Iterator[Chapter]:
     """Yield the lines of each attempt, of each only as many of the last as are wanted."""
     for attempt in request.attempts:
         sources = sources_of(request.catalogue.files(attempt), request.query)
-        if request.tail is None:
-            yield attempt, merge_sources(sources, Scanning())
-        else:
-            folded = request.folds and not request.context
-            yield attempt, newest(sources, request.tail, folded=folded, tell=Scanning())
+        folded = request.folds and not request.context
+        yield (
+            attempt,
+            last_lines(sources, request.query, request.tail, folded=folded, tell=Scanning()),
+        )
 
 
 def _in_context(
@@ -125,9 +135,15 @@ def _in_context(
     if any(file.kind is Kind.PLAIN for file in found):
         everything = replace(request.query, include=(), exclude=(), errors=False)
         sources = sources_of(found, everything)
-        return with_context(merge_sources(sources), matches(request.query), request.context)
+        wants = matches(request.query) if request.tail is None else _is_among(lines)
+        return with_context(merge_sources(sources), wants, request.context)
     files = {file.node: file for file in found if file.kind is Kind.LOG}
     return context_of(lines, files, request.context)
+
+
+def _is_among(lines: Iterable[LogLine]) -> Callable[[LogLine], bool]:
+    places = {(line.node, line.offset) for line in lines}
+    return lambda line: (line.node, line.offset) in places
 
 
 def exit_status(request: Request, standing: Standing) -> int:
@@ -144,26 +160,6 @@ def ask_exit_status(request: Request) -> int:
     if standing.error:
         raise standing.error
     return exit_status(request, standing)
-
-
-def _note_what_was_left_out(request: Request, count: int, size: int) -> None:
-    if request.form != "text":
-        return
-    world = request.job.world_size
-    is_cut = count == request.tail
-    what = f"last {count} lines" if is_cut else "all lines"
-    if request.query.overview and world > 1:
-        output.note(
-            f"{what} of rank 0 and the launcher, and the error lines of all {world:,} ranks; "
-            f"{size:,} bytes in all (-a all ranks, -n all, -f follow)"
-        )
-    elif is_cut:
-        output.note(f"{what} (-n all, -f follow)")
-    if request.query.overview:
-        sides = request.catalogue.files(request.attempts[-1])
-        short = [side for side in sides if side.kind is Kind.ERRORS and has_left_out(side)]
-        if short:
-            output.note(f"not all error lines of {fold_nodes(short)} are among them (--errors)")
 
 
 def _tell_nothing_yet(request: Request) -> None:

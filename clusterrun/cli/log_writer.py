@@ -24,7 +24,8 @@ class LogWriter:
     """Holds lines for a moment, and writes them to `target` (None: stdout).
 
     Of more than `lines_per_s` the later ones of each second are left out, and `tell` told how many.
-    With `last` all wait for `flush`, and only so many of the last are written. `count` are written.
+    With `last` all wait for `flush`, and only so many of the last are written; `is_cut` says that
+    there were more. `count` are written.
     """
 
     tell: Callable[[str], None]
@@ -32,6 +33,7 @@ class LogWriter:
     clock: Callable[[], float] = time.monotonic
     target: BinaryIO | None = None
     last: int | None = None
+    is_cut: bool = False
     count: int = 0
     held: list[bytes] = field(default_factory=list)
     _due_at: float = 0.0
@@ -44,14 +46,14 @@ class LogWriter:
         """Write what is held when there is much of it, or some for a while."""
         if self.last is not None:
             if len(self.held) > self.last + _HELD_LINES:
-                del self.held[: -self.last or None]
+                self._keep(self.last)
         elif len(self.held) >= _HELD_LINES or (self.held and self.clock() >= self._due_at):
             self.flush()
 
     def flush(self) -> None:
         """Write what is held, and see that it is read."""
         if self.last is not None:
-            del self.held[: -self.last or None]
+            self._keep(self.last)
         lines = self.held if self.lines_per_s is None else self._allowed(self.lines_per_s)
         if self._status and lines:
             lines.insert(0, _CLEAR)
@@ -74,6 +76,11 @@ class LogWriter:
         """Write all, and tell what was left out."""
         self.flush()
         self._tell_skipped(self.clock())
+
+    def _keep(self, last: int) -> None:
+        if len(self.held) > last:
+            self.is_cut = True
+            del self.held[: -last or None]
 
     def _allowed(self, lines_per_s: int) -> list[bytes]:
         now = self.clock()

@@ -219,15 +219,19 @@ class Dedup:
                 del self._shown[next(iter(self._shown))]
 
 
-class Distinct:
-    """Counts lines, the newest first, as if those that many ranks wrote alike were one."""
+class LineCount:
+    """Counts lines, the newest first; `folded`: those that many ranks wrote alike as one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, folded: bool) -> None:
         self.count = 0
+        self._folded = folded
         self._seen: dict[tuple[Stream, str], tuple[int, set[int | str]]] = {}
 
     def add(self, line: LogLine) -> None:
         """Take the line before."""
+        if not self._folded:
+            self.count += 1
+            return
         key, _ = _shape(line.text.decode("utf-8", "replace"))
         who: int | str = line.node if line.rank is None else line.rank
         newest_us, writers = self._seen.get((line.stream, key), (0, set[int | str]()))

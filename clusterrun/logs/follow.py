@@ -7,15 +7,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from clusterrun.logs.catalogue import Catalogue
 from clusterrun.logs.files import Kind, LogFile, find_line_end, stat_file
 from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.newest import newest
 from clusterrun.logs.query import EVERYTHING, Query
 from clusterrun.logs.sources import Part, Source, Takes, sources_of
+from clusterrun.logs.tail import last_lines
 
 INTERVAL_S = 0.2
 INTERVAL_OF_MANY_S = 1.0  # a look at a thousand files asks a file server a thousand questions
@@ -94,7 +95,8 @@ def follow(
         stretches, news = current.look(last=False)
         yield from news
         past = [replace(stretch, takes=_without_ends(stretch.takes)) for stretch in stretches]
-        yield from _entries(newest(past, tail, folded=folded))
+        found = last_lines(past, query, tail, folded=folded)
+        yield from _entries(chain(found.errors, found.lines))
     while True:
         over = ended()
         latest = catalogue.newest_attempt()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 
 from clusterrun.logs.blocks import Sieve
-from clusterrun.logs.dedup import Distinct
+from clusterrun.logs.dedup import LineCount
 from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
 from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
 from clusterrun.logs.merge import LINE_BYTES, count_files, merge_sources, number_nodes
@@ -28,9 +29,22 @@ _CONTEXT_BYTES = 64 * 1024  # what may say that a line belongs to an error befor
 Rank = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
 
 
-def newest(
+@dataclass(frozen=True, kw_only=True)
+class Newest:
+    """The last lines of some sources, and whether there are no others; a list if they are held."""
+
+    lines: Iterable[LogLine]
+    is_all: bool
+
+
+def newest(sources: Iterable[Source], count: int) -> Iterable[LogLine]:
+    """Find the last `count` lines that `merge_sources` would give, and give them in its order."""
+    return find_newest(sources, count).lines
+
+
+def find_newest(
     sources: Iterable[Source], count: int, *, folded: bool = False, tell: Tell = say_nothing
-) -> Iterable[LogLine]:
+) -> Newest:
     """Find the last `count` lines that `merge_sources` would give, and give them in its order.
 
     Where they are too many to hold, all lines are read twice instead: counted, then passed over.
@@ -47,34 +61,32 @@ def newest(
     return _last(sources, count) if found is None else found
 
 
-def _last(sources: list[Source], count: int) -> Iterator[LogLine]:
+def _last(sources: list[Source], count: int) -> Newest:
     total = sum(1 for _ in merge_sources(sources))
-    return islice(merge_sources(sources), max(total - count, 0), None)
+    lines = islice(merge_sources(sources), max(total - count, 0), None)
+    return Newest(lines=lines, is_all=total <= count)
 
 
-def _newest(
-    sources: list[Source], count: int, limit: int | None, *, folded: bool
-) -> list[LogLine] | None:
+def _newest(sources: list[Source], count: int, limit: int | None, *, folded: bool) -> Newest | None:
     """Find them; None where more than `limit` bytes would be read, or too many held."""
     number_of = number_nodes(sources)
     found: list[LogLine] = []
     held_bytes = 0
-    distinct = Distinct()
+    counted = LineCount(folded=folded)
     with OpenFiles(count_files(sources)) as files:
         readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
         heap = [(reader.rank, place, reader) for place, reader in enumerate(readers)]
         heapq.heapify(heap)
-        while heap and (distinct.count if folded else len(found)) < count:
+        while heap and counted.count < count:
             if limit is not None and files.bytes_read > limit:
                 return None
             _, place, reader = heap[0]
             if reader.lines:
                 line = reader.lines.pop()
                 found.append(line)
-                if folded:
-                    distinct.add(line)
-                    if len(found) >= MOST_LINES:
-                        break
+                counted.add(line)
+                if folded and len(found) >= MOST_LINES:
+                    break
             elif held_bytes > _MAX_HELD_BYTES:
                 if not folded:
                     return None
@@ -86,7 +98,7 @@ def _newest(
             else:
                 heapq.heappop(heap)
     found.reverse()
-    return found
+    return Newest(lines=found, is_all=not heap)
 
 
 class _Backward:

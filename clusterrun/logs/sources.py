@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from clusterrun.logs.files import Kind, LogFile, file_size, find_files, natural_key
@@ -87,6 +87,16 @@ def sources_of(
             )
         )
     return chosen
+
+
+def errors_of(sources: Iterable[Source], query: Query) -> list[Source]:
+    """Choose the error lines alone of all ranks, as the side files of an overview have them."""
+    streams = query.streams
+    return [
+        replace(source, part=Part.ERRORS, takes=lambda rank, stream: stream in streams)
+        for source in sources
+        if source.file.kind is Kind.ERRORS
+    ]
 
 
 Takes = Callable[["int | None", Stream], bool]

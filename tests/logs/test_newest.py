@@ -174,6 +174,6 @@ def test_of_what_is_folded_no_more_is_given_than_can_be_held(tmp_path: Path) -> 
     for rank in range(20):
         lines = [raw(T0 + i, rank, "o", "x" * 20_000) for i in range(500)]
         files.append(whole(write(tmp_path, f"n{rank}", b"".join(lines))))
-    found = list(newest(files, 600, folded=True))
+    found = list(newest_module.find_newest(files, 600, folded=True).lines)
     assert 60 << 20 < sum(len(line.text) for line in found) < 100 << 20
     assert found[-1].epoch_us == T0 + 499

@@ -1,0 +1,99 @@
+"""Choose the last lines; of an overview error lines before them, too: the cause may be old."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Flag, auto
+
+from clusterrun.logs.dedup import LineCount
+from clusterrun.logs.lines import LogLine
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.narrow import Tell, say_nothing
+from clusterrun.logs.newest import find_newest
+from clusterrun.logs.query import Query
+from clusterrun.logs.sources import Source, errors_of
+
+
+class Cut(Flag):
+    """What a tail is not all of."""
+
+    NOTHING = 0
+    LINES = auto()
+    ERRORS = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail:
+    """The last lines; `errors` are error lines from before the first of them."""
+
+    lines: Iterable[LogLine]
+    errors: list[LogLine]
+    cut: Cut = Cut.NOTHING
+
+
+def last_lines(
+    sources: Iterable[Source],
+    query: Query,
+    count: int | None,
+    *,
+    folded: bool = False,
+    tell: Tell = say_nothing,
+) -> Tail:
+    """Find the last `count` lines (None: all) of what was chosen for a query.
+
+    Of an overview half of them, if there are as many, are the newest error lines of all ranks.
+    """
+    sources = list(sources)
+    if count is None:
+        return Tail(lines=merge_sources(sources, tell), errors=[])
+    found = find_newest(sources, count, folded=folded, tell=tell)
+    if found.is_all:
+        return Tail(lines=found.lines, errors=[])
+    if not query.overview:
+        return Tail(lines=found.lines, errors=[], cut=Cut.LINES)
+    if not isinstance(found.lines, list):
+        return Tail(lines=found.lines, errors=[], cut=Cut.LINES | Cut.ERRORS)
+    newest_errors = find_newest(errors_of(sources, query), count // 2, folded=folded)
+    errors = list(newest_errors.lines)
+    lines = _with_room(found.lines, errors, count, folded=folded)
+    cut = Cut.LINES if newest_errors.is_all else Cut.LINES | Cut.ERRORS
+    return Tail(lines=lines, errors=_before(lines, errors) if lines else [], cut=cut)
+
+
+def _with_room(
+    lines: list[LogLine], errors: list[LogLine], count: int, *, folded: bool
+) -> list[LogLine]:
+    """Leave out the oldest of the last lines, where error lines from before them need room.
+
+    Then all error lines among the last ones are in `errors`, too.
+    """
+    if not _before(lines, errors):
+        return lines
+    kept = set(map(_place, errors))
+    room = count - _count(errors, folded=folded)
+    others = LineCount(folded=folded)
+    for start in range(len(lines), 0, -1):
+        line = lines[start - 1]
+        if _place(line) not in kept:
+            others.add(line)
+            if others.count > room:
+                return lines[start:]
+    return lines
+
+
+def _before(lines: list[LogLine], errors: list[LogLine]) -> list[LogLine]:
+    """Choose the error lines that are older than all lines, and none of them."""
+    shown = set(map(_place, lines))
+    return [e for e in errors if e.epoch_us <= lines[0].epoch_us and _place(e) not in shown]
+
+
+def _place(line: LogLine) -> tuple[str, int]:
+    return line.node, line.offset
+
+
+def _count(lines: list[LogLine], *, folded: bool) -> int:
+    counted = LineCount(folded=folded)
+    for line in reversed(lines):
+        counted.add(line)
+    return counted.count
