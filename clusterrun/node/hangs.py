@@ -13,6 +13,7 @@ from clusterrun.node.progress import Progress
 from clusterrun.node.questions import Questions
 from clusterrun.node.saving import Page
 from clusterrun.node.spool import Spool
+from clusterrun.wording import count
 
 LOOK_S = 1.0
 
@@ -50,15 +51,15 @@ class HangWatch:
         self._next_look = now + LOOK_S
         printed = sum(_size(output.path) for output in self._spool.outputs())
         self._progress.look(now, steps=self._page.calls() + self._reported, printed=printed)
-        stalled_s = self._progress.stalled_s(now)
+        stalled_s = self._progress.stalled_s
         if stalled_s:
             self._task = asyncio.ensure_future(self._report(stalled_s))
 
     async def _report(self, stalled_s: float) -> None:
         own, answers = await asyncio.gather(self._own_places(), self._questions.ask("stacks"))
-        found = own + [p for answer in (answers or {}).values() for p in stacks.from_data(answer)]
+        found = own + [p for given in answers.given.values() for p in stacks.from_data(given)]
         suspect = stacks.suspect(found)
-        silent = "" if answers is not None else "; not all nodes answered"
+        silent = f"; {count(len(answers.silent), 'node')} did not answer" if answers.silent else ""
         text = f"no step ended for {stalled_s:.0f} s: {stacks.sentence(found)}{silent}"
         self._failed(
             Failure(

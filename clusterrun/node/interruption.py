@@ -69,6 +69,7 @@ class Interruption:
         self._saving = Saving(page, leader.questions)
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_saved = False
+        self._is_ending = False
         self.reason: Reason | None = None
         leader.interrupted = self.ending
         leader.complete_with(self._completion)
@@ -82,7 +83,8 @@ class Interruption:
         """Take SIGTERM: a preemption, unless the batch shell says that the job is to end."""
         if not self._page.is_used:
             self._cancel()
-        else:
+        elif not self._is_ending:  # all nodes get SIGTERM, and say so
+            self._is_ending = True
             self._start(self._end_or_leave())
 
     def look(self) -> None:
@@ -113,7 +115,10 @@ class Interruption:
             if self.requested() is Reason.END:
                 break
             await asyncio.sleep(LOOK_S)
-        await self._interrupt(self._claim(Reason.PREEMPT))
+        if (reason := self._claim(Reason.PREEMPT)) is Reason.SAVE:
+            await self._interrupt(reason)
+            reason = self._claim(Reason.PREEMPT)
+        await self._interrupt(reason)
 
     async def _interrupt(self, reason: Reason) -> None:
         if reason is Reason.END:

@@ -8,32 +8,38 @@ from dataclasses import dataclass, field
 
 STEPS_MEASURED = 50
 PATIENCE = 10  # usual steps without one that ends
+LOOK_MOST_S = 10.0  # looks that are further apart tell of an agent that was halted, as ranks were
 
 
 @dataclass(kw_only=True)
 class Progress:
     """Watch a count that grows with the steps, and the bytes that ranks print.
 
-    `floor_s` is the least time without either that counts as a hang; 0 switches this off. Times
-    are seconds of a monotonic clock.
+    `floor_s` is the least time without either that counts as a hang; 0 switches this off. `now` is
+    seconds of a monotonic clock; what the scheduler suspended the job for is left out of it.
     """
 
     floor_s: float
     _steps: int = 0
     _printed: int = 0
+    _looked_at: float | None = None
+    _watched_s: float = 0.0
     _moved_at: float = 0.0
     _step_at: float = 0.0
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_MEASURED))
 
     def look(self, now: float, *, steps: int, printed: int) -> None:
         """Take note of how far the ranks are."""
+        if self._looked_at is not None:
+            self._watched_s += min(now - self._looked_at, LOOK_MOST_S)
+        self._looked_at = now
         if steps > self._steps:
             if self._steps:
-                self._durations.append((now - self._step_at) / (steps - self._steps))
-            self._steps, self._step_at = steps, now
-            self._moved_at = now
+                self._durations.append((self._watched_s - self._step_at) / (steps - self._steps))
+            self._steps, self._step_at = steps, self._watched_s
+            self._moved_at = self._watched_s
         if printed != self._printed:
-            self._printed, self._moved_at = printed, now
+            self._printed, self._moved_at = printed, self._watched_s
 
     @property
     def limit_s(self) -> float:
@@ -41,12 +47,13 @@ class Progress:
         usual_s = statistics.median(self._durations) if self._durations else 0.0
         return max(self.floor_s, PATIENCE * usual_s)
 
-    def stalled_s(self, now: float) -> float:
-        """Say for how long nothing moved, where that is too long; else 0.
+    @property
+    def stalled_s(self) -> float:
+        """For how long nothing had moved at the last look, where that is too long; else 0.
 
         Before the first step nobody knows how long the start takes: torch's own timeouts hold.
         """
         if not self.floor_s or not self._steps:
             return 0.0
-        idle_s = now - self._moved_at
+        idle_s = self._watched_s - self._moved_at
         return idle_s if idle_s > self.limit_s else 0.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 ANSWER_S = 20.0  # an agent that does not answer by then is stopped or gone
@@ -19,6 +21,14 @@ class Send(Protocol):
 Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What the members said, by node rank, and the node ranks of those that were silent."""
+
+    given: Mapping[int, Mapping[str, Any]]
+    silent: frozenset[int]
+
+
 class Questions:
     """The head's part: ask all members at once, one question after the other."""
 
@@ -29,19 +39,18 @@ class Questions:
         self._answered = asyncio.Event()
         self._lock = asyncio.Lock()
 
-    async def ask(self, what: str, **fields: Any) -> dict[int, dict[str, Any]] | None:
-        """Return the members' answers by node rank; None where one of them is silent."""
+    async def ask(self, what: str, **fields: Any) -> Answers:
+        """Return the answers of all members that are there, once none is missing or it is late."""
         async with self._lock:
             self._number += 1
             self._answers = {}
             self._answered.clear()
             self._send("ask", question=self._number, what=what, **fields)
             self.look_around()
-            try:
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._answered.wait(), ANSWER_S)
-            except asyncio.TimeoutError:
-                return None
-            return self._answers
+            silent = frozenset(self._members()) - self._answers.keys()
+            return Answers(given=self._answers, silent=silent)
 
     def take(self, member: int, message: dict[str, Any]) -> None:
         """Take a member's answer, if it is to the question that is open."""

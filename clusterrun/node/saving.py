@@ -66,7 +66,7 @@ class Saving:
             answers, own = await asyncio.gather(
                 self._questions.ask("hold", **held), self._page.hold(held)
             )
-            counts = [own, *answers.values()] if answers is not None else []
+            counts = [] if answers.silent else [own, *answers.given.values()]
             at = 1 + max(int(count["calls"]) for count in counts) if counts else 0
             decided = {**held, "at": at, "action": int(action)}
             await self._page.decide(decided)

@@ -18,6 +18,7 @@ from clusterrun.node.spool import Spool
 
 ANSWER_S = 2.0
 NAMED_GROUPS = 4
+_CUT = "\n..."
 _THREAD = re.compile(r"^(?:Current thread|Thread) ", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 # Where ranks wait for others: in a collective, or in the backward pass, whose end is one.
@@ -31,6 +32,7 @@ _STATES = {
     psutil.STATUS_TRACING_STOP: "stopped by a debugger",
     psutil.STATUS_DISK_SLEEP: "blocked in the kernel, by a file system or a driver",
 }
+_CERTAIN = ("gone", _STATES[psutil.STATUS_STOPPED], _STATES[psutil.STATUS_TRACING_STOP])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +52,15 @@ class Place:
 async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[Place]:
     """Ask the ranks for their stacks, give them a moment, and say where each is."""
     before = {rank: _size(spool.stacks(rank)) for rank in pids}
+    states = {rank: _state(pid) for rank, pid in pids.items()}
     for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, STACKS_SIGNAL)
     await asyncio.sleep(ANSWER_S)
     return [
-        _place(rank, node, _state(pid), _since(spool.stacks(rank), before[rank]))
+        _place(rank, node, _lasting(states[rank], _state(pid)), _since(path, before[rank]))
         for rank, pid in pids.items()
+        for path in (spool.stacks(rank),)
     ]
 
 
@@ -80,6 +84,11 @@ def _state(pid: int) -> str:
     return "gone"
 
 
+def _lasting(before: str, now: str) -> str:
+    """Pass over what a look happened upon: who reads a file is in the kernel for moments."""
+    return now if now in (before, *_CERTAIN) else ""
+
+
 def _place(rank: int, node: str, state: str, text: str) -> Place:
     frames = main_frames(text)
     where = next((f for f in frames if not _INSTALLED.search(f)), frames[0] if frames else "")
@@ -90,8 +99,10 @@ def _place(rank: int, node: str, state: str, text: str) -> Place:
 def main_frames(text: str) -> list[str]:
     """Return the frames of the thread that runs the script, innermost first: faulthandler's form.
 
-    The main thread is the last that faulthandler writes.
+    The main thread is the last that faulthandler writes, if it comes to it: it ends with 100.
     """
+    if text.rstrip().endswith(_CUT):
+        return []
     threads = [part for part in _THREAD.split(text) if part.strip()]
     if not threads:
         return []

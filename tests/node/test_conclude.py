@@ -1,4 +1,4 @@
-"""What is concluded from an attempt's files: whole, damaged, or missing since agents were killed."""
+"""What is concluded from an attempt's files: whole, damaged, or missing."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_an_allocation_that_cannot_be_read_is_no_place_to_go_on_in(
 def test_a_damaged_plan_is_an_error_that_callers_catch(run: Run, text: str) -> None:
     run.attempt(1, {})
     run.plan(text)
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError):  # noqa: PT011 - json says what is wrong, plan.py, or nobody
         run.conclude(1)
 
 

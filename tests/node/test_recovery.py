@@ -235,12 +235,12 @@ def test_a_run_that_saves_nothing_new_ends_after_a_few_attempts(
     plan = slurm(max_restarts=most)
     history = [ended(what, checkpoint) for what, checkpoint in past]
     newest = max((o.checkpoint for o in history if o.checkpoint is not None), default=None)
-    for count, what in enumerate(ends, start=1):
+    for what in ends:
         history.append(ended(what, newest))
         if after(*history, plan=plan).next is STOP:
             break
-    # Each loss may stand between two fruitless attempts, which may be meetings.
-    assert count <= LOSSES + FRUITLESS
+    # Losses may stand between two fruitless attempts, or two that did not meet.
+    assert len(history) - len(past) <= LOSSES + FRUITLESS
 
 
 @given(_PASTS, _CAUSES, st.sets(st.sampled_from(("n1", "n2", "n3"))))

@@ -1,0 +1,106 @@
+"""What the head asks the other nodes: who answers, who is silent, who leaves meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from clusterrun.node import questions as module
+from clusterrun.node.questions import Questions, answer
+
+ANSWER_S = 0.2
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", ANSWER_S)
+
+
+class Members:
+    """Nodes that answer what they are asked, but for those that are silent."""
+
+    def __init__(self, count: int, silent: tuple[int, ...] = ()) -> None:
+        self.present, self.silent = set(range(1, count + 1)), silent
+        self.asked: list[dict[str, Any]] = []
+        self.questions = Questions(self.send, lambda: self.present)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        assert kind == "ask"
+        self.asked.append(fields)
+        for member in self.present - set(self.silent):
+            message = {"question": fields["question"], "said": f"{member}: {fields['what']}"}
+            asyncio.get_running_loop().call_soon(self.questions.take, member, message)
+
+    def leave(self, member: int) -> None:
+        self.present.discard(member)
+        self.questions.look_around()
+
+
+def test_all_answers_come_back_by_node() -> None:
+    members = Members(3)
+    answers = asyncio.run(members.questions.ask("stacks", request=7))
+    assert {n: given["said"] for n, given in answers.given.items()} == {
+        n: f"{n}: stacks" for n in (1, 2, 3)
+    }
+    assert answers.silent == frozenset()
+    assert members.asked == [{"question": 1, "what": "stacks", "request": 7}]
+
+
+def test_a_node_that_is_silent_does_not_keep_the_others_answers_back() -> None:
+    answers = asyncio.run(Members(3, silent=(2,)).questions.ask("stacks"))
+    assert (answers.given.keys(), answers.silent) == ({1, 3}, {2})
+
+
+def test_without_other_nodes_nobody_is_waited_for() -> None:
+    answers = asyncio.run(Members(0).questions.ask("stacks"))
+    assert (answers.given, answers.silent) == ({}, frozenset())
+
+
+def test_a_node_that_leaves_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 60.0)
+
+    async def scene() -> module.Answers:
+        members = Members(2, silent=(2,))
+        asyncio.get_running_loop().call_later(0.05, members.leave, 2)
+        return await asyncio.wait_for(members.questions.ask("stacks"), 10)
+
+    answers = asyncio.run(scene())
+    assert (answers.given.keys(), answers.silent) == ({1}, frozenset())
+
+
+def test_a_late_answer_is_none_to_the_next_question() -> None:
+    async def scene() -> module.Answers:
+        members = Members(1, silent=(1,))
+        await members.questions.ask("hold")
+        asking = asyncio.ensure_future(members.questions.ask("decide"))
+        await asyncio.sleep(0)
+        members.questions.take(1, {"question": 1, "said": "to the first"})
+        return await asking
+
+    assert asyncio.run(scene()).silent == {1}
+
+
+def test_two_questions_wait_for_each_other() -> None:
+    async def scene() -> list[module.Answers]:
+        ask = Members(2).questions.ask
+        return await asyncio.gather(ask("hold"), ask("stacks"))
+
+    first, second = asyncio.run(scene())
+    assert first.given[1]["said"] == "1: hold"
+    assert second.given[1]["said"] == "1: stacks"
+
+
+def test_a_member_answers_what_it_knows_and_nothing_else() -> None:
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    async def where(message: Any) -> dict[str, Any]:
+        return {"place": message["of"]}
+
+    def send(kind: str, **fields: Any) -> None:
+        sent.append((kind, fields))
+
+    for what in ("where", "unheard of", None):
+        asyncio.run(answer({"question": 4, "what": what, "of": 9}, {"where": where}, send))
+    assert sent == [("answer", {"question": 4, "place": 9})]

@@ -1,0 +1,200 @@
+"""One step for all ranks to save at: real pages of memory, ranks that count, nodes that answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterrun.control import Action, ControlPage
+from clusterrun.node import questions as questions_module
+from clusterrun.node.questions import Questions, answer
+from clusterrun.node.saving import Page, Saving
+
+RANKS = 2
+
+
+class Node:
+    """A node's page with ranks that call as Agreement does, one call a turn."""
+
+    def __init__(self, path: Path) -> None:
+        self.control = ControlPage(path, RANKS)
+        self.page = Page(self.control, RANKS)
+        self.calls = [0] * RANKS
+        self.saved: list[tuple[int, int, Action]] = []
+
+    def turn(self, rank: int) -> None:
+        """Make a call, unless the last one still waits."""
+        held, decision = self.control.held, self.control.decision
+        if self.calls[rank] and held > decision.request:
+            return
+        self._end_call(rank)
+        self.calls[rank] += 1
+        self.control.count(rank, self.calls[rank])
+        if self.control.held <= self.control.decision.request:
+            self._end_call(rank)
+
+    def _end_call(self, rank: int) -> None:
+        decision = self.control.decision
+        found = (rank, self.calls[rank], decision.action)
+        if decision.at and self.calls[rank] == decision.at and found not in self.saved:
+            self.saved.append(found)
+
+
+class Cluster:
+    """A head and its members, which hear of questions after a moment of their own."""
+
+    def __init__(self, root: Path, nodes: int) -> None:
+        self.nodes = [Node(root / f"control{n}") for n in range(nodes)]
+        self.silent: set[int] = set()
+        self.present = set(range(1, nodes))
+        self.questions = Questions(self._send, lambda: self.present)
+        self.saving = Saving(self.nodes[0].page, self.questions)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        for member in self.present - self.silent:
+            self._tasks.append(asyncio.ensure_future(self._answer(member, fields)))
+
+    async def _answer(self, member: int, message: dict[str, Any]) -> None:
+        page = self.nodes[member].page
+
+        def send(kind: str, **fields: Any) -> None:
+            self.questions.take(member, fields)
+
+        await answer(message, {"hold": page.hold, "decide": page.decide}, send)
+
+    def leave(self, member: int) -> None:
+        self.present.discard(member)
+        self.questions.look_around()
+
+    async def train_while(self, work: Any, order: Callable[[], int], extra: int = 40) -> Any:
+        """Let ranks call in an order that `order` chooses, until the work is done and beyond."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            self._turn(order())
+            await asyncio.sleep(0.0005)
+        for _ in range(extra):
+            for which in range(len(self.nodes) * RANKS):
+                self._turn(which)
+        return await task
+
+    def _turn(self, which: int) -> None:
+        node, rank = divmod(which % (len(self.nodes) * RANKS), RANKS)
+        self.nodes[node].turn(rank)
+
+    def saves(self) -> list[tuple[int, int, Action]]:
+        return [save for node in self.nodes for save in sorted(node.saved)]
+
+
+def in_turn() -> Callable[[], int]:
+    numbers = iter(range(10**9))
+    return lambda: next(numbers)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+def test_all_ranks_save_at_the_same_call_in_whatever_order_they_run(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int]
+) -> None:
+    async def scene() -> tuple[int, list[tuple[int, int, Action]]]:
+        cluster = Cluster(tmp_path_factory.mktemp("nodes"), 3)
+        turns = iter(order * 1000)
+        at = await cluster.train_while(
+            cluster.saving.agree(Action.SAVE), lambda: next(turns, 0), extra=1000
+        )
+        return at, cluster.saves()
+
+    at, saves = asyncio.run(scene())
+    assert at > 0
+    assert saves == [(rank, at, Action.SAVE) for _ in range(3) for rank in range(RANKS)]
+
+
+def test_nobody_is_beyond_the_step_that_was_chosen(tmp_path: Path) -> None:
+    async def scene() -> tuple[int, list[int]]:
+        cluster = Cluster(tmp_path, 2)
+        for _ in range(50):
+            cluster.nodes[1].turn(0)
+        return await cluster.saving.agree(Action.SAVE), cluster.nodes[1].calls
+
+    assert asyncio.run(scene()) == (51, [50, 0])
+
+
+def test_two_saves_are_two_steps_one_after_the_other(tmp_path: Path) -> None:
+    async def scene() -> tuple[list[int], list[tuple[int, int, Action]]]:
+        cluster = Cluster(tmp_path, 2)
+        order = in_turn()
+        ats = []
+        for action in (Action.SAVE, Action.LEAVE):
+            ats.append(await cluster.train_while(cluster.saving.agree(action), order))
+        return ats, cluster.nodes[1].saved
+
+    ats, saved = asyncio.run(scene())
+    assert ats[0] < ats[1]
+    assert {(at, action) for _, at, action in saved} == {
+        (ats[0], Action.SAVE),
+        (ats[1], Action.LEAVE),
+    }
+
+
+def test_where_a_node_is_silent_nobody_saves_and_all_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions_module, "ANSWER_S", 0.1)
+
+    async def scene() -> tuple[int, Cluster]:
+        cluster = Cluster(tmp_path, 3)
+        cluster.silent.add(2)
+        order = in_turn()
+        return await cluster.train_while(cluster.saving.agree(Action.LEAVE), order), cluster
+
+    at, cluster = asyncio.run(scene())
+    assert (at, cluster.saves()) == (0, [])
+    assert all(calls > 20 for node in cluster.nodes for calls in node.calls)
+
+
+def test_after_a_silence_the_next_request_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions_module, "ANSWER_S", 0.1)
+
+    async def scene() -> tuple[int, list[tuple[int, int, Action]]]:
+        cluster = Cluster(tmp_path, 2)
+        order = in_turn()
+        cluster.silent.add(1)
+        await cluster.train_while(cluster.saving.agree(Action.SAVE), order)
+        cluster.silent.clear()
+        at = await cluster.train_while(cluster.saving.agree(Action.SAVE), order)
+        return at, cluster.saves()
+
+    at, saves = asyncio.run(scene())
+    assert saves == [(rank, at, Action.SAVE) for _ in range(2) for rank in range(RANKS)]
+
+
+def test_a_node_that_leaves_meanwhile_does_not_hold_the_others(tmp_path: Path) -> None:
+    async def scene() -> tuple[int, list[tuple[int, int, Action]]]:
+        cluster = Cluster(tmp_path, 3)
+        cluster.silent.add(2)
+        asyncio.get_running_loop().call_later(0.05, cluster.leave, 2)
+        order = in_turn()
+        at = await cluster.train_while(cluster.saving.agree(Action.SAVE), order)
+        return at, cluster.nodes[1].saved
+
+    at, saved = asyncio.run(scene())
+    assert sorted(saved) == [(rank, at, Action.SAVE) for rank in range(RANKS)]
+
+
+def test_a_page_that_no_rank_uses_says_so(tmp_path: Path) -> None:
+    node = Node(tmp_path / "control")
+    assert (node.page.is_used, node.page.has_left, node.page.is_shielded) == (False, False, False)
+    node.turn(1)
+    node.control.shielded(1)
+    assert (node.page.is_used, node.page.is_shielded, node.page.calls()) == (True, False, 1)
+    node.control.shielded(0)
+    node.control.stopping(1)
+    assert (node.page.has_left, node.page.is_shielded) == (True, True)

@@ -1,0 +1,209 @@
+"""Where ranks are: real processes with faulthandler, and what is made of many answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clusterrun.node import stacks
+from clusterrun.node.spool import Spool
+from clusterrun.node.stacks import Place, main_frames, places, sentence, suspect
+
+pytestmark = pytest.mark.timeout(120)
+
+_SETUP = """
+import faulthandler, sys, threading, time
+from clusterrun.control import STACKS_SIGNAL
+faulthandler.register(STACKS_SIGNAL, file=open(sys.argv[1], "w"), all_threads=True, chain=False)
+def rest():
+    print("ready", flush=True)
+    time.sleep(100)
+def start(count):
+    for _ in range(count):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+Start = Callable[..., "Rank"]
+
+
+class Rank:
+    """A process that writes its stacks where a rank does."""
+
+    def __init__(self, spool: Spool, number: int, script: Path) -> None:
+        self.number = number
+        argv = [sys.executable, str(script), str(spool.stacks(number))]
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(root=tmp_path)
+
+
+@pytest.fixture
+def start(tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    monkeypatch.setattr(stacks, "ANSWER_S", 0.5)
+    ranks: list[Rank] = []
+
+    def started(body: str, number: int = 0, name: str = "train.py") -> Rank:
+        script = tmp_path / name
+        script.write_text(_SETUP + textwrap.dedent(body))
+        ranks.append(Rank(spool, number, script))
+        return ranks[-1]
+
+    yield started
+    for rank in ranks:
+        rank.process.kill()
+        rank.process.communicate()
+
+
+def where(spool: Spool, *ranks: Rank) -> list[Place]:
+    return asyncio.run(places({rank.number: rank.pid for rank in ranks}, spool, "n1"))
+
+
+def test_a_rank_says_where_its_script_is(start: Start, spool: Spool, tmp_path: Path) -> None:
+    rank = start("def step():\n    rest()\nstep()\n")
+    (place,) = where(spool, rank)
+    line = 1 + _SETUP.splitlines().index("    time.sleep(100)")
+    assert place == Place(
+        rank=0,
+        node="n1",
+        where=f"{tmp_path}/train.py:{line} in rest",
+        is_waiting=False,
+    )
+    assert rank.process.poll() is None
+
+
+@pytest.mark.parametrize("threads", [1, 30])
+def test_other_threads_are_not_taken_for_the_scripts(
+    start: Start, spool: Spool, threads: int
+) -> None:
+    rank = start(f"start({threads})\nrest()\n")
+    (place,) = where(spool, rank)
+    assert place.where.endswith(" in rest")
+
+
+def test_beyond_a_hundred_threads_the_scripts_is_not_among_those_that_are_written(
+    start: Start, spool: Spool
+) -> None:
+    (place,) = where(spool, start("start(150)\nrest()\n"))
+    assert place.where == ""
+
+
+def test_a_place_in_a_library_is_told_by_the_users_line(
+    start: Start, spool: Spool, tmp_path: Path
+) -> None:
+    library = tmp_path / "site-packages" / "torch" / "distributed"
+    library.mkdir(parents=True)
+    (library / "distributed_c10d.py").write_text("def barrier(wait):\n    wait()\n")
+    rank = start(
+        f"sys.path.insert(0, {str(library)!r})\nimport distributed_c10d\n"
+        "distributed_c10d.barrier(rest)\n"
+    )
+    (place,) = where(spool, rank)
+    assert (place.is_waiting, place.where.endswith(" in rest")) == (True, True)
+
+
+def test_the_second_question_is_not_answered_with_the_first_answer(
+    start: Start, spool: Spool
+) -> None:
+    rank = start("rest()\n")
+    where(spool, rank)
+    os.kill(rank.pid, signal.SIGSTOP)
+    (place,) = where(spool, rank)
+    assert (place.where, place.state) == ("", "stopped by a signal")
+
+
+def test_a_stopped_rank_is_the_one_that_the_others_wait_for(start: Start, spool: Spool) -> None:
+    ranks = [start("rest()\n", number) for number in range(3)]
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    found = where(spool, *ranks)
+    chosen = suspect(found)
+    assert chosen is not None
+    assert chosen.rank == 1
+    assert "rank 1 stopped by a signal" in sentence(found)
+
+
+def test_a_rank_that_went_meanwhile_is_gone(start: Start, spool: Spool) -> None:
+    rank = start("rest()\n")
+    rank.process.kill()
+    rank.process.wait()
+    (place,) = where(spool, rank)
+    assert (place.state, place.where) == ("gone", "")
+
+
+def test_a_state_that_passes_is_no_evidence(
+    start: Start, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = start("rest()\n")
+    states = iter(["", stacks._STATES[psutil.STATUS_DISK_SLEEP]])
+    monkeypatch.setattr(stacks, "_state", lambda pid: next(states))
+    (place,) = where(spool, rank)
+    assert place.state == ""
+
+
+def test_no_ranks_have_no_places(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "ANSWER_S", 0.0)
+    assert where(spool) == []
+
+
+def test_text_that_is_no_stack_has_no_frames() -> None:
+    assert main_frames("") == []
+    assert main_frames("Fatal Python error: nothing of the kind\n") == []
+
+
+def place(
+    rank: int, at: str = "train.py:9 in step", *, waits: bool = True, state: str = ""
+) -> Place:
+    return Place(rank=rank, node=f"n{rank // 8}", where=at, is_waiting=waits, state=state)
+
+
+def test_who_does_not_wait_is_suspected() -> None:
+    found = [place(rank) for rank in range(7)] + [place(7, "data.py:3 in load", waits=False)]
+    chosen = suspect(found)
+    assert chosen is not None
+    assert chosen.rank == 7
+
+
+@pytest.mark.parametrize("busy", [0, 5, 8])
+def test_nobody_is_suspected_where_nobody_stands_out(busy: int) -> None:
+    assert suspect([place(rank, waits=rank >= busy) for rank in range(8)]) is None
+
+
+def test_a_single_rank_is_its_own_suspect() -> None:
+    chosen = suspect([place(0, waits=False)])
+    assert chosen is not None
+
+
+def test_thousands_of_ranks_are_one_sentence() -> None:
+    found = [place(rank) for rank in range(7999)] + [place(7999, "data.py:3 in load")]
+    begin = time.monotonic()
+    text = sentence(stacks.from_data(stacks.to_data(found)))
+    assert time.monotonic() - begin < 5
+    assert text == "7999 ranks (as rank 0) at train.py:9 in step; rank 7999 at data.py:3 in load"
+
+
+def test_only_the_largest_groups_are_named() -> None:
+    text = sentence([place(rank, f"train.py:{rank} in f") for rank in range(50)])
+    assert text.count("rank ") == stacks.NAMED_GROUPS
+
+
+def test_an_answer_that_cannot_be_read_is_left_out() -> None:
+    good = stacks.to_data([place(0)])["places"][0]
+    assert stacks.from_data({}) == []
+    assert stacks.from_data({"places": [{"rank": 1}, {**good, "more": 1}, good]}) == [place(0)]
