@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from clusterrun.cli import output
-from clusterrun.cli.status import find_announced
-from clusterrun.errors import ClusterrunError, JobNotFoundError
+from clusterrun.errors import ClusterrunError
 from clusterrun.logs.catalogue import Catalogue, RunFiles
 from clusterrun.logs.files import Kind, LogFile, stat_file
 from clusterrun.release import Release, is_held
 from clusterrun.state import JobState
-from clusterrun.wording import count
 
 if TYPE_CHECKING:
     from clusterrun.logs.foreign import ForeignJob
@@ -228,64 +224,3 @@ class ForeignFiles:
             )
             for name, file in zip(name_files(found), found, strict=True)
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Named:
-    """What a name on the command line means; a log file names its node and attempt, too."""
-
-    job: LogJob
-    nodes: frozenset[str] | None = None
-    attempt: int | None = None
-
-
-def find_log_job(name: str | None) -> Named:
-    """Find the job that a name means.
-
-    Raises JobNotFoundError, and SchedulerUnreachableError where Slurm alone could know.
-    """
-    if name is None or not _is_file(name):
-        try:
-            return Named(job=RunLogs(record=find_announced(name)))
-        except JobNotFoundError:
-            job = _find_foreign(name)
-            if job is None:
-                raise
-    else:
-        job = _find_foreign(name)
-        if job is None:
-            raise JobNotFoundError(f"no log file {name}")
-    return _adopted(job)
-
-
-def _is_file(name: str) -> bool:
-    try:
-        return Path(name).is_file()
-    except (OSError, ValueError):  # too long for a name, or in a directory that may not be read
-        return False
-
-
-def _find_foreign(name: str | None) -> ForeignJob | None:
-    from clusterrun.logs.foreign import find_foreign
-
-    return None if name is None else find_foreign(name, Path.cwd())
-
-
-def _adopted(job: ForeignJob) -> Named:
-    if job.run_dir is not None:
-        from clusterrun import api
-
-        run = RunLogs(record=api.find_job(str(job.run_dir)))
-        if job.job_id:
-            return Named(job=run)
-        file = job.files[0]
-        attempt = int(file.path.parent.name.removeprefix("a"))
-        return Named(job=run, nodes=frozenset({file.label}), attempt=attempt)
-    if job.job_id:
-        files = count(len(job.files), "file")
-        output.note(
-            f"job {job.job_id} was not started by clusterrun; it has {files}, without times"
-        )
-    if job.problem:
-        output.note(f"Slurm could not be asked: {job.problem}")
-    return Named(job=ForeignLogs(job=job))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import tzinfo
 
 from clusterrun.cli import log_options as options
-from clusterrun.cli.log_job import LogJob, Named
+from clusterrun.cli.log_find import Named
+from clusterrun.cli.log_job import LogJob
 from clusterrun.errors import UsageError
 from clusterrun.hostlist import parse_hostlist
 from clusterrun.logs.catalogue import Catalogue

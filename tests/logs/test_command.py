@@ -129,7 +129,7 @@ def _record(root: Path, *, job_id: str, cluster: Cluster) -> JobRecord:
     )
 
 
-def _project(tmp_path: Path, *, job_id: str, cluster: Cluster) -> Here:
+def new_project(tmp_path: Path, *, job_id: str, cluster: Cluster) -> Here:
     root = tmp_path / "runs" / "sft" / "1121-103252-k3fq"
     root.mkdir(parents=True)
     record = _record(root, job_id=job_id, cluster=cluster)
@@ -150,7 +150,7 @@ def _project(tmp_path: Path, *, job_id: str, cluster: Cluster) -> Here:
 @pytest.fixture
 def here(tmp_path: Path) -> Here:
     """Give a job on simulated nodes that has not started."""
-    return _project(tmp_path, job_id="L1", cluster=Cluster.LOCAL)
+    return new_project(tmp_path, job_id="L1", cluster=Cluster.LOCAL)
 
 
 @pytest.fixture
@@ -355,7 +355,7 @@ def test_a_pending_job_says_that_it_waits(here: Here) -> None:
 @pytest.fixture
 def on_slurm(tmp_path: Path) -> Here:
     """Give a job in the queue of a Slurm whose squeue is a script."""
-    project = _project(tmp_path, job_id="4711", cluster=Cluster.SLURM)
+    project = new_project(tmp_path, job_id="4711", cluster=Cluster.SLURM)
     squeue = tmp_path / "bin" / "squeue"
     squeue.parent.mkdir()
     squeue.write_text('#!/bin/sh\nexec cat "$HOME/queue"\n')
