@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from clusterrun.node.conclude import past, write_outcome
-from clusterrun.node.endings import Ending
+from clusterrun.node.endings import Cause, Ending
 from clusterrun.node.preparation import Attempt
-from clusterrun.outcome import Outcome
+from clusterrun.outcome import Next, Outcome
 
 
 class Account:
@@ -26,11 +27,22 @@ class Account:
     def open(self) -> None:
         """Say where the head's agent can be signalled, and recall what was saved before."""
         before = past(self._attempt.paths, self._attempt.number)
+        if before:
+            self._mend(before[-1])
         self._checkpoint = max(
             (o.checkpoint for o in before if o.checkpoint is not None), default=None
         )
         with contextlib.suppress(OSError):
             _write_new(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
+
+    def _mend(self, last: Outcome) -> None:
+        """Say of a cancellation that was none, but a requeue, what came next."""
+        is_same_job = last.job_id == self._attempt.who.job_id
+        if is_same_job and last.next is Next.STOP and last.cause == Cause.CANCELLED.value:
+            why = "Slurm started the job again"
+            with contextlib.suppress(OSError):
+                mended = dataclasses.replace(last, next=Next.REQUEUE, why=why)
+                write_outcome(self._attempt.paths, mended)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take note of a step or a checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterrun.node.endings import NodeError
 from clusterrun.paths import RunPaths
 
 
@@ -21,12 +23,24 @@ class Realm:
     run: str
     attempt: int
     secret_file: Path
+    verdict: Path
 
     @classmethod
     def of(cls, paths: RunPaths, attempt: int) -> Realm:
         """Name the realm of one attempt of a run."""
         run = f"{paths.root.parent.name}/{paths.root.name}"
-        return cls(run=run, attempt=attempt, secret_file=paths.link_secret(attempt))
+        secret_file, verdict = paths.link_secret(attempt), paths.verdict(attempt)
+        return cls(run=run, attempt=attempt, secret_file=secret_file, verdict=verdict)
+
+    def check_open(self) -> None:
+        """See whether a node has already found that it can't take part.
+
+        Raises NodeError with the status that it left.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            code = int(self.verdict.read_text(encoding="ascii"))
+            text = f"another node cannot take part: it left with status {code}"
+            raise NodeError(code, text, is_told=True)
 
     @property
     def label(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from clusterrun.node.ports import listening_socket
 from clusterrun.node.questions import Questions
 from clusterrun.node.report import Agreement, Report, problems
 
+LOOK_S = 0.5  # at what other nodes may have left, while they are waited for
 Conclude = Callable[[Sequence[Report], str], Agreement]
 
 
@@ -65,9 +67,9 @@ class Head:
         self._secret = self._realm.create_secret()
         server = await self._listen()
         try:
-            await asyncio.wait_for(self._all_here.wait(), self._timeout_s)
-        except asyncio.TimeoutError:
-            raise await self._refuse(NodeExit.RENDEZVOUS_FAILED, self._missing()) from None
+            await self._wait_for_all()
+        except NodeError as error:
+            raise await self._refuse(error.code, error.message, is_told=error.is_told) from None
         finally:
             server.close()
         reports = [report, *(m.report for _, m in sorted(self._members.items()))]
@@ -85,6 +87,15 @@ class Head:
         for member in self._members.values():
             member.channel.send("welcome", port=agreement.port, precision=agreement.precision)
         return agreement
+
+    async def _wait_for_all(self) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while not self._all_here.is_set():
+            if time.monotonic() > deadline:
+                raise NodeError(NodeExit.RENDEZVOUS_FAILED, self._missing())
+            self._realm.check_open()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._all_here.wait(), LOOK_S)
 
     async def _listen(self) -> asyncio.Server:
         host = LOOPBACK if self._who.is_local else ""
@@ -107,10 +118,10 @@ class Head:
         """Choose the address at which most nodes reached this one."""
         return Counter(m.channel.own_address for m in self._members.values()).most_common(1)[0][0]
 
-    async def _refuse(self, code: int, message: str) -> NodeError:
+    async def _refuse(self, code: int, message: str, *, is_told: bool = False) -> NodeError:
         self._broadcast(Ending(code=int(code), reason=message))
         await self._close()
-        return NodeError(code, message)
+        return NodeError(code, message, is_told=is_told)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = Channel(reader, writer)

@@ -87,6 +87,7 @@ class Member:
                 if await self._is_admitted(channel, report, patience_s):
                     return channel
                 await channel.close()
+            self._realm.check_open()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_MOST_S)
             patience_s = min(2 * patience_s, ANSWER_S)

@@ -408,3 +408,29 @@ def test_addresses_are_written_plainly() -> None:
     assert link_module.plain_address(("::ffff:10.0.0.1", 1, 0, 0)) == "10.0.0.1"
     assert link_module.plain_address(("fe80::1%eth0", 1, 0, 0)) == "fe80::1"
     assert link_module.plain_address(None) == ""
+
+
+def test_nodes_stop_waiting_for_one_that_left_word_that_it_is_unfit(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path, timeout_s=60)
+        meeting = asyncio.gather(
+            nodes.head.meet(report(0)), nodes.members[0].meet(report(1)), return_exceptions=True
+        )
+        await asyncio.sleep(0.3)
+        realm(tmp_path).verdict.write_text("122\n")
+        for error in await asyncio.wait_for(meeting, 10):
+            assert isinstance(error, NodeError)
+            assert error.code == 122
+            assert error.is_told
+
+    run(story())
+
+
+def test_a_member_without_head_stops_waiting_when_the_head_left_word(tmp_path: Path) -> None:
+    async def story() -> None:
+        realm(tmp_path).verdict.parent.mkdir(parents=True, exist_ok=True)
+        realm(tmp_path).verdict.write_text("122\n")
+        with pytest.raises(NodeError, match="cannot take part"):
+            await member(1, 2, realm(tmp_path), 60).meet(report(1))
+
+    run(story())
