@@ -62,7 +62,7 @@ class _Command(click.Command):
 @click.argument("job", required=False)
 @click.option("--rank", "ranks", metavar="SET", help="these ranks alone, as 0,8-15 or ::8")
 @click.option("--local-rank", "local_ranks", metavar="SET", help="these ranks of each node")
-@click.option("-a", "--all-ranks", is_flag=True, help="every line of every rank")
+@click.option("-a", "--all-ranks", is_flag=True, help="the lines of every rank")
 @click.option("--node", "nodes", metavar="HOSTLIST", help="these nodes alone, as node[01-04]")
 @click.option(
     "--stream", "streams", metavar="LIST", help="of out, err, launcher, agent; or batch alone"
@@ -120,7 +120,10 @@ class _Command(click.Command):
 )
 @click.option("--json", "as_json", is_flag=True, help="the same as --output json")
 @click.option(
-    "--dedup/--no-dedup", default=None, help="one line for what several ranks say  [default: text]"
+    "--dedup/--no-dedup",
+    default=None,
+    help="one line for what 3 or more ranks say alike, <n> for a number that differs  "
+    "[default: in text; not saved]",
 )
 @click.option("-f", "--follow", "following", is_flag=True, help="go on until the job ends")
 @click.option(
@@ -133,7 +136,10 @@ class _Command(click.Command):
 @click.option("--list", "listing", is_flag=True, help="list the log files instead")
 @click.option("--path", "locating", is_flag=True, help="print the directory of the logs instead")
 @click.option(
-    "--save", "target", metavar="FILE|DIR", help="write there instead; DIR/: a file for each rank"
+    "--save",
+    "target",
+    metavar="FILE|DIR",
+    help="write there instead, all lines as they are unless said; DIR/: a file for each rank",
 )
 @click.pass_context
 def command(
@@ -153,11 +159,12 @@ def command(
     """Read what the ranks wrote.
 
     JOB is a job id, the name of a run, its directory or a log file; without it the newest run is
-    taken. Shown are the last lines of rank 0 and the launcher, and the error lines of every rank.
+    taken. Shown are the last lines of rank 0 and the launcher, and of the error lines of every
+    rank, which keep up to half of the room however old they are.
 
     \b
     clusterrun logs -f                    follow the newest run
-    clusterrun logs 4711 -a -n all        everything
+    clusterrun logs 4711 -a -n all        everything; with --no-dedup line by line
     clusterrun logs 4711 --rank ::8       the first rank of each 8-GPU node
     clusterrun logs 4711 --errors -C 3    what went wrong, and what was just before
     clusterrun logs 4711 --since 10m -g 'loss|lr'
