@@ -18,6 +18,7 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).resolve().parents[2]
 
 TRAIN = """
+import sys
 import torch
 from transformers import Trainer, TrainingArguments
 from clusterrun import runtime
@@ -34,7 +35,7 @@ class Model(torch.nn.Module):
 
 data = [{"x": torch.full((4,), n / 40), "labels": torch.tensor(n / 20)} for n in range(40)]
 args = TrainingArguments(
-    "out", max_steps=9, per_device_train_batch_size=2, save_strategy="steps", save_steps=6,
+    "out", max_steps=9, per_device_train_batch_size=2, save_strategy=sys.argv[1], save_steps=6,
     use_cpu=True, ddp_backend="gloo", report_to=[], logging_strategy="no", disable_tqdm=True,
 )
 trainer = Trainer(Model(), args, train_dataset=data, callbacks=[CheckpointCallback()])
@@ -44,7 +45,7 @@ trainer.accelerator.end_training()
 """
 
 
-def train(folder: Path, **environ: str) -> list[str]:
+def train(folder: Path, strategy: str, **environ: str) -> list[str]:
     """Train with two ranks in a directory of their own; return what each printed last."""
     folder.mkdir(exist_ok=True)
     with socket.socket() as free:
@@ -55,7 +56,7 @@ def train(folder: Path, **environ: str) -> list[str]:
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", TRAIN],
+            [sys.executable, "-c", TRAIN, strategy],
             cwd=folder,
             env={**clean, **world, **offline, "RANK": str(n), "LOCAL_RANK": str(n), **environ},
             stdout=subprocess.PIPE,
@@ -69,18 +70,19 @@ def train(folder: Path, **environ: str) -> list[str]:
     return [out.splitlines()[-1] for out, _ in told]
 
 
+@pytest.mark.parametrize(("strategy", "saved"), [("steps", [9, 6, 4]), ("epoch", [9, 4])])
 def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_weights(
-    tmp_path: Path,
+    tmp_path: Path, strategy: str, saved: list[int]
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert train(whole) == ["step 9 stopped False"] * 2
+    assert train(whole, strategy) == ["step 9 stopped False"] * 2
     cut.mkdir()
     page = ControlPage(cut / "control", 2)
     page.hold(1)
     page.decide(Decision(1, 4, Action.LEAVE))
-    assert train(cut, CLUSTERRUN_SPOOL=str(cut)) == ["step 4 stopped True"] * 2
+    assert train(cut, strategy, CLUSTERRUN_SPOOL=str(cut)) == ["step 4 stopped True"] * 2
     assert [page.has_stopped(rank) for rank in range(2)] == [True, True]
-    event = json.loads((cut / "rank_0.events").read_text())
+    (event,) = map(json.loads, (cut / "rank_0.events").read_text().splitlines())
     assert (event["type"], event["step"]) == ("checkpoint", 4)
     # a later save that was cut short: nothing marks it
     (cut / "out" / "checkpoint-5").mkdir()
@@ -91,11 +93,7 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     assert [note.split(":")[0] for note in notes] == [
         "checkpoint checkpoint-5 is incomplete and passed over"
     ]
-    assert train(cut) == ["step 9 stopped False"] * 2
-    assert [step for step, _, problem in checkpoints.listed(cut / "out") if not problem] == [
-        9,
-        6,
-        4,
-    ]
+    assert train(cut, strategy) == ["step 9 stopped False"] * 2
+    assert [step for step, _, problem in checkpoints.listed(cut / "out") if not problem] == saved
     weights = [folder / "out" / "checkpoint-9" / "model.safetensors" for folder in (whole, cut)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
