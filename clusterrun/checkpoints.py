@@ -15,11 +15,10 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 SCHEMA = "clusterrun.checkpoint/1"
 MARKER = ".complete"
@@ -27,6 +26,7 @@ WHOLE_BYTES = 64 << 20  # larger files are sampled: nobody waits for terabytes t
 SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
 _CHUNK = 1 << 20
+_Result = TypeVar("_Result")
 _THREADS = 8
 _NAME = re.compile(r"(?:step|checkpoint)-(\d+)", re.ASCII)
 _UNFINISHED = re.compile(r"\.step-\d+\.a\d+\.tmp", re.ASCII)
@@ -94,10 +94,10 @@ def check_room(directory: Path) -> None:
     waiting in the collectives of DeepSpeed and FSDP.
     """
     whole = (path for _, path in _found(directory) if not _problem(path, contents=False))
-    newest = next(whole, None)
-    if newest is None:
+    last = next(whole, None)
+    if last is None:
         return
-    needed = sum((newest / name).stat().st_blocks * 512 for name in _files(newest))
+    needed = sum((last / name).stat().st_blocks * 512 for name in _files(last))
     free = shutil.disk_usage(directory).free
     if free < needed:
         words = f"{needed >> 20} MiB are needed, {free >> 20} MiB are free"
@@ -112,8 +112,7 @@ def mark(
     Raises OSError where the disk takes no more.
     """
     names = sorted(_files(path))
-    with ThreadPoolExecutor(_THREADS) as threads:
-        sums = list(threads.map(lambda name: _settled(path / name), names))
+    sums = _at_once(lambda name: _settled(path / name), names)
     marker = {
         "schema": SCHEMA,
         "step": step,
@@ -204,10 +203,7 @@ def _read(path: Path, *, contents: bool = True) -> Checkpoint:
     for name, (size, _) in files.items():
         _check_size(path, name, size)
     if contents:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            list(
-                threads.map(lambda item: _check_contents(path, item[0], item[1][1]), files.items())
-            )
+        _at_once(lambda name: _check_contents(path, name, files[name][1]), files)
     return found
 
 
@@ -227,6 +223,14 @@ def _check_contents(path: Path, name: str, crc: int) -> None:
         raise _Incomplete(f"{name} can't be read: {error.strerror}") from None
     if found != crc:
         raise _Incomplete(f"{name} is damaged: its checksum is another than when it was saved")
+
+
+def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Result]:
+    """Do something with several files at a time: a disk far away answers late."""
+    from concurrent.futures import ThreadPoolExecutor  # brings `logging`: not at each start
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return list(threads.map(deed, names))
 
 
 def _files(path: Path) -> Iterator[str]:
