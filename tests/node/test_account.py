@@ -1,0 +1,141 @@
+"""What the agents leave of an attempt: one verdict, one outcome, and how far it came."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterrun.node.account import Account
+from clusterrun.node.endings import Cause, Ending, Failure
+from clusterrun.node.identity import Identity
+from clusterrun.node.preparation import Attempt
+from clusterrun.outcome import Outcome
+from clusterrun.paths import RunPaths
+from tests.planning.samples import here
+
+FAILURE = Failure(
+    at=5.0,
+    node="n2",
+    rank=3,
+    code=1,
+    signal=0,
+    cause=Cause.EXCEPTION,
+    message="ValueError: x",
+    where="train.py:7",
+)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(root=tmp_path)
+    paths.attempts_dir.mkdir()
+    for number in (1, 2):
+        paths.attempt(number).mkdir()
+    return paths
+
+
+def account(paths: RunPaths, number: int = 1, rank: int = 0) -> Account:
+    who = Identity(
+        job_id="42",
+        node=f"n{rank + 1}",
+        node_rank=rank,
+        nodes=("n1", "n2"),
+        head_host="127.0.0.1",
+        is_local=False,
+    )
+    plan = here(nodes=2, nproc_per_node=2)
+    return Account(Attempt(plan=plan, paths=paths, number=number, who=who))
+
+
+def outcome(paths: RunPaths, number: int = 1) -> Outcome:
+    return Outcome.from_json(paths.outcome(number).read_text())
+
+
+def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
+    book = account(paths)
+    book.open()
+    for event in (
+        {"type": "step", "step": 100},
+        {"type": "checkpoint", "step": 100},
+        {"type": "step", "step": 120},
+        {"type": "step", "step": "many"},
+        {"type": "rank_start", "rank": 0},
+    ):
+        book.take(event)
+    book.close(Ending.of_first([FAILURE]))
+    found = outcome(paths)
+    assert (found.attempt, found.job_id, found.nodes) == (1, "42", ("n1", "n2"))
+    assert (found.node, found.rank, found.where, found.alike) == ("n2", 3, "train.py:7", 1)
+    assert (found.code, found.cause) == (1, "exception")
+    assert found.reason == "rank 3 on n2: ValueError: x"
+    assert (found.step, found.checkpoint) == (120, 100)
+    assert found.started_at <= found.ended_at
+    assert paths.verdict(1).read_text() == "1\n"
+
+
+def test_a_good_end_names_nobody(paths: RunPaths) -> None:
+    account(paths).close(Ending.completed())
+    found = outcome(paths)
+    assert (found.code, found.cause, found.node, found.rank) == (0, "completed", None, None)
+
+
+def test_the_first_agent_that_concludes_is_right(paths: RunPaths) -> None:
+    account(paths, rank=1).close(Ending.of_first([FAILURE]))
+    account(paths).close(Ending.completed())
+    assert (outcome(paths).code, paths.verdict(1).read_text()) == (1, "1\n")
+
+
+def test_a_setup_line_that_failed_is_not_talked_over(paths: RunPaths) -> None:
+    paths.verdict(1).write_text("122\n")
+    account(paths).close(Ending.of_first([FAILURE]))
+    assert paths.verdict(1).read_text() == "122\n"
+    assert not paths.outcome(1).exists()
+
+
+def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
+    first = account(paths)
+    first.take({"type": "checkpoint", "step": 100})
+    first.close(Ending.of_first([FAILURE]))
+    second = account(paths, 2)
+    second.open()
+    second.take({"type": "step", "step": 3})
+    second.close(Ending.of_first([FAILURE]))
+    assert (outcome(paths, 2).step, outcome(paths, 2).checkpoint) == (3, 100)
+
+
+def test_an_older_checkpoint_does_not_hide_a_newer(paths: RunPaths) -> None:
+    book = account(paths)
+    for step in (200, 100):
+        book.take({"type": "checkpoint", "step": step})
+    book.close(Ending.of_first([FAILURE]))
+    assert outcome(paths).checkpoint == 200
+
+
+def test_the_heads_agent_says_where_it_can_be_signalled(paths: RunPaths) -> None:
+    account(paths).open()
+    assert paths.head_pid(1).read_text() == f"{os.getpid()}\n"
+    assert paths.head_pid(1).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_it_writes_is_whole_and_private(paths: RunPaths) -> None:
+    account(paths).close(Ending.completed())
+    modes = {path.name: path.stat().st_mode & 0o777 for path in paths.attempt(1).iterdir()}
+    assert modes == {"status": 0o600, "outcome.json": 0o600}
+
+
+def test_a_disk_that_takes_nothing_does_not_end_the_agent(paths: RunPaths) -> None:
+    paths.attempt(1).rmdir()
+    book = account(paths)
+    book.open()
+    book.close(Ending.completed())
+    assert not paths.attempt(1).exists()
+
+
+def test_a_past_attempt_that_is_damaged_does_not_end_the_agent(paths: RunPaths) -> None:
+    paths.outcome(1).write_text("{")
+    second = account(paths, 2)
+    second.open()
+    second.close(Ending.completed())
+    assert outcome(paths, 2).checkpoint is None

@@ -1,0 +1,151 @@
+"""A hang is told once, with who is where, whatever the other nodes say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.control import ControlPage
+from clusterrun.errors import NodeExit
+from clusterrun.node import hangs as module
+from clusterrun.node import stacks
+from clusterrun.node.endings import Failure
+from clusterrun.node.hangs import HangWatch
+from clusterrun.node.questions import Questions
+from clusterrun.node.saving import Page
+from clusterrun.node.spool import Spool
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return 5.0
+
+
+def place(rank: int, where: str, *, waits: bool = True) -> stacks.Place:
+    node = f"n{1 + rank // 2}"
+    return stacks.Place(rank=rank, node=node, where=where, is_waiting=waits)
+
+
+WAITING = [place(0, "train.py:9 in step"), place(1, "train.py:9 in step")]
+
+
+class Scene:
+    """The head of two nodes; `answer` is what the other says of its ranks."""
+
+    def __init__(self, root: Path, clock: Clock, answer: dict[str, Any] | None) -> None:
+        self.clock, self.answer = clock, answer
+        self.root = root
+        self.failures: list[Failure] = []
+        self.control = ControlPage(root / "control", 1)
+        self.calls = 0
+        self.questions = Questions(self._send, lambda: {1})
+        self.watch = HangWatch(
+            floor_s=60,
+            node="n1",
+            spool=Spool(root=root),
+            page=Page(self.control, 1),
+            questions=self.questions,
+            own_places=self._own,
+            failed=self.failures.append,
+        )
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        if self.answer is not None:
+            message = {"question": fields["question"], **self.answer}
+            asyncio.get_running_loop().call_soon(self.questions.take, 1, message)
+
+    async def _own(self) -> list[stacks.Place]:
+        return WAITING
+
+    async def idle(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.clock.now += 1
+            self.watch.look()
+            await asyncio.sleep(0)
+
+    def call(self) -> None:
+        self.calls += 1
+        self.control.count(0, self.calls)
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Failure]]:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr("clusterrun.node.questions.ANSWER_S", 0.1)
+
+    def played(deed: Any, answer: dict[str, Any] | None = None) -> list[Failure]:
+        async def scene() -> list[Failure]:
+            scene = Scene(tmp_path, clock, answer)
+            await deed(scene)
+            await asyncio.sleep(0.3)
+            return scene.failures
+
+        return asyncio.run(scene())
+
+    return played
+
+
+async def hang(scene: Scene) -> None:
+    scene.call()
+    await scene.idle(1)
+    await scene.idle(300)
+
+
+def test_the_rank_that_the_others_wait_for_is_named(play: Callable[..., list[Failure]]) -> None:
+    late = [place(2, "train.py:9 in step"), place(3, "data.py:3 in load", waits=False)]
+    (failure,) = play(hang, stacks.to_data(late))
+    assert (failure.node, failure.rank, failure.where) == ("n2", 3, "data.py:3")
+    assert (failure.code, failure.cause.value) == (int(NodeExit.HUNG), "hung")
+    assert failure.message == (
+        "no step ended for 61 s: 3 ranks (as rank 0) at train.py:9 in step;"
+        " rank 3 at data.py:3 in load"
+    )
+
+
+def test_a_node_that_is_silent_is_said_and_the_others_are_heard(
+    play: Callable[..., list[Failure]],
+) -> None:
+    (failure,) = play(hang)
+    assert failure.message.endswith(
+        "2 ranks (as rank 0) at train.py:9 in step; 1 node did not answer"
+    )
+
+
+def test_nonsense_from_another_node_is_passed_over(play: Callable[..., list[Failure]]) -> None:
+    (failure,) = play(hang, {"places": [{"rank": 2}]})
+    assert (failure.node, failure.rank, failure.where) == ("n1", None, "")
+
+
+@pytest.mark.parametrize("sign", ["calls", "steps", "output"])
+def test_each_sign_of_life_is_enough(play: Callable[..., list[Failure]], sign: str) -> None:
+    async def live(scene: Scene) -> None:
+        scene.call()
+        for number in range(10):
+            await scene.idle(50)
+            if sign == "calls":
+                scene.call()
+            elif sign == "steps":
+                scene.watch.stepped()
+            else:
+                (scene.root / "rank_0.out").write_text("x" * (1 + number))
+
+    assert play(live) == []
+
+
+def test_a_training_that_tells_of_no_step_is_left_alone(
+    play: Callable[..., list[Failure]],
+) -> None:
+    async def silent(scene: Scene) -> None:
+        await scene.idle(10_000)
+
+    assert play(silent) == []

@@ -1,0 +1,199 @@
+"""Whole agents that are asked, warned, ended or left waiting, with ranks that can save."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from clusterrun.errors import NodeExit
+from clusterrun.node.interruption import Reason, write_request
+from tests.node.jobs import ROOT, STUB, Job
+
+pytestmark = pytest.mark.timeout(120)
+Make = Callable[..., Job]
+
+# The ranks of a real training meet in every step; these meet nowhere, so that only the page
+# of shared memory can bring them to one step.
+TRAIN = """
+import os, sys, time
+from clusterrun import runtime
+rank = int(os.environ["RANK"])
+for step in range(1, 3000):
+    time.sleep(0.02 + 0.005 * rank)
+    if step == 1:
+        print("ready", flush=True)
+    saves = runtime.should_checkpoint()
+    if rank == 0 and step % 5 == 0:
+        runtime.step(step, 3000)
+    if saves:
+        print(f"saved at {step}", flush=True)
+        if rank == 0:
+            runtime.checkpoint("nowhere", step)
+    if runtime.should_stop() and "stay" not in sys.argv:
+        break
+print("left", flush=True)
+"""
+
+
+def saves(job: Job) -> list[tuple[str, int]]:
+    """Read which rank saved at which step."""
+    lines = [line for node in ("local0", "local1") for line in job.log(node)]
+    found = [(rank, re.fullmatch(r"saved at (\d+)", text)) for _, rank, _, text in lines]
+    return sorted((rank, int(match[1])) for rank, match in found if match)
+
+
+def outcome(job: Job) -> dict[str, Any]:
+    return dict(json.loads(job.paths.outcome(1).read_text()))
+
+
+def started(job: Job) -> Job:
+    job.start().wait_for("ready", 4)
+    return job
+
+
+def ask(job: Job, reason: Reason) -> None:
+    """Interrupt the attempt, as the batch shell and `cancel` do."""
+    write_request(job.paths.request(1), reason)
+    os.kill(int(job.paths.head_pid(1).read_text()), signal.SIGUSR2)
+
+
+def assert_all_saved_at_one_step(job: Job, times: int = 1) -> None:
+    found = saves(job)
+    steps = sorted({step for _, step in found})
+    assert found == sorted((str(rank), step) for rank in range(4) for step in steps)
+    assert len(steps) == times
+
+
+def test_ranks_save_at_one_step_and_go_on_as_often_as_they_are_asked(stub_job: Make) -> None:
+    job = started(stub_job(TRAIN))
+    ask(job, Reason.SAVE)
+    job.wait_for("saved at", 4)
+    ask(job, Reason.SAVE)
+    job.wait_for("saved at", 8)
+    assert all(agent.poll() is None for agent in job.agents)
+    ask(job, Reason.CANCEL)
+    assert job.wait() == [NodeExit.CANCELLED] * 2
+    assert_all_saved_at_one_step(job, 3)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (Reason.CANCEL, NodeExit.CANCELLED),
+        (Reason.TIME_LIMIT, NodeExit.INTERRUPTED),
+        (Reason.PREEMPT, NodeExit.INTERRUPTED),
+    ],
+)
+def test_ranks_save_and_leave_on_request(stub_job: Make, reason: Reason, code: int) -> None:
+    job = started(stub_job(TRAIN))
+    ask(job, reason)
+    assert job.wait() == [code, code]
+    assert_all_saved_at_one_step(job)
+    assert job.text().count("left") == 4
+    left = outcome(job)
+    assert (left["code"], left["cause"], left["reason"]) == (code, "interrupted", reason.text)
+    assert left["checkpoint"] == saves(job)[0][1]
+    assert job.events("failed") == []
+    job.assert_clean()
+
+
+def test_a_request_before_the_ranks_ask_is_met_at_their_first_call(stub_job: Make) -> None:
+    job = stub_job(TRAIN)
+    write_request(job.paths.request(1), Reason.CANCEL)
+    job.start()
+    assert job.wait() == [NodeExit.CANCELLED] * 2
+    assert saves(job) == [(str(rank), 1) for rank in range(4)]
+
+
+@pytest.mark.parametrize("node", ["local0", "local1"])
+def test_sigterm_for_one_agent_has_all_ranks_save_and_leave(stub_job: Make, node: str) -> None:
+    job = started(stub_job(TRAIN))
+    os.kill(job.agent_pid(node), signal.SIGTERM)
+    assert job.wait() == [NodeExit.INTERRUPTED] * 2
+    assert_all_saved_at_one_step(job)
+    assert job.paths.request(1).read_text() == "preempt\n"
+    assert outcome(job)["reason"] == "preempted"
+
+
+def test_sigterm_for_every_process_still_leads_to_one_step(stub_job: Make) -> None:
+    """Slurm's may reach launchers and ranks, too: with proctrack/linuxproc, or scancel --full."""
+    job = started(stub_job(TRAIN))
+    for process in job.processes():
+        process.send_signal(signal.SIGTERM)
+    codes = job.wait()
+    assert (codes, outcome(job)["reason"]) == ([NodeExit.INTERRUPTED] * 2, "preempted")
+    assert_all_saved_at_one_step(job)
+    job.assert_clean()
+
+
+def test_with_the_batch_shells_word_sigterm_ends_the_ranks_at_once(stub_job: Make) -> None:
+    job = started(stub_job(TRAIN))
+    write_request(job.paths.request(1), Reason.END)
+    since = time.monotonic()
+    for node in ("local0", "local1"):
+        os.kill(job.agent_pid(node), signal.SIGTERM)
+    assert job.wait() == [NodeExit.CANCELLED] * 2
+    assert time.monotonic() - since < 10
+    assert (saves(job), outcome(job)["cause"]) == ([], "cancelled")
+    job.assert_clean()
+
+
+def test_sigterm_ends_ranks_at_once_that_cannot_save(stub_job: Make) -> None:
+    job = started(stub_job("import time; print('ready', flush=True); time.sleep(100)"))
+    os.kill(job.agent_pid("local0"), signal.SIGTERM)
+    assert job.wait() == [NodeExit.CANCELLED] * 2
+    assert outcome(job)["cause"] == "cancelled"
+
+
+def test_ranks_that_saved_and_do_not_leave_are_ended(stub_job: Make) -> None:
+    job = stub_job(TRAIN, "stay")
+    start_hurried(job, "interruption.LEAVE_S = 0.5")
+    ask(job, Reason.TIME_LIMIT)
+    assert job.wait() == [NodeExit.INTERRUPTED] * 2
+    assert_all_saved_at_one_step(job)
+    assert "left" not in job.text()
+    assert outcome(job)["reason"] == "the time limit"
+    job.assert_clean()
+
+
+def start_hurried(job: Job, change: str) -> None:
+    """Start agents whose patience is short, by a module that Python runs at its start."""
+    site = job.paths.root.parents[2] / "hurried"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import sys\nif 'clusterrun.node' in sys.orig_argv:\n"
+        f"    from clusterrun.node import interruption, stacks\n    {change}\n"
+    )
+    job.start(PYTHONPATH=f"{site}:{STUB}:{ROOT}")
+    job.wait_for("ready", 4)
+
+
+def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
+    job = stub_job(TRAIN, hang_timeout_s=2)
+    start_hurried(job, "stacks.ANSWER_S = 0.5")
+    pids = [job.rank_pid(rank) for rank in range(4)]
+    wait_for_steps(job)
+    # In a real training all others wait for one; here all of the head's ranks must come to a halt.
+    for pid in pids[:2]:
+        os.kill(pid, signal.SIGSTOP)
+    assert job.wait() == [NodeExit.HUNG] * 2
+    left = outcome(job)
+    assert (left["code"], left["cause"], left["rank"]) == (NodeExit.HUNG, "hung", 0)
+    assert "2 ranks (as rank 0) stopped by a signal" in left["reason"]
+    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    job.assert_clean()
+
+
+def wait_for_steps(job: Job) -> None:
+    deadline = time.monotonic() + 60
+    while not job.events("step"):
+        assert time.monotonic() < deadline, job.text()
+        time.sleep(0.05)

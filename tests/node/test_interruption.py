@@ -1,0 +1,323 @@
+"""Who may interrupt an attempt, who was first, and how it then ends: a real page and link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.control import Action, ControlPage
+from clusterrun.errors import NodeExit
+from clusterrun.node import interruption as module
+from clusterrun.node.endings import Cause, Ending
+from clusterrun.node.interruption import Interruption, Reason, write_request
+from clusterrun.node.link import Alone
+from clusterrun.node.report import Agreement
+from clusterrun.node.saving import Page
+
+Deed = Callable[["Scene"], Awaitable[None]]
+AGREEMENT = Agreement(address="127.0.0.1", port=1, interface="lo", precision="no")
+
+
+class Scene:
+    """An attempt of one node and one rank; what its agent was told is written down."""
+
+    def __init__(self, path: Path, *, warning_s: float = 120) -> None:
+        self.file = path / "request"
+        self.control = ControlPage(path / "control", 1)
+        self.link = Alone(AGREEMENT)
+        self.said: list[str] = []
+        self.events: list[str] = []
+        self.cancels = 0
+        self.calls = 0
+        self.interruption = Interruption(
+            request=self.file,
+            page=Page(self.control, 1),
+            leader=self.link,
+            warning_s=warning_s,
+            happened=lambda kind, **fields: self.events.append(f"{kind} {fields['reason']}"),
+            say=self.said.append,
+            cancel=self._cancel,
+        )
+
+    def _cancel(self) -> None:
+        self.cancels += 1
+
+    def step(self) -> None:
+        self.calls += 1
+        self.control.count(0, self.calls)
+
+    async def settle(self) -> None:
+        """Let the tasks that were started come to their end."""
+        await asyncio.sleep(0.2)
+
+    def decisions(self) -> tuple[int, Action]:
+        decision = self.control.decision
+        return decision.request, decision.action
+
+    def leave(self) -> None:
+        """End the script as one that was told to leave."""
+        self.control.stopping(0)
+        self.link.report_done()
+
+    async def ending(self) -> Ending:
+        return await asyncio.wait_for(self.link.ending(), 20)
+
+
+def play(path: Path, deed: Callable[[Scene], Awaitable[Any]], **about: Any) -> Any:
+    async def scene() -> Any:
+        return await deed(Scene(path, **about))
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "reason"),
+    [
+        ("cancel", NodeExit.CANCELLED, "cancelled, after a checkpoint"),
+        ("time-limit", NodeExit.INTERRUPTED, "the time limit"),
+        ("preempt", NodeExit.INTERRUPTED, "preempted"),
+    ],
+)
+def test_ranks_are_told_to_leave_and_the_attempt_says_why(
+    tmp_path: Path, word: str, code: int, reason: str
+) -> None:
+    async def deed(scene: Scene) -> Ending:
+        scene.step()
+        write_request(scene.file, Reason(word))
+        scene.interruption.warned()
+        await scene.settle()
+        assert scene.decisions() == (1, Action.LEAVE)
+        assert scene.events == [f"interrupted {word}"]
+        assert scene.said == [f"{reason}: the ranks are asked to save and leave"]
+        scene.leave()
+        return await scene.ending()
+
+    ending = play(tmp_path, deed)
+    assert (ending.code, ending.reason, ending.cause) == (int(code), reason, Cause.INTERRUPTED)
+
+
+def test_a_warning_without_a_request_is_that_of_the_time_limit(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> None:
+        scene.step()
+        scene.interruption.warned()
+        await scene.settle()
+
+    play(tmp_path, deed)
+    assert (tmp_path / "request").read_text() == "time-limit\n"
+    assert (tmp_path / "request").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "something else\n", "\xff\n"])
+def test_a_request_that_is_no_word_of_ours_is_one_for_the_time_limit(
+    tmp_path: Path, text: str
+) -> None:
+    async def deed(scene: Scene) -> Reason | None:
+        scene.file.write_text(text, encoding="latin-1")
+        scene.interruption.warned()
+        await scene.settle()
+        return scene.interruption.reason
+
+    assert play(tmp_path, deed) is Reason.TIME_LIMIT
+
+
+def test_who_was_first_is_right(tmp_path: Path) -> None:
+    for reason in (Reason.CANCEL, Reason.TIME_LIMIT, Reason.PREEMPT):
+        write_request(tmp_path / "request", reason)
+    assert (tmp_path / "request").read_text() == "cancel\n"
+
+
+def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> None:
+        scene.step()
+        write_request(scene.file, Reason.CANCEL)
+        scene.interruption.warned()
+        scene.interruption.warned()
+        await scene.settle()
+        scene.interruption.warned()
+        scene.interruption.ending()
+        await scene.settle()
+        assert scene.decisions() == (1, Action.LEAVE)
+        assert scene.events == ["interrupted cancel"]
+
+    play(tmp_path, deed)
+
+
+def test_a_request_to_save_can_be_made_again(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> Ending:
+        for number in (1, 2):
+            scene.step()
+            write_request(scene.file, Reason.SAVE)
+            scene.interruption.warned()
+            await scene.settle()
+            assert scene.decisions() == (number, Action.SAVE)
+            assert not scene.file.exists()
+            scene.interruption.saved()
+        scene.link.report_done()
+        return await scene.ending()
+
+    ending = play(tmp_path, deed)
+    assert (ending.code, ending.cause) == (0, Cause.COMPLETED)
+
+
+def test_after_a_save_the_attempt_can_still_be_interrupted(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> Reason | None:
+        scene.step()
+        write_request(scene.file, Reason.SAVE)
+        scene.interruption.warned()
+        await scene.settle()
+        write_request(scene.file, Reason.TIME_LIMIT)
+        scene.interruption.warned()
+        await scene.settle()
+        assert scene.decisions() == (2, Action.LEAVE)
+        return scene.interruption.reason
+
+    assert play(tmp_path, deed) is Reason.TIME_LIMIT
+
+
+def test_a_request_that_came_before_the_agent_is_found(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> Reason | None:
+        write_request(scene.file, Reason.CANCEL)
+        scene.interruption.look()
+        await scene.settle()
+        return scene.interruption.reason
+
+    assert play(tmp_path, deed) is Reason.CANCEL
+
+
+def test_without_a_request_a_look_does_nothing(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> None:
+        scene.interruption.look()
+        await scene.settle()
+        assert (scene.interruption.reason, scene.decisions()) == (None, (0, Action.NONE))
+
+    play(tmp_path, deed)
+
+
+def test_sigterm_ends_ranks_at_once_that_have_never_asked(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> None:
+        scene.interruption.ending()
+        assert scene.cancels == 1
+        assert not scene.file.exists()
+
+    play(tmp_path, deed)
+
+
+def test_sigterm_without_a_word_is_a_preemption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WORD_S", 0.1)
+
+    async def deed(scene: Scene) -> None:
+        scene.step()
+        for _ in range(1000):  # all nodes tell the head
+            scene.interruption.ending()
+        assert len(scene.interruption._tasks) == 1
+        await asyncio.sleep(0.4)
+        assert scene.interruption.reason is Reason.PREEMPT
+        assert (scene.decisions(), scene.cancels) == ((1, Action.LEAVE), 0)
+
+    play(tmp_path, deed)
+    assert (tmp_path / "request").read_text() == "preempt\n"
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.1])
+def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path, after_s: float) -> None:
+    async def deed(scene: Scene) -> None:
+        scene.step()
+        loop = asyncio.get_running_loop()
+        loop.call_later(after_s, write_request, scene.file, Reason.END)
+        scene.interruption.ending()
+        await asyncio.sleep(after_s + 0.3)
+        assert (scene.cancels, scene.decisions()) == (1, (0, Action.NONE))
+
+    play(tmp_path, deed)
+
+
+def test_a_preemption_is_not_forgotten_over_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WORD_S", 0.1)
+
+    async def deed(scene: Scene) -> None:
+        scene.step()
+        write_request(scene.file, Reason.SAVE)  # its signal is still on the way
+        scene.interruption.ending()
+        await asyncio.sleep(0.4)
+        assert scene.interruption.reason is Reason.PREEMPT
+        assert scene.decisions() == (2, Action.LEAVE)
+
+    play(tmp_path, deed)
+
+
+def test_a_training_that_ends_before_it_hears_is_complete(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> Ending:
+        scene.step()
+        write_request(scene.file, Reason.CANCEL)
+        scene.interruption.warned()
+        await scene.settle()
+        scene.link.report_done()
+        return await scene.ending()
+
+    assert play(tmp_path, deed).code == 0
+
+
+def test_ranks_that_saved_and_go_on_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAVE_S", 0.1)
+
+    async def deed(scene: Scene) -> Ending:
+        scene.step()
+        write_request(scene.file, Reason.TIME_LIMIT)
+        scene.interruption.warned()
+        await scene.settle()
+        scene.interruption.saved()
+        return await scene.ending()
+
+    ending = play(tmp_path, deed)
+    assert (ending.code, ending.reason) == (int(NodeExit.INTERRUPTED), "the time limit")
+
+
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint(
+    tmp_path: Path, has_saved: bool
+) -> None:
+    async def deed(scene: Scene) -> bool:
+        scene.step()
+        if has_saved:
+            scene.interruption.saved()
+        scene.interruption.warned()
+        await asyncio.sleep(0.6)
+        return scene.link._decision.is_made
+
+    assert play(tmp_path, deed, warning_s=0.5) is has_saved
+
+
+def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> None:
+        write_request(scene.file, Reason.CANCEL)
+        scene.interruption.warned()
+        await scene.settle()
+        assert "no rank has asked runtime.should_checkpoint() yet" in scene.said[-1]
+
+    play(tmp_path, deed)
+
+
+def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clusterrun.node.questions.ANSWER_S", 0.05)
+
+    async def deed(scene: Scene) -> None:
+        scene.step()
+        scene.link.questions._members = lambda: {1}
+        write_request(scene.file, Reason.CANCEL)
+        scene.interruption.warned()
+        await asyncio.sleep(0.4)
+        assert scene.said[-1] == "not all nodes answered: the ranks were not told to save"
+        assert scene.decisions() == (1, Action.LEAVE)
+        assert scene.control.decision.at == 0
+
+    play(tmp_path, deed)
