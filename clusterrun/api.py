@@ -157,8 +157,8 @@ def _chain(scheduler: Backend, plan: Plan, record: JobRecord, length: int) -> Jo
     try:
         remember(record)
         while len(record.job_ids) < length:
-            behind = f"afterany:{record.job_ids[-1]}"
-            job = scheduler.submit_again(plan, record, dependency=behind, chained=True)
+            last = record.job_ids[-1]
+            job = scheduler.submit_again(plan, record, after=last, chained=True)
             later = (*record.chained_job_ids, job.job_id)
             record = dataclasses.replace(record, chained_job_ids=later)
             remember(record)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from clusterrun import api
 from clusterrun import record as records
@@ -27,6 +27,8 @@ from clusterrun.record import JobRecord
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.start_point import LATEST, StartPoint, choose, set_aside
 from clusterrun.state import JobState
+
+WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +136,10 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
             _lay_out(resumption, undo)
         except OSError as error:
             raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
-        dependency = (
-            None if _says_dependency(resumption) else ""
-        )  # what it waited for came long ago
         try:
-            submission = select.backend_of(record).submit_again(plan, record, dependency=dependency)
+            submission = select.backend_of(record).submit_again(
+                plan, record, waits=_says_when(resumption)
+            )
         except PerhapsSubmittedError:
             undo.pop_all()
             raise
@@ -233,8 +234,8 @@ def _as_it_is(record: JobRecord) -> Prepared | None:
     return Prepared(plan=plan, bundle=Bundle(files={}))
 
 
-def _says_dependency(resumption: Resumption) -> bool:
-    return any(row.key == "slurm.dependency" for row in resumption.changed.changes)
+def _says_when(resumption: Resumption) -> bool:
+    return any(row.key in WHEN for row in resumption.changed.changes)
 
 
 def _lay_out(resumption: Resumption, undo: ExitStack) -> None:

@@ -70,12 +70,15 @@ class Backend(Protocol):
         plan: Plan,
         record: JobRecord,
         *,
-        dependency: str | None = None,
+        after: str = "",
         exclude: str = "",
         chained: bool = False,
+        waits: bool = False,
     ) -> Submission:
         """Start one more job of a run; its directory stays, whatever becomes of that.
 
+        It starts after the job `after`. What the plan says of a start (dependency, begin, hold) was
+        met by the run's first job, and counts again only where it `waits`.
         Raises SubmissionError, SchedulerUnreachableError (PerhapsSubmittedError where the job
         may be in the queue).
         """

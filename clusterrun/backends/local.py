@@ -70,12 +70,13 @@ class LocalBackend:
         plan: Plan,
         record: JobRecord,
         *,
-        dependency: str | None = None,
+        after: str = "",
         exclude: str = "",
         chained: bool = False,
+        waits: bool = False,
     ) -> Submission:
         """Start a controller for a run that another one ran before, under a new id."""
-        del dependency, exclude, chained  # nothing waits here
+        del after, exclude, chained, waits  # nothing waits here
         split_gpus(plan, os.environ.get(VISIBLE))
         job_id = _take_job_id(self.runs_dir, record.paths)
         try:

@@ -76,23 +76,28 @@ class SlurmBackend:
         plan: Plan,
         record: JobRecord,
         *,
-        dependency: str | None = None,
+        after: str = "",
         exclude: str = "",
         chained: bool = False,
+        waits: bool = False,
     ) -> Submission:
-        """Hand the script of a run that has its directory to sbatch once more.
+        """Hand the script of a run that has its directory to sbatch once more."""
+        told = {line.name for line in plan.directives}
+        options = [f"--exclude={exclude}"] if exclude else []
+        if after:
+            options.append(f"--dependency=afterany:{after}")
+        if not waits:
+            options += ["--dependency="] if "dependency" in told and not after else []
+            options += ["--begin=now"] if "begin" in told else []
+        words = [sbatch.CHAINED] if chained else []
+        script = str(record.paths.script)
+        argv = sbatch.command(plan, record.paths, script, options=options, words=words)
+        submission = self._submit_once(argv, plan, record)
+        if "hold" in told and not waits:  # sbatch has no option that takes it back
+            self._scontrol("release", submission.job_id)
+        return submission
 
-        `dependency` and `exclude` stand in the place of what the script says, None and "" leave it.
-        """
-        options = [] if dependency is None else [f"--dependency={dependency}"]
-        options += [f"--exclude={exclude}"] if exclude else []
-        argv = sbatch.command(
-            plan,
-            record.paths,
-            str(record.paths.script),
-            options=options,
-            words=[sbatch.CHAINED] if chained else [],
-        )
+    def _submit_once(self, argv: Sequence[str], plan: Plan, record: JobRecord) -> Submission:
         try:
             return sbatch.run(argv, plan, self._environ(plan))
         except SchedulerUnreachableError as error:
@@ -162,11 +167,14 @@ class SlurmBackend:
 
     def update(self, job_id: str, setting: str) -> None:
         """Change a job that waits, as `scontrol update` words it. Raises ClusterrunError."""
-        cluster = slurm_query.cluster_option(self.slurm_cluster)
-        argv = ["scontrol", *cluster, "update", f"JobId={job_id}", setting]
+        self._scontrol("update", f"JobId={job_id}", setting)
+
+    def _scontrol(self, *words: str) -> None:
+        argv = ["scontrol", *slurm_query.cluster_option(self.slurm_cluster), *words]
         done = shell.run(argv, env=slurm_query.environment())
         if done.rc != 0:
-            raise ClusterrunError(f"cannot change job {job_id}", cause=done.stderr.strip())
+            cause = done.stderr.strip()
+            raise ClusterrunError(f"scontrol {' '.join(words)} failed", cause=cause)
 
     def _environ(self, plan: Plan) -> dict[str, str]:
         return scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)

@@ -17,7 +17,7 @@ from clusterrun.backends.evidence import (
 )
 from clusterrun.backends.reasons import PendingReason, explain
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
-from clusterrun.record import JobRecord
+from clusterrun.record import JobRecord, continued_by
 from clusterrun.spec import Cluster
 from clusterrun.state import JobState
 
@@ -73,12 +73,20 @@ def statuses(
     is no error here: each status that misses it holds the error.
     """
     ends = [read_end(record.paths) for record in records]
+    records = [_current(record, end) for record, end in zip(records, ends, strict=True)]
     asked = [record for record, end in zip(records, ends, strict=True) if _must_ask(record, end)]
     answers = _ask(asked, backend_for, max_age_s)
     return [
         _status(record, end, answers.get(id(record)))
         for record, end in zip(records, ends, strict=True)
     ]
+
+
+def _current(record: JobRecord, end: End | None) -> JobRecord:
+    """Take the next job of a chain for the run's own where the time limit ended the one before."""
+    if record.chained_job_ids and end is not None and end.state is JobState.TIMEOUT:
+        return continued_by(record, record.chained_job_ids[0])
+    return record
 
 
 def _must_ask(record: JobRecord, end: End | None) -> bool:

@@ -38,7 +38,7 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
     if record.chain_length:
         return _next_of_chain(record, exclude, backend)
     new = _submitted_before(record) or backend.submit_again(
-        plan, record, dependency=f"afterany:{job_id}", exclude=exclude
+        plan, record, after=job_id, exclude=exclude
     )
     _remember(record, new, backend)
     return new.job_id

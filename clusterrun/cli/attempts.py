@@ -48,7 +48,8 @@ def _facts(attempt: Attempt, outcome: Outcome, *, is_last: bool) -> Iterator[str
         yield f"lost {count(attempt.lost_steps, 'step')}{about}"
     went_on = outcome.next is Next.STOP and not is_last  # Slurm or a person had it go on
     if outcome.cause != "completed" and not went_on:
-        yield f"{outcome.next.value}: {outcome.why}" if outcome.why else outcome.next.value
+        has_news = outcome.why not in ("", outcome.reason)
+        yield f"{outcome.next.value}: {outcome.why}" if has_news else outcome.next.value
 
 
 def attempt_object(attempt: Attempt) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import submitit
 from submitit.core import core
 
+from clusterrun import record
 from clusterrun.backends import sbatch, slurm
 from clusterrun.backends.base import Submission
 from clusterrun.backends.environment import sbatch_variables, scrubbed
@@ -424,3 +425,35 @@ def test_submitit_sees_our_text_and_four_tasks(site: Stubs, tmp_path: Path) -> N
     assert (job.job_id, job.num_tasks) == ("53", 4)
     assert job.paths.folder == paths.slurm_dir
     assert isinstance(job, submitit.SlurmJob)
+
+
+def again(root: Path, **how: object) -> None:
+    """Submit a run a second time that was to wait for its start the first time."""
+    waits = [Directive(name="dependency", value="afterok:7"), Directive(name="hold")]
+    waits += [Directive(name="begin", value="now+2hours")]
+    plan, paths = make(root, directives=tuple(waits))
+    made = record.new_record(plan, paths, argv=(), now=1.0)
+    SlurmBackend().submit_again(plan, made, **how)  # type: ignore[arg-type]
+
+
+OF_ITS_START = ("--dependency", "--begin")
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        ({}, ["--dependency=", "--begin=now"]),
+        ({"after": "52"}, ["--dependency=afterany:52", "--begin=now"]),
+        ({"waits": True}, []),
+    ],
+)
+def test_what_the_first_job_waited_for_is_not_waited_for_again(
+    site: Stubs, tmp_path: Path, how: dict[str, object], options: list[str]
+) -> None:
+    site.add("sbatch", "echo 53")
+    site.add("scontrol")
+    again(tmp_path, **how)
+    (words,) = site.calls("sbatch")
+    assert [word for word in words if word.startswith(OF_ITS_START)] == options
+    released = [] if "waits" in how else [["scontrol", "release", "53"]]
+    assert site.calls("scontrol") == released

@@ -172,3 +172,13 @@ def test_a_chain_ends_before_its_job_saves(here: Here) -> None:
     leaving(here, root, *SAVED)
     assert here("cancel", "--checkpoint", "4711").code == 0
     assert here.asked("scancel")[:4] == ["4712", "4713", "--signal=USR2", "4711"]
+
+
+def test_a_chain_whose_job_ran_into_the_limit_stands_as_its_next_job_does(here: Here) -> None:
+    root = submitted(here)
+    chain(root)
+    ended(root, "TIMEOUT", 124)
+    queue(here, WAITS.format(4712), WAITS.format(4713))
+    said = here("status", "4711")
+    assert "job        4712  train\nstate      PENDING\n" in said.out
+    assert "it goes on when job 4711 of this run has ended" in said.out

@@ -80,7 +80,7 @@ def test_resume_says_what_failed_and_submits_the_same_script(here: Here) -> None
         "  follow     clusterrun logs -f 4714\n"
         "  cancel     clusterrun cancel 4714\n"
     )
-    assert here.asked("sbatch")[-3:] == ["--dependency=", str(root / "job.sbatch"), str(root)]
+    assert here.asked("sbatch")[-2:] == [str(root / "job.sbatch"), str(root)]
     assert (root / "job.sbatch").read_bytes() == script
 
 
