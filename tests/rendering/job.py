@@ -15,9 +15,13 @@ from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.spec import JobSpec
 from tests.planning.samples import slurm_facts
 
-# Starts the command once for each node, as srun does; its status is the last node's.
+# Starts the command once for each node, as srun does; its status is the last node's, or the one
+# that STUB_SRUN_STATUS gives this attempt (the last word also for those that follow).
 _SRUN = r"""#!/bin/bash
 printf '%s\0' "$@" > "$STUB_DIR/srun.args"
+cp "$STUB_DIR/srun.args" "$STUB_DIR/srun.${@: -1}.args"
+statuses=(${STUB_SRUN_STATUS:-0})
+status=${statuses[${@: -1} - 1]:-${statuses[-1]}}
 nodes=1
 while [[ $1 == -* ]]; do
   [[ $1 == --nodes=* ]] && nodes=${1#--nodes=}
@@ -27,7 +31,7 @@ done
 for ((node = 0; node < nodes; node++)); do
   SLURM_NODEID=$node "$@" || exit
 done
-exit "${STUB_SRUN_STATUS:-0}"
+exit "$status"
 """
 _PYTHON = r"""#!/bin/bash
 where=$STUB_DIR/python.$3.${SLURM_NODEID:-batch}
@@ -35,8 +39,16 @@ printf '%s\0' "$@" > "$where.args"
 env -0 > "$where.env"
 printf '%s' "$PWD" > "$where.cwd"
 readlink "/proc/$$/fd/0" > "$where.stdin"
-[[ $3 == register ]] && exit "${STUB_REGISTER_STATUS:-0}"
+case $3 in
+  register) exit "${STUB_REGISTER_STATUS:-0}" ;;
+  successor) exit "${STUB_SUCCESSOR_STATUS:-0}" ;;
+  conclude) [[ -f $STUB_DIR/decisions ]] && sed -n "${5}p" "$STUB_DIR/decisions" ;;
+esac
 exit "${STUB_PYTHON_STATUS:-0}"
+"""
+_SCONTROL = r"""#!/bin/bash
+printf '%s\0' "$@" > "$STUB_DIR/scontrol.args"
+exit "${STUB_SCONTROL_STATUS:-0}"
 """
 
 
@@ -103,6 +115,10 @@ class Site:
             (path / name).write_text(text)
         return path
 
+    def decide(self, *decisions: str) -> None:
+        """Say what is concluded from the attempts, the first one first: a word, and nodes."""
+        (self.stubs / "decisions").write_text("".join(f"{line}\n" for line in decisions))
+
     def got(self, name: str) -> list[bytes]:
         """Read what a stub was given."""
         return (self.stubs / name).read_bytes().split(b"\0")[:-1]
@@ -122,7 +138,7 @@ def make_site(root: Path) -> Site:
     site = Site(root=root)
     site.workdir.mkdir()
     site.stubs.mkdir()
-    for name, text in {"srun": _SRUN, "python": _PYTHON}.items():
+    for name, text in {"srun": _SRUN, "python": _PYTHON, "scontrol": _SCONTROL}.items():
         (site.stubs / name).write_text(text)
         (site.stubs / name).chmod(0o755)
     return site

@@ -225,6 +225,7 @@ def test_when_slurm_ends_the_job_its_end_is_written_at_once(
     wait_for(site.stubs / "srun.up")
     process.send_signal(signal.SIGTERM)
     wait_for(run_dir / "end.json")
+    assert (run_dir / "attempts" / "1" / "request").read_text() == "end\n"
     assert process.poll() is None  # it waits for srun: agents may still be saving
     end(process)
     assert process.returncode == CANCELLED

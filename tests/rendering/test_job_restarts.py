@@ -1,0 +1,245 @@
+"""The batch script in real bash: what it does after an attempt, and with signals meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterrun.errors import NodeExit
+from clusterrun.rendering.bundle import Bundle
+from tests.rendering.job import Site, end_of, make_site, rendered
+
+pytestmark = pytest.mark.timeout(120)
+CANCELLED, INTERRUPTED = int(NodeExit.CANCELLED), int(NodeExit.INTERRUPTED)
+LOST = int(NodeExit.NODE_LOST)
+
+
+class Run:
+    """A run directory and the batch script that runs it."""
+
+    def __init__(self, site: Site, **asked: object) -> None:
+        self.site = site
+        self.bundle = rendered(site.plan(**{"nodes": 2, **asked}))
+        self.path = site.run_dir(self.bundle)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def run(self, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.site.run(self.bundle, str(self.path), *args, **variables)
+
+    def start(self, **variables: str) -> subprocess.Popen[str]:
+        """Start the script with a srun that stays."""
+        given = {"STUB_SRUN_SLEEP": "60", **variables}
+        self.started.append(self.site.start(self.bundle, str(self.path), **given))
+        wait_for(self.site.stubs / "srun.up")
+        return self.started[-1]
+
+    def attempt(self, number: int = 1) -> Path:
+        return self.path / "attempts" / str(number)
+
+    def attempts(self) -> list[str]:
+        return sorted(path.name for path in (self.path / "attempts").iterdir())
+
+    def srun(self, number: int) -> list[str]:
+        return [os.fsdecode(arg) for arg in self.site.got(f"srun.{number}.args")]
+
+    def successor(self) -> list[str]:
+        return [os.fsdecode(arg) for arg in self.site.got("python.successor.batch.args")]
+
+    def left(self, name: str) -> bool:
+        return (self.site.stubs / name).exists()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(make_site(tmp_path))
+    yield run
+    for process in run.started:
+        end(process)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+    except OSError:
+        return []
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a batch script and its srun."""
+    for child in children(process.pid):
+        for pid in (*children(child), child):
+            os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+
+
+def test_a_relaunch_is_the_next_attempt_in_the_same_allocation(run: Run) -> None:
+    run.site.decide("relaunch")
+    assert run.run(STUB_SRUN_STATUS="137 0").returncode == 0
+    assert run.attempts() == ["1", "2"]
+    assert [run.srun(number)[-1] for number in (1, 2)] == ["1", "2"]
+    assert run.srun(1)[:-1] == run.srun(2)[:-1]
+    assert end_of(run.path)["state"] == "COMPLETED"
+
+
+def test_what_is_concluded_is_asked_with_the_attempt_and_its_status(run: Run) -> None:
+    run.site.decide("stop")
+    agree = '[[ -z ${clusterrun_dir:-} ]] || echo 3 > "$clusterrun_dir/attempts/1/status"\n'
+    (run.path / "env.sh").write_text(agree)
+    assert run.run(STUB_SRUN_STATUS="137").returncode == 3
+    asked = [os.fsdecode(arg) for arg in run.site.got("python.conclude.batch.args")]
+    assert asked == ["-m", "clusterrun.node", "conclude", str(run.path), "1", "3"]
+    assert (run.site.stubs / "python.conclude.batch.cwd").read_text() == str(run.site.workdir)
+
+
+def test_lost_nodes_are_left_out_of_the_next_step(run: Run) -> None:
+    run.site.decide("relaunch n2,n5", "relaunch")
+    assert run.run(STUB_SRUN_STATUS="123 137 0").returncode == 0
+    assert "--exclude" not in "".join(run.srun(1))
+    assert "--exclude=n2,n5" in run.srun(2)
+    assert "--exclude" not in "".join(run.srun(3))
+
+
+def test_a_good_end_needs_no_conclusion(run: Run) -> None:
+    run.site.decide("relaunch")
+    assert run.run().returncode == 0
+    assert not run.left("python.conclude.batch.args")
+
+
+def test_where_nothing_can_be_concluded_the_status_stands(run: Run) -> None:
+    assert run.run(STUB_SRUN_STATUS="7", STUB_PYTHON_STATUS="1").returncode == 1
+    assert run.attempts() == ["1"]
+    assert end_of(run.path)["state"] == "FAILED"
+
+
+def test_a_requeued_job_has_no_end(run: Run) -> None:
+    run.site.decide("requeue")
+    assert run.run(STUB_SRUN_STATUS=str(INTERRUPTED)).returncode == INTERRUPTED
+    assert run.site.got("scontrol.args") == [b"requeue", b"4711"]
+    assert not (run.path / "end.json").exists()
+    assert not run.left("python.successor.batch.args")
+
+
+def test_where_slurm_does_not_requeue_another_job_goes_on(run: Run) -> None:
+    run.site.decide("requeue")
+    done = run.run(STUB_SRUN_STATUS=str(INTERRUPTED), STUB_SCONTROL_STATUS="1")
+    assert done.returncode == INTERRUPTED
+    assert run.successor() == ["-m", "clusterrun.backends", "successor", str(run.path)]
+    assert "Slurm does not requeue this job" in done.stderr
+    assert not (run.path / "end.json").exists()
+
+
+def test_a_successor_is_told_which_nodes_to_leave_out(run: Run) -> None:
+    run.site.decide("successor n2,n5")
+    assert run.run(STUB_SRUN_STATUS=str(LOST)).returncode == INTERRUPTED
+    assert run.successor()[-1] == "n2,n5"
+    assert not run.left("scontrol.args")
+    assert not (run.path / "end.json").exists()
+
+
+@pytest.mark.parametrize("decision", ["requeue", "successor"])
+def test_where_nobody_goes_on_the_run_has_failed_and_says_how_to(run: Run, decision: str) -> None:
+    run.site.decide(decision)
+    done = run.run(STUB_SRUN_STATUS="137", STUB_SCONTROL_STATUS="1", STUB_SUCCESSOR_STATUS="1")
+    assert done.returncode == 137
+    assert "continue it: clusterrun resume 4711" in done.stderr
+    assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == ("FAILED", 137)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_slurms_warning_goes_to_the_heads_agent_with_its_reason(run: Run, number: int) -> None:
+    process = run.start()
+    heard = run.site.root / "heard"
+    agent = 'trap "touch $0; exit" USR2; touch $0.up; while :; do sleep 0.05; done'
+    head = subprocess.Popen(["bash", "-c", agent, str(heard)])
+    wait_for(heard.with_name("heard.up"))
+    (run.attempt() / "head.pid").write_text(f"{head.pid}\n")
+    process.send_signal(number)
+    wait_for(heard)
+    head.wait(30)
+    assert (run.attempt() / "request").read_text() == "time-limit\n"
+    assert process.poll() is None
+
+
+def test_a_warning_does_not_talk_over_who_interrupted_before(run: Run) -> None:
+    process = run.start(STUB_SRUN_SLEEP="0.5")
+    (run.attempt() / "request").write_text("cancel\n")
+    process.send_signal(signal.SIGUSR2)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert (run.attempt() / "request").read_text() == "cancel\n"
+
+
+def test_once_the_agents_have_left_a_step_that_stays_is_killed(run: Run) -> None:
+    """Slurm waits for a lost node for minutes; here the moment that srun is given is short."""
+    hurried = run.bundle.script.replace("sleep 0.2", "sleep 0.01")
+    assert hurried != run.bundle.script
+    run.bundle = Bundle(files={**run.bundle.files, "job.sbatch": hurried})
+    run.site.decide("stop")
+    process = run.start()
+    (run.attempt() / "status").write_text(f"{LOST}\n")
+    (step,) = children(process.pid)
+    left = children(step)
+    process.send_signal(signal.SIGURG)
+    process.wait(30)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert process.returncode == LOST
+    assert run.site.got("python.conclude.batch.args")[-1] == str(LOST).encode()
+    assert not Path(f"/proc/{step}").exists()
+
+
+def test_a_step_that_ends_by_itself_is_not_killed(run: Run) -> None:
+    run.site.decide("stop")
+    process = run.start(STUB_SRUN_SLEEP="1", STUB_SRUN_STATUS="5")
+    process.send_signal(signal.SIGURG)
+    process.communicate(timeout=30)
+    assert process.returncode == 5
+
+
+def test_a_job_that_slurm_ends_is_not_started_again(run: Run) -> None:
+    run.site.decide("relaunch")
+    process = run.start(STUB_SRUN_SLEEP="1", STUB_SRUN_STATUS="143")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == CANCELLED
+    assert run.attempts() == ["1"]
+    assert (run.attempt() / "request").read_text() == "end\n"
+    assert end_of(run.path)["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "CANCELLED"])
+def test_the_next_job_of_a_chain_has_nothing_to_do_where_the_run_has_ended(
+    run: Run, state: str
+) -> None:
+    text = f'{{"state": "{state}"}}\n'
+    (run.path / "end.json").write_text(text)
+    done = run.run("chained")
+    assert done.returncode == 0
+    assert "the run in" in done.stderr
+    assert not run.left("srun.args")
+    assert (run.path / "end.json").read_text() == text
+
+
+@pytest.mark.parametrize("before", ['{"state": "TIMEOUT"}\n', None])
+def test_the_next_job_of_a_chain_goes_on_after_the_time_limit(run: Run, before: str | None) -> None:
+    run.attempt(1).mkdir(parents=True)
+    if before:
+        (run.path / "end.json").write_text(before)
+    assert run.run("chained").returncode == 0
+    assert run.attempts() == ["1", "2"]
+    assert end_of(run.path)["state"] == "COMPLETED"
