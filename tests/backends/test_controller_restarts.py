@@ -1,0 +1,177 @@
+"""The real controller from attempt to attempt, with nodes that leave outcomes made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from clusterrun.backends.local import LocalBackend
+from clusterrun.outcome import Next, Outcome
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.spec import OnInterrupt
+from clusterrun.state import JobState
+
+from .builders import make_bundle, make_plan, make_run, wait_for
+
+pytestmark = pytest.mark.timeout(120)
+
+# Each node leaves the outcome that the test put down for the attempt, and ends with its status.
+NODE = """
+outcome={root}/outcome.$2
+[[ -f $outcome ]] || exit 0
+[[ $CLUSTERRUN_LOCAL_NODE_RANK == 0 ]] && cp "$outcome" "$1/attempts/$2/outcome.json"
+exit "$(< {root}/code.$2)"
+"""
+# The head waits until it is asked, and says what for; the other node waits until that is done.
+ASKED = """
+if [[ $CLUSTERRUN_LOCAL_NODE_RANK == 0 ]]; then
+  trap 'cp "$1/attempts/$2/request" "$1/heard.$2"; touch {root}/done.$2; exit 0' USR2
+  echo $$ > "$1/attempts/$2/head.pid"
+fi
+while [[ ! -e {root}/done.$2 ]]; do sleep 0.05; done
+"""
+KILLED = {"code": 137, "cause": "signal", "reason": "rank 1 on local1: killed by SIGKILL"}
+PREEMPTED = {"code": 125, "cause": "interrupted", "reason": "preempted"}
+CANCELLED = {"code": 124, "cause": "interrupted", "reason": "cancelled, after a checkpoint"}
+
+
+class Site:
+    """Runs on this machine, and what their attempts shall come to."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.backend = LocalBackend(runs_dir=RunsDir(root=root / "runs"))
+
+    def ends(self, number: int, what: dict[str, Any], checkpoint: int | None = None) -> None:
+        about = {"attempt": number, "job_id": "L1", "started_at": 1.0, "ended_at": 2.0}
+        outcome = Outcome(**about, nodes=("local0", "local1"), checkpoint=checkpoint, **what)
+        (self.root / f"outcome.{number}").write_text(outcome.to_json())
+        (self.root / f"code.{number}").write_text(f"{what['code']}\n")
+
+    def start(self, node: str = NODE, **changes: Any) -> tuple[str, RunPaths]:
+        plan = make_plan(self.root, **changes)
+        bundle = make_bundle(plan, node.format(root=self.root))
+        paths = make_run(self.root, plan, bundle)
+        return self.backend.submit(plan, paths, bundle).job_id, paths
+
+    def end(self, job_id: str) -> tuple[JobState, int | None]:
+        wait_for(lambda: self.backend.query([job_id])[job_id].state.is_terminal, 60, "the end")
+        job = self.backend.query([job_id])[job_id]
+        return job.state, job.exit_code
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and str(self.root) in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    for left in site.processes():
+        left.kill()
+
+
+def outcome(paths: RunPaths, number: int) -> Outcome:
+    return Outcome.from_json(paths.outcome(number).read_text())
+
+
+def attempts(paths: RunPaths) -> list[str]:
+    return sorted(path.name for path in paths.attempts_dir.iterdir())
+
+
+def test_a_failure_with_a_checkpoint_is_followed_by_another_attempt(site: Site) -> None:
+    site.ends(1, KILLED, checkpoint=100)
+    site.ends(2, PREEMPTED, checkpoint=200)
+    job_id, paths = site.start()
+    assert site.end(job_id) == (JobState.COMPLETED, 0)
+    assert attempts(paths) == ["1", "2", "3"]
+    assert [outcome(paths, number).next for number in (1, 2)] == [Next.RELAUNCH] * 2
+    assert "attempt 1: relaunch: rank 1 on local1" in paths.batch_output.read_text()
+
+
+def test_a_failure_without_a_checkpoint_is_the_end(site: Site) -> None:
+    site.ends(1, KILLED)
+    job_id, paths = site.start()
+    assert site.end(job_id) == (JobState.FAILED, 137)
+    assert attempts(paths) == ["1"]
+    assert "attempt 1: stop: no checkpoint was saved" in paths.batch_output.read_text()
+
+
+def test_attempts_that_save_nothing_new_are_the_end(site: Site) -> None:
+    for number in (1, 2, 3, 4):
+        site.ends(number, KILLED, checkpoint=100)
+    job_id, paths = site.start()
+    assert site.end(job_id) == (JobState.FAILED, 137)
+    assert attempts(paths) == ["1", "2", "3"]
+
+
+def test_agents_that_die_without_a_word_do_not_go_on_for_ever(site: Site) -> None:
+    site.ends(1, KILLED, checkpoint=100)
+    job_id, paths = site.start(NODE.replace("exit 0", "kill -KILL $$"))
+    assert site.end(job_id) == (JobState.FAILED, 137)
+    assert attempts(paths) == ["1", "2", "3"]
+    assert outcome(paths, 2).reason == "the agents left without a word, with status 137"
+
+
+def test_ranks_that_left_on_a_wish_to_cancel_are_not_started_again(site: Site) -> None:
+    site.ends(1, CANCELLED, checkpoint=100)
+    job_id, paths = site.start()
+    assert site.end(job_id) == (JobState.CANCELLED, 124)
+    assert attempts(paths) == ["1"]
+
+
+def test_an_interruption_can_be_the_end(site: Site) -> None:
+    site.ends(1, PREEMPTED, checkpoint=100)
+    job_id, paths = site.start(on_interrupt=OnInterrupt.STOP)
+    assert site.end(job_id) == (JobState.FAILED, 125)
+    assert attempts(paths) == ["1"]
+
+
+def test_a_job_that_is_cancelled_is_not_started_again(site: Site) -> None:
+    site.ends(1, KILLED, checkpoint=100)
+    waits = "touch {root}/up; trap 'cp {root}/outcome.1 \"$1/attempts/$2/outcome.json\"; exit 137'"
+    job_id, paths = site.start(waits + " TERM\nwhile :; do sleep 0.05; done\n")
+    wait_for((site.root / "up").exists)
+    site.backend.cancel([job_id])
+    assert site.end(job_id) == (JobState.CANCELLED, 137)
+    assert attempts(paths) == ["1"]
+    assert paths.request(1).read_text() == "end\n"
+
+
+def test_a_request_is_passed_on_to_the_heads_agent(site: Site) -> None:
+    job_id, paths = site.start(ASKED)
+    wait_for(paths.head_pid(1).exists)
+    paths.request(1).write_text("cancel\n")
+    os.kill(int(json.loads(paths.controller.read_text())["pid"]), signal.SIGUSR2)
+    wait_for((site.root / "done.1").exists)
+    assert site.end(job_id) == (JobState.COMPLETED, 0)
+    assert (paths.root / "heard.1").read_text() == "cancel\n"
+
+
+def test_the_agents_are_warned_of_the_time_limit(site: Site) -> None:
+    job_id, paths = site.start(ASKED, time_minutes=1, warning_s=58)
+    assert site.end(job_id) == (JobState.COMPLETED, 0)
+    assert (paths.root / "heard.1").read_text() == "time-limit\n"
+
+
+def test_a_signal_without_agents_harms_nobody(site: Site) -> None:
+    waits = "touch {root}/up\nwhile [[ ! -e {root}/go ]]; do sleep 0.05; done\n"
+    job_id, paths = site.start(waits)
+    wait_for((site.root / "up").exists)
+    os.kill(int(json.loads(paths.controller.read_text())["pid"]), signal.SIGUSR2)
+    (site.root / "go").touch()
+    assert site.end(job_id) == (JobState.COMPLETED, 0)
