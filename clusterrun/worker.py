@@ -93,7 +93,7 @@ def _show_stacks(spool: str | None) -> None:
     if spool:
         path = os.path.join(spool, f"rank_{runtime.rank()}.stacks")
         _kept.append(file := open(path, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
-        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
 
 
 def _run(argv: Sequence[str], contract: world.Contract, ending: _Ending) -> None:

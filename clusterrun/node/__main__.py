@@ -20,7 +20,7 @@ USAGE = (
 def main(argv: Sequence[str]) -> int:
     """Do what the batch script asks for on a node."""
     if len(argv) == 3 and argv[0] == "agent" and argv[2].isdigit():
-        from clusterrun.node.agent import run_agent
+        from clusterrun.node.agent_process import run_agent
 
         return run_agent(Path(argv[1]), int(argv[2]))
     if len(argv) == 4 and argv[0] == "conclude" and argv[2].isdigit() and argv[3].isdigit():

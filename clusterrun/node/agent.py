@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-from clusterrun.control import ControlPage
 from clusterrun.hostlist import fold_hostlist
 from clusterrun.node import stacks
 from clusterrun.node.account import Account
 from clusterrun.node.clock import Clock, Offset
 from clusterrun.node.endings import Cause, Ending, Failure, NodeError, NodeExit, cancelled
-from clusterrun.node.forward import Forwarder, Limits
+from clusterrun.node.forward import Forwarder
 from clusterrun.node.hangs import HangWatch
-from clusterrun.node.identity import Identity, identity
 from clusterrun.node.interruption import Interruption
 from clusterrun.node.launcher import Launcher, Verdict
 from clusterrun.node.link import Leader
@@ -32,38 +27,32 @@ from clusterrun.node.preparation import (
     open_link,
     write_world,
 )
-from clusterrun.node.processes import adopt_orphans, kill_descendants
+from clusterrun.node.processes import kill_descendants
 from clusterrun.node.questions import Answerer
 from clusterrun.node.ranks import Ranks
 from clusterrun.node.report import Agreement
 from clusterrun.node.saving import Page
-from clusterrun.node.spool import Output, Spool, create_spool
+from clusterrun.node.spool import Spool
 from clusterrun.node.stderr import say_on_stderr
-from clusterrun.paths import RunPaths
-from clusterrun.planning.plan import Plan
-from clusterrun.wording import count
 
 TICK_S = 0.1
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 SHIELDED_GRACE_S = 0.3  # where all ranks have SIGTERM do nothing
-DRAIN_S = 10.0
-NAMED_OUTPUTS = 8
-CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 _T = TypeVar("_T")
 
 
 class Agent:
     """One node's part of an attempt."""
 
-    def __init__(self, attempt: Attempt, spool: Spool, forwarder: Forwarder, clock: Clock) -> None:
+    def __init__(
+        self, attempt: Attempt, spool: Spool, page: Page, forwarder: Forwarder, clock: Clock
+    ) -> None:
         self._attempt, self._spool, self._forwarder = attempt, spool, forwarder
         self._clock = clock
         self._plan, self._who = attempt.plan, attempt.who
         self._cancelled = asyncio.Event()
         self._account = Account(attempt)
-        ranks = attempt.plan.procs_per_node
-        self._page = Page(ControlPage(spool.control, ranks), ranks)
+        self._page = page
         self._ranks: Ranks | None = None
         self._member: Member | None = None
         self._interruption: Interruption | None = None
@@ -98,7 +87,7 @@ class Agent:
             )
             agreement = await self._or_cancelled(link.meet(report))
         except NodeError as error:
-            ending = Ending(code=error.code, reason=error.message)
+            ending = Ending.refused(error)
             return self._ended(ending, tell=not error.is_told)
         self._event("rendezvous", **vars(agreement))
         self._say_hello(agreement)
@@ -127,7 +116,13 @@ class Agent:
     # What the head asks, and what only it does
 
     def _answerers(self) -> dict[str, Answerer]:
-        return {"hold": self._page.hold, "decide": self._page.decide, "stacks": self._stacks}
+        page = self._page
+        return {
+            "count": page.count,
+            "hold": page.hold,
+            "decide": page.decide,
+            "stacks": self._stacks,
+        }
 
     async def _places(self) -> list[stacks.Place]:
         pids = self._ranks.pids if self._ranks else {}
@@ -313,16 +308,6 @@ class Agent:
             )
 
 
-def missing_text(sizes: Mapping[Output, int]) -> str:
-    """Say how much of which outputs is not in the log; what waited to be written may be in it."""
-    if not sizes:
-        return ""
-    text = f": up to {sum(sizes.values()):,} bytes of {count(len(sizes), 'output')} are missing"
-    if len(sizes) > NAMED_OUTPUTS:
-        return text
-    return f"{text}: {', '.join(f'{output.name} {size:,}' for output, size in sizes.items())}"
-
-
 def _launcher_failure(node: str, verdict: Verdict, when: str) -> Failure:
     number = max(0, -verdict.code)
     words = f": {verdict.last_words}" if verdict.last_words else ""
@@ -335,94 +320,3 @@ def _launcher_failure(node: str, verdict: Verdict, when: str) -> Failure:
         cause=Cause.LAUNCHER,
         message=f"the launcher ended with status {verdict.code}{when}{words}",
     )
-
-
-def run_agent(run_dir: Path, number: int) -> int:
-    """Be this node's agent for one attempt of a run; return the exit status."""
-    adopt_orphans()
-    paths = RunPaths(root=run_dir)
-    try:
-        plan = _plan(paths)
-        who = identity(os.environ, plan.nodes)
-        spool = _spool(who, number)
-    except NodeError as error:
-        say_on_stderr(f"{socket.gethostname()}: {error.message}")
-        return error.code
-    clock = Clock()
-    limits = Limits(
-        spool_bytes=plan.log_spool_bytes,
-        lines_per_s=plan.log_lines_per_s,
-        line_bytes=plan.log_line_bytes,
-    )
-    forwarder = Forwarder(
-        spool,
-        log=paths.log(number, who.node),
-        index=paths.log_index(number, who.node),
-        errors=paths.log_errors(number, who.node),
-        events=paths.events(who.node),
-        error_path=lambda rank: paths.error(number, rank),
-        limits=limits,
-        clock=clock,
-    )
-    forwarder.start()
-    attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
-    has_lost_node = False
-    try:
-        code, has_lost_node = asyncio.run(_run(attempt, spool, forwarder, clock))
-        return code
-    finally:
-        kill_descendants()
-        for signal_number in (*CANCELLING, *WARNING):
-            signal.signal(signal_number, signal.SIG_IGN)
-        if not forwarder.finish(DRAIN_S):
-            why, missing = forwarder.problem or "too slow", missing_text(forwarder.unwritten())
-            text = f"{who.node}: not all logs could be written to {run_dir} ({why}){missing}"
-            say_on_stderr(text)
-        spool.remove()
-        if has_lost_node:
-            _tell_batch_shell(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
-
-
-def _tell_batch_shell(pid: str) -> None:
-    """Say that all agents that can have left: srun may wait for a lost node for minutes."""
-    if pid.isdigit():
-        with contextlib.suppress(OSError):
-            os.kill(int(pid), signal.SIGURG)
-
-
-def _plan(paths: RunPaths) -> Plan:
-    try:
-        return Plan.from_json(paths.plan.read_text())
-    except (OSError, ValueError, TypeError) as error:
-        raise NodeError(NodeExit.NODE_UNFIT, f"cannot read {paths.plan}: {error}") from error
-
-
-def _spool(who: Identity, number: int) -> Spool:
-    try:
-        return create_spool(who.job_id, number, who.node_rank)
-    except OSError as error:
-        text = f"no directory for temporary files can be made: {error}; see TMPDIR"
-        raise NodeError(NodeExit.NODE_UNFIT, text) from error
-
-
-async def _run(
-    attempt: Attempt, spool: Spool, forwarder: Forwarder, clock: Clock
-) -> tuple[int, bool]:
-    """Run the agent; return the exit status, and whether a node was lost."""
-    loop = asyncio.get_running_loop()
-    agent = Agent(attempt, spool, forwarder, clock)
-
-    def soon(act: Callable[[], None]) -> Callable[..., None]:
-        def handler(*_: object) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(act)
-
-        return handler
-
-    # Not the loop's own handlers: they go with it, and Slurm may still send SIGTERM to a node
-    # that leaves a moment after the others. Launcher and ranks ignore what warns us.
-    for number in CANCELLING:
-        signal.signal(number, soon(agent.end))
-    for number in WARNING:
-        signal.signal(number, soon(agent.warn))
-    return await agent.run(), agent.has_lost_node

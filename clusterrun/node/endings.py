@@ -145,6 +145,14 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
     return min(given, key=order)
 
 
+_CAUSES: Mapping[int, Cause] = {
+    NodeExit.RENDEZVOUS_FAILED: Cause.RENDEZVOUS,
+    NodeExit.NODE_UNFIT: Cause.NODE_UNFIT,
+    NodeExit.NODE_LOST: Cause.NODE_LOST,
+    NodeExit.CANCELLED: Cause.CANCELLED,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ending:
     """The end of an attempt on all nodes: its exit status and why.
@@ -164,6 +172,12 @@ class Ending:
         """End because of a failure."""
         reason = failure.sentence()
         return cls(code=failure.code, reason=reason, failure=failure, cause=failure.cause)
+
+    @classmethod
+    def refused(cls, error: NodeError) -> Ending:
+        """End before the launch."""
+        cause = _CAUSES.get(error.code, Cause.EXIT)
+        return cls(code=error.code, reason=error.message, cause=cause)
 
     @classmethod
     def completed(cls) -> Ending:

@@ -9,6 +9,8 @@ from typing import Any
 from clusterrun.control import Action, ControlPage, Decision
 from clusterrun.node.questions import Questions
 
+LOOK_S = 0.2
+REACH_S = 120.0  # how long the ranks may take to the call that was agreed on
 SETTLE_S = 0.02  # a rank that looked just before it was held has published its count by then
 
 
@@ -43,6 +45,10 @@ class Page:
         await asyncio.sleep(SETTLE_S)
         return {"calls": max(self._page.calls(rank) for rank in self._ranks)}
 
+    async def count(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the lowest count of calls."""
+        return {"calls": min(self._page.calls(rank) for rank in self._ranks)}
+
     async def decide(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Let the ranks go on to the call at which they save."""
         action = Action(message["action"])
@@ -56,11 +62,13 @@ class Saving:
     def __init__(self, page: Page, questions: Questions) -> None:
         self._page, self._questions = page, questions
         self._request = 0
+        self._at = 0
         self._lock = asyncio.Lock()
 
     async def agree(self, action: Action) -> int:
         """Have all ranks save at one call; return its number, 0 where a node does not answer."""
         async with self._lock:
+            await self._until_reached()
             self._request += 1
             held = {"request": self._request}
             answers, own = await asyncio.gather(
@@ -71,4 +79,14 @@ class Saving:
             decided = {**held, "at": at, "action": int(action)}
             await self._page.decide(decided)
             await self._questions.ask("decide", **decided)
+            self._at = at
             return at
+
+    async def _until_reached(self) -> None:
+        """Wait until all ranks are through the call before: the page holds one decision."""
+        for _ in range(int(REACH_S / LOOK_S) if self._at else 0):
+            answers, own = await asyncio.gather(self._questions.ask("count"), self._page.count({}))
+            counts = [own, *answers.given.values()]
+            if answers.silent or min(int(count["calls"]) for count in counts) >= self._at:
+                return
+            await asyncio.sleep(LOOK_S)

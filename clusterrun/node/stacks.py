@@ -18,8 +18,7 @@ from clusterrun.node.spool import Spool
 
 ANSWER_S = 2.0
 NAMED_GROUPS = 4
-_CUT = "\n..."
-_THREAD = re.compile(r"^(?:Current thread|Thread) ", re.MULTILINE)
+_STACK = "Stack (most recent call first):"
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 # Where ranks wait for others: in a collective, or in the backward pass, whose end is one.
 _WAITING = re.compile(
@@ -97,16 +96,8 @@ def _place(rank: int, node: str, state: str, text: str) -> Place:
 
 
 def main_frames(text: str) -> list[str]:
-    """Return the frames of the thread that runs the script, innermost first: faulthandler's form.
-
-    The main thread is the last that faulthandler writes, if it comes to it: it ends with 100.
-    """
-    if text.rstrip().endswith(_CUT):
-        return []
-    threads = [part for part in _THREAD.split(text) if part.strip()]
-    if not threads:
-        return []
-    found = _FRAME.finditer(threads[-1])
+    """Return the frames of the main thread, innermost first, from faulthandler's newest words."""
+    found = _FRAME.finditer(text.rpartition(_STACK)[2])
     return [f"{match['file']}:{match['line']} in {match['name']}" for match in found]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusterrun.node.agent import missing_text
+from clusterrun.node.agent_process import missing_text
 from clusterrun.node.spool import Output
 from clusterrun.spec import Device, MixedPrecision
 from tests.node.jobs import ROOT, STUB, Job
@@ -369,7 +369,7 @@ def test_what_could_not_be_written_is_counted_in_the_last_words(
 ) -> None:
     (tmp_path / "hasty").mkdir()
     (tmp_path / "hasty" / "sitecustomize.py").write_text(
-        "from clusterrun.node import agent\nagent.DRAIN_S = 1.0\n"
+        "from clusterrun.node import agent_process\nagent_process.DRAIN_S = 1.0\n"
     )
     job = stub_job(HELLO, nodes=1, nproc_per_node=1)
     log = job.paths.log(1, "local0")

@@ -50,6 +50,12 @@ class Scene:
         self.calls += 1
         self.control.count(0, self.calls)
 
+    async def go_on(self) -> None:
+        """Make some steps."""
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            self.step()
+
     async def settle(self) -> None:
         """Let the tasks that were started come to their end."""
         await asyncio.sleep(0.2)
@@ -172,6 +178,8 @@ def test_after_a_save_the_attempt_can_still_be_interrupted(tmp_path: Path) -> No
         write_request(scene.file, Reason.TIME_LIMIT)
         scene.interruption.warned()
         await scene.settle()
+        assert scene.decisions() == (1, Action.SAVE)  # which the rank has not come to yet
+        await scene.go_on()
         assert scene.decisions() == (2, Action.LEAVE)
         return scene.interruption.reason
 
@@ -246,7 +254,7 @@ def test_a_preemption_is_not_forgotten_over_a_save(
         scene.step()
         write_request(scene.file, Reason.SAVE)  # its signal is still on the way
         scene.interruption.ending()
-        await asyncio.sleep(0.4)
+        await scene.go_on()
         assert scene.interruption.reason is Reason.PREEMPT
         assert scene.decisions() == (2, Action.LEAVE)
 

@@ -243,3 +243,10 @@ def test_the_next_job_of_a_chain_goes_on_after_the_time_limit(run: Run, before: 
     assert run.run("chained").returncode == 0
     assert run.attempts() == ["1", "2"]
     assert end_of(run.path)["state"] == "COMPLETED"
+
+
+def test_words_of_setup_lines_are_no_decision(tmp_path: Path) -> None:
+    run = Run(make_site(tmp_path), setup=("echo hello from the module system",))
+    run.site.decide("relaunch")
+    assert run.run(STUB_SRUN_STATUS="137 0").returncode == 0
+    assert run.attempts() == ["1", "2"]
