@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus
 from clusterrun.errors import ClusterrunError
 from clusterrun.record import current_user
 
 HELD = "BeginTime"
+RETRY_S = 5.0
+TRIES = 6
 
 
 def is_held(seen: JobStatus) -> bool:
@@ -16,19 +21,29 @@ def is_held(seen: JobStatus) -> bool:
 
 
 class Release:
-    """Releases the user's own job, once for each time that it was requeued."""
+    """Releases the user's own job, once for each time that it was requeued.
+
+    Slurm takes no such wish while the job's last processes end: then another try is made.
+    """
 
     def __init__(self) -> None:
-        self._tried: set[tuple[str, int]] = set()
+        self._tries: Counter[tuple[str, int]] = Counter()
+        self._next_try = 0.0
 
     def __call__(self, seen: JobStatus) -> bool:
         """Say whether the job was held and has been released."""
         record = seen.record
-        time = (record.job_id, seen.attempt)
-        if not is_held(seen) or record.user != current_user() or time in self._tried:
+        wait = (record.job_id, seen.attempt)
+        if not is_held(seen) or record.user != current_user() or self._tries[wait] >= TRIES:
             return False
-        self._tried.add(time)
+        if time.monotonic() < self._next_try:
+            return False
+        self._next_try = time.monotonic() + RETRY_S
+        self._tries[wait] += 1
         try:
-            return select.backend_of(record).release(record.job_id)
+            is_released = select.backend_of(record).release(record.job_id)
         except ClusterrunError:  # then it starts two minutes later
             return False
+        if is_released:
+            self._tries[wait] = TRIES
+        return is_released

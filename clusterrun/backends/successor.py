@@ -19,7 +19,7 @@ from clusterrun.record import JobRecord
 
 
 def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> str:
-    """Submit the job that goes on with a run once this one has ended, and give its id.
+    """Submit the job that goes on with a run after this one, and give its id.
 
     `nodes` are left out, besides those that the plan leaves out. In a chain it is the next job,
     which waits already. A second call for the same job gives the same id.
@@ -37,8 +37,11 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
     exclude = _excluded(plan, nodes)
     if record.chain_length:
         return _next_of_chain(record, exclude, backend)
+    # Slurm keeps the job of a lost node for minutes; the successor, which leaves that node out,
+    # need not wait: this job's agents have left before it was asked for.
+    after = "" if nodes else job_id
     new = _submitted_before(record) or backend.submit_again(
-        plan, record, after=job_id, exclude=exclude
+        plan, record, after=after, exclude=exclude
     )
     _remember(record, new, backend)
     return new.job_id

@@ -74,7 +74,14 @@ def test_the_new_job_is_recorded_and_both_ids_lead_to_the_run(site: Stubs, tmp_p
 def test_nodes_to_leave_out_join_those_of_the_plan(site: Stubs, tmp_path: Path) -> None:
     made = run_of(tmp_path, directives=(Directive(name="exclude", value="node[4-5]"),))
     successor(made, "node2,node4")
-    assert "--exclude=node[4-5,2]" in site.calls("sbatch")[0]
+    (call,) = site.calls("sbatch")
+    assert "--exclude=node[4-5,2]" in call
+
+
+def test_a_job_without_the_lost_node_waits_for_nothing(site: Stubs, tmp_path: Path) -> None:
+    made = run_of(tmp_path)
+    successor(made, "node2")
+    assert not any(word.startswith("--dependency") for word in site.calls("sbatch")[0])
 
 
 def test_what_is_this_jobs_own_does_not_reach_the_next(site: Stubs, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_job_of_another_user_is_left_alone(here: Here, monkeypatch: pytest.Mon
     assert not released(here, root)
 
 
-def test_a_release_that_is_refused_is_not_tried_again(
+def test_a_release_that_is_refused_is_not_tried_again_at_once(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = requeued(here)

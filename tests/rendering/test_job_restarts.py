@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -197,7 +198,8 @@ def test_once_the_agents_have_left_a_step_that_stays_is_killed(run: Run) -> None
     process.send_signal(signal.SIGURG)
     process.wait(30)
     for pid in left:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     assert process.returncode == LOST
     assert run.site.got("python.conclude.batch.args")[-1] == str(LOST).encode()
     assert not Path(f"/proc/{step}").exists()
