@@ -134,13 +134,13 @@ class Interruption:
         self.reason = reason
         self._say(f"{reason.text}: the ranks are asked to save and leave")
         self._happened("interrupted", reason=reason.value)
+        if reason is Reason.TIME_LIMIT:
+            self._after(PATIENCE * self._warning_s)
         is_used = self._page.is_used
         if not await self._saving.agree(Action.LEAVE):
             self._say("not all nodes answered: the ranks were not told to save")
         elif not is_used:
             self._say("no rank has asked runtime.should_checkpoint() yet: it may never hear of it")
-        if reason is Reason.TIME_LIMIT:
-            self._after(PATIENCE * self._warning_s)
 
     def _after(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._end_as_interrupted)

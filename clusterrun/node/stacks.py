@@ -103,7 +103,7 @@ def main_frames(text: str) -> list[str]:
 
 def suspect(found: Iterable[Place]) -> Place | None:
     """Choose the rank that the others wait for, if one stands out."""
-    given = list(found)
+    given = sorted(found, key=lambda place: place.rank)
     halted = [place for place in given if place.state]
     if halted:
         return halted[0]

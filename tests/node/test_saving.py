@@ -67,7 +67,8 @@ class Cluster:
         def send(kind: str, **fields: Any) -> None:
             self.questions.take(member, fields)
 
-        await answer(message, {"hold": page.hold, "decide": page.decide}, send)
+        answerers = {"hold": page.hold, "decide": page.decide, "count": page.count}
+        await answer(message, answerers, send)
 
     def leave(self, member: int) -> None:
         self.present.discard(member)
@@ -131,7 +132,8 @@ def test_two_saves_are_two_steps_one_after_the_other(tmp_path: Path) -> None:
         order = in_turn()
         ats = []
         for action in (Action.SAVE, Action.LEAVE):
-            ats.append(await cluster.train_while(cluster.saving.agree(action), order))
+            at = await cluster.train_while(cluster.saving.agree(action), order)
+            ats.append(at)
         return ats, cluster.nodes[1].saved
 
     ats, saved = asyncio.run(scene())
@@ -140,6 +142,25 @@ def test_two_saves_are_two_steps_one_after_the_other(tmp_path: Path) -> None:
         (ats[0], Action.SAVE),
         (ats[1], Action.LEAVE),
     }
+
+
+def test_a_second_save_waits_for_the_slowest_rank_to_make_the_first(tmp_path: Path) -> None:
+    async def scene() -> tuple[list[int], list[tuple[int, int, Action]]]:
+        cluster = Cluster(tmp_path, 2)
+        slow, others = 3, [0, 1, 2]
+        for which in (0, 1, 2, slow) * 5:
+            cluster._turn(which)
+        first = await cluster.saving.agree(Action.SAVE)
+        second = asyncio.ensure_future(cluster.saving.agree(Action.SAVE))
+        for turn in range(100):
+            cluster._turn(others[turn % 3])
+            await asyncio.sleep(0.005)
+        assert not second.done()
+        at = await cluster.train_while(second, in_turn(), extra=1000)
+        return [first, at], cluster.nodes[1].saved
+
+    ats, saved = asyncio.run(scene())
+    assert sorted(saved) == [(rank, at, Action.SAVE) for rank in range(RANKS) for at in ats]
 
 
 def test_where_a_node_is_silent_nobody_saves_and_all_go_on(
