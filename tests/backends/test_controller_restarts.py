@@ -163,7 +163,7 @@ def test_a_request_is_passed_on_to_the_heads_agent(site: Site) -> None:
 
 
 def test_the_agents_are_warned_of_the_time_limit(site: Site) -> None:
-    job_id, paths = site.start(ASKED, time_minutes=1, warning_s=58)
+    job_id, paths = site.start(ASKED, time_minutes=1, warning_s=59)
     assert site.end(job_id) == (JobState.COMPLETED, 0)
     assert (paths.root / "heard.1").read_text() == "time-limit\n"
 

@@ -87,7 +87,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         async def scene() -> list[Failure]:
             scene = Scene(tmp_path, clock, answer)
             await deed(scene)
-            await asyncio.sleep(0.3)
+            if scene.watch._task is not None:
+                await scene.watch._task
             return scene.failures
 
         return asyncio.run(scene())

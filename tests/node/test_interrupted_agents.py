@@ -41,6 +41,7 @@ for step in range(1, 3000):
         break
 print("left", flush=True)
 """
+WAIT = "import time; print('ready', flush=True); time.sleep(100)"
 
 
 def saves(job: Job) -> list[tuple[str, int]]:
@@ -54,8 +55,12 @@ def outcome(job: Job) -> dict[str, Any]:
     return dict(json.loads(job.paths.outcome(1).read_text()))
 
 
+def ranks(job: Job) -> int:
+    return job.plan.nodes * job.plan.procs_per_node
+
+
 def started(job: Job) -> Job:
-    job.start().wait_for("ready", 4)
+    job.start().wait_for("ready", ranks(job))
     return job
 
 
@@ -68,7 +73,7 @@ def ask(job: Job, reason: Reason) -> None:
 def assert_all_saved_at_one_step(job: Job, times: int = 1) -> None:
     found = saves(job)
     steps = sorted({step for _, step in found})
-    assert found == sorted((str(rank), step) for rank in range(4) for step in steps)
+    assert found == sorted((str(rank), step) for rank in range(ranks(job)) for step in steps)
     assert len(steps) == times
 
 
@@ -84,38 +89,30 @@ def test_ranks_save_at_one_step_and_go_on_as_often_as_they_are_asked(stub_job: M
     assert_all_saved_at_one_step(job, 3)
 
 
-@pytest.mark.parametrize(
-    ("reason", "code"),
-    [
-        (Reason.CANCEL, NodeExit.CANCELLED),
-        (Reason.TIME_LIMIT, NodeExit.INTERRUPTED),
-        (Reason.PREEMPT, NodeExit.INTERRUPTED),
-    ],
-)
-def test_ranks_save_and_leave_on_request(stub_job: Make, reason: Reason, code: int) -> None:
-    job = started(stub_job(TRAIN))
-    ask(job, reason)
-    assert job.wait() == [code, code]
+def test_ranks_save_and_leave_before_the_time_limit(stub_job: Make) -> None:
+    job = started(stub_job(TRAIN, nproc_per_node=1))
+    ask(job, Reason.TIME_LIMIT)
+    assert job.wait() == [NodeExit.INTERRUPTED] * 2
     assert_all_saved_at_one_step(job)
-    assert job.text().count("left") == 4
+    assert job.text().count("left") == ranks(job)
     left = outcome(job)
-    assert (left["code"], left["cause"], left["reason"]) == (code, "interrupted", reason.text)
-    assert left["checkpoint"] == saves(job)[0][1]
+    assert (left["code"], left["cause"]) == (NodeExit.INTERRUPTED, "interrupted")
+    assert (left["reason"], left["checkpoint"]) == ("the time limit", saves(job)[0][1])
     assert job.events("failed") == []
     job.assert_clean()
 
 
 def test_a_request_before_the_ranks_ask_is_met_at_their_first_call(stub_job: Make) -> None:
-    job = stub_job(TRAIN)
+    job = stub_job(TRAIN, nproc_per_node=1)
     write_request(job.paths.request(1), Reason.CANCEL)
     job.start()
     assert job.wait() == [NodeExit.CANCELLED] * 2
-    assert saves(job) == [(str(rank), 1) for rank in range(4)]
+    assert saves(job) == [(str(rank), 1) for rank in range(ranks(job))]
 
 
 @pytest.mark.parametrize("node", ["local0", "local1"])
 def test_sigterm_for_one_agent_has_all_ranks_save_and_leave(stub_job: Make, node: str) -> None:
-    job = started(stub_job(TRAIN))
+    job = started(stub_job(TRAIN, nproc_per_node=1))
     os.kill(job.agent_pid(node), signal.SIGTERM)
     assert job.wait() == [NodeExit.INTERRUPTED] * 2
     assert_all_saved_at_one_step(job)
@@ -135,7 +132,7 @@ def test_sigterm_for_every_process_still_leads_to_one_step(stub_job: Make) -> No
 
 
 def test_with_the_batch_shells_word_sigterm_ends_the_ranks_at_once(stub_job: Make) -> None:
-    job = started(stub_job(TRAIN))
+    job = started(stub_job(TRAIN, nproc_per_node=1))
     write_request(job.paths.request(1), Reason.END)
     since = time.monotonic()
     for node in ("local0", "local1"):
@@ -147,14 +144,14 @@ def test_with_the_batch_shells_word_sigterm_ends_the_ranks_at_once(stub_job: Mak
 
 
 def test_sigterm_ends_ranks_at_once_that_cannot_save(stub_job: Make) -> None:
-    job = started(stub_job("import time; print('ready', flush=True); time.sleep(100)"))
+    job = started(stub_job(WAIT, nproc_per_node=1))
     os.kill(job.agent_pid("local0"), signal.SIGTERM)
     assert job.wait() == [NodeExit.CANCELLED] * 2
     assert outcome(job)["cause"] == "cancelled"
 
 
 def test_ranks_that_saved_and_do_not_leave_are_ended(stub_job: Make) -> None:
-    job = stub_job(TRAIN, "stay")
+    job = stub_job(TRAIN, "stay", nproc_per_node=1)
     start_hurried(job, "interruption.LEAVE_S = 0.5")
     ask(job, Reason.TIME_LIMIT)
     assert job.wait() == [NodeExit.INTERRUPTED] * 2
@@ -173,7 +170,7 @@ def start_hurried(job: Job, change: str) -> None:
         f"    from clusterrun.node import interruption, stacks\n    {change}\n"
     )
     job.start(PYTHONPATH=f"{site}:{STUB}:{ROOT}")
-    job.wait_for("ready", 4)
+    job.wait_for("ready", ranks(job))
 
 
 def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:

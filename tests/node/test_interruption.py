@@ -51,14 +51,15 @@ class Scene:
         self.control.count(0, self.calls)
 
     async def go_on(self) -> None:
-        """Make some steps."""
-        for _ in range(10):
-            await asyncio.sleep(0.1)
+        """Make steps until what was asked is settled."""
+        while self.interruption._tasks:
+            await asyncio.sleep(0.05)
             self.step()
 
     async def settle(self) -> None:
         """Let the tasks that were started come to their end."""
-        await asyncio.sleep(0.2)
+        while self.interruption._tasks:
+            await asyncio.wait(self.interruption._tasks)
 
     def decisions(self) -> tuple[int, Action]:
         decision = self.control.decision
@@ -177,7 +178,7 @@ def test_after_a_save_the_attempt_can_still_be_interrupted(tmp_path: Path) -> No
         await scene.settle()
         write_request(scene.file, Reason.TIME_LIMIT)
         scene.interruption.warned()
-        await scene.settle()
+        await asyncio.sleep(0.1)
         assert scene.decisions() == (1, Action.SAVE)  # which the rank has not come to yet
         await scene.go_on()
         assert scene.decisions() == (2, Action.LEAVE)
@@ -224,7 +225,7 @@ def test_sigterm_without_a_word_is_a_preemption(
         for _ in range(1000):  # all nodes tell the head
             scene.interruption.ending()
         assert len(scene.interruption._tasks) == 1
-        await asyncio.sleep(0.4)
+        await scene.settle()
         assert scene.interruption.reason is Reason.PREEMPT
         assert (scene.decisions(), scene.cancels) == ((1, Action.LEAVE), 0)
 
@@ -239,7 +240,7 @@ def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path, after_s
         loop = asyncio.get_running_loop()
         loop.call_later(after_s, write_request, scene.file, Reason.END)
         scene.interruption.ending()
-        await asyncio.sleep(after_s + 0.3)
+        await scene.settle()
         assert (scene.cancels, scene.decisions()) == (1, (0, Action.NONE))
 
     play(tmp_path, deed)
@@ -323,7 +324,7 @@ def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         scene.link.questions._members = lambda: {1}
         write_request(scene.file, Reason.CANCEL)
         scene.interruption.warned()
-        await asyncio.sleep(0.4)
+        await scene.settle()
         assert scene.said[-1] == "not all nodes answered: the ranks were not told to save"
         assert scene.decisions() == (1, Action.LEAVE)
         assert scene.control.decision.at == 0
