@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,10 @@ from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster
 
 PROBE_S = 15.0
+CONNECT_S = 3.0
+SLURMD_PORT = 6818  # Slurm's own; a site or a node may have another
+_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
+_PORT = re.compile(r"\b(?:SlurmdPort\s*=\s*|Port=)(\d+)")
 # What a status says where the agents left no outcome, as a setup line that failed leaves none.
 _CAUSES = {
     int(NodeExit.NODE_UNFIT): Cause.NODE_UNFIT,
@@ -180,10 +186,20 @@ def _ground(plan: Plan, env: Mapping[str, str]) -> Ground:
 
 
 def _answers(node: str) -> bool:
-    """Ask a node of this job for a sign of life, through Slurm."""
-    argv = ["srun", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap", "--input=none"]
+    """Say whether Slurm's daemon on a node takes a connection."""
+    told = _shown("config") + _shown("node", node)  # what is said of the node comes last
+    address = _ADDRESS.findall(told)
+    port = _PORT.findall(told)
     try:
-        done = shell.run([*argv, "--quiet", "true"], timeout_s=PROBE_S, tries=1)
-    except ClusterrunError:
+        where = (address[-1] if address else node, int(port[-1]) if port else SLURMD_PORT)
+        socket.create_connection(where, CONNECT_S).close()
+    except OSError:
         return False
-    return done.rc == 0
+    return True
+
+
+def _shown(*what: str) -> str:
+    try:
+        return shell.run(["scontrol", "show", *what], timeout_s=PROBE_S).stdout
+    except ClusterrunError:  # the connection will tell
+        return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -215,26 +216,32 @@ def test_after_the_queue_no_node_is_left_out_any_more(
     assert run.conclude(2)[0].exclude == ()
 
 
-def stub_srun(monkeypatch: pytest.MonkeyPatch, path: Path, text: str) -> None:
+def stub_scontrol(monkeypatch: pytest.MonkeyPatch, path: Path, text: str) -> None:
     path.mkdir()
-    (path / "srun").write_text(f"#!/bin/bash\n{text}\n")
-    (path / "srun").chmod(0o755)
+    (path / "scontrol").write_text(f"#!/bin/bash\n{text}\n")
+    (path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(path), prepend=":")
 
 
+@pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize(
-    ("srun", "next_step"),
-    [("exit 0", Next.RELAUNCH), ("exit 1", Next.SUCCESSOR), ("sleep 60", Next.SUCCESSOR)],
+    "says",
+    [
+        'echo "SlurmdPort              = PORT"; echo "NodeName=n2 NodeAddr=127.0.0.1 Version=22"',
+        'echo "SlurmdPort = 1"; echo "NodeAddr=127.0.0.1 NodeHostName=n2 Port=PORT"',
+    ],
 )
-def test_srun_says_whether_a_node_answers(
-    run: Run, monkeypatch: pytest.MonkeyPatch, srun: str, next_step: Next
+def test_a_node_answers_where_slurms_daemon_takes_a_connection(
+    run: Run, monkeypatch: pytest.MonkeyPatch, says: str, is_there: bool
 ) -> None:
-    monkeypatch.setattr(module, "PROBE_S", 1.0)
-    asked = run.paths.root / "asked"
-    stub_srun(monkeypatch, run.paths.root / "bin", f'echo "$@" > {asked}; {srun}')
-    run.attempt(1, {**LOST, "checkpoint": 100})
-    assert run.conclude(1, 123, SLURM_JOB_NODELIST="n[1-2]")[0].next is next_step
-    assert "--nodelist=n2" in asked.read_text().split()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        if not is_there:
+            server.close()
+        port = server.getsockname()[1] if is_there else 1
+        stub_scontrol(monkeypatch, run.paths.root / "bin", says.replace("PORT", str(port)))
+        run.attempt(1, {**LOST, "checkpoint": 100})
+        decision, _ = run.conclude(1, 123, SLURM_JOB_NODELIST="n[1-2]")
+    assert decision.next is (Next.RELAUNCH if is_there else Next.SUCCESSOR)
 
 
 @pytest.mark.parametrize("nodelist", ["", "n["])
