@@ -54,6 +54,7 @@ class Controller:
     asked_to_stop: bool = False
     asked_to_save: bool = False
     attempt: int = 0
+    deadline: float = 0.0
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     codes: list[int] = field(default_factory=list)
 
@@ -105,8 +106,14 @@ class Controller:
     # The nodes
 
     def _run_nodes(self) -> tuple[JobState, int]:
-        """Run one attempt after the other, as long as one is to follow."""
+        """Run one attempt after the other, as long as one is to follow.
+
+        Restarts share the time limit; the run gets a new one where Slurm would queue it again.
+        """
+        code = int(NodeExit.INTERRUPTED)
         while True:
+            if code == NodeExit.INTERRUPTED:
+                self.deadline = time.monotonic() + (self.plan.time_minutes * 60 or float("inf"))
             self.attempt = take_attempt(self.paths)
             self.codes.clear()
             state, code = self._run_attempt()
@@ -163,9 +170,7 @@ class Controller:
 
     def _watch(self) -> JobState | None:
         """Wait until all nodes have ended (None), or until there is a reason to stop them."""
-        limit_s = self.plan.time_minutes * 60 or float("inf")
-        deadline = time.monotonic() + limit_s
-        warn_at = deadline - self.plan.warning_s
+        warn_at = self.deadline - self.plan.warning_s
         leave_by = float("inf")
         while self._reap():
             if self.asked_to_stop:
@@ -177,7 +182,7 @@ class Controller:
                 warn_at = float("inf")
                 write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
                 self._warn()
-            if time.monotonic() > deadline:
+            if time.monotonic() > self.deadline:
                 return JobState.TIMEOUT
             if any(self.codes):
                 leave_by = min(leave_by, time.monotonic() + LEAVE_TOGETHER_S)
