@@ -9,8 +9,7 @@ from typing import Any
 from clusterrun.control import Action, ControlPage, Decision
 from clusterrun.node.questions import Questions
 
-LOOK_S = 0.2
-REACH_S = 120.0  # how long the ranks may take to the call that was agreed on
+LOOK_S = 0.5
 SETTLE_S = 0.02  # a rank that looked just before it was held has published its count by then
 
 
@@ -68,7 +67,8 @@ class Saving:
     async def agree(self, action: Action) -> int:
         """Have all ranks save at one call; return its number, 0 where a node does not answer."""
         async with self._lock:
-            await self._until_reached()
+            if not await self._is_reached():
+                return 0
             self._request += 1
             held = {"request": self._request}
             answers, own = await asyncio.gather(
@@ -82,11 +82,18 @@ class Saving:
             self._at = at
             return at
 
-    async def _until_reached(self) -> None:
-        """Wait until all ranks are through the call before: the page holds one decision."""
-        for _ in range(int(REACH_S / LOOK_S) if self._at else 0):
+    async def _is_reached(self) -> bool:
+        """Wait until all ranks are at the call that was agreed on before, however long that takes.
+
+        The page holds one decision: with another in its place, a slow rank would miss the save
+        that the others make. False where a node does not answer.
+        """
+        lowest = 0
+        while lowest < self._at:
             answers, own = await asyncio.gather(self._questions.ask("count"), self._page.count({}))
-            counts = [own, *answers.given.values()]
-            if answers.silent or min(int(count["calls"]) for count in counts) >= self._at:
-                return
-            await asyncio.sleep(LOOK_S)
+            if answers.silent:
+                return False
+            lowest = min(int(count["calls"]) for count in (own, *answers.given.values()))
+            if lowest < self._at:
+                await asyncio.sleep(LOOK_S)
+        return True

@@ -163,6 +163,24 @@ def test_a_second_save_waits_for_the_slowest_rank_to_make_the_first(tmp_path: Pa
     assert sorted(saved) == [(rank, at, Action.SAVE) for rank in range(RANKS) for at in ats]
 
 
+def test_a_save_that_is_still_to_be_made_is_not_lost_to_a_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions_module, "ANSWER_S", 0.1)
+
+    async def scene() -> tuple[int, int, list[tuple[int, int, Action]]]:
+        cluster = Cluster(tmp_path, 2)
+        first = await cluster.saving.agree(Action.SAVE)
+        cluster.silent.add(1)
+        second = await cluster.saving.agree(Action.LEAVE)
+        await cluster.train_while(asyncio.sleep(0), in_turn())
+        return first, second, cluster.saves()
+
+    first, second, saves = asyncio.run(scene())
+    assert (first, second) == (1, 0)
+    assert saves == [(rank, 1, Action.SAVE) for _ in range(2) for rank in range(RANKS)]
+
+
 def test_where_a_node_is_silent_nobody_saves_and_all_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
