@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from clusterrun.node.account import Account
-from clusterrun.node.endings import Cause, Ending, Failure
+from clusterrun.node.endings import Cause, Ending, Failure, cancelled
 from clusterrun.node.identity import Identity
 from clusterrun.node.preparation import Attempt
-from clusterrun.outcome import Outcome
+from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths
 from tests.planning.samples import here
 
@@ -103,6 +103,22 @@ def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
     second.take({"type": "step", "step": 3})
     second.close(Ending.of_first([FAILURE]))
     assert (outcome(paths, 2).step, outcome(paths, 2).checkpoint) == (3, 100)
+
+
+def test_a_cancellation_that_was_a_requeue_is_told_as_one(paths: RunPaths) -> None:
+    account(paths).close(Ending.of_first([cancelled("n1")]))
+    account(paths, 2).open()
+    assert (outcome(paths).next, outcome(paths).why) == (
+        Next.REQUEUE,
+        "Slurm started the job again",
+    )
+
+
+def test_what_was_decided_of_a_failure_is_not_changed_later(paths: RunPaths) -> None:
+    account(paths).close(Ending.of_first([FAILURE]))
+    before = outcome(paths)
+    account(paths, 2).open()
+    assert outcome(paths) == before
 
 
 def test_an_older_checkpoint_does_not_hide_a_newer(paths: RunPaths) -> None:

@@ -150,6 +150,18 @@ def test_sigterm_ends_ranks_at_once_that_cannot_save(stub_job: Make) -> None:
     assert outcome(job)["cause"] == "cancelled"
 
 
+def test_sigterm_while_the_nodes_still_meet_is_no_failure(stub_job: Make) -> None:
+    job = stub_job(WAIT)
+    job.start_node(0)
+    deadline = time.monotonic() + 60
+    while not job.paths.link_secret(1).exists():
+        assert time.monotonic() < deadline, job.errors()
+        time.sleep(0.05)
+    os.kill(job.agent_pid("local0"), signal.SIGTERM)
+    assert job.wait() == [NodeExit.CANCELLED]
+    assert (outcome(job)["cause"], outcome(job)["reason"]) == ("cancelled", "cancelled")
+
+
 def test_ranks_that_saved_and_do_not_leave_are_ended(stub_job: Make) -> None:
     job = stub_job(TRAIN, "stay", nproc_per_node=1)
     start_hurried(job, "interruption.LEAVE_S = 0.5")
