@@ -36,6 +36,7 @@ class Questions:
         self._send, self._members = send, members
         self._number = 0
         self._answers: dict[int, dict[str, Any]] = {}
+        self._missing: set[int] = set()
         self._answered = asyncio.Event()
         self._lock = asyncio.Lock()
 
@@ -43,24 +44,28 @@ class Questions:
         """Return the answers of all members that are there, once none is missing or it is late."""
         async with self._lock:
             self._number += 1
-            self._answers = {}
+            self._answers, self._missing = {}, set(self._members())
             self._answered.clear()
             self._send("ask", question=self._number, what=what, **fields)
             self.look_around()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._answered.wait(), ANSWER_S)
-            silent = frozenset(self._members()) - self._answers.keys()
-            return Answers(given=self._answers, silent=silent)
+            return Answers(given=self._answers, silent=frozenset(self._missing))
 
     def take(self, member: int, message: dict[str, Any]) -> None:
         """Take a member's answer, if it is to the question that is open."""
         if message.get("question") == self._number:
             self._answers[member] = message
-            self.look_around()
+            self._missing.discard(member)
+            self._see()
 
     def look_around(self) -> None:
-        """See whether all members that are still there have answered."""
-        if self._answers.keys() >= set(self._members()):
+        """Wait no more for members that are gone."""
+        self._missing &= set(self._members())
+        self._see()
+
+    def _see(self) -> None:
+        if not self._missing:
             self._answered.set()
 
 
