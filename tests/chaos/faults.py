@@ -289,6 +289,7 @@ FAULTS = {
             inject=reach_time_limit,
             options=("--time", "2", "--signal", "B:USR2@85", "--on-interrupt", "successor"),
             steps=1500,
+            at=1,
             attempts=None,
             warned=True,
         ),
