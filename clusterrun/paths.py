@@ -136,9 +136,9 @@ class RunPaths:
         """outcome.json: how one attempt ended and what comes next."""
         return self.attempt(attempt) / "outcome.json"
 
-    def next_step(self, attempt: int) -> Path:
-        """What the batch shell or the controller does after one attempt: a word, and nodes."""
-        return self.attempt(attempt) / "next"
+    def members_outcome(self, attempt: int) -> Path:
+        """What nodes that have lost the head found of one attempt; the head's own word wins."""
+        return self.attempt(attempt) / "outcome.members.json"
 
     def request(self, attempt: int) -> Path:
         """Why somebody interrupts one attempt, one word: the first to write it is right."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from clusterrun.node.conclude import past, write_outcome
+from clusterrun.node.conclude import past, write_outcome, write_outcome_to
 from clusterrun.node.endings import Cause, Ending
 from clusterrun.node.preparation import Attempt
 from clusterrun.outcome import Next, Outcome
@@ -56,14 +56,20 @@ class Account:
             self._checkpoint = max(step, self._checkpoint or 0)
 
     def close(self, ending: Ending) -> None:
-        """Leave exit status and outcome, unless another agent already has.
+        """Leave exit status and outcome: the head's word, or of those who have lost it the first.
 
         srun's own status is that of the task that it killed last, which says less.
         """
         paths, number = self._attempt.paths, self._attempt.number
+        outcome = self._outcome(ending)
         with contextlib.suppress(OSError):
             _write_new(paths.verdict(number), f"{ending.code}\n")
-            write_outcome(paths, self._outcome(ending))
+            if not self._attempt.who.is_head:
+                write_outcome_to(paths.members_outcome(number), outcome)
+        if self._attempt.who.is_head:
+            with contextlib.suppress(OSError, ValueError):
+                code = int(paths.verdict(number).read_text(encoding="ascii"))
+                write_outcome(paths, dataclasses.replace(outcome, code=code))
 
     def _outcome(self, ending: Ending) -> Outcome:
         who, failure = self._attempt.who, ending.failure

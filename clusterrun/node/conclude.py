@@ -6,28 +6,22 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterrun import checkpoints, shell
+from clusterrun import checkpoints
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.hostlist import parse_hostlist
 from clusterrun.node.endings import Cause
+from clusterrun.node.reach import unreachable
 from clusterrun.node.recovery import Decision, Ground, decide
 from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster
 
-PROBE_S = 15.0
-CONNECT_S = 3.0
-SLURMD_PORT = 6818  # Slurm's own; a site or a node may have another
-_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
-_PORT = re.compile(r"\b(?:SlurmdPort\s*=\s*|Port=)(\d+)")
 # What a status says where the agents left no outcome, as a setup line that failed leaves none.
 _CAUSES = {
     int(NodeExit.NODE_UNFIT): Cause.NODE_UNFIT,
@@ -45,7 +39,8 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     paths = RunPaths(root=run_dir)
     plan = _plan(paths)
     before = past(paths, number)
-    newest = _read(paths, number) or _wordless(paths, number, code, env)
+    newest = _read(paths, number) or _of_members(paths, number)
+    newest = newest or _wordless(paths, number, code, env)
     newest = dataclasses.replace(
         _unless_interrupted(paths, newest, plan.cluster),
         checkpoint=_saved(paths, [*before, newest]),
@@ -82,12 +77,23 @@ def _first(paths: RunPaths, number: int) -> int:
 
 def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
     """Write outcome.json whole, readable by its owner only."""
-    path = paths.outcome(outcome.attempt)
+    write_outcome_to(paths.outcome(outcome.attempt), outcome)
+
+
+def write_outcome_to(path: Path, outcome: Outcome) -> None:
+    """Write an outcome whole, readable by its owner only."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(outcome.to_json())
     temporary.rename(path)
+
+
+def _of_members(paths: RunPaths, number: int) -> Outcome | None:
+    """Read what the other nodes found where the head has left no word."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return Outcome.from_json(paths.members_outcome(number).read_text())
+    return None
 
 
 def _read(paths: RunPaths, number: int) -> Outcome | None:
@@ -177,29 +183,9 @@ def _world(paths: RunPaths, number: int) -> tuple[str, ...]:
 def _ground(plan: Plan, env: Mapping[str, str]) -> Ground:
     if plan.cluster is Cluster.LOCAL:
         nodes = tuple(f"local{rank}" for rank in range(plan.nodes))
-        return Ground(plan=plan, allocated=nodes, is_reachable=lambda node: True)
+        return Ground(plan=plan, allocated=nodes, unreachable=lambda nodes: ())
     try:
         allocated = tuple(parse_hostlist(env.get("SLURM_JOB_NODELIST", "")))
     except ClusterrunError:
         allocated = ()
-    return Ground(plan=plan, allocated=allocated, is_reachable=_answers)
-
-
-def _answers(node: str) -> bool:
-    """Say whether Slurm's daemon on a node takes a connection."""
-    told = _shown("config") + _shown("node", node)  # what is said of the node comes last
-    address = _ADDRESS.findall(told)
-    port = _PORT.findall(told)
-    try:
-        where = (address[-1] if address else node, int(port[-1]) if port else SLURMD_PORT)
-        socket.create_connection(where, CONNECT_S).close()
-    except OSError:
-        return False
-    return True
-
-
-def _shown(*what: str) -> str:
-    try:
-        return shell.run(["scontrol", "show", *what], timeout_s=PROBE_S).stdout
-    except ClusterrunError:  # the connection will tell
-        return ""
+    return Ground(plan=plan, allocated=allocated, unreachable=unreachable)

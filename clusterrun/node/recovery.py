@@ -20,7 +20,13 @@ _LASTING = {
     NodeExit.WORLD_BROKEN: "the ranks did not become one world; another try would not either",
     NodeExit.NODE_UNFIT: "a node is unfit, as another try would find too",
 }
-_LOSSES = (Cause.NODE_LOST.value, Cause.LAUNCHER.value)
+# What may be the first sign of a lost node.
+_LOSSES = (
+    Cause.NODE_LOST.value,
+    Cause.LAUNCHER.value,
+    Cause.HUNG.value,
+    Cause.RENDEZVOUS.value,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +42,13 @@ class Decision:
 class Ground:
     """What the decision stands on besides the attempts.
 
-    `allocated` are the nodes that the job holds now; `is_reachable` asks whether one still answers.
+    `allocated` are the nodes that the job was given; `unreachable` names those of some nodes that
+    give no sign of life.
     """
 
     plan: Plan
     allocated: tuple[str, ...]
-    is_reachable: Callable[[str], bool]
+    unreachable: Callable[[Sequence[str]], tuple[str, ...]]
 
 
 def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
@@ -160,7 +167,9 @@ def _again(newest: Outcome, ground: Ground) -> Decision:
 
 
 def _lost(newest: Outcome, ground: Ground) -> tuple[str, ...]:
-    """Name the node that is gone; an agent that died is no evidence against its node."""
-    if newest.cause not in _LOSSES or newest.node is None:
-        return ()
-    return () if ground.is_reachable(newest.node) else (newest.node,)
+    """Name the nodes that are gone; an agent that died is no evidence against its node.
+
+    Both sides of a cut blame the other, and the first sign of a lost node may be a hang: all are
+    asked.
+    """
+    return ground.unreachable(newest.nodes) if newest.cause in _LOSSES else ()

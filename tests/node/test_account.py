@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.node.account import Account
-from clusterrun.node.endings import Cause, Ending, Failure, cancelled
+from clusterrun.node.endings import Cause, Ending, Failure, cancelled, lost_node
 from clusterrun.node.identity import Identity
 from clusterrun.node.preparation import Attempt
 from clusterrun.outcome import Next, Outcome
@@ -81,17 +81,20 @@ def test_a_good_end_names_nobody(paths: RunPaths) -> None:
     assert (found.code, found.cause, found.node, found.rank) == (0, "completed", None, None)
 
 
-def test_the_first_agent_that_concludes_is_right(paths: RunPaths) -> None:
-    account(paths, rank=1).close(Ending.of_first([FAILURE]))
-    account(paths).close(Ending.completed())
-    assert (outcome(paths).code, paths.verdict(1).read_text()) == (1, "1\n")
+def test_the_heads_word_wins_over_that_of_a_node_that_lost_it(paths: RunPaths) -> None:
+    """Both sides of a cut blame the other; the status is that of the first."""
+    lost_head = lost_node("n1", "its agent is gone")
+    account(paths, rank=1).close(Ending.of(lost_head))
+    account(paths).close(Ending.of(lost_node("n2", "its agent is gone")))
+    assert (outcome(paths).node, paths.verdict(1).read_text()) == ("n2", "123\n")
+    assert Outcome.from_json(paths.members_outcome(1).read_text()).node == "n1"
 
 
 def test_a_setup_line_that_failed_is_not_talked_over(paths: RunPaths) -> None:
     paths.verdict(1).write_text("122\n")
     account(paths).close(Ending.of_first([FAILURE]))
     assert paths.verdict(1).read_text() == "122\n"
-    assert not paths.outcome(1).exists()
+    assert outcome(paths).code == 122
 
 
 def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:

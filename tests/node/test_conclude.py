@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ def test_the_decision_is_written_into_what_the_agents_left(run: Run) -> None:
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": "another/1"}'])
 def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
-    run: Run, text: str | None
+    run: Run, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
     run.attempt(1)
     run.world(1)
@@ -84,6 +83,7 @@ def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
         {"type": "step", "step": 120, "attempt": 1},
     )
     run.events("n2", {"type": "rank_start", "rank": 2, "attempt": 1})
+    reachable(monkeypatch, "n1", "n2")
     decision, outcome = run.conclude(1, 137)
     assert decision.next is Next.RELAUNCH
     assert (outcome.code, outcome.cause) == (137, "launcher")
@@ -191,7 +191,9 @@ def test_on_this_machine_agents_that_were_ended_were_cancelled(run: Run) -> None
 
 
 def reachable(monkeypatch: pytest.MonkeyPatch, *nodes: str) -> None:
-    monkeypatch.setattr(module, "_answers", lambda node: node in nodes)
+    monkeypatch.setattr(
+        module, "unreachable", lambda asked: tuple(n for n in asked if n not in nodes)
+    )
 
 
 def test_a_node_that_does_not_answer_is_left_out_from_then_on(
@@ -214,34 +216,6 @@ def test_after_the_queue_no_node_is_left_out_any_more(
     assert (decision.next, decision.exclude) == (Next.SUCCESSOR, ("n2",))
     run.attempt(2, {"checkpoint": 200})
     assert run.conclude(2)[0].exclude == ()
-
-
-def stub_scontrol(monkeypatch: pytest.MonkeyPatch, path: Path, text: str) -> None:
-    path.mkdir()
-    (path / "scontrol").write_text(f"#!/bin/bash\n{text}\n")
-    (path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", str(path), prepend=":")
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-@pytest.mark.parametrize(
-    "says",
-    [
-        'echo "SlurmdPort              = PORT"; echo "NodeName=n2 NodeAddr=127.0.0.1 Version=22"',
-        'echo "SlurmdPort = 1"; echo "NodeAddr=127.0.0.1 NodeHostName=n2 Port=PORT"',
-    ],
-)
-def test_a_node_answers_where_slurms_daemon_takes_a_connection(
-    run: Run, monkeypatch: pytest.MonkeyPatch, says: str, is_there: bool
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        if not is_there:
-            server.close()
-        port = server.getsockname()[1] if is_there else 1
-        stub_scontrol(monkeypatch, run.paths.root / "bin", says.replace("PORT", str(port)))
-        run.attempt(1, {**LOST, "checkpoint": 100})
-        decision, _ = run.conclude(1, 123, SLURM_JOB_NODELIST="n[1-2]")
-    assert decision.next is (Next.RELAUNCH if is_there else Next.SUCCESSOR)
 
 
 @pytest.mark.parametrize("nodelist", ["", "n["])

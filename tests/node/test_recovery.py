@@ -54,7 +54,7 @@ def after(
     ground = Ground(
         plan=plan or slurm(),
         allocated=tuple(allocated),
-        is_reachable=lambda node: node not in gone,
+        unreachable=lambda nodes: tuple(node for node in nodes if node in gone),
     )
     return decide(history, ground)
 
@@ -251,8 +251,8 @@ def test_no_node_is_left_out_without_evidence(
     decision = after(
         *history, ended(what, 9, node="n2"), allocated=("n1", "n2", "n3"), gone=tuple(gone)
     )
-    is_evident = what in (LOST, LAUNCHER) and "n2" in gone
-    assert set(decision.exclude) <= ({"n2"} if is_evident else set())
+    is_evident = what["cause"] in ("node_lost", "launcher", "hung", "rendezvous")
+    assert set(decision.exclude) <= (gone if is_evident else set())
 
 
 @pytest.mark.parametrize("code", [int(NodeExit.WORLD_BROKEN), int(NodeExit.NODE_UNFIT)])

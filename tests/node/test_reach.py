@@ -1,0 +1,45 @@
+"""Nodes give a sign of life where Slurm's daemon takes a connection."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from clusterrun.node import reach
+from clusterrun.node.reach import unreachable
+
+
+@pytest.fixture(name="scontrol")
+def _scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in for scontrol; it prints what a test writes into the file, whatever it is asked."""
+    program, says = tmp_path / "bin" / "scontrol", tmp_path / "says"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/bash\ncat {says}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    monkeypatch.setattr(reach, "CONNECT_S", 0.5)
+    return says
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "SlurmdPort  = PORT\nNodeName=n1 NodeAddr=127.0.0.1\nNodeName=n2 NodeAddr=127.0.0.2",
+        "SlurmdPort = 1\nNodeName=n1 NodeAddr=127.0.0.1 Port=PORT\nNodeName=n2 NodeAddr=127.0.0.2",
+    ],
+)
+def test_a_node_without_a_daemon_is_named(scontrol: Path, words: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        scontrol.write_text(words.replace("PORT", str(server.getsockname()[1])) + "\n")
+        assert unreachable(["n1", "n2"]) == ("n2",)
+
+
+def test_nodes_are_told_by_connections_where_slurm_is_silent(scontrol: Path) -> None:
+    scontrol.with_name("bin").joinpath("scontrol").write_text("#!/bin/bash\nexit 1\n")
+    assert unreachable(["no-such-host.invalid"]) == ("no-such-host.invalid",)
+
+
+def test_no_node_is_no_question(scontrol: Path) -> None:
+    assert unreachable([]) == ()
