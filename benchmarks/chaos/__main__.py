@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ from benchmarks.report import Section, Value
 from tests.chaos.checks import Reference, problems
 from tests.chaos.faults import FAULTS, UNDISTURBED, Fault
 from tests.chaos.training import SAVE_EVERY, STEPS, submit
-from tests.chaos.undergo import stage, undergo, wait_until_over
+from tests.chaos.undergo import Undergone, stage, undergo, wait_until_over
 from tests.cluster.cluster import Cluster
+from tests.cluster.commands import ClusterError
 from tests.cluster.shape import Shape, default_state_dir
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "chaos"
@@ -40,6 +42,7 @@ ABOUT = (
 def main() -> None:
     asked = _parser().parse_args()
     asked.dir.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no cluster
     cluster = Cluster(
         shape=Shape(state_dir=default_state_dir(asked.slot), slot=asked.slot, nodes=NODES)
     )
@@ -107,21 +110,32 @@ def _undisturbed(directory: Path, cluster: Cluster, steps: int) -> Reference:
 def _suffer(
     fault: Fault, directory: Path, cluster: Cluster, references: dict[int, Reference]
 ) -> dict[str, Value]:
-    with stage(directory, cluster) as here:
-        undergone = undergo(fault, here, cluster)
-        wrong = problems(undergone.training, references[fault.steps], fault, undergone.state)
-        for neighbour in undergone.training.neighbours:
-            state = str(neighbour.status()["state"])
-            wrong += problems(neighbour, references[neighbour.steps], UNDISTURBED, state)
-        cluster.wait_no_processes(60)
+    """Measure one fault; a run that does not come back is a row, too, and ends no benchmark."""
+    try:
+        with stage(directory, cluster) as here:
+            undergone = undergo(fault, here, cluster)
+            wrong = _wrong(undergone, fault, references)
+            cluster.wait_no_processes(60)
+            return {**row(undergone), "wrong": "; ".join(wrong) or None}
+    except (AssertionError, ClusterError) as error:
+        return {"wrong": str(error)}
+    finally:
         cluster.heal()
-        return {**row(undergone), "wrong": "; ".join(wrong) or None}
+
+
+def _wrong(undergone: Undergone, fault: Fault, references: dict[int, Reference]) -> list[str]:
+    training = undergone.training
+    wrong = problems(training, references[fault.steps], fault, undergone.state)
+    for neighbour in training.neighbours:
+        state = str(neighbour.status()["state"])
+        wrong += problems(neighbour, references[neighbour.steps], UNDISTURBED, state)
+    return wrong
 
 
 def _middle(rows: list[dict[str, Value]]) -> dict[str, Value]:
     """Take the median of each figure, and whatever text was said."""
     middle: dict[str, Value] = {}
-    for name in rows[0]:
+    for name in dict.fromkeys(key for found in rows for key in found):
         values = [value for value in (found.get(name) for found in rows) if value is not None]
         numbers = [value for value in values if not isinstance(value, str)]
         said = ", ".join(sorted({value for value in values if isinstance(value, str)}))
