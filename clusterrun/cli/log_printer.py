@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -20,6 +20,7 @@ from clusterrun.logs.stamps import stamp_writer
 from clusterrun.logs.text import strip_controls
 from clusterrun.logs.text_view import Style, TextView
 
+_AT_ONCE = 256
 MOST_KEPT = 100_000  # folded lines that wait for the end, to be counted
 
 
@@ -70,17 +71,17 @@ class LogPrinter:
         if self._writer.held:
             self._writer.write()
 
-    def print_lines(self, lines: Iterable[LogLine]) -> None:
-        """Print many lines, each as soon as it can be."""
+    def print_lines(self, lines: Sequence[LogLine]) -> None:
+        """Print many lines that are there at once."""
         if not self.request.has_times:
-            lines = (line._replace(epoch_us=0) for line in lines)
-        show, held, write = self._view.show, self._writer.held, self._writer.write
-        for line in lines:
-            show(line)
-            if len(held) & 15 == 1 or len(held) > 255:  # to look at the clock takes time
-                write()
+            lines = [line._replace(epoch_us=0) for line in lines]
+        writer = self._writer
+        write = writer.flush if isinstance(self._view, RawView) else writer.write  # it holds much
+        for start in range(0, len(lines), _AT_ONCE):
+            self._view.show_all(lines[start : start + _AT_ONCE])
+            write()
 
-    def print_errors(self, lines: Iterable[LogLine]) -> None:
+    def print_errors(self, lines: Sequence[LogLine]) -> None:
         """Print error lines ahead of the last lines, which have so much less room."""
         writer = self._writer
         room, written = writer.last, writer.count

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
 
 from clusterrun.cli import output
 from clusterrun.cli.log_job import WAITING, Standing, waiting
@@ -75,13 +74,14 @@ def print_lines(request: Request, printer: LogPrinter) -> Cut:
             continue
         if tail.errors:
             printer.print_errors(tail.errors)
-        printer.print_lines(tail.lines)
+        for lines in tail.rounds:
+            printer.print_lines(lines)
     printer.finish()
     return cut | Cut.LINES if printer.is_cut else cut
 
 
 def _print_in_context(request: Request, printer: LogPrinter, attempt: int, tail: Tail) -> None:
-    for line in _in_context(request, attempt, chain(tail.errors, tail.lines)):
+    for line in _in_context(request, attempt, tail):
         if isinstance(line, Break):
             printer.print_break()
         else:
@@ -91,7 +91,7 @@ def _print_in_context(request: Request, printer: LogPrinter, attempt: int, tail:
 def all_lines(request: Request) -> Iterator[LogLine]:
     """Yield all lines that are wanted, attempt by attempt."""
     for _, tail in _chapters(request):
-        yield from chain(tail.errors, tail.lines)
+        yield from tail
 
 
 def find_files(request: Request) -> list[LogFile]:

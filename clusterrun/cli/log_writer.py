@@ -58,8 +58,9 @@ class LogWriter:
         if self._status and lines:
             lines.insert(0, _CLEAR)
             self._status = b""
-        self.count += len(lines)
-        self._put(b"".join(lines))
+        content = b"".join(lines)
+        self.count += content.count(b"\n") or bool(content)  # a last line may lack its end
+        self._put(content)
         self.held.clear()
         self._due_at = self.clock() + _HELD_S
 

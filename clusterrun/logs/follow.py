@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 
 from clusterrun.logs.catalogue import Catalogue
@@ -95,8 +94,7 @@ def follow(
         stretches, news = current.look(last=False)
         yield from news
         past = [replace(stretch, takes=_without_ends(stretch.takes)) for stretch in stretches]
-        found = last_lines(past, query, tail, folded=folded)
-        yield from _entries(chain(found.errors, found.lines))
+        yield from _entries(last_lines(past, query, tail, folded=folded))
     while True:
         over = ended()
         latest = catalogue.newest_attempt()

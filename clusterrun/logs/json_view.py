@@ -57,6 +57,11 @@ class JsonView:
         if whole is not None:
             self._classify(whole)
 
+    def show_all(self, lines: Iterable[LogLine]) -> None:
+        """Take many lines."""
+        for line in lines:
+            self.show(line)
+
     def pause(self) -> None:
         """Write what has come, and pieces that have waited for their end for long."""
         self._take_all(self._joiner.pause())

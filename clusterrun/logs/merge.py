@@ -6,6 +6,7 @@ import contextlib
 import gc
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from operator import itemgetter
 
 from clusterrun.logs.blocks import Sieve
@@ -31,10 +32,17 @@ _BY_TIME_AND_PLACE = itemgetter(0, 6)
 def merge_sources(sources: Iterable[Source], tell: Tell = say_nothing) -> Iterator[LogLine]:
     """Yield the wanted lines by (time, node in natural order, place in the node's log).
 
+    `tell` hears how far a search through big files is. Raises ClusterrunError for a file that
+    can't be read.
+    """
+    return chain.from_iterable(merge_rounds(sources, tell))
+
+
+def merge_rounds(sources: Iterable[Source], tell: Tell = say_nothing) -> Iterator[list[LogLine]]:
+    """Yield the lines of `merge_sources`, many at once.
+
     Goes in rounds, as a line at a time is slow: all files are read beyond some moment, and what
-    lies before it is sorted at once. Memory is bounded over all files. `tell` hears how far a
-    search through big files is.
-    Raises ClusterrunError for a file that can't be read.
+    lies before it is sorted at once. Memory is bounded over all files.
     """
     sources = narrow(sources, tell)
     number_of = number_nodes(sources)
@@ -57,7 +65,7 @@ def merge_sources(sources: Iterable[Source], tell: Tell = say_nothing) -> Iterat
                     batch.sort(key=lambda line: (line.epoch_us, number_of[line.node], line.offset))
                 else:
                     batch.sort(key=_BY_TIME)
-            yield from batch
+            yield batch
             del batch
             live = [reader for reader in live if reader.lines or not reader.is_done]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from clusterrun.logs.joining import Joiner
 from clusterrun.logs.lines import LogLine, Stream
@@ -13,7 +13,7 @@ _RECORDS = frozenset({Stream.GAP, Stream.END})
 
 
 class RawView:
-    """Gives `write` the bytes of each line, in order for every rank and stream.
+    """Gives `write` the bytes of lines, in order for every rank and stream.
 
     Lines of several sources are not torn into each other; only one source can be passed on piece
     by piece. What was lost is told to `note`, as stdout is for the bytes alone.
@@ -25,6 +25,15 @@ class RawView:
         self._put, self._note = write, note
         self._joiner = None if one_source else Joiner(exact=True)
         self._begun = self._joiner.begun if self._joiner else {}
+
+    def show_all(self, lines: Sequence[LogLine]) -> None:
+        """Take many lines or pieces, of which nearly all are whole."""
+        _, _, _, streams, texts, partials, _ = zip(*lines, strict=True)
+        if True in partials or Stream.GAP in streams or Stream.END in streams or self._begun:
+            for line in lines:
+                self.show(line)
+        else:
+            self._put(b"\n".join(texts) + b"\n")
 
     def show(self, line: LogLine) -> None:
         """Take a line or a piece; what is whole is written."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
+from itertools import chain, islice
 
 from clusterrun.logs.dedup import LineCount
 from clusterrun.logs.lines import LogLine
-from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.merge import merge_rounds
 from clusterrun.logs.narrow import Tell, say_nothing
 from clusterrun.logs.newest import find_newest
 from clusterrun.logs.query import Query
 from clusterrun.logs.sources import Source, errors_of
+
+_AT_ONCE = 256
 
 
 class Cut(Flag):
@@ -25,11 +28,14 @@ class Cut(Flag):
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """The last lines; `errors` are error lines from before the first of them."""
+    """The last lines, many at once; `errors` are error lines from before the first of them."""
 
-    lines: Iterable[LogLine]
-    errors: list[LogLine]
+    rounds: Iterable[Sequence[LogLine]]
+    errors: Sequence[LogLine] = ()
     cut: Cut = Cut.NOTHING
+
+    def __iter__(self) -> Iterator[LogLine]:
+        return chain(self.errors, chain.from_iterable(self.rounds))
 
 
 def last_lines(
@@ -46,19 +52,19 @@ def last_lines(
     """
     sources = list(sources)
     if count is None:
-        return Tail(lines=merge_sources(sources, tell), errors=[])
+        return Tail(rounds=merge_rounds(sources, tell))
     found = find_newest(sources, count, folded=folded, tell=tell)
-    if found.is_all:
-        return Tail(lines=found.lines, errors=[])
-    if not query.overview:
-        return Tail(lines=found.lines, errors=[], cut=Cut.LINES)
     if not isinstance(found.lines, list):
-        return Tail(lines=found.lines, errors=[], cut=Cut.LINES | Cut.ERRORS)
+        cut = Cut.NOTHING if found.is_all else Cut.LINES | Cut.ERRORS
+        rest = iter(found.lines)
+        return Tail(rounds=iter(lambda: list(islice(rest, _AT_ONCE)), []), cut=cut)
+    if found.is_all or not query.overview:
+        return Tail(rounds=[found.lines], cut=Cut.NOTHING if found.is_all else Cut.LINES)
     newest_errors = find_newest(errors_of(sources, query), count // 2, folded=folded)
     errors = list(newest_errors.lines)
     lines = _with_room(found.lines, errors, count, folded=folded)
     cut = Cut.LINES if newest_errors.is_all else Cut.LINES | Cut.ERRORS
-    return Tail(lines=lines, errors=_before(lines, errors) if lines else [], cut=cut)
+    return Tail(rounds=[lines], errors=_before(lines, errors) if lines else (), cut=cut)
 
 
 def _with_room(

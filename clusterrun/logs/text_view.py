@@ -95,6 +95,11 @@ class TextView:
         if whole is not None:
             self._take(whole, readable(whole.text, keep_colours=self._style.colour))
 
+    def show_all(self, lines: Iterable[LogLine]) -> None:
+        """Take many lines."""
+        for line in lines:
+            self.show(line)
+
     def pause(self) -> None:
         """Write what has come, and lines that have waited for their end for long, with a mark."""
         self._take_all(self._joiner.pause())

@@ -156,6 +156,20 @@ def test_raw_waits_for_the_end_of_a_line_no_longer_than_text_does() -> None:
     assert b"".join(written) == b"Password: ok\n"
 
 
+@given(st.lists(st.tuples(st.sampled_from("oOeEg"), st.integers(0, 2)), max_size=9))
+def test_raw_lines_are_the_same_many_at_once_as_one_by_one(heads: list[tuple[str, int]]) -> None:
+    lines = [piece(s, b"o %d gone" % i, rank=r) for i, (s, r) in enumerate(heads)]
+    written: list[list[bytes]] = [[], []]
+    one, many = (
+        RawView(write=to.append, note=lambda text: None, one_source=False) for to in written
+    )
+    for entry in lines:
+        one.show(entry)
+    for start in range(0, len(lines), 3):
+        many.show_all(lines[start : start + 3])
+    assert b"".join(written[0]) == b"".join(written[1])
+
+
 def test_raw_tells_lost_bytes_beside_the_rest() -> None:
     written: list[bytes] = []
     told: list[str] = []
