@@ -29,7 +29,7 @@ class RawView:
     def show_all(self, lines: Sequence[LogLine]) -> None:
         """Take many lines or pieces, of which nearly all are whole."""
         _, _, _, streams, texts, partials, _ = zip(*lines, strict=True)
-        if True in partials or Stream.GAP in streams or Stream.END in streams or self._begun:
+        if self._begun or True in partials or not _RECORDS.isdisjoint(streams):
             for line in lines:
                 self.show(line)
         else:
