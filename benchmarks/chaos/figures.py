@@ -26,7 +26,8 @@ class Interruption:
     def of(cls, training: Training, attempt: int, hurt_at: float) -> Interruption:
         """Read what came between an attempt and the next."""
         before, after = training.printed(attempt), training.printed(attempt + 1)
-        exits = training.events("rank_exit", attempt=attempt)
+        # A rank that its agent had to kill has no exit of its own.
+        exits = training.events("rank_exit", "ended", attempt=attempt)
         return cls(
             hurt_at=hurt_at,
             noticed_at=noticed_at(training, attempt),
