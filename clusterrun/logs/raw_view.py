@@ -28,12 +28,15 @@ class RawView:
 
     def show_all(self, lines: Sequence[LogLine]) -> None:
         """Take many lines or pieces, of which nearly all are whole."""
-        _, _, _, streams, texts, partials, _ = zip(*lines, strict=True)
-        if self._begun or True in partials or not _RECORDS.isdisjoint(streams):
-            for line in lines:
-                self.show(line)
-        else:
+        _, nodes, ranks, streams, texts, partials, _ = zip(*lines, strict=True)
+        is_whole = True not in partials and _RECORDS.isdisjoint(streams)
+        if is_whole and self._begun:
+            is_whole = self._begun.keys().isdisjoint(zip(nodes, ranks, streams, strict=True))
+        if is_whole:
             self._put(b"\n".join(texts) + b"\n")
+            return
+        for line in lines:
+            self.show(line)
 
     def show(self, line: LogLine) -> None:
         """Take a line or a piece; what is whole is written."""
