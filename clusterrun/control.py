@@ -7,6 +7,9 @@ next call. From the highest count of all ranks the head chooses the call at whic
 who is not there yet goes on to it. Nobody can be beyond it: a rank that was seen at call n waits
 at n + 1 at the latest, and `at` is that. The next request waits until all ranks have reached `at`,
 since the page holds one decision.
+
+A decision is a single word, so that a CPU which reorders stores shows a rank all of it or nothing.
+From its highest bit: request (20 bits), at (42), action (2).
 """
 
 from __future__ import annotations
@@ -15,17 +18,17 @@ import mmap
 import os
 import signal
 import struct
-import time
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 7  # a rank writes down where it is; no library uses it
-WORD = 8
+REQUEST_BITS, AT_BITS, ACTION_BITS = 20, 42, 2
 HEADER_WORDS = 8
 SLOT_WORDS = 8
-_HOLD, _DECIDED, _AT, _ACTION = range(4)
-_CALLS, _SEEN_NS, _STOPPED, _SHIELDED = range(4)
+_HOLD, _DECISION = range(2)
+_CALLS, _STOPPED, _SHIELDED = range(3)
+_WORD = struct.Struct("@Q")  # native: copied as one word, where standard formats may go by bytes
 
 
 class Action(IntEnum):
@@ -44,12 +47,27 @@ class Decision:
     at: int
     action: Action
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that the page has no room for."""
+        if self.request >> REQUEST_BITS or self.at >> AT_BITS:
+            raise ValueError(f"request {self.request} at call {self.at} is beyond the page's words")
+
+    def to_word(self) -> int:
+        """Pack the decision into 64 bits."""
+        return (self.request << AT_BITS | self.at) << ACTION_BITS | self.action
+
+    @classmethod
+    def from_word(cls, word: int) -> Decision:
+        """Unpack what `to_word` packed."""
+        request, at = divmod(word >> ACTION_BITS, 1 << AT_BITS)
+        return cls(request, at, Action(word & (1 << ACTION_BITS) - 1))
+
 
 class ControlPage:
     """The mapped page; `ranks` is the number of ranks of this node."""
 
     def __init__(self, path: Path, ranks: int) -> None:
-        size = WORD * (HEADER_WORDS + SLOT_WORDS * ranks)
+        size = _WORD.size * (HEADER_WORDS + SLOT_WORDS * ranks)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(descriptor).st_size < size:
@@ -66,17 +84,11 @@ class ControlPage:
 
     def decide(self, decision: Decision) -> None:
         """Tell the ranks at which call to save; `at` 0 lets all go on as if nothing was asked."""
-        self._set(_AT, decision.at)
-        self._set(_ACTION, decision.action)
-        self._set(_DECIDED, decision.request)
+        self._set(_DECISION, decision.to_word())
 
     def calls(self, rank: int) -> int:
         """Return how often a rank (a local number) has called; 0 before its first."""
         return self._get(_slot(rank, _CALLS))
-
-    def seen_ns(self, rank: int) -> int:
-        """Return when a rank last called, in ns of the host's monotonic clock."""
-        return self._get(_slot(rank, _SEEN_NS))
 
     def has_stopped(self, rank: int) -> bool:
         """Say whether a rank was told by `should_stop` to leave."""
@@ -90,7 +102,6 @@ class ControlPage:
 
     def count(self, rank: int, calls: int) -> None:
         """Publish that this is the rank's call number `calls`, from 1."""
-        self._set(_slot(rank, _SEEN_NS), time.monotonic_ns())
         self._set(_slot(rank, _CALLS), calls)
 
     def stopping(self, rank: int) -> None:
@@ -109,14 +120,13 @@ class ControlPage:
     @property
     def decision(self) -> Decision:
         """The newest decision."""
-        request = self._get(_DECIDED)
-        return Decision(request, self._get(_AT), Action(self._get(_ACTION)))
+        return Decision.from_word(self._get(_DECISION))
 
     def _get(self, word: int) -> int:
-        return int(struct.unpack_from("<q", self._map, word * WORD)[0])
+        return int(_WORD.unpack_from(self._map, word * _WORD.size)[0])
 
     def _set(self, word: int, value: int) -> None:
-        struct.pack_into("<q", self._map, word * WORD, value)
+        _WORD.pack_into(self._map, word * _WORD.size, value)
 
 
 def _slot(rank: int, word: int) -> int:
