@@ -57,6 +57,7 @@ class Agreement:
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _nothing)
+            signal.siginterrupt(signal.SIGTERM, False)  # no C library of the script sees EINTR
             os.register_at_fork(after_in_child=_restore_sigterm)
             page.shielded(self._rank)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun import agreement, runtime
-from clusterrun.control import Action, ControlPage, Decision
+from clusterrun.control import ACTION_BITS, AT_BITS, REQUEST_BITS, Action, ControlPage, Decision
 
 # Ranks are in step as in a training: none is more than three calls ahead of another.
 RANK = """
@@ -177,3 +178,61 @@ def test_without_a_page_that_can_be_mapped_nothing_is_asked(
     assert not runtime.should_checkpoint()
     assert [path.name for path in tmp_path.iterdir()] == ["control"][: page_is == "a directory"]
     runtime._agreement.cache_clear()
+
+
+LARGEST = (1 << REQUEST_BITS) - 1, (1 << AT_BITS) - 1
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        Decision(0, 0, Action.NONE),
+        Decision(1, 7, Action.SAVE),
+        Decision(LARGEST[0], 1, Action.SAVE),
+        Decision(1, LARGEST[1], Action.LEAVE),
+        Decision(*LARGEST, Action.LEAVE),
+    ],
+)
+def test_a_decision_is_read_as_it_was_written(page: ControlPage, decision: Decision) -> None:
+    page.decide(decision)
+    assert page.decision == decision
+
+
+def test_a_decision_is_one_word() -> None:
+    assert REQUEST_BITS + AT_BITS + ACTION_BITS == 64
+    assert max(Action) < 1 << ACTION_BITS
+    assert Decision(*LARGEST, Action.LEAVE).to_word() < 1 << 64
+
+
+@pytest.mark.parametrize(("request_", "at"), [(LARGEST[0] + 1, 1), (1, LARGEST[1] + 1), (-1, 1)])
+def test_a_decision_that_fits_no_word_is_refused(request_: int, at: int) -> None:
+    with pytest.raises(ValueError, match="beyond the page's words"):
+        Decision(request_, at, Action.SAVE)
+
+
+READER = """
+import ctypes, os
+from clusterrun import runtime
+runtime.should_checkpoint()
+libc = ctypes.CDLL(None, use_errno=True)
+byte = ctypes.create_string_buffer(1)
+os.write(1, b"r")
+count = libc.read(0, byte, 1)
+os.write(1, f"{count} {os.strerror(ctypes.get_errno())} {byte.raw}".encode())
+"""
+
+
+def test_a_c_library_that_waits_sees_no_sigterm(page: ControlPage, tmp_path: Path) -> None:
+    rank = subprocess.Popen(
+        [sys.executable, "-c", READER],
+        env=os.environ | {"CLUSTERRUN_SPOOL": str(tmp_path), "LOCAL_RANK": "0"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert rank.stdout is not None
+    assert rank.stdout.read(1) == b"r"
+    assert page.is_shielded(0)
+    for _ in range(10):  # some of them while it is in read()
+        time.sleep(0.05)
+        rank.send_signal(signal.SIGTERM)
+    assert rank.communicate(b"x", timeout=60)[0] == b"1 Success b'x'"
