@@ -49,7 +49,8 @@ def main() -> None:
     cluster.up()
     os.environ |= cluster.env
     try:
-        facts, found = machine(asked.dir), []
+        load = f"{os.getloadavg()[0]:.0f} at the start"
+        facts, found = {**machine(asked.dir), "load": load}, []
         for section in _sections(asked, cluster):
             found.append(section)
             print(f"\n## {section.title}\n\n{section.about}\n")
