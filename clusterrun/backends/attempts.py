@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from clusterrun.outcome import Outcome
 from clusterrun.paths import RunPaths
 
-EVIDENT = ("node_lost", "hung")  # causes that tell of a node, where one is named
+# Hangs in which nothing of the rank ran: of the node, or of somebody at it, if not of the script.
+_HALTED = ("stopped by a", "blocked in the kernel")
+HALTS = 2  # on one node; once may be chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +35,16 @@ def read_attempts(paths: RunPaths) -> tuple[Attempt, ...]:
 
 
 def bad_nodes(paths: RunPaths) -> tuple[str, ...]:
-    """Name the nodes that were lost or hung, as far as the outcomes have evidence."""
-    found = [attempt.outcome for attempt in read_attempts(paths)]
-    named = [
-        node
-        for outcome in found
-        if outcome and outcome.cause in EVIDENT
-        for node in (*outcome.exclude, outcome.node if outcome.cause == "node_lost" else None)
-        if node
-    ]
-    return tuple(dict.fromkeys(named))
+    """Name the nodes that gave no sign of life, and those where ranks were halted several times."""
+    outcomes = [attempt.outcome for attempt in read_attempts(paths) if attempt.outcome]
+    silent = [node for outcome in outcomes for node in outcome.exclude]
+    halts = [outcome.node for outcome in outcomes if _is_halt(outcome)]
+    halting = [node for node in halts if node and halts.count(node) >= HALTS]
+    return tuple(dict.fromkeys((*silent, *halting)))
+
+
+def _is_halt(outcome: Outcome) -> bool:
+    return outcome.cause == "hung" and any(words in outcome.reason for words in _HALTED)
 
 
 def _outcome(paths: RunPaths, number: int) -> Outcome | None:

@@ -14,7 +14,11 @@ from clusterrun.cli.resume import changes_object, tell_changes
 @click.command(cls=JobCommand)
 @click.argument("run", metavar="JOB")
 @job_options(script=False, files=False)
-@click.option("--exclude-bad", is_flag=True, help="leave out the nodes that were lost or hung")
+@click.option(
+    "--exclude-bad",
+    is_flag=True,
+    help="leave out nodes that gave no sign of life, or where ranks were stopped or blocked twice",
+)
 @click.option("--dry-run", is_flag=True, help="say what would be done, submit nothing")
 @click.option("--parsable", is_flag=True, help="print the job id alone (with ;cluster if several)")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
@@ -50,7 +54,7 @@ def command(
     )
     variables = render.tell(prepared, keep_sbatch_env=False)
     if exclude_bad and not changed.excluded:
-        output.note("no node of that run was lost or hung: none is left out")
+        output.note("no node of that run is known to be bad: none is left out")
     tell_changes(changed.changes)
     submit.describe(prepared.plan)
     if dry_run:

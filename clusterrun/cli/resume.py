@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     default="latest",
     help="latest (the default), step-N, the path of a checkpoint of the run, or scratch",
 )
-@click.option("--exclude-bad", is_flag=True, help="leave out the nodes that were lost or hung")
+@click.option(
+    "--exclude-bad",
+    is_flag=True,
+    help="leave out nodes that gave no sign of life, or where ranks were stopped or blocked twice",
+)
 @click.option("--force", is_flag=True, help="go on although the run seems to be active")
 @click.option("--dry-run", is_flag=True, help="say what would be done, submit nothing")
 @click.option("--parsable", is_flag=True, help="print the job id alone (with ;cluster if several)")
@@ -76,7 +80,7 @@ def command(
         return
     variables = render.tell(plan.prepared, keep_sbatch_env=False)
     if exclude_bad and not plan.changed.excluded:
-        output.note("no node of this run was lost or hung: none is left out")
+        output.note("no node of this run is known to be bad: none is left out")
     _tell(plan)
     if dry_run:
         if as_json:

@@ -115,9 +115,45 @@ def test_an_outcome_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> No
     assert (attempt.outcome, attempt.nodes) == (None, ())
 
 
-def test_a_rank_that_died_is_no_evidence_against_its_node(tmp_path: Path) -> None:
-    outcome(tmp_path, 1, cause="signal", node="node1", exclude=("node2",))
+@pytest.mark.parametrize("cause", ["signal", "node_lost", "exception"])
+def test_a_rank_or_an_agent_that_died_is_no_evidence_against_its_node(
+    tmp_path: Path, cause: str
+) -> None:
+    for attempt in (1, 2):
+        outcome(tmp_path, attempt, cause=cause, node="node1")
     assert bad_nodes(RunPaths(root=tmp_path)) == ()
+
+
+def test_nodes_that_gave_no_sign_of_life_are_bad_whatever_was_seen_first(tmp_path: Path) -> None:
+    outcome(tmp_path, 1, cause="node_lost", node="node1", exclude=("node2",))
+    outcome(tmp_path, 2, cause="launcher", node="node1", exclude=("node2", "node3"))
+    assert bad_nodes(RunPaths(root=tmp_path)) == ("node2", "node3")
+
+
+STOPPED = "rank 1 stopped by a signal; 3 ranks (as rank 0) at train.py:9 in step"
+BLOCKED = "rank 1 blocked in the kernel, by a file system or a driver"
+BUSY = "rank 1 at train.py:9 in step"
+
+
+@pytest.mark.parametrize(
+    ("hangs", "bad"),
+    [
+        ([("node1", STOPPED)], ()),
+        ([("node1", STOPPED), ("node2", STOPPED)], ()),
+        ([("node1", STOPPED), ("node2", STOPPED), ("node1", BLOCKED)], ("node1",)),
+        ([("node1", BUSY), ("node1", BUSY)], ()),
+        ([("node1", BUSY), ("node1", BLOCKED)], ()),
+        ([(None, BLOCKED), (None, BLOCKED)], ()),
+    ],
+    ids=["once", "two nodes", "twice", "busy", "busy and once", "unnamed"],
+)
+def test_a_node_is_bad_where_ranks_halted_twice(
+    tmp_path: Path, hangs: list[tuple[str | None, str]], bad: tuple[str, ...]
+) -> None:
+    for attempt, (node, reason) in enumerate(hangs, 1):
+        reason = f"no step ended for 900 s: {reason}"
+        outcome(tmp_path, attempt, cause="hung", node=node, reason=reason)
+    assert bad_nodes(RunPaths(root=tmp_path)) == bad
 
 
 def test_a_successor_says_which_job_it_waits_for(here: Here) -> None:
