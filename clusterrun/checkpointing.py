@@ -78,7 +78,7 @@ class Checkpoints:
         final = checkpoints.step_directory(self.directory, step)
 
         def begin() -> None:
-            checkpoints.remove_unfinished(self.directory)
+            checkpoints.remove_unfinished(self.directory, attempt)
             unfinished.mkdir(parents=True)
             checkpoints.check_room(self.directory)
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,8 @@ _CHUNK = 1 << 20
 _Result = TypeVar("_Result")
 _THREADS = 8
 _NAME = re.compile(r"(?:step|checkpoint)-(\d+)", re.ASCII)
-_UNFINISHED = re.compile(r"\.step-\d+\.a\d+\.tmp", re.ASCII)
+_UNFINISHED = re.compile(r"\.step-\d+\.a(\d+)\.tmp", re.ASCII)
+Sums = Mapping[str, tuple[int, int]]  # name: size and checksum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,38 +67,41 @@ def unfinished_directory(directory: Path, step: int, attempt: int) -> Path:
     return directory / f".step-{step:08d}.a{attempt}.tmp"
 
 
-def newest(directory: Path, *, up_to: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest complete checkpoint, and a line about each newer one that is not.
+def listed(directory: Path) -> list[tuple[int, Path]]:
+    """List step and path of all checkpoints, complete or not, newest first."""
+    if not directory.is_dir():
+        return []
+    matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
-    None beyond step `up_to` is looked at.
-    """
+
+def newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest complete checkpoint, and a line about each newer one that is not."""
     notes: list[str] = []
-    for step, path in _found(directory):
-        if up_to is not None and step > up_to:
-            continue
+    for _, path in listed(directory):
         try:
-            return _read(path), notes
-        except _Incomplete as problem:
-            notes.append(f"checkpoint {path.name} is incomplete and passed over: {problem}")
+            return read(path), notes
+        except IncompleteError as problem:
+            notes.append(passed_over(path, str(problem)))
     return None, notes
 
 
-def listed(directory: Path) -> list[tuple[int, Path, str]]:
-    """List step, path and what is wrong ("": nothing) of all checkpoints, newest first."""
-    return [(step, path, _problem(path)) for step, path in _found(directory)]
+def passed_over(path: Path, problem: str) -> str:
+    """Say that a checkpoint is not used, and why."""
+    return f"checkpoint {path.name} is incomplete and passed over: {problem}"
 
 
 def check_room(directory: Path) -> None:
-    """Raise OSError where the disk has less room than the newest complete checkpoint takes.
+    """Raise OSError where the disk has less room than the newest checkpoint takes.
 
     It is better found before: in the midst of a save, a rank that fails alone leaves the others
     waiting in the collectives of DeepSpeed and FSDP.
     """
-    whole = (path for _, path in _found(directory) if not _problem(path, contents=False))
-    last = next(whole, None)
+    markers = (_marked(path) for _, path in listed(directory))
+    last = next(filter(None, markers), None)
     if last is None:
         return
-    needed = sum((last / name).stat().st_blocks * 512 for name in _files(last))
+    needed = sum(size for size, _ in last.values())
     free = shutil.disk_usage(directory).free
     if free < needed:
         words = f"{needed >> 20} MiB are needed, {free >> 20} MiB are free"
@@ -105,14 +109,19 @@ def check_room(directory: Path) -> None:
 
 
 def mark(
-    path: Path, step: int, *, world_size: int, attempt: int = 1, settings: Mapping[str, Any]
+    path: Path,
+    step: int,
+    *,
+    world_size: int,
+    attempt: int = 1,
+    settings: Mapping[str, Any],
+    files: Sums | None = None,
 ) -> None:
     """Write the marker of a checkpoint whose files are all there; they are on the disk before it.
 
+    `files` is what `settled` returned for all of them, where that was done already.
     Raises OSError where the disk takes no more.
     """
-    names = sorted(_files(path))
-    sums = _at_once(lambda name: _settled(path / name), names)
     marker = {
         "schema": SCHEMA,
         "step": step,
@@ -120,7 +129,7 @@ def mark(
         "attempt": attempt,
         "saved_at": round(time.time(), 6),
         "settings": dict(settings),
-        "files": dict(zip(names, sums, strict=True)),
+        "files": dict(files if files is not None else settled(path, file_names(path))),
     }
     temporary = path / f"{MARKER}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
@@ -147,42 +156,35 @@ def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
     Those beyond step `up_to`, left by a training that was set back, are not counted and stay.
     Contents are not read: what is complete is said by markers and sizes.
     """
-    found = [(step, path) for step, path in _found(directory) if up_to is None or step <= up_to]
-    complete = [step for step, path in found if not _problem(path, contents=False)]
+    found = [(step, path) for step, path in listed(directory) if up_to is None or step <= up_to]
+    complete = [step for step, path in found if _has_all(path)]
     for step, path in found:
         if complete and step < complete[:keep][-1]:
             shutil.rmtree(path)
 
 
-def remove_unfinished(directory: Path) -> None:
-    """Remove what saves that were cut short have left."""
+def remove_unfinished(directory: Path, attempt: int) -> None:
+    """Remove what saves of this attempt, or of one before, have left that were cut short."""
     for path in directory.iterdir() if directory.is_dir() else ():
-        if _UNFINISHED.fullmatch(path.name):
+        match = _UNFINISHED.fullmatch(path.name)
+        if match and int(match[1]) <= attempt:
             shutil.rmtree(path, ignore_errors=True)
 
 
-class _Incomplete(Exception):
+class IncompleteError(Exception):
     """Why a checkpoint can't be used."""
 
 
-def _found(directory: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints by step, newest first, complete or not."""
-    if not directory.is_dir():
-        return []
-    matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
-    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint, and hold its files to its marker. Raises IncompleteError."""
+    found, files = read_marker(path)
+    check_sizes(path, files)
+    check_contents(path, files)
+    return found
 
 
-def _problem(path: Path, *, contents: bool = True) -> str:
-    try:
-        _read(path, contents=contents)
-    except _Incomplete as problem:
-        return str(problem)
-    return ""
-
-
-def _read(path: Path, *, contents: bool = True) -> Checkpoint:
-    """Read the marker and hold the files to it."""
+def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
+    """Read what the marker says of a checkpoint and its files. Raises IncompleteError."""
     try:
         marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in marker["files"].items()}
@@ -195,34 +197,67 @@ def _read(path: Path, *, contents: bool = True) -> Checkpoint:
             settings=dict(marker["settings"]),
         )
         if marker["schema"] != SCHEMA:
-            raise _Incomplete(f"its {MARKER} is of another kind: {marker['schema']}")
+            raise IncompleteError(f"its {MARKER} is of another kind: {marker['schema']}")
     except FileNotFoundError:
-        raise _Incomplete(f"it has no {MARKER}: it was never saved to its end") from None
+        raise IncompleteError(f"it has no {MARKER}: it was never saved to its end") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise _Incomplete(f"its {MARKER} can't be read") from None
-    for name, (size, _) in files.items():
-        _check_size(path, name, size)
-    if contents:
-        _at_once(lambda name: _check_contents(path, name, files[name][1]), files)
-    return found
+        raise IncompleteError(f"its {MARKER} can't be read") from None
+    return found, files
+
+
+def check_sizes(path: Path, files: Sums) -> None:
+    """Raise IncompleteError where one of these files is missing, or shorter or longer."""
+    _at_once(lambda name: _check_size(path, name, files[name][0]), files)
+
+
+def check_contents(path: Path, files: Sums) -> None:
+    """Read these files, and raise IncompleteError where one is damaged."""
+    _at_once(lambda name: _check_contents(path, name, files[name][1]), files)
+
+
+def settled(path: Path, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Have these files on the disk; return their sizes and checksums. Raises OSError."""
+    return dict(zip(names, _at_once(lambda name: _settled(path / name), names), strict=True))
+
+
+def file_names(path: Path) -> list[str]:
+    """Name all files below a checkpoint in their order, but for the marker's."""
+    found = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    return sorted({os.path.relpath(file, path) for file in found} - {MARKER, f"{MARKER}.tmp"})
+
+
+def _marked(path: Path) -> Sums | None:
+    """Return what the marker says of the files; None where it is not valid."""
+    try:
+        return read_marker(path)[1]
+    except IncompleteError:
+        return None
+
+
+def _has_all(path: Path) -> bool:
+    try:
+        check_sizes(path, read_marker(path)[1])
+    except IncompleteError:
+        return False
+    return True
 
 
 def _check_size(path: Path, name: str, size: int) -> None:
     try:
         found = (path / name).stat().st_size
     except OSError:
-        raise _Incomplete(f"{name} is missing") from None
+        raise IncompleteError(f"{name} is missing") from None
     if found != size:
-        raise _Incomplete(f"{name} has {found} bytes instead of {size}")
+        raise IncompleteError(f"{name} has {found} bytes instead of {size}")
 
 
 def _check_contents(path: Path, name: str, crc: int) -> None:
     try:
         found = _checksum(path / name)
     except OSError as error:
-        raise _Incomplete(f"{name} can't be read: {error.strerror}") from None
+        raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
     if found != crc:
-        raise _Incomplete(f"{name} is damaged: its checksum is another than when it was saved")
+        raise IncompleteError(f"{name} is damaged: its checksum is another than when it was saved")
 
 
 def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Result]:
@@ -231,15 +266,6 @@ def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Resu
 
     with ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(deed, names))
-
-
-def _files(path: Path) -> Iterator[str]:
-    """Yield the names of all files below a checkpoint, but for the marker's."""
-    for folder, _, names in os.walk(path):
-        for name in names:
-            relative = os.path.relpath(os.path.join(folder, name), path)
-            if relative not in (MARKER, f"{MARKER}.tmp"):
-                yield relative
 
 
 def _settled(file: Path) -> tuple[int, int]:

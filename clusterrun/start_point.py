@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun import checkpoints
-from clusterrun.checkpoints import Checkpoint
+from clusterrun.checkpoints import Checkpoint, IncompleteError
 from clusterrun.errors import UsageError
 from clusterrun.paths import RunPaths
 
@@ -36,9 +36,9 @@ def choose(paths: RunPaths, text: str) -> StartPoint:
 
     Raises UsageError where there is no complete checkpoint of that name in this run.
     """
-    listed = checkpoints.listed(paths.checkpoints_dir)
     if text == SCRATCH:
-        return StartPoint(checkpoint=None, newer=tuple(path for _, path, _ in listed))
+        listed = checkpoints.listed(paths.checkpoints_dir)
+        return StartPoint(checkpoint=None, newer=tuple(path for _, path in listed))
     if text == LATEST:
         found, notes = checkpoints.newest(paths.checkpoints_dir)
         if found is None:
@@ -48,22 +48,24 @@ def choose(paths: RunPaths, text: str) -> StartPoint:
                 hint="--from scratch starts the run from its beginning",
             )
         return StartPoint(checkpoint=found, passed_over=tuple(notes))
-    return _named(paths, text, listed)
+    return _named(paths, text)
 
 
-def _named(paths: RunPaths, text: str, listed: list[tuple[int, Path, str]]) -> StartPoint:
+def _named(paths: RunPaths, text: str) -> StartPoint:
+    """Read the checkpoint of one step, and of the others no more than their names."""
     step = _step_of(paths, text)
-    for found, path, problem in listed:
-        if found != step:
-            continue
-        if problem:
-            raise UsageError(f"checkpoint {path.name} is incomplete", cause=problem)
-        newer = tuple(path for number, path, _ in listed if number > step)
-        checkpoint, _ = checkpoints.newest(paths.checkpoints_dir, up_to=step)
-        return StartPoint(checkpoint=checkpoint, newer=newer)
-    complete = [f"step-{found}" for found, _, problem in listed if not problem]
-    known = f"complete: {', '.join(complete)}" if complete else "no checkpoint here is complete"
-    raise UsageError(f"there is no checkpoint of step {step} in this run", hint=known)
+    listed = checkpoints.listed(paths.checkpoints_dir)
+    named = next((path for found, path in listed if found == step), None)
+    if named is None:
+        known = ", ".join(f"step-{found}" for found, _ in listed)
+        hint = f"there are: {known}" if known else "there is none at all"
+        raise UsageError(f"there is no checkpoint of step {step} in this run", hint=hint)
+    try:
+        checkpoint = checkpoints.read(named)
+    except IncompleteError as problem:
+        raise UsageError(f"checkpoint {named.name} is incomplete", cause=str(problem)) from problem
+    newer = tuple(path for found, path in listed if found > step)
+    return StartPoint(checkpoint=checkpoint, newer=newer)
 
 
 def _step_of(paths: RunPaths, text: str) -> int:

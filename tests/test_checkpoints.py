@@ -119,10 +119,7 @@ def test_what_was_harmed_after_it_was_marked_is_passed_over(
     harm(path)
     note = f"checkpoint step-00000020 is incomplete and passed over: {why}"
     assert newest_name(tmp_path) == ("step-00000010", [note])
-    assert checkpoints.listed(tmp_path) == [
-        (20, path, why),
-        (10, tmp_path / "step-00000010", ""),
-    ]
+    assert checkpoints.listed(tmp_path) == [(20, path), (10, tmp_path / "step-00000010")]
 
 
 @pytest.mark.parametrize(
@@ -160,8 +157,15 @@ def test_a_save_that_was_cut_off_is_never_seen_and_can_be_removed(tmp_path: Path
     save(tmp_path, "step-00000020").rename(tmp_path / ".step-00000020.a3.tmp")
     (tmp_path / ".keep").mkdir()
     assert checkpoints.newest(tmp_path) == (None, [])
-    checkpoints.remove_unfinished(tmp_path)
+    checkpoints.remove_unfinished(tmp_path, attempt=3)
     assert [path.name for path in tmp_path.iterdir()] == [".keep"]
+
+
+def test_what_a_later_attempt_is_writing_stays(tmp_path: Path) -> None:
+    for attempt in (9, 10, 11):
+        checkpoints.unfinished_directory(tmp_path, 20, attempt).mkdir()
+    checkpoints.remove_unfinished(tmp_path, attempt=10)
+    assert [path.name for path in tmp_path.iterdir()] == [".step-00000020.a11.tmp"]
 
 
 def test_a_checkpoint_saved_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:

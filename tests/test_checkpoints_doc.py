@@ -27,8 +27,8 @@ def test_every_script_has_a_name() -> None:
 def test_a_script_saves_and_goes_on_from_what_it_saved(tmp_path: Path, name: str) -> None:
     own = tmp_path / "own"
     run(SCRIPTS[name], tmp_path, own)
-    assert [step for step, _, problem in checkpoints.listed(own) if not problem] == [40, 20]
-    newest, older = (path for _, path, _ in checkpoints.listed(own))
+    assert [step for step, _ in checkpoints.listed(own)] == [40, 20]
+    newest, older = (checkpoints.read(path).path for _, path in checkpoints.listed(own))
     (newest / ".complete").unlink()
     marked = (older / ".complete").read_bytes()
     said = run(SCRIPTS[name], tmp_path, own)

@@ -160,7 +160,7 @@ def test_from_an_older_checkpoint_sets_newer_ones_aside(here: Here, how: str) ->
     said = here("resume", "4711", "--from", text)
     assert said.code == 0
     assert "step-00000100 (1 newer checkpoint set aside)\n" in said.err
-    assert [step for step, _, _ in checkpoints.listed(root / "checkpoints")] == [100]
+    assert [step for step, _ in checkpoints.listed(root / "checkpoints")] == [100]
     aside = list((root / "checkpoints").glob("set-aside-*/step-00000140/.complete"))
     assert len(aside) == 1
 
@@ -180,6 +180,31 @@ def test_a_start_that_is_not_there_is_refused(here: Here, text: str, said: str) 
     answer = here("resume", "4711", "--from", text)
     assert (answer.code, here.asked("sbatch")) == (2, [])
     assert answer.err.startswith(f"error: {said}\n")
+
+
+def test_an_unknown_step_is_told_with_those_that_are_there(here: Here) -> None:
+    root = failed(here)
+    checkpoint(root, 140)
+    said = here("resume", "4711", "--from", "step-7")
+    assert said.err.splitlines()[1:] == ["  hint: there are: step-140, step-100"]
+
+
+def test_no_checkpoint_is_read_but_the_one_to_start_from(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = failed(here)
+    checkpoint(root, 120)
+    checkpoint(root, 140)
+    contents, touched = checkpoints.check_contents, []
+
+    def read(path: Path, files: checkpoints.Sums) -> None:
+        touched.append(path.name)
+        contents(path, files)
+
+    monkeypatch.setattr(checkpoints, "check_contents", read)
+    for start in ("step-120", "latest", "scratch", "step-7"):
+        here("resume", "4711", "--dry-run", "--from", start)
+    assert touched == ["step-00000120", "step-00000140"]
 
 
 def test_what_is_changed_is_shown_rendered_and_the_old_files_kept(here: Here) -> None:
