@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clusterrun import checkpoints
-from clusterrun.checkpoints import Checkpoint
+from clusterrun.checkpoints import Checkpoint, IncompleteError, Sums
 from clusterrun.errors import ClusterrunError
 from clusterrun.events import emit, say
 
@@ -26,6 +27,7 @@ _WORDS = (
     *(f"(os error {number})" for number in _DISK),
     *(os.strerror(number) for number in _DISK),
 )
+_Part = TypeVar("_Part")
 
 
 class Checkpoints:
@@ -53,32 +55,62 @@ class Checkpoints:
         self._settings = dict(settings or {})
 
     def newest(self) -> Checkpoint | None:
-        """Find the newest complete checkpoint, the same on all ranks.
+        """Find the newest complete checkpoint, the same on all ranks; each reads its share of it.
 
         What is newer and not complete is said on rank 0's stderr.
         """
         here, _ = joined_world()
-        found, notes = checkpoints.newest(self.directory) if here == 0 else (None, [])
-        for note in notes:
-            say(note)
-        chosen: Checkpoint | None = gathered(found)[0]
-        if chosen is not None:
-            _await_directory(chosen.path)
-        return chosen
+        paths = told([path for _, path in checkpoints.listed(self.directory)] if here == 0 else [])
+        for path in paths:
+            found, problem = _verified(path)
+            if found is not None:
+                return found
+            if here == 0:
+                say(checkpoints.passed_over(path, problem))
+        return None
 
     def save(self, step: int, write: Callable[[Path], object]) -> Path | None:
         """Have all ranks call `write(directory)`, and make a checkpoint of what they wrote there.
 
         Returns where it lies. Where the disk takes no more it returns None on all ranks: rank 0
-        says so, nothing is left behind, and the training goes on.
+        says so, nothing is left behind, and the training goes on. So it does where a later attempt
+        of the run has begun, whose checkpoints these would harm.
         """
+        if is_superseded():
+            return None
         here, world_size = joined_world()
-        attempt = int(os.environ.get("CLUSTERRUN_ATTEMPT", "1"))
-        unfinished = checkpoints.unfinished_directory(self.directory, step, attempt)
+        unfinished = checkpoints.unfinished_directory(self.directory, step, own_attempt())
         final = checkpoints.step_directory(self.directory, step)
 
+        def publish() -> None:
+            checkpoints.mark(
+                unfinished,
+                step,
+                world_size=world_size,
+                attempt=own_attempt(),
+                settings=self._settings,
+                files=files,
+            )
+            checkpoints.publish(unfinished, final)
+
+        files, problem = self._written(unfinished, write)
+        is_late = is_superseded()  # to write takes its time
+        if not (problem or is_late):
+            problem = agreed_problem(publish if here == 0 else None)
+        if problem or is_late:
+            if here == 0:
+                _discard(unfinished, f"step {step} was not saved: {problem}" if problem else "")
+            return None
+        if here == 0:
+            emit("checkpoint", path=str(final), step=step)
+            self._prune(step)
+        return final
+
+    def _written(self, unfinished: Path, write: Callable[[Path], object]) -> tuple[Sums, str]:
+        """Have all ranks write, and the files on the disk; return as `settled_together` does."""
+
         def begin() -> None:
-            checkpoints.remove_unfinished(self.directory, attempt)
+            checkpoints.remove_unfinished(self.directory, own_attempt())
             unfinished.mkdir(parents=True)
             checkpoints.check_room(self.directory)
 
@@ -86,23 +118,9 @@ class Checkpoints:
             _await_directory(unfinished)
             write(unfinished)
 
-        def finish() -> None:
-            checkpoints.mark(
-                unfinished, step, world_size=world_size, attempt=attempt, settings=self._settings
-            )
-            checkpoints.publish(unfinished, final)
-
-        for deed, by_all in ((begin, False), (fill, True), (finish, False)):
-            problem = agreed_problem(deed if by_all or here == 0 else None)
-            if problem:
-                if here == 0:
-                    shutil.rmtree(unfinished, ignore_errors=True)
-                    say(f"step {step} was not saved: {problem}; training goes on")
-                return None
-        if here == 0:
-            emit("checkpoint", path=str(final), step=step)
-            self._prune(step)
-        return final
+        here, _ = joined_world()
+        problem = agreed_problem(begin if here == 0 else None) or agreed_problem(fill)
+        return ({}, problem) if problem else settled_together(unfinished)
 
     def _prune(self, step: int) -> None:
         try:
@@ -133,6 +151,112 @@ def gathered(value: Any) -> list[Any]:
     values = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value)
     return values
+
+
+def told(value: _Part) -> _Part:
+    """Return rank 0's value on all ranks; it is sent once, however many they are."""
+    distributed = _distributed()
+    if distributed is None:
+        return value
+    box = [value]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def shared(part: Callable[[], _Part]) -> tuple[list[_Part], str]:
+    """Do this rank's part; return those of all ranks, or what went wrong, on all ranks alike.
+
+    An error that a rank raised alone would leave the others waiting.
+    """
+    done, problem = [], ""
+    try:
+        done = [part()]
+    except Exception as error:  # noqa: BLE001 - all are told of it
+        is_ours = isinstance(error, ClusterrunError)
+        words = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        problem = disk_problem(error) or words
+    parts = gathered((done, problem))
+    problem = next((f"{text} (rank {n})" for n, (_, text) in enumerate(parts) if text), "")
+    return [value for done, _ in parts for value in done], problem
+
+
+def settled_together(path: Path) -> tuple[Sums, str]:
+    """Have all files below a directory on the disk, each rank its share of them.
+
+    Returns their sizes and checksums, and what went wrong ("": nothing), on all ranks alike.
+    To be called when all ranks have written theirs.
+    """
+    here, world_size = joined_world()
+    names = told(checkpoints.file_names(path) if here == 0 else [])
+    mine = names[here::world_size]
+    parts, problem = shared(lambda: checkpoints.settled(path, mine))
+    found = {name: sums for part in parts for name, sums in part.items()}
+    return ({} if problem else {name: found[name] for name in names}), problem
+
+
+def own_attempt() -> int:
+    """Return the number of this attempt of the run; 1 outside a run."""
+    return int(os.environ.get("CLUSTERRUN_ATTEMPT", "1"))
+
+
+def is_superseded() -> bool:
+    """Say, on all ranks alike, whether a later attempt of the run has begun.
+
+    Slurm starts a job again whose node has lost touch with it, and the ranks there may run on.
+    """
+    here, _ = joined_world()
+    run_dir, later = os.environ.get("CLUSTERRUN_RUN_DIR", ""), own_attempt() + 1
+    has_begun = here == 0 and bool(run_dir) and os.path.exists(f"{run_dir}/attempts/{later}")
+    is_late = told(has_begun)
+    if is_late and here == 0:
+        _say_once(f"attempt {later} of this run has begun: attempt {later - 1} saves no more")
+    return is_late
+
+
+def _discard(unfinished: Path, why: str) -> None:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    if why:
+        say(f"{why}; training goes on")
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    say(line)
+
+
+def _verified(path: Path) -> tuple[Checkpoint | None, str]:
+    """Read a checkpoint, each rank its share of the files: return it, or what is wrong with it.
+
+    Raises ClusterrunError on all ranks where one of them can't read anything.
+    """
+    here, world_size = joined_world()
+    found, files, problem = told(_marker(path) if here == 0 else (None, {}, ""))
+    if problem:
+        return None, problem
+    mine = {name: files[name] for name in list(files)[here::world_size]}
+
+    def fault_by(check: Callable[[Path, Sums], None]) -> str:
+        _await_directory(path)
+        try:
+            check(path, mine)
+        except IncompleteError as fault:
+            return str(fault)
+        return ""
+
+    for check in (checkpoints.check_sizes, checkpoints.check_contents):
+        faults, problem = shared(functools.partial(fault_by, check))
+        if problem:
+            raise ClusterrunError(f"{path.name} can't be read: {problem}")
+        if any(faults):
+            return None, min(filter(None, faults))  # begins with a name: the first, as of one rank
+    return found, ""
+
+
+def _marker(path: Path) -> tuple[Checkpoint | None, Sums, str]:
+    try:
+        return *checkpoints.read_marker(path), ""
+    except IncompleteError as problem:
+        return None, {}, str(problem)
 
 
 def disk_problem(error: BaseException) -> str:

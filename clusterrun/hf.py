@@ -15,7 +15,14 @@ from typing import Any
 from transformers import TrainerCallback
 
 from clusterrun import checkpoints, runtime
-from clusterrun.checkpointing import agreed_problem, gathered, joined_world
+from clusterrun.checkpointing import (
+    agreed_problem,
+    gathered,
+    is_superseded,
+    joined_world,
+    own_attempt,
+    settled_together,
+)
 from clusterrun.events import say
 
 
@@ -38,16 +45,19 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
                 path,
                 state.global_step,
                 world_size=world_size,
-                attempt=int(os.environ.get("CLUSTERRUN_ATTEMPT", "1")),
+                attempt=own_attempt(),
                 settings={"effective_batch": effective_batch},
+                files=files,
             )
 
         gathered(None)
-        problem = agreed_problem(mark if here == 0 else None)
-        if problem:
-            say(f"{path.name} could not be marked as complete: {problem}; training goes on")
-        else:
-            runtime.checkpoint(path, state.global_step)
+        files, problem = settled_together(path)
+        if not is_superseded():
+            problem = problem or agreed_problem(mark if here == 0 else None)
+            if not problem:
+                runtime.checkpoint(path, state.global_step)
+            elif here == 0:
+                say(f"{path.name} could not be marked as complete: {problem}; training goes on")
         # Not before: the Trainer would save the wish to stop, and obey it when it resumes.
         if runtime.should_stop():
             control.should_training_stop = True

@@ -9,22 +9,24 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clusterrun import checkpointing
+from clusterrun import checkpointing, checkpoints
 from clusterrun.errors import ClusterrunError
 from clusterrun.runtime import Checkpoints
 
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "RANK", "CLUSTERRUN_CHECKPOINT_DIR"):
+    for name in ("WORLD_SIZE", "RANK", "CLUSTERRUN_CHECKPOINT_DIR", "CLUSTERRUN_RUN_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLUSTERRUN_ATTEMPT", "3")
     monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path / "spool"))
     (tmp_path / "spool").mkdir()
     monkeypatch.setattr(checkpointing, "SHOWN_WITHIN_S", 0.1)
+    checkpointing._say_once.cache_clear()
 
 
 @pytest.fixture(name="store")
@@ -194,6 +196,51 @@ def test_ranks_that_have_not_joined_each_other_save_nothing(
         store.save(1, weights)
 
 
+# A later attempt has begun: Slurm started the job again, and these ranks run on
+
+
+@pytest.fixture(name="attempts")
+def _attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The attempts of a run; this process is of the third."""
+    monkeypatch.setenv("CLUSTERRUN_RUN_DIR", str(tmp_path))
+    for number in (1, 2, 3):
+        (tmp_path / "attempts" / str(number)).mkdir(parents=True)
+    return tmp_path / "attempts"
+
+
+LATE = "clusterrun: attempt 4 of this run has begun: attempt 3 saves no more\n"
+
+
+def test_the_newest_attempt_saves(store: Checkpoints, attempts: Path) -> None:
+    assert attempts.is_dir()
+    assert store.save(1, weights)
+
+
+def test_an_attempt_that_was_superseded_writes_nothing_and_says_so_once(
+    store: Checkpoints, attempts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.save(1, weights)
+    (attempts / "4").mkdir()
+    (store.directory / ".step-00000002.a4.tmp").mkdir()
+    for step in (2, 3):
+        assert store.save(step, lambda _: pytest.fail("nothing may be written")) is None
+    assert capsys.readouterr().err == LATE
+    assert names(store) == [".step-00000002.a4.tmp", "step-00000001"]
+
+
+def test_an_attempt_that_is_superseded_while_it_writes_publishes_nothing(
+    store: Checkpoints, attempts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(folder: Path) -> None:
+        weights(folder)
+        (attempts / "4").mkdir()
+        (store.directory / ".step-00000001.a4.tmp").mkdir()
+
+    assert store.save(1, write) is None
+    assert capsys.readouterr().err == LATE
+    assert names(store) == [".step-00000001.a4.tmp"]
+
+
 RANK = """
 import json, os, sys
 from pathlib import Path
@@ -257,3 +304,162 @@ def test_a_directory_that_the_nodes_do_not_share_is_refused(tmp_path: Path) -> N
     ranks[0].kill()
     ranks[0].communicate()
     assert not list((tmp_path / "mine").glob("step-*"))
+
+
+SHARES = """
+import json, os, sys
+from pathlib import Path
+import torch.distributed as dist
+from clusterrun import checkpointing, checkpoints
+from clusterrun.runtime import Checkpoints
+checkpointing.SHOWN_WITHIN_S = 0.1
+rank = int(os.environ["RANK"])
+meeting = f"file://{sys.argv[1]}/meeting"
+dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=3)
+store = Checkpoints("out", keep=3)
+told = {}
+read, checksum, breaks = [], checkpoints._checksum, False
+def noted(file):
+    if breaks:
+        raise RuntimeError("can't start new thread")
+    read.append(file.name)
+    return checksum(file)
+checkpoints._checksum = noted
+def shard(folder):
+    for kind in ("model", "optim"):
+        (folder / f"{kind}_{rank}").write_text(f"{kind} {rank}")
+def step(path):
+    return path and int(path.name.rpartition("-")[2])
+def newest():
+    try:
+        found = store.newest()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return found and found.step
+def harm(at, *names):
+    dist.barrier()
+    if rank == 0:
+        for name in names:
+            (Path("out") / f"step-{at:08d}" / name).write_text("x" * len("model 0"))
+    dist.barrier()
+
+told["saved"] = [step(store.save(n, shard)) for n in (1, 2)]
+told["settled"] = sorted(read)
+read.clear()
+told["newest"] = newest()
+told["read"] = sorted(read)
+breaks = rank == 2
+told["unsettled"] = step(store.save(3, shard))
+told["unread"] = newest()
+breaks = False
+told["settled again"] = step(store.save(3, shard))
+is_dir = Path.is_dir
+if rank == 1:  # as on a node with another disk at this place
+    Path.is_dir = lambda path: False
+told["unshared"] = newest()
+Path.is_dir = is_dir
+harm(3, "optim_2", "model_1")
+told["newest but damaged"] = newest()
+harm(2, "optim_1")
+told["all damaged"] = newest()
+if rank == 0:
+    Path("attempts/2").mkdir(parents=True)
+    os.environ["CLUSTERRUN_RUN_DIR"] = os.getcwd()
+told["superseded"] = step(store.save(4, shard))
+print(json.dumps(told))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+Three = tuple[Path, list[dict[str, Any]], str]
+
+
+@pytest.fixture(name="three", scope="module")
+def _three(tmp_path_factory: pytest.TempPathFactory) -> Three:
+    """What three ranks were told, and what rank 0 said, in the course of SHARES."""
+    folder = tmp_path_factory.mktemp("three")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("CLUSTERRUN")}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARES, str(folder)],
+            cwd=folder,
+            env={**clean, "RANK": str(rank), "WORLD_SIZE": "3"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    told = [rank.communicate(timeout=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], told
+    assert [err for _, err in told[1:] if "clusterrun:" in err] == []
+    return folder, [json.loads(out) for out, _ in told], told[0][1]
+
+
+FILES = [f"{kind}_{rank}" for kind in ("model", "optim") for rank in range(3)]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("what", "times"), [("settled", 2), ("read", 1)])
+def test_each_rank_reads_its_share_and_each_file_is_read_once(
+    three: Three, what: str, times: int
+) -> None:
+    shares = [told[what] for told in three[1]]
+    assert shares == [sorted([f"model_{n}", f"optim_{n}"] * times) for n in range(3)]
+
+
+@pytest.mark.torch
+def test_the_marker_lists_the_shares_of_all_ranks_in_order(three: Three) -> None:
+    folder, told, _ = three
+    assert [t["saved"] for t in told] == [[1, 2]] * 3
+    marker = json.loads((folder / "out/step-00000001/.complete").read_text())
+    assert list(marker["files"]) == FILES
+    assert checkpoints.read(folder / "out/step-00000001").world_size == 3
+
+
+@pytest.mark.torch
+def test_an_error_in_one_ranks_share_is_known_to_all_and_the_next_save_succeeds(
+    three: Three,
+) -> None:
+    _, told, said = three
+    assert [(t["unsettled"], t["settled again"]) for t in told] == [(None, 3)] * 3
+    why = "RuntimeError: can't start new thread (rank 2)"
+    assert f"clusterrun: step 3 was not saved: {why}; training goes on\n" in said
+
+
+@pytest.mark.torch
+def test_a_rank_that_can_not_read_its_share_ends_the_search_on_all(three: Three) -> None:
+    words = "step-00000002 can't be read: RuntimeError: can't start new thread (rank 2)"
+    assert [told["unread"] for told in three[1]] == [f"ClusterrunError: {words}"] * 3
+
+
+@pytest.mark.torch
+def test_a_rank_that_does_not_see_the_checkpoint_ends_the_search_on_all(three: Three) -> None:
+    folder, told, _ = three
+    said = {t["unshared"] for t in told}
+    place = f"{folder}/out/step-00000003 is on rank 0's node and not on this one"
+    assert len(said) == 1
+    assert said.pop().startswith(f"ClusterrunError: step-00000003 can't be read: {place}")
+
+
+@pytest.mark.torch
+def test_what_one_rank_finds_damaged_is_passed_over_by_all_with_the_words_of_one(
+    three: Three,
+) -> None:
+    folder, told, said = three
+    found = [(t["newest"], t["newest but damaged"], t["all damaged"]) for t in told]
+    assert found == [(2, 2, 1)] * 3
+    newest, notes = checkpoints.newest(folder / "out")
+    assert newest is not None
+    assert newest.step == 1
+    lines = [line for line in said.splitlines() if "passed over" in line]
+    assert lines == [f"clusterrun: {note}" for note in (notes[0], *notes)]
+    assert "model_1 is damaged" in notes[0]
+
+
+@pytest.mark.torch
+def test_all_ranks_save_no_more_where_rank_0_sees_a_later_attempt(three: Three) -> None:
+    folder, told, said = three
+    assert [t["superseded"] for t in told] == [None] * 3
+    assert said.count("attempt 2 of this run has begun: attempt 1 saves no more") == 1
+    assert not (folder / "out/step-00000004").exists()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,3 +99,22 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     assert marked == saved
     weights = [folder / "out" / "checkpoint-9" / "model.safetensors" for folder in (whole, cut)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_an_attempt_that_was_superseded_marks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clusterrun.hf import CheckpointCallback
+
+    for name in ("WORLD_SIZE", "RANK", "CLUSTERRUN_SPOOL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLUSTERRUN_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("CLUSTERRUN_ATTEMPT", "1")
+    args = SimpleNamespace(
+        output_dir=str(tmp_path), train_batch_size=2, gradient_accumulation_steps=1
+    )
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / "attempts" / str(step)).mkdir(parents=True)
+        CheckpointCallback().on_save(args, SimpleNamespace(global_step=step), SimpleNamespace())
+    assert [path.parent.name for path in tmp_path.glob("*/.complete")] == ["checkpoint-1"]
