@@ -241,8 +241,8 @@ def link_target(runs_dir: RunsDir, paths: RunPaths) -> str:
 def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = None) -> JobRecord:
     """Record a run that was not submitted through clusterrun, from plan.json and SLURM_*.
 
-    A record that is there already is kept; one without a job id gets it, and the next job of a
-    chain becomes the run's own.
+    A record that is there already is kept; one without a job id gets it, and a job that goes on
+    with the run becomes the run's own.
     """
     paths = RunPaths(root=run_dir.absolute())
     plan = Plan.from_json(paths.plan.read_text())
@@ -255,7 +255,7 @@ def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = 
         host = environ.get("SLURM_SUBMIT_HOST") or record.host
         record = dataclasses.replace(record, job_id=job_id, host=host)
         write(record)
-    elif job_id in record.chained_job_ids:
+    elif job_id and job_id not in (record.job_id, *record.earlier_job_ids):
         record = continued_by(record, job_id)
         write(record)
     if record.job_id:

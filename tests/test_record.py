@@ -361,8 +361,16 @@ def test_registering_keeps_what_the_submission_wrote(runs: RunsDir) -> None:
     made = make(runs)  # the shell died before sbatch's answer was written down
     registered = record.register_run(made.paths.root, {"SLURM_JOB_ID": "53"})
     assert registered == dataclasses.replace(made, job_id="53")
-    again = record.register_run(made.paths.root, {"SLURM_JOB_ID": "54"})
-    assert again.job_id == "53"
+    again = record.register_run(made.paths.root, {"SLURM_JOB_ID": "53"})
+    assert again == registered
+
+
+def test_a_job_that_goes_on_with_a_run_becomes_its_newest(runs: RunsDir) -> None:
+    made = make(runs)
+    record.register_run(made.paths.root, {"SLURM_JOB_ID": "53"})
+    for job_id in ("54", "53"):
+        last = record.register_run(made.paths.root, {"SLURM_JOB_ID": job_id})
+    assert (last.job_id, last.earlier_job_ids) == ("54", ("53",))
 
 
 def test_places_are_remembered_newest_first(tmp_path: Path) -> None:

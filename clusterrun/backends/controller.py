@@ -118,7 +118,8 @@ class Controller:
             self.codes.clear()
             state, code = self._run_attempt()
             if state is not JobState.FAILED or self.asked_to_stop or not self._goes_on(code):
-                return state, code
+                is_interrupted = code == NodeExit.INTERRUPTED and state is JobState.FAILED
+                return (JobState.TIMEOUT if is_interrupted else state), code
 
     def _goes_on(self, code: int) -> bool:
         environ = {"CLUSTERRUN_LOCAL_JOB_ID": self.job_id}

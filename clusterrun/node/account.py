@@ -9,9 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from clusterrun.node.conclude import past, write_outcome, write_outcome_to
-from clusterrun.node.endings import Cause, Ending
+from clusterrun.node.conclude import VANISHED, past, write_outcome, write_outcome_to
+from clusterrun.node.endings import Cause, Ending, NodeError, NodeExit
 from clusterrun.node.preparation import Attempt
+from clusterrun.node.recovery import LOSSES
 from clusterrun.outcome import Next, Outcome
 
 
@@ -22,16 +23,21 @@ class Account:
         self._attempt = attempt
         self._started_at = time.time()
         self._step: int | None = None
-        self._checkpoint: int | None = None
+        self.checkpoint: int | None = None
+        self.is_through = False
 
     def open(self) -> None:
         """Say where the head's agent can be signalled, and recall what was saved before."""
         before = past(self._attempt.paths, self._attempt.number)
         if before:
             self._mend(before[-1])
-        self._checkpoint = max(
+        self.checkpoint = max(
             (o.checkpoint for o in before if o.checkpoint is not None), default=None
         )
+        vanished = [outcome for outcome in before[-LOSSES:] if outcome.reason == VANISHED]
+        if len(vanished) == LOSSES:
+            text = f"{LOSSES} attempts in a row left no word: each took the batch host with it"
+            raise NodeError(NodeExit.NODE_LOST, text)
         with contextlib.suppress(OSError):
             _write_new(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
 
@@ -51,9 +57,10 @@ class Account:
             return
         if event.get("type") == "step":
             self._step = step
+            self.is_through = step == event.get("total")
         elif event.get("type") == "checkpoint":
             self._step = max(step, self._step or 0)
-            self._checkpoint = max(step, self._checkpoint or 0)
+            self.checkpoint = max(step, self.checkpoint or 0)
 
     def close(self, ending: Ending) -> None:
         """Leave exit status and outcome: the head's word, or of those who have lost it the first.
@@ -87,7 +94,7 @@ class Account:
             where=(failure.where or None) if failure else None,
             alike=ending.alike,
             step=self._step,
-            checkpoint=self._checkpoint,
+            checkpoint=self.checkpoint,
         )
 
 

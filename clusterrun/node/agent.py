@@ -36,6 +36,7 @@ from clusterrun.node.spool import Spool
 from clusterrun.node.stderr import say_on_stderr
 
 TICK_S = 0.1
+LOOK_S = 1.0
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 SHIELDED_GRACE_S = 0.3  # where all ranks have SIGTERM do nothing
 _T = TypeVar("_T")
@@ -58,6 +59,7 @@ class Agent:
         self._interruption: Interruption | None = None
         self._hangs: HangWatch | None = None
         self._was_warned = False
+        self._next_look = 0.0
         self.has_lost_node = False
 
     def end(self) -> None:
@@ -78,10 +80,10 @@ class Agent:
     async def run(self) -> int:
         """Take part from start to end; return the job's exit status."""
         self._event("started", **self._start())
-        if self._who.is_head:
-            self._account.open()
         report = node_report(self._plan, self._who)
         try:
+            if self._who.is_head:
+                self._account.open()
             link = open_link(
                 self._attempt, report, self._clock, self._clock_compared, self._answerers()
             )
@@ -118,7 +120,6 @@ class Agent:
     def _answerers(self) -> dict[str, Answerer]:
         page = self._page
         return {
-            "count": page.count,
             "hold": page.hold,
             "decide": page.decide,
             "stacks": self._stacks,
@@ -141,6 +142,8 @@ class Agent:
             happened=self._event,
             say=self._say,
             cancel=self._cancelled.set,
+            has_saved=lambda: self._account.checkpoint is not None,
+            is_through=lambda: self._account.is_through,
         )
         self._hangs = HangWatch(
             floor_s=self._plan.hang_timeout_s,
@@ -203,8 +206,7 @@ class Agent:
         """Look after ranks and launcher, and tell the others how they ended."""
         while not self._cancelled.is_set():
             ranks.look()
-            if self._hangs is not None:
-                self._hangs.look()
+            self._look_around()
             # A launcher takes another second to leave after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
                 link.report_done()
@@ -216,6 +218,15 @@ class Agent:
             await asyncio.sleep(TICK_S)
         await self._cancelled.wait()
         link.report_failure(cancelled(self._who.node))
+
+    def _look_around(self) -> None:
+        """See, as the head, once a second whether somebody interrupts, or the training hangs."""
+        now = time.monotonic()
+        if self._interruption is None or self._hangs is None or now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
+        self._interruption.look()
+        self._hangs.look()
 
     def _launcher_ended(self, verdict: Verdict, ranks: Ranks, link: Leader | Member) -> None:
         ranks.look()
@@ -279,8 +290,8 @@ class Agent:
         self._account.take(event)
         if kind == "checkpoint" and self._interruption is not None:
             self._interruption.saved()
-        elif kind == "step" and self._hangs is not None:
-            self._hangs.stepped()
+        if self._hangs is not None:
+            self._hangs.heard(event)
         if kind == "rank_start":
             event.setdefault("device", self._plan.device.value)
         if isinstance(event.get("ts"), (int, float)):

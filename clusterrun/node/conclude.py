@@ -28,6 +28,7 @@ _CAUSES = {
     int(NodeExit.RENDEZVOUS_FAILED): Cause.RENDEZVOUS,
 }
 _KILLED = (Cause.SIGNAL.value, Cause.LAUNCHER.value, Cause.CANCELLED.value)
+VANISHED = "it left no word"
 _INTERRUPTIONS = {"time-limit": "the time limit", "preempt": "preempted"}
 
 
@@ -50,7 +51,8 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     outcome = dataclasses.replace(
         newest, next=decision.next, why=decision.why, exclude=decision.exclude
     )
-    write_outcome(paths, outcome)
+    with contextlib.suppress(OSError):  # a full disk is no reason to stop
+        write_outcome(paths, outcome)
     return decision
 
 
@@ -62,12 +64,30 @@ def _plan(paths: RunPaths) -> Plan:
 
 
 def past(paths: RunPaths, number: int) -> list[Outcome]:
-    """Read the outcomes of the attempts before one, oldest first; of those that left one.
+    """Read the outcomes of the attempts before one, oldest first.
 
-    Those before a person resumed the run count no more.
+    One that left none took its batch host with it. Those before a person resumed the run count no
+    more.
     """
     first = _first(paths, number)
-    return [outcome for n in range(first, number) if (outcome := _read(paths, n))]
+    return [
+        _read(paths, n) or _of_members(paths, n) or _vanished(paths, n)
+        for n in range(first, number)
+    ]
+
+
+def _vanished(paths: RunPaths, number: int) -> Outcome:
+    return Outcome(
+        attempt=number,
+        job_id="",
+        started_at=0.0,
+        ended_at=0.0,
+        nodes=_world(paths, number),
+        code=int(NodeExit.NODE_LOST),
+        cause=Cause.NODE_LOST.value,
+        reason=VANISHED,
+        next=Next.REQUEUE,
+    )
 
 
 def _first(paths: RunPaths, number: int) -> int:
@@ -104,7 +124,8 @@ def _read(paths: RunPaths, number: int) -> Outcome | None:
 
 def _wordless(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -> Outcome:
     """Say what can be said where the agents left no outcome."""
-    steps = [step for attempt, kind, step in _numbers(paths) if (attempt, kind) == (number, "step")]
+    told = _numbers(paths, number, number)
+    steps = [step for attempt, kind, step in told if (attempt, kind) == (number, "step")]
     nodes = _world(paths, number)
     return Outcome(
         attempt=number,
@@ -137,29 +158,27 @@ def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Ou
 
 
 def _saved(paths: RunPaths, history: Sequence[Outcome]) -> int | None:
-    """Find the newest checkpoint; where no outcome tells of one, an attempt may have left none.
+    """Find the newest checkpoint, be it that no outcome tells of it: its agents may have died.
 
     A run that was resumed has it on disk.
     """
     told = [outcome.checkpoint for outcome in history if outcome.checkpoint is not None]
-    if told:
-        return max(told)
     number = history[-1].attempt
     first = _first(paths, number)
-    steps = [
+    told += [
         step
-        for attempt, kind, step in _numbers(paths)
+        for attempt, kind, step in _numbers(paths, first, number)
         if kind == "checkpoint" and first <= attempt <= number
     ]
-    on_disk = None if steps else checkpoints.newest(paths.checkpoints_dir)[0]
-    return on_disk.step if on_disk else max(steps, default=None)
+    on_disk = None if told else checkpoints.newest(paths.checkpoints_dir)[0]
+    return on_disk.step if on_disk else max(told, default=None)
 
 
-def _numbers(paths: RunPaths) -> Iterator[tuple[int, str, int]]:
-    """Yield attempt, kind and step of each step and checkpoint that the nodes wrote down."""
-    for path in paths.events_dir.glob("*.jsonl"):
+def _numbers(paths: RunPaths, first: int, last: int) -> Iterator[tuple[int, str, int]]:
+    """Yield attempt, kind and step of each step and checkpoint: the nodes of rank 0 have them."""
+    for head in {nodes[0] for n in range(first, last + 1) if (nodes := _world(paths, n))}:
         with contextlib.suppress(OSError):
-            for line in path.read_text(errors="replace").splitlines():
+            for line in paths.events(head).read_text(errors="replace").splitlines():
                 event = _event(line)
                 attempt, step = event.get("attempt"), event.get("step")
                 if isinstance(attempt, int) and isinstance(step, int):

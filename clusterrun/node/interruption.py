@@ -18,7 +18,10 @@ from clusterrun.node.saving import Page, Saving
 LOOK_S = 0.05
 WORD_S = 0.5  # how long the batch shell may take to say that SIGTERM is a cancellation
 LEAVE_S = 60.0  # how long ranks that have saved may go on
-PATIENCE = 0.8  # of the warning; then there is just time to end the ranks and say how to go on
+LAST_S = (
+    30.0  # before the time limit, to end the ranks and say how to go on; a fifth of a short warning
+)
+TRIES = 3  # to have all ranks save, where nodes do not answer
 
 
 class Reason(str, Enum):
@@ -26,7 +29,6 @@ class Reason(str, Enum):
 
     END = "end"
     CANCEL = "cancel"
-    SAVE = "save"
     TIME_LIMIT = "time-limit"
     PREEMPT = "preempt"
 
@@ -39,7 +41,6 @@ class Reason(str, Enum):
 _TEXTS = {
     Reason.END: "cancelled",
     Reason.CANCEL: "cancelled, after a checkpoint",
-    Reason.SAVE: "asked for a checkpoint",
     Reason.TIME_LIMIT: "the time limit",
     Reason.PREEMPT: "preempted",
 }
@@ -49,7 +50,8 @@ class Interruption:
     """Turn signals and requests into a save that all ranks make at one step.
 
     `cancel` ends the attempt without one; `warning_s` is how long before the time limit Slurm
-    warns; `reason` is None until the ranks are to leave.
+    warns; `has_saved` says that there is a checkpoint to go on from, `is_through` that the last
+    step is done. `reason` is None until the ranks are to leave.
     """
 
     def __init__(
@@ -62,22 +64,23 @@ class Interruption:
         happened: Callable[..., None],
         say: Callable[[str], None],
         cancel: Callable[[], None],
+        has_saved: Callable[[], bool],
+        is_through: Callable[[], bool],
     ) -> None:
         self._request, self._page, self._leader = request, page, leader
         self._warning_s, self._happened, self._say = warning_s, happened, say
-        self._cancel = cancel
+        self._cancel, self._has_saved, self._is_through = cancel, has_saved, is_through
         self._saving = Saving(page, leader.questions)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._has_saved = False
         self._is_ending = False
         self.reason: Reason | None = None
         leader.interrupted = self.ending
         leader.complete_with(self._completion)
 
     def warned(self) -> None:
-        """Do what the request says; Slurm's own signal, without one, warns of the time limit."""
-        reason = self.requested() or self._claim(Reason.TIME_LIMIT)
-        self._start(self._interrupt(reason))
+        """Do what is requested; Slurm's own signal, without a request, warns of the time limit."""
+        write_request(self._request, Reason.TIME_LIMIT)
+        self._interrupt(self.requested() or Reason.TIME_LIMIT)
 
     def ending(self) -> None:
         """Take SIGTERM: a preemption, unless the batch shell says that the job is to end."""
@@ -88,13 +91,19 @@ class Interruption:
             self._start(self._end_or_leave())
 
     def look(self) -> None:
-        """Take a request that was written before anybody could be told."""
-        if self.requested():
-            self.warned()
+        """Do what is requested, however one hears of it: signals only make that quicker."""
+        if reason := self.requested():
+            self._interrupt(reason)
+
+    def _interrupt(self, reason: Reason) -> None:
+        if reason is Reason.END:
+            self._cancel()
+        elif self.reason is None:
+            self.reason = reason
+            self._start(self._leave(reason))
 
     def saved(self) -> None:
         """Take note that a checkpoint is complete."""
-        self._has_saved = True
         if self.reason is not None:
             self._after(LEAVE_S)
 
@@ -105,54 +114,38 @@ class Interruption:
         except (OSError, ValueError):
             return None
 
-    def _claim(self, reason: Reason) -> Reason:
-        """Say why the attempt is interrupted; who said it first is right."""
-        write_request(self._request, reason)
-        return self.requested() or reason
-
     async def _end_or_leave(self) -> None:
         for _ in range(int(WORD_S / LOOK_S)):
             if self.requested() is Reason.END:
                 break
             await asyncio.sleep(LOOK_S)
-        if (reason := self._claim(Reason.PREEMPT)) is Reason.SAVE:
-            await self._interrupt(reason)
-            reason = self._claim(Reason.PREEMPT)
-        await self._interrupt(reason)
+        self._is_ending = False
+        write_request(self._request, Reason.PREEMPT)
+        self._interrupt(self.requested() or Reason.PREEMPT)
 
-    async def _interrupt(self, reason: Reason) -> None:
-        if reason is Reason.END:
-            self._cancel()
-            return
-        if reason is Reason.SAVE:
-            with contextlib.suppress(OSError):
-                self._request.unlink()  # there may be others
-            await self._saving.agree(Action.SAVE)
-            return
-        if self.reason is not None:
-            return
-        self.reason = reason
+    async def _leave(self, reason: Reason) -> None:
         self._say(f"{reason.text}: the ranks are asked to save and leave")
         self._happened("interrupted", reason=reason.value)
         if reason is Reason.TIME_LIMIT:
-            self._after(PATIENCE * self._warning_s)
-        is_used = self._page.is_used
-        if not await self._saving.agree(Action.LEAVE):
-            self._say("not all nodes answered: the ranks were not told to save")
-        elif not is_used:
+            self._after(max(0.8 * self._warning_s, self._warning_s - LAST_S))
+        if not self._page.is_used:
             self._say("no rank has asked runtime.should_checkpoint() yet: it may never hear of it")
+        for _ in range(TRIES):
+            if await self._saving.agree(Action.LEAVE):
+                return
+            self._say("not all nodes answered: the ranks could not be told to save")
 
     def _after(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._end_as_interrupted)
 
     def _end_as_interrupted(self) -> None:
         """End ranks that were told and did not leave, where a checkpoint is there to go on from."""
-        if self._has_saved:
+        if self._has_saved():
             self._leader.conclude(self._interrupted())
 
     def _completion(self) -> Ending:
         """Tell a training that was interrupted from one that is complete."""
-        is_left = self.reason is not None and self._page.has_left
+        is_left = self.reason is not None and self._page.has_left and not self._is_through()
         return self._interrupted() if is_left else Ending.completed()
 
     def _interrupted(self) -> Ending:
@@ -167,8 +160,15 @@ class Interruption:
 
 
 def write_request(path: Path, reason: Reason) -> None:
-    """Leave word why an attempt is interrupted, unless somebody has."""
+    """Leave word why an attempt is interrupted: who did first is right, but an end beats all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(f"{reason.value}\n")
+        if reason is Reason.END:
+            temporary.rename(path)
+            return
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        temporary.unlink()

@@ -100,7 +100,9 @@ def keep_alive(connection: socket.socket) -> None:
     """Have the kernel notice, within a minute, that the other host is gone without a word."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 9)):
+    # The last is for data that is under way: keepalive waits for that.
+    times = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 9, "TCP_USER_TIMEOUT": 60_000}
+    for name, value in times.items():
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

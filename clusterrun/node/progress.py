@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 STEPS_MEASURED = 50
 PATIENCE = 10  # usual steps without one that ends
+EXTENSIONS = 3  # of the limit, for ranks that get on without a step: an evaluation, an upload
 LOOK_MOST_S = 10.0  # looks that are further apart tell of an agent that was halted, as ranks were
 
 
@@ -26,6 +27,7 @@ class Progress:
     _watched_s: float = 0.0
     _moved_at: float = 0.0
     _step_at: float = 0.0
+    _extensions: int = 0
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_MEASURED))
 
     def look(self, now: float, *, steps: int, printed: int) -> None:
@@ -38,8 +40,15 @@ class Progress:
                 self._durations.append((self._watched_s - self._step_at) / (steps - self._steps))
             self._steps, self._step_at = steps, self._watched_s
             self._moved_at = self._watched_s
+            self._extensions = 0
         if printed != self._printed:
             self._printed, self._moved_at = printed, self._watched_s
+
+    def extend(self) -> bool:
+        """Wait for the limit once more; False where that was done often enough."""
+        self._extensions += 1
+        self._moved_at = self._watched_s
+        return self._extensions <= EXTENSIONS
 
     @property
     def limit_s(self) -> float:

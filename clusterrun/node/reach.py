@@ -14,7 +14,6 @@ from clusterrun.hostlist import fold_hostlist
 ASK_S = 15.0
 CONNECT_S = 3.0
 AT_ONCE = 64
-SLURMD_PORT = 6818  # Slurm's own; a site or a node may have another
 _NODE = re.compile(r"\bNodeName=(\S+)")
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 _PORT = re.compile(r"\bPort=(\d+)")
@@ -22,20 +21,28 @@ _SITE_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d+)", re.MULTILINE)
 
 
 def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Name the nodes on which Slurm's daemon takes no connection; asks slurmctld twice in all."""
-    if not nodes:
-        return ()
-    site = _SITE_PORT.search(_shown("config"))
-    port = int(site[1]) if site else SLURMD_PORT
-    places = {node: (node, port) for node in nodes}
-    for line in _shown("--oneliner", "node", fold_hostlist(nodes)).splitlines():
-        name, address, own = _NODE.search(line), _ADDRESS.search(line), _PORT.search(line)
-        if name and name[1] in places:
-            where = address[1] if address else name[1]
-            places[name[1]] = (where, int(own[1]) if own else port)
+    """Name the nodes on which Slurm's daemon takes no connection; asks slurmctld twice in all.
+
+    Where Slurm does not say at which address and port, or nobody answers there, nothing is known.
+    """
+    places = _places(nodes)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = dict(zip(places, pool.map(_answers, places.values()), strict=True))
-    return tuple(node for node in nodes if not answers[node])
+    if not any(answers.values()):
+        return ()  # not even the node that this runs on
+    return tuple(node for node in nodes if not answers.get(node, True))
+
+
+def _places(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
+    if not nodes:
+        return {}
+    site = _SITE_PORT.search(_shown("config"))
+    places = {}
+    for line in _shown("--oneliner", "node", fold_hostlist(nodes)).splitlines():
+        name, address, port = _NODE.search(line), _ADDRESS.search(line), _PORT.search(line) or site
+        if name and address and port:
+            places[name[1]] = (address[1], int(port[1]))
+    return places
 
 
 def _answers(place: tuple[str, int]) -> bool:
@@ -51,5 +58,5 @@ def _shown(*what: str) -> str:
     words = [word for word in what if not word.startswith("-")]
     try:
         return shell.run(["scontrol", *options, "show", *words], timeout_s=ASK_S).stdout
-    except ClusterrunError:  # the connections will tell
+    except ClusterrunError:
         return ""

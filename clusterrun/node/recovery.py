@@ -13,12 +13,17 @@ from clusterrun.spec import Cluster, OnInterrupt
 
 FRUITLESS = 2  # attempts that may die one after the other without a new checkpoint
 LOSSES = 5  # the same, those that lost a node included
+PREEMPTIONS = 20  # the same, of preemptions: whoever sends SIGTERM may be taken for Slurm
+PREEMPTED = "preempted"
 MEETINGS = 2  # tries to bring the nodes together
 
 # What another try would only repeat.
 _LASTING = {
-    NodeExit.WORLD_BROKEN: "the ranks did not become one world; another try would not either",
-    NodeExit.NODE_UNFIT: "a node is unfit, as another try would find too",
+    **dict.fromkeys(
+        (Cause.WORLD.value, Cause.WORLD_ELSEWHERE.value),
+        "the ranks did not become one world; another try would not either",
+    ),
+    Cause.NODE_UNFIT.value: "a node is unfit, as another try would find too",
 }
 # What may be the first sign of a lost node.
 _LOSSES = (
@@ -60,10 +65,19 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
         return _stop("cancelled")
     if newest.cause == Cause.INTERRUPTED.value:
         return _after_interruption(history, ground)
-    if newest.code in _LASTING:
-        return _stop(_LASTING[NodeExit(newest.code)])
+    if newest.cause in _LASTING:
+        return _stop(_LASTING[newest.cause])
+    if ground.plan.cluster is Cluster.SLURM and _never_started(history):
+        return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
     reason = _futile(history, ground.plan)
     return _stop(reason) if reason else _again(newest, ground)
+
+
+def _never_started(history: Sequence[Outcome]) -> bool:
+    """Say whether a relaunch failed before any agent ran: the nodes are still held."""
+    is_relaunch = len(history) > 1 and history[-2].next is Next.RELAUNCH
+    newest = history[-1]
+    return is_relaunch and newest.cause == Cause.LAUNCHER.value and not newest.nodes
 
 
 def _stop(why: str) -> Decision:
@@ -74,8 +88,11 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
     newest = history[-1]
     if newest.code == NodeExit.CANCELLED:
         return _stop("cancelled")
-    if "time limit" in newest.reason and len(_blamed(_fruitless(history))) >= FRUITLESS:
-        return _stop(f"{FRUITLESS} attempts reached the time limit without a new checkpoint")
+    if newest.reason == PREEMPTED:
+        if len(_unsaved(history)) >= PREEMPTIONS:
+            return _stop(f"{PREEMPTIONS} attempts were ended without a new checkpoint")
+    elif len(_blamed(_fruitless(history))) >= FRUITLESS:
+        return _stop(f"{FRUITLESS} attempts ended without a new checkpoint, the last at its limit")
     return _in_the_queue(ground, newest.reason)
 
 
@@ -101,7 +118,7 @@ def _futile(history: Sequence[Outcome], plan: Plan) -> str:
     if newest.cause == Cause.EXCEPTION.value and newest.alike > world / 2:
         what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
         return f"{what} raised the same at {newest.where or 'one place'}: a fault of the script"
-    if newest.cause == Cause.RENDEZVOUS.value or newest.code == NodeExit.RENDEZVOUS_FAILED:
+    if newest.cause == Cause.RENDEZVOUS.value:
         return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
     if plan.max_restarts is None and newest.checkpoint is None:
         return "no checkpoint was saved from which to go on"
@@ -121,17 +138,18 @@ def _is_failure(outcome: Outcome) -> bool:
 
 
 def _fruitless(history: Sequence[Outcome]) -> list[Outcome]:
-    """Return the newest attempts that, one after the other, saved nothing new.
+    """Return those of `_unsaved` that were not preempted: that says nothing about the training."""
+    return [outcome for outcome in _unsaved(history) if outcome.reason != PREEMPTED]
 
-    A preemption says nothing about the training, and is left out.
-    """
+
+def _unsaved(history: Sequence[Outcome]) -> list[Outcome]:
+    """Return the newest attempts that, one after the other, saved nothing new."""
     found: list[Outcome] = []
     for number in range(len(history) - 1, -1, -1):
         before = max((_saved(outcome) for outcome in history[:number]), default=-1)
         if _saved(history[number]) > before:
             break
-        if history[number].reason != "preempted":
-            found.append(history[number])
+        found.append(history[number])
     return found
 
 

@@ -44,10 +44,6 @@ class Page:
         await asyncio.sleep(SETTLE_S)
         return {"calls": max(self._page.calls(rank) for rank in self._ranks)}
 
-    async def count(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the lowest count of calls."""
-        return {"calls": min(self._page.calls(rank) for rank in self._ranks)}
-
     async def decide(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Let the ranks go on to the call at which they save."""
         action = Action(message["action"])
@@ -61,14 +57,11 @@ class Saving:
     def __init__(self, page: Page, questions: Questions) -> None:
         self._page, self._questions = page, questions
         self._request = 0
-        self._at = 0
         self._lock = asyncio.Lock()
 
     async def agree(self, action: Action) -> int:
         """Have all ranks save at one call; return its number, 0 where a node does not answer."""
         async with self._lock:
-            if not await self._is_reached():
-                return 0
             self._request += 1
             held = {"request": self._request}
             answers, own = await asyncio.gather(
@@ -79,21 +72,4 @@ class Saving:
             decided = {**held, "at": at, "action": int(action)}
             await self._page.decide(decided)
             await self._questions.ask("decide", **decided)
-            self._at = at
             return at
-
-    async def _is_reached(self) -> bool:
-        """Wait until all ranks are at the call that was agreed on before, however long that takes.
-
-        The page holds one decision: with another in its place, a slow rank would miss the save
-        that the others make. False where a node does not answer.
-        """
-        lowest = 0
-        while lowest < self._at:
-            answers, own = await asyncio.gather(self._questions.ask("count"), self._page.count({}))
-            if answers.silent:
-                return False
-            lowest = min(int(count["calls"]) for count in (own, *answers.given.values()))
-            if lowest < self._at:
-                await asyncio.sleep(LOOK_S)
-        return True

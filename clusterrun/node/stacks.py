@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,8 @@ _CERTAIN = ("gone", _STATES[psutil.STATUS_STOPPED], _STATES[psutil.STATUS_TRACIN
 class Place:
     """Where one rank is: in the user's code (`train.py:120 in step`), and whether it waits there.
 
-    `state` says what keeps the process from running, empty where nothing does.
+    `state` says what keeps the process from running, empty where nothing does; `stack` differs
+    where the whole stack does.
     """
 
     rank: int
@@ -46,6 +48,7 @@ class Place:
     where: str
     is_waiting: bool
     state: str = ""
+    stack: int = 0
 
 
 async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[Place]:
@@ -92,13 +95,20 @@ def _place(rank: int, node: str, state: str, text: str) -> Place:
     frames = main_frames(text)
     where = next((f for f in frames if not _INSTALLED.search(f)), frames[0] if frames else "")
     is_waiting = any(_WAITING.search(frame) for frame in frames)
-    return Place(rank=rank, node=node, where=where, is_waiting=is_waiting, state=state)
+    stack = zlib.crc32("\n".join(frames).encode())
+    return Place(rank=rank, node=node, where=where, is_waiting=is_waiting, state=state, stack=stack)
 
 
 def main_frames(text: str) -> list[str]:
     """Return the frames of the main thread, innermost first, from faulthandler's newest words."""
     found = _FRAME.finditer(text.rpartition(_STACK)[2])
     return [f"{match['file']}:{match['line']} in {match['name']}" for match in found]
+
+
+def is_moving(before: Iterable[Place], now: Iterable[Place]) -> bool:
+    """Say whether a rank is in another place than it was."""
+    stacks = {place.rank: place.stack for place in before}
+    return any(stacks.get(place.rank, place.stack) != place.stack for place in now)
 
 
 def suspect(found: Iterable[Place]) -> Place | None:

@@ -6,7 +6,7 @@ import re
 
 from clusterrun.errors import UsageError
 from clusterrun.planning.plan import Directive
-from clusterrun.planning.recovery import signal_request, survives_lost_nodes
+from clusterrun.planning.recovery import signal_request
 from clusterrun.planning.world import World, asks_for_gpus
 from clusterrun.spec import GpuRequest, JobSpec
 
@@ -180,8 +180,9 @@ def _plain(spec: JobSpec) -> list[Directive]:
         "signal": signal_request(spec),
         "exclusive": spec.exclusive,
         "hold": spec.hold,
-        # Without it Slurm ends the whole job with the first node that it loses.
-        "no-kill": survives_lost_nodes(spec),
+        # Without it Slurm ends the whole job with the first node that it loses, and requeues it;
+        # with it not even where the batch script was on that node.
+        "no-kill": spec.spare_nodes > 0,
         # Explicit either way: sites differ in JobRequeue.
         "requeue": spec.requeue,
         "no-requeue": not spec.requeue,

@@ -137,7 +137,7 @@ def test_ranks_that_left_on_a_wish_to_cancel_are_not_started_again(site: Site) -
 def test_an_interruption_can_be_the_end(site: Site) -> None:
     site.ends(1, PREEMPTED, checkpoint=100)
     job_id, paths = site.start(on_interrupt=OnInterrupt.STOP)
-    assert site.end(job_id) == (JobState.FAILED, 125)
+    assert site.end(job_id) == (JobState.TIMEOUT, 125)
     assert attempts(paths) == ["1"]
 
 

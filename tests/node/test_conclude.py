@@ -103,8 +103,10 @@ def test_steps_of_other_attempts_are_not_this_ones(run: Run) -> None:
 def test_a_step_that_cannot_start_again_and_again_ends_the_run(run: Run) -> None:
     run.attempt(1, {"checkpoint": 100, "next": Next.RELAUNCH})
     run.attempt(2)
+    run.world(2)
     assert run.conclude(2, 1)[0].next is Next.RELAUNCH
     run.attempt(3)
+    run.world(3)
     decision, _ = run.conclude(3, 1)
     assert decision.next is Next.STOP
     assert decision.why == "2 attempts died without a checkpoint beyond step 100"
@@ -118,6 +120,7 @@ def test_a_failed_setup_line_is_named_as_an_unfit_node(run: Run) -> None:
 
 def test_a_checkpoint_of_an_attempt_without_an_outcome_counts(run: Run) -> None:
     run.attempt(1)
+    run.world(1)
     run.events("n1", {"type": "checkpoint", "step": 100, "attempt": 1})
     run.attempt(2, {"step": 110})
     decision, outcome = run.conclude(2)
@@ -142,11 +145,11 @@ def test_failures_before_a_person_resumed_do_not_count(run: Run) -> None:
     assert [outcome.attempt for outcome in past(run.paths, 4)] == [3]
 
 
-def test_past_outcomes_that_cannot_be_read_are_passed_over(run: Run) -> None:
+def test_an_attempt_whose_outcome_cannot_be_read_has_left_no_word(run: Run) -> None:
     for number in (1, 2, 3):
         run.attempt(number, {"checkpoint": 100 * number})
     run.paths.outcome(2).write_text("{")
-    assert [outcome.attempt for outcome in past(run.paths, 4)] == [1, 3]
+    assert [outcome.checkpoint for outcome in past(run.paths, 4)] == [100, None, 300]
     assert past(run.paths, 1) == []
 
 

@@ -127,7 +127,7 @@ def test_nonsense_from_another_node_is_passed_over(play: Callable[..., list[Fail
     assert (failure.node, failure.rank, failure.where) == ("n1", None, "")
 
 
-@pytest.mark.parametrize("sign", ["calls", "steps", "output"])
+@pytest.mark.parametrize("sign", ["calls", "steps", "events", "output"])
 def test_each_sign_of_life_is_enough(play: Callable[..., list[Failure]], sign: str) -> None:
     async def live(scene: Scene) -> None:
         scene.call()
@@ -136,7 +136,9 @@ def test_each_sign_of_life_is_enough(play: Callable[..., list[Failure]], sign: s
             if sign == "calls":
                 scene.call()
             elif sign == "steps":
-                scene.watch.stepped()
+                scene.watch.heard({"type": "step", "step": number, "total": 99})
+            elif sign == "events":
+                scene.watch.heard({"type": "checkpoint", "step": number})
             else:
                 (scene.root / "rank_0.out").write_text("x" * (1 + number))
 

@@ -77,18 +77,6 @@ def assert_all_saved_at_one_step(job: Job, times: int = 1) -> None:
     assert len(steps) == times
 
 
-def test_ranks_save_at_one_step_and_go_on_as_often_as_they_are_asked(stub_job: Make) -> None:
-    job = started(stub_job(TRAIN))
-    ask(job, Reason.SAVE)
-    job.wait_for("saved at", 4)
-    ask(job, Reason.SAVE)
-    job.wait_for("saved at", 8)
-    assert all(agent.poll() is None for agent in job.agents)
-    ask(job, Reason.CANCEL)
-    assert job.wait() == [NodeExit.CANCELLED] * 2
-    assert_all_saved_at_one_step(job, 3)
-
-
 def test_ranks_save_and_leave_before_the_time_limit(stub_job: Make) -> None:
     job = started(stub_job(TRAIN, nproc_per_node=1))
     ask(job, Reason.TIME_LIMIT)
@@ -154,7 +142,7 @@ def test_sigterm_while_the_nodes_still_meet_is_no_failure(stub_job: Make) -> Non
     job = stub_job(WAIT)
     job.start_node(0)
     deadline = time.monotonic() + 60
-    while not job.paths.link_secret(1).exists():
+    while not (job.paths.link_secret(1).exists() and job.events("started")):
         assert time.monotonic() < deadline, job.errors()
         time.sleep(0.05)
     os.kill(job.agent_pid("local0"), signal.SIGTERM)

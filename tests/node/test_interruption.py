@@ -13,7 +13,7 @@ from clusterrun.control import Action, ControlPage
 from clusterrun.errors import NodeExit
 from clusterrun.node import interruption as module
 from clusterrun.node.endings import Cause, Ending
-from clusterrun.node.interruption import Interruption, Reason, write_request
+from clusterrun.node.interruption import TRIES, Interruption, Reason, write_request
 from clusterrun.node.link import Alone
 from clusterrun.node.report import Agreement
 from clusterrun.node.saving import Page
@@ -32,6 +32,7 @@ class Scene:
         self.said: list[str] = []
         self.events: list[str] = []
         self.cancels = 0
+        self.has_saved = self.is_through = False
         self.calls = 0
         self.interruption = Interruption(
             request=self.file,
@@ -41,6 +42,8 @@ class Scene:
             happened=lambda kind, **fields: self.events.append(f"{kind} {fields['reason']}"),
             say=self.said.append,
             cancel=self._cancel,
+            has_saved=lambda: self.has_saved,
+            is_through=lambda: self.is_through,
         )
 
     def _cancel(self) -> None:
@@ -49,12 +52,6 @@ class Scene:
     def step(self) -> None:
         self.calls += 1
         self.control.count(0, self.calls)
-
-    async def go_on(self) -> None:
-        """Make steps until what was asked is settled."""
-        while self.interruption._tasks:
-            await asyncio.sleep(0.05)
-            self.step()
 
     async def settle(self) -> None:
         """Let the tasks that were started come to their end."""
@@ -153,40 +150,6 @@ def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
     play(tmp_path, deed)
 
 
-def test_a_request_to_save_can_be_made_again(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> Ending:
-        for number in (1, 2):
-            scene.step()
-            write_request(scene.file, Reason.SAVE)
-            scene.interruption.warned()
-            await scene.settle()
-            assert scene.decisions() == (number, Action.SAVE)
-            assert not scene.file.exists()
-            scene.interruption.saved()
-        scene.link.report_done()
-        return await scene.ending()
-
-    ending = play(tmp_path, deed)
-    assert (ending.code, ending.cause) == (0, Cause.COMPLETED)
-
-
-def test_after_a_save_the_attempt_can_still_be_interrupted(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> Reason | None:
-        scene.step()
-        write_request(scene.file, Reason.SAVE)
-        scene.interruption.warned()
-        await scene.settle()
-        write_request(scene.file, Reason.TIME_LIMIT)
-        scene.interruption.warned()
-        await asyncio.sleep(0.1)
-        assert scene.decisions() == (1, Action.SAVE)  # which the rank has not come to yet
-        await scene.go_on()
-        assert scene.decisions() == (2, Action.LEAVE)
-        return scene.interruption.reason
-
-    assert play(tmp_path, deed) is Reason.TIME_LIMIT
-
-
 def test_a_request_that_came_before_the_agent_is_found(tmp_path: Path) -> None:
     async def deed(scene: Scene) -> Reason | None:
         write_request(scene.file, Reason.CANCEL)
@@ -246,22 +209,6 @@ def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path, after_s
     play(tmp_path, deed)
 
 
-def test_a_preemption_is_not_forgotten_over_a_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "WORD_S", 0.1)
-
-    async def deed(scene: Scene) -> None:
-        scene.step()
-        write_request(scene.file, Reason.SAVE)  # its signal is still on the way
-        scene.interruption.ending()
-        await scene.go_on()
-        assert scene.interruption.reason is Reason.PREEMPT
-        assert scene.decisions() == (2, Action.LEAVE)
-
-    play(tmp_path, deed)
-
-
 def test_a_training_that_ends_before_it_hears_is_complete(tmp_path: Path) -> None:
     async def deed(scene: Scene) -> Ending:
         scene.step()
@@ -284,6 +231,7 @@ def test_ranks_that_saved_and_go_on_are_ended(
         write_request(scene.file, Reason.TIME_LIMIT)
         scene.interruption.warned()
         await scene.settle()
+        scene.has_saved = True
         scene.interruption.saved()
         return await scene.ending()
 
@@ -297,8 +245,7 @@ def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint(
 ) -> None:
     async def deed(scene: Scene) -> bool:
         scene.step()
-        if has_saved:
-            scene.interruption.saved()
+        scene.has_saved = has_saved  # by an earlier attempt, perhaps
         scene.interruption.warned()
         await asyncio.sleep(0.6)
         return scene.link._decision.is_made
@@ -325,8 +272,37 @@ def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         write_request(scene.file, Reason.CANCEL)
         scene.interruption.warned()
         await scene.settle()
-        assert scene.said[-1] == "not all nodes answered: the ranks were not told to save"
-        assert scene.decisions() == (1, Action.LEAVE)
+        told = "not all nodes answered: the ranks could not be told to save"
+        assert scene.said[1:] == [told] * TRIES
+        assert scene.decisions() == (TRIES, Action.LEAVE)
         assert scene.control.decision.at == 0
 
     play(tmp_path, deed)
+
+
+@pytest.mark.parametrize("word", ["cancel", "time-limit", "preempt"])
+def test_an_end_beats_what_interrupts(tmp_path: Path, word: str) -> None:
+    async def deed(scene: Scene) -> None:
+        scene.step()
+        write_request(scene.file, Reason(word))
+        scene.interruption.warned()
+        await scene.settle()
+        write_request(scene.file, Reason.END)
+        scene.interruption.ending()
+        await scene.settle()
+        assert scene.cancels == 1
+
+    play(tmp_path, deed)
+
+
+def test_a_training_that_leaves_at_its_last_step_is_complete(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> Ending:
+        scene.step()
+        scene.is_through = True
+        write_request(scene.file, Reason.TIME_LIMIT)
+        scene.interruption.warned()
+        await scene.settle()
+        scene.leave()
+        return await scene.ending()
+
+    assert play(tmp_path, deed).code == 0

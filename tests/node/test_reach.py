@@ -36,9 +36,14 @@ def test_a_node_without_a_daemon_is_named(scontrol: Path, words: str) -> None:
         assert unreachable(["n1", "n2"]) == ("n2",)
 
 
-def test_nodes_are_told_by_connections_where_slurm_is_silent(scontrol: Path) -> None:
+def test_nothing_is_known_where_slurm_is_silent(scontrol: Path) -> None:
     scontrol.with_name("bin").joinpath("scontrol").write_text("#!/bin/bash\nexit 1\n")
-    assert unreachable(["no-such-host.invalid"]) == ("no-such-host.invalid",)
+    assert unreachable(["no-such-host.invalid"]) == ()
+
+
+def test_nothing_is_known_where_not_even_this_node_answers(scontrol: Path) -> None:
+    scontrol.write_text("SlurmdPort = 1\nNodeName=n1 NodeAddr=127.0.0.1\n")
+    assert unreachable(["n1"]) == ()
 
 
 def test_no_node_is_no_question(scontrol: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.errors import NodeExit
-from clusterrun.node.recovery import FRUITLESS, LOSSES, Decision, Ground, decide
+from clusterrun.node.recovery import FRUITLESS, LOSSES, PREEMPTIONS, Decision, Ground, decide
 from clusterrun.outcome import Next, Outcome
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import OnInterrupt
@@ -182,11 +182,24 @@ def test_attempts_that_reach_the_time_limit_need_a_new_checkpoint() -> None:
     assert after(saved, ended(TIME_LIMIT, 100)).next is REQUEUE
     decision = after(saved, ended(TIME_LIMIT, 100), ended(TIME_LIMIT, 100))
     assert decision.next is STOP
-    assert decision.why == "2 attempts reached the time limit without a new checkpoint"
+    why = "2 attempts ended without a new checkpoint, the last at its limit"
+    assert decision.why == why
 
 
-def test_preemptions_go_on_however_often() -> None:
-    assert after(*[ended(PREEMPTED, 100)] * 50).next is REQUEUE
+def test_preemptions_go_on_for_long() -> None:
+    """Anybody's SIGTERM looks like one."""
+    assert after(*[ended(PREEMPTED, 100)] * (PREEMPTIONS - 1)).next is REQUEUE
+    assert after(*[ended(PREEMPTED, 100)] * (PREEMPTIONS + 1)).next is STOP
+
+
+def test_a_step_that_cannot_start_in_what_is_left_goes_through_the_queue() -> None:
+    before = ended(KILLED, 100, next=RELAUNCH)
+    assert after(before, ended(LAUNCHER, 100, nodes=())).next is REQUEUE
+
+
+@pytest.mark.parametrize(("code", "cause"), [(120, "exit"), (122, "exit")])
+def test_a_scripts_own_status_is_none_of_ours(code: int, cause: str) -> None:
+    assert after(ended({"code": code, "cause": cause, "reason": "x"}, 100)).next is RELAUNCH
 
 
 def test_a_node_that_is_lost_twice_is_no_fault_of_the_training() -> None:

@@ -67,7 +67,7 @@ class Cluster:
         def send(kind: str, **fields: Any) -> None:
             self.questions.take(member, fields)
 
-        answerers = {"hold": page.hold, "decide": page.decide, "count": page.count}
+        answerers = {"hold": page.hold, "decide": page.decide}
         await answer(message, answerers, send)
 
     def leave(self, member: int) -> None:
@@ -124,61 +124,6 @@ def test_nobody_is_beyond_the_step_that_was_chosen(tmp_path: Path) -> None:
         return await cluster.saving.agree(Action.SAVE), cluster.nodes[1].calls
 
     assert asyncio.run(scene()) == (51, [50, 0])
-
-
-def test_two_saves_are_two_steps_one_after_the_other(tmp_path: Path) -> None:
-    async def scene() -> tuple[list[int], list[tuple[int, int, Action]]]:
-        cluster = Cluster(tmp_path, 2)
-        order = in_turn()
-        ats = []
-        for action in (Action.SAVE, Action.LEAVE):
-            at = await cluster.train_while(cluster.saving.agree(action), order)
-            ats.append(at)
-        return ats, cluster.nodes[1].saved
-
-    ats, saved = asyncio.run(scene())
-    assert ats[0] < ats[1]
-    assert {(at, action) for _, at, action in saved} == {
-        (ats[0], Action.SAVE),
-        (ats[1], Action.LEAVE),
-    }
-
-
-def test_a_second_save_waits_for_the_slowest_rank_to_make_the_first(tmp_path: Path) -> None:
-    async def scene() -> tuple[list[int], list[tuple[int, int, Action]]]:
-        cluster = Cluster(tmp_path, 2)
-        slow, others = 3, [0, 1, 2]
-        for which in (0, 1, 2, slow) * 5:
-            cluster._turn(which)
-        first = await cluster.saving.agree(Action.SAVE)
-        second = asyncio.ensure_future(cluster.saving.agree(Action.SAVE))
-        for turn in range(100):
-            cluster._turn(others[turn % 3])
-            await asyncio.sleep(0.005)
-        assert not second.done()
-        at = await cluster.train_while(second, in_turn(), extra=1000)
-        return [first, at], cluster.nodes[1].saved
-
-    ats, saved = asyncio.run(scene())
-    assert sorted(saved) == [(rank, at, Action.SAVE) for rank in range(RANKS) for at in ats]
-
-
-def test_a_save_that_is_still_to_be_made_is_not_lost_to_a_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(questions_module, "ANSWER_S", 0.1)
-
-    async def scene() -> tuple[int, int, list[tuple[int, int, Action]]]:
-        cluster = Cluster(tmp_path, 2)
-        first = await cluster.saving.agree(Action.SAVE)
-        cluster.silent.add(1)
-        second = await cluster.saving.agree(Action.LEAVE)
-        await cluster.train_while(asyncio.sleep(0), in_turn())
-        return first, second, cluster.saves()
-
-    first, second, saves = asyncio.run(scene())
-    assert (first, second) == (1, 0)
-    assert saves == [(rank, 1, Action.SAVE) for _ in range(2) for rank in range(RANKS)]
 
 
 def test_where_a_node_is_silent_nobody_saves_and_all_go_on(

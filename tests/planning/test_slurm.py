@@ -18,7 +18,6 @@ def test_a_plain_job_asks_for_little() -> None:
         "ntasks-per-node": "1",
         "gpus-per-node": "4",
         "requeue": None,
-        "no-kill": None,
         "signal": "B:USR2@120",
         "open-mode": "append",
         "ignore-pbs": None,
@@ -161,6 +160,7 @@ def test_a_requeue_that_slurm_was_told_not_to_do_is_refused() -> None:
 
 def test_spare_nodes_are_asked_for_and_left_out_of_the_step() -> None:
     plan = on_slurm(nodes=4, spare_nodes=2)
+    assert "no-kill" in lines(plan)
     assert lines(plan)["nodes"] == "6"
     assert "--nodes=4" in plan.srun_args
     assert plan.world_size == 4
@@ -176,9 +176,8 @@ def test_spare_nodes_are_asked_for_and_left_out_of_the_step() -> None:
         ({"nodes": 2, "max_restarts": 0, "on_interrupt": OnInterrupt.STOP}, False),
     ],
 )
-def test_a_job_outlives_a_node_where_it_can_go_on(asked: dict[str, Any], outlives: bool) -> None:
+def test_a_step_outlives_a_node_where_it_can_go_on(asked: dict[str, Any], outlives: bool) -> None:
     plan = on_slurm(**asked)
-    assert ("no-kill" in lines(plan)) is outlives
     assert ("--no-kill" in plan.srun_args) is outlives
     assert ("--kill-on-bad-exit=1" in plan.srun_args) is not outlives
 

@@ -64,6 +64,10 @@ def run(tmp_path: Path) -> Iterator[Run]:
         end(process)
 
 
+def command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 30
     while not path.exists():
@@ -195,7 +199,7 @@ def test_once_the_agents_have_left_a_step_that_stays_is_killed(run: Run) -> None
     run.site.decide("stop")
     process = run.start()
     (run.attempt() / "status").write_text(f"{LOST}\n")
-    (step,) = children(process.pid)
+    (step,) = [pid for pid in children(process.pid) if b"node.sh" in command(pid)]
     left = children(step)
     process.send_signal(signal.SIGURG)
     process.wait(30)
