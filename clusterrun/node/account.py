@@ -42,9 +42,11 @@ class Account:
             _write_new(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
 
     def _mend(self, last: Outcome) -> None:
-        """Say of a cancellation that was none, but a requeue, what came next."""
+        """Say what came next of an attempt that Slurm ended only to start the job again."""
         is_same_job = last.job_id == self._attempt.who.job_id
-        if is_same_job and last.next is Next.STOP and last.cause == Cause.CANCELLED.value:
+        is_requeued = is_same_job and last.cause == Cause.CANCELLED.value
+        is_wordless = not self._attempt.paths.outcome(last.attempt).exists()
+        if is_wordless or (is_requeued and last.next is Next.STOP):
             why = "Slurm started the job again"
             with contextlib.suppress(OSError):
                 mended = dataclasses.replace(last, next=Next.REQUEUE, why=why)

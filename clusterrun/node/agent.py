@@ -61,6 +61,7 @@ class Agent:
         self._was_warned = False
         self._next_look = 0.0
         self.has_lost_node = False
+        self.has_lost_head = False
 
     def end(self) -> None:
         """End the job on all nodes, after a checkpoint where the ranks can make one."""
@@ -275,6 +276,7 @@ class Agent:
                 data = failure.to_data()
                 self._event("failed", **{"ts": data.pop("at"), **data})
             self.has_lost_node = is_lost
+            self.has_lost_head = is_head_lost
         if tell or self._who.is_head:
             self._account.close(ending)
         self._event("ended", code=ending.code, reason=ending.reason)

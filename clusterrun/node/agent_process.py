@@ -10,7 +10,9 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from clusterrun import shell
 from clusterrun.control import ControlPage
+from clusterrun.errors import ClusterrunError
 from clusterrun.node.agent import Agent
 from clusterrun.node.clock import Clock
 from clusterrun.node.endings import NodeError, NodeExit
@@ -18,6 +20,7 @@ from clusterrun.node.forward import Forwarder, Limits
 from clusterrun.node.identity import Identity, identity
 from clusterrun.node.preparation import Attempt
 from clusterrun.node.processes import adopt_orphans, kill_descendants
+from clusterrun.node.reach import unreachable
 from clusterrun.node.saving import Page
 from clusterrun.node.spool import Output, Spool, create_spool
 from clusterrun.node.stderr import say_on_stderr
@@ -61,9 +64,9 @@ def run_agent(run_dir: Path, number: int) -> int:
     )
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
-    has_lost_node = False
+    agent: Agent | None = None
     try:
-        code, has_lost_node = asyncio.run(_run(attempt, spool, page, forwarder, clock))
+        code, agent = asyncio.run(_run(attempt, spool, page, forwarder, clock))
         return code
     finally:
         kill_descendants()
@@ -74,8 +77,23 @@ def run_agent(run_dir: Path, number: int) -> int:
             text = f"{who.node}: not all logs could be written to {run_dir} ({why}){missing}"
             say_on_stderr(text)
         spool.remove()
-        if has_lost_node:
-            _tell_batch_shell(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
+        if agent is not None:
+            _tell_of_lost_node(agent, attempt)
+
+
+def _tell_of_lost_node(agent: Agent, attempt: Attempt) -> None:
+    """Tell the batch shell; where it is gone with the head, and Slurm keeps the job, requeue it.
+
+    Slurm keeps a job that may lose nodes (--no-kill) even without its batch shell.
+    """
+    if agent.has_lost_node:
+        _tell_batch_shell(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
+    who = attempt.who
+    is_kept = attempt.plan.spare_nodes > 0 and not who.is_local
+    is_next = agent.has_lost_head and who.node_rank == 1
+    if is_kept and is_next and who.nodes[0] in unreachable(who.nodes[:2]):
+        with contextlib.suppress(ClusterrunError):
+            shell.run(["scontrol", "requeue", who.job_id])
 
 
 def _tell_batch_shell(pid: str) -> None:
@@ -121,8 +139,8 @@ def _page(spool: Spool, ranks: int) -> Page:
 
 async def _run(
     attempt: Attempt, spool: Spool, page: Page, forwarder: Forwarder, clock: Clock
-) -> tuple[int, bool]:
-    """Run the agent; return the exit status, and whether a node was lost."""
+) -> tuple[int, Agent]:
+    """Run the agent; return the exit status."""
     loop = asyncio.get_running_loop()
     agent = Agent(attempt, spool, page, forwarder, clock)
 
@@ -139,4 +157,4 @@ async def _run(
         signal.signal(number, soon(agent.end))
     for number in WARNING:
         signal.signal(number, soon(agent.warn))
-    return await agent.run(), agent.has_lost_node
+    return await agent.run(), agent
