@@ -16,10 +16,12 @@ from clusterrun.backends.slurm_query import is_known
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.checkpoints import Checkpoint
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
+from clusterrun.outcome import Outcome
 from clusterrun.record import JobRecord
 from clusterrun.state import JobState
 
 CANCEL: Final = "cancel"  # save, leave, and do not go on
+INTERRUPTED: Final = "interrupted"  # an outcome's cause where the ranks saved and left
 POLL_S: Final = 0.5
 ASK_S: Final = 10.0  # between two questions to the scheduler
 END_S: Final = 15.0  # from the end of an attempt to that of its job
@@ -165,6 +167,14 @@ class _Look:
 
 
 def saved_since(seen: JobStatus, asked_at: float) -> tuple[Checkpoint | None, bool]:
-    """Find the newest complete checkpoint of a run, and whether it was written since then."""
+    """Find the newest complete checkpoint of a run, and whether the ranks left with it since then.
+
+    A script that saves now and then by itself may have done so meanwhile, and gone on.
+    """
     found, _ = checkpoints.newest(seen.record.paths.checkpoints_dir)
-    return found, found is not None and found.saved_at >= asked_at
+    try:
+        outcome = Outcome.from_json(seen.record.paths.outcome(seen.attempt).read_text())
+    except (OSError, ValueError, KeyError, TypeError):
+        return found, False
+    has_left = outcome.cause == INTERRUPTED
+    return found, has_left and found is not None and found.saved_at >= asked_at

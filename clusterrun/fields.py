@@ -25,6 +25,7 @@ class Kind(str, Enum):
     MAPPING = "mapping"  # NAME: value; a repeatable NAME=VALUE option
     MINUTES = "minutes"  # Slurm's time formats, kept as whole minutes
     SECONDS = "seconds"  # 90, 90s, 30m, 2h; kept as whole seconds
+    DURATION = "duration"  # the same, and 0
     BYTES = "bytes"  # 4096, 64KiB, 1GiB; kept as bytes
 
 
@@ -77,7 +78,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((Kind.TEXT, Kind.PATH), ((str,), "a str")),
     **dict.fromkeys(
-        (Kind.COUNT, Kind.NUMBER, Kind.MINUTES, Kind.SECONDS, Kind.BYTES),
+        (Kind.COUNT, Kind.NUMBER, Kind.MINUTES, Kind.SECONDS, Kind.DURATION, Kind.BYTES),
         ((int,), "a whole number"),
     ),
     Kind.FLAG: ((bool,), "True or False"),
@@ -133,6 +134,8 @@ def check_value(field: Field, value: Any) -> None:
         raise UsageError(f"{option} must be at least 1, not {value}")
     if field.kind is Kind.NUMBER and value < 0:
         raise UsageError(f"{option} must not be negative, but is {value}")
+    if field.kind is Kind.DURATION and value < 0:
+        raise UsageError(f"{option} must not be negative")
     if field.kind in (Kind.MINUTES, Kind.SECONDS) and value < 1:
         raise UsageError(f"{option} must be a positive time")
     if field.kind is Kind.BYTES and value < 1:

@@ -296,7 +296,7 @@ class JobSpec:
     )
     hang_timeout_s: int = declared(
         "launch.hang_timeout",
-        Kind.SECONDS,
+        Kind.DURATION,
         "--hang-timeout",
         "restart when no step ends for so long, and 10 usual steps; 0: never",
         default=900,

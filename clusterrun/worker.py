@@ -32,7 +32,7 @@ from clusterrun.errors import NodeExit, WorldContractError
 PR_SET_PDEATHSIG = 1
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _MACHINERY = (__file__, runpy.__file__, "<frozen runpy>")
-_INSTALLED = ("site-packages", "dist-packages", "/lib/python", "<frozen")
+_INSTALLED = (os.path.dirname(__file__), "site-packages", "dist-packages", "/lib/python", "<frozen")
 _kept: list[io.TextIOWrapper] = []  # what must not be closed
 
 
@@ -104,7 +104,9 @@ def _run(argv: Sequence[str], contract: world.Contract, ending: _Ending) -> None
         if code == 0:
             contract.check_end()
         else:
-            ending.fail(code, f"the script exited with status {code}", "exit", stop)
+            said = str(stop.code).strip().splitlines() if isinstance(stop.code, str) else []
+            why = f": {said[0]}" if said else ""
+            ending.fail(code, f"the script exited with status {code}{why}", "exit", stop)
         raise
     except BaseException as error:  # noqa: BLE001 - whatever ends the script is its failure
         error.__traceback__ = _own_frames_left_out(error.__traceback__)
@@ -172,13 +174,13 @@ def _one_line(error: BaseException) -> str:
 def _where(error: BaseException) -> str:
     """Name the place that raised, in the user's own code where it passed through that."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f.filename not in _MACHINERY and not _is_installed(f.filename)]
+    own = [f for f in frames if not _is_installed(f.filename)]
     frame = (own or frames)[-1] if frames else None
     return f"{frame.filename}:{frame.lineno}" if frame else ""
 
 
 def _is_installed(path: str) -> bool:
-    return any(part in path for part in _INSTALLED)
+    return path in _MACHINERY or any(part in path for part in _INSTALLED)
 
 
 def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:

@@ -150,6 +150,8 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         if not contract.is_mine:
             return original(*args, **kwargs)
+        if contract.expected == 1 and "RANK" not in os.environ:
+            _be_alone()
         if contract.timeout_s > 0:
             args, kwargs = _with_timeout(contract, original, args, kwargs)
         result = original(*args, **kwargs)
@@ -162,6 +164,18 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
     package = sys.modules.get("torch.distributed")
     if package is not None and getattr(package, "init_process_group", None) is original:
         package.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+
+def _be_alone() -> None:
+    """Give a script that joins a world of one by itself what a launcher of more would have set."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        os.environ.setdefault(name, value)
 
 
 def _with_timeout(

@@ -66,3 +66,9 @@ def test_a_list_becomes_a_tuple_and_a_word_stands_for_its_member() -> None:
     spec = JobSpec(args=["a"], strategy="zero2")  # type: ignore[arg-type]  # what people write
     assert (spec.args, spec.strategy) == (("a",), Strategy.ZERO2)
     assert (JobSpec().env, JobSpec(mem=None).mem) == ({}, None)
+
+
+def test_the_watch_for_hangs_can_be_switched_off() -> None:
+    assert JobSpec(hang_timeout_s=0).hang_timeout_s == 0
+    with pytest.raises(UsageError, match="must not be negative"):
+        JobSpec(hang_timeout_s=-1)

@@ -41,7 +41,8 @@ EXIT_CODES: Final = """\
 
 submit --wait gives the exit code of the job instead: that of the rank that failed first,
 128 + signal where a signal killed it, 120 the ranks did not become one world, 121 the nodes
-did not meet, 122 a node is unfit, 123 a node was lost, 124 cancelled."""
+did not meet, 122 a node is unfit, 123 a node was lost, 124 cancelled, or its time was up,
+125 the ranks saved and left, and the run goes on later, 126 no step ended for too long."""
 
 
 class Verb(NamedTuple):

@@ -61,7 +61,7 @@ def command(
     \b
     clusterrun resume 4711
     clusterrun resume 4711 --from step-350 --exclude-bad
-    clusterrun resume 4711 --time 2-0 --set args='[--max-steps, 2000]'
+    clusterrun resume 4711 --time 2-0 --partition long
     """
     from clusterrun import resumption
 
@@ -106,7 +106,7 @@ def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:
 
 
 def _tell(plan: Resumption) -> None:
-    output.detail("failed", f"{plan.record.job_id}  {_failure(plan)}")
+    output.detail("ended", f"{plan.record.job_id}  {_failure(plan)}")
     output.detail("from", _from(plan))
     for text in plan.start.passed_over:
         output.detail("", text)

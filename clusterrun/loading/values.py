@@ -62,7 +62,7 @@ def written(field: Field, value: Any) -> Raw:
 def _scalar_text(field: Field, value: Any) -> str:
     if field.kind is Kind.MINUTES:
         return format_minutes(value)
-    if field.kind is Kind.SECONDS:
+    if field.kind in (Kind.SECONDS, Kind.DURATION):
         return format_seconds(value)
     if field.kind is Kind.BYTES:
         return format_bytes(value)
@@ -210,5 +210,6 @@ _READERS: Final[Mapping[Kind, Callable[[Field, Raw, str], Any]]] = {
     Kind.MAPPING: _mapping,
     Kind.MINUTES: _scalar(_minutes),
     Kind.SECONDS: _scalar(_seconds),
+    Kind.DURATION: _scalar(_seconds),
     Kind.BYTES: _scalar(_bytes),
 }

@@ -61,7 +61,8 @@ class Account:
             self._step = step
             self.is_through = step == event.get("total")
         elif event.get("type") == "checkpoint":
-            self._step = max(step, self._step or 0)
+            if self._step is not None:  # steps are told once a second
+                self._step = max(step, self._step)
             self.checkpoint = max(step, self.checkpoint or 0)
 
     def close(self, ending: Ending) -> None:

@@ -47,7 +47,8 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
         checkpoint=_saved(paths, [*before, newest]),
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
     )
-    decision = decide([*before, newest], _ground(plan, env))
+    ground = dataclasses.replace(_ground(plan, env), saved_before=_saved_before(paths, number))
+    decision = decide([*before, newest], ground)
     outcome = dataclasses.replace(
         newest, next=decision.next, why=decision.why, exclude=decision.exclude
     )
@@ -172,6 +173,12 @@ def _saved(paths: RunPaths, history: Sequence[Outcome]) -> int | None:
     ]
     on_disk = None if told else checkpoints.newest(paths.checkpoints_dir)[0]
     return on_disk.step if on_disk else max(told, default=None)
+
+
+def _saved_before(paths: RunPaths, number: int) -> int:
+    """Find the newest checkpoint of the attempts that count no more; -1 where there is none."""
+    earlier = [_read(paths, n) for n in range(1, _first(paths, number))]
+    return max((o.checkpoint for o in earlier if o and o.checkpoint is not None), default=-1)
 
 
 def _numbers(paths: RunPaths, first: int, last: int) -> Iterator[tuple[int, str, int]]:

@@ -157,8 +157,8 @@ _CAUSES: Mapping[int, Cause] = {
 class Ending:
     """The end of an attempt on all nodes: its exit status and why.
 
-    `alike` counts the ranks that raised the same exception at the same place, as far as they had
-    time to say so.
+    `alike` counts the ranks whose script failed at the same place, as far as they had time to say
+    so.
     """
 
     code: int
@@ -188,8 +188,9 @@ class Ending:
     def of_first(cls, failures: Sequence[Failure]) -> Ending:
         """End because of what came first of several failures."""
         first = first_failure(failures)
-        alike = [f for f in failures if f.cause is Cause.EXCEPTION and f.where == first.where]
-        count = len(alike) if first.cause is Cause.EXCEPTION else 0
+        is_by_script = first.cause in (Cause.EXCEPTION, Cause.EXIT) and first.where
+        alike = [f for f in failures if (f.cause, f.where) == (first.cause, first.where)]
+        count = len(alike) if is_by_script else 0
         return dataclasses.replace(cls.of(first), alike=count)
 
     def to_data(self) -> dict[str, Any]:

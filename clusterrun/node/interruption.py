@@ -96,7 +96,13 @@ class Interruption:
             self._interrupt(reason)
 
     def _interrupt(self, reason: Reason) -> None:
-        if reason is Reason.END:
+        if reason is Reason.END and self.reason is Reason.TIME_LIMIT:
+            code, why = (
+                int(NodeExit.CANCELLED),
+                f"{self.reason.text}: the ranks had not left by then",
+            )
+            self._leader.conclude(Ending(code=code, reason=why, cause=Cause.CANCELLED))
+        elif reason is Reason.END:
             self._cancel()
         elif self.reason is None:
             self.reason = reason

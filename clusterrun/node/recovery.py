@@ -47,11 +47,13 @@ class Decision:
 class Ground:
     """What the decision stands on besides the attempts.
 
-    `allocated` are the nodes that the job was given; `unreachable` names those of some nodes that
-    give no sign of life.
+    `saved_before` is the newest checkpoint from before these attempts, -1 without one; `allocated`
+    are the nodes that the job was given; `unreachable` names those of some nodes that give no sign
+    of life.
     """
 
     plan: Plan
+    saved_before: int = -1
     allocated: tuple[str, ...]
     unreachable: Callable[[Sequence[str]], tuple[str, ...]]
 
@@ -69,7 +71,7 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
         return _stop(_LASTING[newest.cause])
     if ground.plan.cluster is Cluster.SLURM and _never_started(history):
         return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
-    reason = _futile(history, ground.plan)
+    reason = _futile(history, ground)
     return _stop(reason) if reason else _again(newest, ground)
 
 
@@ -89,9 +91,9 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
     if newest.code == NodeExit.CANCELLED:
         return _stop("cancelled")
     if newest.reason == PREEMPTED:
-        if len(_unsaved(history)) >= PREEMPTIONS:
+        if len(_unsaved(history, ground)) >= PREEMPTIONS:
             return _stop(f"{PREEMPTIONS} attempts were ended without a new checkpoint")
-    elif len(_blamed(_fruitless(history))) >= FRUITLESS:
+    elif len(_blamed(_fruitless(history, ground))) >= FRUITLESS:
         return _stop(f"{FRUITLESS} attempts ended without a new checkpoint, the last at its limit")
     return _in_the_queue(ground, newest.reason)
 
@@ -108,21 +110,22 @@ def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> De
     return Decision(next=step, why=why, exclude=exclude)
 
 
-def _futile(history: Sequence[Outcome], plan: Plan) -> str:
+def _futile(history: Sequence[Outcome], ground: Ground) -> str:
     """Say why no other try is made; empty where one is."""
+    plan = ground.plan
     newest = history[-1]
     failed = [outcome for outcome in history if _is_failure(outcome)]
     if plan.max_restarts is not None and len(failed) > plan.max_restarts:
         return f"--max-restarts {plan.max_restarts}: the run has failed {len(failed)} times"
     world = len(newest.nodes) * plan.procs_per_node
-    if newest.cause == Cause.EXCEPTION.value and newest.alike > world / 2:
+    if newest.alike > world / 2:
         what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
-        return f"{what} raised the same at {newest.where or 'one place'}: a fault of the script"
+        return f"{what} failed alike at {newest.where}: a fault of the script"
     if newest.cause == Cause.RENDEZVOUS.value:
         return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
     if plan.max_restarts is None and newest.checkpoint is None:
         return "no checkpoint was saved from which to go on"
-    fruitless = _fruitless(history)
+    fruitless = _fruitless(history, ground)
     if len(_blamed(fruitless)) >= FRUITLESS or len(fruitless) >= LOSSES:
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
         return f"{len(fruitless)} attempts died without a checkpoint{beyond}"
@@ -137,16 +140,16 @@ def _is_failure(outcome: Outcome) -> bool:
     )
 
 
-def _fruitless(history: Sequence[Outcome]) -> list[Outcome]:
+def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
     """Return those of `_unsaved` that were not preempted: that says nothing about the training."""
-    return [outcome for outcome in _unsaved(history) if outcome.reason != PREEMPTED]
+    return [outcome for outcome in _unsaved(history, ground) if outcome.reason != PREEMPTED]
 
 
-def _unsaved(history: Sequence[Outcome]) -> list[Outcome]:
+def _unsaved(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
     """Return the newest attempts that, one after the other, saved nothing new."""
     found: list[Outcome] = []
     for number in range(len(history) - 1, -1, -1):
-        before = max((_saved(outcome) for outcome in history[:number]), default=-1)
+        before = max(_saved(o) for o in history[:number]) if number else ground.saved_before
         if _saved(history[number]) > before:
             break
         found.append(history[number])

@@ -39,7 +39,7 @@ def leaving(here: Here, root: Path, *deeds: str) -> None:
         f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})",
         "from pathlib import Path",
         "from tests.cli.test_jobs import ended",
-        "from tests.cli.test_resume import checkpoint",
+        "from tests.cli.test_resume import checkpoint, outcome",
         f"root = Path({str(root)!r})",
         *deeds,
     ]
@@ -47,7 +47,11 @@ def leaving(here: Here, root: Path, *deeds: str) -> None:
     here.program("scancel", f'[[ "$*" == *USR2* ]] || exit 0\n{sys.executable} {script}')
 
 
-SAVED = ("checkpoint(root, 4200)", "ended(root, 'CANCELLED', 124)")
+SAVED = (
+    "checkpoint(root, 4200)",
+    "outcome(root, cause='interrupted', code=124)",
+    "ended(root, 'CANCELLED', 124)",
+)
 
 
 def test_the_ranks_are_asked_and_what_they_saved_is_said(here: Here) -> None:
@@ -68,6 +72,14 @@ def test_in_json_the_checkpoint_stands_beside_the_job(here: Here) -> None:
     leaving(here, root, *SAVED)
     (job,) = json.loads(here("cancel", "--checkpoint", "4711", "--json").out)["jobs"]
     assert job["saved"] == f"{root}/checkpoints/step-00004200"
+
+
+def test_a_save_of_the_scripts_own_is_not_taken_for_the_one_that_was_asked_for(here: Here) -> None:
+    root = at_work(here)
+    killed = "outcome(root, cause='cancelled', code=124)"
+    leaving(here, root, SAVED[0], killed, SAVED[2])
+    said = here("cancel", "--checkpoint", "4711")
+    assert "has written no new checkpoint" in said.err
 
 
 def test_a_job_that_does_not_leave_in_time_is_ended(here: Here) -> None:

@@ -72,7 +72,7 @@ def test_resume_says_what_failed_and_submits_the_same_script(here: Here) -> None
     said = here("resume", "4711")
     assert (said.code, said.out) == (0, "Submitted batch job 4714\n")
     assert said.err == (
-        "  failed     4711  rank 1 on node18: killed by SIGKILL at step 140\n"
+        "  ended      4711  rank 1 on node18: killed by SIGKILL at step 140\n"
         f"  from       {root}/checkpoints/step-00000100\n"
         "  batch      256 -> 256 (unchanged)\n"
         "  attempt    2\n"

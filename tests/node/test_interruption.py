@@ -280,7 +280,7 @@ def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     play(tmp_path, deed)
 
 
-@pytest.mark.parametrize("word", ["cancel", "time-limit", "preempt"])
+@pytest.mark.parametrize("word", ["cancel", "preempt"])
 def test_an_end_beats_what_interrupts(tmp_path: Path, word: str) -> None:
     async def deed(scene: Scene) -> None:
         scene.step()
@@ -306,3 +306,16 @@ def test_a_training_that_leaves_at_its_last_step_is_complete(tmp_path: Path) -> 
         return await scene.ending()
 
     assert play(tmp_path, deed).code == 0
+
+
+def test_an_end_after_the_warning_is_that_of_the_time_limit(tmp_path: Path) -> None:
+    async def deed(scene: Scene) -> Ending:
+        scene.interruption.warned()
+        await scene.settle()
+        write_request(scene.file, Reason.END)
+        scene.interruption.look()
+        return await scene.ending()
+
+    ending = play(tmp_path, deed)
+    assert (ending.code, ending.cause) == (int(NodeExit.CANCELLED), Cause.CANCELLED)
+    assert ending.reason == "the time limit: the ranks had not left by then"

@@ -50,8 +50,10 @@ def after(
     plan: Plan | None = None,
     allocated: Sequence[str] = NODES,
     gone: Sequence[str] = (),
+    saved_before: int = -1,
 ) -> Decision:
     ground = Ground(
+        saved_before=saved_before,
         plan=plan or slurm(),
         allocated=tuple(allocated),
         unreachable=lambda nodes: tuple(node for node in nodes if node in gone),
@@ -165,10 +167,10 @@ def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
     every = after(ended(broken, 100, alike=4))
     assert (every.next, every.why) == (
         STOP,
-        "every rank raised the same at train.py:7: a fault of the script",
+        "every rank failed alike at train.py:7: a fault of the script",
     )
     most = after(ended(broken, 100, alike=3))
-    assert most.why.startswith("3 of 4 ranks raised the same")
+    assert most.why.startswith("3 of 4 ranks failed alike")
     assert after(ended(broken, 100, alike=2)).next is RELAUNCH
 
 
@@ -272,3 +274,11 @@ def test_no_node_is_left_out_without_evidence(
 def test_what_another_try_would_find_again_is_not_tried(code: int) -> None:
     end = ended({"code": code, "cause": "world", "reason": "x"}, 100)
     assert after(end, plan=slurm(max_restarts=9)).next is STOP
+
+
+def test_what_was_saved_before_a_person_resumed_is_no_new_checkpoint() -> None:
+    history = [ended(KILLED, 100), ended(KILLED, 100)]
+    fresh = after(*history)
+    resumed = after(*history, saved_before=100)
+    assert (fresh.next, resumed.next) == (RELAUNCH, STOP)
+    assert resumed.why == "2 attempts died without a checkpoint beyond step 100"

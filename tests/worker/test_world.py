@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.worker.test_worker import Place
+
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ROOT / "tests" / "node" / "stub"
 
@@ -266,3 +268,20 @@ def test_a_model_that_goes_after_its_gloo_group_does_not_hang_the_rank(world: Wo
     ranks = [world.start(rank, FREED_LATE, CLUSTERRUN_NODE=f"n{rank}", **real) for rank in range(2)]
     assert [rank.wait(100) for rank in ranks] == [0, 0], world.err(0) + world.err(1)
     assert [world.out(rank) for rank in range(2)] == ["freed\n", "freed\n"]
+
+
+@pytest.mark.torch
+def test_a_script_that_joins_a_world_of_one_needs_no_launcher_of_more(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.write(
+        "s.py",
+        """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        print(dist.get_rank(), dist.get_world_size())
+        dist.destroy_process_group()
+        """,
+    )
+    env = {"CLUSTERRUN_WORLD_SIZE": "1", "CLUSTERRUN_LOCAL_WORLD_SIZE": "1"}
+    done = place.worker("s.py", **env)
+    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
