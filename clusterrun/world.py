@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from clusterrun import runtime
+from clusterrun.builds import watch_locks
 from clusterrun.errors import WorldContractError
 
 PUBLISH_TIMEOUT_S = 60
@@ -102,10 +103,11 @@ class Contract:
 
 
 def install(contract: Contract) -> None:
-    """Watch for the imports of torch.distributed and accelerate, past and to come."""
+    """Watch for the imports of torch's modules and accelerate's, past and to come."""
     patches: dict[str, Callable[[ModuleType], None]] = {
         "torch.distributed.distributed_c10d": functools.partial(_watch_torch, contract),
         "accelerate.state": functools.partial(_watch_accelerate, contract),
+        "torch.utils.file_baton": watch_locks,
     }
     for name, patch in patches.items():
         if name in sys.modules:

@@ -257,6 +257,8 @@ class Agent:
         ranks.look()
         ranks.settle_by_launcher(list(verdict.failures) if verdict else [])
         ranks.close()
+        for text in self._spool.unlock():
+            self._say(text, tell=False)
         if left:
             self._say(f"processes {left} would not end; they may hang in the kernel")
 

@@ -20,6 +20,7 @@ from clusterrun.node.processes import is_running
 _NAME = re.compile(r"clusterrun-([0-9a-f]{8})-(\d+)-.+-[^-]+\Z")
 _OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
 _EVENTS = re.compile(r"rank_(\d+)\.events\Z")
+_LOCK = re.compile(r"rank_(\d+)\.lock\Z")
 _ERROR = re.compile(r"rank_(\d+)\.error\.json\Z")
 
 
@@ -98,6 +99,23 @@ class Spool:
         except FileNotFoundError:
             return []
 
+    def locks(self) -> dict[int, Path]:
+        """Map each rank that compiles an extension, or died over it, to the lock that it holds."""
+        found = {}
+        for number, word in self._by_rank(_LOCK).items():
+            with contextlib.suppress(OSError):
+                found[number] = Path(os.fsdecode(word.read_bytes()))
+        return found
+
+    def unlock(self) -> list[str]:
+        """Remove the locks that ranks left behind which run no more; say which."""
+        said = []
+        for number, lock in self.locks().items():
+            with contextlib.suppress(OSError):
+                lock.unlink()
+                said.append(f"rank {number} died over a build: its lock {lock} was removed")
+        return said
+
     def remove(self) -> None:
         """Remove the spool with all that is in it."""
         shutil.rmtree(self.root, ignore_errors=True)
@@ -118,7 +136,9 @@ def _clear_abandoned(base: Path) -> None:
             match = _NAME.match(entry.name)
             is_ours = match is not None and match[1] == here and _is_mine(entry)
             if match and is_ours and not is_running(int(match[2])):
-                shutil.rmtree(entry.path, ignore_errors=True)
+                abandoned = Spool(root=Path(entry.path))
+                abandoned.unlock()
+                abandoned.remove()
 
 
 def _pid_space() -> str:

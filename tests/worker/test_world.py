@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from clusterrun.node.spool import Spool
 from tests.worker.test_worker import Place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,3 +286,32 @@ def test_a_script_that_joins_a_world_of_one_needs_no_launcher_of_more(tmp_path: 
     env = {"CLUSTERRUN_WORLD_SIZE": "1", "CLUSTERRUN_LOCAL_WORLD_SIZE": "1"}
     done = place.worker("s.py", **env)
     assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_the_lock_of_a_build_is_known_while_a_rank_holds_it(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    place = Place(tmp_path)
+    lock = tmp_path / "a cache" / "lock"
+    lock.parent.mkdir()
+    place.write(
+        "s.py",
+        f"""
+        import os
+        from torch.utils.file_baton import FileBaton
+        first, second = FileBaton({str(lock)!r}), FileBaton({str(lock)!r})
+        assert first.try_acquire() and not second.try_acquire()
+        if {is_killed}:
+            os.kill(os.getpid(), 9)
+        first.release()
+        """,
+    )
+    env = {"CLUSTERRUN_WORLD_SIZE": "1", "CLUSTERRUN_LOCAL_WORLD_SIZE": "1", "RANK": "0"}
+    place.rank("s.py", **env)
+    spool = Spool(root=place.spool)
+    assert lock.exists() is is_killed
+    assert spool.locks() == ({0: lock} if is_killed else {})
+    assert len(spool.unlock()) == is_killed
+    assert not lock.exists()
