@@ -43,12 +43,30 @@ def problems(
         found.append(f"the run is {state}, not {fault.state}")
     if fault.attempts not in (None, training.newest_attempt):
         found.append(f"it took {training.newest_attempt} attempts, not {fault.attempts}")
+    if fault.trace and not has_trace(training, fault.trace):
+        found.append(f"the fault had no effect: nothing says {fault.trace}")
     found += other_losses(training, reference)
     if fault.state == "COMPLETED":
         found += other_ending(training, reference)
     if fault.warned:
         return [*found, *lost_steps(training)]
     return [*found, *repeated_too_much(training, unusable or {2: fault.unusable})]
+
+
+def has_trace(training: Training, text: str) -> bool:
+    """Say whether a text is in what the ranks wrote or in the events."""
+    files = [*training.root.glob("logs/a*/*.log"), *training.root.glob("events/*.jsonl")]
+    return any(text in path.read_text(errors="replace") for path in files)
+
+
+def have_met(one: Training, other: Training) -> bool:
+    """Say whether two trainings ran at the same time."""
+    spans = []
+    for training in (one, other):
+        times = [event["ts"] for event in training.events("rank_start", "rank_exit")]
+        spans.append((min(times), max(times)))
+    (start, end), (other_start, other_end) = spans
+    return start < other_end and other_start < end
 
 
 def other_losses(training: Training, reference: Reference) -> Iterator[str]:

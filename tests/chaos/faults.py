@@ -68,7 +68,8 @@ class Fault:
 
     `attempts` are how many the run takes in all, None where that depends on the moment.
     `warned` says that there is time to save: no step may be lost. `unusable` is how many of the
-    newest checkpoints it spoils. `state` is how the run ends.
+    newest checkpoints it spoils. `state` is how the run ends. `trace` is in its logs or events
+    where the fault has had an effect, which the end of the run does not show.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Fault:
     state: str = "COMPLETED"
     warned: bool = False
     unusable: int = 0
+    trace: str = ""
 
 
 def send(pid: int, number: int) -> float:
@@ -292,6 +294,7 @@ FAULTS = {
             at=1,
             attempts=None,
             warned=True,
+            trace='"interrupted"',
         ),
         Fault(
             name="time limit's warning",
@@ -310,7 +313,13 @@ FAULTS = {
         Fault(name="scontrol requeue", inject=requeue),
         Fault(name="slurmctld restarted", inject=restart_slurmctld, attempts=1),
         Fault(name="slurmdbd down", inject=kill_rank_without_slurmdbd, options=RESTARTS),
-        Fault(name="run directory full", inject=fill_disk, options=RESTARTS, attempts=None),
+        Fault(
+            name="run directory full",
+            inject=fill_disk,
+            options=RESTARTS,
+            attempts=None,
+            trace="training goes on",
+        ),
         Fault(
             name="checkpoint corrupted",
             inject=corrupt_checkpoint,

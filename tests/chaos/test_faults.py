@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.checks import Reference, problems
+from tests.chaos.checks import Reference, have_met, problems
 from tests.chaos.faults import FAULTS, UNDISTURBED, Fault
 from tests.chaos.training import submit
 from tests.chaos.undergo import stage, undergo, wait_until_over
@@ -55,6 +55,7 @@ def test_the_training_comes_back(
     reference = references[fault.steps]
     assert problems(undergone.training, reference, fault, undergone.state) == []
     for neighbour in undergone.training.neighbours:
+        assert have_met(undergone.training, neighbour)
         state = str(neighbour.status()["state"])
         assert problems(neighbour, references[neighbour.steps], UNDISTURBED, state) == []
     cluster.wait_no_processes(30)
