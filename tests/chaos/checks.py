@@ -61,12 +61,13 @@ def has_trace(training: Training, text: str) -> bool:
 
 def have_met(one: Training, other: Training) -> bool:
     """Say whether two trainings ran at the same time."""
-    spans = []
-    for training in (one, other):
-        times = [event["ts"] for event in training.events("rank_start", "rank_exit")]
-        spans.append((min(times), max(times)))
-    (start, end), (other_start, other_end) = spans
+    (start, end), (other_start, other_end) = map(_span, (one, other))
     return start < other_end and other_start < end
+
+
+def _span(training: Training) -> tuple[float, float]:
+    times = [float(event["ts"]) for event in training.events("rank_start", "rank_exit")]
+    return min(times), max(times)
 
 
 def other_losses(training: Training, reference: Reference) -> Iterator[str]:
