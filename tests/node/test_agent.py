@@ -17,7 +17,7 @@ from clusterrun.node.spool import Output
 from clusterrun.spec import Device, MixedPrecision
 from tests.node.jobs import ROOT, STUB, Job
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 Make = Callable[..., Job]
 
 HELLO = """

@@ -81,6 +81,7 @@ class Scene:
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Failure]]:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "AGAIN_S", 0.05)
     monkeypatch.setattr("clusterrun.node.questions.ANSWER_S", 0.1)
 
     def played(deed: Any, answer: dict[str, Any] | None = None) -> list[Failure]:

@@ -17,7 +17,7 @@ from clusterrun.errors import NodeExit
 from clusterrun.node.interruption import Reason, write_request
 from tests.node.jobs import ROOT, STUB, Job
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 Make = Callable[..., Job]
 
 # The ranks of a real training meet in every step; these meet nowhere, so that only the page
@@ -167,7 +167,7 @@ def start_hurried(job: Job, change: str) -> None:
     site.mkdir()
     (site / "sitecustomize.py").write_text(
         "import sys\nif 'clusterrun.node' in sys.orig_argv:\n"
-        f"    from clusterrun.node import interruption, stacks\n    {change}\n"
+        f"    from clusterrun.node import hangs, interruption, stacks\n    {change}\n"
     )
     job.start(PYTHONPATH=f"{site}:{STUB}:{ROOT}")
     job.wait_for("ready", ranks(job))
@@ -175,7 +175,7 @@ def start_hurried(job: Job, change: str) -> None:
 
 def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
     job = stub_job(TRAIN, hang_timeout_s=2)
-    start_hurried(job, "stacks.ANSWER_S = 0.5")
+    start_hurried(job, "hangs.AGAIN_S = stacks.ANSWER_S = 0.5")
     pids = [job.rank_pid(rank) for rank in range(4)]
     wait_for_steps(job)
     # In a real training all others wait for one; here all of the head's ranks must come to a halt.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,13 +80,8 @@ def where(spool: Spool, *ranks: Rank) -> list[Place]:
 def test_a_rank_says_where_its_script_is(start: Start, spool: Spool, tmp_path: Path) -> None:
     rank = start("def step():\n    rest()\nstep()\n")
     (place,) = where(spool, rank)
-    line = 1 + _SETUP.splitlines().index("    time.sleep(100)")
-    assert dataclasses.replace(place, stack=0) == Place(
-        rank=0,
-        node="n1",
-        where=f"{tmp_path}/train.py:{line} in rest",
-        is_waiting=False,
-    )
+    assert re.fullmatch(rf"{re.escape(str(tmp_path))}/train\.py:\d+ in rest", place.where)
+    assert (place.rank, place.node, place.is_waiting, place.state) == (0, "n1", False, "")
     assert rank.process.poll() is None
 
 

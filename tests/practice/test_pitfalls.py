@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ import clusterrun
 from clusterrun import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.planning.launch import launch_argv
+from clusterrun.spec import OnInterrupt
 from tests.planning.samples import on_slurm, variables
 from tests.rendering.job import Site, make_site, rendered
 
@@ -173,9 +175,13 @@ def test_p22_python_holds_no_line_back() -> None:
 
 def test_p23_nodes_need_no_client_of_slurm_and_no_home(site: Site) -> None:
     files = rendered(site.plan(nodes=2, gpus_per_node=4)).files
-    scripts = "".join(files[name] for name in ("job.sbatch", "env.sh", "node.sh"))
-    commands = re.findall(r"\b(?:scontrol|squeue|sacct|sinfo|scancel)\b(?! *\()", _code(scripts))
-    assert commands == []
+    clients = r"\b(?:scontrol|squeue|sacct|sinfo|scancel)\b(?! *\()"
+    nodes = _code(files["env.sh"] + files["node.sh"])
+    assert re.findall(clients, nodes) == []
+    # A requeue is asked for by the batch script, outside of any container.
+    batch = _code(files["job.sbatch"])
+    assert re.findall(clients, batch) == ["scontrol"]
+    scripts = nodes + batch
     assert re.findall(r"\$\{?HOME\b|(?<![\w.])~/", _code(scripts)) == []
 
 
@@ -203,9 +209,12 @@ def test_p29_the_agent_is_the_task_itself(site: Site) -> None:
 
 
 def test_p29_p4_no_node_is_ended_because_another_has_finished() -> None:
-    options = on_slurm(nodes=2).srun_args
-    assert "--wait=0" in options
-    assert "--kill-on-bad-exit=1" in options
+    """Where the run can go on without a lost node, the agents end the others."""
+    ends_alone: dict[str, Any] = {"max_restarts": 0, "on_interrupt": OnInterrupt.STOP}
+    for asked in ({}, ends_alone):
+        options = on_slurm(nodes=2, **asked).srun_args
+        assert "--wait=0" in options
+        assert ("--kill-on-bad-exit=1" in options) is bool(asked)
 
 
 def test_p30_one_step_is_all_there_is(site: Site) -> None:
