@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from clusterrun.state import JobState
 
 HEAD_BYTES = 256 * 1024  # started, rendezvous, world_ready: they name all nodes, thousands perhaps
 SAID = "clusterrun: "  # how our scripts and agents begin a line that the user is to read
+_DECIDED = re.compile(r"attempt \d+: [a-z]+: ")
 TAIL_BYTES = 64 * 1024  # the last steps, failures, the end
 
 
@@ -118,6 +120,8 @@ def _failure_before_events(paths: RunPaths) -> Failure | None:
     except OSError:
         return None
     said = [line.removeprefix(SAID) for line in lines if line.startswith(SAID)]
+    # What was decided upon it says less than why.
+    said = [line for line in said if not _DECIDED.match(line)] or said
     if not said:
         return None
     return Failure(node="", rank=None, code=end.exit_code, signal=None, message=said[-1])

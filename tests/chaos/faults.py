@@ -28,7 +28,7 @@ from tests.road import wait_for
 
 IN_BETWEEN = SAVE_EVERY * 3 // 2  # a step in the middle between two checkpoints
 AFTER_TWO = SAVE_EVERY * 5 // 2
-CUT_S, FULL_S, DOWN_S = 20.0, 5.0, 10.0
+CUT_S, FULL_S, DOWN_S = 20.0, 3.0, 10.0
 
 
 @dataclass(kw_only=True)
@@ -317,6 +317,7 @@ FAULTS = {
             name="run directory full",
             inject=fill_disk,
             options=RESTARTS,
+            steps=1000,  # several checkpoints while it is full, and some after
             attempts=None,
             trace="training goes on",
         ),
