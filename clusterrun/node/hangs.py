@@ -55,11 +55,13 @@ class HangWatch:
         if self._task is not None or self._is_through:
             return
         printed = sum(_size(output.path) for output in self._spool.outputs())
-        steps = self._page.calls() + self._reported
-        self._progress.look(now, steps=steps, printed=printed + self._said)
+        self._progress.look(now, steps=self._steps(), printed=printed + self._said)
         stalled_s = self._progress.stalled_s
         if stalled_s:
             self._task = asyncio.ensure_future(self._report(stalled_s))
+
+    def _steps(self) -> int:
+        return self._page.calls() + self._reported
 
     async def _places(self) -> tuple[list[stacks.Place], int]:
         """Ask all ranks where they are; count the nodes that do not answer."""
@@ -69,10 +71,12 @@ class HangWatch:
 
     async def _report(self, stalled_s: float) -> None:
         """Say where the ranks are, unless one gets on: a long evaluation is no hang."""
+        steps = self._steps()
         before, _ = await self._places()
         await asyncio.sleep(AGAIN_S)
         found, unheard = await self._places()
-        if stacks.is_moving(before, found) and self._progress.extend():
+        has_gone_on = self._steps() > steps  # to look takes its time
+        if has_gone_on or (stacks.is_moving(before, found) and self._progress.extend()):
             self._task = None
             return
         suspect = stacks.suspect(found)

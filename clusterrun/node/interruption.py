@@ -18,9 +18,7 @@ from clusterrun.node.saving import Page, Saving
 LOOK_S = 0.05
 WORD_S = 0.5  # how long the batch shell may take to say that SIGTERM is a cancellation
 LEAVE_S = 60.0  # how long ranks that have saved may go on
-LAST_S = (
-    30.0  # before the time limit, to end the ranks and say how to go on; a fifth of a short warning
-)
+LAST_S = 30.0  # of a long warning, to end the ranks and say how to go on; of a short one a fifth
 TRIES = 3  # to have all ranks save, where nodes do not answer
 
 

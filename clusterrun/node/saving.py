@@ -9,7 +9,6 @@ from typing import Any
 from clusterrun.control import Action, ControlPage, Decision
 from clusterrun.node.questions import Questions
 
-LOOK_S = 0.5
 SETTLE_S = 0.02  # a rank that looked just before it was held has published its count by then
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from clusterrun.node import hangs as module
 from clusterrun.node import stacks
 from clusterrun.node.endings import Failure
 from clusterrun.node.hangs import HangWatch
+from clusterrun.node.progress import EXTENSIONS
 from clusterrun.node.questions import Questions
 from clusterrun.node.saving import Page
 from clusterrun.node.spool import Spool
@@ -153,3 +155,39 @@ def test_a_training_that_tells_of_no_step_is_left_alone(
         await scene.idle(10_000)
 
     assert play(silent) == []
+
+
+def test_ranks_that_went_on_while_they_were_asked_do_not_hang(
+    play: Callable[..., list[Failure]],
+) -> None:
+    """They may be caught in the same place twice, as in each step's backward pass."""
+
+    async def deed(scene: Scene) -> None:
+        await hang(scene)
+        assert scene.watch._task is not None
+        scene.call()
+
+    assert play(deed, {"places": []}) == []
+
+
+def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
+    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(range(1000))
+
+    async def own(scene: Scene) -> list[stacks.Place]:
+        return [dataclasses.replace(WAITING[0], stack=next(looks))]
+
+    monkeypatch.setattr(Scene, "_own", own)
+    found: list[int] = []
+
+    async def deed(scene: Scene) -> None:
+        scene.call()
+        for _ in range(EXTENSIONS + 1):
+            await scene.idle(100)
+            found.append(len(scene.failures))
+            assert scene.watch._task is not None
+            await scene.watch._task
+
+    assert len(play(deed, {"places": []})) == 1
+    assert found == [0] * (EXTENSIONS + 1)
