@@ -13,7 +13,7 @@ from benchmarks.report import Section, Value, median
 from tests.chaos.checks import Reference, problems
 from tests.chaos.faults import FAULTS, UNDISTURBED, Fault, Scene
 from tests.chaos.training import SAVE_EVERY, Training, submit
-from tests.chaos.undergo import release, stage, wait_until_over
+from tests.chaos.undergo import stage, wait_until_over
 from tests.cluster.cluster import Cluster
 from tests.road import wait_for
 
@@ -67,7 +67,7 @@ class Long:
     def _wait_for_attempt(self, attempt: int) -> None:
         def has_come() -> bool:
             newest = self.training.job_ids[-1]
-            release(newest, self.cluster.job_state(newest), self.cluster)
+            self.cluster.start_requeued(newest)
             return self.training.newest_attempt >= attempt
 
         wait_for(has_come, f"attempt {attempt}", COMES_BACK_S)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from clusterrun.rendering.bundle import Bundle
 
 LOOK_AGAIN_S = 3.0
+# A job that starts in the second in which its last run was killed fails: the nodes' daemons take
+# its credential for that run's ("Job credential revoked").
+SOON = "now+2"
 # What sbatch says when it never reached slurmctld; any other silence may have queued the job.
 NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
 
@@ -158,11 +161,11 @@ class SlurmBackend:
             raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
 
     def release(self, job_id: str) -> bool:
-        """Have a job that was requeued, not one that the user wants later, start now."""
+        """Have a job that was requeued, not one that the user wants later, start at once."""
         job = slurm_query.ask_scontrol([job_id], self.slurm_cluster).get(job_id)
         if job is None or job.state is not JobState.PENDING or not job.restarts:
             return False
-        self.update(job_id, "StartTime=now")
+        self.update(job_id, f"StartTime={SOON}")
         return True
 
     def update(self, job_id: str, setting: str) -> None:

@@ -83,12 +83,6 @@ def wait_until_over(
             seen.append(JobState(at=time.time(), job_id=newest, state=state))
         if state in OVER and training.job_ids[-1] == newest:
             return seen
-        release(newest, state, cluster)
+        cluster.start_requeued(newest)
         assert time.monotonic() < deadline, f"job {newest} is {state} after {timeout_s:.0f} s"
         time.sleep(0.2)
-
-
-def release(job_id: str, state: str, cluster: Cluster) -> None:
-    """Start a job that Slurm holds for two minutes after a requeue, as `status --wait` does."""
-    if state == "PENDING":
-        cluster.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"], check=False)

@@ -182,7 +182,7 @@ def requeued(here: Here, restarts: int = 1) -> Path:
     return root
 
 
-UPDATE = ["update", "JobId=4711", "StartTime=now"]
+UPDATE = ["update", "JobId=4711", "StartTime=now+2"]
 
 
 def test_who_waits_has_slurm_start_a_requeued_job_now(here: Here) -> None:
@@ -217,7 +217,7 @@ def released(here: Here, root: Path) -> bool:
     release = Release()
     for _ in range(2):
         release(api.status(str(root)))
-    return "StartTime=now" in here.asked("scontrol")
+    return "StartTime=now+2" in here.asked("scontrol")
 
 
 def test_a_job_that_the_user_wants_later_is_left_alone(
@@ -242,4 +242,4 @@ def test_a_release_that_is_refused_is_not_tried_again_at_once(
         "[[ $1 == update ]] && exit 1\necho JobId=4711 JobState=PENDING Restarts=1 Command=/x",
     )
     assert released(here, root)
-    assert here.asked("scontrol").count("StartTime=now") == 1
+    assert here.asked("scontrol").count("StartTime=now+2") == 1

@@ -308,3 +308,16 @@ def test_the_run_directory_holds_nothing_that_we_did_not_name(submit: Submit) ->
     names = sorted(str(path.relative_to(made.run_dir)) for path in made.paths.root.rglob("*"))
     assert names == ["job.json", "job.sbatch", "node.sh", "plan.json", "slurm", "slurm/batch.out"]
     assert RunPaths(root=made.paths.root).batch_output.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_job_that_is_released_in_the_second_of_its_requeue_starts(
+    submit: Submit, cluster: Cluster
+) -> None:
+    made = submit("trap 'exit 124' TERM; srun sleep 100 & wait", "--requeue")
+    cluster.wait_job(made.job_id, "RUNNING")
+    time.sleep(2 - time.time() % 1)  # what follows fits into one second
+    cluster.run(["scontrol", "requeue", made.job_id])
+    wait_for(lambda: BACKEND.release(made.job_id), 20, "the release of the job")
+    state = cluster.wait_job(made.job_id, {"RUNNING", "FAILED", "NODE_FAIL"})
+    cluster.run(["scancel", made.job_id])
+    assert state == "RUNNING"

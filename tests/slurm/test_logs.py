@@ -158,7 +158,7 @@ def requeued(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
             wait_for(lambda: here.written_by(rank) > 20_000, f"output of rank {rank}")  # noqa: B023
         cluster.run(["scontrol", "requeue", job_id])
         cluster.wait_job(job_id, "PENDING")
-        cluster.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
+        cluster.start_requeued(job_id)
         assert ended(cluster, job_id) == "FAILED"
         watcher.end()
         yield Requeued(here, job_id, watcher)
