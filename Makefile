@@ -41,7 +41,7 @@ $(VENV)/.train: $(VENV)/bin/python setup.cfg pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) --editable '.[train,dev]'
+	$(PIP) --editable '.[train,examples,dev]'
 	touch $@
 
 clean:

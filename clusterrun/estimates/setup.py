@@ -1,0 +1,142 @@
+"""What is asked of an estimate, and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from clusterrun.spec import Strategy
+
+GIB = 1 << 30
+FITS_BELOW = 0.80  # of what can be used: the level at which people want to be told
+TIGHT_BELOW = 0.95
+
+
+class Optimizer(str, Enum):
+    """An optimizer, by what it keeps of each parameter."""
+
+    ADAMW = "adamw"
+    ADAM8BIT = "adam8bit"
+    LION = "lion"
+    SGD = "sgd"  # with momentum
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes that it keeps of each fp32 parameter, the master weight not counted."""
+        return {"adamw": 8, "adam8bit": 2, "lion": 4, "sgd": 4}[self.value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The size and shape of a model; 0 where a number of the shape is not known.
+
+    `params` counts tied weights once, `largest_layer` is the largest single module's own
+    parameters (DeepSpeed's definition), `block` those of one transformer block. `gated` says that
+    the feed-forward network has a gate (Llama's, not GPT-2's). `source` says where the facts are
+    from.
+    """
+
+    name: str
+    params: int
+    largest_layer: int = 0
+    block: int = 0
+    hidden: int = 0
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    ffn: int = 0
+    vocab: int = 0
+    gated: bool = True
+    source: str = ""
+
+    @property
+    def has_shape(self) -> bool:
+        """Say whether activations and the work of attention can be told."""
+        return min(self.hidden, self.layers, self.heads, self.ffn) > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """One way to train a model on a number of GPUs.
+
+    `procs_per_node` is GPUs, hence ranks, of a node; `precision` "fp32", "bf16" or "fp16", the last
+    two as autocast over fp32 weights (ddp, fsdp) or as DeepSpeed's own; `micro_batch` sequences of
+    `seq_len` tokens a rank and pass; `lora` the rank of adapters, 0 where all is trained.
+    """
+
+    model: Model
+    nodes: int = 1
+    procs_per_node: int = 1
+    strategy: Strategy = Strategy.DDP
+    precision: str = "bf16"
+    micro_batch: int = 1
+    accumulation: int = 1
+    seq_len: int = 0
+    grad_ckpt: bool = False
+    optimizer: Optimizer = Optimizer.ADAMW
+    lora: int = 0
+
+    @property
+    def world(self) -> int:
+        """Return the number of ranks."""
+        return self.nodes * self.procs_per_node
+
+    @property
+    def effective_batch(self) -> int:
+        """Return the samples of one optimizer step."""
+        return self.micro_batch * self.accumulation * self.world
+
+    @property
+    def is_half(self) -> bool:
+        """Say whether the arithmetic is of 16 bits."""
+        return self.precision in ("bf16", "fp16")
+
+    @property
+    def shards(self) -> int:
+        """Return how many ranks share one copy of what is sharded."""
+        if self.strategy in (Strategy.NONE, Strategy.DDP):
+            return 1
+        is_within_node = self.strategy is Strategy.FSDP_HYBRID
+        return self.procs_per_node if is_within_node else self.world
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Say whether the optimizer's states are in the host's memory."""
+        return self.strategy.value.endswith("-offload")
+
+    @property
+    def offloads_params(self) -> bool:
+        """Say whether the weights are in the host's memory, too."""
+        return self.strategy in (Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One part of a sum: its bytes, the formula with its symbols, and who says so."""
+
+    name: str
+    bytes: int
+    formula: str
+    source: str
+
+
+class Verdict(str, Enum):
+    """Whether something fits into what there is."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    NO = "no"
+
+
+def total(terms: Iterable[Term]) -> int:
+    """Add up the bytes of terms."""
+    return sum(term.bytes for term in terms)
+
+
+def verdict_of(needed: float, capacity: float) -> Verdict:
+    """Judge by the share that is needed: fits below 80 %, tight to 95 %."""
+    share = needed / capacity
+    if share < FITS_BELOW:
+        return Verdict.FITS
+    return Verdict.TIGHT if share <= TIGHT_BELOW else Verdict.NO
