@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Kind(str, Enum):
     PATH = "path"
     COUNT = "count"  # an integer >= 1
     NUMBER = "number"  # an integer >= 0
+    REAL = "real"  # a number above 0: 0.4, 8.03e9, 8.03B, 4.5s
     FLAG = "flag"
     ENUM = "enum"
     TEXTS = "texts"  # a list; a repeatable option
@@ -81,6 +83,7 @@ _TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
         (Kind.COUNT, Kind.NUMBER, Kind.MINUTES, Kind.SECONDS, Kind.DURATION, Kind.BYTES),
         ((int,), "a whole number"),
     ),
+    Kind.REAL: ((int, float), "a number"),
     Kind.FLAG: ((bool,), "True or False"),
     Kind.ENUM: ((str,), "one of its words"),  # a word stands for its member until it is resolved
     Kind.TEXTS: ((tuple, list), "a list of str"),
@@ -130,22 +133,28 @@ def check_value(field: Field, value: Any) -> None:
     if value is None:
         return
     option = field.flags[-1].split("/")[0] if field.flags else field.key
-    if field.kind is Kind.COUNT and value < 1:
-        raise UsageError(f"{option} must be at least 1, not {value}")
-    if field.kind is Kind.NUMBER and value < 0:
-        raise UsageError(f"{option} must not be negative, but is {value}")
-    if field.kind is Kind.DURATION and value < 0:
-        raise UsageError(f"{option} must not be negative")
-    if field.kind in (Kind.MINUTES, Kind.SECONDS) and value < 1:
-        raise UsageError(f"{option} must be a positive time")
-    if field.kind is Kind.BYTES and value < 1:
-        raise UsageError(f"{option} must be at least one byte")
+    _check_number(option, field.kind, value)
     if field.kind in (Kind.TEXT, Kind.PATH):
         _check_text(option, value)
     if field.kind is Kind.TEXTS:
         _check_texts(field, option, value)
     if field.kind is Kind.MAPPING:
         _check_variables(option, value)
+
+
+def _check_number(option: str, kind: Kind, value: Any) -> None:
+    if kind is Kind.COUNT and value < 1:
+        raise UsageError(f"{option} must be at least 1, not {value}")
+    if kind is Kind.REAL and not 0 < value < math.inf:
+        raise UsageError(f"{option} must be a number above 0, not {value}")
+    if kind is Kind.NUMBER and value < 0:
+        raise UsageError(f"{option} must not be negative, but is {value}")
+    if kind is Kind.DURATION and value < 0:
+        raise UsageError(f"{option} must not be negative")
+    if kind in (Kind.MINUTES, Kind.SECONDS) and value < 1:
+        raise UsageError(f"{option} must be a positive time")
+    if kind is Kind.BYTES and value < 1:
+        raise UsageError(f"{option} must be at least one byte")
 
 
 def _check_text(option: str, value: str) -> None:

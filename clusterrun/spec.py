@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from clusterrun.fields import Field, Kind, check_type, check_value, declared
+from clusterrun.training import Training
 
 
 class Cluster(str, Enum):
@@ -91,7 +92,7 @@ class Network(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSpec:
+class JobSpec(Training):
     """What the user asked for; `None` means that nothing was said.
 
     Raises UsageError on construction when a value can't be meant.
@@ -375,9 +376,10 @@ class JobSpec:
 
 
 def _declared() -> tuple[Field, ...]:
+    facts = dataclasses.fields(Training)
+    own = dataclasses.fields(JobSpec)[len(facts) :]
     return tuple(
-        Field(name=field.name, default=field.default, **field.metadata)
-        for field in dataclasses.fields(JobSpec)
+        Field(name=field.name, default=field.default, **field.metadata) for field in (*own, *facts)
     )
 
 

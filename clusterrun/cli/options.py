@@ -25,6 +25,7 @@ _HEADINGS: Final = {
     "slurm": "Slurm",
     "launch": "Training",
     "network": "Network",
+    "training": "Facts of the training",
     "env": "Environment",
     "config": "Configuration",
 }
@@ -33,6 +34,8 @@ _METAVARS: Final = {
     Kind.PATH: "PATH",
     Kind.COUNT: "N",
     Kind.NUMBER: "N",
+    Kind.REAL: "X",
+    Kind.BYTES: "SIZE",
     Kind.MINUTES: "TIME",
     Kind.SECONDS: "TIME",
 }
@@ -134,21 +137,25 @@ class ScriptCommand(JobCommand):
     allow_interspersed_args = False
 
 
-def job_options(*, script: bool = True, files: bool = True) -> Callable[[_Function], _Function]:
-    """Give a verb every option of JobSpec; it receives them as `job: JobOptions`.
+def job_options(
+    *, script: bool = True, files: bool = True, training: bool = False
+) -> Callable[[_Function], _Function]:
+    """Give a verb the options of JobSpec; it receives them as `job: JobOptions`.
 
     With `script` also the arguments `[SCRIPT] [ARGS]...`, for a ScriptCommand; without `files`
-    no option names a configuration file or a profile.
+    no option names a configuration file or a profile; with `training` also the facts of the
+    training have options.
     """
+    declared = [field for field in FIELDS if training or field.group != "training"]
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
         def command(*args: Any, **kwargs: Any) -> Any:
-            job = _collect(click.get_current_context(), kwargs)
+            job = _collect(click.get_current_context(), kwargs, declared)
             return function(*args, job=job, **kwargs)
 
         sources = [*_file_options(), _set_option()] if files else [_set_option()]
-        for option in reversed([*_field_options(), *sources]):
+        for option in reversed([*_field_options(declared), *sources]):
             option(command)
         if script:
             click.argument("words", metavar="[SCRIPT] [ARGS]...", nargs=-1, type=click.UNPROCESSED)(
@@ -159,8 +166,8 @@ def job_options(*, script: bool = True, files: bool = True) -> Callable[[_Functi
     return decorate
 
 
-def _field_options() -> Iterator[Callable[[Any], Any]]:
-    for declared in FIELDS:
+def _field_options(fields: Sequence[Field]) -> Iterator[Callable[[Any], Any]]:
+    for declared in fields:
         if declared.flags:
             yield click.option(*_spellings(declared), **_settings(declared))
 
@@ -219,11 +226,11 @@ def _set_option() -> Callable[[Any], Any]:
     )
 
 
-def _collect(ctx: click.Context, kwargs: dict[str, Any]) -> JobOptions:
+def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]) -> JobOptions:
     """Take our parameters out of those that click gives to the verb."""
     words = kwargs.pop("words", ())
     flags = {}
-    for declared in FIELDS:
+    for declared in fields:
         if declared.flags:
             value = kwargs.pop(declared.name)
             if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:

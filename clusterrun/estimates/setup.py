@@ -7,24 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from clusterrun.spec import Strategy
+from clusterrun.training import Optimizer
 
 GIB = 1 << 30
 FITS_BELOW = 0.80  # of what can be used: the level at which people want to be told
 TIGHT_BELOW = 0.95
-
-
-class Optimizer(str, Enum):
-    """An optimizer, by what it keeps of each parameter."""
-
-    ADAMW = "adamw"
-    ADAM8BIT = "adam8bit"
-    LION = "lion"
-    SGD = "sgd"  # with momentum
-
-    @property
-    def state_bytes(self) -> int:
-        """Return the bytes that it keeps of each fp32 parameter, the master weight not counted."""
-        return {"adamw": 8, "adam8bit": 2, "lion": 4, "sgd": 4}[self.value]
 
 
 @dataclass(frozen=True, kw_only=True)

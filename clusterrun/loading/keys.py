@@ -14,7 +14,7 @@ BY_NAME: Final[Mapping[str, Field]] = {field.name: field for field in FIELDS}
 BY_ENV: Final[Mapping[str, Field]] = {field.env: field for field in FIELDS}
 SECTIONS: Final = tuple(
     dict.fromkeys(key.partition(".")[0] for key in BY_KEY if "." in key)
-)  # slurm, launch, network, logs
+)  # slurm, launch, network, logs, training
 # What other tools call it.
 _ALIASES: Final = {
     **dict.fromkeys(("gpus", "gres", "num_gpus", "n_gpus"), "slurm.gpus_per_node"),

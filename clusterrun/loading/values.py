@@ -19,6 +19,8 @@ from clusterrun.spec import JobSpec
 Raw = str | tuple[str, ...] | Mapping[str, str]
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,9}\Z")
+_REAL: Final = re.compile(r"([0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]{1,3})?)(ms|s|[kMBT])?\Z")
+_UNITS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "s": 1.0, "ms": 1e-3}
 _FLAGS: Final = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
@@ -115,6 +117,15 @@ def _integer(field: Field, text: str, label: str) -> int:
     raise UsageError(f"{label} must be a whole number, not '{text}'")
 
 
+def _real(field: Field, text: str, label: str) -> float:
+    found = _REAL.match(text.strip().replace("_", ""))
+    is_time = field.name.endswith("_s")
+    if not found or (found[2] and ("s" in found[2]) != is_time):
+        hint = "write it as 4.5, 4.5s or 450ms" if is_time else "write it as 0.4, 8.03e9 or 8.03B"
+        raise UsageError(f"{label} must be a number, not '{text}'", hint=hint)
+    return float(found[1]) * _UNITS[found[2] or ""]
+
+
 def _flag(_field: Field, text: str, label: str) -> bool:
     value = _FLAGS.get(text.strip().lower())
     if value is None:
@@ -204,6 +215,7 @@ _READERS: Final[Mapping[Kind, Callable[[Field, Raw, str], Any]]] = {
     Kind.PATH: _scalar(_text),
     Kind.COUNT: _scalar(_integer),
     Kind.NUMBER: _scalar(_integer),
+    Kind.REAL: _scalar(_real),
     Kind.FLAG: _scalar(_flag),
     Kind.ENUM: _scalar(_enum),
     Kind.TEXTS: _list,

@@ -22,7 +22,7 @@ def parse(*args: str, script: bool = True) -> JobOptions:
     received: list[JobOptions] = []
 
     @click.command(cls=ScriptCommand if script else JobCommand)
-    @job_options(script=script)
+    @job_options(script=script, training=True)
     @click.option("--follow", is_flag=True)
     def verb(job: JobOptions, follow: bool) -> None:
         received.append(job)
@@ -66,6 +66,16 @@ def test_every_spelling_gives_its_field_and_is_named_as_typed(
 def test_no_two_options_share_a_spelling() -> None:
     spellings = [spelling for _, _, spelling in SPELLINGS] + ["--config", "--profile", "--set"]
     assert len(spellings) == len(set(spellings))
+
+
+def test_only_plan_asks_for_facts_of_the_training() -> None:
+    @click.command()
+    @job_options(script=False)
+    def launches(job: JobOptions) -> None: ...
+
+    spellings = {flag for option in launches.params for flag in option.opts}
+    assert "--strategy" in spellings
+    assert "--samples" not in spellings
 
 
 def test_what_was_not_typed_is_not_given() -> None:

@@ -53,6 +53,19 @@ MISTAKES = [
     ("slurm: {nodes: 0}", "--nodes must be at least 1, not 0", "1:16", None),
     ("slurm: {nodes: -2}", "--nodes must be at least 1, not -2", "1:16", None),
     (
+        "training: {params: 8 billion}",
+        "training.params must be a number, not '8 billion'",
+        "1:20",
+        "write it as 0.4, 8.03e9 or 8.03B",
+    ),
+    (
+        "training: {step_time: 4h}",
+        "training.step_time must be a number, not '4h'",
+        "1:23",
+        "write it as 4.5, 4.5s or 450ms",
+    ),
+    ("training: {mfu: 0}", "--mfu must be a number above 0, not 0.0", "1:17", None),
+    (
         "slurm: {nodes: 2-4}",
         "slurm.nodes must be one number, not '2-4'",
         "1:16",

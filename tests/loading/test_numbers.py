@@ -1,0 +1,32 @@
+"""Numbers with a fraction, an exponent or a unit are read as they are meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterrun.loading.keys import BY_NAME
+from clusterrun.loading.values import interpret, written
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("params", "8.03e9", 8.03e9),
+        ("params", "8.03B", 8.03e9),
+        ("params", "480_000", 480_000),
+        ("tokens", "1T", 1e12),
+        ("lr", "1.25e-6", 1.25e-6),
+        ("mfu", "0.4", 0.4),
+        ("step_time_s", "4.5", 4.5),
+        ("step_time_s", "4.5s", 4.5),
+        ("step_time_s", "450ms", 0.45),
+    ],
+)
+def test_a_number_is_read(name: str, text: str, value: float) -> None:
+    field = BY_NAME[name]
+    assert interpret(field, text, label=name) == pytest.approx(value)
+
+
+def test_a_number_is_written_so_that_it_is_read_again() -> None:
+    field = BY_NAME["lr"]
+    assert interpret(field, written(field, 1.25e-6), label="lr") == 1.25e-6
