@@ -47,7 +47,11 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
         checkpoint=_saved(paths, [*before, newest]),
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
     )
-    ground = dataclasses.replace(_ground(plan, env), saved_before=_saved_before(paths, number))
+    ground = dataclasses.replace(
+        _ground(plan, env),
+        saved_before=_saved_before(paths, number),
+        savers=_savers(paths, number),
+    )
     decision = decide([*before, newest], ground)
     outcome = dataclasses.replace(
         newest, next=decision.next, why=decision.why, exclude=decision.exclude
@@ -164,15 +168,30 @@ def _saved(paths: RunPaths, history: Sequence[Outcome]) -> int | None:
     A run that was resumed has it on disk.
     """
     told = [outcome.checkpoint for outcome in history if outcome.checkpoint is not None]
-    number = history[-1].attempt
+    told += [step for _, step in _checkpoints(paths, history[-1].attempt)]
+    on_disk = None if told else checkpoints.newest(paths.checkpoints_dir)[0]
+    return on_disk.step if on_disk else max(told, default=None)
+
+
+def _checkpoints(paths: RunPaths, number: int) -> list[tuple[int, int]]:
+    """Return attempt and step of each checkpoint up to an attempt that is told of in the events."""
     first = _first(paths, number)
-    told += [
-        step
+    return [
+        (attempt, step)
         for attempt, kind, step in _numbers(paths, first, number)
         if kind == "checkpoint" and first <= attempt <= number
     ]
-    on_disk = None if told else checkpoints.newest(paths.checkpoints_dir)[0]
-    return on_disk.step if on_disk else max(told, default=None)
+
+
+def _savers(paths: RunPaths, number: int) -> frozenset[int]:
+    """Find the attempts that saved what they had trained, not only what they began with."""
+    began: dict[int, int] = {}
+    for attempt, kind, step in _numbers(paths, _first(paths, number), number):
+        if kind == "step":
+            began[attempt] = min(step, began.get(attempt, step))
+    return frozenset(
+        attempt for attempt, step in _checkpoints(paths, number) if step > began.get(attempt, step)
+    )
 
 
 def _saved_before(paths: RunPaths, number: int) -> int:

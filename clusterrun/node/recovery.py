@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from clusterrun.errors import NodeExit
 from clusterrun.node.endings import Cause
@@ -12,7 +13,7 @@ from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster, OnInterrupt
 
 FRUITLESS = 2  # attempts that may die one after the other without a new checkpoint
-LOSSES = 5  # the same, those that lost a node included
+LOSSES = 5  # the same, those that lost a node included, or that only made up for lost checkpoints
 PREEMPTIONS = 20  # the same, of preemptions: whoever sends SIGTERM may be taken for Slurm
 PREEMPTED = "preempted"
 MEETINGS = 2  # tries to bring the nodes together
@@ -47,13 +48,15 @@ class Decision:
 class Ground:
     """What the decision stands on besides the attempts.
 
-    `saved_before` is the newest checkpoint from before these attempts, -1 without one; `allocated`
-    are the nodes that the job was given; `unreachable` names those of some nodes that give no sign
-    of life.
+    `saved_before` is the newest checkpoint from before these attempts, -1 without one; `savers` are
+    the attempts that saved steps of their own, be it that later ones had been saved and were lost;
+    `allocated` are the nodes that the job was given; `unreachable` names those of some nodes that
+    give no sign of life.
     """
 
     plan: Plan
     saved_before: int = -1
+    savers: frozenset[int] = frozenset()
     allocated: tuple[str, ...]
     unreachable: Callable[[Sequence[str]], tuple[str, ...]]
 
@@ -125,10 +128,10 @@ def _futile(history: Sequence[Outcome], ground: Ground) -> str:
         return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
     if plan.max_restarts is None and newest.checkpoint is None:
         return "no checkpoint was saved from which to go on"
-    fruitless = _fruitless(history, ground)
-    if len(_blamed(fruitless)) >= FRUITLESS or len(fruitless) >= LOSSES:
+    fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
+    if len(_blamed(fruitless)) >= FRUITLESS or len(stuck) >= LOSSES:
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
-        return f"{len(fruitless)} attempts died without a checkpoint{beyond}"
+        return f"{len(stuck)} attempts died without a checkpoint{beyond}"
     return ""
 
 
@@ -142,11 +145,21 @@ def _is_failure(outcome: Outcome) -> bool:
 
 def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
     """Return those of `_unsaved` that were not preempted: that says nothing about the training."""
-    return [outcome for outcome in _unsaved(history, ground) if outcome.reason != PREEMPTED]
+    return _not_preempted(_unsaved(history, ground))
+
+
+def _not_preempted(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.reason != PREEMPTED]
 
 
 def _unsaved(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
-    """Return the newest attempts that, one after the other, saved nothing new."""
+    """Return the newest attempts that, one after the other, saved nothing."""
+    found = _no_further(history, ground)
+    return list(takewhile(lambda outcome: outcome.attempt not in ground.savers, found))
+
+
+def _no_further(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
+    """Return the newest attempts, newest first, after which the run was no further than before."""
     found: list[Outcome] = []
     for number in range(len(history) - 1, -1, -1):
         before = max(_saved(o) for o in history[:number]) if number else ground.saved_before

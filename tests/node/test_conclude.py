@@ -112,6 +112,22 @@ def test_a_step_that_cannot_start_again_and_again_ends_the_run(run: Run) -> None
     assert decision.why == "2 attempts died without a checkpoint beyond step 100"
 
 
+@pytest.mark.parametrize(("resaved", "next_step"), [(80, Next.RELAUNCH), (40, Next.STOP)])
+def test_what_was_trained_and_saved_again_counts_and_what_was_begun_with_does_not(
+    run: Run, resaved: int, next_step: Next
+) -> None:
+    run.attempt(1, {"checkpoint": 100, "next": Next.RELAUNCH})
+    for number in (2, 3):  # that of step 100 was damaged; they went on from step 40
+        run.attempt(number, {"step": 90, "next": Next.RELAUNCH})
+        run.world(number)
+        run.events(
+            "n1",
+            {"type": "step", "step": 41, "attempt": number},
+            {"type": "checkpoint", "step": resaved, "attempt": number},
+        )
+    assert run.conclude(3)[0].next is next_step
+
+
 def test_a_failed_setup_line_is_named_as_an_unfit_node(run: Run) -> None:
     run.attempt(1)
     decision, outcome = run.conclude(1, 122)

@@ -51,8 +51,10 @@ def after(
     allocated: Sequence[str] = NODES,
     gone: Sequence[str] = (),
     saved_before: int = -1,
+    savers: Sequence[int] = (),
 ) -> Decision:
     ground = Ground(
+        savers=frozenset(savers),
         saved_before=saved_before,
         plan=plan or slurm(),
         allocated=tuple(allocated),
@@ -177,6 +179,18 @@ def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
 def test_nodes_that_do_not_meet_have_one_more_try() -> None:
     assert after(ended(APART, 100), ended(APART, 100)).next is STOP
     assert after(ended(APART, 100), ended(KILLED, 100), ended(APART, 100)).next is RELAUNCH
+
+
+def test_attempts_that_make_up_for_a_lost_checkpoint_are_not_fruitless() -> None:
+    lost = [ended(KILLED, 100, attempt=number) for number in range(1, LOSSES + 2)]
+    assert after(*lost[:4], savers=[2, 3, 4]).next is RELAUNCH
+    assert after(*lost[:4], savers=[2]).next is STOP
+
+
+def test_what_is_lost_again_and_again_ends_some_time() -> None:
+    lost = [ended(KILLED, 100, attempt=number) for number in range(1, LOSSES + 2)]
+    decision = after(*lost, savers=range(1, LOSSES + 2))
+    assert decision.why == f"{LOSSES} attempts died without a checkpoint beyond step 100"
 
 
 def test_attempts_that_reach_the_time_limit_need_a_new_checkpoint() -> None:
