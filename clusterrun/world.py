@@ -272,8 +272,8 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
     @functools.wraps(original)
     def __init__(self: Any, cpu: bool = False, **kwargs: Any) -> None:
         mine = contract.is_mine and not self._shared_state
-        if mine and contract.backend:
-            kwargs.setdefault("backend", contract.backend)
+        if mine and contract.backend and kwargs.get("backend") is None:
+            kwargs["backend"] = contract.backend  # the Trainer passes None where nobody chose one
         # Accelerator() reads this variable, a bare PartialState() in a script does not.
         original(self, cpu or (mine and _is_forced_to_cpu()), **kwargs)
         if mine:

@@ -138,6 +138,9 @@ def test_a_bare_partial_state_reads_what_accelerator_reads(world: World) -> None
 def test_the_backend_of_the_job_reaches_accelerate(world: World) -> None:
     assert world.run(STATE, CLUSTERRUN_BACKEND="gloo") == 0
     assert "given (False, {'backend': 'gloo'})" in world.out()
+    none = STATE.replace("PartialState()", "PartialState(backend=None)")
+    assert world.run(none, CLUSTERRUN_BACKEND="gloo") == 0
+    assert world.out().count("given (False, {'backend': 'gloo'})") == 2
     own = STATE.replace("PartialState()", "PartialState(backend='nccl')")
     assert world.run(own, CLUSTERRUN_BACKEND="gloo") == 0
     assert "given (False, {'backend': 'nccl'})" in world.out()
