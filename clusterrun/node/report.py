@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-BF16_CAPABILITY = (8, 0)
+from clusterrun.estimates.gpus import has_bf16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Report:
     @property
     def has_bf16(self) -> bool:
         """Say whether every GPU of the node computes in bf16 natively."""
-        return bool(self.capabilities) and min(self.capabilities) >= BF16_CAPABILITY
+        return bool(self.capabilities) and has_bf16(min(self.capabilities))
 
     def to_data(self) -> dict[str, Any]:
         """Write the report as JSON data."""

@@ -1,0 +1,49 @@
+"""What a data loader is to be made with, by the CPUs and the memory that are allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from clusterrun.estimates.setup import GIB
+from clusterrun.wording import count
+
+MAX_WORKERS: Final = 4
+LOW_HOST_BYTES: Final = 15 * GIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """The settings of a torch DataLoader of one rank, and the reason for them."""
+
+    num_workers: int
+    pin_memory: bool
+    why: str
+
+
+def advice(cpus_per_rank: int, host_bytes: int) -> Loader:
+    """Choose workers and pinning; `host_bytes` is a node's allocated memory, 0: not known.
+
+    >>> advice(2, 64 * GIB)
+    Loader(num_workers=2, pin_memory=True, why='one worker a CPU, 4 at most: a rank has 2 CPUs')
+    """
+    if is_low(host_bytes):
+        return Loader(
+            num_workers=0,
+            pin_memory=False,
+            why=f"the host has {host_bytes / GIB:.1f} GiB, under {LOW_HOST_BYTES // GIB}:"
+            " workers copy what they load, and pinned memory can't be swapped",
+        )
+    workers = min(MAX_WORKERS, cpus_per_rank)
+    return Loader(num_workers=workers, pin_memory=True, why=_why(workers, cpus_per_rank))
+
+
+def is_low(host_bytes: int) -> bool:
+    """Say whether a host has so little memory that loaders must be frugal."""
+    return 0 < host_bytes < LOW_HOST_BYTES
+
+
+def _why(workers: int, cpus: int) -> str:
+    if cpus < 1:
+        return "how many CPUs a rank has is not known: give --cpus-per-task"
+    return f"one worker a CPU, {MAX_WORKERS} at most: a rank has {count(cpus, 'CPU')}"

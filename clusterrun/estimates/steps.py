@@ -1,0 +1,98 @@
+"""How many optimizer steps an epoch has: the full ones, and those that accelerate really runs.
+
+accelerate with its defaults, `even_batches=True` and `split_batches=False`, and a loader without
+`drop_last`. The HF Trainer counts the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleCounts:
+    """What a learning-rate schedule is to be made with."""
+
+    warmup: int
+    total: int
+
+
+def effective_batch(micro_batch: int, accumulation: int, world: int) -> int:
+    """Return the samples of one optimizer step.
+
+    >>> effective_batch(32, 3, 2)
+    192
+    """
+    return micro_batch * accumulation * world
+
+
+def full_steps(samples: int, effective: int) -> int:
+    """Count the steps of an epoch that have a whole batch; 0 where the data is smaller.
+
+    >>> full_steps(10_000_000, 192)
+    52083
+    """
+    return samples // effective
+
+
+def batches_per_rank(samples: int, micro_batch: int, world: int) -> int:
+    """Count the batches that each rank gets in an epoch.
+
+    accelerate deals whole batches out in turn (BatchSamplerShard) and starts the data again
+    until every rank has as many.
+
+    >>> batches_per_rank(29_500, 4, 8)
+    922
+    """
+    return _ceil(_ceil(samples, micro_batch), world)
+
+
+def accelerate_steps(samples: int, micro_batch: int, accumulation: int, world: int) -> int:
+    """Count the optimizer steps of an epoch: its end forces one, even in mid-accumulation.
+
+    All rounding is upwards, which makes it the samples by the effective batch, rounded up.
+
+    >>> accelerate_steps(29_500, 4, 1, 8), accelerate_steps(2_500, 8, 8, 1)
+    (922, 40)
+    """
+    return _ceil(batches_per_rank(samples, micro_batch, world), accumulation)
+
+
+def repeated_samples(samples: int, micro_batch: int, world: int) -> int:
+    """Count the samples that the last step of an epoch has a second time.
+
+    One process alone gets a smaller last batch, and repeats none.
+
+    >>> repeated_samples(29_500, 4, 8), repeated_samples(29_501, 4, 1)
+    (4, 0)
+    """
+    if world == 1:
+        return 0
+    return batches_per_rank(samples, micro_batch, world) * micro_batch * world - samples
+
+
+def total_steps(steps_per_epoch: int, epochs: float) -> int:
+    """Count the steps of a training; a part of an epoch is rounded up, as the HF Trainer does.
+
+    >>> total_steps(40, 3), total_steps(40, 0.51)
+    (120, 21)
+    """
+    return math.ceil(steps_per_epoch * epochs)
+
+
+def schedule_counts(warmup_steps: int, steps: int, world: int) -> ScheduleCounts:
+    """Say what to make a schedule with that goes through `Accelerator.prepare`.
+
+    Such a schedule is stepped once per process at each optimizer step (AcceleratedScheduler), so
+    one made for the optimizer's own steps would be over after 1/world of them. The HF Trainer
+    steps its schedule once.
+
+    >>> schedule_counts(100, 1844, 4)
+    ScheduleCounts(warmup=400, total=7376)
+    """
+    return ScheduleCounts(warmup=warmup_steps * world, total=steps * world)
+
+
+def _ceil(count: int, size: int) -> int:
+    return -(-count // size)

@@ -1,0 +1,144 @@
+"""What a GPU is known by, and that its precision is the one that its nodes will choose."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from clusterrun.errors import UsageError
+from clusterrun.estimates import gpus
+from clusterrun.estimates.gpus import ALL, SHORT, assumption, find, precision_of
+from clusterrun.node.preparation import decided_precision
+from clusterrun.node.report import Report
+from clusterrun.planning.plan import Precision
+from tests.planning.samples import here
+
+GIB = 1 << 30
+
+
+def test_documented_examples_hold() -> None:
+    assert doctest.testmod(gpus).failed == 0
+    assert doctest.testmod(gpus).attempted > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        # As Slurm's AutoDetect names them: NVML's name in lower case with underscores.
+        ("nvidia_a100-sxm4-40gb", "A100-40G"),
+        ("nvidia_a100_80gb_pcie", "A100-80G"),
+        ("nvidia_h100_80gb_hbm3", "H100-80G"),
+        ("nvidia_h100_pcie", "H100-PCIe"),
+        ("nvidia_h100_nvl", "H100-NVL"),
+        ("nvidia_gh200_480gb", "GH200"),
+        ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"),
+        ("nvidia_rtx_a6000", "RTX-A6000"),
+        ("nvidia_geforce_rtx_3090", "RTX-3090"),
+        ("tesla_v100-sxm2-32gb", "V100-32G"),
+        ("tesla_p100-pcie-16gb", "P100-16G"),
+        ("tesla_t4", "T4"),
+        ("amd_instinct_mi300x", "MI300X"),
+        # As administrators and users write them.
+        ("rtx4090", "RTX-4090"),
+        ("4090", "RTX-4090"),
+        ("a100_80g", "A100-80G"),
+        ("A100 40 GiB", "A100-40G"),
+        ("rtx3080-12gb", "RTX-3080-12G"),
+        ("l40s", "L40S"),
+        ("mi250", "MI250X"),
+    ],
+)
+def test_a_card_is_found_under_its_common_spellings(text: str, name: str) -> None:
+    assert find(text).name == name
+
+
+@pytest.mark.parametrize("gpu", ALL, ids=lambda gpu: gpu.name)
+def test_a_card_is_found_under_its_own_names(gpu: gpus.Gpu) -> None:
+    assert [find(text) for text in (gpu.name, *gpu.aliases)] == [gpu] * (1 + len(gpu.aliases))
+
+
+@pytest.mark.parametrize("short", SHORT)
+def test_a_short_name_is_its_first_card_and_the_least_memory(short: str) -> None:
+    cards = [find(name) for name in SHORT[short]]
+    assert find(short) == cards[0]
+    assert cards[0].memory_bytes == min(card.memory_bytes for card in cards)
+
+
+def test_what_a_short_name_is_taken_for_is_said() -> None:
+    assert assumption("nvidia_v100") == (
+        "GPU 'nvidia_v100' is taken for the V100-16G; say v100-32g for another"
+    )
+    assert assumption("h100").endswith("H100-80G; say h100-pcie or h100-nvl for another")
+    assert assumption("h100-80g") == assumption("rtx4090") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "close"),
+    [("rtx4091", "rtx-4090"), ("h100-81g", "h100-80g"), ("a10g", "a10"), ("l40", "l40s")],
+)
+def test_an_unknown_card_is_refused_with_those_close_to_it(text: str, close: str) -> None:
+    with pytest.raises(UsageError, match=f"GPU '{text}' is not known") as refused:
+        find(text)
+    (hint,) = refused.value.hints
+    assert hint.startswith("did you mean ")
+    assert close in hint
+    assert "--gpu-mem" in hint
+
+
+def test_with_nothing_close_the_hint_lists_all() -> None:
+    with pytest.raises(UsageError) as refused:
+        find("tpu")
+    assert all(gpu.name.lower() in refused.value.hints[0] for gpu in ALL)
+
+
+def test_each_card_says_all_that_is_asked_of_it() -> None:
+    for gpu in ALL:
+        precisions = {"fp16", "fp32"} | ({"bf16"} if precision_of(gpu) == "bf16" else set())
+        assert set(gpu.tflops) == precisions, gpu.name
+        assert all(peak > 0 for peak in gpu.tflops.values())
+        assert gpu.architecture
+        assert "memory: " in gpu.source
+        assert "peak: " in gpu.source
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "bf16"),
+    [
+        ("A100-80G", 80.0, 312),
+        ("H100-80G", 79.6, 989),
+        ("H100-PCIe", 79.6, 756),
+        ("H200", 140.4, 989),
+        ("L40S", 45.0, 362),
+        ("B200", 179.1, 2250),
+        ("RTX-4090", 24.0, 165.2),
+        ("MI300X", 192.0, 1307.4),
+    ],
+)
+def test_memory_and_peak_of_common_cards(name: str, gib: float, bf16: float) -> None:
+    gpu = find(name)
+    assert round(gpu.memory_bytes / GIB, 1) == gib
+    assert gpu.tflops["bf16"] == bf16
+
+
+def test_the_guides_cards_are_known() -> None:
+    named = "rtx3080 rtx3090 rtx4070 rtx4080 rtx4090 a6000 v100 p100 a100-40g a100-80g h100 h200"
+    assert len({find(text).name for text in named.split()}) == 12
+
+
+@pytest.mark.parametrize("gpu", ALL, ids=lambda gpu: gpu.name)
+def test_the_precision_is_what_the_nodes_decide(gpu: gpus.Gpu) -> None:
+    versions = {"torch": "2.13.0"}
+    capabilities = (gpu.compute_capability,) * 2
+    head = Report(node="n0", node_rank=0, versions=versions, capabilities=capabilities)
+    assert precision_of(gpu) == decided_precision(Precision.HEAD, [head])
+
+
+def test_without_a_gpu_the_precision_is_what_a_plan_for_cpus_decides() -> None:
+    assert here().precision is Precision.NO
+    assert precision_of(None) == "fp32"
+
+
+def test_bf16_starts_with_ampere() -> None:
+    without = {gpu.name for gpu in ALL if precision_of(gpu) == "fp16"}
+    assert without == {"P100-16G", "V100-16G", "V100-32G", "T4"}

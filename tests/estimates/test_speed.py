@@ -1,0 +1,142 @@
+"""How long a training takes, from its arithmetic or from a measured step."""
+
+from __future__ import annotations
+
+import doctest
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.errors import UsageError
+from clusterrun.estimates import speed
+from clusterrun.estimates.gpus import find
+from clusterrun.estimates.setup import Model, Setup
+from clusterrun.estimates.speed import (
+    SCALING,
+    Speedup,
+    epoch_time,
+    flops_per_token,
+    measured_time,
+    peak_flops,
+    segments,
+    speedup,
+    young_interval,
+)
+
+HOUR_S = 3600
+LLAMA = Model(
+    name="llama-3.1-8b",
+    params=8_030_261_248,
+    hidden=4096,
+    layers=32,
+    heads=32,
+    kv_heads=8,
+    ffn=14336,
+    vocab=128_256,
+)
+SETUP = Setup(model=LLAMA, nodes=4, procs_per_node=8, seq_len=4096)
+TOKENS = 1_200_000 * 4096
+
+
+def test_documented_examples_hold() -> None:
+    assert doctest.testmod(speed).failed == 0
+    assert doctest.testmod(speed).attempted > 0
+
+
+def test_attention_is_an_eighth_of_the_work_of_8b_at_4096() -> None:
+    work = flops_per_token(LLAMA, 4096)
+    assert work == 6 * 8_030_261_248 + 12 * 32 * 4096 * 4096
+    assert work / flops_per_token(LLAMA, 0) == pytest.approx(1.13, abs=0.005)
+
+
+def test_a_model_without_a_shape_is_counted_by_its_parameters() -> None:
+    assert flops_per_token(Model(name="m", params=1000), 4096) == 6000
+
+
+def test_frozen_weights_need_no_gradients_of_their_own() -> None:
+    saved = flops_per_token(LLAMA, 4096) - flops_per_token(LLAMA, 4096, lora=16)
+    assert saved == 2 * LLAMA.params
+
+
+def test_an_epoch_on_32_h100_takes_six_hours_and_its_band() -> None:
+    took = epoch_time(SETUP, find("h100-80g"), TOKENS)
+    hours = [round(s / HOUR_S, 1) for s in (took.low_s, took.mid_s, took.high_s)]
+    assert hours == [4.7, 5.9, 7.9]
+    assert took.basis == "mfu"
+
+
+def test_the_band_is_that_of_mfu_30_to_50_percent() -> None:
+    took = epoch_time(SETUP, find("a100-80g"), TOKENS)
+    work = TOKENS * flops_per_token(LLAMA, 4096) / (32 * 312e12)
+    assert took.low_s == pytest.approx(work / 0.5)
+    assert took.mid_s == pytest.approx(work / 0.4)
+    assert took.high_s == pytest.approx(work / 0.3)
+
+
+@pytest.mark.parametrize("mfu", [0, -0.1, 1.1, math.nan])
+def test_an_mfu_that_cannot_be_is_refused(mfu: float) -> None:
+    with pytest.raises(UsageError, match="MFU"):
+        epoch_time(SETUP, find("h100"), TOKENS, mfu=mfu)
+
+
+def test_a_precision_that_the_card_lacks_is_refused() -> None:
+    assert peak_flops(find("v100"), "fp16") == 125e12
+    with pytest.raises(UsageError, match="V100-16G does not compute in bf16") as refused:
+        peak_flops(find("v100"), "bf16")
+    assert refused.value.hints == ("it has fp16 and fp32: see --mixed-precision",)
+
+
+def test_the_guides_52083_steps_take_7_to_11_hours() -> None:
+    fast, slow = measured_time(52_083, 0.5), measured_time(52_083, 0.8)
+    assert [int(took.mid_s / HOUR_S) for took in (fast, slow)] == [7, 11]
+    assert fast.low_s == fast.mid_s == fast.high_s
+    assert fast.basis == "measured"
+
+
+@pytest.mark.parametrize(("gpus", "band"), [(2, (1.8, 1.9)), (4, (3.5, 3.8)), (8, (6.5, 7.0))])
+def test_the_default_speed_ups(gpus: int, band: tuple[float, float]) -> None:
+    assert speedup(gpus) == Speedup(low=band[0], high=band[1], note="")
+
+
+def test_counts_between_are_interpolated_and_say_so() -> None:
+    found = speedup(3)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((2.65, 2.85))
+    assert found.note == "interpolated between 2 and 4 GPUs"
+
+
+@pytest.mark.parametrize("gpus", [9, 16, 64])
+def test_beyond_what_is_known_nothing_is_said(gpus: int) -> None:
+    assert speedup(gpus) is None
+
+
+def test_what_was_measured_replaces_the_default() -> None:
+    assert speedup(2, {**SCALING, 2: (1.7, 1.7)}) == Speedup(low=1.7, high=1.7, note="")
+
+
+@given(st.integers(1, 8))
+def test_no_number_of_gpus_is_faster_than_its_number(gpus: int) -> None:
+    found = speedup(gpus)
+    assert found is not None
+    assert 1 <= found.low <= found.high <= gpus
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit_s", "jobs"),
+    [(0.91 * HOUR_S, HOUR_S, 2), (0.9 * HOUR_S, HOUR_S, 1), (59 * HOUR_S, 24 * HOUR_S, 3)],
+)
+def test_a_tenth_is_added_before_jobs_are_counted(seconds: float, limit_s: int, jobs: int) -> None:
+    assert segments(seconds, limit_s) == jobs
+
+
+@given(st.integers(1, 10**7), st.integers(60, 10**6))
+def test_the_jobs_are_as_many_as_needed_and_no_more(seconds: int, limit_s: int) -> None:
+    jobs = segments(seconds, limit_s)
+    assert (jobs - 1) * limit_s * 10 < seconds * 11 <= jobs * limit_s * 10
+
+
+def test_the_interval_grows_with_the_square_root_of_both() -> None:
+    assert young_interval(50, 10_000) == 1000
+    assert young_interval(200, 10_000) == 2000
