@@ -6,7 +6,7 @@ and peft 0.21. Sizes are those of all ranks' files together.
 
 from __future__ import annotations
 
-from clusterrun.estimates.memory import trained_params
+from clusterrun.estimates.memory import trainable_params
 from clusterrun.estimates.setup import Setup, Term
 from clusterrun.spec import Strategy
 
@@ -58,7 +58,7 @@ def _per_parameter(name: str, setup: Setup, each: int) -> Term:
     writer = "DeepSpeed save_checkpoint" if setup.strategy.is_deepspeed else "accelerate save_state"
     return Term(
         name=name,
-        bytes=each * trained_params(setup),
+        bytes=each * trainable_params(setup),
         formula=f"{each} {'P_t' if setup.lora else 'P'}",
         source="peft and HF's Trainer" if setup.lora else writer,
     )

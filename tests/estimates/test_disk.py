@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterrun.estimates.disk import checkpoint_terms, run_bytes
-from clusterrun.estimates.memory import trained_params
+from clusterrun.estimates.memory import trainable_params
 from clusterrun.estimates.setup import Model, Setup, total
 from clusterrun.spec import Strategy
 from clusterrun.training import Optimizer
@@ -24,7 +24,7 @@ ONCE = [Strategy.ZERO3, Strategy.ZERO3_OFFLOAD]
 def of_each_param(setup: Setup) -> dict[str, float]:
     """Return bytes of each parameter, by group of files, but for what each rank adds."""
     terms = [term for term in checkpoint_terms(setup) if "ranks" not in term.formula]
-    return {term.name: term.bytes / trained_params(setup) for term in terms}
+    return {term.name: term.bytes / trainable_params(setup) for term in terms}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

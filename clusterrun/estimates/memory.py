@@ -1,0 +1,161 @@
+"""Estimate the memory of a training: of each GPU, and of each node's host.
+
+Symbols of the formulas: P parameters, P_t those that are trained, N GPUs that share one copy, n
+GPUs of a node, M nodes, U parameters of one block, E those outside the blocks, L_max the largest
+layer's; s tokens, b sequences, h hidden size, L layers, f feed-forward width / h, k heads of keys
+and values / heads, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from clusterrun.estimates import activations
+from clusterrun.estimates.deepspeed import BUFFER_FACTOR
+from clusterrun.estimates.setup import GIB, Setup, Term, total
+from clusterrun.estimates.states import (
+    ESTIMATORS,
+    Buckets,
+    buffers,
+    number_bytes,
+    states,
+    symbols,
+    term,
+    zero_stage,
+)
+from clusterrun.estimates.states import trainable_params as trainable_params
+from clusterrun.spec import Strategy
+from clusterrun.training import Optimizer
+
+CUDA_BYTES = GIB * 3 // 2
+PROCESS_BYTES = 3 * GIB
+CPU_PROCESS_BYTES = GIB // 2
+PREFETCHED = 2  # batches that each worker of torch's DataLoader keeps ready, its default
+
+
+def gpu_terms(setup: Setup, *, buckets: Buckets | None = None) -> tuple[Term, ...]:
+    """Return what each GPU holds at the worst moment; a sum of parts that don't all peak together.
+
+    Parts that depend on an unknown shape or sequence length are absent.
+    """
+    kept = (*states(setup), *buffers(setup, buckets or Buckets()))
+    passing = (*_cast_weights(setup), *activations.terms(setup))
+    step = _optimizer_step(setup, total(passing))
+    context = term("CUDA and NCCL", CUDA_BYTES, "1.5 GiB", "an allowance; 0.3 to 2 GiB seen")
+    return _present((*kept, *passing, step, context))
+
+
+def _present(terms: Iterable[Term]) -> tuple[Term, ...]:
+    return tuple(term for term in terms if term.bytes)
+
+
+def _cast_weights(setup: Setup) -> tuple[Term, ...]:
+    """Return the copies of 16 bits that autocast keeps of fp32 weights."""
+    if not setup.is_half or setup.strategy not in (Strategy.NONE, Strategy.DDP):
+        return ()
+    symbol = symbols(setup)[0]
+    size = 2 * trainable_params(setup)
+    return (term("cast weights", size, f"2 {symbol}", "torch autocast, its cache"),)
+
+
+def _optimizer_step(setup: Setup, passing: int) -> Term:
+    """Return what a step of AdamW needs beyond what the passes before it have given back."""
+    is_adamw = setup.optimizer is Optimizer.ADAMW and not setup.offloads_optimizer
+    symbol, by = symbols(setup)
+    size = 4 * trainable_params(setup) / setup.shards if is_adamw else 0
+    formula = f"4 {symbol}{by} - activations, where more"
+    source = "torch AdamW, foreach: a copy of one state for all"
+    return term("optimizer step", max(0, size - passing), formula, source)
+
+
+def cpu_terms(setup: Setup) -> tuple[Term, ...]:
+    """Return what a node's host memory holds of a training on CPUs; see CPU_BAND.
+
+    Offloading changes nothing there, and of a bucket only what is used takes memory.
+    """
+    here = replace(setup, strategy=Strategy(setup.strategy.value.removesuffix("-offload")))
+    used = Buckets(reduce_bucket_size=min(Buckets().reduce_bucket_size, setup.model.params))
+    ranks = setup.procs_per_node
+    parts = (*states(here), *buffers(here, used), *_cast_weights(here), *activations.terms(here))
+    processes = term("processes", ranks * CPU_PROCESS_BYTES, "n x 0.5 GiB", "measured")
+    return _present(
+        (processes, *(replace(x, bytes=ranks * x.bytes, formula=f"n ({x.formula})") for x in parts))
+    )
+
+
+def host_terms(
+    setup: Setup, *, workers: int = 0, batch_bytes: int = 0, zero_init: bool = True
+) -> tuple[Term, ...]:
+    """Return what a node's host memory holds, at the start or later, whichever is more.
+
+    `workers` load batches of `batch_bytes` for each rank; `zero_init` says that under ZeRO-3 the
+    weights are loaded in shards, as from_pretrained does with our configs.
+    """
+    ranks = setup.procs_per_node
+    batches = ranks * workers * PREFETCHED * batch_bytes
+    return _present(
+        (
+            term("processes", ranks * PROCESS_BYTES, "n x 3 GiB", "an allowance for torch, CUDA"),
+            term("loader batches", batches, "n workers x 2 batches", "torch DataLoader"),
+            _zero_host(setup, zero_init=zero_init)
+            if setup.strategy.is_deepspeed
+            else _plain_host(setup),
+        )
+    )
+
+
+def _loading(setup: Setup) -> tuple[int, str]:
+    """Return the bytes of one process's whole model on the host, and their formula."""
+    if not setup.lora:
+        return 4 * setup.model.params, "4 P"
+    size = number_bytes(setup) * setup.model.params + 4 * trainable_params(setup)
+    return size, f"({number_bytes(setup)} P + 4 P_t)"
+
+
+def _plain_host(setup: Setup) -> Term:
+    """Return the copies of the model while it is loaded; under fsdp-offload the states, too."""
+    size, formula = _loading(setup)
+    if not setup.strategy.is_fsdp:
+        size, formula = setup.procs_per_node * size, f"n {formula}"
+        return term("model while loading", size, formula, "each process loads it")
+    source = "cpu_ram_efficient_loading: one process of a node loads"
+    if not setup.offloads_params:
+        return term("model while loading", size, formula, source)
+    each = 8 + setup.optimizer.state_bytes
+    frozen = number_bytes(setup) * setup.model.params if setup.lora else 0
+    states = (frozen + each * trainable_params(setup)) / setup.nodes
+    kept = f"({number_bytes(setup)} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
+    return term("states and model while loading", states + size, f"{kept} + {formula}", source)
+
+
+def _zero_host(setup: Setup, *, zero_init: bool) -> Term:
+    """Return DeepSpeed's estimate; ZeRO-2 with offload as of one node, see deepspeed.zero2."""
+    is_zero3, ranks = zero_stage(setup) == 3, setup.procs_per_node
+    size, formula = _loading(setup)
+    size, formula = ranks * size, f"n {formula}"
+    if not setup.offloads_optimizer:
+        if is_zero3 and zero_init:
+            size, formula = 4 * setup.model.largest_layer * ranks, "4 L_max n"
+        return term("model while loading", size * BUFFER_FACTOR, f"{formula} x 1.5", ESTIMATORS)
+    kept = _offloaded(setup) / (setup.nodes if is_zero3 else 1)
+    kept_formula = f"{_offloaded_formula(setup)}{'/M' if is_zero3 else ''}"
+    if not (is_zero3 and zero_init):
+        kept, kept_formula = max(size, kept), f"max({formula}, {kept_formula})"
+    return term("offloaded states", kept * BUFFER_FACTOR, f"{kept_formula} x 1.5", ESTIMATORS)
+
+
+def _offloaded(setup: Setup) -> int:
+    """Return the bytes of all nodes: master weights, gradients, states; of ZeRO-3 weights, too."""
+    trained = trainable_params(setup)
+    weights = setup.model.params + (trained if setup.lora else 0) if setup.offloads_params else 0
+    return (8 + setup.optimizer.state_bytes) * trained + number_bytes(setup) * weights
+
+
+def _offloaded_formula(setup: Setup) -> str:
+    symbol, each = symbols(setup)[0], 8 + setup.optimizer.state_bytes
+    if not setup.offloads_params:
+        return f"{each} {symbol}"
+    if setup.lora:
+        return f"({number_bytes(setup)} (P + P_t) + {each} P_t)"
+    return f"{number_bytes(setup) + each} P"

@@ -1,0 +1,208 @@
+"""Tell the size and shape of a model, from a config.json, from numbers, or from a name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from clusterrun.errors import UsageError
+from clusterrun.estimates.architectures import Anatomy, Config, anatomy, llama_block
+from clusterrun.estimates.setup import Model
+
+
+def from_config(config: Mapping[str, Any], name: str) -> Model:
+    """Count a model from the content of its config.json, as transformers would build it.
+
+    `architectures` decides whether a language head counts; raises UsageError for a family, a class
+    or a value that can't be read.
+    """
+    known = Config(name=name, values=config)
+    return _model(anatomy(known), name, f"counted from the config ({config['model_type']})")
+
+
+def _model(counted: Anatomy, name: str, source: str) -> Model:
+    return Model(
+        name=name,
+        params=counted.params,
+        largest_layer=counted.largest_layer,
+        block=counted.block,
+        hidden=counted.hidden,
+        layers=counted.layers,
+        heads=counted.heads,
+        kv_heads=counted.kv_heads or counted.heads,
+        ffn=counted.ffn,
+        vocab=counted.vocab,
+        gated=counted.gated,
+        source=source,
+    )
+
+
+def from_numbers(
+    *,
+    params: int = 0,
+    hidden: int = 0,
+    layers: int = 0,
+    heads: int = 0,
+    kv_heads: int = 0,
+    ffn: int = 0,
+    vocab: int = 0,
+) -> Model:
+    """Describe a model by what is known of it: its parameters, its shape, or both.
+
+    Without `params` the shape is counted as Llama's, which needs all of it (`kv_heads` is as
+    `heads` where 0). With both, blocks are gated as Llama's where that many fit into `params`.
+    """
+    shape = {"hidden": hidden, "layers": layers, "heads": heads, "ffn": ffn, "vocab": vocab}
+    missing = [f"--{key}" for key, value in shape.items() if not value]
+    if not params and missing:
+        raise UsageError(
+            f"the size of the model is not known: {', '.join(missing)} missing", hint="or --params"
+        )
+    kv_heads = kv_heads or heads
+    if heads and (hidden % heads or heads % kv_heads):
+        raise UsageError(
+            f"--hidden {hidden}, --heads {heads} and --kv-heads {kv_heads} don't divide",
+            hint="heads share the hidden size, and the heads of keys and values, evenly",
+        )
+    if not (hidden and layers and heads and ffn):
+        return Model(
+            name="",
+            params=params,
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            ffn=ffn,
+            vocab=vocab,
+            source="numbers given",
+        )
+    return _shaped(params, hidden, layers, heads, kv_heads, ffn, vocab)
+
+
+def _shaped(
+    params: int, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int
+) -> Model:
+    block = llama_block(hidden, ffn, hidden, hidden * kv_heads // heads)
+    gated = not params or layers * sum(block) <= params
+    if not gated:
+        block = (*block[:5], *block[6:])  # one of the two projections up is the gate
+    counted = Anatomy(
+        outer=(*2 * (vocab * hidden,), hidden),
+        blocks=((layers, block),),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        vocab=vocab,
+        gated=gated,
+    )
+    if params and layers * sum(block) > params:
+        raise UsageError(
+            f"{layers} layers of --hidden {hidden} and --ffn {ffn} have more than the "
+            f"{params} parameters of --params",
+            hint="leave out --params, or the shape",
+        )
+    source = "numbers given" if params else "counted from the shape, as Llama's"
+    model = _model(counted, "", source)
+    return dataclasses.replace(model, params=params) if params else model
+
+
+def _llama(
+    hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int
+) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocab,
+    }
+
+
+def _gpt2(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    shape = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": 1024}
+    return {"model_type": "gpt2", **shape, "vocab_size": 50257}
+
+
+def _t5(hidden: int, heads: int, head_dim: int, ffn: int) -> dict[str, Any]:
+    shape = {"d_model": hidden, "num_heads": heads, "d_kv": head_dim, "d_ff": ffn}
+    return {"model_type": "t5", **shape, "num_layers": 24, "vocab_size": 32128}
+
+
+# As their configs on the Hugging Face Hub say it; T0 without its language head, as published.
+_T0 = {"feed_forward_proj": "gated-gelu", "architectures": ["T5Model"]}
+_CONFIGS: Mapping[str, dict[str, Any]] = {
+    "gpt2": _gpt2(768, 12, 12),
+    "gpt2-xl": _gpt2(1600, 48, 25),
+    "bert-base-cased": {
+        "model_type": "bert",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": 28996,
+    },
+    "t5-large": _t5(1024, 16, 64, 4096),
+    "t5-3b": _t5(1024, 32, 128, 16384),
+    "t5-11b": _t5(1024, 128, 128, 65536),
+    "bigscience/T0_3B": {**_t5(2048, 32, 64, 5120), **_T0},
+    "bigscience/T0": {**_t5(4096, 64, 64, 10240), **_T0},
+    "llama-2-7b": _llama(4096, 32, 32, 32, 11008, 32000),
+    "llama-2-13b": _llama(5120, 40, 40, 40, 13824, 32000),
+    "llama-2-70b": _llama(8192, 80, 64, 8, 28672, 32000),
+    "llama-3.1-8b": _llama(4096, 32, 32, 8, 14336, 128256),
+    "llama-3.1-70b": _llama(8192, 80, 64, 8, 28672, 128256),
+    "mistral-7b": {**_llama(4096, 32, 32, 8, 14336, 32000), "model_type": "mistral"},
+}
+
+BUILT_IN: Mapping[str, Model] = {
+    name: dataclasses.replace(from_config(config, name), source="built in")
+    for name, config in _CONFIGS.items()
+}
+
+# Other names of the same sizes: repositories of the Hub, and variants that are trained further.
+_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "gpt2": ("openai-community/gpt2",),
+    "gpt2-xl": ("openai-community/gpt2-xl",),
+    "bert-base-cased": ("google-bert/bert-base-cased",),
+    "t5-large": ("google-t5/t5-large",),
+    "t5-3b": ("google-t5/t5-3b",),
+    "t5-11b": ("google-t5/t5-11b",),
+    "bigscience/T0_3B": ("T0_3B",),
+    "bigscience/T0": ("T0", "bigscience/T0p", "bigscience/T0pp"),
+    **{
+        f"llama-2-{size}": tuple(
+            f"{owner}llama-2-{size}{variant}"
+            for owner in ("", "meta-llama/")
+            for variant in ("-hf", "-chat", "-chat-hf")
+        )
+        for size in ("7b", "13b", "70b")
+    },
+    **{
+        f"llama-3.1-{size}": tuple(
+            f"{owner}llama-3.1-{size}{variant}"
+            for owner in ("", "meta-", "meta-llama/", "meta-llama/meta-")
+            for variant in ("", "-instruct")
+        )
+        for size in ("8b", "70b")
+    },
+    "mistral-7b": tuple(  # not v0.3, which has more words
+        f"{owner}mistral-7b-{variant}"
+        for owner in ("", "mistralai/")
+        for variant in ("v0.1", "instruct-v0.1", "instruct-v0.2")
+    ),
+}
+
+_NAMES: Mapping[str, str] = {
+    **{name.lower(): name for name in BUILT_IN},
+    **{alias.lower(): name for name, aliases in _ALIASES.items() for alias in aliases},
+}
+
+
+def find(name: str) -> Model | None:
+    """Return a built-in model by one of its usual names, whatever their case; else None."""
+    known = _NAMES.get(name.lower())
+    return None if known is None else dataclasses.replace(BUILT_IN[known], name=name)

@@ -1,0 +1,168 @@
+"""Estimate what each GPU keeps of the model, by strategy: its states, and buffers to share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterrun.errors import UsageError
+from clusterrun.estimates.setup import Model, Setup, Term
+from clusterrun.spec import Strategy
+
+ZERO_12, ZERO_3 = "DeepSpeed 0.19 stage_1_and_2.py", "DeepSpeed 0.19 stage3.py"
+ESTIMATORS = "DeepSpeed 0.19, estimate_zero*_model_states_mem_needs"
+FSDP = "torch fully_shard as accelerate 1.15 prepares it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets:
+    """DeepSpeed's buffers in elements, by its names in a config, with its defaults.
+
+    `overlap_comm` doubles the reduce bucket of ZeRO-1 and ZeRO-2; None is DeepSpeed's own choice.
+    """
+
+    reduce_bucket_size: int = 500_000_000
+    stage3_max_live_parameters: int = 1_000_000_000
+    overlap_comm: bool | None = None
+
+
+def adapter_params(model: Model, rank: int) -> int:
+    """Return the parameters of LoRA adapters on all projections of attention and feed-forward.
+
+    Raises UsageError where the model's shape is not known.
+    """
+    if not rank:
+        return 0
+    if not model.has_shape:
+        raise UsageError(
+            "the size of LoRA's adapters depends on the model's shape",
+            hint="say --hidden, --layers, --heads and --ffn, or --model",
+        )
+    key_value = model.hidden * (model.kv_heads or model.heads) // model.heads
+    attention = 2 * (model.hidden + model.hidden) + 2 * (model.hidden + key_value)
+    feed_forward = (3 if model.gated else 2) * (model.hidden + model.ffn)
+    return rank * model.layers * (attention + feed_forward)
+
+
+def trainable_params(setup: Setup) -> int:
+    """Return how many parameters are trained: the adapters, or all."""
+    return adapter_params(setup.model, setup.lora) or setup.model.params
+
+
+def term(name: str, size: float, formula: str, source: str) -> Term:
+    """Return a term of a whole number of bytes."""
+    return Term(name=name, bytes=int(size), formula=formula, source=source)
+
+
+def number_bytes(setup: Setup) -> int:
+    """Return the bytes of a number in the arithmetic of the forward pass."""
+    return 2 if setup.is_half else 4
+
+
+def symbols(setup: Setup) -> tuple[str, str]:
+    """Return how formulas call the trained parameters, and what they are divided by."""
+    return "P_t" if setup.lora else "P", f"/{setup.shards}" if setup.shards > 1 else ""
+
+
+def states(setup: Setup) -> tuple[Term, Term, Term]:
+    """Return weights, gradients and optimizer as the strategy has a GPU keep them."""
+    if setup.strategy.is_deepspeed:
+        return _zero_states(setup)
+    trained, sharers = trainable_params(setup), setup.shards
+    symbol, by = symbols(setup)
+    frozen = setup.model.params if setup.lora else 0
+    width, each = number_bytes(setup), setup.optimizer.state_bytes
+    weights = f"{width} P{by} + 4 P_t{by}" if frozen else f"4 P{by}"
+    source = FSDP if setup.strategy.is_fsdp else "fp32 weights, as accelerate keeps them"
+    on_gpu = 0 if setup.offloads_params else 1
+    return (
+        term("weights", on_gpu * (width * frozen + 4 * trained) / sharers, weights, source),
+        term("gradients", on_gpu * 4 * trained / sharers, f"4 {symbol}{by}", source),
+        term("optimizer", on_gpu * each * trained / sharers, f"{each} {symbol}{by}", source),
+    )
+
+
+def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
+    """Return what DeepSpeed keeps: in half precision the sums of its own estimators.
+
+    Gradients count twice, as computed and, in the optimizer's step, in fp32.
+    """
+    stage = zero_stage(setup)
+    width, each = number_bytes(setup), setup.optimizer.state_bytes
+    trained, sharers = trainable_params(setup), setup.shards
+    symbol, by = symbols(setup)
+    params = setup.model.params + (trained if setup.lora else 0)
+    every = "(P + P_t)" if setup.lora else "P"
+    master = 0 if stage == 3 and not setup.is_half else 4
+    full = width if stage == 1 else 0
+    shard = 4 if stage == 1 else width + 4
+    gradients = f"{full} {symbol} + {shard} {symbol}{by}" if full else f"{shard} {symbol}{by}"
+    weights = 0 if setup.offloads_params else width * params / (sharers if stage == 3 else 1)
+    on_gpu = 0 if setup.offloads_optimizer else 1
+    return (
+        term("weights", weights, f"{width} {every}{by if stage == 3 else ''}", ESTIMATORS),
+        term("gradients", on_gpu * (full + shard / sharers) * trained, gradients, ESTIMATORS),
+        term(
+            "optimizer",
+            on_gpu * (master + each) * trained / sharers,
+            f"{master + each} {symbol}{by}",
+            ESTIMATORS,
+        ),
+    )
+
+
+def zero_stage(setup: Setup) -> int:
+    """Return the stage of a ZeRO strategy: 1, 2 or 3."""
+    return int(setup.strategy.value.removeprefix("zero")[0])
+
+
+def buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
+    """Return what the strategy needs beside the states, to communicate."""
+    if setup.strategy is Strategy.DDP and setup.world > 1:
+        size, symbol = 4 * trainable_params(setup), symbols(setup)[0]
+        return (term("gradient buckets", size, f"4 {symbol}", "torch DDP, gradients are copied"),)
+    if setup.strategy.is_fsdp:
+        return _fsdp_buffers(setup)
+    if setup.strategy.is_deepspeed:
+        return _zero_buffers(setup, buckets)
+    return ()
+
+
+def _zero_buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
+    width, model, is_zero3 = number_bytes(setup), setup.model, zero_stage(setup) == 3
+    copies = 2 if buckets.overlap_comm and not is_zero3 else 1
+    bucket = copies * buckets.reduce_bucket_size
+    reduce = term(
+        "reduce bucket",
+        width * bucket,
+        f"{width} reduce_bucket_size" if copies == 1 else f"{width} x 2 reduce_bucket_size",
+        ZERO_3 if is_zero3 else ZERO_12,
+    )
+    if not is_zero3:
+        is_kept = zero_stage(setup) == 1 or setup.lora
+        size = 0 if is_kept else width * model.largest_layer
+        return (reduce, term("largest gradient", size, f"{width} L_max", ZERO_12))
+    live = max(min(buckets.stage3_max_live_parameters, model.params), 2 * model.largest_layer)
+    formula = f"{width} max(min(stage3_max_live_parameters, P), 2 L_max)"
+    return (reduce, term("gathered weights", width * live, formula, ZERO_3))
+
+
+def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
+    """Return the weights that are whole for a while, and their gradients before they are shared.
+
+    The block at work and the next are whole, and what is outside the blocks at the worst; a
+    gradient is there twice, as computed and as it is sent.
+    """
+    model, width = setup.model, number_bytes(setup)
+    if not (model.block and model.layers):
+        return ()
+    outside = max(0, model.params - model.layers * model.block)
+    unit = max(model.block, model.largest_layer)
+    graded, symbol = (
+        (trainable_params(setup) // model.layers, "P_t/L")
+        if setup.lora
+        else (unit, "max(U, L_max)")
+    )
+    return (
+        term("gathered weights", width * (outside + 2 * model.block), f"{width} (E + 2 U)", FSDP),
+        term("whole gradients", 2 * width * graded, f"{2 * width} {symbol}", FSDP),
+    )
