@@ -84,7 +84,8 @@ def states(setup: Setup) -> tuple[Term, Term, Term]:
 def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     """Return what DeepSpeed keeps: in half precision the sums of its own estimators.
 
-    Gradients count twice, as computed and, in the optimizer's step, in fp32.
+    Gradients count as computed (whole in stage 1), and in fp32 for the optimizer's step; of stage 3
+    in half precision the estimator has the latter alone.
     """
     stage = zero_stage(setup)
     width, each = number_bytes(setup), setup.optimizer.state_bytes
@@ -94,7 +95,7 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     every = "(P + P_t)" if setup.lora else "P"
     master = 0 if stage == 3 and not setup.is_half else 4
     full = width if stage == 1 else 0
-    shard = 4 if stage == 1 else width + 4
+    shard = 4 if stage == 1 or (stage == 3 and setup.is_half) else width + 4
     gradients = f"{full} {symbol} + {shard} {symbol}{by}" if full else f"{shard} {symbol}{by}"
     weights = 0 if setup.offloads_params else width * params / (sharers if stage == 3 else 1)
     on_gpu = 0 if setup.offloads_optimizer else 1

@@ -1,0 +1,280 @@
+"""Memory of GPUs and hosts: the formulas of each strategy, and what must hold of any training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.errors import UsageError
+from clusterrun.estimates import memory
+from clusterrun.estimates.deepspeed import zero2, zero3
+from clusterrun.estimates.models import BUILT_IN, from_numbers
+from clusterrun.estimates.setup import GIB, Setup, Term, total
+from clusterrun.estimates.states import Buckets, adapter_params
+from clusterrun.spec import Strategy
+from clusterrun.training import Optimizer
+
+LLAMA = BUILT_IN["llama-3.1-8b"]
+P = LLAMA.params
+U = LLAMA.block
+SHARDED = [
+    *(Strategy.FSDP, Strategy.FSDP_HYBRID, Strategy.FSDP_OFFLOAD),
+    *(Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3),
+    *(Strategy.ZERO2_OFFLOAD, Strategy.ZERO3_OFFLOAD),
+]
+OFFLOADED = {
+    Strategy.FSDP: Strategy.FSDP_OFFLOAD,
+    Strategy.ZERO2: Strategy.ZERO2_OFFLOAD,
+    Strategy.ZERO3: Strategy.ZERO3_OFFLOAD,
+}
+STATES = ("weights", "gradients", "optimizer")
+
+
+def _setup(strategy: Strategy, **changes: Any) -> Setup:
+    facts = {"model": LLAMA, "nodes": 2, "procs_per_node": 4, "strategy": strategy, **changes}
+    return Setup(**facts)
+
+
+def _sizes(terms: tuple[Term, ...]) -> dict[str, int]:
+    return {term.name: term.bytes for term in terms}
+
+
+def _states(setup: Setup) -> int:
+    sizes = _sizes(memory.gpu_terms(setup))
+    return sum(sizes.get(name, 0) for name in STATES)
+
+
+# Model states, in bytes of each parameter, on 2 nodes of 4 GPUs
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "each"),
+    [
+        (Strategy.NONE, "fp32", 16),
+        (Strategy.DDP, "fp32", 16),
+        (Strategy.DDP, "bf16", 16),
+        (Strategy.FSDP, "bf16", 16 / 8),
+        (Strategy.FSDP_HYBRID, "bf16", 16 / 4),
+        (Strategy.FSDP_OFFLOAD, "bf16", 0),
+        (Strategy.ZERO1, "bf16", 4 + 16 / 8),
+        (Strategy.ZERO2, "bf16", 2 + 18 / 8),
+        (Strategy.ZERO2_OFFLOAD, "bf16", 2),
+        (Strategy.ZERO3, "bf16", 18 / 8),
+        (Strategy.ZERO3_OFFLOAD, "bf16", 0),
+        (Strategy.ZERO2, "fp32", 4 + 20 / 8),
+        (Strategy.ZERO3, "fp32", 20 / 8),
+    ],
+)
+def test_a_strategy_keeps_its_share_of_the_states(
+    strategy: Strategy, precision: str, each: float
+) -> None:
+    assert _states(_setup(strategy, precision=precision)) == pytest.approx(each * P, abs=3)
+
+
+@pytest.mark.parametrize("world", [(1, 1), (1, 8), (4, 8)])
+def test_states_of_zero_are_those_of_deepspeeds_estimators(world: tuple[int, int]) -> None:
+    nodes, procs = world
+    shape = {"procs_per_node": procs, "nodes": nodes}
+    second = _setup(Strategy.ZERO2, **shape)
+    assert _states(second) == pytest.approx(zero2(P, offload=False, **shape).gpu, abs=3)
+    third = zero3(P, 0, offload_optimizer=False, offload_params=False, **shape)
+    assert _states(_setup(Strategy.ZERO3, **shape)) == pytest.approx(third.gpu, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "each"),
+    [(Optimizer.ADAMW, 8), (Optimizer.ADAM8BIT, 2), (Optimizer.LION, 4), (Optimizer.SGD, 4)],
+)
+def test_an_optimizer_keeps_its_own_bytes_of_each_parameter(
+    optimizer: Optimizer, each: int
+) -> None:
+    sizes = _sizes(memory.gpu_terms(_setup(Strategy.DDP, optimizer=optimizer)))
+    assert sizes["optimizer"] == each * P
+
+
+# Buffers
+
+
+def test_ddp_copies_gradients_into_buckets_where_there_is_somebody_to_send_them_to() -> None:
+    many = _sizes(memory.gpu_terms(_setup(Strategy.DDP)))
+    alone = _sizes(memory.gpu_terms(_setup(Strategy.DDP, nodes=1, procs_per_node=1)))
+    assert (many["gradient buckets"], alone.get("gradient buckets")) == (4 * P, None)
+
+
+def test_autocast_keeps_a_copy_of_the_weights_in_16_bits() -> None:
+    half = _sizes(memory.gpu_terms(_setup(Strategy.DDP, precision="bf16")))
+    full = _sizes(memory.gpu_terms(_setup(Strategy.DDP, precision="fp32")))
+    sharded = _sizes(memory.gpu_terms(_setup(Strategy.FSDP, precision="bf16")))
+    assert [sizes.get("cast weights") for sizes in (half, full, sharded)] == [2 * P, None, None]
+
+
+def test_fsdp_gathers_two_blocks_and_what_is_outside_of_blocks() -> None:
+    sizes = _sizes(memory.gpu_terms(_setup(Strategy.FSDP)))
+    assert sizes["gathered weights"] == 2 * (P - 32 * U + 2 * U)
+    assert sizes["whole gradients"] == 2 * 2 * LLAMA.largest_layer
+
+
+def test_deepspeeds_buckets_are_its_defaults_or_those_of_the_config() -> None:
+    usual = _sizes(memory.gpu_terms(_setup(Strategy.ZERO3)))
+    assert usual["reduce bucket"] == 2 * 500_000_000
+    assert usual["gathered weights"] == 4 * LLAMA.largest_layer  # more than 1e9 x 2 bytes
+    own = Buckets(reduce_bucket_size=10**6, overlap_comm=True)
+    assert _sizes(memory.gpu_terms(_setup(Strategy.ZERO2), buckets=own))["reduce bucket"] == 4e6
+
+
+def test_a_small_model_gathers_no_more_than_it_has() -> None:
+    tiny = from_numbers(params=1000)
+    sizes = _sizes(memory.gpu_terms(_setup(Strategy.ZERO3, model=tiny)))
+    assert sizes["gathered weights"] == 2000
+
+
+def test_adamw_needs_a_copy_of_one_state_in_its_step_where_activations_leave_no_room() -> None:
+    bare = _sizes(memory.gpu_terms(_setup(Strategy.DDP, precision="fp32")))
+    busy = _sizes(
+        memory.gpu_terms(_setup(Strategy.DDP, precision="fp32", seq_len=4096, micro_batch=8))
+    )
+    assert (bare["optimizer step"], busy.get("optimizer step")) == (4 * P, None)
+
+
+# LoRA
+
+
+def test_adapters_sit_on_every_projection() -> None:
+    attention = 2 * (4096 + 4096) + 2 * (4096 + 1024)
+    assert adapter_params(LLAMA, 16) == 16 * 32 * (attention + 3 * (4096 + 14336))
+
+
+def test_lora_freezes_the_weights_in_half_precision() -> None:
+    adapters = adapter_params(LLAMA, 16)
+    states = _states(_setup(Strategy.DDP, lora=16))
+    assert states == 2 * P + 16 * adapters
+    assert _states(_setup(Strategy.DDP, lora=16, precision="fp32")) == 4 * P + 16 * adapters
+
+
+def test_lora_of_a_model_without_shape_says_what_is_missing() -> None:
+    setup = _setup(Strategy.DDP, model=from_numbers(params=10**9), lora=8)
+    with pytest.raises(UsageError, match="LoRA's adapters depends on the model's shape"):
+        memory.gpu_terms(setup)
+
+
+# Host
+
+
+def test_each_process_and_its_loader_take_host_memory() -> None:
+    terms = memory.host_terms(_setup(Strategy.FSDP), workers=3, batch_bytes=10**6)
+    sizes = _sizes(terms)
+    assert sizes["processes"] == 4 * 3 * GIB
+    assert sizes["loader batches"] == 4 * 3 * 2 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("strategy", "each"),
+    [
+        (Strategy.DDP, 4 * 4),  # each of 4 processes
+        (Strategy.FSDP, 4),  # one of them
+        (Strategy.FSDP_OFFLOAD, 16 / 2 + 4),  # half of the states
+        (Strategy.ZERO2, 4 * 4 * 1.5),
+        (Strategy.ZERO2_OFFLOAD, 16 * 1.5),
+        (Strategy.ZERO3_OFFLOAD, 18 / 2 * 1.5),
+    ],
+)
+def test_a_node_holds_what_is_offloaded_and_what_is_loaded(strategy: Strategy, each: float) -> None:
+    *_, last = memory.host_terms(_setup(strategy))
+    assert last.bytes == pytest.approx(each * P, abs=2)
+
+
+@pytest.mark.parametrize("zero_init", [True, False])
+@pytest.mark.parametrize("strategy", [Strategy.ZERO3, Strategy.ZERO3_OFFLOAD])
+def test_host_memory_of_zero3_is_deepspeeds_estimate(strategy: Strategy, zero_init: bool) -> None:
+    setup = _setup(strategy)
+    theirs = zero3(
+        P,
+        LLAMA.largest_layer,
+        procs_per_node=4,
+        nodes=2,
+        offload_optimizer=setup.offloads_optimizer,
+        offload_params=setup.offloads_params,
+        zero_init=zero_init,
+    )
+    *_, last = memory.host_terms(setup, zero_init=zero_init)
+    assert last.bytes == theirs.host
+
+
+# What must hold of any training
+
+MODELS = st.sampled_from(
+    [
+        *(LLAMA, BUILT_IN["gpt2"], BUILT_IN["t5-3b"], BUILT_IN["llama-2-70b"]),
+        from_numbers(params=10**9),
+        from_numbers(hidden=64, layers=1, heads=2, ffn=100, vocab=300),
+    ]
+)
+
+
+@st.composite
+def setups(draw: st.DrawFn, strategies: list[Strategy] | None = None) -> Setup:
+    model = draw(MODELS)
+    return Setup(
+        model=model,
+        nodes=draw(st.integers(1, 64)),
+        procs_per_node=draw(st.integers(1, 16)),
+        strategy=draw(st.sampled_from(strategies or list(Strategy))),
+        precision=draw(st.sampled_from(["fp32", "bf16", "fp16"])),
+        micro_batch=draw(st.integers(1, 64)),
+        accumulation=draw(st.integers(1, 8)),
+        seq_len=draw(st.sampled_from([0, 1, 128, 4096])),
+        grad_ckpt=draw(st.booleans()),
+        optimizer=draw(st.sampled_from(list(Optimizer))),
+        lora=draw(st.sampled_from([0, 8])) if model.has_shape else 0,
+    )
+
+
+def _gpu(setup: Setup) -> int:
+    return total(memory.gpu_terms(setup))
+
+
+@given(setups(), st.booleans())
+def test_every_term_is_positive_and_says_its_formula_and_source(
+    setup: Setup, zero_init: bool
+) -> None:
+    for term in (
+        *memory.gpu_terms(setup),
+        *memory.host_terms(setup, zero_init=zero_init),
+        *memory.cpu_terms(setup),
+    ):
+        assert term.bytes > 0
+        assert term.formula
+        assert term.source
+
+
+@given(setups(SHARDED), st.integers(1, 8))
+def test_more_ranks_never_need_more_of_each_gpu(setup: Setup, times: int) -> None:
+    assert _gpu(replace(setup, nodes=setup.nodes * times)) <= _gpu(setup)
+    assert _gpu(replace(setup, procs_per_node=setup.procs_per_node * times)) <= _gpu(setup)
+
+
+@given(setups(list(OFFLOADED)))
+def test_offload_never_needs_more_of_a_gpu(setup: Setup) -> None:
+    assert _gpu(replace(setup, strategy=OFFLOADED[setup.strategy])) <= _gpu(setup)
+
+
+@given(setups())
+def test_checkpointing_never_needs_more_of_a_gpu(setup: Setup) -> None:
+    assert _gpu(replace(setup, grad_ckpt=True)) <= _gpu(replace(setup, grad_ckpt=False))
+
+
+@given(setups(), st.integers(0, 64))
+def test_a_larger_micro_batch_never_needs_less(setup: Setup, more: int) -> None:
+    larger = replace(setup, micro_batch=setup.micro_batch + more)
+    assert _gpu(larger) >= _gpu(setup)
+    assert total(memory.cpu_terms(larger)) >= total(memory.cpu_terms(setup))
+
+
+@given(setups())
+def test_without_a_sequence_length_nothing_is_told_of_activations(setup: Setup) -> None:
+    names = _sizes(memory.gpu_terms(replace(setup, seq_len=0)))
+    assert not {"activations", "checkpoints", "logits"} & names.keys()
