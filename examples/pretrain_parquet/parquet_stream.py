@@ -1,0 +1,194 @@
+"""Read rows of parquet files, however many, in memory that does not grow with them.
+
+What is kept of the whole set is a table of its row groups (file, number, rows), read from the
+files' footers. Everything else follows from numbers: the order of the row groups from seed and
+epoch, a rank's rows from its place in that order, and the order within a shuffle buffer from seed,
+epoch, rank and the buffer's number. So row n of an epoch is found again without the rows before
+it, and a resumed run needs nothing but its step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+try:
+    import pyarrow
+    from pyarrow import parquet
+except ImportError:
+    raise SystemExit("error: parquet files need pyarrow: pip install pyarrow") from None
+
+COLUMNS = ("prompt", "response")
+READ_ROWS = 128  # rows that are decoded at once
+READ_BYTES = 1 << 16  # of each column, compressed
+Row = tuple[str, str]
+
+
+class DataError(Exception):
+    """What is wrong with the data, in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowGroup:
+    """A part of a file that can be read by itself."""
+
+    path: Path
+    number: int
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Rows `start` to `stop` of a row group."""
+
+    group: RowGroup
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.group.path.name}, row group {self.group.number}, row {self.start}"
+
+
+def find_row_groups(directory: Path) -> list[RowGroup]:
+    """List the row groups of all `*.parquet` of a directory. Raises DataError."""
+    files = sorted(directory.glob("*.parquet"))
+    if not files:
+        raise DataError(f"{directory} holds no *.parquet")
+    groups = [group for path in files for group in _row_groups(path)]
+    if not any(group.rows for group in groups):
+        raise DataError(f"the *.parquet of {directory} hold no rows")
+    return groups
+
+
+def fingerprint(groups: Sequence[RowGroup]) -> str:
+    """Return a text that changes with the files: their names, row groups and sizes."""
+    sizes = {group.path: group.path.stat().st_size for group in groups}
+    table = [(group.path.name, sizes[group.path], group.number, group.rows) for group in groups]
+    return hashlib.sha256(json.dumps(table).encode()).hexdigest()
+
+
+def pieces(groups: Sequence[RowGroup], start: int, stop: int) -> list[Piece]:
+    """Return what makes up rows `start` to `stop` of these row groups, one after another."""
+    found, first = [], 0
+    for group in groups:
+        begin, end = max(start - first, 0), min(stop - first, group.rows)
+        if begin < end:
+            found.append(Piece(group=group, start=begin, stop=end))
+        first += group.rows
+    return found
+
+
+def read(wanted: Sequence[Piece]) -> Iterator[Row]:
+    """Yield the rows of these pieces; a file is open only while rows of it are read.
+
+    Raises DataError.
+    """
+    for piece in wanted:
+        try:
+            yield from _read(piece)
+        except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+            raise DataError(f"{piece.group.path} can't be read: {_first_line(error)}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """The rows that a rank learns from: as many as every other, and none that another has.
+
+    An epoch has the row groups in a new order, of which each rank takes a run of whole steps; the
+    rows at its end that are fewer than one step of all ranks wait for another epoch. `buffer_rows`
+    are shuffled at a time.
+    """
+
+    groups: Sequence[RowGroup]
+    rank: int
+    world_size: int
+    rows_per_step: int  # of this rank
+    buffer_rows: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.steps_per_epoch == 0:
+            step = self.rows_per_step * self.world_size
+            raise DataError(f"{self.total_rows} rows are fewer than the {step} of one step")
+
+    @property
+    def total_rows(self) -> int:
+        """Return the rows of all ranks."""
+        return sum(group.rows for group in self.groups)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the whole steps of an epoch."""
+        return self.total_rows // (self.rows_per_step * self.world_size)
+
+    def rows(self, epoch: int, first: int = 0) -> Iterator[Row]:
+        """Yield this rank's rows of an epoch from number `first` on. Raises DataError."""
+        buffer, skip = divmod(first, self.buffer_rows)
+        source = read(self.pieces(epoch, buffer * self.buffer_rows))
+        while rows := list(islice(source, self.buffer_rows)):
+            random.Random(f"{self.seed}/{epoch}/{self.rank}/{buffer}").shuffle(rows)
+            rows = rows[skip:][::-1]
+            while rows:
+                yield rows.pop()  # held no longer than needed
+            buffer, skip = buffer + 1, 0
+
+    def beginning(self, epoch: int, first: int) -> Piece:
+        """Return where reading begins for row `first`: with the buffer that it is in."""
+        return self.pieces(epoch, first // self.buffer_rows * self.buffer_rows)[0]
+
+    def pieces(self, epoch: int, first: int) -> list[Piece]:
+        """Return where this rank's rows of an epoch lie, from number `first` on."""
+        order = list(self.groups)
+        random.Random(f"{self.seed}/{epoch}").shuffle(order)
+        own = self.steps_per_epoch * self.rows_per_step
+        return pieces(order, self.rank * own + first, (self.rank + 1) * own)
+
+
+def _row_groups(path: Path) -> Iterator[RowGroup]:
+    """Read the footer of a file; say before the training what would end it in its midst."""
+    try:
+        with parquet.ParquetFile(path) as file:
+            metadata, names = file.metadata, file.schema_arrow.names
+            kinds = {name: file.schema_arrow.field(name).type for name in names}
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} is no parquet file: {_first_line(error)}") from error
+    for name in COLUMNS:
+        if name not in kinds:
+            raise DataError(f"{path} has no column {name!r}, only {', '.join(names)}")
+        if kinds[name] not in (pyarrow.string(), pyarrow.large_string()):
+            raise DataError(f"{path}: column {name!r} holds {kinds[name]} instead of text")
+    for number in range(metadata.num_row_groups):
+        yield RowGroup(path=path, number=number, rows=metadata.row_group(number).num_rows)
+
+
+def _read(piece: Piece) -> Iterator[Row]:
+    # Without pre_buffer=False and a buffer size, pyarrow takes the whole row group into memory.
+    opened = parquet.ParquetFile(piece.group.path, pre_buffer=False, buffer_size=READ_BYTES)
+    with opened as file:
+        first = 0
+        for batch in file.iter_batches(
+            READ_ROWS, row_groups=[piece.group.number], columns=list(COLUMNS), use_threads=False
+        ):
+            begin, end = max(piece.start - first, 0), min(piece.stop - first, batch.num_rows)
+            if begin < end:
+                yield from _texts(batch.slice(begin, end - begin), piece)
+            first += batch.num_rows
+            if first >= piece.stop:
+                return
+
+
+def _texts(batch: pyarrow.RecordBatch, piece: Piece) -> Iterator[Row]:
+    for name in COLUMNS:
+        if batch.column(name).null_count:
+            place = f"{piece.group.path}, row group {piece.group.number}"
+            raise DataError(f"{place} has a row without {name}")
+    return zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
