@@ -22,6 +22,7 @@ from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.status import JobStatus as JobStatus
 from clusterrun.backends.status import statuses
 from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.estimation import notes_of
 from clusterrun.facts import gather_facts, working_directory
 from clusterrun.loading import Resolved as Resolved
 from clusterrun.loading import adopt_spec
@@ -90,7 +91,7 @@ def prepare(job: Job) -> Prepared:
         plan, resolved_yaml=resolved.to_yaml(), template_dirs=_template_dirs(resolved)
     )
     notes = (*resolved.notes, *_cluster_notes(resolved.spec), *plan.notes, *_place_notes(plan))
-    notes += _missing_notes(plan, os.environ)
+    notes += (*_missing_notes(plan, os.environ), *notes_of(resolved))
     return Prepared(plan=plan, bundle=bundle, notes=notes)
 
 

@@ -49,7 +49,7 @@ def change(
     With `exclude_bad` the nodes that its outcomes blame are left out, too.
     Raises UsageError for a value that can't be meant, ClusterrunError where the file is gone.
     """
-    frozen = _load(record, {}, ())
+    frozen = configuration(record)
     new = _load(record, flags, overrides)
     bad = bad_nodes(record.paths) if exclude_bad and record.cluster is not Cluster.LOCAL else ()
     if bad:
@@ -59,6 +59,11 @@ def change(
             record, {**flags, "exclude": Given(value=nodes, flag="--exclude-bad")}, overrides
         )
     return Changed(resolved=new, changes=differences(frozen, new), excluded=bad)
+
+
+def configuration(record: JobRecord) -> Resolved:
+    """Read what a run was submitted with. Raises ClusterrunError where the file is gone."""
+    return _load(record, {}, ())
 
 
 def _load(record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str]) -> Resolved:

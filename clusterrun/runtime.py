@@ -21,11 +21,13 @@ from clusterrun.events import emit, number, rank
 __all__ = [
     "Checkpoint",
     "Checkpoints",
+    "Planned",
     "RunInfo",
     "checkpoint",
     "checkpoint_dir",
     "emit",
     "info",
+    "planned",
     "rank",
     "should_checkpoint",
     "should_stop",
@@ -58,6 +60,28 @@ def info() -> RunInfo | None:
             node=env["CLUSTERRUN_NODE"],
             rank=rank(),
             world_size=int(env["CLUSTERRUN_WORLD_SIZE"]),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """How `clusterrun submit --plan` wants this rank to train."""
+
+    micro_batch: int
+    accumulation: int
+    gradient_checkpointing: bool
+
+
+def planned() -> Planned | None:
+    """Say how this rank is to train; None where nobody planned it."""
+    env = os.environ
+    try:
+        return Planned(
+            micro_batch=int(env["CLUSTERRUN_MICRO_BATCH"]),
+            accumulation=int(env["CLUSTERRUN_ACCUMULATION"]),
+            gradient_checkpointing=env["CLUSTERRUN_GRAD_CKPT"] == "1",
         )
     except (KeyError, ValueError):
         return None

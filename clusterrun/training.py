@@ -124,3 +124,9 @@ class Training:
         "training.save_every", Kind.COUNT, "--save-every", "steps between checkpoints"
     )
     keep: int | None = declared("training.keep", Kind.COUNT, "--keep", "checkpoints that are kept")
+    planned: bool | None = declared(
+        "training.planned",
+        Kind.FLAG,
+        "",
+        "hand micro-batch, accumulation and checkpointing to the ranks; submit --plan sets it",
+    )

@@ -15,6 +15,7 @@ import gc
 import io
 import json
 import os
+import resource
 import runpy
 import signal
 import sys
@@ -229,6 +230,7 @@ class _Ending:
             return
         distributed: Any = sys.modules.get("torch.distributed")
         is_joined = distributed is not None and distributed.is_initialized()
+        runtime.emit("peaks", **_peaks())
         if self._code and is_joined:
             self._exit_at_once()
         if not self._code:
@@ -246,6 +248,17 @@ class _Ending:
                 with contextlib.suppress(OSError, ValueError):
                     file.flush()
         os._exit(self._code)
+
+
+def _peaks() -> dict[str, int]:
+    """Read how much memory this process has had at most, in bytes."""
+    peaks = {"rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    cuda: Any = sys.modules.get("torch.cuda")
+    with contextlib.suppress(Exception):  # a broken context must not hide how the rank ends
+        if cuda is not None and cuda.is_initialized():
+            peaks["cuda_allocated_bytes"] = int(cuda.max_memory_allocated())
+            peaks["cuda_reserved_bytes"] = int(cuda.max_memory_reserved())
+    return peaks
 
 
 def _may_abort() -> bool:

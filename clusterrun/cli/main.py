@@ -54,6 +54,7 @@ class Verb(NamedTuple):
 
 
 VERBS: Final[dict[str, Verb]] = {
+    "plan": Verb("clusterrun.cli.plan", "Run", "Tell what a training needs, before it is queued."),
     "submit": Verb("clusterrun.cli.submit", "Run", "Train a script on N nodes."),
     "render": Verb("clusterrun.cli.render", "Run", "Print the batch script that submit sends."),
     "resume": Verb("clusterrun.cli.resume", "Run", "Go on with a run that has ended."),

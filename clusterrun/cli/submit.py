@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=ScriptCommand)
 @job_options()
+@click.option(
+    "--plan", "plans", is_flag=True, help="train in the fastest way that fits: plan --recommend"
+)
 @click.option("--dry-run", is_flag=True, help="print the batch script, check it, submit nothing")
 @click.option("--test-only", is_flag=True, help="ask Slurm when it would start, submit nothing")
 @click.option("--parsable", is_flag=True, help="print the job id alone (with ;cluster if several)")
@@ -46,6 +49,7 @@ def command(
     ctx: click.Context,
     job: JobOptions,
     *,
+    plans: bool,
     dry_run: bool,
     test_only: bool,
     parsable: bool,
@@ -70,7 +74,8 @@ def command(
 
     output.expect_json(as_json)
     _refuse_contradictions(as_json=as_json, parsable=parsable, follow=follow, dry_run=dry_run)
-    prepared = render.prepare(_chained(job) if chain else job)
+    job = _chained(job) if chain else job
+    prepared = render.prepare(_planned(job) if plans else job)
     variables = render.tell(prepared, keep_sbatch_env=keep_sbatch_env)
     if dry_run or test_only:
         verdict = api.check(prepared, keep_sbatch_env=keep_sbatch_env)
@@ -97,6 +102,26 @@ def _chained(job: JobOptions) -> JobOptions:
 
     flags = {"on_interrupt": Given(value="successor", flag="--chain"), **job.flags}
     return dataclasses.replace(job, flags=flags)
+
+
+def _planned(job: JobOptions) -> JobOptions:
+    """Set strategy, micro-batch, accumulation and checkpointing to the fastest way that fits."""
+    from clusterrun.cli.plan_view import as_options
+    from clusterrun.estimation import planned
+    from clusterrun.loading import Given
+
+    choice = planned(job.load())
+    setup = choice.setup
+    output.detail("plan", as_options(setup))
+    values = {
+        "strategy": setup.strategy.value,
+        "micro_batch": str(setup.micro_batch),
+        "accumulation": str(setup.accumulation),
+        "grad_ckpt": setup.grad_ckpt,
+        "planned": True,
+    }
+    chosen = {name: Given(value=value, flag="--plan") for name, value in values.items()}
+    return dataclasses.replace(job, flags={**job.flags, **chosen})
 
 
 def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_run: bool) -> None:

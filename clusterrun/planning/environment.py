@@ -41,9 +41,25 @@ def decide_environment(
         threads=threads,
         timeout_s=timeout_s,
     )
+    base += _planned(spec)
     with_network = overlay(base, network_env, "yours (network.env)")
     return JobEnvironment(
         variables=overlay(with_network, env, "yours (env)"),
         timeout_s=timeout_s,
         notes=(*network_notes, *env_notes),
     )
+
+
+def _planned(spec: JobSpec) -> tuple[EnvVar, ...]:
+    """Hand on what was planned; accelerate reads the accumulation by itself."""
+    if not spec.planned:
+        return ()
+    accumulation = str(spec.accumulation or 1)
+    values = {
+        "CLUSTERRUN_MICRO_BATCH": str(spec.micro_batch or 1),
+        "CLUSTERRUN_ACCUMULATION": accumulation,
+        "CLUSTERRUN_GRAD_CKPT": "1" if spec.grad_ckpt else "0",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": accumulation,
+    }
+    why = "planned: clusterrun.runtime.planned()"
+    return tuple(EnvVar(name=name, value=value, why=why) for name, value in values.items())

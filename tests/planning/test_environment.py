@@ -205,3 +205,17 @@ def test_threads_are_exported_where_they_are_known() -> None:
     assert variables(on_slurm(threads_per_process=6))["OMP_NUM_THREADS"] == "6"
     assert "OMP_NUM_THREADS" not in variables(on_slurm(gpus_per_node=2))
     assert variables(here(nproc_per_node=4, device=Device.CPU))["OMP_NUM_THREADS"] == "2"
+
+
+def test_what_was_planned_is_handed_to_the_ranks() -> None:
+    plan = on_slurm(planned=True, micro_batch=4, accumulation=8, grad_ckpt=True)
+    found = variables(plan)
+    assert found["CLUSTERRUN_MICRO_BATCH"] == "4"
+    assert found["CLUSTERRUN_ACCUMULATION"] == "8"
+    assert found["CLUSTERRUN_GRAD_CKPT"] == "1"
+    assert found["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "8"
+
+
+def test_facts_alone_change_no_training() -> None:
+    told = on_slurm(micro_batch=4, accumulation=8, grad_ckpt=True)
+    assert variables(told) == variables(on_slurm())

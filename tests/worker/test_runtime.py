@@ -157,3 +157,13 @@ def test_a_spool_that_is_gone_does_not_end_a_training(
     monkeypatch.setenv("CLUSTERRUN_SPOOL", str(spool / "gone"))
     runtime.step(1)
     runtime.checkpoint("x", 1)
+
+
+def test_what_was_planned_is_told_to_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runtime.planned() is None
+    monkeypatch.setenv("CLUSTERRUN_MICRO_BATCH", "4")
+    monkeypatch.setenv("CLUSTERRUN_ACCUMULATION", "8")
+    monkeypatch.setenv("CLUSTERRUN_GRAD_CKPT", "1")
+    assert runtime.planned() == runtime.Planned(
+        micro_batch=4, accumulation=8, gradient_checkpointing=True
+    )

@@ -137,6 +137,13 @@ def test_a_script_runs_as_under_plain_python(place: Place, name: str) -> None:
     )
 
 
+def test_the_memory_that_a_rank_had_at_most_is_said(place: Place) -> None:
+    place.write("s.py", "room = bytearray(300 << 20); del room")
+    assert place.rank("s.py").returncode == 0
+    (peaks,) = [event for event in place.events() if event["type"] == "peaks"]
+    assert 300 << 20 < peaks["rss_bytes"] < 600 << 20
+
+
 @pytest.mark.parametrize(
     "argv",
     [("sub/s.py",), ("./link.py",), ("sub",), ("-m", "sub"), ("-m", "sub.s", "-m"), ("-m", "no")],
@@ -197,7 +204,7 @@ def test_a_crash_below_python_leaves_a_stack(place: Place) -> None:
 def test_a_good_end_is_said(place: Place) -> None:
     place.write("s.py", "pass")
     assert place.rank("s.py").returncode == 0
-    start, end = place.events()
+    start, _peaks, end = place.events()
     assert (start["type"], start["rank"], start["host"]) == ("rank_start", 3, os.uname().nodename)
     assert start["pid"] > 0
     assert (end["type"], end["code"]) == ("rank_exit", 0)

@@ -1,0 +1,113 @@
+"""`plan --compare JOB`: what is told of a run beside what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterrun.cli import output, plan_json
+from clusterrun.cli.plan_view import gib, gigabytes
+from clusterrun.errors import ClusterrunError
+from clusterrun.estimates.estimate import estimate
+from clusterrun.measured import measure
+
+if TYPE_CHECKING:
+    from clusterrun.estimates.estimate import Estimate
+    from clusterrun.measured import Measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One quantity, told and measured; None where one of them is not known."""
+
+    name: str
+    unit: str
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return how many times the prediction was measured."""
+        if not self.predicted or self.measured is None:
+            return None
+        return self.measured / self.predicted
+
+
+def compare(job: str, *, as_json: bool) -> None:
+    """Compare a run with the estimate from its own configuration.
+
+    Raises ClusterrunError for a run that has told nothing yet.
+    """
+    from clusterrun import api
+    from clusterrun.changes import configuration
+    from clusterrun.estimation import question_of
+
+    record = api.find_job(job)
+    answer = estimate(question_of(configuration(record)))
+    pairs = _pairs(answer, found := measure(record.paths))
+    if all(pair.measured is None for pair in pairs):
+        raise ClusterrunError(
+            f"nothing was measured of job {record.job_id} yet",
+            hint="steps are known where the script calls clusterrun.runtime.step, memory once "
+            "ranks have ended",
+        )
+    if as_json:
+        output.answer_json(_object(record.job_id, answer, pairs))
+        return
+    output.answer_table(("WHAT", "PREDICTED", "MEASURED", "RATIO"), [_cells(p) for p in pairs])
+    if found.step_s is not None:
+        output.note(f"an estimate from what was measured: --step-time {found.step_s:.4g}s")
+
+
+def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
+    gpu, time, kept = answer.gpu_memory, answer.time, answer.question.keep + 1
+    return [
+        Pair(
+            name="time of a step",
+            unit="s",
+            predicted=time.step.mid_s if time else None,
+            measured=found.step_s,
+        ),
+        Pair(name="steps", unit="", predicted=answer.steps.total, measured=found.steps),
+        Pair(
+            name="memory of a GPU",
+            unit="GiB",
+            predicted=gpu.total_bytes if gpu else None,
+            measured=found.gpu_bytes,
+        ),
+        Pair(
+            name="memory of a host",
+            unit="GiB",
+            predicted=answer.host_memory.total_bytes,
+            measured=found.host_bytes,
+        ),
+        Pair(
+            name="a checkpoint",
+            unit="B",
+            predicted=answer.disk.total_bytes // kept,
+            measured=found.checkpoint_bytes,
+        ),
+    ]
+
+
+def _cells(pair: Pair) -> tuple[str, ...]:
+    ratio = f"{pair.ratio:.2f}" if pair.ratio is not None else "-"
+    return (pair.name, _text(pair.predicted, pair.unit), _text(pair.measured, pair.unit), ratio)
+
+
+def _text(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "GiB":
+        return f"{gib(value)} GiB"
+    if unit == "B":
+        return gigabytes(value)
+    return f"{value:.4g} s" if unit == "s" else f"{value:,.0f}"
+
+
+def _object(job_id: str, answer: Estimate, pairs: list[Pair]) -> dict[str, object]:
+    rows = {
+        pair.name: {"predicted": pair.predicted, "measured": pair.measured, "ratio": pair.ratio}
+        for pair in pairs
+    }
+    return {**plan_json.of(answer), "job_id": job_id, "compared": rows}

@@ -1,0 +1,109 @@
+"""What `plan --json` prints: every term with its formula, nothing rounded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from clusterrun.estimates.cost import ASSUMPTION
+from clusterrun.estimates.estimate import Estimate, Need, Question, Time
+from clusterrun.estimates.recommend import Choice
+from clusterrun.estimates.setup import Setup
+from clusterrun.estimates.speed import Duration
+
+SCHEMA = "clusterrun.plan/1"
+
+
+def of(answer: Estimate, neighbours: Sequence[Estimate] = ()) -> dict[str, Any]:
+    """Describe an estimate and, in short, its neighbours."""
+    setup = answer.question.setup
+    tokens = setup.effective_batch * setup.seq_len if setup.seq_len else None
+    return {
+        "schema": SCHEMA,
+        "inputs": inputs(answer.question),
+        "batch": {"effective": setup.effective_batch, "tokens": tokens},
+        "steps": dataclasses.asdict(answer.steps),
+        "lr": dataclasses.asdict(answer.rates) if answer.rates else None,
+        "gpu_memory": _need(answer.gpu_memory) if answer.gpu_memory else None,
+        "host_memory": _need(answer.host_memory),
+        "time": _time(answer.time),
+        "disk": {**_need(answer.disk), "keep": answer.question.keep},
+        "loader": dataclasses.asdict(answer.loader),
+        "verdict": answer.verdict.value if answer.verdict else None,
+        "what_if": [_neighbour(found) for found in neighbours],
+        "notes": list(answer.notes),
+    }
+
+
+def of_choices(choices: Sequence[Choice], question: Question, effective: int) -> dict[str, Any]:
+    """Describe the ways that fit, the fastest first."""
+    return {
+        "schema": SCHEMA,
+        "inputs": inputs(question),
+        "batch": {"effective": effective, "tokens": effective * question.setup.seq_len},
+        "recommended": [
+            {
+                **_setup(choice.setup),
+                "gpu_bytes": choice.gpu_bytes,
+                "relative_time": choice.step_s / choices[0].step_s,
+                "verdict": choice.verdict.value,
+            }
+            for choice in choices
+        ],
+        "assumptions": [ASSUMPTION],
+    }
+
+
+def inputs(question: Question) -> dict[str, Any]:
+    """Describe what was asked."""
+    plain = {
+        field.name: getattr(question, field.name)
+        for field in dataclasses.fields(question)
+        if field.name not in ("setup", "gpu", "lr_rule")
+    }
+    model = dataclasses.asdict(question.setup.model)
+    gpu = question.gpu.name if question.gpu else None
+    rule = question.lr_rule.value
+    return {"model": model, "gpu": gpu, **_setup(question.setup), **plain, "lr_rule": rule}
+
+
+def _setup(setup: Setup) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(setup) if field.name != "model"]
+    values = {name: getattr(setup, name) for name in names}
+    return values | {"strategy": setup.strategy.value, "optimizer": setup.optimizer.value}
+
+
+def _need(need: Need) -> dict[str, Any]:
+    return {
+        "terms": [dataclasses.asdict(term) for term in need.terms],
+        "total_bytes": need.total_bytes,
+        "capacity_bytes": need.capacity_bytes,
+        "verdict": need.verdict.value if need.verdict else None,
+    }
+
+
+def _time(time: Time | None) -> dict[str, Any] | None:
+    if time is None:
+        return None
+    spans = {"step_s": time.step, "epoch_s": time.epoch, "total_s": time.whole}
+    return {
+        **{name: _band(span) for name, span in spans.items()},
+        "basis": time.step.basis,
+        "segments": time.segments,
+    }
+
+
+def _band(duration: Duration | None) -> dict[str, float] | None:
+    if duration is None:
+        return None
+    return {"low": duration.low_s, "mid": duration.mid_s, "high": duration.high_s}
+
+
+def _neighbour(found: Estimate) -> dict[str, Any]:
+    return {
+        **_setup(found.question.setup),
+        "gpu_bytes": found.gpu_memory.total_bytes if found.gpu_memory else None,
+        "host_bytes": found.host_memory.total_bytes,
+        "verdict": found.verdict.value if found.verdict else None,
+    }

@@ -1,0 +1,259 @@
+"""What `plan` prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import click
+
+from clusterrun.cli import output
+from clusterrun.cli.times import clock
+from clusterrun.estimates.cost import ASSUMPTION
+from clusterrun.estimates.estimate import Estimate, Need, Question
+from clusterrun.estimates.recommend import Choice, what_if
+from clusterrun.estimates.setup import GIB, Setup, Verdict
+from clusterrun.estimates.speed import Duration
+from clusterrun.training import LrRule
+from clusterrun.wording import count
+
+_COLOURS: Final = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.NO: "red"}
+
+
+def show(answer: Estimate, neighbours: Sequence[Estimate], *, is_asked: bool) -> None:
+    """Print an estimate; of its neighbours a line, or a table where they were asked for."""
+    for line in _lines(answer):
+        output.answer(line)
+    if is_asked:
+        output.answer("")
+        _show_table(answer, neighbours)
+    elif neighbours:
+        output.answer(_row("what if", "   ".join(map(_in_short, neighbours))))
+    for text in answer.notes:
+        output.note(text)
+    output.note("an estimate from formulas; after a run: clusterrun plan --compare JOB")
+
+
+def usual_neighbours(question: Question) -> list[Estimate]:
+    """Estimate what is asked most: a larger micro-batch."""
+    return what_if(question, "micro-batch")[-2:] if question.gpu_bytes else []
+
+
+def _lines(answer: Estimate) -> Iterator[str]:
+    question = answer.question
+    yield from _head(question)
+    yield ""
+    yield from _batch(answer)
+    yield ""
+    if answer.gpu_memory is not None:
+        yield from _memory("GPU memory of each GPU", answer.gpu_memory)
+        yield ""
+    yield from _memory("host memory of each node", answer.host_memory)
+    yield ""
+    yield from _time(answer)
+    yield from _disk(answer)
+    yield _row("loader", _loader(answer))
+
+
+def _head(question: Question) -> Iterator[str]:
+    setup, model = question.setup, question.setup.model
+    facts = [model.name or "by numbers", f"{_billions(model.params)} parameters", setup.precision]
+    facts += [f"seq {setup.seq_len:,}"] if setup.seq_len else []
+    facts += ["checkpointing on"] if setup.grad_ckpt else []
+    facts += [f"LoRA rank {setup.lora}"] if setup.lora else []
+    yield _row("model", "   ".join(facts))
+    kind = "CPU" if question.is_cpu else (question.gpu.name if question.gpu else "GPU")
+    things = f"{setup.world} ranks" if question.is_cpu else f"{setup.world} GPUs"
+    cluster = f"{count(setup.nodes, 'node')} x {setup.procs_per_node} {kind} = {things}"
+    yield _row("cluster", f"{cluster}   strategy {setup.strategy.value}")
+
+
+def _batch(answer: Estimate) -> Iterator[str]:
+    question, setup = answer.question, answer.question.setup
+    passes = f"{setup.micro_batch} per rank x {setup.accumulation} accumulation x {setup.world}"
+    tokens = f" ({setup.effective_batch * setup.seq_len:,} tokens)" if setup.seq_len else ""
+    yield _row("batch", f"{passes} ranks = {setup.effective_batch:,} samples a step{tokens}")
+    if line := _steps(answer):
+        yield _row("steps", line)
+    if answer.rates is not None:
+        rates, base = answer.rates, f"{question.lr:.3g} at batch {question.base_batch}"
+        chosen = {LrRule.LINEAR: "linear", LrRule.SQRT: "sqrt"}.get(question.lr_rule, "none")
+        yield _row("lr", f"{base} -> {rates.linear:.3g} linear, {rates.sqrt:.3g} sqrt ({chosen})")
+        yield from (_row("", note) for note in rates.notes)
+
+
+def _steps(answer: Estimate) -> str:
+    steps, question = answer.steps, answer.question
+    if steps.full_per_epoch is None:
+        return f"{steps.total:,} in all" if steps.total else ""
+    said = f"{question.samples:,} samples / {question.setup.effective_batch:,}"
+    said += f" = {steps.full_per_epoch:,} full steps per epoch"
+    if steps.accelerate_per_epoch != steps.full_per_epoch:
+        said += f" (accelerate runs {steps.accelerate_per_epoch:,})"
+    return said + (f"; {steps.total:,} in all" if steps.total else "")
+
+
+def _memory(title: str, need: Need) -> Iterator[str]:
+    yield f"{title:<52}{'GiB':>8}"
+    for term in need.terms:
+        yield f"  {f'{term.name} ({term.formula})':<50}{gib(term.bytes):>8}"
+    label = "total" if need.margin == 1 else f"total x {need.margin:g}"
+    yield f"  {label:<50}{gib(need.total_bytes):>8}{_judged(need)}"
+
+
+def _judged(need: Need) -> str:
+    if need.capacity_bytes is None or need.verdict is None:
+        return ""
+    share = f"{100 * need.total_bytes / need.capacity_bytes:.0f} %"
+    return f"  of {gib(need.capacity_bytes)}   {share}   {_painted(need.verdict)}"
+
+
+def _time(answer: Estimate) -> Iterator[str]:
+    time, question = answer.time, answer.question
+    if time is None:
+        return
+    said = [f"{_span(time.step)} a step"]
+    said += [f"{_span(time.epoch)} an epoch"] if time.epoch else []
+    said += [f"{_span(time.whole)} in all"] if time.whole else []
+    basis = "measured" if time.step.basis == "measured" else f"at MFU {question.mfu:g}"
+    yield _row("time", f"{', '.join(said)} ({basis})")
+    if time.whole is not None and time.step.basis != "measured":
+        band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
+        low, high = 1.25 * question.mfu, 0.75 * question.mfu
+        yield _row("", f"{band} at MFU {low:.2g} to {high:.2g}")
+    if time.segments is not None and question.limit_s is not None:
+        yield _row("", _segments(answer, time.segments, question.limit_s))
+
+
+def _segments(answer: Estimate, segments: int, limit_s: int) -> str:
+    if segments == 1:
+        return f"fits into one job of {clock(limit_s)}"
+    if answer.never_ends:
+        no = _painted(Verdict.NO)
+        return f"longer than a job of {clock(limit_s)}, and nothing is saved (--save-every)   {no}"
+    return f"{segments} jobs of {clock(limit_s)}: clusterrun submit --chain {segments}"
+
+
+def _disk(answer: Estimate) -> Iterator[str]:
+    need, kept = answer.disk, answer.question.keep
+    one = need.total_bytes // (kept + 1)
+    sums = f"keep {kept} + 1 in flight = {gigabytes(need.total_bytes)}"
+    free = f" of {gigabytes(need.capacity_bytes)} free" if need.capacity_bytes else ""
+    verdict = f"   {_painted(need.verdict)}" if need.verdict is not None else ""
+    yield _row("disk", f"{gigabytes(one)} per checkpoint, {sums}{free}{verdict}")
+
+
+def _loader(answer: Estimate) -> str:
+    loader = answer.loader
+    pinned = "true" if loader.pin_memory else "false"
+    return f"num_workers {loader.num_workers}, pin_memory {pinned}: {loader.why}"
+
+
+# Neighbours and choices
+
+
+def _in_short(answer: Estimate) -> str:
+    need = answer.gpu_memory or answer.host_memory
+    share = f"{100 * need.total_bytes / need.capacity_bytes:.0f} %" if need.capacity_bytes else ""
+    verdict = f" {_painted(need.verdict)}" if need.verdict else ""
+    what = f"micro-batch {answer.question.setup.micro_batch}"
+    return f"{what}: {gib(need.total_bytes)} GiB ({share}){verdict}"
+
+
+def _show_table(answer: Estimate, neighbours: Iterable[Estimate]) -> None:
+    head = ("STRATEGY", "NODES", "MICRO-BATCH", "SEQ", "BATCH", "GPU GiB", "HOST GiB", "VERDICT")
+    output.answer_table(head, [_cells(found) for found in (answer, *neighbours)])
+
+
+def _cells(found: Estimate) -> tuple[str, ...]:
+    setup = found.question.setup
+    gpu = gib(found.gpu_memory.total_bytes) if found.gpu_memory else "-"
+    verdict = found.verdict.value if found.verdict else "-"
+    shape = (setup.strategy.value, setup.nodes, setup.micro_batch, setup.seq_len or "-")
+    sizes = (f"{setup.effective_batch:,}", gpu, gib(found.host_memory.total_bytes), verdict)
+    return (*map(str, shape), *sizes)
+
+
+def show_choices(choices: Sequence[Choice], question: Question) -> None:
+    """Print the best way of each strategy, the fastest first, and how to take the first."""
+    best = choices[0].step_s
+    rows = [_choice_cells(choice, best, question) for choice in choices]
+    head = ("STRATEGY", "MICRO-BATCH", "ACCUMULATION", "CHECKPOINTING", "GPU", "TIME", "VERDICT")
+    output.answer_table(head, rows)
+    setup = choices[0].setup
+    output.answer("")
+    output.answer(f"take the first: {as_options(setup)}")
+    output.answer("or let it be chosen and set: clusterrun submit --plan")
+    output.note(ASSUMPTION)
+
+
+def _choice_cells(choice: Choice, best_s: float, question: Question) -> tuple[str, ...]:
+    setup = choice.setup
+    share = choice.gpu_bytes / (question.gpu_bytes or choice.gpu_bytes)
+    return (
+        setup.strategy.value,
+        str(setup.micro_batch),
+        str(setup.accumulation),
+        "on" if setup.grad_ckpt else "off",
+        f"{gib(choice.gpu_bytes)} GiB ({100 * share:.0f} %)",
+        f"x{choice.step_s / best_s:.2f}",
+        choice.verdict.value,
+    )
+
+
+def as_options(setup: Setup) -> str:
+    """Write a setup as the options that ask for it."""
+    words = [f"--strategy {setup.strategy.value}", f"--micro-batch {setup.micro_batch}"]
+    words += [f"--accumulation {setup.accumulation}"]
+    return " ".join([*words, "--grad-ckpt"] if setup.grad_ckpt else words)
+
+
+def nothing_fits(least: Choice, question: Question) -> str:
+    """Say what would need the least of a GPU, where nothing fits."""
+    gpu, host = question.gpu_bytes, question.host_bytes
+    of_gpu = f" of {gib(gpu)}" if gpu else ""
+    of_host = f" of {gib(host)}" if host else ""
+    return (
+        f"nothing fits: {as_options(least.setup)} needs {gib(least.gpu_bytes)} GiB of a "
+        f"GPU{of_gpu} and {gib(least.host_bytes)} GiB of a node{of_host}; take more nodes"
+    )
+
+
+# Numbers
+
+
+def _row(label: str, text: str) -> str:
+    return f"{label:<10}{text}"
+
+
+def _painted(verdict: Verdict) -> str:
+    return click.style(verdict.value.upper(), fg=_COLOURS[verdict], bold=True)
+
+
+def gib(size: float) -> str:
+    """Write bytes as GiB, with as many digits as count."""
+    return f"{size / GIB:,.2f}" if size < GIB else f"{size / GIB:,.1f}"
+
+
+def gigabytes(size: float) -> str:
+    """Write bytes in the decimal units of disks."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size / 1e3:.3g} kB"
+
+
+def _billions(number: int) -> str:
+    for unit, factor in ((" B", 1e9), (" M", 1e6), (" k", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.2f}{unit}"
+    return str(number)
+
+
+def _span(duration: Duration) -> str:
+    seconds = duration.mid_s
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86400:.1f} d"

@@ -1,0 +1,92 @@
+"""How long a step takes under each strategy: good enough to say which of two is faster, no more.
+
+Of work and traffic the shorter hides behind the longer, but for a tenth. Traffic as in the ZeRO
+paper (arXiv 1910.02054, section 7): 2 volumes of the gradients for data parallelism and ZeRO 1 and
+2, 3 for what shards the weights, too, which is paid for each pass, not each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from clusterrun.estimates import memory
+from clusterrun.estimates.setup import Setup
+from clusterrun.spec import Strategy
+
+FP32: Final = 4
+HALF: Final = 2
+# Assumed, in bytes a second; only the order that they give is used.
+WITHIN_NODE: Final = 100e9  # of a GPU to the others of its node
+BETWEEN_NODES: Final = 25e9  # of a node
+PCIE: Final = 16e9  # of a GPU to the host's memory
+HOST_MEMORY: Final = 100e9  # of a node, for the optimizer's step on its CPUs
+EXPOSED: Final = 0.1  # of work or traffic, whichever is less
+OPTIMIZER_TRAFFIC: Final = 28  # bytes read and written for a parameter in such a step
+ASSUMPTION: Final = (
+    "ranked by work, and traffic at 100 GB/s within a node, 25 GB/s between nodes, 16 GB/s to the "
+    "host; the shorter of both hides behind the longer, but for a tenth"
+)
+_SHARDS_WEIGHTS: Final = (
+    *(Strategy.FSDP, Strategy.FSDP_HYBRID, Strategy.FSDP_OFFLOAD),
+    *(Strategy.ZERO3, Strategy.ZERO3_OFFLOAD),
+)
+_REDUCES_EACH_PASS: Final = (*_SHARDS_WEIGHTS, Strategy.ZERO2, Strategy.ZERO2_OFFLOAD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The parts of an optimizer step, in seconds."""
+
+    compute_s: float
+    network_s: float
+    host_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Return how long the step takes; what the host does hides nowhere."""
+        longer, shorter = max(self.compute_s, self.network_s), min(self.compute_s, self.network_s)
+        return longer + EXPOSED * shorter + self.host_s
+
+
+def cost(setup: Setup, *, compute_s: float) -> Cost:
+    """Add to the computing of a step (one GPU's seconds) what is sent and what the host does."""
+    trainable = memory.trainable_params(setup)
+    return Cost(
+        compute_s=compute_s * (4 / 3 if setup.grad_ckpt else 1),
+        network_s=_network_seconds(setup, trainable),
+        host_s=_host_seconds(setup, trainable),
+    )
+
+
+def _network_seconds(setup: Setup, trainable: int) -> float:
+    between = BETWEEN_NODES / setup.procs_per_node
+    if setup.strategy is Strategy.FSDP_HYBRID:  # shards within a node, replicas between nodes
+        replicated = 2 * FP32 * trainable / setup.procs_per_node
+        return _sent_bytes(setup, trainable) / WITHIN_NODE + replicated / between
+    return _sent_bytes(setup, trainable) / (WITHIN_NODE if setup.nodes == 1 else between)
+
+
+def _sent_bytes(setup: Setup, trainable: int) -> float:
+    """Return what a GPU sends and receives in one optimizer step."""
+    if setup.world == 1:
+        return 0.0
+    half = HALF if setup.is_half else FP32
+    gradient = half if setup.strategy.is_deepspeed else FP32
+    if setup.strategy in _SHARDS_WEIGHTS:
+        return setup.accumulation * (2 * half * setup.model.params + gradient * trainable)
+    reduces = setup.accumulation if setup.strategy in _REDUCES_EACH_PASS else 1
+    return (reduces * gradient + gradient) * trainable
+
+
+def _host_seconds(setup: Setup, trainable: int) -> float:
+    """Return how long gradients, weights and the optimizer's step take through the host."""
+    if not setup.offloads_optimizer:
+        return 0.0
+    half = HALF if setup.is_half else FP32
+    own = trainable / setup.shards
+    carried = 2 * half * own
+    if setup.offloads_params:
+        carried += 2 * half * setup.accumulation * setup.model.params / setup.shards
+    stepped = OPTIMIZER_TRAFFIC * own * setup.procs_per_node / HOST_MEMORY
+    return carried / PCIE + stepped

@@ -1,0 +1,241 @@
+"""From one question about a training to everything that is told of it before it is queued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from clusterrun.estimates import disk, loader, memory, rates, speed, steps
+from clusterrun.estimates.gpus import Gpu
+from clusterrun.estimates.loader import Loader
+from clusterrun.estimates.rates import Rates
+from clusterrun.estimates.setup import Setup, Term, Verdict, total, verdict_of
+from clusterrun.estimates.speed import Duration
+from clusterrun.training import LrRule
+
+FRAGMENTATION: Final = 1.05  # what the allocator of torch can't give out again
+KEEP: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A setup, what it has, and what is known of the data; None where nothing was said.
+
+    `gpu_bytes` is the memory of one GPU, `host_bytes` and `cpus_per_rank` what is allocated on a
+    node and for a rank of it, `limit_s` the time limit of a job, `disk_bytes` what is free.
+    """
+
+    setup: Setup
+    is_cpu: bool = False
+    gpu: Gpu | None = None
+    gpu_bytes: int | None = None
+    host_bytes: int | None = None
+    cpus_per_rank: int | None = None
+    samples: int | None = None
+    epochs: float | None = None
+    max_steps: int | None = None
+    wanted_batch: int | None = None
+    lr: float | None = None
+    base_batch: int | None = None
+    lr_rule: LrRule = LrRule.LINEAR
+    mfu: float = speed.MFU
+    step_time_s: float | None = None
+    save_every: int | None = None
+    keep: int = KEEP
+    limit_s: int | None = None
+    disk_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What is needed, part by part, of what there is (None: not known)."""
+
+    terms: tuple[Term, ...]
+    capacity_bytes: int | None
+    margin: float = 1.0
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the sum with its margin."""
+        return round(total(self.terms) * self.margin)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Judge it; None where the capacity is not known."""
+        if self.capacity_bytes is None:
+            return None
+        return verdict_of(self.total_bytes, self.capacity_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Optimizer steps: the full ones of an epoch, those that accelerate runs, and all of them.
+
+    `repeated` samples stand twice in the last step of an epoch; `total` is None without an end.
+    """
+
+    full_per_epoch: int | None
+    accelerate_per_epoch: int | None
+    repeated: int
+    total: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Time:
+    """How long it takes: a step, an epoch, all of it, and in how many jobs of the time limit."""
+
+    step: Duration
+    epoch: Duration | None
+    whole: Duration | None
+    segments: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The answer; None for what the question does not tell enough about."""
+
+    question: Question
+    gpu_memory: Need | None
+    host_memory: Need
+    disk: Need
+    steps: Steps
+    rates: Rates | None
+    time: Time | None
+    loader: Loader
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Return the worst of the verdicts; None where nothing could be judged."""
+        needs = (self.gpu_memory, self.host_memory, self.disk)
+        verdicts = [need.verdict for need in needs if need is not None]
+        known = [verdict for verdict in verdicts if verdict is not None]
+        if self.never_ends:
+            return Verdict.NO
+        return max(known, key=list(Verdict).index, default=None)
+
+    @property
+    def never_ends(self) -> bool:
+        """Say whether the training is longer than a job may be, and saves nothing."""
+        segments = self.time.segments if self.time else None
+        return bool(segments and segments > 1 and not self.question.save_every)
+
+
+def estimate(question: Question) -> Estimate:
+    """Answer what can be answered. Raises UsageError for what contradicts itself."""
+    counted = count_steps(question)
+    return Estimate(
+        question=question,
+        gpu_memory=gpu_need(question),
+        host_memory=host_need(question),
+        disk=_disk_need(question),
+        steps=counted,
+        rates=_rates(question),
+        time=_time(question, counted),
+        loader=loader.advice(question.cpus_per_rank or 0, question.host_bytes or 0),
+        notes=tuple(_notes(question, counted)),
+    )
+
+
+def gpu_need(question: Question) -> Need | None:
+    """Add up the memory of one GPU; None for a training on CPUs."""
+    if question.is_cpu:
+        return None
+    terms = memory.gpu_terms(question.setup)
+    return Need(terms=terms, capacity_bytes=question.gpu_bytes, margin=FRAGMENTATION)
+
+
+def host_need(question: Question) -> Need:
+    """Add up the memory of one node."""
+    of = memory.cpu_terms if question.is_cpu else memory.host_terms
+    return Need(terms=of(question.setup), capacity_bytes=question.host_bytes)
+
+
+def _disk_need(question: Question) -> Need:
+    kept = question.keep + 1  # one more while the next is written
+    terms = tuple(
+        replace(term, bytes=term.bytes * kept, formula=f"{kept} x ({term.formula})")
+        for term in disk.checkpoint_terms(question.setup)
+    )
+    return Need(terms=terms, capacity_bytes=question.disk_bytes)
+
+
+def count_steps(question: Question) -> Steps:
+    """Count the steps of an epoch and of the training."""
+    setup, samples = question.setup, question.samples
+    if samples is None:
+        return Steps(
+            full_per_epoch=None, accelerate_per_epoch=None, repeated=0, total=question.max_steps
+        )
+    ran = steps.accelerate_steps(samples, setup.micro_batch, setup.accumulation, setup.world)
+    whole = steps.total_steps(ran, question.epochs) if question.epochs else None
+    return Steps(
+        full_per_epoch=steps.full_steps(samples, setup.effective_batch),
+        accelerate_per_epoch=ran,
+        repeated=steps.repeated_samples(samples, setup.micro_batch, setup.world),
+        total=question.max_steps or whole,
+    )
+
+
+def _rates(question: Question) -> Rates | None:
+    if question.lr is None or question.base_batch is None:
+        return None
+    setup = question.setup
+    return rates.scaled(
+        question.lr, question.base_batch, setup.effective_batch, optimizer=setup.optimizer
+    )
+
+
+def step_duration(question: Question) -> Duration | None:
+    """Return how long an optimizer step takes; None where neither peak nor length is known."""
+    setup = question.setup
+    if question.step_time_s is not None:
+        return speed.measured_time(1, question.step_time_s)
+    if question.gpu is None or not setup.seq_len or question.is_cpu:
+        return None
+    tokens = setup.effective_batch * setup.seq_len
+    return speed.epoch_time(setup, question.gpu, tokens, mfu=question.mfu)
+
+
+def _time(question: Question, counted: Steps) -> Time | None:
+    step = step_duration(question)
+    if step is None:
+        return None
+    epoch = counted.accelerate_per_epoch
+    whole = step.times(counted.total) if counted.total else None
+    segments = None
+    if whole is not None and question.limit_s is not None:
+        segments = speed.segments(whole.mid_s, question.limit_s)
+    return Time(
+        step=step,
+        epoch=step.times(epoch) if epoch else None,
+        whole=whole,
+        segments=segments,
+    )
+
+
+def _notes(question: Question, counted: Steps) -> list[str]:
+    setup, notes = question.setup, []
+    if not setup.model.has_shape or not setup.seq_len:
+        what = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
+        notes.append(f"without {what} activations are not counted")
+    if counted.repeated:
+        notes.append(
+            f"{question.samples:,} samples do not divide by {setup.micro_batch * setup.world}; "
+            f"accelerate repeats {counted.repeated} in the last step of an epoch"
+        )
+    if not question.is_cpu and question.gpu_bytes is None:
+        notes.append("no GPU was named: --gpu h100-80g or --gpu-mem 24GiB gives a verdict")
+    return notes
+
+
+# What the question must not be
+
+
+def mistake(question: Question) -> str:
+    """Say why a question makes no sense; empty where it does."""
+    setup, samples = question.setup, question.samples
+    if samples is not None and setup.effective_batch > samples:
+        batch = f"effective batch {setup.effective_batch}"
+        return f"{batch} is larger than the dataset ({samples:,} samples)"
+    return ""

@@ -1,0 +1,141 @@
+"""Choose the strategy, micro-batch and accumulation that fit, the fastest first; ask what if."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from clusterrun.errors import UsageError
+from clusterrun.estimates.cost import cost
+from clusterrun.estimates.estimate import Estimate, Question, estimate, gpu_need, host_need
+from clusterrun.estimates.setup import Setup, Verdict
+from clusterrun.estimates.speed import epoch_time
+from clusterrun.spec import Strategy
+
+# Where two are as fast, the first here is the simpler one.
+_ONE: Final = (Strategy.NONE, Strategy.ZERO2_OFFLOAD, Strategy.ZERO3_OFFLOAD)
+_MANY: Final = (
+    *(Strategy.DDP, Strategy.FSDP_HYBRID, Strategy.FSDP, Strategy.ZERO1, Strategy.ZERO2),
+    *(Strategy.ZERO3, Strategy.ZERO2_OFFLOAD, Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD),
+)
+MAX_MICRO_BATCH: Final = 1024
+WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One way to train, what it needs, and how long its step takes by the model of `cost`."""
+
+    setup: Setup
+    step_s: float
+    gpu_bytes: int
+    host_bytes: int
+    verdict: Verdict
+
+
+def recommend(question: Question, effective: int) -> list[Choice]:
+    """Return the ways that fit into GPUs and hosts at an effective batch, the fastest first.
+
+    What only fits tightly comes after all that fits well. Raises UsageError where the batch can't
+    be dealt out or the memory or speed of the GPUs is not known.
+    """
+    if question.gpu is None or question.gpu_bytes is None:
+        raise UsageError("--recommend must know the GPU", hint="name it, as --gpu a100-80g")
+    if not question.setup.seq_len or not question.setup.model.has_shape:
+        raise UsageError(
+            "--recommend must know what activations need",
+            hint="give --seq-len and a model with its shape (--model, or --hidden --layers ...)",
+        )
+    tried = (_judged(question, setup) for setup in _setups(question.setup, effective))
+    fitting = [choice for choice in tried if choice.verdict is not Verdict.NO]
+    return sorted(fitting, key=lambda choice: (choice.verdict is Verdict.TIGHT, choice.step_s))
+
+
+def best_per_strategy(choices: list[Choice]) -> list[Choice]:
+    """Keep the first of each strategy."""
+    found: dict[Strategy, Choice] = {}
+    for choice in choices:
+        found.setdefault(choice.setup.strategy, choice)
+    return list(found.values())
+
+
+def smallest(question: Question, effective: int) -> Choice:
+    """Return what needs the least of a GPU, be it too much."""
+    tried = (_judged(question, setup) for setup in _setups(question.setup, effective))
+    return min(tried, key=lambda choice: choice.gpu_bytes)
+
+
+def _setups(asked: Setup, effective: int) -> Iterator[Setup]:
+    each, rest = divmod(effective, asked.world)
+    if rest or not each:
+        near = max(1, round(effective / asked.world)) * asked.world
+        raise UsageError(
+            f"an effective batch of {effective} can't be dealt to {asked.world} ranks evenly",
+            hint=f"use {near}",
+        )
+    for strategy in _strategies(asked):
+        for grad_ckpt in (False, True):
+            for micro_batch in _divisors(each):
+                yield replace(
+                    asked,
+                    strategy=strategy,
+                    grad_ckpt=grad_ckpt,
+                    micro_batch=micro_batch,
+                    accumulation=each // micro_batch,
+                )
+
+
+def _strategies(asked: Setup) -> tuple[Strategy, ...]:
+    if asked.world == 1:
+        return _ONE
+    is_hybrid = asked.nodes > 1 and asked.procs_per_node > 1
+    return tuple(s for s in _MANY if is_hybrid or s is not Strategy.FSDP_HYBRID)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    every = sorted({*small, *(number // n for n in small)}, reverse=True)
+    return [n for n in every if n <= MAX_MICRO_BATCH]
+
+
+def _judged(question: Question, setup: Setup) -> Choice:
+    changed = replace(question, setup=setup)
+    gpu, host = gpu_need(changed), host_need(changed)
+    assert gpu is not None  # recommend asks for a GPU
+    verdicts = [need.verdict or Verdict.FITS for need in (gpu, host)]
+    return Choice(
+        setup=setup,
+        step_s=step_seconds(question, setup),
+        gpu_bytes=gpu.total_bytes,
+        host_bytes=host.total_bytes,
+        verdict=max(verdicts, key=list(Verdict).index),
+    )
+
+
+def step_seconds(question: Question, setup: Setup) -> float:
+    """Return how long a step takes by the model of `cost`: to compare, not to tell."""
+    assert question.gpu is not None  # recommend asks for a GPU
+    tokens = setup.effective_batch * setup.seq_len
+    compute = epoch_time(setup, question.gpu, tokens, mfu=question.mfu).mid_s
+    return cost(setup, compute_s=compute).total_s
+
+
+def what_if(question: Question, what: str) -> list[Estimate]:
+    """Estimate the neighbours of a setup in one dimension of WHAT_IF."""
+    return [estimate(replace(question, setup=setup)) for setup in _neighbours(question.setup, what)]
+
+
+def _neighbours(setup: Setup, what: str) -> list[Setup]:
+    if what == "strategy":
+        return [replace(setup, strategy=s) for s in _strategies(setup) if s is not setup.strategy]
+    if what == "micro-batch":
+        return [replace(setup, micro_batch=n) for n in _around(setup.micro_batch)]
+    if what == "nodes":
+        return [replace(setup, nodes=n) for n in _around(setup.nodes)]
+    return [replace(setup, seq_len=n) for n in _around(setup.seq_len)]
+
+
+def _around(number: int) -> list[int]:
+    return [n for n in (number // 2, number * 2, number * 4) if n]

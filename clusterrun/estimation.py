@@ -1,0 +1,290 @@
+"""Ask about a training as it is configured: find its model, its memory and its disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.estimates import gpus, models, speed
+from clusterrun.estimates.estimate import KEEP, Need, Question, estimate, mistake
+from clusterrun.estimates.gpus import Gpu
+from clusterrun.estimates.recommend import Choice, recommend
+from clusterrun.estimates.setup import GIB, Model, Setup, Verdict
+from clusterrun.facts import choose_cluster, usable_cpus
+from clusterrun.loading import Resolved
+from clusterrun.sizes import parse_bytes
+from clusterrun.spec import Cluster, Device, JobSpec, MixedPrecision
+from clusterrun.training import LrRule, Optimizer
+
+_MIB: Final = 1 << 20
+
+
+def question_of(resolved: Resolved) -> Question:
+    """Read what is known of a training from its configuration and from this machine.
+
+    Raises UsageError where the model's size can't be told or the question makes no sense.
+    """
+    spec = resolved.spec
+    gpu, is_cpu = _gpu(spec), spec.device is Device.CPU
+    setup = _setup(spec, _model(resolved), gpu, is_cpu=is_cpu)
+    saves = spec.save_every is not None
+    question = Question(
+        setup=setup,
+        is_cpu=is_cpu,
+        gpu=None if is_cpu else gpu,
+        gpu_bytes=spec.gpu_mem_bytes or (gpu.memory_bytes if gpu else None),
+        host_bytes=_host_bytes(spec),
+        cpus_per_rank=_cpus_per_rank(spec, setup.procs_per_node),
+        samples=_samples(spec),
+        epochs=spec.epochs or (None if spec.max_steps else 1),
+        max_steps=spec.max_steps,
+        wanted_batch=spec.effective_batch,
+        lr=spec.lr,
+        base_batch=spec.base_batch,
+        lr_rule=spec.lr_rule or LrRule.LINEAR,
+        mfu=spec.mfu or speed.MFU,
+        step_time_s=spec.step_time_s,
+        save_every=spec.save_every,
+        keep=spec.keep or KEEP,
+        limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
+        disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves else None,
+    )
+    if wrong := mistake(question):
+        raise UsageError(wrong, hint="lower --micro-batch, --accumulation or the number of ranks")
+    return question
+
+
+def notes_of(resolved: Resolved) -> tuple[str, ...]:
+    """Say what `plan` would say no to; nothing where the configuration names no model."""
+    if not tells_enough(resolved.spec):
+        return ()
+    try:
+        answer = estimate(question_of(resolved))
+    except UsageError as error:
+        return (f"no estimate was made: {error.message}",)
+    needs = {
+        "memory of a GPU": answer.gpu_memory,
+        "memory of a node": answer.host_memory,
+        "disk": answer.disk,
+    }
+    said = [_no(what, need) for what, need in needs.items() if need is not None]
+    if answer.never_ends:
+        said.append("the training is estimated to take longer than its time limit, without a save")
+    return tuple(text for text in said if text)
+
+
+def _no(what: str, need: Need) -> str:
+    if need.verdict is not Verdict.NO or need.capacity_bytes is None:
+        return ""
+    needed, there = (size / GIB for size in (need.total_bytes, need.capacity_bytes))
+    return f"{what}: {needed:,.1f} GiB are estimated of {there:,.1f}; see clusterrun plan"
+
+
+def planned(resolved: Resolved) -> Choice:
+    """Choose how to train: the fastest way that fits.
+
+    Raises UsageError where too little is known, ClusterrunError where nothing fits.
+    """
+    question = question_of(resolved)
+    effective = question.wanted_batch or question.setup.effective_batch
+    if choices := recommend(question, effective):
+        return choices[0]
+    raise ClusterrunError(
+        "nothing fits: no strategy and no micro-batch",
+        hint="clusterrun plan --recommend says what would need the least",
+    )
+
+
+def tells_enough(spec: JobSpec) -> bool:
+    """Say whether a configuration names a model, so that `submit` may ask, too."""
+    return spec.model is not None or spec.params is not None or spec.hidden is not None
+
+
+def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_cpu: bool) -> Setup:
+    procs = spec.nproc_per_node or spec.gpus_per_node or 1
+    micro_batch = spec.micro_batch or 1
+    return Setup(
+        model=model,
+        nodes=spec.nodes,
+        procs_per_node=procs,
+        strategy=spec.strategy,
+        precision=_precision(spec, gpu, is_cpu=is_cpu),
+        micro_batch=micro_batch,
+        accumulation=spec.accumulation or _accumulation(spec, micro_batch * spec.nodes * procs),
+        seq_len=spec.seq_len or 0,
+        grad_ckpt=bool(spec.grad_ckpt),
+        optimizer=spec.optimizer or Optimizer.ADAMW,
+        lora=spec.lora or 0,
+    )
+
+
+def _accumulation(spec: JobSpec, each_pass: int) -> int:
+    if spec.effective_batch is None:
+        return 1
+    passes, rest = divmod(spec.effective_batch, each_pass)
+    if rest or not passes:
+        raise UsageError(
+            f"an effective batch of {spec.effective_batch} is no multiple of {each_pass}, which "
+            "all ranks take in one pass",
+            hint="change --micro-batch, or let --recommend choose it",
+        )
+    return passes
+
+
+def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
+    if spec.mixed_precision is not MixedPrecision.AUTO:
+        no = spec.mixed_precision is MixedPrecision.NO
+        return "fp32" if no else spec.mixed_precision.value
+    if is_cpu:
+        return "fp32"
+    return gpus.precision_of(gpu) if gpu else "bf16"
+
+
+def _gpu(spec: JobSpec) -> Gpu | None:
+    """Find the card; a type of Slurm's that is not known as one says nothing."""
+    if spec.gpu is not None:
+        return gpus.find(spec.gpu)
+    try:
+        return gpus.find(spec.gpu_type) if spec.gpu_type else None
+    except UsageError:
+        return None
+
+
+# The model
+
+
+def _model(resolved: Resolved) -> Model:
+    spec = resolved.spec
+    if spec.model is None:
+        return _by_numbers(spec)
+    for path in _config_paths(spec.model, resolved.cwd):
+        if path.is_file():
+            return models.from_config(_config(path), spec.model)
+    known = models.find(spec.model)
+    if known is None:
+        raise UsageError(
+            f"cannot read the model's size: '{spec.model}' is no config.json, no known name, and "
+            "not in the Hugging Face cache",
+            hint="pass --params, or a local config.json",
+        )
+    return known
+
+
+def _by_numbers(spec: JobSpec) -> Model:
+    if not tells_enough(spec):
+        raise UsageError(
+            "no model was named",
+            hint="pass --model config.json, --model llama-3.1-8b, or --params 8.03e9",
+        )
+    return models.from_numbers(
+        params=round(spec.params or 0),
+        hidden=spec.hidden or 0,
+        layers=spec.layers or 0,
+        heads=spec.heads or 0,
+        kv_heads=spec.kv_heads or 0,
+        ffn=spec.ffn or 0,
+        vocab=spec.vocab or 0,
+    )
+
+
+def _config_paths(model: str, cwd: Path) -> list[Path]:
+    """List where the model's config.json may be, on this machine alone."""
+    given = cwd / Path(model).expanduser()
+    snapshots = _hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots"
+    return [given, given / "config.json", *sorted(snapshots.glob("*/config.json"), key=_age)]
+
+
+def _hub_cache() -> Path:
+    """Name the directory of the Hugging Face hub's cache, as its own library finds it."""
+    if named := os.environ.get("HF_HUB_CACHE"):
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")) / "hub"
+
+
+def _age(path: Path) -> float:
+    return -path.stat().st_mtime
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}", cause=str(error)) from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} holds no JSON object", hint="pass a model's config.json")
+    return content
+
+
+# What there is
+
+
+def _samples(spec: JobSpec) -> int | None:
+    if spec.tokens is None:
+        return spec.samples
+    if spec.samples is not None:
+        raise UsageError("--samples and --tokens exclude each other", hint="keep one of them")
+    if spec.seq_len is None:
+        raise UsageError("--tokens needs the length of a sample", hint="pass --seq-len")
+    return max(1, int(spec.tokens / spec.seq_len))
+
+
+def _host_bytes(spec: JobSpec) -> int | None:
+    """Return the memory of a node that the job is given; None where Slurm decides."""
+    gpu_count, cpus = spec.gpus_per_node or 1, _cpus(spec)
+    asked: list[tuple[str | None, int | None]] = [
+        (spec.mem, 1),
+        (spec.mem_per_gpu, gpu_count),
+        (spec.mem_per_cpu, cpus),
+    ]
+    if spec.host_mem_bytes is not None:
+        return spec.host_mem_bytes
+    for text, times in asked:
+        if text and times and text.strip("0"):  # --mem=0 is all that the node has
+            return _slurm_bytes(text) * times
+    if _runs_here(spec):
+        import psutil
+
+        return psutil.virtual_memory().total // spec.nodes
+    return None
+
+
+def _runs_here(spec: JobSpec) -> bool:
+    """Say whether the job is for this machine; who names a GPU may plan for another."""
+    if spec.cluster is Cluster.AUTO and (spec.gpu or spec.gpu_mem_bytes):
+        return False
+    return choose_cluster(spec.cluster) is Cluster.LOCAL
+
+
+def _slurm_bytes(text: str) -> int:
+    """Read a size as Slurm does: a bare number is MiB."""
+    return int(text) * _MIB if text.isdecimal() else parse_bytes(text)
+
+
+def _cpus(spec: JobSpec) -> int | None:
+    if spec.cpus_per_task:
+        return spec.cpus_per_task
+    return spec.cpus_per_gpu * (spec.gpus_per_node or 1) if spec.cpus_per_gpu else None
+
+
+def _cpus_per_rank(spec: JobSpec, procs: int) -> int | None:
+    cpus = _cpus(spec)
+    if cpus is None and _runs_here(spec):
+        cpus = usable_cpus() // spec.nodes
+    return max(1, cpus // procs) if cpus else None
+
+
+def _free_bytes(path: Path) -> int | None:
+    """Return what is free where the runs are, or will be."""
+    for place in (path, *path.parents):
+        if place.exists():
+            try:
+                return shutil.disk_usage(place).free
+            except OSError:
+                return None
+    return None

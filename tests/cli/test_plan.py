@@ -1,0 +1,206 @@
+"""`plan`: what is asked on the command line, what is printed, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Here
+
+LLAMA = ("--model", "llama-3.1-8b", "--seq-len", "4096", "-N", "4", "--gpus-per-node", "8")
+H100 = ("--gpu", "h100-80g", "--strategy", "zero3", "--grad-ckpt", "--micro-batch", "4")
+BATCH = ("--accumulation", "2", "--samples", "1200000")
+
+
+def told(here: Here, *argv: str, code: int = 0) -> dict[str, Any]:
+    said = here("plan", *argv, "--json")
+    assert said.code == code, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def test_a_person_reads_batch_steps_memory_time_and_disk(here: Here) -> None:
+    said = here("plan", *LLAMA, *H100, *BATCH, "--epochs", "10", "--lr", "1e-5", "--base-batch=16")
+    assert said.code == 0, said.err
+    assert "model     llama-3.1-8b   8.03 B parameters   bf16   seq 4,096" in said.out
+    assert "cluster   4 nodes x 8 H100-80G = 32 GPUs   strategy zero3" in said.out
+    assert "= 256 samples a step (1,048,576 tokens)" in said.out
+    assert "4,687 full steps per epoch (accelerate runs 4,688); 46,880 in all" in said.out
+    assert "1e-05 at batch 16 -> 0.00016 linear, 4e-05 sqrt (linear)" in said.out
+    assert "of 79.6   37 %   FITS" in said.out
+    assert "5.9 h an epoch" in said.out
+    assert "micro-batch 16: 89.4 GiB (112 %) NO" in said.out
+
+
+def test_a_program_reads_every_term_with_its_formula_and_source(here: Here) -> None:
+    answer = told(here, *LLAMA, *H100, *BATCH)
+    assert answer["schema"] == "clusterrun.plan/1"
+    assert answer["batch"] == {"effective": 256, "tokens": 1_048_576}
+    assert answer["steps"]["full_per_epoch"] == 4_687
+    memory = answer["gpu_memory"]
+    assert memory["verdict"] == answer["verdict"] == "fits"
+    assert memory["total_bytes"] == round(1.05 * sum(term["bytes"] for term in memory["terms"]))
+    assert all(term["formula"] and term["source"] for term in memory["terms"])
+    assert [found["micro_batch"] for found in answer["what_if"]] == [8, 16]
+
+
+def test_what_does_not_fit_ends_with_3(here: Here) -> None:
+    answer = told(here, *LLAMA, "--gpu", "rtx3090", "--strategy", "ddp", code=3)
+    assert answer["verdict"] == "no"
+
+
+def test_the_section_training_of_a_job_file_is_read(here: Here) -> None:
+    (here.path / "train.yaml").write_text(
+        "slurm: {nodes: 2, gpus_per_node: 4}\n"
+        "training: {model: gpt2, seq_len: 1024, micro_batch: 8, gpu: a100-40g, samples: 100000}\n"
+    )
+    answer = told(here, "train.yaml")
+    assert answer["batch"]["effective"] == 64
+    assert told(here, "train.yaml", "-N", "1")["batch"]["effective"] == 32
+
+
+def test_a_config_json_of_the_project_is_a_model(here: Here) -> None:
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {"model_type": "llama", "intermediate_size": 128, "vocab_size": 256, **shape}
+    (here.path / "mine").mkdir()
+    (here.path / "mine" / "config.json").write_text(json.dumps(config))
+    model = told(here, "--model", "mine", "--seq-len", "128")["inputs"]["model"]
+    assert (model["params"], model["layers"]) == (115_008, 2)
+    assert told(here, "--model", "mine/config.json")["inputs"]["model"]["params"] == 115_008
+
+
+def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = here.path / "hub" / "models--my--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    shape = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "gpt2", **shape}))
+    monkeypatch.setenv("HF_HUB_CACHE", str(here.path / "hub"))
+    assert told(here, "--model", "my/model")["inputs"]["model"]["params"] == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("argv", "message", "hint"),
+    [
+        ((), "no model was named", "--params 8.03e9"),
+        (("--model", "my/model"), "cannot read the model's size: 'my/model'", "pass --params"),
+        (("--model", "gpt2", "--gpu", "h200x"), "GPU 'h200x' is not known", "h200"),
+        (
+            ("--model", "gpt2", "--samples", "200", "--micro-batch", "256"),
+            "effective batch 256 is larger than the dataset (200 samples)",
+            "--micro-batch",
+        ),
+        (
+            ("--model", "gpt2", "--effective-batch", "100", "--micro-batch", "3"),
+            "an effective batch of 100 is no multiple of 3",
+            "--recommend",
+        ),
+        (("--model", "gpt2", "--tokens", "1e9"), "--tokens needs the length", "--seq-len"),
+        (("--model", "gpt2", "--recommend"), "--recommend must know the GPU", "--gpu"),
+        (("--model", "gpt2", "--mfu", "2"), "an MFU of 2 can't be", "0.4"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    here: Here, argv: tuple[str, ...], message: str, hint: str
+) -> None:
+    more = ("--seq-len", "512", "--gpu", "a100") if "--mfu" in argv else ()
+    said = here("plan", *argv, *more)
+    assert (said.code, said.out) == (2, "")
+    assert f"error: {message}" in said.err
+    assert hint in said.err.split("hint:")[1]
+
+
+def test_a_config_that_is_no_json_is_refused_with_the_cause(here: Here) -> None:
+    (here.path / "config.json").write_text("{broken")
+    said = here("plan", "--model", "config.json")
+    assert said.code == 2
+    assert "cause: Expecting property name" in said.err
+
+
+def test_a_neighbour_is_shown_in_a_table_where_asked(here: Here) -> None:
+    said = here("plan", *LLAMA, *H100, "--what-if", "strategy")
+    assert said.code == 0
+    rows = [line.split() for line in said.out.splitlines() if line.startswith(("zero", "ddp"))]
+    assert rows[0][0] == "zero3"
+    assert {"ddp", "zero1", "zero2", "zero3-offload"} <= {row[0] for row in rows}
+    assert next(row for row in rows if row[0] == "ddp")[-1] == "no"
+
+
+def test_the_fastest_way_that_fits_is_recommended_with_its_options(here: Here) -> None:
+    said = here("plan", *LLAMA, "--gpu", "h100-80g", "--recommend", "--effective-batch", "256")
+    assert said.code == 0
+    first = said.out.splitlines()[1].split()
+    assert first[-2:] == ["x1.00", "fits"]
+    assert f"take the first: --strategy {first[0]} --micro-batch {first[1]}" in said.out
+
+
+def test_where_nothing_fits_that_is_the_answer(here: Here) -> None:
+    said = here("plan", *LLAMA[:4], "--gpu", "rtx3080", "--host-mem", "16GiB", "--recommend")
+    assert (said.code, said.out) == (3, "")
+    assert "nothing fits: --strategy zero3-offload --micro-batch 1" in said.err
+
+
+def test_planning_loads_nothing_heavy(here: Here) -> None:
+    heavy = ("torch", "accelerate", "deepspeed", "transformers", "submitit", "numpy")
+    before = {name for name in heavy if name in sys.modules}
+    assert here("plan", *LLAMA, *H100, "--recommend").code == 0
+    assert {name for name in heavy if name in sys.modules} == before
+
+
+# submit asks, too
+
+
+@pytest.fixture
+def project(here: Here) -> Path:
+    here.slurm()
+    (here.path / "train.py").write_text("")
+    (here.path / "clusterrun.yaml").write_text(
+        "script: train.py\nslurm: {nodes: 2, gpus_per_node: 8}\n"
+        "training: {model: llama-3.1-8b, seq_len: 4096, gpu: h100-80g, effective_batch: 256}\n"
+    )
+    return here.path
+
+
+def test_submit_says_what_plan_says_no_to(here: Here, project: Path) -> None:
+    said = here("submit")
+    assert said.code == 0
+    assert "note: memory of a GPU: 213.0 GiB are estimated of 79.6; see clusterrun plan" in said.err
+
+
+def test_submit_without_facts_says_nothing_of_estimates(here: Here, project: Path) -> None:
+    (project / "clusterrun.yaml").write_text("script: train.py\nslurm: {gpus_per_node: 8}\n")
+    assert "estimate" not in here("submit").err
+
+
+def test_facts_that_make_no_sense_do_not_stop_a_submission(here: Here, project: Path) -> None:
+    said = here("submit", "--set", "training.model=gone")
+    assert said.code == 0
+    assert "note: no estimate was made: cannot read the model's size: 'gone'" in said.err
+
+
+def test_submit_plan_sets_what_is_recommended_and_hands_it_to_the_ranks(
+    here: Here, project: Path
+) -> None:
+    said = here("submit", "--plan")
+    assert said.code == 0
+    planned = said.err.split("plan       ")[1].splitlines()[0]
+    recommended = here("plan", "--recommend").out.split("take the first: ")[1].splitlines()[0]
+    assert planned == recommended
+    (run,) = [path for path in (project / "runs").glob("train/*") if path.is_dir()]
+    words = planned.split()
+    env = (run / "env.sh").read_text()
+    assert f"CLUSTERRUN_MICRO_BATCH={words[3]}" in env
+    assert f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={words[5]}" in env
+    assert f'"strategy": "{words[1]}"' in (run / "job.json").read_text()
+
+
+def test_submit_plan_submits_nothing_that_does_not_fit(here: Here, project: Path) -> None:
+    said = here("submit", "--plan", "--set", "training.gpu=rtx3080", "-N", "1", "--mem", "16G")
+    assert said.code == 1
+    assert "error: nothing fits" in said.err
+    assert here.asked("sbatch") == []

@@ -1,0 +1,118 @@
+"""One question, one answer: all that is told of it, and what is left out where too little is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterrun.estimates import gpus
+from clusterrun.estimates.estimate import Question, estimate, mistake
+from clusterrun.estimates.models import BUILT_IN, from_numbers
+from clusterrun.estimates.setup import GIB, Setup, Verdict, verdict_of
+from clusterrun.spec import Strategy
+
+H100 = gpus.find("h100-80g")
+
+
+def ask(**changes: Any) -> Question:
+    setup = Setup(
+        model=BUILT_IN["llama-3.1-8b"],
+        nodes=4,
+        procs_per_node=8,
+        strategy=Strategy.ZERO3,
+        micro_batch=4,
+        accumulation=2,
+        seq_len=4096,
+        grad_ckpt=True,
+    )
+    facts = {"gpu": H100, "gpu_bytes": H100.memory_bytes, "samples": 1_200_000, "epochs": 10}
+    return Question(**{"setup": setup, **facts, **changes})
+
+
+def test_the_whole_answer_for_an_8b_model_on_32_gpus() -> None:
+    answer = estimate(ask(lr=1e-5, base_batch=16, limit_s=86_400, save_every=500))
+    assert answer.question.setup.effective_batch == 256
+    assert answer.steps.full_per_epoch == 4_687
+    assert answer.steps.accelerate_per_epoch == 4_688
+    assert answer.steps.total == 46_880
+    assert answer.rates is not None
+    assert (answer.rates.linear, answer.rates.sqrt) == pytest.approx((1.6e-4, 4e-5))
+    assert answer.gpu_memory is not None
+    assert answer.gpu_memory.total_bytes / GIB == pytest.approx(29, rel=0.05)
+    assert answer.gpu_memory.verdict is Verdict.FITS
+    assert answer.time is not None
+    assert answer.time.epoch is not None
+    assert answer.time.epoch.mid_s / 3600 == pytest.approx(5.9, abs=0.05)
+    assert answer.time.segments == 3
+
+
+def test_the_total_is_the_sum_of_the_parts_and_its_margin() -> None:
+    need = estimate(ask()).gpu_memory
+    assert need is not None
+    assert need.total_bytes == round(1.05 * sum(term.bytes for term in need.terms))
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"),
+    [(0.79, Verdict.FITS), (0.80, Verdict.TIGHT), (0.95, Verdict.TIGHT), (0.951, Verdict.NO)],
+)
+def test_the_verdict_goes_by_the_share(share: float, verdict: Verdict) -> None:
+    assert verdict_of(share * 1000, 1000) is verdict
+
+
+def test_the_worst_verdict_is_that_of_the_whole() -> None:
+    assert estimate(ask(host_bytes=2000 * GIB)).verdict is Verdict.FITS
+    assert estimate(ask(host_bytes=16 * GIB)).verdict is Verdict.NO
+    assert estimate(ask(gpu_bytes=None)).verdict is None
+
+
+def test_a_training_longer_than_its_job_that_saves_nothing_is_refused() -> None:
+    assert estimate(ask(limit_s=86_400)).verdict is Verdict.NO
+    assert estimate(ask(limit_s=86_400, save_every=500)).verdict is Verdict.FITS
+    assert estimate(ask(limit_s=30 * 86_400)).verdict is Verdict.FITS
+
+
+def test_a_disk_that_is_too_small_is_told() -> None:
+    assert estimate(ask(disk_bytes=200 * 10**9, save_every=500)).disk.verdict is Verdict.NO
+    assert estimate(ask(disk_bytes=10**13, save_every=500)).disk.verdict is Verdict.FITS
+
+
+def test_what_was_measured_takes_the_place_of_the_peak() -> None:
+    answer = estimate(ask(step_time_s=2.0))
+    assert answer.time is not None
+    assert answer.time.step.basis == "measured"
+    assert answer.time.whole is not None
+    assert answer.time.whole.mid_s == 2.0 * 46_880
+
+
+def test_without_shape_activations_are_left_out_and_that_is_said() -> None:
+    known = ask()
+    blind = replace(known, setup=replace(known.setup, model=from_numbers(params=8_030_261_248)))
+    answer = estimate(blind)
+    assert answer.gpu_memory is not None
+    assert not any("activations" in term.name for term in answer.gpu_memory.terms)
+    assert "without the model's shape activations are not counted" in answer.notes
+
+
+def test_a_training_on_cpus_needs_no_gpu() -> None:
+    answer = estimate(ask(is_cpu=True, gpu=None, gpu_bytes=None, host_bytes=4000 * GIB))
+    assert answer.gpu_memory is None
+    assert answer.time is None
+
+
+def test_repeated_samples_are_told() -> None:
+    known = ask(samples=29_500)
+    few = replace(known.setup, nodes=1, micro_batch=4, accumulation=1)
+    (note,) = estimate(replace(known, setup=few)).notes
+    assert note == (
+        "29,500 samples do not divide by 32; accelerate repeats 4 in the last step of an epoch"
+    )
+
+
+def test_a_batch_larger_than_the_data_is_a_mistake() -> None:
+    assert mistake(ask(samples=200)) == (
+        "effective batch 256 is larger than the dataset (200 samples)"
+    )
+    assert mistake(ask(samples=256)) == ""

@@ -1,0 +1,148 @@
+"""What is recommended fits by its own verdict, and no way that fits is faster by the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterrun.errors import UsageError
+from clusterrun.estimates import gpus
+from clusterrun.estimates.estimate import Question, estimate
+from clusterrun.estimates.models import BUILT_IN, from_numbers
+from clusterrun.estimates.recommend import (
+    WHAT_IF,
+    best_per_strategy,
+    recommend,
+    smallest,
+    step_seconds,
+    what_if,
+)
+from clusterrun.estimates.setup import GIB, Setup, Verdict
+from clusterrun.spec import Strategy
+
+H100 = gpus.find("h100-80g")
+LLAMA = BUILT_IN["llama-3.1-8b"]
+
+
+def question(**changes: Any) -> Question:
+    """Ask about Llama-3.1-8B on 4 nodes of 8 H100s, unless told otherwise."""
+    named = {name: changes.pop(name) for name in ("gpu", "host_bytes") if name in changes}
+    facts = {"model": LLAMA, "nodes": 4, "procs_per_node": 8, "seq_len": 4096, **changes}
+    gpu = named.get("gpu", H100)
+    return Question(
+        setup=Setup(**facts),
+        gpu=gpu,
+        gpu_bytes=gpu.memory_bytes if gpu else None,
+        host_bytes=named.get("host_bytes", 2000 * GIB),
+    )
+
+
+asked = st.builds(
+    lambda name, gpu, nodes, procs, times, seq_len, lora, host_gib: (
+        question(
+            model=BUILT_IN[name],
+            gpu=gpu,
+            nodes=nodes,
+            procs_per_node=procs,
+            seq_len=seq_len,
+            lora=lora,
+            host_bytes=host_gib * GIB,
+        ),
+        nodes * procs * times,
+    ),
+    st.sampled_from(["gpt2", "gpt2-xl", "llama-3.1-8b", "llama-2-13b"]),
+    st.sampled_from([gpu for gpu in gpus.ALL if "bf16" in gpu.tflops]),
+    st.integers(1, 16),
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(1, 64),
+    st.sampled_from([512, 1024, 4096]),
+    st.sampled_from([0, 16]),
+    st.integers(16, 2000),
+)
+
+
+@given(asked)
+@settings(deadline=None, max_examples=40)
+def test_what_is_recommended_is_never_unfit(case: tuple[Question, int]) -> None:
+    found, effective = case
+    for choice in recommend(found, effective):
+        verdict = estimate(replace(found, setup=choice.setup)).verdict
+        assert verdict is choice.verdict
+        assert verdict in (Verdict.FITS, Verdict.TIGHT)
+        assert choice.setup.effective_batch == effective
+
+
+@given(asked)
+@settings(deadline=None, max_examples=40)
+def test_of_what_fits_the_fastest_comes_first(case: tuple[Question, int]) -> None:
+    found, effective = case
+    choices = recommend(found, effective)
+    fitting = [c for c in choices if c.verdict is Verdict.FITS] or choices
+    for choice in fitting:
+        assert choices[0].step_s <= choice.step_s
+        assert choice.step_s == step_seconds(found, choice.setup)
+
+
+def test_a_small_model_needs_nothing_sharded_or_offloaded() -> None:
+    best = recommend(question(model=BUILT_IN["gpt2"], nodes=1, seq_len=1024), 64)[0]
+    assert best.setup.strategy in (Strategy.DDP, Strategy.ZERO1)
+    assert not best.setup.grad_ckpt
+
+
+def test_a_large_model_on_small_gpus_is_sharded_or_offloaded() -> None:
+    small = gpus.find("rtx3090")
+    choices = recommend(question(gpu=small, nodes=1, procs_per_node=2), 64)
+    assert {choice.setup.strategy for choice in choices} <= {
+        *(Strategy.FSDP, Strategy.FSDP_OFFLOAD),
+        *(Strategy.ZERO3, Strategy.ZERO3_OFFLOAD, Strategy.ZERO2_OFFLOAD),
+    }
+
+
+def test_where_nothing_fits_the_smallest_is_told() -> None:
+    tiny = question(gpu=gpus.find("rtx3080"), nodes=1, procs_per_node=1, host_bytes=16 * GIB)
+    assert recommend(tiny, 8) == []
+    least = smallest(tiny, 8)
+    assert (least.setup.strategy, least.setup.micro_batch) == (Strategy.ZERO3_OFFLOAD, 1)
+
+
+def test_a_batch_that_cannot_be_dealt_evenly_is_refused_with_one_that_can() -> None:
+    with pytest.raises(UsageError, match="256") as refused:
+        recommend(question(nodes=3), 256)
+    assert refused.value.hints == ("use 264",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({"gpu": None}, "the GPU"),
+        ({"seq_len": 0}, "what activations need"),
+        ({"model": from_numbers(params=10**9)}, "what activations need"),
+    ],
+)
+def test_nothing_is_recommended_from_too_little(changes: dict[str, Any], missing: str) -> None:
+    with pytest.raises(UsageError, match=missing):
+        recommend(question(**changes), 256)
+
+
+def test_each_strategy_is_shown_once_with_its_best() -> None:
+    choices = recommend(question(), 256)
+    best = best_per_strategy(choices)
+    strategies = [choice.setup.strategy for choice in best]
+    assert len(strategies) == len(set(strategies)) > 3
+    assert best[0] is choices[0]
+
+
+@pytest.mark.parametrize("what", WHAT_IF)
+def test_what_if_changes_one_thing(what: str) -> None:
+    asked_for = question(micro_batch=2)
+    name = what.replace("-", "_")
+    values = [getattr(found.question.setup, name) for found in what_if(asked_for, what)]
+    now = getattr(asked_for.setup, name)
+    assert values
+    assert now not in values
+    for found, value in zip(what_if(asked_for, what), values, strict=True):
+        assert found.question.setup == replace(asked_for.setup, **{name: value})
