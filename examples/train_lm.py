@@ -298,8 +298,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--data", nargs="+", type=Path, default=[], metavar="FILE", help="text to learn from")
     add("--max-steps", type=positive, default=200, help="optimizer steps (default 200)")
-    add("--batch-size", type=positive, default=8, help="windows per process and micro-batch")
-    add("--accumulation", type=positive, default=1, help="micro-batches per step")
+    planned = runtime.planned() if runtime else None  # by `clusterrun submit --plan`
+    batch, passes = (planned.micro_batch, planned.accumulation) if planned else (8, 1)
+    add("--batch-size", type=positive, default=batch, help="windows per process and micro-batch")
+    add("--accumulation", type=positive, default=passes, help="micro-batches per step")
     add("--seq-len", type=positive, default=128, help="bytes per window")
     add("--held-out", type=positive, default=256, help="windows to test on, at most")
     add("--layers", type=positive, default=2)

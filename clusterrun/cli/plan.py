@@ -44,9 +44,9 @@ def command(
     job_id: str | None,
     as_json: bool,
 ) -> None:
-    """Tell batch, steps, learning rate, memory, time and disk before anything is queued.
+    """Tell what a training needs, before it is queued.
 
-    Facts of the training come from options or from the section `training:` of clusterrun.yaml.
+    Batch, steps, learning rate, memory, time and disk. Facts of the training come from options or from the section `training:` of clusterrun.yaml.
     Ends with 0 where it fits, be it tightly, and with 3 where it does not.
 
     \b

@@ -68,7 +68,7 @@ def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
             predicted=time.step.mid_s if time else None,
             measured=found.step_s,
         ),
-        Pair(name="steps", unit="", predicted=answer.steps.total, measured=found.steps),
+        Pair(name="steps", unit="", predicted=_counted(answer), measured=found.steps),
         Pair(
             name="memory of a GPU",
             unit="GiB",
@@ -88,6 +88,11 @@ def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
             measured=found.checkpoint_bytes,
         ),
     ]
+
+
+def _counted(answer: Estimate) -> int | None:
+    """Return the steps that follow from samples and epochs; a number that was given tells none."""
+    return answer.steps.total if answer.question.max_steps is None else None
 
 
 def _cells(pair: Pair) -> tuple[str, ...]:
