@@ -46,8 +46,9 @@ def command(
 ) -> None:
     """Tell what a training needs, before it is queued.
 
-    Batch, steps, learning rate, memory, time and disk. Facts of the training come from options or from the section `training:` of clusterrun.yaml.
-    Ends with 0 where it fits, be it tightly, and with 3 where it does not.
+    Batch, steps, learning rate, memory, time and disk. Facts of the training come from options or
+    from the section `training:` of clusterrun.yaml. Ends with 0 where it fits, be it tightly, and
+    with 3 where it does not.
 
     \b
     clusterrun plan --model llama-3.1-8b --seq-len 4096 -N 4 --gpus-per-node 8 --gpu h100-80g

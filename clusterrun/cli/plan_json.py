@@ -28,6 +28,7 @@ def of(answer: Estimate, neighbours: Sequence[Estimate] = ()) -> dict[str, Any]:
         "gpu_memory": _need(answer.gpu_memory) if answer.gpu_memory else None,
         "host_memory": _need(answer.host_memory),
         "time": _time(answer.time),
+        "speedup": dataclasses.asdict(answer.speedup) if answer.speedup else None,
         "disk": {**_need(answer.disk), "keep": answer.question.keep},
         "loader": dataclasses.asdict(answer.loader),
         "verdict": answer.verdict.value if answer.verdict else None,

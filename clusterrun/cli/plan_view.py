@@ -51,6 +51,7 @@ def _lines(answer: Estimate) -> Iterator[str]:
     yield from _memory("host memory of each node", answer.host_memory)
     yield ""
     yield from _time(answer)
+    yield from _speedup(answer)
     yield from _disk(answer)
     yield _row("loader", _loader(answer))
 
@@ -123,6 +124,14 @@ def _time(answer: Estimate) -> Iterator[str]:
         yield _row("", f"{band} at MFU {low:.2g} to {high:.2g}")
     if time.segments is not None and question.limit_s is not None:
         yield _row("", _segments(answer, time.segments, question.limit_s))
+
+
+def _speedup(answer: Estimate) -> Iterator[str]:
+    found = answer.speedup
+    if found is not None and not answer.question.is_cpu:
+        note = f" ({found.note})" if found.note else ""
+        band = f"{found.low:.3g} to {found.high:.3g} times one GPU{note}"
+        yield _row("speed-up", f"{band}, as is commonly seen; measure yours")
 
 
 def _segments(answer: Estimate, segments: int, limit_s: int) -> str:

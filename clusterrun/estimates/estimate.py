@@ -10,7 +10,7 @@ from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.loader import Loader
 from clusterrun.estimates.rates import Rates
 from clusterrun.estimates.setup import Setup, Term, Verdict, total, verdict_of
-from clusterrun.estimates.speed import Duration
+from clusterrun.estimates.speed import Duration, Speedup
 from clusterrun.training import LrRule
 
 FRAGMENTATION: Final = 1.05  # what the allocator of torch can't give out again
@@ -92,7 +92,10 @@ class Time:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The answer; None for what the question does not tell enough about."""
+    """The answer; None for what the question does not tell enough about.
+
+    `speedup` is that of one node's GPUs over one of them.
+    """
 
     question: Question
     gpu_memory: Need | None
@@ -101,6 +104,7 @@ class Estimate:
     steps: Steps
     rates: Rates | None
     time: Time | None
+    speedup: Speedup | None
     loader: Loader
     notes: tuple[str, ...] = field(default=())
 
@@ -123,7 +127,7 @@ class Estimate:
 
 def estimate(question: Question) -> Estimate:
     """Answer what can be answered. Raises UsageError for what contradicts itself."""
-    counted = count_steps(question)
+    counted, setup = count_steps(question), question.setup
     return Estimate(
         question=question,
         gpu_memory=gpu_need(question),
@@ -132,6 +136,7 @@ def estimate(question: Question) -> Estimate:
         steps=counted,
         rates=_rates(question),
         time=_time(question, counted),
+        speedup=speed.speedup(setup.world) if setup.nodes == 1 and setup.world > 1 else None,
         loader=loader.advice(question.cpus_per_rank or 0, question.host_bytes or 0),
         notes=tuple(_notes(question, counted)),
     )

@@ -102,6 +102,20 @@ def test_a_training_on_cpus_needs_no_gpu() -> None:
     assert answer.time is None
 
 
+@pytest.mark.parametrize(
+    ("gpus_of_node", "band"), [(2, (1.8, 1.9)), (4, (3.5, 3.8)), (8, (6.5, 7))]
+)
+def test_the_usual_speedup_of_one_node_is_told(
+    gpus_of_node: int, band: tuple[float, float]
+) -> None:
+    known = ask()
+    one_node = replace(known.setup, nodes=1, procs_per_node=gpus_of_node)
+    found = estimate(replace(known, setup=one_node)).speedup
+    assert found is not None
+    assert (found.low, found.high) == band
+    assert estimate(known).speedup is None
+
+
 def test_repeated_samples_are_told() -> None:
     known = ask(samples=29_500)
     few = replace(known.setup, nodes=1, micro_batch=4, accumulation=1)
