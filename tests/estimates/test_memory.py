@@ -78,7 +78,7 @@ def test_a_strategy_keeps_its_share_of_the_states(
 @pytest.mark.parametrize("world", [(1, 1), (1, 8), (4, 8)])
 def test_states_of_zero_are_those_of_deepspeeds_estimators(world: tuple[int, int]) -> None:
     nodes, procs = world
-    shape = {"procs_per_node": procs, "nodes": nodes}
+    shape: dict[str, Any] = {"procs_per_node": procs, "nodes": nodes}
     second = _setup(Strategy.ZERO2, **shape)
     assert _states(second) == pytest.approx(zero2(P, offload=False, **shape).gpu, abs=3)
     third = zero3(P, 0, offload_optimizer=False, offload_params=False, **shape)
