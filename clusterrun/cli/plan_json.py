@@ -8,6 +8,7 @@ from typing import Any
 
 from clusterrun.estimates.cost import ASSUMPTION
 from clusterrun.estimates.estimate import Estimate, Need, Question, Time
+from clusterrun.estimates.presets import Preset
 from clusterrun.estimates.recommend import Choice
 from clusterrun.estimates.setup import Setup
 from clusterrun.estimates.speed import Duration
@@ -31,6 +32,7 @@ def of(answer: Estimate, neighbours: Sequence[Estimate] = ()) -> dict[str, Any]:
         "speedup": dataclasses.asdict(answer.speedup) if answer.speedup else None,
         "disk": {**_need(answer.disk), "keep": answer.question.keep},
         "loader": dataclasses.asdict(answer.loader),
+        "preset": _preset(answer.preset) if answer.preset else None,
         "verdict": answer.verdict.value if answer.verdict else None,
         "what_if": [_neighbour(found) for found in neighbours],
         "notes": list(answer.notes),
@@ -99,6 +101,11 @@ def _band(duration: Duration | None) -> dict[str, float] | None:
     if duration is None:
         return None
     return {"low": duration.low_s, "mid": duration.mid_s, "high": duration.high_s}
+
+
+def _preset(preset: Preset) -> dict[str, Any]:
+    values = {field.name: getattr(preset, field.name) for field in dataclasses.fields(preset)}
+    return {**values, "precision": preset.precision.value, "why": dict(preset.why)}
 
 
 def _neighbour(found: Estimate) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def _lines(answer: Estimate) -> Iterator[str]:
     yield from _speedup(answer)
     yield from _disk(answer)
     yield _row("loader", _loader(answer))
+    yield from _preset(answer)
 
 
 def _head(question: Question) -> Iterator[str]:
@@ -155,7 +156,19 @@ def _disk(answer: Estimate) -> Iterator[str]:
 def _loader(answer: Estimate) -> str:
     loader = answer.loader
     pinned = "true" if loader.pin_memory else "false"
-    return f"num_workers {loader.num_workers}, pin_memory {pinned}: {loader.why}"
+    workers = "" if loader.num_workers is None else f"num_workers {loader.num_workers}, "
+    return f"{workers}pin_memory {pinned}: {loader.why}"
+
+
+def _preset(answer: Estimate) -> Iterator[str]:
+    """Print what to start with, where nobody has said how large a batch is."""
+    found = answer.preset
+    if found is None:
+        return
+    batch = f"micro-batch {found.micro_batch} x {found.accumulation} accumulation"
+    ckpt = "on" if found.grad_ckpt else "off"
+    yield _row("preset", f"{found.name}: {batch}, precision {found.precision.value},")
+    yield _row("", f"checkpointing {ckpt}; a start, from no measurement")
 
 
 # Neighbours and choices

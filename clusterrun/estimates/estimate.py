@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from clusterrun.estimates import disk, loader, memory, rates, speed, steps
+from clusterrun.estimates import disk, loader, memory, presets, rates, speed, steps
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.loader import Loader
+from clusterrun.estimates.presets import Preset
 from clusterrun.estimates.rates import Rates
 from clusterrun.estimates.setup import Setup, Term, Verdict, total, verdict_of
 from clusterrun.estimates.speed import Duration, Speedup
@@ -42,6 +43,7 @@ class Question:
     step_time_s: float | None = None
     save_every: int | None = None
     keep: int = KEEP
+    is_batch_chosen: bool = True
     limit_s: int | None = None
     disk_bytes: int | None = None
 
@@ -106,6 +108,7 @@ class Estimate:
     time: Time | None
     speedup: Speedup | None
     loader: Loader
+    preset: Preset | None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -138,6 +141,7 @@ def estimate(question: Question) -> Estimate:
         time=_time(question, counted),
         speedup=speed.speedup(setup.world) if setup.nodes == 1 and setup.world > 1 else None,
         loader=loader.advice(question.cpus_per_rank or 0, question.host_bytes or 0),
+        preset=_preset(question),
         notes=tuple(_notes(question, counted)),
     )
 
@@ -217,6 +221,14 @@ def _time(question: Question, counted: Steps) -> Time | None:
         whole=whole,
         segments=segments,
     )
+
+
+def _preset(question: Question) -> Preset | None:
+    """Choose what to start with, where the device is known and no batch was chosen."""
+    if question.is_batch_chosen or (question.gpu_bytes is None and not question.is_cpu):
+        return None
+    device = 0 if question.is_cpu else question.gpu_bytes
+    return presets.preset_for(device or 0, question.host_bytes or 0)
 
 
 def _notes(question: Question, counted: Steps) -> list[str]:

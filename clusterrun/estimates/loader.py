@@ -14,9 +14,9 @@ LOW_HOST_BYTES: Final = 15 * GIB
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """The settings of a torch DataLoader of one rank, and the reason for them."""
+    """The settings of a torch DataLoader of one rank, and the reason; None: it can't be told."""
 
-    num_workers: int
+    num_workers: int | None
     pin_memory: bool
     why: str
 
@@ -34,8 +34,8 @@ def advice(cpus_per_rank: int, host_bytes: int) -> Loader:
             why=f"the host has {host_bytes / GIB:.1f} GiB, under {LOW_HOST_BYTES // GIB}:"
             " workers copy what they load, and pinned memory can't be swapped",
         )
-    workers = min(MAX_WORKERS, cpus_per_rank)
-    return Loader(num_workers=workers, pin_memory=True, why=_why(workers, cpus_per_rank))
+    workers = min(MAX_WORKERS, cpus_per_rank) if cpus_per_rank else None
+    return Loader(num_workers=workers, pin_memory=True, why=_why(cpus_per_rank))
 
 
 def is_low(host_bytes: int) -> bool:
@@ -43,7 +43,8 @@ def is_low(host_bytes: int) -> bool:
     return 0 < host_bytes < LOW_HOST_BYTES
 
 
-def _why(workers: int, cpus: int) -> str:
-    if cpus < 1:
-        return "how many CPUs a rank has is not known: give --cpus-per-task"
-    return f"one worker a CPU, {MAX_WORKERS} at most: a rank has {count(cpus, 'CPU')}"
+def _why(cpus: int) -> str:
+    rule = f"one worker a CPU, {MAX_WORKERS} at most"
+    if not cpus:
+        return f"{rule}; --cpus-per-task says how many a rank has"
+    return f"{rule}: a rank has {count(cpus, 'CPU')}"

@@ -145,6 +145,23 @@ def test_where_nothing_fits_that_is_the_answer(here: Here) -> None:
     assert "nothing fits: --strategy zero3-offload --micro-batch 1" in said.err
 
 
+@pytest.mark.parametrize(
+    ("device", "preset"),
+    [
+        (("--gpu", "rtx3080"), "small-gpu"),
+        (("--gpu", "a100-80g"), "large-gpu"),
+        (("--device", "cpu", "--host-mem", "64GiB"), "cpu"),
+        (("--gpu", "a100-80g", "--host-mem", "12GiB"), "large-gpu, low-host-memory"),
+    ],
+)
+def test_who_chose_no_batch_is_told_what_to_start_with(
+    here: Here, device: tuple[str, ...], preset: str
+) -> None:
+    argv = ("plan", "--params", "10M", *device)
+    assert f"preset    {preset}: micro-batch" in here(*argv).out
+    assert "preset" not in here(*argv, "--micro-batch", "2").out
+
+
 def test_planning_loads_nothing_heavy(here: Here) -> None:
     heavy = ("torch", "accelerate", "deepspeed", "transformers", "submitit", "numpy")
     before = {name for name in heavy if name in sys.modules}

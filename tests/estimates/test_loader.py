@@ -44,7 +44,7 @@ def test_the_reason_names_the_memory_that_is_low() -> None:
     )
 
 
-def test_unknown_cpus_get_no_workers_and_say_what_to_give() -> None:
+def test_unknown_cpus_get_no_number_and_say_what_to_give() -> None:
     advised = advice(0, 0)
-    assert advised.num_workers == 0
+    assert advised.num_workers is None
     assert "--cpus-per-task" in advised.why
