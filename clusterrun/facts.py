@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun import shell
-from clusterrun.backends import select
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.planning.facts import Facts
 from clusterrun.spec import Cluster, JobSpec
@@ -70,7 +69,11 @@ def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Fac
 
 def choose_cluster(asked: Cluster) -> Cluster:
     """Decide where a job would run; to render for Slurm, no sbatch is needed."""
-    return select.choose(asked).cluster if asked is Cluster.AUTO else asked
+    if asked is not Cluster.AUTO:
+        return asked
+    from clusterrun.backends import select  # what most commands never need, and 30 ms
+
+    return select.choose(asked).cluster
 
 
 def working_directory(environ: Mapping[str, str]) -> Path:

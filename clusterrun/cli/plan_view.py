@@ -65,16 +65,17 @@ def _head(question: Question) -> Iterator[str]:
     facts += [f"LoRA rank {setup.lora}"] if setup.lora else []
     yield _row("model", "   ".join(facts))
     kind = "CPU" if question.is_cpu else (question.gpu.name if question.gpu else "GPU")
-    things = f"{setup.world} ranks" if question.is_cpu else f"{setup.world} GPUs"
+    things = count(setup.world, "rank" if question.is_cpu else "GPU")
     cluster = f"{count(setup.nodes, 'node')} x {setup.procs_per_node} {kind} = {things}"
     yield _row("cluster", f"{cluster}   strategy {setup.strategy.value}")
 
 
 def _batch(answer: Estimate) -> Iterator[str]:
     question, setup = answer.question, answer.question.setup
-    passes = f"{setup.micro_batch} per rank x {setup.accumulation} accumulation x {setup.world}"
+    passes = f"{setup.micro_batch} per rank x {setup.accumulation} accumulation"
+    passes += f" x {count(setup.world, 'rank')} = {count(f'{setup.effective_batch:,}', 'sample')}"
     tokens = f" ({setup.effective_batch * setup.seq_len:,} tokens)" if setup.seq_len else ""
-    yield _row("batch", f"{passes} ranks = {setup.effective_batch:,} samples a step{tokens}")
+    yield _row("batch", f"{passes} a step{tokens}")
     if line := _steps(answer):
         yield _row("steps", line)
     if answer.rates is not None:
