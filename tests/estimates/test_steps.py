@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clusterrun.estimates import steps
@@ -133,13 +133,20 @@ def test_repeated_samples_fit_into_the_last_batch_of_all_ranks(
 
 
 @pytest.fixture(scope="module")
-def accelerator() -> Iterator[Any]:
-    from accelerate import Accelerator
+def accelerate_state() -> Iterator[None]:
+    """Leave no state of accelerate, one per process, to the tests of other modules."""
     from accelerate.state import AcceleratorState, GradientState
 
-    yield Accelerator(cpu=True)
+    yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
+
+
+@pytest.fixture(scope="module")
+def accelerator(accelerate_state: None) -> Any:
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True)
 
 
 def _run_by_accelerate(
@@ -164,9 +171,7 @@ def _run_by_accelerate(
 
 
 @pytest.mark.torch
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, deadline=None)
 @given(samples=SAMPLES, micro_batch=BATCH, accumulation=ACCUMULATION, world=WORLD)
 @example(samples=1, micro_batch=4, accumulation=3, world=8)
 @example(samples=33, micro_batch=4, accumulation=2, world=8)
@@ -244,6 +249,7 @@ def test_processes_that_train_together_run_as_many_steps(
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("accelerate_state")
 @pytest.mark.parametrize(
     ("samples", "micro_batch", "accumulation", "epochs"),
     [(25, 2, 4, 3), (64, 4, 4, 2), (41, 8, 8, 1.5), (3, 4, 2, 2)],
