@@ -1,0 +1,271 @@
+"""Pretrain a small decoder on a parquet set of any size, with little memory on the host.
+
+`DATA/train/*.parquet` and `DATA/held_out/*.parquet` have columns `prompt` and `response`. They are
+streamed: no rank ever holds more than a shuffle buffer of them. A step is an optimizer step, and
+it says all about the place in the data: a resumed run goes on with the next row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import host_memory
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, set_seed
+from byte_decoder import NO_TARGET, Batch, Batches, Decoder, loader, losses
+from held_out import HeldOut
+from parquet_stream import DataError, Stream, find_row_groups, fingerprint
+from saved import Saved, held_out_loss
+from torch import Tensor, nn
+
+from clusterrun import runtime
+
+WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+def say(line: str) -> None:
+    """Print one line in one piece, so that lines of several ranks never mix."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+@dataclass(kw_only=True)
+class Training:
+    """A training after `step` steps; `seen` are the losses since they were last printed."""
+
+    accelerator: Accelerator
+    args: argparse.Namespace
+    model: nn.Module
+    optimizer: Any
+    stream: Stream
+    workers: int
+    held_out: HeldOut
+    saved: Saved
+    step: int = 0
+    seen: list[Tensor] = field(default_factory=list)
+
+    @property
+    def total_steps(self) -> int:
+        """Return the steps of all epochs."""
+        return int(self.args.epochs * self.stream.steps_per_epoch)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return the epoch, and which of this rank's rows of it is next."""
+        epoch, steps = divmod(self.step, self.stream.steps_per_epoch)
+        return epoch, steps * self.stream.rows_per_step
+
+    def run(self) -> bool:
+        """Take the steps that are left; return False where the job asked to save and leave."""
+        while self.step < self.total_steps:
+            for batch in self.rest_of_epoch():
+                self.micro_batch(*(part.to(self.accelerator.device) for part in batch))
+                if self.accelerator.sync_gradients:
+                    self.step += 1
+                    self.report()
+                    if self.save() and self.step < self.total_steps:
+                        self.say(f"stopped at step {self.step}")
+                        return False
+        return True
+
+    def rest_of_epoch(self) -> Iterable[Batch]:
+        """Return the batches that this rank still has in the epoch."""
+        args = self.args
+        batches = Batches(
+            self.stream, *self.place, batch_size=args.batch_size, seq_len=args.seq_len
+        )
+        return loader(batches, workers=self.workers, device=self.accelerator.device)
+
+    def micro_batch(self, inputs: Tensor, targets: Tensor) -> None:
+        """Learn from one batch; weights change when it completes a step."""
+        accelerator = self.accelerator
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.args.lr * min(1.0, (self.step + 1) / self.args.warmup)
+        with accelerator.accumulate(self.model):
+            loss = losses(self.model(inputs), targets).sum() / (targets != NO_TARGET).sum()
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.seen.append(loss.detach())
+
+    def report(self) -> None:
+        """Print what is due after a step, and give back memory."""
+        args, step = self.args, self.step
+        runtime.step(step, self.total_steps)
+        if step % args.log_every == 0:
+            self.report_loss()
+        if step % args.clear_every == 0:
+            host_memory.clear_caches()
+        if step % args.memory_every == 0:
+            resident, peak = host_memory.resident_bytes(), host_memory.peak_bytes()
+            self.say(f"memory at step {step}: {resident / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB")
+        if step % self.stream.steps_per_epoch == 0:
+            score, example = self.held_out.bleu(self.model)
+            epoch = step // self.stream.steps_per_epoch
+            self.say(f"epoch {epoch}/{args.epochs} BLEU {score:.1f}, as in {example!r}")
+
+    def report_loss(self) -> None:
+        """Print the mean loss of all ranks; stop a training whose loss is no number."""
+        loss = float(self.accelerator.reduce(torch.stack(self.seen).mean(), reduction="mean"))
+        self.seen.clear()
+        self.say(f"step {self.step}/{self.total_steps} loss {loss:.3f}")
+        if not math.isfinite(loss):
+            raise SystemExit(f"error: the loss is {loss} at step {self.step}: it has diverged")
+
+    def save(self) -> bool:
+        """Save where it is due, or asked for; say whether the job must leave."""
+        asked, loss = runtime.should_checkpoint(), None
+        per_epoch = self.stream.steps_per_epoch
+        every = self.args.save_every or per_epoch
+        is_due = self.step % every == 0 or self.step % per_epoch == 0
+        if is_due and not asked:  # who asks has no time
+            loss = self.held_out.loss(self.model)
+            self.say(f"held-out loss {loss:.4f} at step {self.step}")
+        if (is_due or asked) and (path := self.saved.save(self.step, loss)):
+            self.say(f"saved {path}")
+        return runtime.should_stop()
+
+    def say(self, line: str) -> None:
+        """Print a line once, not on every rank."""
+        if self.accelerator.is_main_process:
+            say(line)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train, and leave the group of ranks when nothing of the training is left."""
+    accelerator = Accelerator(gradient_accumulation_steps=args.accumulation)
+    if accelerator.distributed_type not in WHOLE:
+        kind = accelerator.distributed_type.value
+        raise SystemExit(f"error: this example trains in one process or under DDP, not {kind}")
+    train(accelerator, args)
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
+    """Train from the start or the newest checkpoint to the last epoch, and report."""
+    set_seed(args.seed)
+    training = prepare(accelerator, args)
+    stream, total = training.stream, training.total_steps
+    rows = stream.rows_per_step * stream.world_size
+    training.say(f"world {stream.world_size} ranks, {rows} rows a step, {total} steps in all")
+    training.step = training.saved.resume()
+    if 0 < training.step < total:
+        where = stream.beginning(*training.place)
+        say(f"resumed at step {training.step}: rank {stream.rank} reads on from {where}")
+    if training.run() and accelerator.is_main_process:
+        for path in sorted(training.saved.store.directory.glob("step-*")):
+            loss = held_out_loss(path)
+            say(f"kept {path.name}" + ("" if loss is None else f" held-out loss {loss:.4f}"))
+
+
+def prepare(accelerator: Accelerator, args: argparse.Namespace) -> Training:
+    """Find the data, choose how to load it, and build the model."""
+    groups, tests = (find_row_groups(args.data / part) for part in ("train", "held_out"))
+    stream = Stream(
+        groups=groups,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        rows_per_step=args.batch_size * args.accumulation,
+        buffer_rows=args.buffer_rows,
+        seed=args.seed,
+    )
+    shape = {name: getattr(args, name) for name in ("width", "layers", "heads", "seq_len")}
+    names = "batch_size accumulation buffer_rows lr warmup seed"
+    settings = shape | {name: getattr(args, name) for name in names.split()}
+    settings |= {"data": fingerprint(groups), "precision": accelerator.mixed_precision}
+    model = Decoder(**shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    held_out = HeldOut(
+        accelerator=accelerator,
+        groups=tests,
+        rows=args.held_out,
+        bleu_rows=args.bleu_rows,
+        batch_size=args.batch_size,
+        seq_len=args.seq_len,
+    )
+    return Training(
+        accelerator=accelerator,
+        args=args,
+        model=model,
+        optimizer=optimizer,
+        stream=stream,
+        workers=loader_workers(args, accelerator),
+        held_out=held_out,
+        saved=Saved(accelerator, args.output, best=args.keep_best, settings=settings),
+    )
+
+
+def loader_workers(args: argparse.Namespace, accelerator: Accelerator) -> int:
+    """Choose the loader's workers by the memory of the host, and say so."""
+    limit = host_memory.find_limit(os.environ)
+    if args.host_memory:
+        limit = host_memory.Limit(bytes=int(args.host_memory * host_memory.GIB), source="given")
+    workers = host_memory.loader_workers(limit)
+    if accelerator.is_main_process:
+        how = "a worker reads ahead" if workers else "no workers, no pinned memory"
+        say(f"host memory {limit.bytes / host_memory.GIB:.1f} GiB ({limit.source}): {how}")
+    return workers
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the flags, checked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="directory with train/ and held_out/")
+    add("--output", type=Path, help="where checkpoints go (in a run of clusterrun: the run's own)")
+    add("--epochs", type=_at_least_one, default=1)
+    add("--batch-size", type=_at_least_one, default=16, help="rows per process and micro-batch")
+    add("--accumulation", type=_at_least_one, default=1, help="micro-batches per step")
+    add("--buffer-rows", type=_at_least_one, default=1000, help="rows shuffled at a time")
+    add("--host-memory", type=float, metavar="GIB", help="default: looked up")
+    add("--seq-len", type=_at_least_one, default=128, help="bytes per row; longer ones are cut")
+    add("--layers", type=_at_least_one, default=2)
+    add("--heads", type=_at_least_one, default=4)
+    add("--width", type=_at_least_one, default=64)
+    add("--lr", type=float, default=3e-3)
+    add("--warmup", type=_at_least_one, default=10, metavar="STEPS")
+    add("--seed", type=int, default=0)
+    add("--log-every", type=_at_least_one, default=10, metavar="STEPS")
+    add("--clear-every", type=_at_least_one, default=50, metavar="STEPS", help="give back caches")
+    add("--memory-every", type=_at_least_one, default=200, metavar="STEPS", help="print memory")
+    add("--save-every", type=_at_least_one, metavar="STEPS", help="besides the end of each epoch")
+    add("--keep-best", type=_at_least_one, default=5, metavar="N", help="by held-out loss")
+    add("--held-out", type=_at_least_one, default=256, metavar="ROWS", help="for the loss")
+    add("--bleu-rows", type=_at_least_one, default=32, metavar="ROWS", help="for BLEU")
+    args = parser.parse_args(argv)
+    if args.width % args.heads:
+        parser.error(f"--width {args.width} is no multiple of --heads {args.heads}")
+    if args.output is None and runtime.checkpoint_dir() is None:
+        parser.error("outside a run of clusterrun --output DIR is needed")
+    return args
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+if __name__ == "__main__":
+    try:
+        run(parse_arguments())
+    except DataError as error:  # a loader's worker puts its stack before the line
+        reason = str(error).splitlines()[-1].removeprefix(f"{DataError.__module__}.DataError: ")
+        raise SystemExit(f"error: {reason}") from None

@@ -1,0 +1,251 @@
+"""The example that pretrains on a parquet set: its score, its memory, its training."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.road import EXAMPLES, project
+from tests.test_readme import BLOCK, run
+
+pyarrow = pytest.importorskip("pyarrow", reason="the example needs the extra 'examples'")
+HERE = EXAMPLES / "pretrain_parquet"
+sys.path.insert(0, str(HERE))
+
+import bleu  # noqa: E402 - found through the line above
+import host_memory  # noqa: E402
+import saved  # noqa: E402
+from pyarrow import parquet  # noqa: E402
+
+
+def bleu_of(*pairs: tuple[str, str]) -> float:
+    counts = [bleu.count(bleu.tokens(ours), bleu.tokens(theirs)) for ours, theirs in pairs]
+    return float(bleu.score([sum(values) for values in zip(*counts, strict=True)]))
+
+
+def test_bleu_is_what_is_computed_by_hand() -> None:
+    # 1- to 4-grams: 5/6, 4/5, 3/4, 2/3; as long as the reference
+    ours, theirs = "the cat is on the roof", "the cat is on the mat"
+    expected = 100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25
+    assert bleu_of((ours, theirs)) == pytest.approx(expected)
+    # all match, 4 words for 6
+    short = ("the cat is on", "the cat is on the mat")
+    assert bleu_of(short) == pytest.approx(100 * math.exp(1 - 6 / 4))
+    # longer than the reference: 4/5, 3/4, 2/3, 1/2 and no bonus for it
+    long = ("the cat is on mars", "the cat is on")
+    assert bleu_of(long) == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+    # of a corpus the counts are added, not the scores: 9/10, 7/8, 5/6, 3/4; 10 words for 12
+    added = (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25 * math.exp(1 - 12 / 10)
+    assert bleu_of((ours, theirs), short) == pytest.approx(100 * added)
+
+
+def test_bleu_counts_no_word_more_often_than_the_reference_has_it() -> None:
+    # the example of the paper's section 2.1: 2/7
+    counts = bleu.count(["the"] * 7, bleu.tokens("the cat is on the mat"))
+    assert (counts[0], counts[bleu.LONGEST]) == (2, 7)
+
+
+@pytest.mark.parametrize("ours", ["", "dog", "a b c d", "the cat sat on the mat"])
+def test_bleu_is_0_without_a_match_of_four_words(ours: str) -> None:
+    assert bleu_of((ours, "the cat is on the mat")) == 0
+
+
+def test_the_limit_of_memory_is_the_least_that_anybody_sets(tmp_path: Path) -> None:
+    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    inner = groups / "slurm" / "job_1" / "step_0"
+    inner.mkdir(parents=True)
+    own.write_text("0::/slurm/job_1/step_0\n")
+
+    def limit(**environ: str) -> tuple[int, str]:
+        found = host_memory.find_limit(environ, own_groups=own, groups=groups)
+        return found.bytes, found.source
+
+    assert limit()[1] == "machine"
+    assert limit(SLURM_MEM_PER_NODE="0")[1] == "machine"  # all of the node's memory
+    assert limit(SLURM_MEM_PER_NODE="12") == (12 << 20, "SLURM_MEM_PER_NODE")
+    per_cpu = {"SLURM_MEM_PER_CPU": "3", "SLURM_CPUS_ON_NODE": "2"}
+    assert limit(**per_cpu) == (6 << 20, "SLURM_MEM_PER_CPU")
+    (inner / "memory.max").write_text("max\n")
+    (groups / "slurm" / "job_1" / "memory.max").write_text("1000000\n")
+    assert limit(**per_cpu) == (1000000, "cgroup")
+    own.write_text("9:cpu,memory:/job_2\n")
+    (groups / "memory" / "job_2").mkdir(parents=True)
+    (groups / "memory" / "job_2" / "memory.limit_in_bytes").write_text("2000000\n")
+    assert limit() == (2000000, "cgroup")
+
+
+@pytest.mark.parametrize(("gib", "workers"), [(12, 0), (14.9, 0), (15, 1), (64, 1)])
+def test_under_15_gib_nothing_reads_ahead(gib: float, workers: int) -> None:
+    limit = host_memory.Limit(bytes=int(gib * 2**30), source="given")
+    assert host_memory.loader_workers(limit) == workers
+
+
+def test_the_newest_two_and_the_best_are_kept(tmp_path: Path) -> None:
+    losses = {1: "0.5", 2: "0.9", 3: "null", 4: "0.3", 5: "0.4", 6: "null", 7: "0.8", 8: "0.1"}
+    for step, loss in losses.items():
+        path = tmp_path / f"step-{step:08d}"
+        path.mkdir()
+        (path / saved.STATE).write_text(f'{{"held_out_loss": {loss}}}')
+    (tmp_path / "step-00000005" / saved.STATE).write_text("half a fi")
+    # 8 is of a training that was set back to 7: not looked at
+    spare = saved.spare(tmp_path, tmp_path / "step-00000007", best=2)
+    assert [path.name for path in spare] == [f"step-{step:08d}" for step in (2, 3, 5)]
+
+
+def test_without_pyarrow_the_line_says_how_to_get_it(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
+    argv = [sys.executable, str(HERE / "make_data.py"), "data"]
+    done = subprocess.run(
+        argv, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: parquet files need pyarrow: pip install pyarrow\n"
+
+
+# From here on it trains.
+
+ROWS = 400
+TINY = (
+    "--epochs 2 --batch-size 8 --layers 1 --width 32 --log-every 1 --save-every 20 --buffer-rows 60"
+)
+torch_only = pytest.mark.torch
+
+
+def make_data(directory: Path) -> None:
+    argv = [sys.executable, str(HERE / "make_data.py"), str(directory), "--rows", str(ROWS)]
+    subprocess.run([*argv, "--file-rows", "150", "--group-rows", "40"], check=True)
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """Start the script by hand, in one process."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERRUN_")}
+    env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    argv = [sys.executable, str(HERE / "pretrain.py"), "--data", "data", "--output", "out"]
+    return subprocess.Popen(
+        [*argv, *TINY.split(), "--buffer-rows", "60", *options],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def train(folder: Path, *options: str) -> str:
+    process = start(folder, *options)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, out + err
+    return out
+
+
+def steps(text: str) -> dict[int, str]:
+    return {int(n): loss for n, loss in re.findall(r"^step (\d+)/\d+ loss (\S+)$", text, re.M)}
+
+
+@pytest.fixture(scope="module", name="whole")
+def _whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Train once without an interruption, and without a loader's worker."""
+    folder = tmp_path_factory.mktemp("whole")
+    make_data(folder / "data")
+    return folder, train(folder, "--host-memory", "12")
+
+
+@torch_only
+def test_a_killed_run_goes_on_with_the_next_row_and_ends_in_the_same_bits(
+    tmp_path: Path, whole: tuple[Path, str]
+) -> None:
+    make_data(tmp_path / "data")
+    process = start(tmp_path, "--host-memory", "12")
+    assert process.stdout is not None
+    assert any(line.startswith("step 75/100") for line in process.stdout)
+    process.kill()
+    process.communicate()
+    resumed = train(tmp_path, "--host-memory", "12")
+    assert re.search(
+        r"^resumed at step 60: rank 0 reads on from part-0000\d\.parquet, row group \d, row \d+$",
+        resumed,
+        re.M,
+    )
+    folder, text = whole
+    assert steps(resumed) == {step: loss for step, loss in steps(text).items() if step > 60}
+    ends = [path / "out/step-00000100/model.safetensors" for path in (folder, tmp_path)]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+@torch_only
+def test_with_memory_for_it_a_worker_reads_ahead_and_nothing_else_changes(
+    tmp_path: Path, whole: tuple[Path, str]
+) -> None:
+    make_data(tmp_path / "data")
+    text = train(tmp_path, "--host-memory", "64")
+    assert "host memory 64.0 GiB (given): a worker reads ahead" in text
+    assert "host memory 12.0 GiB (given): no workers, no pinned memory" in whole[1]
+    assert steps(text) == steps(whole[1])
+    assert len(steps(text)) == 2 * ROWS // 8
+
+
+@torch_only
+def test_another_training_is_refused_in_words(whole: tuple[Path, str]) -> None:
+    process = start(whole[0], "--accumulation", "2")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert "step-00000100: accumulation was 1 and is 2\n  hint: use its data, options" in err
+    assert "Traceback" not in err
+
+
+@torch_only
+@pytest.mark.parametrize("gib", ["12", "64"])
+def test_a_bad_row_ends_the_training_with_one_line(tmp_path: Path, gib: str) -> None:
+    make_data(tmp_path / "data")
+    rows = {"prompt": ["a"] * 50, "response": ["b"] * 49 + [None]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "data/train/part-00001.parquet")
+    process = start(tmp_path, "--host-memory", gib)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    where = "data/train/part-00001.parquet, row group 0"
+    assert err == f"error: {where} has a row without response\n"
+
+
+@torch_only
+def test_the_tour_learns_to_answer_and_keeps_the_best(tmp_path: Path) -> None:
+    blocks = BLOCK.findall((HERE / "README.md").read_text())
+    out = run("\n".join(text for kind, _, text in blocks if kind == "local"), tmp_path)
+    assert "host memory 12.0 GiB (given): no workers, no pinned memory" in out
+    assert "world 2 ranks, 32 rows a step, 279 steps in all" in out
+    measured = re.findall(r"memory at step (\d+): (\d+) MB, peak (\d+) MB", out)
+    assert [int(step) for step, _, _ in measured] == [62, 124, 186, 248]
+    assert all(50 < int(now) <= int(peak) + 5 < 2000 for _, now, peak in measured)
+    scores = dict(re.findall(r"epoch (\d)/3 BLEU (\S+), as in", out))
+    assert list(scores) == ["1", "2", "3"]
+    assert float(scores["3"]) > 20
+    losses = re.findall(r"held-out loss (\S+) at step (\d+)", out)
+    best = {f"step-{int(step):08}" for _, step in sorted(losses)[:5]}
+    kept = set(re.findall(r"kept (step-\d+)", out))
+    assert len(losses) == 9
+    assert kept == best | {"step-00000248", "step-00000279"}
+    assert "COMPLETED" in out
+
+
+@torch_only
+def test_two_ranks_that_are_asked_to_save_go_on_in_the_same_run(tmp_path: Path) -> None:
+    here = project(tmp_path / "examples", tmp_path / "state")
+    here.path = here.path / "pretrain_parquet"
+    make_data(here.path / "data")
+    script = ["pretrain.py", "--data", "data", *TINY.split(), "--epochs", "12"]
+    options = ["--cluster", "local", "--nodes", "1", "--nproc-per-node", "2", "--device", "cpu"]
+    job_id = here.submit(*options, "--job-name", "back", *script)
+    here.wait_for_line(job_id, "step 30/300")
+    here.ok("cancel", "--checkpoint", "back")
+    here.ok("resume", "back")
+    assert "COMPLETED" in here.ok("status", "back", "--wait")
+    text = here.ok("logs", "back", "-a", "-n", "all", "--attempt", "all", "--no-dedup")
+    (stopped,) = set(re.findall(r"stopped at step (\d+)", text))
+    for rank in range(2):
+        assert f"resumed at step {stopped}: rank {rank} reads on from part-" in text
+    assert "epoch 12/12 BLEU" in text
