@@ -22,7 +22,6 @@ from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.status import JobStatus as JobStatus
 from clusterrun.backends.status import statuses
 from clusterrun.errors import ClusterrunError, Exit, UsageError
-from clusterrun.estimation import notes_of
 from clusterrun.facts import gather_facts, working_directory
 from clusterrun.loading import Resolved as Resolved
 from clusterrun.loading import adopt_spec
@@ -86,6 +85,8 @@ def prepare(job: Job) -> Prepared:
     resolved = job if isinstance(job, Resolved) else _adopted(job)
     cwd = resolved.cwd
     _check_script(resolved, cwd)
+    from clusterrun.estimation import notes_of  # what asks about jobs needs none of it
+
     plan = make_plan(resolved.spec, gather_facts(resolved.spec, cwd=cwd, environ=os.environ))
     bundle = render_bundle(
         plan, resolved_yaml=resolved.to_yaml(), template_dirs=_template_dirs(resolved)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,21 +18,28 @@ from clusterrun.estimates.recommend import Choice, recommend
 from clusterrun.estimates.setup import GIB, Model, Setup, Verdict
 from clusterrun.facts import choose_cluster, usable_cpus
 from clusterrun.loading import Resolved
+from clusterrun.planning.facts import Facts
+from clusterrun.planning.make import check_strategy
+from clusterrun.planning.world import World
 from clusterrun.sizes import parse_bytes
-from clusterrun.spec import Cluster, Device, JobSpec, MixedPrecision
+from clusterrun.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.training import LrRule, Optimizer
 
 _MIB: Final = 1 << 20
+_LEAST_BYTES: Final = 1 << 30  # of a memory: who writes 24 means GiB
+_MOST_CONFIG_BYTES: Final = 1 << 24
 
 
-def question_of(resolved: Resolved) -> Question:
+def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
     """Read what is known of a training from its configuration and from this machine.
 
+    `is_open` leaves strategy, micro-batch and accumulation to be chosen.
     Raises UsageError where the model's size can't be told or the question makes no sense.
     """
     spec = resolved.spec
+    _refuse(spec, is_open=is_open)
     gpu, is_cpu = _gpu(spec), spec.device is Device.CPU
-    setup = _setup(spec, _model(resolved), gpu, is_cpu=is_cpu)
+    setup = _setup(spec, _model(resolved), gpu, is_open=is_open)
     saves = spec.save_every is not None
     question = Question(
         setup=setup,
@@ -55,7 +63,7 @@ def question_of(resolved: Resolved) -> Question:
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
         disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves else None,
     )
-    if wrong := mistake(question):
+    if not is_open and (wrong := mistake(question)):
         raise UsageError(wrong, hint="lower --micro-batch, --accumulation or the number of ranks")
     return question
 
@@ -86,19 +94,36 @@ def _no(what: str, need: Need) -> str:
     return f"{what}: {needed:,.1f} GiB are estimated of {there:,.1f}; see clusterrun plan"
 
 
-def planned(resolved: Resolved) -> Choice:
-    """Choose how to train: the fastest way that fits.
+def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
+    """Choose how to train: the fastest way that fits, or the fastest of one strategy.
 
     Raises UsageError where too little is known, ClusterrunError where nothing fits.
     """
-    question = question_of(resolved)
-    effective = question.wanted_batch or question.setup.effective_batch
-    if choices := recommend(question, effective):
-        return choices[0]
+    question = question_of(resolved, is_open=True)
+    for choice in recommend(question, effective_batch(question), strategy=strategy):
+        answer = estimate(dataclasses.replace(question, setup=choice.setup))
+        if answer.never_ends:
+            raise ClusterrunError(
+                "the training takes longer than its time limit, and saves nothing",
+                hint="say how often it saves: training.save_every; or raise --time",
+            )
+        return choice
     raise ClusterrunError(
-        "nothing fits: no strategy and no micro-batch",
+        f"nothing fits: no {strategy.value if strategy else 'strategy'} at any micro-batch",
         hint="clusterrun plan --recommend says what would need the least",
     )
+
+
+def effective_batch(question: Question) -> int:
+    """Return the samples of a step that are wanted; else those that follow from the parts."""
+    return question.wanted_batch or question.setup.effective_batch
+
+
+def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
+    """Say what was taken for granted: which card a short name means."""
+    named = resolved.spec.gpu or resolved.spec.gpu_type
+    said = gpus.assumption(named) if named else ""
+    return (said,) if said else ()
 
 
 def tells_enough(spec: JobSpec) -> bool:
@@ -106,8 +131,34 @@ def tells_enough(spec: JobSpec) -> bool:
     return spec.model is not None or spec.params is not None or spec.hidden is not None
 
 
-def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_cpu: bool) -> Setup:
-    procs = spec.nproc_per_node or spec.gpus_per_node or 1
+def _refuse(spec: JobSpec, *, is_open: bool) -> None:
+    """Refuse what can't be reckoned with, or could not be trained."""
+    if spec.accelerate_config or spec.deepspeed_config:
+        raise UsageError(
+            "a configuration of your own may say anything: no estimate is made of it",
+            hint="say what it does with --strategy, and leave it out",
+        )
+    for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
+        if size is not None and size < _LEAST_BYTES:
+            raise UsageError(f"{option} of {size} bytes can't be meant", hint="write it as 24GiB")
+    procs, is_cpu = _procs(spec), spec.device is Device.CPU
+    world = World(
+        nodes=spec.nodes,
+        procs_per_node=procs,
+        gpus_per_node=0 if is_cpu else procs,
+        device=Device.CPU if is_cpu else Device.CUDA,
+    )
+    nowhere = Facts(cluster=Cluster.SLURM, python="", workdir="", runs_dir="", versions={})
+    if not is_open:
+        check_strategy(spec.strategy, world, nowhere)
+
+
+def _procs(spec: JobSpec) -> int:
+    return spec.nproc_per_node or spec.gpus_per_node or 1
+
+
+def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
+    procs, is_cpu = _procs(spec), spec.device is Device.CPU
     micro_batch = spec.micro_batch or 1
     return Setup(
         model=model,
@@ -116,7 +167,11 @@ def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_cpu: bool) -> Set
         strategy=spec.strategy,
         precision=_precision(spec, gpu, is_cpu=is_cpu),
         micro_batch=micro_batch,
-        accumulation=spec.accumulation or _accumulation(spec, micro_batch * spec.nodes * procs),
+        accumulation=(
+            spec.accumulation or 1
+            if is_open
+            else _accumulation(spec, micro_batch * spec.nodes * procs)
+        ),
         seq_len=spec.seq_len or 0,
         grad_ckpt=bool(spec.grad_ckpt),
         optimizer=spec.optimizer or Optimizer.ADAMW,
@@ -126,13 +181,13 @@ def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_cpu: bool) -> Set
 
 def _accumulation(spec: JobSpec, each_pass: int) -> int:
     if spec.effective_batch is None:
-        return 1
+        return spec.accumulation or 1
     passes, rest = divmod(spec.effective_batch, each_pass)
-    if rest or not passes:
+    if rest or spec.accumulation not in (None, passes) or not passes:
         raise UsageError(
-            f"an effective batch of {spec.effective_batch} is no multiple of {each_pass}, which "
-            "all ranks take in one pass",
-            hint="change --micro-batch, or let --recommend choose it",
+            f"an effective batch of {spec.effective_batch} is not what {each_pass} samples of all "
+            f"ranks in a pass come to{f' in {spec.accumulation}' if spec.accumulation else ''}",
+            hint="leave out --accumulation, change --micro-batch, or let --recommend choose both",
         )
     return passes
 
@@ -148,10 +203,11 @@ def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
 
 def _gpu(spec: JobSpec) -> Gpu | None:
     """Find the card; a type of Slurm's that is not known as one says nothing."""
-    if spec.gpu is not None:
+    if spec.gpu is not None and spec.gpu_mem_bytes is None:
         return gpus.find(spec.gpu)
+    named = spec.gpu or spec.gpu_type
     try:
-        return gpus.find(spec.gpu_type) if spec.gpu_type else None
+        return gpus.find(named) if named else None
     except UsageError:
         return None
 
@@ -161,12 +217,13 @@ def _gpu(spec: JobSpec) -> Gpu | None:
 
 def _model(resolved: Resolved) -> Model:
     spec = resolved.spec
-    if spec.model is None:
+    if spec.model is None or spec.params is not None or spec.hidden is not None:
         return _by_numbers(spec)
-    for path in _config_paths(spec.model, resolved.cwd):
-        if path.is_file():
-            return models.from_config(_config(path), spec.model)
-    known = models.find(spec.model)
+    try:
+        config = _find_config(spec.model, (resolved.cwd, resolved.project_dir))
+    except (OSError, ValueError, RuntimeError) as error:  # no such user, too long, too deep
+        raise UsageError(f"cannot read the model '{spec.model}'", cause=str(error)) from error
+    known = models.find(spec.model) if config is None else models.from_config(config, spec.model)
     if known is None:
         raise UsageError(
             f"cannot read the model's size: '{spec.model}' is no config.json, no known name, and "
@@ -193,11 +250,15 @@ def _by_numbers(spec: JobSpec) -> Model:
     )
 
 
-def _config_paths(model: str, cwd: Path) -> list[Path]:
-    """List where the model's config.json may be, on this machine alone."""
-    given = cwd / Path(model).expanduser()
+def _find_config(model: str, directories: Iterable[Path]) -> Mapping[str, Any] | None:
+    """Read the model's config.json where this machine has it: here, or in the hub's cache."""
+    given = [directory / Path(model).expanduser() for directory in directories]
+    paths = [path for found in given for path in (found, found / "config.json")]
     snapshots = _hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots"
-    return [given, given / "config.json", *sorted(snapshots.glob("*/config.json"), key=_age)]
+    for path in (*paths, *sorted(snapshots.glob("*/config.json"), key=_age)):
+        if path.is_file():
+            return _config(path)
+    return None
 
 
 def _hub_cache() -> Path:
@@ -214,7 +275,8 @@ def _age(path: Path) -> float:
 
 def _config(path: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8") as file:
+            content = json.loads(file.read(_MOST_CONFIG_BYTES))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}", cause=str(error)) from error
     if not isinstance(content, dict):

@@ -76,9 +76,9 @@ def _event(line: str) -> dict[str, Any] | None:
         if kind == "step":
             int(event["step"]), float(event["ts"])
         elif kind == "peaks":
-            int(event["rss_bytes"]), int(event.get("cuda_allocated_bytes", 0))
+            str(event["node"]), int(event["rss_bytes"]), int(event.get("cuda_allocated_bytes", 0))
         return event if kind in ("step", "peaks") and isinstance(event["attempt"], int) else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
@@ -86,4 +86,7 @@ def _checkpoint_bytes(paths: RunPaths) -> int | None:
     newest, _ = checkpoints.newest(paths.checkpoints_dir)
     if newest is None:
         return None
-    return sum(file.stat().st_size for file in newest.path.rglob("*") if file.is_file())
+    try:
+        return sum(file.stat().st_size for file in newest.path.rglob("*") if file.is_file())
+    except OSError:  # it was one too many just now
+        return None

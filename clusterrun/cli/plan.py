@@ -56,12 +56,16 @@ def command(
     clusterrun plan --recommend --effective-batch 256
     """
     output.expect_json(as_json)
+    if sum((recommends, what is not None, job_id is not None)) > 1:
+        raise UsageError(
+            "--recommend, --what-if and --compare exclude each other", hint="ask one by one"
+        )
     if job_id is not None:
         from clusterrun.cli.plan_compare import compare
 
         compare(job_id, as_json=as_json)
         return
-    question = _question(job, job_file)
+    question = _question(job, job_file, is_open=recommends)
     if recommends:
         ctx.exit(_recommend(question, as_json=as_json))
     answer = estimate(question)
@@ -74,31 +78,36 @@ def command(
         ctx.exit(Exit.NO)
 
 
-def _question(job: JobOptions, job_file: str | None) -> Question:
-    from clusterrun.estimation import question_of
+def _question(job: JobOptions, job_file: str | None, *, is_open: bool) -> Question:
+    from clusterrun.estimation import assumptions_of, question_of
 
     if job_file is not None:
         if job.config_file is not None:
             raise UsageError("JOBFILE and --config exclude each other", hint="keep one of them")
         job = dataclasses.replace(job, config_file=job_file)
     resolved = job.load()
-    for text in resolved.notes:
+    question = question_of(resolved, is_open=is_open)
+    for text in (*resolved.notes, *assumptions_of(resolved)):
         output.note(text)
-    return question_of(resolved)
+    return question
 
 
 def _recommend(question: Question, *, as_json: bool) -> int:
-    effective = question.wanted_batch or question.setup.effective_batch
-    fastest = recommend(question, effective)
-    choices = best_per_strategy(fastest)
+    from clusterrun.estimation import effective_batch
+
+    effective = effective_batch(question)
+    choices = best_per_strategy(recommend(question, effective))
     if as_json:
         output.answer_json(plan_json.of_choices(choices, question, effective))
     elif choices:
         plan_view.show_choices(choices, question)
     if not choices:
-        least = smallest(question, effective)
-        _say_that_nothing_fits(least, question)
-    return Exit.OK if choices else Exit.NO
+        _say_that_nothing_fits(smallest(question, effective), question)
+        return Exit.NO
+    answer = estimate(dataclasses.replace(question, setup=choices[0].setup))
+    if answer.never_ends:
+        output.warn("it takes longer than the time limit, and saves nothing (--save-every)")
+    return Exit.NO if answer.never_ends else Exit.OK
 
 
 def _say_that_nothing_fits(least: Choice, question: Question) -> None:

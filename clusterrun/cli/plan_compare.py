@@ -9,6 +9,8 @@ from clusterrun.cli import output, plan_json
 from clusterrun.cli.plan_view import gib, gigabytes
 from clusterrun.errors import ClusterrunError
 from clusterrun.estimates.estimate import estimate
+from clusterrun.estimates.memory import CONTEXT
+from clusterrun.estimates.setup import total
 from clusterrun.measured import measure
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def compare(job: str, *, as_json: bool) -> None:
 
 
 def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
-    gpu, time, kept = answer.gpu_memory, answer.time, answer.question.keep + 1
+    time, kept = answer.time, answer.question.keep + 1
     return [
         Pair(
             name="time of a step",
@@ -70,9 +72,9 @@ def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
         ),
         Pair(name="steps", unit="", predicted=_counted(answer), measured=found.steps),
         Pair(
-            name="memory of a GPU",
+            name="allocated on a GPU",
             unit="GiB",
-            predicted=gpu.total_bytes if gpu else None,
+            predicted=_allocated(answer),
             measured=found.gpu_bytes,
         ),
         Pair(
@@ -88,6 +90,13 @@ def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
             measured=found.checkpoint_bytes,
         ),
     ]
+
+
+def _allocated(answer: Estimate) -> int | None:
+    """Return what torch's allocator gives out, which is what ranks tell: no margin, no context."""
+    if answer.gpu_memory is None:
+        return None
+    return total(term for term in answer.gpu_memory.terms if term.name != CONTEXT)
 
 
 def _counted(answer: Estimate) -> int | None:

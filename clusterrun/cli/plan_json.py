@@ -49,6 +49,7 @@ def of_choices(choices: Sequence[Choice], question: Question, effective: int) ->
             {
                 **_setup(choice.setup),
                 "gpu_bytes": choice.gpu_bytes,
+                "host_bytes": choice.host_bytes,
                 "relative_time": choice.step_s / choices[0].step_s,
                 "verdict": choice.verdict.value,
             }

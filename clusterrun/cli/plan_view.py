@@ -13,7 +13,8 @@ from clusterrun.estimates.cost import ASSUMPTION
 from clusterrun.estimates.estimate import Estimate, Need, Question
 from clusterrun.estimates.recommend import Choice, what_if
 from clusterrun.estimates.setup import GIB, Setup, Verdict
-from clusterrun.estimates.speed import Duration
+from clusterrun.estimates.speed import MFU_BAND, Duration
+from clusterrun.estimates.steps import schedule_counts
 from clusterrun.training import LrRule
 from clusterrun.wording import count
 
@@ -78,6 +79,10 @@ def _batch(answer: Estimate) -> Iterator[str]:
     yield _row("batch", f"{passes} a step{tokens}")
     if line := _steps(answer):
         yield _row("steps", line)
+    if answer.steps.total and setup.world > 1:
+        counts = schedule_counts(0, answer.steps.total, setup.world)
+        made = f"a schedule that goes through accelerate's prepare is made for {counts.total:,}"
+        yield _row("", f"{made} steps: it takes one for each process")
     if answer.rates is not None:
         rates, base = answer.rates, f"{question.lr:.3g} at batch {question.base_batch}"
         chosen = {LrRule.LINEAR: "linear", LrRule.SQRT: "sqrt"}.get(question.lr_rule, "none")
@@ -105,10 +110,11 @@ def _memory(title: str, need: Need) -> Iterator[str]:
 
 
 def _judged(need: Need) -> str:
-    if need.capacity_bytes is None or need.verdict is None:
+    if need.capacity_bytes is None:
         return ""
     share = f"{100 * need.total_bytes / need.capacity_bytes:.0f} %"
-    return f"  of {gib(need.capacity_bytes)}   {share}   {_painted(need.verdict)}"
+    verdict = _painted(need.verdict) if need.verdict else "and more: see the notes"
+    return f"  of {gib(need.capacity_bytes)}   {share}   {verdict}"
 
 
 def _time(answer: Estimate) -> Iterator[str]:
@@ -122,8 +128,8 @@ def _time(answer: Estimate) -> Iterator[str]:
     yield _row("time", f"{', '.join(said)} ({basis})")
     if time.whole is not None and time.step.basis != "measured":
         band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
-        low, high = 1.25 * question.mfu, 0.75 * question.mfu
-        yield _row("", f"{band} at MFU {low:.2g} to {high:.2g}")
+        low, high = (min(1, share * question.mfu) for share in MFU_BAND)
+        yield _row("", f"{band} at MFU {high:.2g} to {low:.2g}; the work alone, of any strategy")
     if time.segments is not None and question.limit_s is not None:
         yield _row("", _segments(answer, time.segments, question.limit_s))
 
@@ -201,12 +207,13 @@ def show_choices(choices: Sequence[Choice], question: Question) -> None:
     """Print the best way of each strategy, the fastest first, and how to take the first."""
     best = choices[0].step_s
     rows = [_choice_cells(choice, best, question) for choice in choices]
-    head = ("STRATEGY", "MICRO-BATCH", "ACCUMULATION", "CHECKPOINTING", "GPU", "TIME", "VERDICT")
-    output.answer_table(head, rows)
-    setup = choices[0].setup
+    head = ("STRATEGY", "MICRO-BATCH", "ACCUMULATION", "CHECKPOINTING", "GPU", "HOST GiB", "TIME")
+    output.answer_table((*head, "VERDICT"), rows)
     output.answer("")
-    output.answer(f"take the first: {as_options(setup)}")
-    output.answer("or let it be chosen and set: clusterrun submit --plan")
+    output.answer(f"the first in full: clusterrun plan ... {as_options(choices[0].setup)}")
+    output.answer("train so: clusterrun submit --plan, with these facts under training: in a file")
+    if question.host_bytes is None:
+        output.note("how much memory a node has is not known (--host-mem): what offloads is tight")
     output.note(ASSUMPTION)
 
 
@@ -219,6 +226,7 @@ def _choice_cells(choice: Choice, best_s: float, question: Question) -> tuple[st
         str(setup.accumulation),
         "on" if setup.grad_ckpt else "off",
         f"{gib(choice.gpu_bytes)} GiB ({100 * share:.0f} %)",
+        gib(choice.host_bytes),
         f"x{choice.step_s / best_s:.2f}",
         choice.verdict.value,
     )

@@ -76,6 +76,8 @@ def command(
     _refuse_contradictions(as_json=as_json, parsable=parsable, follow=follow, dry_run=dry_run)
     job = _chained(job) if chain else job
     prepared = render.prepare(_planned(job) if plans else job)
+    if plans:
+        _refuse_plan_without_gpus(prepared.plan)
     variables = render.tell(prepared, keep_sbatch_env=keep_sbatch_env)
     if dry_run or test_only:
         verdict = api.check(prepared, keep_sbatch_env=keep_sbatch_env)
@@ -110,8 +112,9 @@ def _planned(job: JobOptions) -> JobOptions:
     from clusterrun.estimation import planned
     from clusterrun.loading import Given
 
-    choice = planned(job.load())
-    setup = choice.setup
+    resolved = job.load()
+    asked = resolved.spec.strategy if "strategy" in job.flags else None
+    setup = planned(resolved, strategy=asked).setup
     output.detail("plan", as_options(setup))
     values = {
         "strategy": setup.strategy.value,
@@ -122,6 +125,16 @@ def _planned(job: JobOptions) -> JobOptions:
     }
     chosen = {name: Given(value=value, flag="--plan") for name, value in values.items()}
     return dataclasses.replace(job, flags={**job.flags, **chosen})
+
+
+def _refuse_plan_without_gpus(plan: Plan) -> None:
+    from clusterrun.spec import Device
+
+    if plan.device is not Device.CUDA:
+        raise UsageError(
+            f"--plan chooses for GPUs, and the ranks would compute on {plan.device.value}",
+            hint="leave out --plan",
+        )
 
 
 def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_run: bool) -> None:

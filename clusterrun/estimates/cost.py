@@ -60,11 +60,12 @@ def cost(setup: Setup, *, compute_s: float) -> Cost:
 
 
 def _network_seconds(setup: Setup, trainable: int) -> float:
-    between = BETWEEN_NODES / setup.procs_per_node
-    if setup.strategy is Strategy.FSDP_HYBRID:  # shards within a node, replicas between nodes
-        replicated = 2 * FP32 * trainable / setup.procs_per_node
-        return _sent_bytes(setup, trainable) / WITHIN_NODE + replicated / between
-    return _sent_bytes(setup, trainable) / (WITHIN_NODE if setup.nodes == 1 else between)
+    if setup.strategy is Strategy.FSDP_HYBRID:
+        # Shards within a node; replicas between nodes, in a ring for each of its ranks.
+        replicated = 2 * FP32 * trainable / BETWEEN_NODES
+        return _sent_bytes(setup, trainable) / WITHIN_NODE + replicated
+    # One ring over all ranks enters each node once: it is as fast as a node's own link.
+    return _sent_bytes(setup, trainable) / (WITHIN_NODE if setup.nodes == 1 else BETWEEN_NODES)
 
 
 def _sent_bytes(setup: Setup, trainable: int) -> float:

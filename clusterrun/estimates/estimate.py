@@ -16,6 +16,7 @@ from clusterrun.training import LrRule
 
 FRAGMENTATION: Final = 1.05  # what the allocator of torch can't give out again
 KEEP: Final = 2
+MOST_EPOCHS: Final = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +51,15 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What is needed, part by part, of what there is (None: not known)."""
+    """What is needed, part by part, of what there is (None: not known).
+
+    `is_part` says that more is needed than could be counted: it may be too much, but never fits.
+    """
 
     terms: tuple[Term, ...]
     capacity_bytes: int | None
     margin: float = 1.0
+    is_part: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -63,10 +68,11 @@ class Need:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Judge it; None where the capacity is not known."""
+        """Judge it; None where too little is known."""
         if self.capacity_bytes is None:
             return None
-        return verdict_of(self.total_bytes, self.capacity_bytes)
+        verdict = verdict_of(self.total_bytes, self.capacity_bytes)
+        return None if self.is_part and verdict is not Verdict.NO else verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +141,12 @@ def estimate(question: Question) -> Estimate:
         question=question,
         gpu_memory=gpu_need(question),
         host_memory=host_need(question),
-        disk=_disk_need(question),
+        disk=disk_need(question),
         steps=counted,
         rates=_rates(question),
         time=_time(question, counted),
         speedup=speed.speedup(setup.world) if setup.nodes == 1 and setup.world > 1 else None,
-        loader=loader.advice(question.cpus_per_rank or 0, question.host_bytes or 0),
+        loader=_loader(question),
         preset=_preset(question),
         notes=tuple(_notes(question, counted)),
     )
@@ -150,20 +156,34 @@ def gpu_need(question: Question) -> Need | None:
     """Add up the memory of one GPU; None for a training on CPUs."""
     if question.is_cpu:
         return None
-    terms = memory.gpu_terms(question.setup)
-    return Need(terms=terms, capacity_bytes=question.gpu_bytes, margin=FRAGMENTATION)
+    return Need(
+        terms=memory.gpu_terms(question.setup),
+        capacity_bytes=question.gpu_bytes,
+        margin=FRAGMENTATION,
+        is_part=not counts_activations(question.setup),
+    )
 
 
 def host_need(question: Question) -> Need:
     """Add up the memory of one node."""
     of = memory.cpu_terms if question.is_cpu else memory.host_terms
-    return Need(terms=of(question.setup), capacity_bytes=question.host_bytes)
+    is_part = question.is_cpu and not counts_activations(question.setup)
+    return Need(terms=of(question.setup), capacity_bytes=question.host_bytes, is_part=is_part)
 
 
-def _disk_need(question: Question) -> Need:
-    kept = question.keep + 1  # one more while the next is written
+def counts_activations(setup: Setup) -> bool:
+    """Say whether enough is known of the model and its samples to count activations."""
+    return setup.model.has_shape and setup.seq_len > 0
+
+
+def disk_need(question: Question) -> Need:
+    """Add up the checkpoints of a run: those it keeps, and one that is written."""
     terms = tuple(
-        replace(term, bytes=term.bytes * kept, formula=f"{kept} x ({term.formula})")
+        replace(
+            term,
+            bytes=disk.run_bytes(term.bytes, question.keep),
+            formula=f"{question.keep + 1} x ({term.formula})",
+        )
         for term in disk.checkpoint_terms(question.setup)
     )
     return Need(terms=terms, capacity_bytes=question.disk_bytes)
@@ -223,19 +243,31 @@ def _time(question: Question, counted: Steps) -> Time | None:
     )
 
 
+def _loader(question: Question) -> Loader:
+    advised = loader.advice(question.cpus_per_rank or 0, question.host_bytes or 0)
+    return replace(advised, pin_memory=advised.pin_memory and not question.is_cpu)
+
+
 def _preset(question: Question) -> Preset | None:
-    """Choose what to start with, where the device is known and no batch was chosen."""
+    """Choose what to start with, where no batch was chosen, the device is known, and it fits."""
     if question.is_batch_chosen or (question.gpu_bytes is None and not question.is_cpu):
         return None
     device = 0 if question.is_cpu else question.gpu_bytes
-    return presets.preset_for(device or 0, question.host_bytes or 0)
+    chosen = presets.preset_for(device or 0, question.host_bytes or 0)
+    setup = replace(question.setup, micro_batch=chosen.micro_batch, grad_ckpt=chosen.grad_ckpt)
+    need = gpu_need(replace(question, setup=setup))
+    return None if need is not None and need.verdict is Verdict.NO else chosen
 
 
 def _notes(question: Question, counted: Steps) -> list[str]:
     setup, notes = question.setup, []
-    if not setup.model.has_shape or not setup.seq_len:
+    if not counts_activations(setup):
         what = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
-        notes.append(f"without {what} activations are not counted")
+        notes.append(f"without {what} activations are not counted: it needs more")
+    if question.lr is not None and question.base_batch is None:
+        notes.append("--lr says nothing of other batches without --base-batch")
+    if question.samples is None and question.epochs and question.epochs != 1:
+        notes.append("--epochs says nothing of steps without --samples")
     if counted.repeated:
         notes.append(
             f"{question.samples:,} samples do not divide by {setup.micro_batch * setup.world}; "
@@ -255,4 +287,6 @@ def mistake(question: Question) -> str:
     if samples is not None and setup.effective_batch > samples:
         batch = f"effective batch {setup.effective_batch}"
         return f"{batch} is larger than the dataset ({samples:,} samples)"
+    if question.epochs is not None and question.epochs > MOST_EPOCHS:
+        return f"{question.epochs:g} epochs can't be meant"
     return ""

@@ -28,6 +28,7 @@ from clusterrun.estimates.states import trainable_params as trainable_params
 from clusterrun.spec import Strategy
 from clusterrun.training import Optimizer
 
+CONTEXT = "CUDA and NCCL"
 CUDA_BYTES = GIB * 3 // 2
 PROCESS_BYTES = 3 * GIB
 CPU_PROCESS_BYTES = GIB // 2
@@ -42,7 +43,7 @@ def gpu_terms(setup: Setup, *, buckets: Buckets | None = None) -> tuple[Term, ..
     kept = (*states(setup), *buffers(setup, buckets or Buckets()))
     passing = (*_cast_weights(setup), *activations.terms(setup))
     step = _optimizer_step(setup, total(passing))
-    context = term("CUDA and NCCL", CUDA_BYTES, "1.5 GiB", "an allowance; 0.3 to 2 GiB seen")
+    context = term(CONTEXT, CUDA_BYTES, "1.5 GiB", "an allowance; 0.3 to 2 GiB seen")
     return _present((*kept, *passing, step, context))
 
 

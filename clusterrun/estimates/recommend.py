@@ -9,7 +9,16 @@ from typing import Final
 
 from clusterrun.errors import UsageError
 from clusterrun.estimates.cost import cost
-from clusterrun.estimates.estimate import Estimate, Question, estimate, gpu_need, host_need
+from clusterrun.estimates.estimate import (
+    Estimate,
+    Question,
+    counts_activations,
+    disk_need,
+    estimate,
+    gpu_need,
+    host_need,
+    mistake,
+)
 from clusterrun.estimates.setup import Setup, Verdict
 from clusterrun.estimates.speed import epoch_time
 from clusterrun.spec import Strategy
@@ -26,7 +35,10 @@ WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len")
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One way to train, what it needs, and how long its step takes by the model of `cost`."""
+    """One way to train, what it needs, and how long its step takes by the model of `cost`.
+
+    What offloads is tight at best where the memory of the host is not known.
+    """
 
     setup: Setup
     step_s: float
@@ -35,20 +47,26 @@ class Choice:
     verdict: Verdict
 
 
-def recommend(question: Question, effective: int) -> list[Choice]:
-    """Return the ways that fit into GPUs and hosts at an effective batch, the fastest first.
+def recommend(
+    question: Question, effective: int, *, strategy: Strategy | None = None
+) -> list[Choice]:
+    """Return the ways that fit at an effective batch, the fastest first, or those of one strategy.
 
     What only fits tightly comes after all that fits well. Raises UsageError where the batch can't
     be dealt out or the memory or speed of the GPUs is not known.
     """
     if question.gpu is None or question.gpu_bytes is None:
         raise UsageError("--recommend must know the GPU", hint="name it, as --gpu a100-80g")
-    if not question.setup.seq_len or not question.setup.model.has_shape:
+    if not counts_activations(question.setup):
         raise UsageError(
             "--recommend must know what activations need",
             hint="give --seq-len and a model with its shape (--model, or --hidden --layers ...)",
         )
-    tried = (_judged(question, setup) for setup in _setups(question.setup, effective))
+    tried = (
+        _judged(question, setup)
+        for setup in _setups(question.setup, effective)
+        if strategy in (None, setup.strategy)
+    )
     fitting = [choice for choice in tried if choice.verdict is not Verdict.NO]
     return sorted(fitting, key=lambda choice: (choice.verdict is Verdict.TIGHT, choice.step_s))
 
@@ -104,7 +122,9 @@ def _judged(question: Question, setup: Setup) -> Choice:
     changed = replace(question, setup=setup)
     gpu, host = gpu_need(changed), host_need(changed)
     assert gpu is not None  # recommend asks for a GPU
-    verdicts = [need.verdict or Verdict.FITS for need in (gpu, host)]
+    unknown = Verdict.TIGHT if setup.offloads_optimizer else Verdict.FITS
+    needs = (gpu.verdict, host.verdict or unknown, disk_need(changed).verdict)
+    verdicts = [verdict for verdict in needs if verdict is not None]
     return Choice(
         setup=setup,
         step_s=step_seconds(question, setup),
@@ -124,7 +144,8 @@ def step_seconds(question: Question, setup: Setup) -> float:
 
 def what_if(question: Question, what: str) -> list[Estimate]:
     """Estimate the neighbours of a setup in one dimension of WHAT_IF."""
-    return [estimate(replace(question, setup=setup)) for setup in _neighbours(question.setup, what)]
+    asked = (replace(question, setup=setup) for setup in _neighbours(question.setup, what))
+    return [estimate(neighbour) for neighbour in asked if not mistake(neighbour)]
 
 
 def _neighbours(setup: Setup, what: str) -> list[Setup]:

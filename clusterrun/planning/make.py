@@ -31,7 +31,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     own = read_own_files(spec, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
-    _check_strategy(strategy, world, facts)
+    check_strategy(strategy, world, facts)
     precision = _precision(spec, own, world)
     cpus = cpus_per_task(spec, world)
     threads = _threads(spec, facts, world, cpus)
@@ -132,7 +132,8 @@ def _python(spec: JobSpec, facts: Facts) -> str:
     return posixpath.join(facts.workdir, python) if "/" in python else python
 
 
-def _check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
+def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
+    """Refuse a strategy that this world can't train with. Raises UsageError."""
     if strategy is Strategy.NONE and world.size > 1:
         raise UsageError(
             f"strategy none is one process, and {world.size} were asked for",

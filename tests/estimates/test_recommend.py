@@ -83,8 +83,7 @@ def test_of_what_fits_the_fastest_comes_first(case: tuple[Question, int]) -> Non
     choices = recommend(found, effective)
     fitting = [c for c in choices if c.verdict is Verdict.FITS] or choices
     for choice in fitting:
-        assert choices[0].step_s <= choice.step_s
-        assert choice.step_s == step_seconds(found, choice.setup)
+        assert choices[0].step_s <= step_seconds(found, choice.setup)
 
 
 def test_a_small_model_needs_nothing_sharded_or_offloaded() -> None:
