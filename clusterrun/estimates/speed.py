@@ -129,15 +129,3 @@ def segments(seconds: float, limit_s: int) -> int:
     (1, 2)
     """
     return math.ceil(seconds * 11 / (limit_s * 10))
-
-
-def young_interval(save_s: float, mtbf_s: float) -> float:
-    """Return the seconds between checkpoints that lose least, to a first order.
-
-    Young, CACM 17(9), 1974: `save_s` is what one checkpoint takes, `mtbf_s` the mean time between
-    failures of the whole job.
-
-    >>> round(young_interval(60, 48 * 3600))
-    4554
-    """
-    return math.sqrt(2 * save_s * mtbf_s)

@@ -22,7 +22,6 @@ from clusterrun.estimates.speed import (
     peak_flops,
     segments,
     speedup,
-    young_interval,
 )
 
 HOUR_S = 3600
@@ -135,8 +134,3 @@ def test_a_tenth_is_added_before_jobs_are_counted(seconds: float, limit_s: int, 
 def test_the_jobs_are_as_many_as_needed_and_no_more(seconds: int, limit_s: int) -> None:
     jobs = segments(seconds, limit_s)
     assert (jobs - 1) * limit_s * 10 < seconds * 11 <= jobs * limit_s * 10
-
-
-def test_the_interval_grows_with_the_square_root_of_both() -> None:
-    assert young_interval(50, 10_000) == 1000
-    assert young_interval(200, 10_000) == 2000
