@@ -14,18 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from clusterrun.control import Action, ControlPage, Decision
-from tests.examples.worlds import EXAMPLES, train, train_until
+from tests.examples.worlds import EXAMPLES, IN_A_RUN, train, train_until
 
 pytestmark = pytest.mark.torch
 
 TINY = "--layers 1 --width 32 --held-out 9 --batch-size 4 --warmup 3 --max-steps 8 --log-every 1"
 SAVING = "--output out --save-every 3 --keep 9"
-IN_A_RUN = {
-    "CLUSTERRUN_RUN_DIR": "/run",
-    "CLUSTERRUN_JOB_ID": "1",
-    "CLUSTERRUN_NODE": "n0",
-    "CLUSTERRUN_WORLD_SIZE": "2",
-}
 
 
 @pytest.fixture(scope="module", autouse=True)

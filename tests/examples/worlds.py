@@ -35,6 +35,13 @@ FSDP = {
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
 }
+# what a script finds in a run of clusterrun, besides its attempt
+IN_A_RUN = {
+    "CLUSTERRUN_RUN_DIR": "/run",
+    "CLUSTERRUN_JOB_ID": "1",
+    "CLUSTERRUN_NODE": "n0",
+    "CLUSTERRUN_WORLD_SIZE": "2",
+}
 
 
 def accelerate_config(strategy: str, processes: int, json_file: Path | None) -> dict[str, Any]:
@@ -63,23 +70,28 @@ def accelerate_config(strategy: str, processes: int, json_file: Path | None) -> 
 
 
 def command(
-    folder: Path, strategy: str, processes: int, *args: str, json_file: Path | None = None
+    folder: Path,
+    strategy: str,
+    processes: int,
+    *args: str,
+    json_file: Path | None = None,
+    example: Path = SCRIPT,
 ) -> tuple[list[str], Mapping[str, str]]:
     """Return argv and environment that start the example; `none` needs no launcher."""
     clean = ("ACCELERATE_", "DS_", "CLUSTERRUN_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(clean)}
     env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if strategy == "none":
-        return [sys.executable, str(SCRIPT), *args], env
+        return [sys.executable, str(example), *args], env
     file = folder / f"{strategy}-{processes}.yaml"
     file.write_text(yaml.safe_dump(accelerate_config(strategy, processes, json_file)))
-    script = [str(SCRIPT)]
+    script = [str(example)]
     if strategy == "ddp":
         env["ACCELERATE_USE_CPU"] = "true"
     else:
         env |= {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu"}
         env |= FSDP if strategy == "fsdp" else {}
-        script = [str(GLOO), str(SCRIPT)]
+        script = [str(GLOO), *script]
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     return [*launch, *script, *args], env
 
@@ -91,9 +103,10 @@ def train(
     *args: str,
     json_file: Path | None = None,
     environ: Mapping[str, str] = MappingProxyType({}),
+    example: Path = SCRIPT,
 ) -> subprocess.CompletedProcess[str]:
     """Run the example to its end and return what it printed."""
-    argv, env = command(folder, strategy, processes, *args, json_file=json_file)
+    argv, env = command(folder, strategy, processes, *args, json_file=json_file, example=example)
     return subprocess.run(
         argv,
         env={**env, **environ},

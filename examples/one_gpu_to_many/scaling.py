@@ -1,0 +1,104 @@
+"""What more processes change in an epoch: its steps, its repeated samples and the learning rate.
+
+No torch in here: `python scaling.py --samples 29500 --batch 4 --ranks 1 2 4 8` prints the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+
+RULES = ("linear", "sqrt", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of the path: `ranks` processes share the samples, `batch` of them at a time each.
+
+    Steps and repeats are those of accelerate's defaults (`even_batches`, no `drop_last`): it deals
+    whole batches to the ranks in turn, and fills up the last round with samples of the first one.
+    """
+
+    samples: int
+    batch: int
+    ranks: int
+
+    @property
+    def effective_batch(self) -> int:
+        """Return the samples of one optimizer step."""
+        return self.batch * self.ranks
+
+    @property
+    def full_steps(self) -> int:
+        """Return the steps of an epoch that take new samples only, all of them at full batch."""
+        return self.samples // self.effective_batch
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of an epoch that really run."""
+        return math.ceil(math.ceil(self.samples / self.batch) / self.ranks)
+
+    @property
+    def repeated(self) -> int:
+        """Return how many samples the last step takes again, so that each rank's batch is full."""
+        return self.steps * self.effective_batch - self.samples if self.ranks > 1 else 0
+
+
+def scaled_rate(lr: float, base_batch: int, batch: int, rule: str) -> float:
+    """Return the learning rate for a batch, from one that is known to work for `base_batch`.
+
+    linear: Goyal et al. 2017 (arXiv 1706.02677), for SGD. sqrt: Malladi et al. 2022 (arXiv
+    2205.10287), for Adam and its kin.
+    """
+    ratio = batch / base_batch
+    return lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
+
+
+def rate_at(step: int, *, base: float, peak: float, warmup: int) -> float:
+    """Return the learning rate of a step (from 0): in a line from `base` up to `peak`, then `peak`.
+
+    A rate that was scaled up is reached slowly, since it is too high for the first steps. One that
+    was not needs no warm-up.
+    """
+    if step >= warmup or peak <= base:
+        return peak
+    return base + (peak - base) * step / warmup
+
+
+def table(samples: int, batch: int, ranks: list[int], lr: float, base_batch: int) -> list[str]:
+    """Return a line for each number of ranks, and one that names the columns."""
+    lines = ["ranks  batch  full steps  steps run  repeated    linear      sqrt"]
+    for count in ranks:
+        stage = Stage(samples=samples, batch=batch, ranks=count)
+        rates = (scaled_rate(lr, base_batch, stage.effective_batch, rule) for rule in RULES[:2])
+        lines.append(
+            f"{count:5}  {stage.effective_batch:5}  {stage.full_steps:10}  {stage.steps:9}  "
+            f"{stage.repeated:8}  " + "  ".join(f"{rate:8.2e}" for rate in rates)
+        )
+    return lines
+
+
+def at_least_one(text: str) -> int:
+    """Read a count of one or more, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the flags, checked."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    add = parser.add_argument
+    add("--samples", type=at_least_one, default=29500)
+    add("--batch", type=at_least_one, default=4, help="samples of each rank and step (default 4)")
+    add("--ranks", type=at_least_one, nargs="+", default=[1, 2, 4, 8], metavar="N")
+    add("--lr", type=float, default=1.25e-6, help="the learning rate that works at --base-batch")
+    add("--base-batch", type=at_least_one, default=4)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    given = parse_arguments()
+    print("\n".join(table(given.samples, given.batch, given.ranks, given.lr, given.base_batch)))

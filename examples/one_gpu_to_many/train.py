@@ -1,0 +1,272 @@
+"""Train the same model on one process, a node, or many nodes, and show what that changes.
+
+An epoch has the same samples everywhere, and fewer steps the more processes there are. The learning
+rate follows the batch by a rule. Both are printed, and every epoch is counted: each sample must
+have been seen, by some rank, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, set_seed
+from regression import Samples, student
+from scaling import RULES, Stage, at_least_one, rate_at, scaled_rate
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from world import join, say
+
+try:
+    from clusterrun import runtime  # checkpoints, and progress for `clusterrun status`
+except ImportError:
+    runtime = None  # type: ignore[assignment]  # it trains the same, without checkpoints
+
+HELD_OUT = 1000
+PROGRESS = "progress.pt"
+# What all ranks must have alike, and a run that goes on with a checkpoint, too.
+FLAGS = ("samples", "batch", "lr", "base_batch", "lr_rule", "warmup", "epochs", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """The learning rate: from `base` up to `peak` in `warmup` steps."""
+
+    base: float
+    peak: float
+    warmup: int
+
+    def at(self, step: int) -> float:
+        """Return the rate of a step, counted from 0 over all epochs."""
+        return rate_at(step, base=self.base, peak=self.peak, warmup=self.warmup)
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far an epoch is: the steps that are done, and what they summed up.
+
+    `seen` counts how often each sample was taken, `loss` adds up the steps' losses: on each rank
+    its own, and after a resume on rank 0 what all ranks had summed up by then.
+    """
+
+    epoch: int
+    steps: int
+    seen: Tensor
+    loss: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Hold what an epoch needs."""
+
+    accelerator: Accelerator
+    args: argparse.Namespace
+    stage: Stage
+    rates: Rates
+    model: nn.Module
+    optimizer: Any
+    loader: Any
+    store: Any  # of checkpoints; None where none are wanted
+
+    def begin(self, epoch: int) -> Progress:
+        """Return an epoch of which nothing is done."""
+        device = self.accelerator.device
+        seen = torch.zeros(self.stage.samples, dtype=torch.long, device=device)
+        return Progress(epoch=epoch, steps=0, seen=seen, loss=torch.zeros((), device=device))
+
+    def finish(self, progress: Progress) -> bool:
+        """Take the steps that are left of an epoch; False where the job asked to save and leave."""
+        self.loader.set_epoch(progress.epoch)  # its order is the same in every world
+        batches = self.accelerator.skip_first_batches(self.loader, progress.steps)
+        for inputs, targets, numbers in batches:
+            self.step(progress, inputs, targets)
+            progress.seen += torch.bincount(numbers, minlength=self.stage.samples)
+            progress.steps += 1
+            if runtime is not None and self.is_told_to_leave(progress):
+                return False
+        return True
+
+    def step(self, progress: Progress, inputs: Tensor, targets: Tensor) -> None:
+        """Learn from one batch of each rank."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rates.at(self.steps_done(progress))
+        loss = nn.functional.mse_loss(self.model(inputs), targets)
+        self.accelerator.backward(loss)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        progress.loss += loss.detach()
+
+    def steps_done(self, progress: Progress) -> int:
+        """Return the steps that were taken in all epochs."""
+        return progress.epoch * self.stage.steps + progress.steps
+
+    def is_told_to_leave(self, progress: Progress) -> bool:
+        """Report a step, save where the job asks for it, and say whether to leave."""
+        runtime.step(self.steps_done(progress), self.args.epochs * self.stage.steps)
+        if runtime.should_checkpoint():
+            self.save(progress)
+        return runtime.should_stop()
+
+    def summed(self, progress: Progress) -> tuple[Tensor, Tensor]:
+        """Return what all ranks have seen, and the sum of their losses."""
+        seen, loss = self.accelerator.reduce((progress.seen, progress.loss), reduction="sum")
+        return seen, loss
+
+    def save(self, progress: Progress) -> None:
+        """Save weights, optimizer and progress, where there is a place for it."""
+        if self.store is None:
+            return
+        seen, loss = self.summed(progress)
+        state = {"epoch": progress.epoch, "steps": progress.steps, "seen": seen, "loss": loss}
+
+        def write(folder: Path) -> None:
+            self.accelerator.save_state(str(folder))
+            if self.accelerator.is_main_process:
+                torch.save(state, folder / PROGRESS)
+
+        self.store.save(self.steps_done(progress), write)
+
+    def resume(self) -> Progress:
+        """Return where the newest complete checkpoint was, or the beginning."""
+        newest = self.store.newest() if self.store is not None else None
+        if newest is None:
+            return self.begin(0)
+        if reason := newest.difference(self.stage.ranks, settings(self.args)):
+            raise SystemExit(
+                f"error: can't go on from {newest.path}: {reason}\n"
+                "  hint: each stage is a run of its own; give it an --output of its own"
+            )
+        self.accelerator.load_state(str(newest.path))
+        state = torch.load(newest.path / PROGRESS, map_location="cpu")
+        progress = self.begin(state["epoch"])
+        progress.steps = state["steps"]
+        if self.accelerator.is_main_process:
+            progress.seen += state["seen"].to(progress.seen.device)
+            progress.loss += state["loss"].to(progress.loss.device)
+            say(f"resumed in epoch {progress.epoch + 1} after {progress.steps} of its steps")
+        return progress
+
+    def report(self, progress: Progress, tests: Samples) -> None:
+        """Print an epoch; stop unless it had each sample, and repeated what was foretold."""
+        seen, loss = self.summed(progress)
+        missing, repeated = int((seen == 0).sum()), int((seen - 1).clamp(min=0).sum())
+        if missing or repeated != self.stage.repeated:
+            raise SystemExit(
+                f"error: no rank has seen {missing} samples of epoch {progress.epoch + 1}, and "
+                f"{repeated} came again where {self.stage.repeated} were to"
+            )
+        if self.accelerator.is_main_process:
+            mean = float(loss) / (progress.steps * self.stage.ranks)
+            say(
+                f"epoch {progress.epoch + 1}/{self.args.epochs} steps {progress.steps} "
+                f"loss {mean:.4f} held-out {held_out_loss(self, tests):.4f}; each of "
+                f"{self.stage.samples} samples seen, {repeated} repeated"
+            )
+
+
+def held_out_loss(training: Training, tests: Samples) -> float:
+    """Return the mean loss over the held-out samples; every rank has the model, so one does it."""
+    device = training.accelerator.device
+    with torch.no_grad():
+        outputs = training.accelerator.unwrap_model(training.model)(tests.inputs.to(device))
+        return float(nn.functional.mse_loss(outputs, tests.targets.to(device)))
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what must be equal for two runs to be the same training."""
+    return {name: getattr(args, name) for name in FLAGS}
+
+
+def prepare(accelerator: Accelerator, args: argparse.Namespace, data: Samples) -> Training:
+    """Build what is trained and let accelerate place it."""
+    stage = Stage(samples=args.samples, batch=args.batch, ranks=accelerator.num_processes)
+    peak = scaled_rate(args.lr, args.base_batch, stage.effective_batch, args.lr_rule)
+    warmup = round(args.warmup * args.epochs * stage.steps) if peak > args.lr else 0
+    model = student()
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    loader = DataLoader(data, batch_size=args.batch, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    store = runtime.Checkpoints(args.output, settings=settings(args)) if args.output else None
+    return Training(
+        accelerator=accelerator,
+        args=args,
+        stage=stage,
+        rates=Rates(base=args.lr, peak=peak, warmup=warmup),
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        store=store,
+    )
+
+
+def announce(stage: Stage, rates: Rates, args: argparse.Namespace) -> None:
+    """Print what this stage makes of the samples and of the learning rate."""
+    alone = Stage(samples=stage.samples, batch=stage.batch, ranks=1)
+    say(
+        f"epoch {stage.samples} samples, batch {stage.batch} x {stage.ranks} ranks = "
+        f"{stage.effective_batch}: {stage.full_steps} full steps ({alone.full_steps} on one rank), "
+        f"{stage.steps} run, {stage.repeated} samples repeated"
+    )
+    say(
+        f"learning rate {args.lr:.2e} at batch {args.base_batch} -> {rates.peak:.2e} at batch "
+        f"{stage.effective_batch} ({args.lr_rule}), {rates.warmup} steps of warm-up"
+    )
+
+
+def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
+    """Train the epochs that are left, and count the samples of each."""
+    set_seed(args.seed)
+    data, tests = Samples(args.samples, args.seed), Samples(HELD_OUT, args.seed + 1)
+    join(accelerator, settings(args) | {"the data": data.fingerprint()})
+    training = prepare(accelerator, args, data)
+    if accelerator.is_main_process:
+        announce(training.stage, training.rates, args)
+    progress = training.resume()
+    while progress.epoch < args.epochs:
+        if not training.finish(progress):
+            if accelerator.is_main_process:
+                say(f"stopped in epoch {progress.epoch + 1} after {progress.steps} of its steps")
+            return
+        training.report(progress, tests)
+        progress = training.begin(progress.epoch + 1)
+        training.save(progress)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train, and leave the group of ranks when nothing of the training is left."""
+    order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.seed)
+    accelerator = Accelerator(dataloader_config=order)
+    train(accelerator, args)
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the flags, checked."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    add = parser.add_argument
+    add("--samples", type=at_least_one, default=29500, help="of an epoch (default 29500)")
+    add("--batch", type=at_least_one, default=4, help="samples of each rank and step (default 4)")
+    add("--epochs", type=at_least_one, default=1)
+    add("--lr", type=float, default=1e-3, help="the learning rate that works at --base-batch")
+    add("--base-batch", type=at_least_one, default=4, help="the batch that --lr is for (default 4)")
+    add("--lr-rule", choices=RULES, default="linear", help="how the rate follows the batch")
+    add("--warmup", type=float, default=0.1, help="share of the steps in which a scaled rate rises")
+    add("--seed", type=int, default=0)
+    add("--output", type=Path, metavar="DIR", help="where checkpoints go, and where it goes on")
+    args = parser.parse_args(argv)
+    if args.output and runtime is None:
+        parser.error("checkpoints need clusterrun: pip install clusterrun")
+    if not args.output and runtime is not None:
+        args.output = runtime.checkpoint_dir()  # of the run; None outside one
+    return args
+
+
+if __name__ == "__main__":
+    run(parse_arguments())

@@ -1,0 +1,128 @@
+"""One script, from one process to two nodes: the same samples, fewer steps, a rate that follows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.control import Action, ControlPage, Decision
+from clusterrun.estimates import rates, steps
+from clusterrun.loading import load_spec
+from clusterrun.training import Optimizer
+from tests.examples.guides import commands, load
+from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
+from tests.test_readme import run
+
+HERE = EXAMPLES / "one_gpu_to_many"
+scaling = load(HERE / "scaling.py")
+world = load(HERE / "world.py")
+EPOCH = re.compile(
+    r"epoch 1/1 steps (\d+) loss (\S+) held-out (\S+); each of (\d+) samples seen, (\d+) repeated"
+)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "full", "run"), [(1, 7375, 7375), (2, 3687, 3688), (4, 1843, 1844), (8, 921, 922)]
+)
+def test_the_guides_table_of_steps(ranks: int, full: int, run: int) -> None:
+    stage = scaling.Stage(samples=29_500, batch=4, ranks=ranks)
+    assert (stage.full_steps, stage.steps) == (full, run)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 64), st.integers(1, 64))
+def test_steps_and_repeats_are_those_of_the_plan(samples: int, batch: int, ranks: int) -> None:
+    stage = scaling.Stage(samples=samples, batch=batch, ranks=ranks)
+    assert stage.effective_batch == steps.effective_batch(batch, 1, ranks)
+    assert stage.full_steps == steps.full_steps(samples, stage.effective_batch)
+    assert stage.steps == steps.accelerate_steps(samples, batch, 1, ranks)
+    assert stage.repeated == steps.repeated_samples(samples, batch, ranks)
+
+
+def test_rates_are_those_of_the_guide_and_of_the_plan() -> None:
+    plan = rates.scaled(1.25e-6, 4, 16, optimizer=Optimizer.SGD)
+    assert scaling.scaled_rate(1.25e-6, 4, 16, "linear") == plan.linear == pytest.approx(5.0e-6)
+    assert scaling.scaled_rate(1.25e-6, 4, 16, "sqrt") == plan.sqrt == pytest.approx(2.5e-6)
+    assert scaling.scaled_rate(1.25e-6, 4, 16, "none") == 1.25e-6
+
+
+def test_a_scaled_rate_rises_to_its_peak_and_stays() -> None:
+    seen = [scaling.rate_at(step, base=1.0, peak=5.0, warmup=4) for step in range(7)]
+    assert seen == [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0]
+
+
+def test_a_rate_that_was_not_scaled_needs_no_warm_up() -> None:
+    assert scaling.rate_at(0, base=1.0, peak=1.0, warmup=4) == 1.0
+    assert scaling.rate_at(0, base=1.0, peak=0.5, warmup=4) == 0.5
+
+
+def test_ranks_that_disagree_are_told_apart() -> None:
+    facts = [{"the data": "aa", "batch": 4}, {"the data": "aa", "batch": 4}]
+    assert world.disagreement(facts) == ""
+    other = [*facts, {"the data": "bb", "batch": 4}]
+    assert world.disagreement(other) == "the data is aa on rank 0 and bb on rank 2"
+
+
+def test_the_configuration_says_what_the_script_does() -> None:
+    resolved = load_spec({}, environ={}, cwd=HERE)
+    assert resolved.notes == ()
+    assert (resolved.spec.samples, resolved.spec.micro_batch, resolved.spec.lr) == (29_500, 4, 1e-3)
+
+
+@pytest.mark.torch
+def test_the_readme_takes_the_path_from_one_process_to_two_nodes(tmp_path: Path) -> None:
+    out = run("\n".join(commands(HERE, "local")), tmp_path)
+    epochs = EPOCH.findall(out)
+    assert [int(count) for count, *_ in epochs] == [738, 369, 185, 93]
+    assert [(int(samples), int(again)) for *_, samples, again in epochs] == [
+        (2950, 0), (2950, 2), (2950, 10), (2950, 26),
+    ]  # fmt: skip
+    learned = [float(held_out) for _, _, held_out, _, _ in epochs]
+    assert max(learned) < 1.15 * min(learned) < 0.15  # untrained: 1.6; the rates were scaled
+    assert "world 8 ranks on 2 host(s), agreed on data and flags" in out
+    assert "1.00e-03 at batch 4 -> 8.00e-03 at batch 32 (linear), 9 steps of warm-up" in out
+    printed = (HERE / "README.md").read_text().split("```\nranks")[1].split("```")[0]
+    assert printed in out
+
+
+def test_the_commands_for_a_cluster_ask_for_the_four_stages(tmp_path: Path) -> None:
+    (block,) = commands(HERE, "slurm")
+    rendered = run(
+        "cd examples/one_gpu_to_many\n" + block.replace("submit", "render --cluster slurm"),
+        tmp_path,
+    )
+    asked = re.findall(r"#SBATCH --nodes=(\d)\n(?:.*\n)*?#SBATCH --gpus-per-node=(\d)", rendered)
+    assert asked == [("1", "1"), ("1", "2"), ("1", "4"), ("2", "4")]
+
+
+@pytest.mark.torch
+def test_an_epoch_that_is_cut_and_resumed_has_each_sample_once(tmp_path: Path) -> None:
+    options = ("--samples", "2950", "--output", "out")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    page = ControlPage(cut / "control", 2)
+    page.hold(1)
+    page.decide(Decision(1, 100, Action.LEAVE))  # all ranks save at step 100 of 369, and leave
+    asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
+    left = train(cut, "ddp", 2, *options, example=HERE / "train.py", environ=asked)
+    assert left.stdout.endswith("stopped in epoch 1 after 100 of its steps\n"), left.stderr
+    resumed = train(cut, "ddp", 2, *options, example=HERE / "train.py")
+    assert "resumed in epoch 1 after 100 of its steps" in resumed.stdout, resumed.stderr
+    expected = train(whole, "ddp", 2, *options, example=HERE / "train.py")
+    assert "seen, 2 repeated" in expected.stdout, expected.stderr
+    assert EPOCH.findall(resumed.stdout) == EPOCH.findall(expected.stdout)
+
+
+@pytest.mark.torch
+def test_another_stage_does_not_go_on_with_a_checkpoint(tmp_path: Path) -> None:
+    options = ("--samples", "100", "--output", "out")
+    done = train(tmp_path, "ddp", 2, *options, example=HERE / "train.py")
+    assert done.returncode == 0, done.stderr
+    refused = train(tmp_path, "none", 1, *options, example=HERE / "train.py")
+    assert refused.returncode == 1
+    assert "it was saved by 2 ranks and these are 1" in refused.stderr
+    assert "each stage is a run of its own" in refused.stderr

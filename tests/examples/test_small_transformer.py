@@ -1,0 +1,194 @@
+"""A Transformer that fits itself to its device, goes on exactly, and leaves curves."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from clusterrun.estimates import presets as planned
+from clusterrun.loading import load_spec
+from tests.examples.guides import commands, load
+from tests.road import EXAMPLES, Project, project
+from tests.test_readme import run
+
+HERE = EXAMPLES / "small_transformer"
+presets = load(HERE / "presets.py")
+sorting = load(HERE / "sorting.py")
+STEP = re.compile(r"^step (\d+)/\d+ loss (\S+) lr (\S+)$", re.MULTILINE)
+ALONE = ("--preset", "cpu", "--max-steps", "12", "--log-every", "1", "--warmup", "3")
+TWO = ("--cluster", "local", "--nproc-per-node", "2", "--device", "cpu")
+
+
+@pytest.mark.parametrize("name", ["cpu", "small-gpu", "large-gpu"])
+def test_a_preset_is_what_plan_suggests(name: str) -> None:
+    ours, theirs = presets.PRESETS[name], planned.PRESETS[name]
+    for setting in ("micro_batch", "accumulation", "grad_ckpt", "num_workers", "pin_memory"):
+        assert getattr(ours, setting) == getattr(theirs, setting), setting
+    assert ours.precision == theirs.precision.value
+
+
+@pytest.mark.parametrize("gib", [0, 6, 8, 10, 11, 16, 20, 24, 40, 80])
+def test_a_device_gets_the_preset_that_plan_suggests(gib: int) -> None:
+    assert presets.preset_for(gib << 30) == planned.preset_for(gib << 30).name
+
+
+def test_the_configuration_says_what_the_preset_is() -> None:
+    resolved = load_spec({}, environ={}, cwd=HERE)
+    small, spec = presets.PRESETS["small-gpu"], resolved.spec
+    model = sorting.Sorter(
+        length=10, width=small.width, layers=small.layers, heads=small.heads, grad_ckpt=True
+    )
+    assert resolved.notes == ()
+    assert spec.params == sum(parameter.numel() for parameter in model.parameters())
+    assert (spec.hidden, spec.layers, spec.heads) == (small.width, small.layers, small.heads)
+    assert (spec.micro_batch, spec.accumulation) == (small.micro_batch, small.accumulation)
+    assert spec.grad_ckpt == small.grad_ckpt
+
+
+def test_the_readme_says_what_the_presets_are() -> None:
+    text = (HERE / "README.md").read_text()
+    row = re.search(r"^\| model \|(.*)\|$", text, re.MULTILINE)
+    batch = re.search(r"^\| rows of a pass × passes to a step \|(.*)\|$", text, re.MULTILINE)
+    assert row
+    assert batch
+    for preset, size, passes in zip(
+        presets.PRESETS.values(), row[1].split("|"), batch[1].split("|"), strict=True
+    ):
+        assert size.strip() == f"{preset.layers} layers of {preset.width}"
+        assert passes.strip() == f"{preset.micro_batch} × {preset.accumulation}"
+
+
+@pytest.fixture(name="here")
+def _here(tmp_path: Path) -> Project:
+    copied = project(tmp_path / "examples", tmp_path / "state")
+    return replace(copied, path=copied.path / HERE.name)
+
+
+def alone(
+    here: Project, *argv: str, environ: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    """Run the script in one process, without clusterrun's command."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    return subprocess.run(
+        [sys.executable, "train.py", *argv], cwd=here.path,
+        env=inherited | {"CUDA_VISIBLE_DEVICES": "", "HOME": str(here.path)} | dict(environ),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def steps(text: str) -> dict[int, tuple[str, str]]:
+    return {int(step): (loss, rate) for step, loss, rate in STEP.findall(text)}
+
+
+@pytest.mark.torch
+def test_the_readme_sorts_stops_goes_on_and_tracks(tmp_path: Path) -> None:
+    out = run("\n".join(commands(HERE, "local")), tmp_path)
+    example = tmp_path / "examples" / "small_transformer"
+    assert "preset cpu: 102026 parameters, 128 rows a step on 2 rank(s), precision no, cpu" in out
+    sorted_share = re.search(r"step 150/150 [^\0]*?held-out rows sorted (\S+)", out)
+    assert sorted_share
+    assert float(sorted_share[1]) > 0.9
+    assert list(example.glob("curves/small-transformer/events.out.tfevents.*"))
+    assert re.search(r"resumed from \S+/saved/step-00000060 at step 60", out)
+    assert list(example.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+@pytest.mark.torch
+def test_one_process_goes_on_to_the_same_losses(here: Project) -> None:
+    whole = alone(here, *ALONE)
+    cut = alone(here, *ALONE, "--output", "saved", "--save-every", "5")
+    assert steps(cut.stdout) == steps(whole.stdout)
+    for path in (here.path / "saved").glob("step-00000012"):
+        path.rename(here.path / "aside")
+    resumed = alone(here, *ALONE, "--output", "saved", "--resume")
+    assert "step-00000010 at step 10" in resumed.stdout
+    assert sorted(steps(resumed.stdout)) == [11, 12]
+    assert steps(resumed.stdout).items() <= steps(whole.stdout).items()
+
+
+@pytest.mark.torch
+def test_two_ranks_stop_and_go_on_to_the_same_losses_and_rank_0_alone_speaks(here: Project) -> None:
+    words = (*TWO, "train.py", "--max-steps", "60", "--log-every", "1")
+    whole, job = here.submit(*words), here.submit(*words)
+    here.wait_for_event(job, "step")
+    here.ok("cancel", "--checkpoint", job)
+    stopped = here.raw_logs(job).decode()
+    assert re.search(r"stopped at step [1-5]?\d$", stopped, re.MULTILINE)
+    here.ok("resume", job)
+    here.ok("status", job, "--wait")
+    here.ok("status", whole, "--wait")
+    resumed, expected = (
+        steps(here.raw_logs(one, "--attempt", "all").decode()) for one in (job, whole)
+    )
+    assert len(expected) == 60
+    assert resumed == expected
+    assert here.raw_logs(whole, "--rank", "1", "--stream", "out") == b""
+
+
+@pytest.mark.torch
+def test_what_would_be_another_training_is_refused(here: Project) -> None:
+    assert alone(here, *ALONE, "--output", "saved").returncode == 0
+    again = alone(here, *ALONE, "--output", "saved")
+    assert again.returncode == 1
+    assert "error: saved already holds checkpoints\n" in again.stderr
+    other = alone(here, *ALONE, "--output", "saved", "--resume", "--lr", "0.1")
+    assert other.returncode == 1
+    assert "lr was 0.002 and is 0.1" in other.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("preset", ["small-gpu", "large-gpu"])
+def test_the_model_of_each_gpu_preset_trains_on_a_cpu(here: Project, preset: str) -> None:
+    done = alone(here, "--preset", preset, "--max-steps", "2", "--log-every", "1")
+    assert f"preset {preset}: " in done.stdout, done.stderr
+    assert sorted(steps(done.stdout)) == [1, 2]
+
+
+@pytest.mark.torch
+def test_mixed_precision_is_the_launchers_and_can_be_switched_off(here: Project) -> None:
+    bf16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    few = ("--max-steps", "1")
+    assert "precision bf16, cpu" in alone(here, *few, environ=bf16).stdout
+    assert "precision no, cpu" in alone(here, *few, "--no-mixed-precision", environ=bf16).stdout
+    assert "precision no, cpu" in alone(here, *few, "--preset", "cpu", environ=bf16).stdout
+
+
+@pytest.mark.torch
+def test_tensorboards_files_hold_the_losses_that_were_printed(here: Project) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = alone(here, *ALONE, "--tensorboard", "curves")
+    events = EventAccumulator(str(here.path / "curves" / "small-transformer")).Reload()
+    written = {event.step: f"{event.value:.5f}" for event in events.Scalars("loss")}
+    assert written == {step: loss for step, (loss, _) in steps(done.stdout).items()}
+    assert [event.step for event in events.Scalars("sorted")] == [12]
+
+
+@pytest.mark.torch
+def test_wandb_without_a_key_says_how_to_hand_it_on(here: Project) -> None:
+    done = alone(here, *ALONE, "--wandb")
+    assert done.returncode == 1
+    assert "error: W&B does not start: " in done.stderr
+    assert "--pass-env WANDB_API_KEY" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_package_that_is_missing_is_named_with_its_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from argparse import Namespace
+
+    tracking = load(HERE / "tracking.py")
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        SystemExit, match="error: --wandb needs the package wandb\n  hint: pip inst"
+    ):
+        tracking.names(Namespace(wandb=True, tensorboard=None))
