@@ -8,8 +8,7 @@ from typing import NamedTuple
 from clusterrun.estimates.setup import Setup, Term
 from clusterrun.spec import Strategy
 
-TEMPORARIES = 1.15  # the peak over what is saved, from 28 copies (56 bytes) for Llama 3 published
-MEASURED = "measured on transformers 5 with saved_tensors_hooks, SDPA"
+MEASURED = "measured on transformers 5.23, fused attention, no dropout"
 
 
 class Arithmetic(str, Enum):
@@ -28,17 +27,21 @@ class Saved(NamedTuple):
     ffn: float  # of each multiple of f, the feed-forward width to the hidden size
 
 
-# (gated, arithmetic): of the blocks of Llama and of GPT-2, whose GELU is not fused.
+# By (gated, arithmetic): the blocks of Llama, and of GPT-2, whose GELU is not fused. Those of
+# GPT-NeoX and BERT save less than GPT-2's.
 SAVED = {
     (True, Arithmetic.HALF): Saved(20, 4, 8),
     (True, Arithmetic.AUTOCAST): Saved(30, 4, 8),
+    (True, Arithmetic.FP32): Saved(32, 8, 16),
     (False, Arithmetic.HALF): Saved(16, 0, 10),
     (False, Arithmetic.AUTOCAST): Saved(20, 0, 10),
-    (True, Arithmetic.FP32): Saved(40, 8, 16),
     (False, Arithmetic.FP32): Saved(32, 0, 20),
 }
-CHECKPOINT = {Arithmetic.FP32: 4, Arithmetic.AUTOCAST: 4, Arithmetic.HALF: 2}
-LOGITS = {True: 6, False: 8}  # by whether the arithmetic is of 16 bits
+CHECKPOINT = {Arithmetic.HALF: 2, Arithmetic.AUTOCAST: 4, Arithmetic.FP32: 4}
+# What live tensors reach beyond what is saved: of each block, and of the one that goes backward.
+EACH_BLOCK, ONE_BLOCK = 1.15, 0.35
+# Of each logit 4 bytes four times: as accelerate returns it, its log-softmax, and their gradients.
+LOGIT_BYTES = 16
 
 
 def saved_bytes(setup: Setup) -> float:
@@ -65,24 +68,31 @@ def terms(setup: Setup) -> tuple[Term, ...]:
     model = setup.model
     if not (model.has_shape and setup.seq_len):
         return ()
-    element = setup.seq_len * setup.micro_batch * model.hidden
-    each = saved_bytes(setup)
-    layer, formula = each * TEMPORARIES * element, f"{each:.4g} s b h x {TEMPORARIES}"
-    logits = _logits(setup)
-    if not setup.grad_ckpt:
-        name, size = "activations", int(model.layers * layer)
-        return (Term(name=name, bytes=size, formula=f"{formula} L", source=MEASURED), *logits)
-    # the block that is computed again has its own input among what it saves
-    kept = CHECKPOINT[arithmetic(setup)]
-    inputs = int(kept * element * (model.layers - 1))
+    tokens = setup.seq_len * setup.micro_batch
+    logits = LOGIT_BYTES * tokens * model.vocab
+    kept = _checkpointed(setup) if setup.grad_ckpt else _whole(setup)
     return (
-        Term(name="checkpoints", bytes=inputs, formula=f"{kept} s b h (L - 1)", source=MEASURED),
-        Term(name="one block's activations", bytes=int(layer), formula=formula, source=MEASURED),
-        *logits,
+        *(_term(name, each * tokens * model.hidden, formula) for name, each, formula in kept),
+        _term("logits", logits, f"{LOGIT_BYTES} s b V"),
     )
 
 
-def _logits(setup: Setup) -> tuple[Term, ...]:
-    each = LOGITS[setup.is_half]
-    size = each * setup.seq_len * setup.micro_batch * setup.model.vocab
-    return (Term(name="logits", bytes=size, formula=f"{each} s b V", source=MEASURED),)
+def _whole(setup: Setup) -> tuple[tuple[str, float, str], ...]:
+    """Return the activations of all blocks in bytes for each element of hidden states."""
+    saved = saved_bytes(setup)
+    each = saved * (EACH_BLOCK * setup.model.layers + ONE_BLOCK)
+    return (("activations", each, f"{saved:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})"),)
+
+
+def _checkpointed(setup: Setup) -> tuple[tuple[str, float, str], ...]:
+    """Return the inputs of blocks, and one block; its own input is among what it saves."""
+    kept, saved = CHECKPOINT[arithmetic(setup)], saved_bytes(setup)
+    more = EACH_BLOCK + ONE_BLOCK
+    return (
+        ("checkpoints", kept * (setup.model.layers - 1), f"{kept} s b h (L - 1)"),
+        ("one block's activations", saved * more, f"{saved:.4g} s b h x {more:g}"),
+    )
+
+
+def _term(name: str, size: float, formula: str) -> Term:
+    return Term(name=name, bytes=int(size), formula=formula, source=MEASURED)

@@ -201,20 +201,20 @@ def _gpt_neox(config: Config) -> Anatomy:
 def _bert(config: Config) -> Anatomy:
     hidden, vocab = config.number("hidden_size"), config.number("vocab_size")
     ffn = config.number("intermediate_size")
-    words, pooler = vocab * hidden, linear(hidden, hidden, bias=True)
+    words, dense = vocab * hidden, linear(hidden, hidden, bias=True)
     head = config.head(("ForMaskedLM", "ForSequenceClassification", "BertModel"), "BertModel")
     heads: dict[str, tuple[int, ...]] = {
-        "BertModel": (pooler,),
-        # its output layer is the words' embedding, with a bias of its own
-        "ForMaskedLM": (pooler, 2 * hidden, vocab),
-        "ForSequenceClassification": (pooler, linear(hidden, _labels(config), bias=True)),
+        "BertModel": (words, dense),
+        # its output layer has the words' embedding for a weight, and a bias of its own
+        "ForMaskedLM": (words + vocab, dense, 2 * hidden),
+        "ForSequenceClassification": (words, dense, linear(hidden, _labels(config), bias=True)),
     }
     if not config.flag("tie_word_embeddings", True):
         raise UsageError(f"'{config.name}' has untied embeddings, unlike BERT", hint=BY_HAND)
     positions = config.number("max_position_embeddings", 512) * hidden
     types = config.number("type_vocab_size", 2) * hidden
     return Anatomy(
-        outer=(words, positions, types, 2 * hidden, *heads[head]),
+        outer=(*heads[head], positions, types, 2 * hidden),
         blocks=((config.number("num_hidden_layers"), _plain_block(hidden, ffn, fused=False)),),
         hidden=hidden,
         heads=config.number("num_attention_heads"),

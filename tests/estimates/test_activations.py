@@ -1,0 +1,213 @@
+"""What a forward pass leaves behind, against transformers' blocks and published figures."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from clusterrun.estimates import activations, memory
+from clusterrun.estimates.activations import Arithmetic, saved_bytes
+from clusterrun.estimates.models import BUILT_IN, from_config
+from clusterrun.estimates.setup import GIB, Model, Setup, total
+from clusterrun.spec import Strategy
+from tests.estimates.golden import TABLES
+
+LLAMA = BUILT_IN["llama-3.1-8b"]
+SHAPE: dict[str, Any] = {"hidden": 512, "layers": 4, "heads": 8}
+OF = {  # a setup that computes so
+    Arithmetic.FP32: {"strategy": Strategy.DDP, "precision": "fp32"},
+    Arithmetic.AUTOCAST: {"strategy": Strategy.DDP, "precision": "bf16"},
+    Arithmetic.HALF: {"strategy": Strategy.ZERO3, "precision": "bf16"},
+}
+
+
+def _setup(model: Model, arithmetic: Arithmetic, **facts: Any) -> Setup:
+    return Setup(model=model, **{**OF[arithmetic], **facts})
+
+
+def _sizes(setup: Setup) -> dict[str, int]:
+    return {term.name: term.bytes for term in activations.terms(setup)}
+
+
+# Published for Llama 3.1 8B: one sequence of 32768 tokens in bf16
+
+
+def test_llama_needs_what_is_published_without_checkpointing() -> None:
+    published = TABLES["published"]["llama-3.1-8b"]
+    sizes = _sizes(_setup(LLAMA, Arithmetic.HALF, seq_len=32768))
+    blocks = published["without"] - published["logits_fp32"]
+    assert sizes["activations"] / GIB == pytest.approx(blocks, rel=0.02)
+
+
+def test_llama_keeps_the_published_hidden_states_with_checkpointing() -> None:
+    published = TABLES["published"]["llama-3.1-8b"]
+    sizes = _sizes(_setup(LLAMA, Arithmetic.HALF, seq_len=32768, grad_ckpt=True))
+    inputs = published["checkpoints"] - published["hidden_states"]  # ours: of all blocks but one
+    assert sizes["checkpoints"] / GIB == inputs
+    assert published["layer"] < sizes["one block's activations"] / GIB < 1.4 * published["layer"]
+
+
+def test_logits_count_four_times_what_is_published_of_one_copy() -> None:
+    sizes = _sizes(_setup(LLAMA, Arithmetic.HALF, seq_len=32768))
+    assert sizes["logits"] / GIB == 4 * TABLES["published"]["llama-3.1-8b"]["logits_fp32"]
+
+
+# Measured on transformers
+
+
+def _config(family: str, ffn: int, kv_heads: int, layers: int) -> dict[str, Any]:
+    if family == "gpt2":
+        shape = {"n_embd": 512, "n_head": 8, "n_layer": layers, "n_inner": ffn}
+        none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        return {**shape, **none, "bos_token_id": 0, "eos_token_id": 0, "vocab_size": 128}
+    shape = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": layers}
+    return {
+        **shape,
+        "intermediate_size": ffn,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": 128,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+
+
+def _saved_by(config: Any, arithmetic: Arithmetic, *, checkpointed: bool) -> int:
+    """Run a forward pass over 600 tokens; return what autograd saved, but weights and their casts.
+
+    600 is no width of the models here, so that a matrix of a weight's shape is one.
+    """
+    import torch
+    import transformers
+
+    model = transformers.AutoModel.from_config(config).train()
+    model = model.to(torch.bfloat16 if arithmetic is Arithmetic.HALF else torch.float32)
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    shapes = {tuple(weight.shape) for weight in model.parameters()}
+    shapes |= {shape[::-1] for shape in shapes}
+    sizes: dict[int, int] = {}
+    kept = []  # so that no address is used twice
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and tuple(tensor.shape) not in shapes:
+            sizes[storage.data_ptr()] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    autocast = arithmetic is Arithmetic.AUTOCAST
+    with (
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast),
+    ):
+        model(input_ids=torch.zeros(3, 200, dtype=torch.long), use_cache=False)
+    return sum(sizes.values())
+
+
+def _measured(
+    family: str, ffn: int, kv_heads: int, arithmetic: Arithmetic, *, checkpointed: bool = False
+) -> float:
+    """Return the bytes that one more block saves of each element of its hidden states."""
+    transformers = pytest.importorskip("transformers")
+    few, many = (
+        _saved_by(
+            transformers.AutoConfig.for_model(family, **_config(family, ffn, kv_heads, layers)),
+            arithmetic,
+            checkpointed=checkpointed,
+        )
+        for layers in (1, 2)
+    )
+    return (many - few) / (600 * 512)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("arithmetic", list(Arithmetic))
+@pytest.mark.parametrize(
+    ("family", "ffn", "kv_heads"),
+    [("llama", 1792, 2), ("llama", 1376, 8), ("gpt2", 1024, 8), ("gpt2", 2048, 8)],
+)
+def test_a_block_saves_what_the_closed_form_says(
+    family: str, ffn: int, kv_heads: int, arithmetic: Arithmetic
+) -> None:
+    gated = family == "llama"
+    model = Model(name="", params=1, **SHAPE, ffn=ffn, kv_heads=kv_heads, gated=gated)
+    told = saved_bytes(_setup(model, arithmetic))
+    assert _measured(family, ffn, kv_heads, arithmetic) == pytest.approx(told, rel=0.01)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("arithmetic", list(Arithmetic))
+@pytest.mark.parametrize("family", ["gpt_neox", "bert"])
+def test_other_blocks_save_no_more_than_gpt2s(family: str, arithmetic: Arithmetic) -> None:
+    model = Model(name="", params=1, **SHAPE, ffn=2048, gated=False)
+    assert _measured(family, 2048, 8, arithmetic) < saved_bytes(_setup(model, arithmetic))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("arithmetic", list(Arithmetic))
+def test_a_checkpointed_block_saves_its_input(arithmetic: Arithmetic) -> None:
+    kept = _measured("llama", 1792, 2, arithmetic, checkpointed=True)
+    assert kept == pytest.approx(activations.CHECKPOINT[arithmetic], rel=0.01)
+
+
+# The peak of all live tensors of two whole steps, on tensors without data, in true sizes
+
+
+def _peak(config: Any, setup: Setup) -> int:
+    import torch
+    import transformers
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    autocast = torch.autocast("cpu", torch.bfloat16) if setup.is_half else contextlib.nullcontext()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = transformers.AutoModelForCausalLM.from_config(config).train()
+        if setup.grad_ckpt:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)  # as on a GPU
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer)
+        words = torch.zeros(setup.micro_batch, setup.seq_len, dtype=torch.long)
+        with tracker:
+            for _ in range(2):
+                with autocast:
+                    outputs = model(input_ids=words, labels=words, use_cache=False)
+                outputs.loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                tracker.reset_mod_stats()  # else it refuses a second step
+    (sizes,) = tracker.get_tracker_snapshot("peak").values()
+    return int(sizes["Total"])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("arithmetic", [Arithmetic.FP32, Arithmetic.AUTOCAST])
+@pytest.mark.parametrize(
+    ("layers", "words", "micro_batch", "grad_ckpt"),
+    [(2, 32000, 1, False), (4, 128256, 4, True), (4, 32000, 8, False)],
+)
+def test_a_step_on_one_gpu_stays_below_the_estimate_and_not_far(
+    arithmetic: Arithmetic, layers: int, words: int, micro_batch: int, grad_ckpt: bool
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=7168,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        num_hidden_layers=layers,
+        vocab_size=words,
+    )
+    setup = _setup(
+        from_config(config.to_dict(), "llama"),
+        arithmetic,
+        seq_len=2048,
+        micro_batch=micro_batch,
+        grad_ckpt=grad_ckpt,
+    )
+    told = total(memory.gpu_terms(setup)) - memory.CUDA_BYTES
+    peak = _peak(config, setup)
+    assert 0.7 * told < peak <= told
