@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,25 @@ import pytest
 from tests.road import project
 
 # Directory of examples/: options of submit, the script with its arguments, what must be printed.
-RUNS: dict[str, tuple[list[str], list[str], str]] = {}
+RUNS: dict[str, tuple[list[str], list[str], str]] = {
+    "finetune_lora": ([], ["finetune.py", "--samples", "64"], "adapters in "),
+    "one_gpu_to_many": (
+        [],
+        ["train.py", "--samples", "2950"],
+        "each of 2950 samples seen, 2 repeated",
+    ),
+    "deepspeed_offload": (
+        [],  # its clusterrun.yaml says zero2-offload
+        ["train_captions.py", "--max-steps", "10", "--save-every", "5"],
+        "held-out 128 images: ",
+    ),
+    "small_transformer": ([], ["train.py", "--max-steps", "20"], "held-out rows sorted"),
+    "pretrain_parquet": (
+        ["--mem", "4G", "--setup", f"{sys.executable} make_data.py data --rows 640"],
+        ["pretrain.py", "--data", "data"],
+        "kept step-00000020 held-out loss",
+    ),
+}
 
 
 @pytest.mark.slurm
