@@ -13,10 +13,12 @@ from types import MappingProxyType
 
 import pytest
 
+from clusterrun.control import Action, ControlPage, Decision
 from clusterrun.estimates import presets as planned
 from clusterrun.loading import load_spec
 from tests.examples.guides import commands, load
-from tests.road import EXAMPLES, Project, project
+from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
+from tests.road import Project, project
 from tests.test_readme import run
 
 HERE = EXAMPLES / "small_transformer"
@@ -24,7 +26,7 @@ presets = load(HERE / "presets.py")
 sorting = load(HERE / "sorting.py")
 STEP = re.compile(r"^step (\d+)/\d+ loss (\S+) lr (\S+)$", re.MULTILINE)
 ALONE = ("--preset", "cpu", "--max-steps", "12", "--log-every", "1", "--warmup", "3")
-TWO = ("--cluster", "local", "--nproc-per-node", "2", "--device", "cpu")
+BF16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 
 
 @pytest.mark.parametrize("name", ["cpu", "small-gpu", "large-gpu"])
@@ -97,40 +99,36 @@ def test_the_readme_sorts_stops_goes_on_and_tracks(tmp_path: Path) -> None:
     assert sorted_share
     assert float(sorted_share[1]) > 0.9
     assert list(example.glob("curves/small-transformer/events.out.tfevents.*"))
-    assert re.search(r"resumed from \S+/saved/step-00000060 at step 60", out)
+    assert re.search(r"saved \S+/checkpoints/step-00000150", out)
     assert list(example.glob("wandb/offline-run-*/run-*.wandb"))
 
 
 @pytest.mark.torch
 def test_one_process_goes_on_to_the_same_losses(here: Project) -> None:
-    whole = alone(here, *ALONE)
-    cut = alone(here, *ALONE, "--output", "saved", "--save-every", "5")
-    assert steps(cut.stdout) == steps(whole.stdout)
-    for path in (here.path / "saved").glob("step-00000012"):
-        path.rename(here.path / "aside")
+    whole = alone(here, *ALONE, "--output", "saved", "--save-every", "5")
+    (here.path / "saved/step-00000012/.complete").unlink()
     resumed = alone(here, *ALONE, "--output", "saved", "--resume")
-    assert "step-00000010 at step 10" in resumed.stdout
+    assert "step-00000010 at step 10" in resumed.stdout, resumed.stderr
     assert sorted(steps(resumed.stdout)) == [11, 12]
     assert steps(resumed.stdout).items() <= steps(whole.stdout).items()
 
 
 @pytest.mark.torch
-def test_two_ranks_stop_and_go_on_to_the_same_losses_and_rank_0_alone_speaks(here: Project) -> None:
-    words = (*TWO, "train.py", "--max-steps", "60", "--log-every", "1")
-    whole, job = here.submit(*words), here.submit(*words)
-    here.wait_for_event(job, "step")
-    here.ok("cancel", "--checkpoint", job)
-    stopped = here.raw_logs(job).decode()
-    assert re.search(r"stopped at step [1-5]?\d$", stopped, re.MULTILINE)
-    here.ok("resume", job)
-    here.ok("status", job, "--wait")
-    here.ok("status", whole, "--wait")
-    resumed, expected = (
-        steps(here.raw_logs(one, "--attempt", "all").decode()) for one in (job, whole)
-    )
-    assert len(expected) == 60
-    assert resumed == expected
-    assert here.raw_logs(whole, "--rank", "1", "--stream", "out") == b""
+def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    page = ControlPage(cut / "control", 2)
+    page.hold(1)
+    page.decide(Decision(1, 7, Action.LEAVE))  # all ranks save at step 7 of 12, and leave
+    asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
+    options = (*ALONE, "--output", "saved")
+    left = train(cut, "ddp", 2, *options, example=HERE / "train.py", environ=asked)
+    assert left.stdout.endswith("stopped at step 7\n"), left.stderr
+    resumed = train(cut, "ddp", 2, *options, "--resume", example=HERE / "train.py")
+    expected = train(whole, "ddp", 2, *options, example=HERE / "train.py")
+    assert steps(left.stdout) | steps(resumed.stdout) == steps(expected.stdout)
+    assert sorted(steps(resumed.stdout)) == [8, 9, 10, 11, 12]  # each once: rank 0 alone speaks
 
 
 @pytest.mark.torch
@@ -146,19 +144,19 @@ def test_what_would_be_another_training_is_refused(here: Project) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("preset", ["small-gpu", "large-gpu"])
-def test_the_model_of_each_gpu_preset_trains_on_a_cpu(here: Project, preset: str) -> None:
-    done = alone(here, "--preset", preset, "--max-steps", "2", "--log-every", "1")
-    assert f"preset {preset}: " in done.stdout, done.stderr
+def test_a_gpus_preset_trains_on_a_cpu_in_the_launchers_precision(
+    here: Project, preset: str
+) -> None:
+    words = ("--preset", preset, "--max-steps", "2", "--log-every", "1")
+    done = alone(here, *words, environ=BF16)
+    assert re.search(rf"preset {preset}: \d+ parameters.* precision bf16, cpu", done.stdout)
     assert sorted(steps(done.stdout)) == [1, 2]
 
 
 @pytest.mark.torch
-def test_mixed_precision_is_the_launchers_and_can_be_switched_off(here: Project) -> None:
-    bf16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
-    few = ("--max-steps", "1")
-    assert "precision bf16, cpu" in alone(here, *few, environ=bf16).stdout
-    assert "precision no, cpu" in alone(here, *few, "--no-mixed-precision", environ=bf16).stdout
-    assert "precision no, cpu" in alone(here, *few, "--preset", "cpu", environ=bf16).stdout
+def test_mixed_precision_can_be_switched_off(here: Project) -> None:
+    done = alone(here, "--max-steps", "1", "--no-mixed-precision", environ=BF16)
+    assert "precision no, cpu" in done.stdout
 
 
 @pytest.mark.torch
