@@ -32,6 +32,9 @@ CONTEXT = "CUDA and NCCL"
 CUDA_BYTES = GIB * 3 // 2
 PROCESS_BYTES = 3 * GIB
 CPU_PROCESS_BYTES = GIB // 2
+# What two ranks of examples/train_lm.py took of what is told, 0.63 to 1.08: 0.5 and 101 million
+# parameters, under ddp, zero2 and zero3 in fp32.
+CPU_BAND = (0.6, 1.2)
 PREFETCHED = 2  # batches that each worker of torch's DataLoader keeps ready, its default
 
 

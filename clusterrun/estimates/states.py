@@ -28,7 +28,8 @@ class Buckets:
 def adapter_params(model: Model, rank: int) -> int:
     """Return the parameters of LoRA adapters on all projections of attention and feed-forward.
 
-    Raises UsageError where the model's shape is not known.
+    As peft makes them for "all-linear"; it makes fewer where it is given fewer layers. Raises
+    UsageError where the model's shape is not known.
     """
     if not rank:
         return 0
@@ -72,7 +73,7 @@ def states(setup: Setup) -> tuple[Term, Term, Term]:
     frozen = setup.model.params if setup.lora else 0
     width, each = number_bytes(setup), setup.optimizer.state_bytes
     weights = f"{width} P{by} + 4 P_t{by}" if frozen else f"4 P{by}"
-    source = FSDP if setup.strategy.is_fsdp else "fp32 weights, as accelerate keeps them"
+    source = FSDP if setup.strategy.is_fsdp else "fp32 but for frozen weights, as accelerate keeps"
     on_gpu = 0 if setup.offloads_params else 1
     return (
         term("weights", on_gpu * (width * frozen + 4 * trained) / sharers, weights, source),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +16,12 @@ from hypothesis import strategies as st
 from clusterrun.errors import UsageError
 from clusterrun.estimates import memory
 from clusterrun.estimates.deepspeed import zero2, zero3
-from clusterrun.estimates.models import BUILT_IN, from_numbers
+from clusterrun.estimates.models import BUILT_IN, from_config, from_numbers
 from clusterrun.estimates.setup import GIB, Setup, Term, total
 from clusterrun.estimates.states import Buckets, adapter_params
 from clusterrun.spec import Strategy
 from clusterrun.training import Optimizer
+from tests.examples.worlds import command, descendants
 
 LLAMA = BUILT_IN["llama-3.1-8b"]
 P = LLAMA.params
@@ -146,6 +151,25 @@ def test_adamw_needs_a_copy_of_one_state_in_its_step_where_activations_leave_no_
 def test_adapters_sit_on_every_projection() -> None:
     attention = 2 * (4096 + 4096) + 2 * (4096 + 1024)
     assert adapter_params(LLAMA, 16) == 16 * 32 * (attention + 3 * (4096 + 14336))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_are_as_many_as_peft_makes_for_all_linear_layers(family: str) -> None:
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    shape = {"num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 99}
+    config = transformers.LlamaConfig(
+        **shape, hidden_size=32, intermediate_size=80, num_key_value_heads=2
+    )
+    if family == "gpt2":
+        config = transformers.GPT2Config(n_embd=32, n_head=4, n_layer=3, n_inner=80, vocab_size=99)
+    adapters = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_config(config), adapters)
+    trained, _ = model.get_nb_trainable_parameters()
+    told = adapter_params(from_config(config.to_dict(), family), 8)
+    # of GPT-2 one adapter serves query, key and value, which are one layer: 4 h, not 6 h
+    assert told == trained + (2 * 32 * 8 * 3 if family == "gpt2" else 0)
 
 
 def test_lora_freezes_the_weights_in_half_precision() -> None:
@@ -278,3 +302,54 @@ def test_a_larger_micro_batch_never_needs_less(setup: Setup, more: int) -> None:
 def test_without_a_sequence_length_nothing_is_told_of_activations(setup: Setup) -> None:
     names = _sizes(memory.gpu_terms(replace(setup, seq_len=0)))
     assert not {"activations", "checkpoints", "logits"} & names.keys()
+
+
+# What two ranks of examples/train_lm.py really took on CPUs
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.ZERO2, Strategy.ZERO3])
+def test_training_on_cpus_takes_the_memory_that_was_told_within_its_band(
+    strategy: Strategy, size: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    width, layers = {"small": (128, 2), "large": (768, 6)}[size]
+    run = f"--max-steps 3 --held-out 9 --width {width} --layers {layers}"
+    measured = _peak_of_processes(*command(tmp_path, strategy.value, 2, *run.split()))
+    block = 12 * width * width + 13 * width
+    shape = {"hidden": width, "layers": layers, "heads": 4, "ffn": 4 * width, "vocab": 256}
+    params = layers * block + (2 * 256 + 128 + 2) * width
+    setup = Setup(
+        model=from_numbers(params=params, **shape),
+        procs_per_node=2,
+        strategy=strategy,
+        precision="fp32",
+        micro_batch=8,
+        seq_len=128,
+    )
+    low, high = memory.CPU_BAND
+    assert low <= measured / total(memory.cpu_terms(setup)) <= high
+
+
+def _peak_of_processes(argv: list[str], env: Mapping[str, str]) -> int:
+    """Return the most that the launcher and its ranks had in memory, shared pages counted once."""
+    peak = 0
+    with subprocess.Popen(
+        argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as launcher:
+        while launcher.poll() is None:
+            pids = [launcher.pid, *descendants(launcher.pid)]
+            peak = max(peak, sum(map(_resident_bytes, pids)))
+            time.sleep(0.05)
+    assert launcher.returncode == 0
+    return peak
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has ended
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
