@@ -18,7 +18,8 @@ given = PartialState.__init__
 
 
 def with_gloo(self: PartialState, cpu: bool = False, **settings: Any) -> None:
-    given(self, cpu, **{"backend": "gloo"} | settings)
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    given(self, cpu, **{"backend": "gloo"} | chosen)
 
 
 def pretend_gpus(*_: object, **__: object) -> tuple[str, DistributedType]:

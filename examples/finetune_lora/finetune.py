@@ -1,0 +1,327 @@
+"""Fine-tune a small causal language model with LoRA and the Trainer of transformers.
+
+It knows nothing of nodes: how many processes there are, their precision and their strategy come
+from accelerate's environment, which clusterrun or `accelerate launch` sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched from anywhere
+try:
+    import torch
+    from accelerate.state import AcceleratorState, PartialState
+    from adapters import PRESETS, base_model, with_adapters
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers import (
+        ByT5Tokenizer,
+        DataCollatorForSeq2Seq,
+        PrinterCallback,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+    from transformers.integrations import TensorBoardCallback
+
+    from clusterrun import runtime
+    from clusterrun.hf import CheckpointCallback, resume_path
+except ImportError as error:
+    raise SystemExit(
+        f"error: the package {error.name} is missing\n"
+        "  hint: pip install 'clusterrun[train,examples]'"
+    ) from error
+
+import docstrings
+import run_config
+
+
+def chosen_precision() -> tuple[str, str]:
+    """Return "bf16", "fp16" or "no", and why.
+
+    The launcher's word counts; without one, bf16 begins with compute capability 8.0 (Ampere).
+    """
+    said = os.environ.get("ACCELERATE_MIXED_PRECISION")
+    if said:
+        return said, "the launcher's choice"
+    if not torch.cuda.is_available():
+        return "no", "no GPU"
+    major, minor = torch.cuda.get_device_capability()
+    name = f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}"
+    return "bf16" if major >= 8 else "fp16", name
+
+
+def trainer_arguments(args: argparse.Namespace, precision: str) -> TrainingArguments:
+    """Return the Trainer's arguments; to make them joins the world."""
+    os.environ["ACCELERATE_MIXED_PRECISION"] = precision
+    # With DeepSpeed the Trainer also holds its own two switches against DeepSpeed's configuration.
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    checkpointing: dict[str, Any] = {}
+    if args.gradient_checkpointing:
+        checkpointing = {
+            "gradient_checkpointing": True,
+            # The other kind needs inputs with a gradient, and those of a frozen model have none.
+            "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        }
+    try:
+        return TrainingArguments(
+            str(args.output),
+            num_train_epochs=args.epochs,
+            per_device_train_batch_size=args.batch_size,
+            per_device_eval_batch_size=args.batch_size,
+            gradient_accumulation_steps=args.accumulation,
+            learning_rate=args.lr,
+            lr_scheduler_type="cosine",
+            warmup_steps=args.warmup,
+            max_grad_norm=args.clip,
+            bf16=deepspeed and precision == "bf16",
+            fp16=deepspeed and precision == "fp16",
+            save_strategy="epoch",
+            save_total_limit=args.keep,
+            eval_strategy="epoch",
+            logging_steps=args.log_every,
+            report_to=[],  # TensorBoard is told by a callback of its own, which takes a directory
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            dataloader_pin_memory=torch.cuda.is_available(),
+            ddp_find_unused_parameters=False,
+            seed=args.seed,
+            **checkpointing,
+        )
+    except ValueError as problem:
+        raise SystemExit(f"error: the Trainer refuses this: {problem}") from problem
+
+
+class Report(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
+    """Print how it goes, tell `clusterrun status`, and write the record of the run."""
+
+    def __init__(self, record: dict[str, Any], output: Path) -> None:
+        self.record = record
+        self.output = output
+        self.newest: dict[str, float] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Say what a step and an epoch are, now that the Trainer has counted them."""
+        batch = self.record["batch"]
+        batch |= {
+            "steps_per_epoch": state.max_steps // args.num_train_epochs,
+            "steps": state.max_steps,
+        }
+        plugin = AcceleratorState().deepspeed_plugin
+        if plugin is not None:  # by now each "auto" has its value
+            config = dict(plugin.deepspeed_config)
+            config.pop("steps_per_print", None)  # infinite, which JSON can't say
+            self.record["deepspeed"] = config
+        if state.is_world_process_zero:
+            run_config.write(self.output, self.record)
+            print(
+                f"batch {batch['micro_batch']} x {batch['accumulation']} accumulation x "
+                f"{batch['ranks']} ranks = {batch['effective_batch']} samples a step, "
+                f"{batch['steps_per_epoch']} steps an epoch"
+            )
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Print losses as they come."""
+        loss, held_out = logs.get("loss"), logs.get("eval_loss")
+        if not state.is_world_process_zero:
+            return
+        if loss is not None:
+            self.newest = {"loss": loss, "lr": logs["learning_rate"]}
+            at = f"step {state.global_step}/{state.max_steps}"
+            print(f"{at} loss {loss:.3f} lr {logs['learning_rate']:.1e}")
+        if held_out is not None:
+            print(f"epoch {state.epoch or 0:.0f} held-out loss {held_out:.3f}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Tell of each step; `runtime` writes one a second."""
+        runtime.step(state.global_step, state.max_steps, **self.newest)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train, and leave the group of ranks when nothing of the training is left.
+
+    A gloo process that leaves without ending its group can abort at its very end, after a perfect
+    run; one whose model is freed after the group's end can hang there (torch 2.13).
+    """
+    finetune(args)
+    gc.collect()
+    PartialState().destroy_process_group()
+
+
+def finetune(args: argparse.Namespace) -> None:
+    """Train from the start or the newest checkpoint, and save the adapters."""
+    precision, why = chosen_precision()
+    settings = trainer_arguments(args, precision)
+    checkpoint = resume_path(args.output)
+    settings.eval_on_start = checkpoint is None  # how good it is untrained
+    trainer, record = prepare(args, settings, precision)
+    if checkpoint:
+        refuse_another_training(args, record, Path(checkpoint))
+    if trainer.is_world_process_zero():
+        world, trained = record["world"], record["parameters"]["trained"]
+        share = trained / record["parameters"]["all"]
+        print(f"world {world['ranks']} ranks, {world['strategy']}, precision {precision} ({why})")
+        print(f"preset {args.preset}: {trained} parameters are trained, {share:.1%} of all")
+        if checkpoint:
+            print(f"resumed from {checkpoint}")
+    trainer.train(resume_from_checkpoint=checkpoint)
+    finish(trainer, args.output)
+
+
+def prepare(
+    args: argparse.Namespace, settings: TrainingArguments, precision: str
+) -> tuple[Trainer, dict[str, Any]]:
+    """Build data, model and Trainer; return it with the record of the run."""
+    tokenizer = ByT5Tokenizer(extra_ids=0)  # bytes, and three more: no file is needed
+    try:
+        train, held_out = docstrings.split_samples(
+            tokenizer,
+            train=args.samples,
+            held_out=args.held_out,
+            max_length=args.max_length,
+            seed=args.seed,
+        )
+    except ValueError as problem:
+        raise SystemExit(f"error: {problem}") from problem
+    model = with_adapters(
+        base_model(
+            tokenizer, hidden=args.hidden, layers=args.layers, heads=args.heads, seed=args.seed
+        ),
+        PRESETS[args.preset],
+    )
+    trainer = Trainer(
+        model,
+        settings,
+        train_dataset=train,
+        eval_dataset=held_out,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=docstrings.IGNORED),
+        processing_class=tokenizer,
+        callbacks=[CheckpointCallback()],
+    )
+    record = run_config.describe(
+        args,
+        PRESETS[args.preset],
+        data={"sha256": docstrings.digest([*train, *held_out])},
+        world={
+            "ranks": settings.world_size,
+            "strategy": strategy(trainer),
+            "precision": precision,
+        },
+    )
+    trained, everything = model.get_nb_trainable_parameters()
+    record["parameters"] = {"all": everything, "trained": trained}
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Report(record, args.output))
+    if trainer.is_world_process_zero():
+        trainer.add_callback(TensorBoardCallback(SummaryWriter(str(args.output / "logs"))))
+    return trainer, record
+
+
+def strategy(trainer: Trainer) -> str:
+    """Name what accelerate does with the model."""
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    if plugin is not None:
+        return f"deepspeed zero-{plugin.zero_stage}"
+    name = trainer.accelerator.distributed_type.value
+    return {"NO": "one process", "MULTI_CPU": "ddp", "MULTI_GPU": "ddp"}.get(name, name.lower())
+
+
+def refuse_another_training(
+    args: argparse.Namespace, record: dict[str, Any], checkpoint: Path
+) -> None:
+    """End where going on from this checkpoint was not asked for, or would not mean the same."""
+    if not args.resume:
+        raise SystemExit(
+            f"error: {args.output} already holds checkpoints\n"
+            "  hint: pass --resume to go on from the newest, or another --output"
+        )
+    before = run_config.read(args.output)
+    reason = run_config.difference(before, record) if before else "its run_config.json is gone"
+    if reason:
+        raise SystemExit(
+            f"error: can't resume from {checkpoint}: {reason}\n"
+            "  hint: use its settings, or another --output"
+        )
+
+
+def finish(trainer: Trainer, output: Path) -> None:
+    """Save the adapters where the training is over; say where it ended where it was interrupted."""
+    is_first = trainer.is_world_process_zero()
+    if runtime.should_stop():
+        if is_first:
+            print(f"stopped at step {trainer.state.global_step}, saved")
+        return
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is not None:
+        plugin.set_state_dict_type("FULL_STATE_DICT")  # of a sharded one the Trainer saves nothing
+    trainer.save_model(str(output / "final_model"))
+    if is_first:
+        losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        print(f"held-out loss {losses[-1]:.3f} (untrained {losses[0]:.2f})")
+        print(f"adapters in {output / 'final_model'}")
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the flags, checked."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    positive = _at_least(1)
+    add = parser.add_argument
+    add("--preset", choices=PRESETS, default="tiny_r8", help="rank, alpha, dropout and targets")
+    add("--samples", type=positive, default=512, help="pairs to learn from (default 512)")
+    add("--held-out", type=positive, default=64, help="pairs to test on")
+    add("--max-length", type=positive, default=96, help="bytes of the longest pair")
+    add("--hidden", type=positive, default=64, help="width of the model")
+    add("--layers", type=positive, default=2)
+    add("--heads", type=positive, default=4)
+    add("--epochs", type=positive, default=3, help="each ends with a checkpoint (default 3)")
+    add("--batch-size", type=positive, default=8, help="samples per process and micro-batch")
+    add("--accumulation", type=positive, default=1, help="micro-batches per step")
+    add("--lr", type=float, default=5e-3, help="peak learning rate")
+    add("--warmup", type=_at_least(0), default=10, help="steps of warm-up")
+    add("--clip", type=float, default=1.0, help="largest gradient norm")
+    add("--seed", type=int, default=0)
+    add("--gradient-checkpointing", action="store_true", help="less memory, a third more work")
+    add("--log-every", type=positive, default=10, metavar="STEPS")
+    add(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="shared by all nodes (in a run of clusterrun: the run's own; else 'output')",
+    )
+    add("--keep", type=_at_least(2), default=3, metavar="N", help="checkpoints to keep")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on from the newest complete checkpoint (a later attempt of a run always does)",
+    )
+    args = parser.parse_args(argv)
+    if args.hidden % (2 * args.heads):
+        parser.error(f"--hidden {args.hidden} is no multiple of twice --heads {args.heads}")
+    if not math.isfinite(args.lr) or args.lr <= 0:
+        parser.error(f"--lr {args.lr} is no rate")
+    info = runtime.info()
+    args.output = args.output or runtime.checkpoint_dir() or Path("output")
+    # What lies in the run's own directory, or lies there in a later attempt, is its own.
+    is_own = args.output == runtime.checkpoint_dir() or (info is not None and info.attempt > 1)
+    args.resume = args.resume or is_own
+    return args
+
+
+def _at_least(least: int) -> Any:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return number
+
+
+if __name__ == "__main__":
+    run(parse_arguments())

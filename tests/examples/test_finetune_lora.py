@@ -1,0 +1,326 @@
+"""Fine-tuning with LoRA: what its README shows, what is learned and written, how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterrun import checkpoints
+from clusterrun.control import Action, ControlPage, Decision
+from tests import test_readme
+from tests.examples import worlds
+
+HERE = worlds.EXAMPLES / "finetune_lora"
+SCRIPT = HERE / "finetune.py"
+README = (HERE / "README.md").read_text()
+TINY = "--hidden 16 --layers 1 --heads 2 --samples 40 --held-out 8 --batch-size 2 --log-every 1"
+
+pytestmark = pytest.mark.torch
+
+
+def blocks(kind: str) -> str:
+    found = test_readme.BLOCK.findall(README)
+    return "\n".join(text for name, _, text in found if name == kind)
+
+
+@dataclass(frozen=True)
+class Tour:
+    """What the README's commands printed, and the output directories of the two runs."""
+
+    printed: str
+    whole: Path
+    cut: Path
+
+    @property
+    def held_out(self) -> tuple[float, float]:
+        return held_out(self.printed)
+
+
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory: pytest.TempPathFactory) -> Tour:
+    path = tmp_path_factory.mktemp("tour")
+    text = test_readme.run(blocks("local"), path)
+    return Tour(text, output_of(path, "finetune-lora"), output_of(path, "cut"))
+
+
+def output_of(path: Path, name: str) -> Path:
+    """Return the only output directory of the runs of a name."""
+    (found,) = (path / "examples/finetune_lora/runs" / name).glob("*/checkpoints")
+    return found
+
+
+def by_hand(folder: Path, *flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with plain python."""
+    clean = ("ACCELERATE_", "CLUSTERRUN_", "WORLD_SIZE", "RANK", "LOCAL_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(clean)}
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *flags],
+        cwd=folder,
+        env={**env, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environ},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def printed(run: subprocess.CompletedProcess[str]) -> str:
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def held_out(text: str) -> tuple[float, float]:
+    """Return the loss after the training and before it."""
+    ((after, before),) = re.findall(r"held-out loss (\S+) \(untrained (\S+)\)", text)
+    return float(after), float(before)
+
+
+def losses(text: str) -> dict[int, str]:
+    found = re.findall(r"^step (\d+)/\d+ loss (\S+ lr \S+)$", text, re.MULTILINE)
+    return {int(step): rest for step, rest in found}
+
+
+def adapters(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Any] = load_file(folder / "final_model/adapter_model.safetensors")
+    return tensors
+
+
+def same(one: Path, other: Path) -> bool:
+    import torch
+
+    first, second = adapters(one), adapters(other)
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_every_shell_block_is_one_that_a_test_runs() -> None:
+    shells = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    assert "\n".join(shells) == "\n".join(text for _, _, text in test_readme.BLOCK.findall(README))
+    kinds = {kind for kind, _, _ in test_readme.BLOCK.findall(README)}
+    assert kinds == {"local", "zero", "steps"}
+
+
+def test_the_tour_learns_and_leaves_the_whole_tree(tour: Tour) -> None:
+    out = tour.whole
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("checkpoint-16", "checkpoint-32", "checkpoint-48"),
+        *("final_model", "logs", "run_config.json"),
+    ]
+    assert [step for step, path in checkpoints.listed(out) if checkpoints.read(path)] == [
+        48,
+        32,
+        16,
+    ]
+    assert [path.name[:18] for path in (out / "logs").iterdir()] == ["events.out.tfevent"]
+    after, before = tour.held_out
+    assert before - after > 1.0
+    assert "world 2 ranks, ddp, precision no (the launcher's choice)" in tour.printed
+    assert "= 16 samples a step, 16 steps an epoch" in tour.printed
+
+
+def test_the_losses_are_in_the_logs_for_tensorboard(tour: Tour) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tour.whole / "logs")).Reload()
+    first, *_, last = [event.value for event in events.Scalars("eval/loss")]
+    assert first - last > 1.0
+    assert [event.step for event in events.Scalars("train/loss")] == [10, 20, 30, 40]
+
+
+def test_the_record_says_how_the_run_was_made(tour: Tour) -> None:
+    record = json.loads((tour.whole / "run_config.json").read_text())
+    assert record["flags"]["samples"] == 256
+    assert record["adapters"]["rank"] == 8
+    assert record["world"] == {"ranks": 2, "strategy": "ddp", "precision": "no"}
+    assert record["batch"] == {
+        "micro_batch": 8, "accumulation": 1, "ranks": 2, "effective_batch": 16,
+        "steps_per_epoch": 16, "steps": 48,
+    }  # fmt: skip
+    assert {"python", "torch", "transformers", "peft", "clusterrun"} <= record["versions"].keys()
+    assert record["run"]["attempt"] == 1
+
+
+def test_a_run_that_was_cancelled_with_a_checkpoint_ends_in_the_same_adapters(tour: Tour) -> None:
+    record = json.loads((tour.cut / "run_config.json").read_text())
+    assert record["run"]["attempt"] == 2
+    assert same(tour.whole, tour.cut)
+
+
+def test_the_base_stays_as_it_was_and_the_adapters_make_the_difference(
+    tour: Tour, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The loss that was told is that of a base made anew, with what was saved beside it."""
+    monkeypatch.syspath_prepend(str(HERE))
+    import finetune
+    from peft import PeftModel
+    from safetensors.torch import load_file
+
+    names = list(load_file(tour.whole / "final_model/adapter_model.safetensors"))
+    assert all(".lora_A." in name or ".lora_B." in name for name in names)
+    args = finetune.parse_arguments(["--samples", "256", "--output", str(tmp_path)])
+    trainer, _ = finetune.prepare(args, finetune.trainer_arguments(args, "no"), "no")
+    untrained = trainer.evaluate()["eval_loss"]
+    base = trainer.model.unload()
+    trainer.model_wrapped = trainer.model = PeftModel.from_pretrained(
+        base, str(tour.whole / "final_model")
+    )
+    after, before = tour.held_out
+    assert untrained == pytest.approx(before, abs=0.01)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(after, abs=0.01)
+
+
+def test_2500_samples_at_64_a_step_are_40_steps_an_epoch(tmp_path: Path) -> None:
+    out = test_readme.run(blocks("steps"), tmp_path)
+    assert "batch 8 x 8 accumulation x 1 ranks = 64 samples a step, 40 steps an epoch" in out
+    listed = checkpoints.listed(tmp_path / "examples/finetune_lora/steps")
+    assert [checkpoints.read(path).step for _, path in listed] == [120, 80, 40]
+
+
+def test_deepspeed_by_name_and_by_json_train_alike(tmp_path: Path) -> None:
+    out = test_readme.run(blocks("zero"), tmp_path)
+    assert out.count("world 2 ranks, deepspeed zero-2, precision no") == 2
+    zero, own = output_of(tmp_path, "zero"), output_of(tmp_path, "json")
+    one, other = re.findall(r"held-out loss (\S+) \(untrained (\S+)\)", out)
+    assert one == other
+    assert float(one[0]) < float(one[1]) - 0.1
+    record = json.loads((zero / "run_config.json").read_text())
+    assert record["deepspeed"]["gradient_clipping"] == 1.0
+    assert same(zero, own)
+
+
+def in_world(
+    folder: Path, strategy: str, *flags: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the script with two ranks under accelerate alone."""
+    argv, env = worlds.command(folder, strategy, 2, *flags)
+    argv = [str(SCRIPT) if word == str(worlds.SCRIPT) else word for word in argv]
+    if strategy == "fsdp":
+        env = {**env, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}  # as clusterrun writes it
+    return subprocess.run(
+        argv, cwd=folder, env={**env, **environ},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "fsdp"])
+def test_a_sharded_run_that_was_cut_in_an_epoch_goes_on_with_the_same_steps(
+    tmp_path: Path, strategy: str
+) -> None:
+    flags = (*TINY.split(), "--epochs", "2", "--output", "out")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    text = printed(in_world(whole, strategy, *flags))
+    page = ControlPage(cut / "control", 2)
+    page.hold(1)
+    page.decide(Decision(1, 13, Action.LEAVE))
+    left = printed(in_world(cut, strategy, *flags, CLUSTERRUN_SPOOL=str(cut)))
+    assert left.splitlines()[-1] == "stopped at step 13, saved"
+    assert not (cut / "out/final_model").exists()
+    resumed = printed(in_world(cut, strategy, *flags, "--resume"))
+    expected = {step: line for step, line in losses(text).items() if step > 13}
+    assert losses(resumed) == expected
+    assert len(expected) == 7
+    assert held_out(resumed) == held_out(text)
+    assert same(whole / "out", cut / "out")
+
+
+def test_gradient_checkpointing_and_a_launchers_bf16_change_memory_and_rounding(
+    tmp_path: Path,
+) -> None:
+    flags = (*TINY.split(), "--epochs", "1")
+    plain = printed(by_hand(tmp_path, *flags, "--output", "plain"))
+    assert "world 1 ranks, one process, precision no (no GPU)" in plain
+    spared = by_hand(tmp_path, *flags, "--output", "spared", "--gradient-checkpointing")
+    assert losses(printed(spared)) == losses(plain)
+    assert same(tmp_path / "plain", tmp_path / "spared")
+    bf16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    rounded = printed(by_hand(tmp_path, *flags, "--output", "bf16", **bf16))
+    assert "precision bf16 (the launcher's choice)" in rounded
+    assert losses(rounded) != losses(plain)
+    assert held_out(rounded)[0] == pytest.approx(held_out(plain)[0], abs=0.05)
+
+
+def test_what_would_be_another_training_is_refused(tmp_path: Path) -> None:
+    flags = (*TINY.split(), "--epochs", "1", "--output", "out")
+    printed(by_hand(tmp_path, *flags))
+    again = by_hand(tmp_path, *flags)
+    assert again.returncode == 1
+    assert again.stderr.endswith(
+        "error: out already holds checkpoints\n"
+        "  hint: pass --resume to go on from the newest, or another --output\n"
+    )
+    other = by_hand(tmp_path, *flags, "--resume", "--preset", "paper_r64", "--batch-size", "4")
+    assert other.returncode == 1
+    assert "batch_size was 2 and is 4" in other.stderr
+    assert "rank was 8 and is 64" in other.stderr
+    assert "Traceback" not in other.stderr
+    finished = printed(by_hand(tmp_path, *flags, "--resume"))
+    assert "resumed from" in finished
+    assert losses(finished) == {}
+
+
+@pytest.mark.parametrize("package", ["peft", "tensorboard"])
+def test_a_package_that_is_missing_is_named(tmp_path: Path, package: str) -> None:
+    blocked = f"import sys\nsys.modules[{package!r}] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(blocked)
+    run = by_hand(tmp_path, "--help", PYTHONPATH=str(tmp_path))
+    assert run.returncode == 1
+    assert run.stderr.splitlines() == [
+        f"error: the package {package} is missing",
+        "  hint: pip install 'clusterrun[train,examples]'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+)
+def test_without_a_launcher_the_architecture_decides_the_precision(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    import finetune
+
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    major, minor = capability
+    said = (expected, f"a GPU, compute capability {major}.{minor}")
+    assert finetune.chosen_precision() == said
+
+
+def test_what_the_configuration_tells_of_the_training_is_what_is_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    import finetune
+    from adapters import PRESETS, base_model
+    from transformers import ByT5Tokenizer
+
+    config = yaml.safe_load((HERE / "clusterrun.yaml").read_text())
+    args = finetune.parse_arguments(config["args"])
+    tokenizer = ByT5Tokenizer(extra_ids=0)
+    model = base_model(
+        tokenizer, hidden=args.hidden, layers=args.layers, heads=args.heads, seed=args.seed
+    )
+    assert config["training"] == {
+        "params": model.num_parameters(), "hidden": args.hidden, "layers": args.layers,
+        "heads": args.heads, "kv_heads": model.config.num_key_value_heads,
+        "ffn": model.config.intermediate_size, "vocab": model.config.vocab_size,
+        "samples": args.samples, "seq_len": args.max_length, "micro_batch": args.batch_size,
+        "accumulation": args.accumulation, "epochs": args.epochs, "optimizer": "adamw",
+        "lora": PRESETS[args.preset].rank, "lr": args.lr,
+        "save_every": -(-args.samples // args.batch_size), "keep": args.keep,
+    }  # fmt: skip
