@@ -292,7 +292,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--output",
         type=Path,
         metavar="DIR",
-        help="shared by all nodes (in a run of clusterrun: the run's own; else 'output')",
+        help="shared by all nodes (in a run of clusterrun: the run's own; else 'out')",
     )
     add("--keep", type=_at_least(2), default=3, metavar="N", help="checkpoints to keep")
     add(
@@ -306,7 +306,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if not math.isfinite(args.lr) or args.lr <= 0:
         parser.error(f"--lr {args.lr} is no rate")
     info = runtime.info()
-    args.output = args.output or runtime.checkpoint_dir() or Path("output")
+    args.output = args.output or runtime.checkpoint_dir() or Path("out")
     # What lies in the run's own directory, or lies there in a later attempt, is its own.
     is_own = args.output == runtime.checkpoint_dir() or (info is not None and info.attempt > 1)
     args.resume = args.resume or is_own

@@ -283,6 +283,17 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, package: str) -> Non
     ]
 
 
+def test_the_presets_are_those_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    from adapters import PRESETS
+
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| ([\d.]+) \|", README, re.MULTILINE)
+    told = [(name, int(rank), int(alpha), float(dropout)) for name, rank, alpha, dropout in rows]
+    assert told == [
+        (name, preset.rank, preset.alpha, preset.dropout) for name, preset in PRESETS.items()
+    ]
+
+
 @pytest.mark.parametrize(
     ("capability", "expected"), [((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
 )
