@@ -122,7 +122,7 @@ def settings(accelerator: Accelerator, args: argparse.Namespace) -> dict[str, An
     """Return what must be equal for two runs to be the same training."""
     names = ("seed", "batch_size", "width", "layers", "lr", "warmup")
     return {name: getattr(args, name) for name in names} | {
-        "strategy": strategy(accelerator),
+        "sharding": strategy(accelerator),
         "precision": accelerator.mixed_precision,
     }
 

