@@ -94,7 +94,6 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     symbol, by = symbols(setup)
     params = setup.model.params + (trained if setup.lora else 0)
     every = "(P + P_t)" if setup.lora else "P"
-    master = 0 if stage == 3 and not setup.is_half else 4
     full = width if stage == 1 else 0
     shard = 4 if stage == 1 or (stage == 3 and setup.is_half) else width + 4
     gradients = f"{full} {symbol} + {shard} {symbol}{by}" if full else f"{shard} {symbol}{by}"
@@ -105,8 +104,8 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
         term("gradients", on_gpu * (full + shard / sharers) * trained, gradients, ESTIMATORS),
         term(
             "optimizer",
-            on_gpu * (master + each) * trained / sharers,
-            f"{master + each} {symbol}{by}",
+            on_gpu * (4 + each) * trained / sharers,
+            f"{4 + each} {symbol}{by}",
             ESTIMATORS,
         ),
     )
