@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,18 @@ def output_of(path: Path, name: str) -> Path:
     """Return the only output directory of the runs of a name."""
     (found,) = (path / "examples/finetune_lora/runs" / name).glob("*/checkpoints")
     return found
+
+
+@pytest.fixture
+def finetune(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Import the script; leave nothing of it to other tests."""
+    from accelerate.state import AcceleratorState
+
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    yield importlib.import_module("finetune")
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def by_hand(folder: Path, *flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -158,11 +172,9 @@ def test_a_run_that_was_cancelled_with_a_checkpoint_ends_in_the_same_adapters(to
 
 
 def test_the_base_stays_as_it_was_and_the_adapters_make_the_difference(
-    tour: Tour, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tour: Tour, finetune: Any, tmp_path: Path
 ) -> None:
     """The loss that was told is that of a base made anew, with what was saved beside it."""
-    monkeypatch.syspath_prepend(str(HERE))
-    import finetune
     from peft import PeftModel
     from safetensors.torch import load_file
 
@@ -283,14 +295,12 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, package: str) -> Non
     ]
 
 
-def test_the_presets_are_those_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    from adapters import PRESETS
-
+def test_the_presets_are_those_of_the_readme(finetune: Any) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| ([\d.]+) \|", README, re.MULTILINE)
     told = [(name, int(rank), int(alpha), float(dropout)) for name, rank, alpha, dropout in rows]
     assert told == [
-        (name, preset.rank, preset.alpha, preset.dropout) for name, preset in PRESETS.items()
+        (name, preset.rank, preset.alpha, preset.dropout)
+        for name, preset in finetune.PRESETS.items()
     ]
 
 
@@ -298,12 +308,9 @@ def test_the_presets_are_those_of_the_readme(monkeypatch: pytest.MonkeyPatch) ->
     ("capability", "expected"), [((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
 )
 def test_without_a_launcher_the_architecture_decides_the_precision(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
+    finetune: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
 ) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    import finetune
-
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
@@ -313,17 +320,14 @@ def test_without_a_launcher_the_architecture_decides_the_precision(
 
 
 def test_what_the_configuration_tells_of_the_training_is_what_is_trained(
-    monkeypatch: pytest.MonkeyPatch,
+    finetune: Any,
 ) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    import finetune
-    from adapters import PRESETS, base_model
     from transformers import ByT5Tokenizer
 
     config = yaml.safe_load((HERE / "clusterrun.yaml").read_text())
     args = finetune.parse_arguments(config["args"])
     tokenizer = ByT5Tokenizer(extra_ids=0)
-    model = base_model(
+    model = finetune.base_model(
         tokenizer, hidden=args.hidden, layers=args.layers, heads=args.heads, seed=args.seed
     )
     assert config["training"] == {
@@ -332,6 +336,6 @@ def test_what_the_configuration_tells_of_the_training_is_what_is_trained(
         "ffn": model.config.intermediate_size, "vocab": model.config.vocab_size,
         "samples": args.samples, "seq_len": args.max_length, "micro_batch": args.batch_size,
         "accumulation": args.accumulation, "epochs": args.epochs, "optimizer": "adamw",
-        "lora": PRESETS[args.preset].rank, "lr": args.lr,
+        "lora": finetune.PRESETS[args.preset].rank, "lr": args.lr,
         "save_every": -(-args.samples // args.batch_size), "keep": args.keep,
     }  # fmt: skip
