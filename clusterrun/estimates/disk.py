@@ -19,8 +19,9 @@ def checkpoint_terms(setup: Setup) -> tuple[Term, ...]:
     """Return what one checkpoint takes, by groups of files; a group without bytes is left out.
 
     DDP and FSDP keep fp32 weights and states whatever the precision, FSDP one copy in shards also
-    where it replicates them. Under ZeRO the fp32 weights are with the optimizer's states; stages 1
-    and 2 write the weights once more as they compute with them, stage 3 does not, also where
+    where it replicates them; its writer adds some 2 kB for each tensor and rank, which is not told
+    here. Under ZeRO the fp32 weights are with the optimizer's states; stages 1 and 2 write the
+    weights once more as they compute with them, stage 3 does not, also where
     `zero3_save_16bit_model` is set: that is for `save_model`. HF's Trainer calls it, so under
     DeepSpeed its checkpoints hold one more copy than is told here.
 
