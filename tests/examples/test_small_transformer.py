@@ -147,10 +147,10 @@ def test_what_would_be_another_training_is_refused(here: Project) -> None:
 def test_a_gpus_preset_trains_on_a_cpu_in_the_launchers_precision(
     here: Project, preset: str
 ) -> None:
-    words = ("--preset", preset, "--max-steps", "2", "--log-every", "1")
+    words = ("--preset", preset, "--max-steps", "1")
     done = alone(here, *words, environ=BF16)
     assert re.search(rf"preset {preset}: \d+ parameters.* precision bf16, cpu", done.stdout)
-    assert sorted(steps(done.stdout)) == [1, 2]
+    assert list(steps(done.stdout)) == [1]
 
 
 @pytest.mark.torch
