@@ -83,6 +83,7 @@ def _need(need: Need) -> dict[str, Any]:
         "terms": [dataclasses.asdict(term) for term in need.terms],
         "total_bytes": need.total_bytes,
         "capacity_bytes": need.capacity_bytes,
+        "band": list(need.band) if need.band else None,
         "verdict": need.verdict.value if need.verdict else None,
     }
 

@@ -107,6 +107,9 @@ def _memory(title: str, need: Need) -> Iterator[str]:
         yield f"  {f'{term.name} ({term.formula})':<50}{gib(term.bytes):>8}"
     label = "total" if need.margin == 1 else f"total x {need.margin:g}"
     yield f"  {label:<50}{gib(need.total_bytes):>8}{_judged(need)}"
+    if need.band is not None:
+        low, high = (gib(share * need.total_bytes) for share in need.band)
+        yield f"  {'measured runs lay between':<50}{low:>8}  and {high}"
 
 
 def _judged(need: Need) -> str:

@@ -54,12 +54,14 @@ class Need:
     """What is needed, part by part, of what there is (None: not known).
 
     `is_part` says that more is needed than could be counted: it may be too much, but never fits.
+    `band` is between which shares of the total what was measured lay; None where nothing was.
     """
 
     terms: tuple[Term, ...]
     capacity_bytes: int | None
     margin: float = 1.0
     is_part: bool = False
+    band: tuple[float, float] | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -165,10 +167,16 @@ def gpu_need(question: Question) -> Need | None:
 
 
 def host_need(question: Question) -> Need:
-    """Add up the memory of one node."""
-    of = memory.cpu_terms if question.is_cpu else memory.host_terms
-    is_part = question.is_cpu and not counts_activations(question.setup)
-    return Need(terms=of(question.setup), capacity_bytes=question.host_bytes, is_part=is_part)
+    """Add up the memory of one node; of training on CPUs all is there, with a measured band."""
+    setup, capacity = question.setup, question.host_bytes
+    if not question.is_cpu:
+        return Need(terms=memory.host_terms(setup), capacity_bytes=capacity)
+    return Need(
+        terms=memory.cpu_terms(setup),
+        capacity_bytes=capacity,
+        is_part=not counts_activations(setup),
+        band=memory.CPU_BAND,
+    )
 
 
 def counts_activations(setup: Setup) -> bool:

@@ -99,6 +99,7 @@ def test_without_shape_activations_are_left_out_and_that_is_said() -> None:
 def test_a_training_on_cpus_needs_no_gpu() -> None:
     answer = estimate(ask(is_cpu=True, gpu=None, gpu_bytes=None, host_bytes=4000 * GIB))
     assert answer.gpu_memory is None
+    assert answer.host_memory.band is not None
     assert answer.time is None
 
 
