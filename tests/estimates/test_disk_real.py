@@ -96,8 +96,13 @@ def bytes_in(*folders: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-@pytest.mark.parametrize("precision", PRECISION)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [
+        *(("ddp", "bf16"), ("fsdp", "no"), ("zero1", "bf16")),
+        *(("zero2", "no"), ("zero2", "bf16"), ("zero3", "bf16")),
+    ],
+)
 def test_the_checkpoint_of_two_ranks_takes_what_was_said(
     tmp_path: Path, strategy: str, precision: str
 ) -> None:
