@@ -129,6 +129,8 @@ def _llama(config: Config) -> Anatomy:
     hidden, ffn = config.number("hidden_size"), config.number("intermediate_size")
     heads, vocab = config.number("num_attention_heads"), config.number("vocab_size")
     kv_heads = config.number("num_key_value_heads", heads)
+    if heads > hidden:
+        raise config.unreadable("num_attention_heads", f"at most hidden_size, {hidden}")
     head_dim = config.number("head_dim", 128 if family == "qwen3" else hidden // heads)
     attention = family in ("llama", "qwen3") and config.flag("attention_bias", False)
     mlp = family == "llama" and config.flag("mlp_bias", False)

@@ -83,6 +83,10 @@ def test_tied_embeddings_count_once() -> None:
             "'hidden_size' of the config of 'mine' is '8', not a positive number",
         ),
         (
+            {**TINY_LLAMA, "hidden_size": 8, "num_attention_heads": 16},
+            "'num_attention_heads' of the config of 'mine' is 16, not at most hidden_size, 8",
+        ),
+        (
             {**TINY_LLAMA, "vocab_size": True},
             "'vocab_size' of the config of 'mine' is True, not a positive number",
         ),
