@@ -252,13 +252,23 @@ class _Ending:
 
 def _peaks() -> dict[str, int]:
     """Read how much memory this process has had at most, in bytes."""
-    peaks = {"rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    peaks = {"rss_bytes": _peak_rss()}
     cuda: Any = sys.modules.get("torch.cuda")
     with contextlib.suppress(Exception):  # a broken context must not hide how the rank ends
         if cuda is not None and cuda.is_initialized():
             peaks["cuda_allocated_bytes"] = int(cuda.max_memory_allocated())
             peaks["cuda_reserved_bytes"] = int(cuda.max_memory_reserved())
     return peaks
+
+
+def _peak_rss() -> int:
+    """Return the peak of this program alone: getrusage also counts what forked it, before exec."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            line = next(line for line in file if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _may_abort() -> bool:
