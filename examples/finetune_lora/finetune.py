@@ -172,6 +172,12 @@ def finetune(args: argparse.Namespace) -> None:
             print(f"resumed from {checkpoint}")
     trainer.train(resume_from_checkpoint=checkpoint)
     finish(trainer, args.output)
+    # A gloo process whose model outlives its group of ranks can abort at its very end (torch 2.13).
+    accelerator = trainer.accelerator
+    del trainer
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
 
 
 def prepare(
