@@ -130,7 +130,7 @@ def _section(run: Long, state: str, wrong: list[str], *, seed: int, took_s: floa
         about=f"Seed {seed}, {run.training.steps} steps, a checkpoint every {SAVE_EVERY}: {state} "
         f"after {took_s:.0f} s in {run.training.newest_attempt} attempts and "
         f"{len(run.training.job_ids)} jobs; {said}. New step: from the fault to the first step of "
-        "the next attempt, median and slowest; lost steps: the most that were taken twice after the "
-        "attempt that was hurt, be it that a later fault ended it.",
+        "the next attempt, median and slowest; lost steps: the most that were taken twice after "
+        "the attempt that was hurt, be it that a later fault ended it.",
         rows=rows,
     )
