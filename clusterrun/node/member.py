@@ -19,7 +19,7 @@ from clusterrun.node.report import Agreement, Report
 
 RETRY_S = 0.1
 RETRY_MOST_S = 2.0
-LEAST_PATIENCE_S = 1.0  # a head that is busy has longer at the next try
+LOOK_S = 0.5  # at what the head may have left, while it is sought
 HEAD_DECIDES_S = 5.0
 
 
@@ -48,6 +48,7 @@ class Member:
         self._closed = asyncio.Event()
         self._is_done = False
         self._reader: asyncio.Task[None] | None = None
+        self._last = "it does not answer"
 
     async def meet(self, report: Report) -> Agreement:
         """Join the head and wait for its welcome."""
@@ -73,41 +74,58 @@ class Member:
         )
 
     async def _join(self, report: Report, deadline: float) -> Channel:
-        pause_s, patience_s, last = RETRY_S, LEAST_PATIENCE_S, "it does not answer"
-        while time.monotonic() < deadline:
-            for port in self._ports:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    break
-                try:
-                    channel = await self._connect(port, min(ANSWER_S, left_s))
-                except OSError as error:
-                    last = str(error)
-                    continue
-                if await self._is_admitted(channel, report, patience_s):
+        """Knock at all ports at once: what listens on some of them may be no agent, and silent."""
+        knocks = [asyncio.ensure_future(self._knock(port, report)) for port in self._ports]
+        try:
+            while (left_s := deadline - time.monotonic()) > 0:
+                timeout_s = min(LOOK_S, left_s)
+                done, _ = await asyncio.wait(
+                    knocks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    return done.pop().result()
+                self._realm.check_open()
+        finally:
+            for knock in knocks:
+                knock.cancel()
+        head = self._who.nodes[0]
+        text = f"{self._who.node}: cannot reach the head {head} in {self._timeout_s:.0f} s"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}: {self._last}")
+
+    async def _knock(self, port: int, report: Report) -> Channel:
+        """Try one port until the head lets this node in there."""
+        pause_s = RETRY_S
+        while True:
+            try:
+                channel = await self._enter(port, report)
+            except OSError as error:
+                self._last = str(error)
+            else:
+                if channel is not None:
                     return channel
-                await channel.close()
-            self._realm.check_open()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_MOST_S)
-            patience_s = min(2 * patience_s, ANSWER_S)
-        head = self._who.nodes[0]
-        text = f"{self._who.node}: cannot reach the head {head} in {self._timeout_s:.0f} s: {last}"
-        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
 
-    async def _connect(self, port: int, timeout_s: float) -> Channel:
+    async def _enter(self, port: int, report: Report) -> Channel | None:
+        channel = await self._connect(port)
+        is_admitted = False
+        try:
+            is_admitted = await self._is_admitted(channel, report)
+        finally:
+            if not is_admitted:
+                await channel.close()
+        return channel if is_admitted else None
+
+    async def _connect(self, port: int) -> Channel:
         opening = asyncio.open_connection(self._who.head_host, port, limit=LINE_BYTES)
         try:
-            return Channel(*await asyncio.wait_for(opening, timeout_s))
+            return Channel(*await asyncio.wait_for(opening, ANSWER_S))
         except asyncio.TimeoutError as error:
             raise TimeoutError(f"no answer on port {port}") from error
 
-    async def _is_admitted(self, channel: Channel, report: Report, patience_s: float) -> bool:
-        """Prove to the head who we are, and have it prove the same; else it is another job's.
-
-        What listens on the head's ports may be no agent, and silent.
-        """
-        challenge = await channel.receive(patience_s)
+    async def _is_admitted(self, channel: Channel, report: Report) -> bool:
+        """Prove to the head who we are, and have it prove the same; else it is another job's."""
+        challenge = await channel.receive(ANSWER_S)
         if challenge is None or not self._realm.is_named_in(challenge):
             return False
         try:

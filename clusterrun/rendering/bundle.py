@@ -52,6 +52,7 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
         "unfit": int(NodeExit.NODE_UNFIT),
         "cancelled": int(NodeExit.CANCELLED),
         "interrupted": int(NodeExit.INTERRUPTED),
+        "lost": int(NodeExit.NODE_LOST),
     }
     carried = {
         "env.sh": renderer.render("env.sh.j2", values),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+import socket
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -334,6 +336,20 @@ def test_p2_a_member_passes_over_the_head_of_another_job(tmp_path: Path) -> None
             node.report_done()
         assert [ending.code for ending in await first.end()] == [0, 0]
         assert [ending.code for ending in await second.end()] == [3, 3]
+
+    run(story())
+
+
+def test_p2_ports_that_are_taken_by_something_silent_cost_no_wait(tmp_path: Path) -> None:
+    """The silent ports, one after the other, would take longer than the nodes have."""
+
+    async def story() -> None:
+        nodes = Nodes(tmp_path, nodes=2, timeout_s=10)
+        with contextlib.ExitStack() as taken:
+            for port in PORTS[:-1]:
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+            for agreement in await nodes.meet():
+                assert isinstance(agreement, Agreement)
 
     run(story())
 

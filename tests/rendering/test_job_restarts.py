@@ -197,8 +197,22 @@ def test_once_the_agents_have_left_a_step_that_stays_is_killed(run: Run) -> None
     assert hurried != run.bundle.script
     run.bundle = Bundle(files={**run.bundle.files, "job.sbatch": hurried})
     run.site.decide("stop")
+    assert lose_node(run, status=LOST) == LOST
+
+
+def test_a_step_whose_node_is_known_to_be_gone_is_killed_at_once(run: Run) -> None:
+    """The moment that srun would be given otherwise is made longer than the test may take."""
+    patient = run.bundle.script.replace("sleep 0.2", "sleep 60")
+    assert patient != run.bundle.script
+    run.bundle = Bundle(files={**run.bundle.files, "job.sbatch": patient})
+    run.site.decide("stop node2")
+    assert lose_node(run, status=LOST) == LOST
+
+
+def lose_node(run: Run, status: int) -> int:
+    """Tell the script that the agents have left; its step must be gone when it ends."""
     process = run.start()
-    (run.attempt() / "status").write_text(f"{LOST}\n")
+    (run.attempt() / "status").write_text(f"{status}\n")
     (step,) = [pid for pid in children(process.pid) if b"node.sh" in command(pid)]
     left = children(step)
     process.send_signal(signal.SIGURG)
@@ -206,9 +220,9 @@ def test_once_the_agents_have_left_a_step_that_stays_is_killed(run: Run) -> None
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    assert process.returncode == LOST
-    assert run.site.got("python.conclude.batch.args")[-1] == str(LOST).encode()
+    assert run.site.got("python.conclude.batch.args")[-1] == str(status).encode()
     assert not Path(f"/proc/{step}").exists()
+    return process.returncode
 
 
 def test_a_step_that_ends_by_itself_is_not_killed(run: Run) -> None:
@@ -216,7 +230,8 @@ def test_a_step_that_ends_by_itself_is_not_killed(run: Run) -> None:
     process = run.start(STUB_SRUN_SLEEP="1", STUB_SRUN_STATUS="5")
     process.send_signal(signal.SIGURG)
     process.communicate(timeout=30)
-    assert process.returncode == 5
+    assert process.returncode == LOST
+    assert run.left("python.agent.1.args"), "srun came no further"
 
 
 def test_a_job_that_slurm_ends_is_not_started_again(run: Run) -> None:
