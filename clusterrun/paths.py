@@ -140,6 +140,10 @@ class RunPaths:
         """What nodes that have lost the head found of one attempt; the head's own word wins."""
         return self.attempt(attempt) / "outcome.members.json"
 
+    def followed(self, attempt: int) -> Path:
+        """Who sees to what follows one attempt: whoever makes it; a node that does names itself."""
+        return self.attempt(attempt) / "followed"
+
     def request(self, attempt: int) -> Path:
         """Why somebody interrupts one attempt, one word: the first to write it is right."""
         return self.attempt(attempt) / "request"

@@ -10,17 +10,15 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from clusterrun import shell
 from clusterrun.control import ControlPage
-from clusterrun.errors import ClusterrunError
 from clusterrun.node.agent import Agent
 from clusterrun.node.clock import Clock
 from clusterrun.node.endings import NodeError, NodeExit
 from clusterrun.node.forward import Forwarder, Limits
+from clusterrun.node.heir import inherit
 from clusterrun.node.identity import Identity, identity
 from clusterrun.node.preparation import Attempt
 from clusterrun.node.processes import adopt_orphans, kill_descendants
-from clusterrun.node.reach import unreachable
 from clusterrun.node.saving import Page
 from clusterrun.node.spool import Output, Spool, create_spool
 from clusterrun.node.stderr import say_on_stderr
@@ -72,28 +70,15 @@ def run_agent(run_dir: Path, number: int) -> int:
         kill_descendants()
         for signal_number in (*CANCELLING, *WARNING):
             signal.signal(signal_number, signal.SIG_IGN)
+        if agent is not None and agent.has_lost_head:
+            inherit(attempt, say=forwarder.say)
         if not forwarder.finish(DRAIN_S):
             why, missing = forwarder.problem or "too slow", missing_text(forwarder.unwritten())
             text = f"{who.node}: not all logs could be written to {run_dir} ({why}){missing}"
             say_on_stderr(text)
         spool.remove()
-        if agent is not None:
-            _tell_of_lost_node(agent, attempt)
-
-
-def _tell_of_lost_node(agent: Agent, attempt: Attempt) -> None:
-    """Tell the batch shell; where it is gone with the head, and Slurm keeps the job, requeue it.
-
-    Slurm keeps a job that may lose nodes (--no-kill) even without its batch shell.
-    """
-    if agent.has_lost_node:
-        _tell_batch_shell(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
-    who = attempt.who
-    is_kept = attempt.plan.spare_nodes > 0 and not who.is_local
-    is_next = agent.has_lost_head and who.node_rank == 1
-    if is_kept and is_next and who.nodes[0] in unreachable(who.nodes[:2]):
-        with contextlib.suppress(ClusterrunError):
-            shell.run(["scontrol", "requeue", who.job_id])
+        if agent is not None and agent.has_lost_node:
+            _tell_batch_shell(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
 
 
 def _tell_batch_shell(pid: str) -> None:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(400)]
 # What takes minutes (Slurm waits for a lost node, or looks at limits each half minute) is left
 # to the benchmark.
 SLOW = {
-    "node killed", "first node killed", "link cut for good", "link cut for 20 s", "time limit",
+    "node killed", "link cut for good", "link cut for 20 s", "time limit",
     "preempted, requeued", "agent killed", "shard missing",
 }  # fmt: skip
 SHORT = [fault for fault in FAULTS.values() if fault.name not in SLOW]

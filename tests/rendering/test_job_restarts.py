@@ -234,6 +234,31 @@ def test_a_step_that_ends_by_itself_is_not_killed(run: Run) -> None:
     assert run.left("python.agent.1.args"), "srun came no further"
 
 
+def test_what_follows_is_taken_in_hand_before_it_is_decided(run: Run) -> None:
+    run.site.decide("stop")
+    assert run.run(STUB_SRUN_STATUS="5").returncode == 5
+    assert (run.attempt() / "followed").read_text() == ""
+
+
+def test_a_node_that_took_this_one_for_lost_is_let_have_its_way(run: Run) -> None:
+    run.site.decide("relaunch")
+    process = run.start(STUB_SRUN_SLEEP="1", STUB_SRUN_STATUS="123")
+    (run.attempt() / "followed").write_text("node2\n")
+    process.communicate(timeout=30)
+    assert process.returncode == INTERRUPTED
+    assert run.attempts() == ["1"]
+    assert not run.left("python.conclude.batch.args")
+    assert not (run.path / "end.json").exists()
+
+
+def test_a_job_that_such_a_node_cancels_has_not_the_last_word(run: Run) -> None:
+    process = run.start(STUB_SRUN_SLEEP="1", STUB_SRUN_STATUS="123")
+    (run.attempt() / "followed").write_text("node2\n")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert not (run.path / "end.json").exists()
+
+
 def test_a_job_that_slurm_ends_is_not_started_again(run: Run) -> None:
     run.site.decide("relaunch")
     process = run.start(STUB_SRUN_SLEEP="1", STUB_SRUN_STATUS="143")

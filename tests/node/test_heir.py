@@ -1,0 +1,141 @@
+"""What the node after the head's does once the head's node is lost; the scheduler is recorded.
+
+The real one is asked in tests/chaos, where a node is killed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.node import conclude as conclude_module
+from clusterrun.node import heir
+from clusterrun.node.conclude import write_outcome_to
+from clusterrun.node.identity import Identity
+from clusterrun.node.preparation import Attempt
+from clusterrun.outcome import Outcome
+from clusterrun.paths import RunPaths
+from clusterrun.shell import Completed
+from tests.planning.samples import on_slurm
+
+NODES = ("n1", "n2", "n3")
+
+
+class Scene:
+    """A run whose head's node n1 is gone, and what was asked of Slurm since."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = RunPaths(root=root)
+        self.paths.attempts_dir.mkdir()
+        self.paths.events_dir.mkdir()
+        self.gone = ("n1",)
+        self.refusal = ""
+        self.asked: list[list[str]] = []
+        self.said: list[str] = []
+
+    def lose_head(self, rank: int = 1, attempt: int = 1, **asked: Any) -> Scene:
+        plan = on_slurm(nodes=3, gpus_per_node=1, **asked)
+        self.paths.plan.write_text(plan.to_json())
+        self.paths.attempt(attempt).mkdir(exist_ok=True)
+        who = Identity(
+            job_id="42",
+            node=NODES[rank],
+            node_rank=rank,
+            nodes=NODES,
+            head_host="n1",
+            is_local=False,
+        )
+        write_outcome_to(self.paths.members_outcome(attempt), lost_head(attempt))
+        given = Attempt(plan=plan, paths=self.paths, number=attempt, who=who)
+        heir.inherit(given, self.said.append)
+        return self
+
+    def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(node for node in nodes if node in self.gone)
+
+    def run(self, argv: Sequence[str], **_: Any) -> Completed:
+        self.asked.append(list(argv[-4:] if "successor" in argv else argv))
+        if "successor" in argv and self.refusal:
+            return Completed(rc=1, stdout="", stderr=f"clusterrun: {self.refusal}\n")
+        return Completed(rc=0, stdout="43\n", stderr="")
+
+
+def lost_head(attempt: int, checkpoint: int | None = 40) -> Outcome:
+    return Outcome(
+        attempt=attempt,
+        job_id="42",
+        started_at=1.0,
+        ended_at=2.0,
+        nodes=NODES,
+        code=heir.LOST,
+        cause="node_lost",
+        reason="n1: its agent is gone",
+        node="n1",
+        checkpoint=checkpoint,
+    )
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    scene = Scene(tmp_path)
+    monkeypatch.setattr(heir, "unreachable", scene.unreachable)
+    monkeypatch.setattr(conclude_module, "unreachable", scene.unreachable)
+    monkeypatch.setattr(heir.shell, "run", scene.run)
+    return scene
+
+
+def test_the_next_job_is_submitted_without_the_lost_node_and_this_one_ends(scene: Scene) -> None:
+    scene.lose_head()
+    successor = ["clusterrun.backends", "successor", str(scene.paths.root), "n1"]
+    assert scene.asked == [successor, ["scancel", "42"]]
+    assert scene.said[-1] == "job 43 goes on with the run"
+    outcome = json.loads(scene.paths.outcome(1).read_text())
+    assert (outcome["next"], outcome["exclude"]) == ("successor", ["n1"])
+
+
+def test_spare_nodes_are_no_use_without_a_batch_script(scene: Scene) -> None:
+    scene.lose_head(spare_nodes=2)
+    assert scene.asked[0][1] == "successor"
+
+
+def test_one_node_sees_to_it(scene: Scene) -> None:
+    assert scene.lose_head(rank=2).asked == []
+
+
+def test_a_head_that_can_be_reached_sees_to_it_itself(scene: Scene) -> None:
+    scene.gone = ()
+    assert scene.lose_head().asked == []
+
+
+def test_nothing_is_done_where_the_batch_script_has_begun_to(scene: Scene) -> None:
+    scene.paths.attempt(1).mkdir()
+    scene.paths.followed(1).touch()
+    scene.lose_head()
+    assert scene.asked == []
+    assert not scene.paths.outcome(1).exists()
+
+
+def test_the_batch_script_can_tell_that_it_was_taken_for_lost(scene: Scene) -> None:
+    scene.lose_head()
+    assert scene.paths.followed(1).read_text() == "n2\n"
+
+
+def test_a_run_that_is_to_stop_ends(scene: Scene) -> None:
+    scene.lose_head(on_interrupt="stop")
+    assert scene.asked == [["scancel", "42"]]
+    end = json.loads(scene.paths.end.read_text())
+    assert (end["state"], end["exit_code"]) == ("FAILED", heir.LOST)
+
+
+@pytest.mark.parametrize(("spares", "asked"), [(0, []), (1, [["scontrol", "requeue", "42"]])])
+def test_where_nothing_may_be_submitted_slurm_requeues(
+    scene: Scene, spares: int, asked: list[list[str]]
+) -> None:
+    scene.refusal = "no successor: not from here"
+    scene.lose_head(spare_nodes=spares)
+    assert scene.asked[1:] == asked
+    assert "not from here" in scene.said[-1]
