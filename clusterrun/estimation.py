@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.estimates import gpus, models, speed
+from clusterrun.estimates import gpus, models, speed, steps
 from clusterrun.estimates.estimate import KEEP, Need, Question, estimate, mistake
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.recommend import Choice, recommend
@@ -117,6 +117,15 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
 def effective_batch(question: Question) -> int:
     """Return the samples of a step that are wanted; else those that follow from the parts."""
     return question.wanted_batch or question.setup.effective_batch
+
+
+def told_batch(spec: JobSpec, world: int) -> int | None:
+    """Return the samples of a step that a configuration speaks of; None where it does not."""
+    if spec.micro_batch is None:
+        return spec.effective_batch
+    return spec.effective_batch or steps.effective_batch(
+        spec.micro_batch, spec.accumulation or 1, world
+    )
 
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:

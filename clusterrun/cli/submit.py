@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping
@@ -234,10 +235,20 @@ def job_object(record: JobRecord, warnings: list[dict[str, str]]) -> dict[str, A
         "nodes": record.nodes,
         "procs_per_node": record.procs_per_node,
         "gpus_per_node": record.gpus_per_node,
-        "effective_batch": None,
-        "estimated_start": None,
+        "effective_batch": _told_batch(record),
         "warnings": warnings,
     }
+
+
+def _told_batch(record: JobRecord) -> int | None:
+    """Return the samples of a step, where the configuration speaks of them."""
+    from clusterrun.changes import configuration
+    from clusterrun.errors import ClusterrunError
+    from clusterrun.estimation import told_batch
+
+    with contextlib.suppress(ClusterrunError):  # the job is submitted, whatever is wrong with it
+        return told_batch(configuration(record).spec, record.world_size)
+    return None
 
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:

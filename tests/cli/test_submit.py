@@ -65,7 +65,6 @@ def test_json_is_one_object_and_nothing_else(here: Here) -> None:
         "procs_per_node": 3,
         "gpus_per_node": 0,
         "effective_batch": None,
-        "estimated_start": None,
         "warnings": [
             {"code": "note", "message": note},
             *[
@@ -76,6 +75,19 @@ def test_json_is_one_object_and_nothing_else(here: Here) -> None:
         ],
     }
     assert f"note: {note}\n" in said.err
+
+
+@pytest.mark.parametrize(
+    ("told", "samples"),
+    [("micro_batch: 4, accumulation: 2", 48), ("micro_batch: 4", 24), ("effective_batch: 96", 96)],
+)
+def test_json_tells_the_samples_of_a_step_that_the_configuration_speaks_of(
+    here: Here, told: str, samples: int
+) -> None:
+    here.slurm()
+    (here.path / "clusterrun.yaml").write_text(f"script: train.py\ntraining: {{{told}}}\n")
+    said = here("submit", "--json", "-N2", "--nproc-per-node", "3")
+    assert json.loads(said.out)["effective_batch"] == samples
 
 
 def test_the_run_is_private_and_remembers_what_was_asked(
