@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import report
+from benchmarks.child import elsewhere
 from benchmarks.logs import corpus, cost, finish, follow, peers, read
-from benchmarks.logs.child import elsewhere
 from benchmarks.machine import machine
 from benchmarks.report import Section
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.logs.child import Command
+from benchmarks.child import Command
 from benchmarks.logs.corpus import RANKS, Corpus
 
 NEEDLE = "CUDA out of memory"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from benchmarks.child import Command, Measured, elsewhere, interleaved, measure
 from benchmarks.logs import peers
-from benchmarks.logs.child import Command, Measured, elsewhere, interleaved, measure
 from benchmarks.logs.corpus import Corpus, find_or_make_replicas
 from benchmarks.report import Section, Value, median, spread
 

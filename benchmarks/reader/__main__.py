@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.logs.child import Command, Measured, interleaved
+from benchmarks.child import Command, Measured, interleaved
 from benchmarks.machine import machine
 from benchmarks.reader import EXAMPLE, WAYS
 from benchmarks.report import Section, Value, median, spread

@@ -1,0 +1,1 @@
+"""Measure how long `clusterrun plan` takes."""
