@@ -10,4 +10,12 @@ import os
 import sys
 from pathlib import Path
 
+from tests import builds
+
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+builds.share()
+
+
+def pytest_runtest_setup() -> None:
+    """Let no test wait for a build that was killed in an earlier one."""
+    builds.remove_abandoned_locks()

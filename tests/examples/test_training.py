@@ -1,11 +1,9 @@
 """The example in real worlds of processes: it learns, and a cut run goes on as if never cut."""
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +18,6 @@ pytestmark = pytest.mark.torch
 
 TINY = "--layers 1 --width 32 --held-out 9 --batch-size 4 --warmup 3 --max-steps 8 --log-every 1"
 SAVING = "--output out --save-every 3 --keep 9"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _kept_builds() -> Iterator[None]:
-    """Keep what DeepSpeed compiles (a minute and more) between runs of the tests."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    builds = cache / "clusterrun-tests" / f"torch-{torch.__version__}-{version('deepspeed')}"
-    with pytest.MonkeyPatch.context() as patch:
-        if "TORCH_EXTENSIONS_DIR" not in os.environ:
-            builds.mkdir(parents=True, exist_ok=True)
-            patch.setenv("TORCH_EXTENSIONS_DIR", str(builds))
-        yield
 
 
 def flags(*parts: str) -> list[str]:

@@ -390,6 +390,16 @@ def test_many_outputs_of_which_something_is_missing_are_not_named_each() -> None
     assert missing_text(sizes) == ": up to 9,000 bytes of 9 outputs are missing"
 
 
+def test_ranks_build_in_the_users_cache_where_nobody_says_another_place(
+    stub_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    script = "import os; print(os.environ['TORCH_EXTENSIONS_DIR'])"
+    job = stub_job(script, nodes=1, nproc_per_node=1).start(XDG_CACHE_HOME=str(tmp_path))
+    assert job.wait() == [0]
+    assert f"{tmp_path}/clusterrun/torch_extensions/py3" in job.text()
+
+
 def test_one_node_alone_needs_no_link(stub_job: Make) -> None:
     job = stub_job(HELLO, nodes=1).start()
     assert job.wait() == [0]
