@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from clusterrun.errors import NodeExit
+from clusterrun.state import JobState
+
 SCHEMA = "clusterrun.outcome/1"
 
 
@@ -50,6 +53,15 @@ class Outcome:
     next: Next = Next.STOP
     why: str = ""
     exclude: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> JobState:
+        """How the job ends if it ends here; a status may also be one that the script chose."""
+        if self.code == 0:
+            return JobState.COMPLETED
+        if self.cause not in ("cancelled", "interrupted"):
+            return JobState.FAILED
+        return JobState.TIMEOUT if self.code == NodeExit.INTERRUPTED else JobState.CANCELLED
 
     def to_json(self) -> str:
         """Write the outcome as `outcome.json`."""

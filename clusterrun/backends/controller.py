@@ -28,6 +28,7 @@ from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.node.conclude import conclude
 from clusterrun.node.interruption import Reason, write_request
 from clusterrun.node.processes import adopt_orphans, die_with_parent, kill_descendants
+from clusterrun.node.recovery import Decision
 from clusterrun.outcome import Next
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
@@ -110,26 +111,29 @@ class Controller:
 
         Restarts share the time limit; the run gets a new one where Slurm would queue it again.
         """
-        code = int(NodeExit.INTERRUPTED)
+        is_queued = True
         while True:
-            if code == NodeExit.INTERRUPTED:
+            if is_queued:
                 self.deadline = time.monotonic() + (self.plan.time_minutes * 60 or float("inf"))
             self.attempt = take_attempt(self.paths)
             self.codes.clear()
             state, code = self._run_attempt()
-            if state is not JobState.FAILED or self.asked_to_stop or not self._goes_on(code):
-                is_interrupted = code == NodeExit.INTERRUPTED and state is JobState.FAILED
-                return (JobState.TIMEOUT if is_interrupted else state), code
+            if state is not JobState.FAILED or self.asked_to_stop:
+                return state, code
+            decision = self._conclude(code)
+            if decision.next is Next.STOP:
+                return decision.state, code
+            is_queued = decision.state is JobState.TIMEOUT
 
-    def _goes_on(self, code: int) -> bool:
+    def _conclude(self, code: int) -> Decision:
         environ = {"CLUSTERRUN_LOCAL_JOB_ID": self.job_id}
         try:
             decision = conclude(self.paths.root, self.attempt, code, environ)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
             traceback.print_exc()
-            return False
+            return Decision(next=Next.STOP, why=str(error))
         _say_line(f"attempt {self.attempt}: {decision.next.value}: {decision.why}")
-        return decision.next is not Next.STOP
+        return decision
 
     def _run_attempt(self) -> tuple[JobState, int]:
         gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
@@ -141,7 +145,7 @@ class Controller:
         if code:
             code = _agreed(self.paths, self.attempt) or code
         if why is None:
-            return _state(code), code
+            return (JobState.FAILED if code else JobState.COMPLETED), code
         self._stop()
         code = code or exit_code(self.codes) or NodeExit.CANCELLED
         return why, int(code)
@@ -234,12 +238,6 @@ def take_attempt(paths: RunPaths) -> int:
         except FileExistsError:
             continue
         return attempt
-
-
-def _state(code: int) -> JobState:
-    if code == NodeExit.CANCELLED:
-        return JobState.CANCELLED
-    return JobState.FAILED if code else JobState.COMPLETED
 
 
 def _agreed(paths: RunPaths, attempt: int) -> int:

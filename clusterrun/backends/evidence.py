@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun.errors import NodeExit
+from clusterrun.node.endings import Cause
 from clusterrun.paths import RunPaths
 from clusterrun.state import JobState
 
@@ -185,7 +185,7 @@ def _progress(steps: list[dict[str, Any]]) -> Progress:
 
 def _failure(events: list[dict[str, Any]]) -> Failure | None:
     for event in events:
-        if event.get("type") == "failed" and event.get("code") != NodeExit.CANCELLED:
+        if event.get("type") == "failed" and event.get("cause") != Cause.CANCELLED.value:
             return Failure(
                 node=str(event.get("node", "")),
                 rank=_whole(event.get("rank")),

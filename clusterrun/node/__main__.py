@@ -1,7 +1,8 @@
 """`python -m clusterrun.node agent RUN_DIR ATTEMPT`: what node.sh becomes.
 
 `python -m clusterrun.node conclude RUN_DIR ATTEMPT STATUS` says on stdout what the batch script
-does after an attempt: a word of `outcome.Next`, and the nodes to leave out.
+does after an attempt: a word of `outcome.Next`, the state of a job that ends here, and the nodes to
+leave out.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def _conclude(run_dir: Path, number: int, code: int) -> int:
         say_on_stderr(f"cannot conclude attempt {number} of {run_dir}: {error}")
         return 1
     say_on_stderr(f"attempt {number}: {decision.next.value}: {decision.why}")
-    print(decision.next.value, ",".join(decision.exclude))  # noqa: T201 - for the batch script
+    exclude = ",".join(decision.exclude)
+    print(decision.next.value, decision.state.value, exclude)  # noqa: T201 - for the batch script
     return 0
 
 

@@ -52,7 +52,7 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
         saved_before=_saved_before(paths, number),
         savers=_savers(paths, number),
     )
-    decision = decide([*before, newest], ground)
+    decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
     outcome = dataclasses.replace(
         newest, next=decision.next, why=decision.why, exclude=decision.exclude
     )

@@ -11,6 +11,7 @@ from clusterrun.node.endings import Cause
 from clusterrun.outcome import Next, Outcome
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster, OnInterrupt
+from clusterrun.state import JobState
 
 FRUITLESS = 2  # attempts that may die one after the other without a new checkpoint
 LOSSES = 5  # the same, those that lost a node included, or that only made up for lost checkpoints
@@ -37,11 +38,12 @@ _LOSSES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What comes next, why, and which nodes are left out of it."""
+    """What comes next, why, which nodes are left out of it, and how a job that ends here ends."""
 
     next: Next
     why: str
     exclude: tuple[str, ...] = ()
+    state: JobState = JobState.FAILED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -342,9 +342,15 @@ def test_progress_world_checkpoint_and_failure_come_from_the_newest_attempt(
 
 def test_being_cancelled_is_no_failure(runs: RunsDir) -> None:
     made = make(runs)
-    events(made.paths, "n1", {"type": "failed", "code": 124, "message": "cancelled"})
+    events(
+        made.paths,
+        "n1",
+        {"type": "failed", "code": 124, "cause": "cancelled", "message": "cancelled"},
+    )
     assert read_evidence(made.paths).failure is None
-    events(made.paths, "n1", {"type": "failed", "rank": 1, "code": 7, "ts": T0 + 1})
+    events(
+        made.paths, "n1", {"type": "failed", "rank": 1, "code": 124, "cause": "exit", "ts": T0 + 1}
+    )
     assert read_evidence(made.paths).failure is not None
 
 

@@ -68,6 +68,25 @@ def test_the_decision_is_written_into_what_the_agents_left(run: Run) -> None:
     assert [p.name for p in run.paths.attempt(1).iterdir()] == ["outcome.json"]
 
 
+@pytest.mark.parametrize(
+    ("code", "cause", "state"),
+    [
+        (124, "exit", "FAILED"),  # as `timeout` ends
+        (125, "exit", "FAILED"),
+        (124, "cancelled", "CANCELLED"),
+        (124, "interrupted", "CANCELLED"),
+        (125, "interrupted", "TIMEOUT"),
+    ],
+)
+def test_statuses_that_a_script_may_have_chosen_are_told_by_their_cause(
+    run: Run, code: int, cause: str, state: str
+) -> None:
+    run.attempt(1, {"code": code, "cause": cause, "reason": "?"})
+    run.paths.request(1).write_text("end\n")  # else it was a preemption
+    decision, _ = run.conclude(1, code)
+    assert decision.state.value == state
+
+
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": "another/1"}'])
 def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
     run: Run, monkeypatch: pytest.MonkeyPatch, text: str | None

@@ -116,7 +116,10 @@ class Site:
         return path
 
     def decide(self, *decisions: str) -> None:
-        """Say what is concluded from the attempts, the first one first: a word, and nodes."""
+        """Say what is concluded from the attempts, the first one first: a word, a state, nodes.
+
+        The state of a job that ends there may be left out where there are no nodes.
+        """
         (self.stubs / "decisions").write_text("".join(f"{line}\n" for line in decisions))
 
     def got(self, name: str) -> list[bytes]:

@@ -114,7 +114,7 @@ def test_what_is_concluded_is_asked_with_the_attempt_and_its_status(run: Run) ->
 
 
 def test_lost_nodes_are_left_out_of_the_next_step(run: Run) -> None:
-    run.site.decide("relaunch n2,n5", "relaunch")
+    run.site.decide("relaunch FAILED n2,n5", "relaunch")
     assert run.run(STUB_SRUN_STATUS="123 137 0").returncode == 0
     assert "--exclude" not in "".join(run.srun(1))
     assert "--exclude=n2,n5" in run.srun(2)
@@ -151,7 +151,7 @@ def test_where_slurm_does_not_requeue_another_job_goes_on(run: Run) -> None:
 
 
 def test_a_successor_is_told_which_nodes_to_leave_out(run: Run) -> None:
-    run.site.decide("successor n2,n5")
+    run.site.decide("successor FAILED n2,n5")
     assert run.run(STUB_SRUN_STATUS=str(LOST)).returncode == INTERRUPTED
     assert run.successor()[-1] == "n2,n5"
     assert not run.left("scontrol.args")
@@ -205,7 +205,7 @@ def test_a_step_whose_node_is_known_to_be_gone_is_killed_at_once(run: Run) -> No
     patient = run.bundle.script.replace("sleep 0.2", "sleep 60")
     assert patient != run.bundle.script
     run.bundle = Bundle(files={**run.bundle.files, "job.sbatch": patient})
-    run.site.decide("stop node2")
+    run.site.decide("stop FAILED node2")
     assert lose_node(run, status=LOST) == LOST
 
 
@@ -232,6 +232,14 @@ def test_a_step_that_ends_by_itself_is_not_killed(run: Run) -> None:
     process.communicate(timeout=30)
     assert process.returncode == LOST
     assert run.left("python.agent.1.args"), "srun came no further"
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "FAILED"])
+def test_the_state_of_a_run_that_stops_is_what_was_concluded(run: Run, state: str) -> None:
+    """The statuses that clusterrun gives these states are also what a script may end with."""
+    run.site.decide(f"stop {state}")
+    assert run.run(STUB_SRUN_STATUS=str(CANCELLED)).returncode == CANCELLED
+    assert end_of(run.path)["state"] == state
 
 
 def test_what_follows_is_taken_in_hand_before_it_is_decided(run: Run) -> None:
