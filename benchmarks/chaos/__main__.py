@@ -25,11 +25,13 @@ from tests.cluster.shape import Shape, default_state_dir
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "chaos"
 NODES = 8  # the nodes that were lost are left out of what follows
+SLURMD_TIMEOUT_S = 300  # Slurm's default
 
 TITLE = "One fault at a time"
 ABOUT = (
     "The example, byte-level GPT, DDP over gloo on 2 nodes x 1 rank, `--exact`, "
-    f"{STEPS} steps of about 25 ms, a checkpoint every {SAVE_EVERY}. Medians of the runs. "
+    f"{STEPS} steps of about 25 ms, a checkpoint every {SAVE_EVERY}. Medians of the runs; `SlurmdTimeout` is "
+    f"{SLURMD_TIMEOUT_S} s. "
     "noticed: from the fault until the agents knew; new step: from the fault to the first step of "
     "the next attempt; restart: of it, from noticing on; cold start: from the start of the "
     "agents to the first step, undisturbed; queued: from the last rank's end until Slurm had the "
@@ -44,7 +46,12 @@ def main() -> None:
     asked.dir.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no cluster
     cluster = Cluster(
-        shape=Shape(state_dir=default_state_dir(asked.slot), slot=asked.slot, nodes=NODES)
+        shape=Shape(
+            state_dir=default_state_dir(asked.slot),
+            slot=asked.slot,
+            nodes=NODES,
+            slurmd_timeout_s=SLURMD_TIMEOUT_S,
+        )
     )
     cluster.up()
     os.environ |= cluster.env

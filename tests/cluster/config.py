@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.cluster.shape import Shape
 
-# SlurmdTimeout is well above the 20 s for which a cut cable must be survived.
 # KillWait and GraceTime leave a busy two-core machine time to save a small checkpoint.
 SLURM_CONF = """\
 ClusterName={name}
@@ -40,7 +39,7 @@ JobRequeue=1
 KillWait=10
 MinJobAge=300
 SlurmctldTimeout=30
-SlurmdTimeout=45
+SlurmdTimeout={slurmd_timeout}
 ReturnToService=2
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
@@ -79,6 +78,7 @@ def slurm_conf(shape: Shape) -> str:
         head_address=shape.head_address,
         ctld_port=shape.ctld_port,
         slurmd_port=shape.slurmd_port,
+        slurmd_timeout=shape.slurmd_timeout_s,
         state=shape.state_dir,
         accounting=_accounting(shape),
         cpus=shape.cpus_per_node,

@@ -34,6 +34,7 @@ class Shape:
     mem_mib_per_node: int = 512_000
     accounting: bool = True
     slot: int = 0
+    slurmd_timeout_s: int = 45  # well above the 20 s for which a cut cable must be survived
 
     def __post_init__(self) -> None:
         """Refuse what the addressing plan can't hold."""
