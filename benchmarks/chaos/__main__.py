@@ -30,8 +30,8 @@ SLURMD_TIMEOUT_S = 300  # Slurm's default
 TITLE = "One fault at a time"
 ABOUT = (
     "The example, byte-level GPT, DDP over gloo on 2 nodes x 1 rank, `--exact`, "
-    f"{STEPS} steps of about 25 ms, a checkpoint every {SAVE_EVERY}. Medians of the runs; `SlurmdTimeout` is "
-    f"{SLURMD_TIMEOUT_S} s. "
+    f"{STEPS} steps of about 25 ms, a checkpoint every {SAVE_EVERY}. Medians of the runs; "
+    f"`SlurmdTimeout` is {SLURMD_TIMEOUT_S} s. "
     "noticed: from the fault until the agents knew; new step: from the fault to the first step of "
     "the next attempt; restart: of it, from noticing on; cold start: from the start of the "
     "agents to the first step, undisturbed; queued: from the last rank's end until Slurm had the "
