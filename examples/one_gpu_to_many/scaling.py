@@ -79,7 +79,7 @@ def table(samples: int, batch: int, ranks: list[int], lr: float, base_batch: int
     return lines
 
 
-def at_least_one(text: str) -> int:
+def count(text: str) -> int:
     """Read a count of one or more, for argparse."""
     value = int(text)
     if value < 1:
@@ -87,15 +87,23 @@ def at_least_one(text: str) -> int:
     return value
 
 
+def rate(text: str) -> float:
+    """Read a learning rate, for argparse."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no learning rate")
+    return value
+
+
 def parse_arguments() -> argparse.Namespace:
     """Return the flags, checked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("--samples", type=at_least_one, default=29500)
-    add("--batch", type=at_least_one, default=4, help="samples of each rank and step (default 4)")
-    add("--ranks", type=at_least_one, nargs="+", default=[1, 2, 4, 8], metavar="N")
-    add("--lr", type=float, default=1.25e-6, help="the learning rate that works at --base-batch")
-    add("--base-batch", type=at_least_one, default=4)
+    add("--samples", type=count, default=29500)
+    add("--batch", type=count, default=4, help="samples of each rank and step (default 4)")
+    add("--ranks", type=count, nargs="+", default=[1, 2, 4, 8], metavar="N")
+    add("--lr", type=rate, default=1.25e-6, help="the learning rate that works at --base-batch")
+    add("--base-batch", type=count, default=4)
     return parser.parse_args()
 
 

@@ -8,6 +8,7 @@ have been seen, by some rank, once.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
 from regression import Samples, student
-from scaling import RULES, Stage, at_least_one, rate_at, scaled_rate
+from scaling import RULES, Stage, count, rate, rate_at, scaled_rate
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from world import join, say
@@ -148,7 +149,12 @@ class Training:
         if self.accelerator.is_main_process:
             progress.seen += state["seen"].to(progress.seen.device)
             progress.loss += state["loss"].to(progress.loss.device)
-            say(f"resumed in epoch {progress.epoch + 1} after {progress.steps} of its steps")
+            is_over = progress.epoch == self.args.epochs
+            say(
+                f"nothing is left to do: all epochs are in {newest.path}"
+                if is_over
+                else f"resumed in epoch {progress.epoch + 1} after {progress.steps} of its steps"
+            )
         return progress
 
     def report(self, progress: Progress, tests: Samples) -> None:
@@ -160,8 +166,13 @@ class Training:
                 f"error: no rank has seen {missing} samples of epoch {progress.epoch + 1}, and "
                 f"{repeated} came again where {self.stage.repeated} were to"
             )
+        mean = float(loss) / (progress.steps * self.stage.ranks)
+        if not math.isfinite(mean):
+            raise SystemExit(
+                f"error: the loss of epoch {progress.epoch + 1} is {mean}: it has diverged\n"
+                "  hint: a lower --lr, or another --lr-rule"
+            )
         if self.accelerator.is_main_process:
-            mean = float(loss) / (progress.steps * self.stage.ranks)
             say(
                 f"epoch {progress.epoch + 1}/{self.args.epochs} steps {progress.steps} "
                 f"loss {mean:.4f} held-out {held_out_loss(self, tests):.4f}; each of "
@@ -251,16 +262,18 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags, checked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("--samples", type=at_least_one, default=29500, help="of an epoch (default 29500)")
-    add("--batch", type=at_least_one, default=4, help="samples of each rank and step (default 4)")
-    add("--epochs", type=at_least_one, default=1)
-    add("--lr", type=float, default=1e-3, help="the learning rate that works at --base-batch")
-    add("--base-batch", type=at_least_one, default=4, help="the batch that --lr is for (default 4)")
+    add("--samples", type=count, default=29500, help="of an epoch (default 29500)")
+    add("--batch", type=count, default=4, help="samples of each rank and step (default 4)")
+    add("--epochs", type=count, default=1)
+    add("--lr", type=rate, default=1e-3, help="the learning rate that works at --base-batch")
+    add("--base-batch", type=count, default=4, help="the batch that --lr is for (default 4)")
     add("--lr-rule", choices=RULES, default="linear", help="how the rate follows the batch")
     add("--warmup", type=float, default=0.1, help="share of the steps in which a scaled rate rises")
     add("--seed", type=int, default=0)
     add("--output", type=Path, metavar="DIR", help="where checkpoints go, and where it goes on")
     args = parser.parse_args(argv)
+    if not 0 <= args.warmup <= 1:
+        parser.error(f"--warmup {args.warmup} is no share of the steps")
     if args.output and runtime is None:
         parser.error("checkpoints need clusterrun: pip install clusterrun")
     if not args.output and runtime is not None:

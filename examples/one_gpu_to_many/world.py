@@ -27,6 +27,16 @@ def join(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
             "error: this example is for one process and DDP\n"
             "  hint: --strategy ddp; ../train_lm.py has FSDP and DeepSpeed, too"
         )
+    if (passes := accelerator.gradient_accumulation_steps) > 1:
+        raise SystemExit(
+            f"error: {passes} passes to a step are asked for, and this example has one\n"
+            "  hint: gradient_accumulation_steps 1, and a larger --batch"
+        )
+    if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
+        raise SystemExit(
+            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
+            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+        )
     host = os.environ.get("CLUSTERRUN_NODE") or socket.gethostname()
     say(f"rank {accelerator.process_index}/{accelerator.num_processes} on {host}")
     if reason := disagreement(gather_object([dict(facts)])):

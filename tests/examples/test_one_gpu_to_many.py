@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
@@ -59,6 +60,12 @@ def test_a_rate_that_was_not_scaled_needs_no_warm_up() -> None:
     assert scaling.rate_at(0, base=1.0, peak=0.5, warmup=4) == 0.5
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf"])
+def test_what_is_no_learning_rate_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{text} is no learning rate"):
+        scaling.rate(text)
+
+
 def test_ranks_that_disagree_are_told_apart() -> None:
     facts = [{"the data": "aa", "batch": 4}, {"the data": "aa", "batch": 4}]
     assert world.disagreement(facts) == ""
@@ -84,8 +91,10 @@ def test_the_readme_takes_the_path_from_one_process_to_two_nodes(tmp_path: Path)
     assert max(learned) < 1.15 * min(learned) < 0.15  # untrained: 1.6; the rates were scaled
     assert "world 8 ranks on 2 host(s), agreed on data and flags" in out
     assert "1.00e-03 at batch 4 -> 8.00e-03 at batch 32 (linear), 9 steps of warm-up" in out
-    printed = (HERE / "README.md").read_text().split("```\nranks")[1].split("```")[0]
-    assert printed in out
+    text = (HERE / "README.md").read_text()
+    assert text.split("```\nranks")[1].split("```")[0] in out
+    for line in text.split("```\nrank ")[1].split("```")[0].splitlines():
+        assert line.partition(" loss ")[0] in out
 
 
 def test_the_commands_for_a_cluster_ask_for_the_four_stages(tmp_path: Path) -> None:
@@ -115,6 +124,31 @@ def test_an_epoch_that_is_cut_and_resumed_has_each_sample_once(tmp_path: Path) -
     expected = train(whole, "ddp", 2, *options, example=HERE / "train.py")
     assert "seen, 2 repeated" in expected.stdout, expected.stderr
     assert EPOCH.findall(resumed.stdout) == EPOCH.findall(expected.stdout)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("flags", "environ", "why"),
+    [
+        ("", {"WORLD_SIZE": "2"}, "the launcher has started 2 ranks, and accelerate did not join"),
+        ("--lr 1e9", {}, "the loss of epoch 1 is nan: it has diverged"),
+    ],
+)
+def test_neither_a_world_apart_nor_a_loss_that_is_no_number_is_success(
+    tmp_path: Path, flags: str, environ: dict[str, str], why: str
+) -> None:
+    words = ("--samples", "400", *flags.split())
+    done = train(tmp_path, "none", 1, *words, example=HERE / "train.py", environ=environ)
+    assert done.returncode == 1
+    assert f"error: {why}" in done.stderr
+
+
+@pytest.mark.torch
+def test_a_run_that_is_over_says_that_nothing_is_left(tmp_path: Path) -> None:
+    words = ("--samples", "100", "--output", "out")
+    assert train(tmp_path, "none", 1, *words, example=HERE / "train.py").returncode == 0
+    again = train(tmp_path, "none", 1, *words, example=HERE / "train.py")
+    assert again.stdout.splitlines()[-1].startswith("nothing is left to do: all epochs are in ")
 
 
 @pytest.mark.torch
