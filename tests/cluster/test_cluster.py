@@ -36,15 +36,20 @@ ALL_REDUCE = """
 """
 
 
-@pytest.fixture
-def spare(cluster: Cluster) -> Iterator[Cluster]:
-    """Bring up a small cluster beside the shared one, to hurt."""
+@pytest.fixture(scope="module")
+def small() -> Iterator[Cluster]:
+    """Take down at the end what the tests brought up."""
     state_dir = default_state_dir(SPARE_SLOT)
-    shape = Shape(state_dir=state_dir, slot=SPARE_SLOT, nodes=2, accounting=False)
-    lent = Cluster(shape=shape)
-    lent.up()
+    lent = Cluster(shape=Shape(state_dir=state_dir, slot=SPARE_SLOT, nodes=2, accounting=False))
     yield lent
     lent.down()
+
+
+@pytest.fixture
+def spare(cluster: Cluster, small: Cluster) -> Cluster:
+    """Have a small cluster up beside the shared one, to hurt."""
+    small.up()
+    return small
 
 
 def _traces(shape: Shape) -> dict[str, object]:
@@ -180,14 +185,6 @@ def test_sacct_fails_while_slurmdbd_is_stopped(cluster: Cluster) -> None:
     assert cluster.run(["sacct", "-n"]).stderr == ""
 
 
-def test_down_leaves_nothing(spare: Cluster) -> None:
-    job_id = spare.sbatch("-N2", "-o", "/dev/null", "--wrap=srun setsid sleep 299")
-    spare.wait_job(job_id, "RUNNING")
-    assert all(_traces(spare.shape).values())
-    spare.down()
-    assert not any(_traces(spare.shape).values()), _traces(spare.shape)
-
-
 def test_a_cut_cable_is_cut_until_it_is_restored(spare: Cluster) -> None:
     node = spare.nodes[1]
     assert _reaches_head(spare, node)
@@ -216,6 +213,14 @@ def test_slurmctld_restarts_and_still_knows_its_jobs(spare: Cluster) -> None:
     spare.wait_job(job_id, "RUNNING")
     spare.restart_slurmctld()
     assert spare.job_state(job_id) == "RUNNING"
+
+
+def test_down_leaves_nothing(spare: Cluster) -> None:
+    job_id = spare.sbatch("-N2", "-o", "/dev/null", "--wrap=srun setsid sleep 299")
+    spare.wait_job(job_id, "RUNNING")
+    assert all(_traces(spare.shape).values())
+    spare.down()
+    assert not any(_traces(spare.shape).values()), _traces(spare.shape)
 
 
 @pytest.mark.parametrize(("required", "outcome"), [("0", "skipped"), ("1", "errors")])

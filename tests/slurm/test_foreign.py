@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,28 @@ def _here(tmp_path: Path) -> Path:
     path = tmp_path / "w ork [x]"
     (path / "o ut").mkdir(parents=True)
     return path
+
+
+@pytest.fixture(name="followed", scope="module", autouse=True)
+def _followed(
+    cluster: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Follow a job while the first tests run: Slurm is asked each half minute how it stands."""
+    here = tmp_path_factory.mktemp("followed")
+    script = "for i in 1 2 3; do echo line $i; sleep 1; done; exit 3"
+    job_id = cluster.sbatch("-D", str(here), "--wrap", script)
+    how = ("-f", "--exit-status", "--prefix", "none", "-n", "all")
+    command = subprocess.Popen(
+        [sys.executable, "-m", "clusterrun", "logs", job_id, *how],
+        cwd=here,
+        env={**os.environ, "XDG_STATE_HOME": str(here), "XDG_RUNTIME_DIR": str(here)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield job_id, command
+    command.kill()
+    command.communicate()
 
 
 @pytest.fixture(name="forgetful")
@@ -164,13 +187,14 @@ def test_the_command_line_reads_a_job_that_it_did_not_start(
     )
 
 
-def test_the_command_line_follows_a_foreign_job_to_its_end(cluster: Any, here: Path) -> None:
-    script = "for i in 1 2 3; do echo line $i; sleep 1; done; exit 3"
-    job_id = cluster.sbatch("-D", str(here), "--wrap", script)
-    done = logs(here, job_id, "-f", "--exit-status", "--prefix", "none", "-n", "all")
-    assert done.stdout.splitlines() == ["line 1", "line 2", "line 3"]
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[-1].startswith(f"job {job_id} FAILED")
+def test_the_command_line_follows_a_foreign_job_to_its_end(
+    followed: tuple[str, subprocess.Popen[str]],
+) -> None:
+    job_id, command = followed
+    out, err = command.communicate(timeout=120)
+    assert out.splitlines() == ["line 1", "line 2", "line 3"]
+    assert command.returncode == 3
+    assert err.splitlines()[-1].startswith(f"job {job_id} FAILED")
 
 
 def test_a_job_that_nobody_knows_is_not_found(cluster: Any, here: Path) -> None:

@@ -68,7 +68,7 @@ def text(path: Path) -> str:
 # By hand, without agents
 
 
-def test_a_successor_starts_where_its_job_ends_without_the_bad_node(submit: Submit) -> None:
+def test_a_successor_starts_at_once_without_the_bad_node(submit: Submit) -> None:
     body = f"""
 if [[ ! -e $1/first ]]; then
   hostname > "$1/first"; export PET_LEFT=over
@@ -83,6 +83,7 @@ fi
     made = submit(body)
     root = made.paths.root
     wait_for(lambda: text(root / "env"), 90, "the start of the successor")
+    wait_for(lambda: text(root / "ended"), 90, "the end of the first job")  # nobody waited for it
     new = now(made)
     assert text(root / "said") == f"{new.job_id}\n" == text(root / "again")
     assert new.earlier_job_ids == (made.job_id,)
