@@ -228,10 +228,7 @@ def _model(resolved: Resolved) -> Model:
     spec = resolved.spec
     if spec.model is None or spec.params is not None or spec.hidden is not None:
         return _by_numbers(spec)
-    try:
-        config = _find_config(spec.model, (resolved.cwd, resolved.project_dir))
-    except (OSError, ValueError, RuntimeError) as error:  # no such user, too long, too deep
-        raise UsageError(f"cannot read the model '{spec.model}'", cause=str(error)) from error
+    config = _local_config(resolved, spec.model)
     known = models.find(spec.model) if config is None else models.from_config(config, spec.model)
     if known is None:
         raise UsageError(
@@ -240,6 +237,30 @@ def _model(resolved: Resolved) -> Model:
             hint="pass --params, or a local config.json",
         )
     return known
+
+
+def config_of(resolved: Resolved) -> Mapping[str, Any]:
+    """Return the content of the named model's config.json; raise UsageError where there is none."""
+    name = resolved.spec.model
+    if name is None:
+        raise UsageError(
+            "--trace builds a model, and numbers alone are none", hint="pass --model config.json"
+        )
+    config = _local_config(resolved, name)
+    found = models.find_config(name) if config is None else config
+    if found is None:
+        raise UsageError(
+            f"--trace finds no config of the model '{name}' on this machine",
+            hint="pass --model config.json, or leave out --trace",
+        )
+    return found
+
+
+def _local_config(resolved: Resolved, name: str) -> Mapping[str, Any] | None:
+    try:
+        return _find_config(name, (resolved.cwd, resolved.project_dir))
+    except (OSError, ValueError, RuntimeError) as error:  # no such user, too long, too deep
+        raise UsageError(f"cannot read the model '{name}'", cause=str(error)) from error
 
 
 def _by_numbers(spec: JobSpec) -> Model:

@@ -11,12 +11,19 @@ from clusterrun.cli import output, plan_json, plan_view
 from clusterrun.cli.options import JobCommand, JobOptions, job_options
 from clusterrun.errors import Exit, UsageError
 from clusterrun.estimates.estimate import estimate
-from clusterrun.estimates.recommend import WHAT_IF, best_per_strategy, recommend, smallest, what_if
+from clusterrun.estimates.recommend import (
+    WHAT_IF,
+    best_per_strategy,
+    neighbours,
+    recommend,
+    smallest,
+)
 from clusterrun.estimates.setup import Verdict
 
 if TYPE_CHECKING:
     from clusterrun.estimates.estimate import Question
     from clusterrun.estimates.recommend import Choice
+    from clusterrun.loading import Resolved
 
 
 @click.command(cls=JobCommand)
@@ -32,6 +39,12 @@ if TYPE_CHECKING:
 @click.option(
     "--compare", "job_id", metavar="JOB", help="what was told of a job beside what was measured"
 )
+@click.option(
+    "--trace",
+    "traces",
+    is_flag=True,
+    help="build the model of the config without memory, and see what a forward pass saves",
+)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 @click.pass_context
 def command(
@@ -42,6 +55,7 @@ def command(
     recommends: bool,
     what: str | None,
     job_id: str | None,
+    traces: bool,
     as_json: bool,
 ) -> None:
     """Tell what a training needs, before it is queued.
@@ -60,36 +74,64 @@ def command(
         raise UsageError(
             "--recommend, --what-if and --compare exclude each other", hint="ask one by one"
         )
+    if traces and (recommends or job_id is not None):
+        raise UsageError(
+            "--trace sees one setup, not those that --recommend and --compare look at",
+            hint="trace the setup that is recommended",
+        )
     if job_id is not None:
         from clusterrun.cli.plan_compare import compare
 
         compare(job_id, as_json=as_json)
         return
-    question = _question(job, job_file, is_open=recommends)
+    resolved = _resolved(job, job_file)
+    question = _question(resolved, is_open=recommends)
     if recommends:
         ctx.exit(_recommend(question, as_json=as_json))
-    answer = estimate(question)
-    neighbours = what_if(question, what) if what else plan_view.usual_neighbours(question)
+    around = neighbours(question, what) if what else plan_view.usual_neighbours(question)
+    if traces:
+        question, around = _traced(resolved, question, around)
+    answer, *near = map(estimate, (question, *around))
     if as_json:
-        output.answer_json(plan_json.of(answer, neighbours))
+        output.answer_json(plan_json.of(answer, near))
     else:
-        plan_view.show(answer, neighbours, is_asked=what is not None)
+        plan_view.show(answer, near, is_asked=what is not None)
     if answer.verdict is Verdict.NO:
         ctx.exit(Exit.NO)
 
 
-def _question(job: JobOptions, job_file: str | None, *, is_open: bool) -> Question:
-    from clusterrun.estimation import assumptions_of, question_of
-
+def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
     if job_file is not None:
         if job.config_file is not None:
             raise UsageError("JOBFILE and --config exclude each other", hint="keep one of them")
         job = dataclasses.replace(job, config_file=job_file)
-    resolved = job.load()
+    return job.load()
+
+
+def _question(resolved: Resolved, *, is_open: bool) -> Question:
+    from clusterrun.estimation import assumptions_of, question_of
+
     question = question_of(resolved, is_open=is_open)
     for text in (*resolved.notes, *assumptions_of(resolved)):
         output.note(text)
     return question
+
+
+def _traced(
+    resolved: Resolved, question: Question, around: list[Question]
+) -> tuple[Question, list[Question]]:
+    """Trace the question and each neighbour that can be; say which can't."""
+    from clusterrun.estimation import config_of
+    from clusterrun.tracing import traced
+
+    config = config_of(resolved)
+    question, found = traced(question, config), []
+    for neighbour in around:
+        try:
+            found.append(traced(neighbour, config))
+        except UsageError as error:
+            output.note(f"a neighbour is left out: {error.message}")
+    return question, found
 
 
 def _recommend(question: Question, *, as_json: bool) -> int:

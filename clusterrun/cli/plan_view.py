@@ -11,7 +11,7 @@ from clusterrun.cli import output
 from clusterrun.cli.times import clock
 from clusterrun.estimates.cost import ASSUMPTION
 from clusterrun.estimates.estimate import Estimate, Need, Question
-from clusterrun.estimates.recommend import Choice, what_if
+from clusterrun.estimates.recommend import Choice, neighbours
 from clusterrun.estimates.setup import GIB, Setup, Verdict
 from clusterrun.estimates.speed import MFU_BAND, Duration
 from clusterrun.estimates.steps import schedule_counts
@@ -21,23 +21,24 @@ from clusterrun.wording import count
 _COLOURS: Final = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.NO: "red"}
 
 
-def show(answer: Estimate, neighbours: Sequence[Estimate], *, is_asked: bool) -> None:
+def show(answer: Estimate, around: Sequence[Estimate], *, is_asked: bool) -> None:
     """Print an estimate; of its neighbours a line, or a table where they were asked for."""
     for line in _lines(answer):
         output.answer(line)
     if is_asked:
         output.answer("")
-        _show_table(answer, neighbours)
-    elif neighbours:
-        output.answer(_row("what if", "   ".join(map(_in_short, neighbours))))
+        _show_table(answer, around)
+    elif around:
+        output.answer(_row("what if", "   ".join(map(_in_short, around))))
     for text in answer.notes:
         output.note(text)
-    output.note("an estimate from formulas; after a run: clusterrun plan --compare JOB")
+    basis = "formulas and a traced forward pass" if answer.question.traced else "formulas"
+    output.note(f"an estimate from {basis}; after a run: clusterrun plan --compare JOB")
 
 
-def usual_neighbours(question: Question) -> list[Estimate]:
-    """Estimate what is asked most: a larger micro-batch."""
-    return what_if(question, "micro-batch")[-2:] if question.gpu_bytes else []
+def usual_neighbours(question: Question) -> list[Question]:
+    """Ask what is asked most: a larger micro-batch."""
+    return neighbours(question, "micro-batch")[-2:] if question.gpu_bytes else []
 
 
 def _lines(answer: Estimate) -> Iterator[str]:
@@ -102,14 +103,14 @@ def _steps(answer: Estimate) -> str:
 
 
 def _memory(title: str, need: Need) -> Iterator[str]:
-    yield f"{title:<52}{'GiB':>8}"
+    yield f"{title:<54}{'GiB':>8}"
     for term in need.terms:
-        yield f"  {f'{term.name} ({term.formula})':<50}{gib(term.bytes):>8}"
+        yield f"  {f'{term.name} ({term.formula})':<52}{gib(term.bytes):>8}"
     label = "total" if need.margin == 1 else f"total x {need.margin:g}"
-    yield f"  {label:<50}{gib(need.total_bytes):>8}{_judged(need)}"
+    yield f"  {label:<52}{gib(need.total_bytes):>8}{_judged(need)}"
     if need.band is not None:
         low, high = (gib(share * need.total_bytes) for share in need.band)
-        yield f"  {'measured runs lay between':<50}{low:>8}  and {high}"
+        yield f"  {'measured runs lay between':<52}{low:>8}  and {high}"
 
 
 def _judged(need: Need) -> str:
@@ -192,9 +193,9 @@ def _in_short(answer: Estimate) -> str:
     return f"{what}: {gib(need.total_bytes)} GiB ({share}){verdict}"
 
 
-def _show_table(answer: Estimate, neighbours: Iterable[Estimate]) -> None:
+def _show_table(answer: Estimate, around: Iterable[Estimate]) -> None:
     head = ("STRATEGY", "NODES", "MICRO-BATCH", "SEQ", "BATCH", "GPU GiB", "HOST GiB", "VERDICT")
-    output.answer_table(head, [_cells(found) for found in (answer, *neighbours)])
+    output.answer_table(head, [_cells(found) for found in (answer, *around)])
 
 
 def _cells(found: Estimate) -> tuple[str, ...]:

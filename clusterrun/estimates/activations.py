@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -25,6 +26,22 @@ class Saved(NamedTuple):
     fixed: float
     kv: float  # of each share of k, the heads of keys and values to heads
     ffn: float  # of each multiple of f, the feed-forward width to the hidden size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """What a forward pass leaves, in bytes of each element of the hidden states.
+
+    `block` is what one more block saves, `kept` what it leaves where activations are computed
+    again, `outside` what is saved outside of blocks; logits and loss are not among it. `is_traced`
+    says that a model was built and asked, and not the closed form.
+    """
+
+    block: float
+    kept: float
+    outside: float = 0.0
+    source: str = MEASURED
+    is_traced: bool = False
 
 
 # By (gated, arithmetic): the blocks of Llama, and of GPT-2, whose GELU is not fused. Those of
@@ -63,36 +80,55 @@ def arithmetic(setup: Setup) -> Arithmetic:
     return Arithmetic.AUTOCAST if keeps_fp32 else Arithmetic.HALF
 
 
-def terms(setup: Setup) -> tuple[Term, ...]:
-    """Return activations and logits; nothing where shape or sequence length is not known."""
+def told(setup: Setup) -> Activations:
+    """Tell by the closed form what is left."""
+    return Activations(block=saved_bytes(setup), kept=CHECKPOINT[arithmetic(setup)])
+
+
+def terms(setup: Setup, traced: Activations | None = None) -> tuple[Term, ...]:
+    """Return activations and logits; nothing where shape or sequence length is not known.
+
+    What was traced, of this very setup, takes the place of the closed form.
+    """
     model = setup.model
     if not (model.has_shape and setup.seq_len):
         return ()
     tokens = setup.seq_len * setup.micro_batch
+    left = traced or told(setup)
     logits = LOGIT_BYTES * tokens * model.vocab
-    kept = _checkpointed(setup) if setup.grad_ckpt else _whole(setup)
     return (
-        *(_term(name, each * tokens * model.hidden, formula) for name, each, formula in kept),
-        _term("logits", logits, f"{LOGIT_BYTES} s b V"),
+        *(
+            _term(name, each * tokens * model.hidden, formula, left)
+            for name, each, formula in (_checkpointed if setup.grad_ckpt else _whole)(setup, left)
+        ),
+        *_outside(tokens * model.hidden, left),
+        Term(name="logits", bytes=logits, formula=f"{LOGIT_BYTES} s b V", source=MEASURED),
     )
 
 
-def _whole(setup: Setup) -> tuple[tuple[str, float, str], ...]:
+def _whole(setup: Setup, left: Activations) -> tuple[tuple[str, float, str], ...]:
     """Return the activations of all blocks in bytes for each element of hidden states."""
-    saved = saved_bytes(setup)
-    each = saved * (EACH_BLOCK * setup.model.layers + ONE_BLOCK)
-    return (("activations", each, f"{saved:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})"),)
+    each = left.block * (EACH_BLOCK * setup.model.layers + ONE_BLOCK)
+    return (("activations", each, f"{left.block:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})"),)
 
 
-def _checkpointed(setup: Setup) -> tuple[tuple[str, float, str], ...]:
+def _checkpointed(setup: Setup, left: Activations) -> tuple[tuple[str, float, str], ...]:
     """Return the inputs of blocks, and one block; its own input is among what it saves."""
-    kept, saved = CHECKPOINT[arithmetic(setup)], saved_bytes(setup)
     more = EACH_BLOCK + ONE_BLOCK
     return (
-        ("checkpoints", kept * (setup.model.layers - 1), f"{kept} s b h (L - 1)"),
-        ("one block's activations", saved * more, f"{saved:.4g} s b h x {more:g}"),
+        ("checkpoints", left.kept * (setup.model.layers - 1), f"{left.kept:.4g} s b h (L - 1)"),
+        ("one block's activations", left.block * more, f"{left.block:.4g} s b h x {more:g}"),
     )
 
 
-def _term(name: str, size: float, formula: str) -> Term:
-    return Term(name=name, bytes=int(size), formula=formula, source=MEASURED)
+def _outside(elements: int, left: Activations) -> tuple[Term, ...]:
+    """Return what is saved outside of blocks, which the closed form leaves out."""
+    if not left.outside:
+        return ()
+    formula = f"{left.outside:.4g} s b h"
+    return (_term("outside of blocks", left.outside * elements, formula, left),)
+
+
+def _term(name: str, size: float, formula: str, left: Activations) -> Term:
+    said = f"{formula}, traced" if left.is_traced else formula
+    return Term(name=name, bytes=int(size), formula=said, source=left.source)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from clusterrun.estimates import disk, loader, memory, presets, rates, speed, steps
+from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.loader import Loader
 from clusterrun.estimates.presets import Preset
@@ -25,6 +26,7 @@ class Question:
 
     `gpu_bytes` is the memory of one GPU, `host_bytes` and `cpus_per_rank` what is allocated on a
     node and for a rank of it, `limit_s` the time limit of a job, `disk_bytes` what is free.
+    `traced` is what a pass over this very setup was seen to leave.
     """
 
     setup: Setup
@@ -47,6 +49,7 @@ class Question:
     is_batch_chosen: bool = True
     limit_s: int | None = None
     disk_bytes: int | None = None
+    traced: Activations | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +162,7 @@ def gpu_need(question: Question) -> Need | None:
     if question.is_cpu:
         return None
     return Need(
-        terms=memory.gpu_terms(question.setup),
+        terms=memory.gpu_terms(question.setup, traced=question.traced),
         capacity_bytes=question.gpu_bytes,
         margin=FRAGMENTATION,
         is_part=not counts_activations(question.setup),
@@ -172,10 +175,10 @@ def host_need(question: Question) -> Need:
     if not question.is_cpu:
         return Need(terms=memory.host_terms(setup), capacity_bytes=capacity)
     return Need(
-        terms=memory.cpu_terms(setup),
+        terms=memory.cpu_terms(setup, traced=question.traced),
         capacity_bytes=capacity,
         is_part=not counts_activations(setup),
-        band=memory.CPU_BAND,
+        band=None if question.traced else memory.CPU_BAND,  # measured of what is told
     )
 
 
@@ -263,7 +266,7 @@ def _preset(question: Question) -> Preset | None:
     device = 0 if question.is_cpu else question.gpu_bytes
     chosen = presets.preset_for(device or 0, question.host_bytes or 0)
     setup = replace(question.setup, micro_batch=chosen.micro_batch, grad_ckpt=chosen.grad_ckpt)
-    need = gpu_need(replace(question, setup=setup))
+    need = gpu_need(replace(question, setup=setup, traced=None))
     return None if need is not None and need.verdict is Verdict.NO else chosen
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from clusterrun.estimates import activations
+from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.deepspeed import BUFFER_FACTOR
 from clusterrun.estimates.setup import GIB, Setup, Term, total
 from clusterrun.estimates.states import (
@@ -38,13 +39,15 @@ CPU_BAND = (0.6, 1.1)
 PREFETCHED = 2  # batches that each worker of torch's DataLoader keeps ready, its default
 
 
-def gpu_terms(setup: Setup, *, buckets: Buckets | None = None) -> tuple[Term, ...]:
+def gpu_terms(
+    setup: Setup, *, buckets: Buckets | None = None, traced: Activations | None = None
+) -> tuple[Term, ...]:
     """Return what each GPU holds at the worst moment; a sum of parts that don't all peak together.
 
     Parts that depend on an unknown shape or sequence length are absent.
     """
     kept = (*states(setup), *buffers(setup, buckets or Buckets()))
-    passing = (*_cast_weights(setup), *activations.terms(setup))
+    passing = (*_cast_weights(setup), *activations.terms(setup, traced))
     step = _optimizer_step(setup, total(passing))
     context = term(CONTEXT, CUDA_BYTES, "1.5 GiB", "an allowance; 0.3 to 2 GiB seen")
     return _present((*kept, *passing, step, context))
@@ -73,7 +76,7 @@ def _optimizer_step(setup: Setup, passing: int) -> Term:
     return term("optimizer step", max(0, size - passing), formula, source)
 
 
-def cpu_terms(setup: Setup) -> tuple[Term, ...]:
+def cpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term, ...]:
     """Return what a node's host memory holds of a training on CPUs; see CPU_BAND.
 
     Offloading changes nothing there, and of a bucket only what is used takes memory.
@@ -83,7 +86,7 @@ def cpu_terms(setup: Setup) -> tuple[Term, ...]:
     ranks = setup.procs_per_node
     parts = (
         *(*states(here), *buffers(here, used), *_unreturned(here)),
-        *(*_cast_weights(here), *activations.terms(here)),
+        *(*_cast_weights(here), *activations.terms(here, traced)),
     )
     processes = term("processes", ranks * CPU_PROCESS_BYTES, "n x 0.5 GiB", "measured")
     return _present(

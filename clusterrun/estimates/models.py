@@ -109,7 +109,7 @@ def _shaped(
 
 
 def _llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int
+    hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int, positions: int
 ) -> dict[str, Any]:
     return {
         "model_type": "llama",
@@ -119,6 +119,7 @@ def _llama(
         "num_key_value_heads": kv_heads,
         "intermediate_size": ffn,
         "vocab_size": vocab,
+        "max_position_embeddings": positions,
     }
 
 
@@ -150,12 +151,12 @@ _CONFIGS: Mapping[str, dict[str, Any]] = {
     "t5-11b": _t5(1024, 128, 128, 65536),
     "bigscience/T0_3B": {**_t5(2048, 32, 64, 5120), **_T0},
     "bigscience/T0": {**_t5(4096, 64, 64, 10240), **_T0},
-    "llama-2-7b": _llama(4096, 32, 32, 32, 11008, 32000),
-    "llama-2-13b": _llama(5120, 40, 40, 40, 13824, 32000),
-    "llama-2-70b": _llama(8192, 80, 64, 8, 28672, 32000),
-    "llama-3.1-8b": _llama(4096, 32, 32, 8, 14336, 128256),
-    "llama-3.1-70b": _llama(8192, 80, 64, 8, 28672, 128256),
-    "mistral-7b": {**_llama(4096, 32, 32, 8, 14336, 32000), "model_type": "mistral"},
+    "llama-2-7b": _llama(4096, 32, 32, 32, 11008, 32000, 4096),
+    "llama-2-13b": _llama(5120, 40, 40, 40, 13824, 32000, 4096),
+    "llama-2-70b": _llama(8192, 80, 64, 8, 28672, 32000, 4096),
+    "llama-3.1-8b": _llama(4096, 32, 32, 8, 14336, 128256, 131072),
+    "llama-3.1-70b": _llama(8192, 80, 64, 8, 28672, 128256, 131072),
+    "mistral-7b": {**_llama(4096, 32, 32, 8, 14336, 32000, 32768), "model_type": "mistral"},
 }
 
 BUILT_IN: Mapping[str, Model] = {
@@ -206,3 +207,8 @@ def find(name: str) -> Model | None:
     """Return a built-in model by one of its usual names, whatever their case; else None."""
     known = _NAMES.get(name.lower())
     return None if known is None else dataclasses.replace(BUILT_IN[known], name=name)
+
+
+def find_config(name: str) -> Mapping[str, Any] | None:
+    """Return the config of a built-in model by one of its usual names; else None."""
+    return _CONFIGS.get(_NAMES.get(name.lower(), ""))

@@ -10,11 +10,9 @@ from typing import Final
 from clusterrun.errors import UsageError
 from clusterrun.estimates.cost import cost
 from clusterrun.estimates.estimate import (
-    Estimate,
     Question,
     counts_activations,
     disk_need,
-    estimate,
     gpu_need,
     host_need,
     mistake,
@@ -142,10 +140,11 @@ def step_seconds(question: Question, setup: Setup) -> float:
     return cost(setup, compute_s=compute).total_s
 
 
-def what_if(question: Question, what: str) -> list[Estimate]:
-    """Estimate the neighbours of a setup in one dimension of WHAT_IF."""
-    asked = (replace(question, setup=setup) for setup in _neighbours(question.setup, what))
-    return [estimate(neighbour) for neighbour in asked if not mistake(neighbour)]
+def neighbours(question: Question, what: str) -> list[Question]:
+    """Ask about the neighbours of a setup in one dimension of WHAT_IF, none of them traced."""
+    setups = _neighbours(question.setup, what)
+    asked = (replace(question, setup=setup, traced=None) for setup in setups)
+    return [neighbour for neighbour in asked if not mistake(neighbour)]
 
 
 def _neighbours(setup: Setup, what: str) -> list[Setup]:

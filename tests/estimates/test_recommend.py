@@ -16,10 +16,10 @@ from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.recommend import (
     WHAT_IF,
     best_per_strategy,
+    neighbours,
     recommend,
     smallest,
     step_seconds,
-    what_if,
 )
 from clusterrun.estimates.setup import GIB, Setup, Verdict
 from clusterrun.spec import Strategy
@@ -139,9 +139,9 @@ def test_each_strategy_is_shown_once_with_its_best() -> None:
 def test_what_if_changes_one_thing(what: str) -> None:
     asked_for = question(micro_batch=2)
     name = what.replace("-", "_")
-    values = [getattr(found.question.setup, name) for found in what_if(asked_for, what)]
+    values = [getattr(found.setup, name) for found in neighbours(asked_for, what)]
     now = getattr(asked_for.setup, name)
     assert values
     assert now not in values
-    for found, value in zip(what_if(asked_for, what), values, strict=True):
-        assert found.question.setup == replace(asked_for.setup, **{name: value})
+    for found, value in zip(neighbours(asked_for, what), values, strict=True):
+        assert found.setup == replace(asked_for.setup, **{name: value})
