@@ -215,9 +215,10 @@ def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:
             hint="leave out the numbers, or give those of the config",
         )
     kinds = sorted(set(getattr(config, "layer_types", None) or ()))
-    if len(kinds) > 1 or any(getattr(config, key, None) for key in EXPERTS):
-        why = f"kinds ({', '.join(kinds)})" if len(kinds) > 1 else "experts"
-        raise UsageError(f"few layers don't tell of all: they have {why}", hint=WITHOUT)
+    if len(kinds) > 1:
+        raise UsageError(f"a few layers don't tell of all kinds: {', '.join(kinds)}", hint=WITHOUT)
+    if any(getattr(config, key, None) for key in EXPERTS):
+        raise UsageError("mixture-of-experts models can't be traced", hint=WITHOUT)
     _refuse_length(config, setup.seq_len)
 
 

@@ -176,14 +176,14 @@ def test_a_library_that_is_missing_is_named_with_the_way_to_install_it(
         ({**LLAMA, "hidden_act": "nonsense"}, (), "can't be traced", "leave out"),
         ({**LLAMA, "max_position_embeddings": 100}, (), "longer than the model's 100", "--seq-len"),
         (LLAMA, (*NUMBERS, "--layers", "3"), "the config has 4 layers of width 64", "config"),
-        ({**LLAMA, "num_local_experts": 4}, (), "they have experts", "leave out"),
+        ({**LLAMA, "num_local_experts": 4}, (), "mixture-of-experts", "leave out"),
         (
             {
                 **{**LLAMA, "model_type": "qwen2", "use_sliding_window": True},
                 "layer_types": 2 * ["full_attention", "sliding_attention"],
             },
             (),
-            "they have kinds (full_attention, sliding_attention)",
+            "all kinds: full_attention, sliding_attention",
             "leave out",
         ),
     ],
