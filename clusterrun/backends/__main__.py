@@ -11,22 +11,39 @@ from clusterrun.errors import ClusterrunError
 
 USAGE = """\
 usage: python -m clusterrun.backends register RUN_DIR
+       python -m clusterrun.backends superseded RUN_DIR
        python -m clusterrun.backends successor RUN_DIR [NODES]"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Record a run, so that it can be found like any other, or submit its next job."""
+    """Record a run, so that it can be found like any other, or submit its next job.
+
+    `superseded` says with 0 that another job has gone on with the run after this one.
+    """
     match argv:
         case ["register", run_dir]:
             from clusterrun.record import register_run
 
             register_run(Path(run_dir), os.environ)
+        case ["superseded", run_dir]:
+            return _superseded(Path(run_dir))
         case ["successor", run_dir, *nodes] if len(nodes) <= 1:
             return _successor(Path(run_dir), "".join(nodes))
         case _:
             print(USAGE, file=sys.stderr)  # noqa: T201 - the batch script's output
             return 2
     return 0
+
+
+def _superseded(run_dir: Path) -> int:
+    from clusterrun.paths import RunPaths
+    from clusterrun.record import read
+
+    try:
+        record = read(RunPaths(root=run_dir))
+    except ClusterrunError:
+        return 1
+    return 0 if os.environ.get("SLURM_JOB_ID", "") in record.earlier_job_ids else 1
 
 
 def _successor(run_dir: Path, nodes: str) -> int:

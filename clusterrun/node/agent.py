@@ -60,11 +60,19 @@ class Agent:
         self._hangs: HangWatch | None = None
         self._was_warned = False
         self._next_look = 0.0
+        self._is_told_to_end = False
         self.has_lost_node = False
         self.has_lost_head = False
 
+    @property
+    def is_orphaned(self) -> bool:
+        """Say whether the head is lost or silent, and nobody has told this node to end."""
+        is_silent = self._member is not None and self._member.decided_alone
+        return (self.has_lost_head or is_silent) and not self._is_told_to_end
+
     def end(self) -> None:
         """End the job on all nodes, after a checkpoint where the ranks can make one."""
+        self._is_told_to_end = True
         if self._interruption is not None:
             self._interruption.ending()
         elif self._member is not None and self._page.is_used:

@@ -70,7 +70,7 @@ def run_agent(run_dir: Path, number: int) -> int:
         kill_descendants()
         for signal_number in (*CANCELLING, *WARNING):
             signal.signal(signal_number, signal.SIG_IGN)
-        if agent is not None and agent.has_lost_head:
+        if agent is not None and agent.is_orphaned:
             inherit(attempt, say=forwarder.say)
         if not forwarder.finish(DRAIN_S):
             why, missing = forwarder.problem or "too slow", missing_text(forwarder.unwritten())

@@ -6,7 +6,6 @@ Slurm requeues such a job once it has given the node up, minutes later; a job th
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -16,7 +15,9 @@ from pathlib import Path
 
 from clusterrun import shell
 from clusterrun.errors import ClusterrunError, NodeExit
+from clusterrun.hostlist import parse_hostlist
 from clusterrun.node.conclude import conclude
+from clusterrun.node.interruption import Reason
 from clusterrun.node.preparation import Attempt
 from clusterrun.node.reach import unreachable
 from clusterrun.node.recovery import Decision
@@ -25,6 +26,7 @@ from clusterrun.state import JobState
 
 SUBMIT_S = 60.0
 LOST = int(NodeExit.NODE_LOST)
+ENDING = (Reason.CANCEL.value, Reason.END.value)
 
 
 def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
@@ -33,25 +35,45 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
     This job, in which nobody could start anything, is cancelled then. Where no job may be submitted
     from here, one that Slurm keeps is requeued. `say` writes into this node's log.
     """
-    who = attempt.who
-    is_heir = who.node_rank == 1 and not who.is_local
-    if not is_heir or who.nodes[0] not in unreachable(who.nodes[:2]):
-        return
     try:
-        if not _is_claimed(attempt):
-            return  # the batch script is alive out there
+        if not _is_orphaned(attempt) or not _is_claimed(attempt):
+            return  # somebody ends the run, or its batch script is alive out there
         decision = _decision(attempt)
-        say(f"attempt {attempt.number}: {decision.next.value}: {decision.why}")
+    except (ClusterrunError, OSError, ValueError) as error:
+        say(f"what follows cannot be decided here: {error}")
+        return
+    say(f"attempt {attempt.number}: {decision.next.value}: {decision.why}")
+    try:
         if decision.next is Next.STOP:
-            _end(attempt)
+            _end(attempt, decision)
         else:
             say(f"job {_successor(attempt, decision)} goes on with the run")
-    except (ClusterrunError, OSError, ValueError) as error:
-        if attempt.plan.spare_nodes:
-            _scheduler("scontrol", "requeue", who.job_id)
-        say(f"Slurm's requeue goes on with the run, nothing from here can: {error}")
+    except (ClusterrunError, OSError) as error:
+        attempt.paths.followed(attempt.number).unlink(missing_ok=True)
+        say(f"that cannot be done from here: {error}")
+        if decision.next is not Next.STOP and attempt.plan.spare_nodes:
+            _scheduler(say, "scontrol", "requeue", attempt.who.job_id)
     else:
-        _scheduler("scancel", who.job_id)
+        _scheduler(say, "scancel", attempt.who.job_id)
+
+
+def _is_orphaned(attempt: Attempt) -> bool:
+    """Say whether this node is the one to act, the batch script's is lost, and nobody ends the run.
+
+    Once a first node was lost and left out, the batch script is not on the head's any more.
+    """
+    who = attempt.who
+    if who.is_local or who.node_rank != 1:
+        return False
+    is_batch_host = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))[:1] == [who.nodes[0]]
+    return is_batch_host and not _is_ended(attempt) and who.nodes[0] in unreachable(who.nodes[:2])
+
+
+def _is_ended(attempt: Attempt) -> bool:
+    try:
+        return attempt.paths.request(attempt.number).read_text().strip() in ENDING
+    except FileNotFoundError:
+        return False
 
 
 def _is_claimed(attempt: Attempt) -> bool:
@@ -74,7 +96,6 @@ def _decision(attempt: Attempt) -> Decision:
 
 
 def _successor(attempt: Attempt, decision: Decision) -> str:
-    """Submit the next job of the run and return its id."""
     argv = [sys.executable, "-m", "clusterrun.backends", "successor", str(attempt.paths.root)]
     done = shell.run([*argv, ",".join(decision.exclude)], timeout_s=SUBMIT_S)
     if done.rc:
@@ -82,12 +103,12 @@ def _successor(attempt: Attempt, decision: Decision) -> str:
     return done.stdout.strip()
 
 
-def _end(attempt: Attempt) -> None:
+def _end(attempt: Attempt, decision: Decision) -> None:
     """Leave the last word about the run."""
     end = {
         "schema": "clusterrun.end/1",
-        "state": JobState.FAILED.value,
-        "exit_code": LOST,
+        "state": decision.state.value,
+        "exit_code": 0 if decision.state is JobState.COMPLETED else LOST,
         "ended_at": time.time(),
     }
     temporary = attempt.paths.end.with_name(f".end.json.{os.getpid()}")
@@ -101,6 +122,11 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _scheduler(*argv: str) -> None:
-    with contextlib.suppress(ClusterrunError):
-        shell.run(argv)
+def _scheduler(say: Callable[[str], None], *argv: str) -> None:
+    try:
+        done = shell.run(argv)
+        refusal = " ".join(done.stderr.split()) if done.rc else ""
+    except ClusterrunError as error:
+        refusal = str(error)
+    if refusal:
+        say(f"{' '.join(argv)}: {refusal}")

@@ -19,7 +19,8 @@ from clusterrun.node.report import Agreement, Report
 
 RETRY_S = 0.1
 RETRY_MOST_S = 2.0
-LOOK_S = 0.5  # at what the head may have left, while it is sought
+PATIENCE_S = 0.2  # with a port that is silent, before the next is tried beside it
+BUSY_S = 0.005  # the same for each node at which a head may be busy
 HEAD_DECIDES_S = 5.0
 
 
@@ -47,8 +48,10 @@ class Member:
         self._decision = Decision()
         self._closed = asyncio.Event()
         self._is_done = False
+        self._is_alone = False
         self._reader: asyncio.Task[None] | None = None
         self._last = "it does not answer"
+        self._patience_s = PATIENCE_S + BUSY_S * len(who.nodes)
 
     async def meet(self, report: Report) -> Agreement:
         """Join the head and wait for its welcome."""
@@ -74,37 +77,46 @@ class Member:
         )
 
     async def _join(self, report: Report, deadline: float) -> Channel:
-        """Knock at all ports at once: what listens on some of them may be no agent, and silent."""
-        knocks = [asyncio.ensure_future(self._knock(port, report)) for port in self._ports]
+        """Knock at one port after the other; one that is silent is tried on beside the next.
+
+        What listens there may be no agent, or a head that is busy with many nodes.
+        """
+        knocks: dict[int, asyncio.Task[Channel | None]] = {}
+        pause_s = RETRY_S
         try:
-            while (left_s := deadline - time.monotonic()) > 0:
-                timeout_s = min(LOOK_S, left_s)
-                done, _ = await asyncio.wait(
-                    knocks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                if done:
-                    return done.pop().result()
+            while time.monotonic() < deadline:
+                for port in self._ports:
+                    if port not in knocks:
+                        knocks[port] = asyncio.ensure_future(self._enter(port, report))
+                    left_s = deadline - time.monotonic()
+                    if channel := await self._answered(knocks, min(self._patience_s, left_s)):
+                        return channel
                 self._realm.check_open()
+                if channel := await self._answered(knocks, pause_s):
+                    return channel
+                pause_s = min(2 * pause_s, RETRY_MOST_S)
         finally:
-            for knock in knocks:
+            for knock in knocks.values():
                 knock.cancel()
         head = self._who.nodes[0]
         text = f"{self._who.node}: cannot reach the head {head} in {self._timeout_s:.0f} s"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}: {self._last}")
 
-    async def _knock(self, port: int, report: Report) -> Channel:
-        """Try one port until the head lets this node in there."""
-        pause_s = RETRY_S
-        while True:
+    async def _answered(
+        self, knocks: dict[int, asyncio.Task[Channel | None]], timeout_s: float
+    ) -> Channel | None:
+        """Wait for the first answer, and forget the knocks that were in vain."""
+        if not knocks:
+            await asyncio.sleep(timeout_s)
+            return None
+        await asyncio.wait(knocks.values(), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for port in [port for port, knock in knocks.items() if knock.done()]:
             try:
-                channel = await self._enter(port, report)
+                if channel := knocks.pop(port).result():
+                    return channel
             except OSError as error:
                 self._last = str(error)
-            else:
-                if channel is not None:
-                    return channel
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_MOST_S)
+        return None
 
     async def _enter(self, port: int, report: Report) -> Channel | None:
         channel = await self._connect(port)
@@ -177,13 +189,22 @@ class Member:
             self._clock.offset_us = offset.offset_us
             self._compared(offset)
 
+    @property
+    def decided_alone(self) -> bool:
+        """Say whether the head did not answer, so that this node decided how it ends."""
+        return self._is_alone
+
     def report_failure(self, failure: Failure) -> None:
         """Tell the head, in its time; decide alone where it does not answer."""
         failure = dataclasses.replace(failure, at=self._clock.corrected_s(failure.at))
         if self._channel is not None:
             self._channel.send("failed", **failure.to_data())
         loop = asyncio.get_running_loop()
-        loop.call_later(HEAD_DECIDES_S, self._decision.make, Ending.of(failure))
+        loop.call_later(HEAD_DECIDES_S, self._decide_alone, Ending.of(failure))
+
+    def _decide_alone(self, ending: Ending) -> None:
+        self._is_alone = not self._decision.is_made
+        self._decision.make(ending)
 
     def report_done(self) -> None:
         """Tell the head that nothing of this node runs any more."""

@@ -39,8 +39,14 @@ def run_of(root: Path, job_id: str = "52", **changes: object) -> JobRecord:
 def successor(
     made: JobRecord, *words: str, job_id: str = "52", **env: str
 ) -> subprocess.CompletedProcess[str]:
+    return ask("successor", made, *words, job_id=job_id, **env)
+
+
+def ask(
+    what: str, made: JobRecord, *words: str, job_id: str, **env: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "clusterrun.backends", "successor", made.run_dir, *words],
+        [sys.executable, "-m", "clusterrun.backends", what, made.run_dir, *words],
         env={**os.environ, "SLURM_JOB_ID": job_id, **env},
         capture_output=True,
         text=True,
@@ -69,6 +75,14 @@ def test_the_new_job_is_recorded_and_both_ids_lead_to_the_run(site: Stubs, tmp_p
     assert (now.job_id, now.earlier_job_ids) == ("53", ("52",))
     for job_id in ("52", "53"):
         assert record.resolve_job(job_id, [made.runs_dir]).run_dir == made.run_dir
+
+
+def test_a_job_that_another_has_followed_is_told_so(site: Stubs, tmp_path: Path) -> None:
+    made = run_of(tmp_path)
+    assert ask("superseded", made, job_id="52").returncode == 1
+    successor(made)
+    assert ask("superseded", made, job_id="52").returncode == 0
+    assert ask("superseded", made, job_id="53").returncode == 1
 
 
 def test_nodes_to_leave_out_join_those_of_the_plan(site: Stubs, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The real one is asked in tests/chaos, where a node is killed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,6 +83,7 @@ def lost_head(attempt: int, checkpoint: int | None = 40) -> Outcome:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
     monkeypatch.setattr(heir, "unreachable", scene.unreachable)
     monkeypatch.setattr(conclude_module, "unreachable", scene.unreachable)
     monkeypatch.setattr(heir.shell, "run", scene.run)
@@ -124,6 +126,30 @@ def test_the_batch_script_can_tell_that_it_was_taken_for_lost(scene: Scene) -> N
     assert scene.paths.followed(1).read_text() == "n2\n"
 
 
+@pytest.mark.parametrize("request_", ["cancel", "end"])
+def test_a_run_that_somebody_ends_is_not_gone_on_with(scene: Scene, request_: str) -> None:
+    scene.paths.attempt(1).mkdir()
+    scene.paths.request(1).write_text(f"{request_}\n")
+    assert scene.lose_head().asked == []
+    assert not scene.paths.followed(1).exists()
+
+
+def test_a_head_that_is_not_the_first_node_has_no_batch_script_to_lose(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-3]")
+    assert scene.lose_head().asked == []
+
+
+def test_a_run_that_is_complete_is_said_to_be(scene: Scene) -> None:
+    scene.paths.attempt(1).mkdir()
+    done = dataclasses.replace(lost_head(1), code=0, cause="completed", node=None)
+    write_outcome_to(scene.paths.outcome(1), done)
+    scene.lose_head()
+    end = json.loads(scene.paths.end.read_text())
+    assert (end["state"], end["exit_code"]) == ("COMPLETED", 0)
+
+
 def test_a_run_that_is_to_stop_ends(scene: Scene) -> None:
     scene.lose_head(on_interrupt="stop")
     assert scene.asked == [["scancel", "42"]]
@@ -139,3 +165,4 @@ def test_where_nothing_may_be_submitted_slurm_requeues(
     scene.lose_head(spare_nodes=spares)
     assert scene.asked[1:] == asked
     assert "not from here" in scene.said[-1]
+    assert not scene.paths.followed(1).exists(), "the batch script, if it lives, may go on"

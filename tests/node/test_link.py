@@ -141,6 +141,7 @@ def test_the_earliest_failure_decides_on_all_nodes(tmp_path: Path) -> None:
         nodes.members[1].report_failure(failure(2, now - 0.2, code=3))
         endings = await nodes.end()
         assert [ending.code for ending in endings] == [3, 3, 3]
+        assert not any(member.decided_alone for member in nodes.members)
         assert {ending.reason for ending in endings} == {"rank 2 on n2: x"}
 
     run(story())
@@ -400,8 +401,10 @@ def test_a_member_decides_alone_when_the_head_is_silent(
         nodes = Nodes(tmp_path, nodes=2)
         await nodes.meet()
         nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
+        assert not nodes.members[0].decided_alone
         nodes.members[0].report_failure(failure(1, time.time()))
         assert (await nodes.members[0].ending()).code == 3
+        assert nodes.members[0].decided_alone
 
     run(story())
 

@@ -242,6 +242,13 @@ def test_the_state_of_a_run_that_stops_is_what_was_concluded(run: Run, state: st
     assert end_of(run.path)["state"] == state
 
 
+def test_a_job_that_slurm_starts_again_leaves_a_run_that_another_goes_on_with(run: Run) -> None:
+    done = run.run(SLURM_RESTART_COUNT="1", STUB_SUPERSEDED_STATUS="0")
+    assert done.returncode == 0
+    assert "another job goes on with the run" in done.stderr
+    assert not (run.path / "attempts").exists()
+
+
 def test_what_follows_is_taken_in_hand_before_it_is_decided(run: Run) -> None:
     run.site.decide("stop")
     assert run.run(STUB_SRUN_STATUS="5").returncode == 5
