@@ -8,6 +8,7 @@ checkpoint of its directory, and refuses one that it could not go on from truly.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import socket
 import sys
@@ -134,6 +135,11 @@ def run(args: argparse.Namespace) -> None:
     is freed after the group's end can hang there (torch 2.13).
     """
     accelerator = Accelerator()
+    if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
+        raise SystemExit(
+            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
+            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+        )
     set_seed(args.seed)
     train_and_report(accelerator, args)
     accelerator.free_memory()
@@ -159,15 +165,26 @@ def train_and_report(accelerator: Accelerator, args: argparse.Namespace) -> None
         loader(Pairs(args.seed, len(indices)), args.batch_size, indices),
         loader(Pairs(HELD_OUT_SEED, args.held_out), args.batch_size, range(args.held_out)),
     )
+    refuse_accumulation(accelerator)
     if newest:
         accelerator.load_state(str(newest.path))
         if accelerator.is_main_process:
-            say(f"resumed from {newest.path} at step {first}")
+            left = "" if first < args.max_steps else f", nothing is left of {args.max_steps} steps"
+            say(f"resumed from {newest.path} at step {first}{left}")
     training = Training(
         accelerator=accelerator, args=args, model=model, optimizer=optimizer, store=store
     )
     if train_steps(training, batches, first):
         report(training, tests)
+
+
+def refuse_accumulation(accelerator: Accelerator) -> None:
+    """End where the launcher, or a DeepSpeed JSON, counts several passes as a step."""
+    if (passes := accelerator.gradient_accumulation_steps) > 1:
+        raise SystemExit(
+            f"error: {passes} passes to a step are asked for, and this example has one\n"
+            "  hint: gradient_accumulation_steps 1, and a larger --batch-size"
+        )
 
 
 def newest_of(store: Any, accelerator: Accelerator, now: dict[str, Any]) -> Any:
@@ -187,6 +204,8 @@ def train_steps(training: Training, batches: Any, first: int) -> bool:
     for step, (images, captions) in enumerate(batches, start=first + 1):
         rate = args.lr * min(1.0, step / args.warmup)
         loss = training.step(images, captions, rate)
+        if not math.isfinite(loss):
+            raise SystemExit(f"error: the loss is {loss} at step {step}: it has diverged")
         runtime.step(step, args.max_steps, loss=loss)
         if accelerator.is_main_process and (step % args.log_every == 0 or step == args.max_steps):
             say(f"step {step}/{args.max_steps} loss {loss:.3f} lr {rate:.1e}")
@@ -221,7 +240,17 @@ def report(training: Training, tests: Any) -> None:
         )
 
 
-def positive(number: str) -> int:
+def folder(text: str) -> Path:
+    """Make a directory unless it is there, for argparse: better now than at the first save."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
+    return path
+
+
+def count(number: str) -> int:
     """Read a whole number from 1."""
     value = int(number)
     if value < 1:
@@ -233,25 +262,27 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags; a checkpoint directory of the run's own where clusterrun has started it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("--max-steps", type=positive, default=200, help="optimizer steps (default 200)")
-    add("--batch-size", type=positive, default=32, help="pairs of a rank (default 32)")
-    add("--width", type=positive, default=64, help="width of the decoder, a multiple of 8")
-    add("--layers", type=positive, default=2, help="blocks of the encoder and of the decoder")
+    add("--max-steps", type=count, default=200, help="optimizer steps (default 200)")
+    add("--batch-size", type=count, default=32, help="pairs of a rank (default 32)")
+    add("--width", type=count, default=64, help="width of the decoder, a multiple of 8")
+    add("--layers", type=count, default=2, help="blocks of the encoder and of the decoder")
     add("--lr", type=float, default=2e-3, help="learning rate after the warm-up")
-    add("--warmup", type=positive, default=20, help="steps in which the rate rises")
-    add("--held-out", type=positive, default=128, help="images to caption at the end")
+    add("--warmup", type=count, default=20, help="steps in which the rate rises")
+    add("--held-out", type=count, default=128, help="images to caption at the end")
     add("--seed", type=int, default=0)
-    add("--log-every", type=positive, default=10, metavar="STEPS")
-    add("--save-every", type=positive, metavar="STEPS", help="the last step is always saved")
-    add("--keep", type=positive, default=2, metavar="N", help="checkpoints to keep")
+    add("--log-every", type=count, default=10, metavar="STEPS")
+    add("--save-every", type=count, metavar="STEPS", help="the last step is always saved")
+    add("--keep", type=count, default=2, metavar="N", help="checkpoints to keep")
     add(
         "--output",
-        type=Path,
+        type=folder,
         default=runtime.checkpoint_dir(),
         metavar="DIR",
         help="where checkpoints are, shared by all nodes (in a run of clusterrun: the run's own)",
     )
     args = parser.parse_args(argv)
+    if not 0 < args.lr < math.inf:
+        parser.error(f"--lr {args.lr} is no learning rate")
     if args.width % 8:
         parser.error(f"--width {args.width} is no multiple of 8")
     if args.save_every and not args.output:

@@ -27,7 +27,7 @@ PRESETS = {
     "tiny_r8": Preset(rank=8, alpha=16, dropout=0.05, targets=ALL_LINEAR),
     # QLoRA (Dettmers et al., 2023), models up to 13 billion parameters
     "paper_r64": Preset(rank=64, alpha=16, dropout=0.1, targets=ALL_LINEAR),
-    # rank and alpha of the speech adapter that Phi-4-multimodal is published with
+    # the speech adapter that Phi-4-multimodal is published with
     "pretrained_r320": Preset(rank=320, alpha=640, dropout=0.01, targets=ALL_LINEAR),
 }
 

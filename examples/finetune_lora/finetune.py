@@ -129,6 +129,8 @@ class Report(TrainerCallback):  # type: ignore[misc]  # transformers has no type
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Print losses as they come."""
         loss, held_out = logs.get("loss"), logs.get("eval_loss")
+        if held_out is not None and not math.isfinite(held_out):
+            raise SystemExit(f"error: the held-out loss is {held_out}: it has diverged")
         if not state.is_world_process_zero:
             return
         if loss is not None:
@@ -158,6 +160,11 @@ def finetune(args: argparse.Namespace) -> None:
     """Train from the start or the newest checkpoint, and save the adapters."""
     precision, why = chosen_precision()
     settings = trainer_arguments(args, precision)
+    if (started := os.environ.get("WORLD_SIZE", "1")) != str(settings.world_size):
+        raise SystemExit(
+            f"error: the launcher has started {started} ranks, and the Trainer did not join them\n"
+            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+        )
     checkpoint = resume_path(args.output)
     settings.eval_on_start = checkpoint is None  # how good it is untrained
     trainer, record = prepare(args, settings, precision)
@@ -277,6 +284,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags, checked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     positive = _at_least(1)
+    planned = runtime.planned()  # by `clusterrun submit --plan`
+    batch, passes = (planned.micro_batch, planned.accumulation) if planned else (8, 1)
     add = parser.add_argument
     add("--preset", choices=PRESETS, default="tiny_r8", help="rank, alpha, dropout and targets")
     add("--samples", type=positive, default=512, help="pairs to learn from (default 512)")
@@ -286,17 +295,22 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--layers", type=positive, default=2)
     add("--heads", type=positive, default=4)
     add("--epochs", type=positive, default=3, help="each ends with a checkpoint (default 3)")
-    add("--batch-size", type=positive, default=8, help="samples per process and micro-batch")
-    add("--accumulation", type=positive, default=1, help="micro-batches per step")
+    add("--batch-size", type=positive, default=batch, help="samples per process and micro-batch")
+    add("--accumulation", type=positive, default=passes, help="micro-batches per step")
     add("--lr", type=float, default=5e-3, help="peak learning rate")
     add("--warmup", type=_at_least(0), default=10, help="steps of warm-up")
     add("--clip", type=float, default=1.0, help="largest gradient norm")
     add("--seed", type=int, default=0)
-    add("--gradient-checkpointing", action="store_true", help="less memory, a third more work")
+    add(
+        "--gradient-checkpointing",
+        action="store_true",
+        default=bool(planned and planned.gradient_checkpointing),
+        help="less memory, a third more work",
+    )
     add("--log-every", type=positive, default=10, metavar="STEPS")
     add(
         "--output",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="shared by all nodes (in a run of clusterrun: the run's own; else 'out')",
     )
@@ -310,13 +324,23 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.hidden % (2 * args.heads):
         parser.error(f"--hidden {args.hidden} is no multiple of twice --heads {args.heads}")
     if not math.isfinite(args.lr) or args.lr <= 0:
-        parser.error(f"--lr {args.lr} is no rate")
+        parser.error(f"--lr {args.lr} is no learning rate")
     info = runtime.info()
     args.output = args.output or runtime.checkpoint_dir() or Path("out")
     # What lies in the run's own directory, or lies there in a later attempt, is its own.
     is_own = args.output == runtime.checkpoint_dir() or (info is not None and info.attempt > 1)
     args.resume = args.resume or is_own
     return args
+
+
+def folder(text: str) -> Path:
+    """Make a directory unless it is there, for argparse: better now than at the first save."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
+    return path
 
 
 def _at_least(least: int) -> Any:

@@ -270,7 +270,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--lr-rule", choices=RULES, default="linear", help="how the rate follows the batch")
     add("--warmup", type=float, default=0.1, help="share of the steps in which a scaled rate rises")
     add("--seed", type=int, default=0)
-    add("--output", type=Path, metavar="DIR", help="where checkpoints go, and where it goes on")
+    add("--output", type=folder, metavar="DIR", help="where checkpoints go, and where it goes on")
     args = parser.parse_args(argv)
     if not 0 <= args.warmup <= 1:
         parser.error(f"--warmup {args.warmup} is no share of the steps")
@@ -279,6 +279,16 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if not args.output and runtime is not None:
         args.output = runtime.checkpoint_dir()  # of the run; None outside one
     return args
+
+
+def folder(text: str) -> Path:
+    """Make a directory unless it is there, for argparse: better now than at the first save."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
+    return path
 
 
 if __name__ == "__main__":

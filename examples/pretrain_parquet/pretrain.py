@@ -146,7 +146,16 @@ def run(args: argparse.Namespace) -> None:
     accelerator = Accelerator(gradient_accumulation_steps=args.accumulation)
     if accelerator.distributed_type not in WHOLE:
         kind = accelerator.distributed_type.value
-        raise SystemExit(f"error: this example trains in one process or under DDP, not {kind}")
+        raise SystemExit(
+            f"error: this example trains in one process or under DDP, not {kind}\n"
+            "  hint: --strategy ddp"
+        )
+    if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
+        raise SystemExit(
+            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
+            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+        )
+    args.accumulation = accelerator.gradient_accumulation_steps  # the launcher may decide it
     train(accelerator, args)
     accelerator.free_memory()
     accelerator.wait_for_everyone()
@@ -161,7 +170,9 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     rows = stream.rows_per_step * stream.world_size
     training.say(f"world {stream.world_size} ranks, {rows} rows a step, {total} steps in all")
     training.step = training.saved.resume()
-    if 0 < training.step < total:
+    if training.step >= total:
+        training.say(f"nothing is left to do: step {training.step} is saved")
+    elif training.step:
         where = stream.beginning(*training.place)
         say(f"resumed at step {training.step}: rank {stream.rank} reads on from {where}")
     if training.run() and accelerator.is_main_process:
@@ -226,29 +237,37 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__.split("\n\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    planned = runtime.planned()  # by `clusterrun submit --plan`
+    batch, passes = (planned.micro_batch, planned.accumulation) if planned else (16, 1)
     add = parser.add_argument
     add("--data", type=Path, required=True, help="directory with train/ and held_out/")
-    add("--output", type=Path, help="where checkpoints go (in a run of clusterrun: the run's own)")
-    add("--epochs", type=_at_least_one, default=1)
-    add("--batch-size", type=_at_least_one, default=16, help="rows per process and micro-batch")
-    add("--accumulation", type=_at_least_one, default=1, help="micro-batches per step")
-    add("--buffer-rows", type=_at_least_one, default=1000, help="rows shuffled at a time")
+    add(
+        "--output", type=folder, help="where checkpoints go (in a run of clusterrun: the run's own)"
+    )
+    add("--epochs", type=count, default=1)
+    add("--batch-size", type=count, default=batch, help="rows per process and micro-batch")
+    add("--accumulation", type=count, default=passes, help="micro-batches per step")
+    add("--buffer-rows", type=count, default=1000, help="rows shuffled at a time")
     add("--host-memory", type=float, metavar="GIB", help="default: looked up")
-    add("--seq-len", type=_at_least_one, default=128, help="bytes per row; longer ones are cut")
-    add("--layers", type=_at_least_one, default=2)
-    add("--heads", type=_at_least_one, default=4)
-    add("--width", type=_at_least_one, default=64)
+    add("--seq-len", type=count, default=128, help="bytes per row; longer ones are cut")
+    add("--layers", type=count, default=2)
+    add("--heads", type=count, default=4)
+    add("--width", type=count, default=64)
     add("--lr", type=float, default=3e-3)
-    add("--warmup", type=_at_least_one, default=10, metavar="STEPS")
+    add("--warmup", type=count, default=10, metavar="STEPS")
     add("--seed", type=int, default=0)
-    add("--log-every", type=_at_least_one, default=10, metavar="STEPS")
-    add("--clear-every", type=_at_least_one, default=50, metavar="STEPS", help="give back caches")
-    add("--memory-every", type=_at_least_one, default=200, metavar="STEPS", help="print memory")
-    add("--save-every", type=_at_least_one, metavar="STEPS", help="besides the end of each epoch")
-    add("--keep-best", type=_at_least_one, default=5, metavar="N", help="by held-out loss")
-    add("--held-out", type=_at_least_one, default=256, metavar="ROWS", help="for the loss")
-    add("--bleu-rows", type=_at_least_one, default=32, metavar="ROWS", help="for BLEU")
+    add("--log-every", type=count, default=10, metavar="STEPS")
+    add("--clear-every", type=count, default=50, metavar="STEPS", help="give back caches")
+    add("--memory-every", type=count, default=200, metavar="STEPS", help="print memory")
+    add("--save-every", type=count, metavar="STEPS", help="besides the end of each epoch")
+    add("--keep-best", type=count, default=5, metavar="N", help="by held-out loss")
+    add("--held-out", type=count, default=256, metavar="ROWS", help="for the loss")
+    add("--bleu-rows", type=count, default=32, metavar="ROWS", help="for BLEU")
     args = parser.parse_args(argv)
+    if not 0 < args.lr < math.inf:
+        parser.error(f"--lr {args.lr} is no learning rate")
+    if args.host_memory is not None and not 0 < args.host_memory < math.inf:
+        parser.error(f"--host-memory {args.host_memory} is no size")
     if args.width % args.heads:
         parser.error(f"--width {args.width} is no multiple of --heads {args.heads}")
     if args.output is None and runtime.checkpoint_dir() is None:
@@ -256,11 +275,22 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def _at_least_one(text: str) -> int:
+def count(text: str) -> int:
+    """Read a count of one or more, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
+
+
+def folder(text: str) -> Path:
+    """Make a directory unless it is there, for argparse: better now than at the first save."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
+    return path
 
 
 if __name__ == "__main__":

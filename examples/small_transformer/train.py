@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Training:
             step += 1
             if step % self.args.log_every == 0 or step == self.args.max_steps:
                 self.log(step, losses)
-                losses = []
+            losses = []  # those of a step: a run that was cut has none of the steps before
             if self.is_told_to_leave(step):
                 return False
             self.set_rate(step)
@@ -77,7 +77,7 @@ class Training:
             group["lr"] = self.args.lr * rate_factor(step, self.args.warmup, self.args.max_steps)
 
     def log(self, step: int, losses: Sequence[Tensor]) -> None:
-        """Print and track the mean loss of all ranks since the last time; rank 0 alone does."""
+        """Print and track the loss of a step, the mean of all ranks; rank 0 alone does."""
         mean = torch.stack(list(losses)).mean()
         loss = float(self.accelerator.reduce(mean, reduction="mean"))
         if not math.isfinite(loss):
@@ -151,13 +151,18 @@ def start_accelerator(args: argparse.Namespace) -> Accelerator:
     """Join the world, and settle on one preset for all its ranks."""
     accelerator = Accelerator(
         mixed_precision=precision(args),
-        log_with=tracking.names(args),
+        log_with=tracking.names(args) or None,  # of an empty list accelerate warns
         project_dir=args.tensorboard,
     )
     if accelerator.distributed_type not in PLAIN:
         raise SystemExit(
             "error: this example is for one process and DDP\n"
             "  hint: --strategy ddp; ../train_lm.py has FSDP and DeepSpeed, too"
+        )
+    if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
+        raise SystemExit(
+            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
+            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
         )
     # fp16 scales its gradients and bf16 does not: ranks of both kinds would add up nonsense
     precisions = sorted(set(gather_object([accelerator.mixed_precision])))
@@ -169,8 +174,21 @@ def start_accelerator(args: argparse.Namespace) -> Accelerator:
     if args.preset == "auto":
         # of unlike GPUs the smallest decides: one model must fit them all
         args.preset = preset_for(min(gather_object([memory_bytes(accelerator.device)])))
-    accelerator.gradient_accumulation_steps = PRESETS[args.preset].accumulation
+    accelerator.gradient_accumulation_steps = chosen(args).accumulation
     return accelerator
+
+
+def chosen(args: argparse.Namespace) -> Preset:
+    """Return the preset; what `clusterrun submit --plan` has planned goes before its batches."""
+    preset, plan = PRESETS[args.preset], runtime.planned() if runtime is not None else None
+    if plan is None:
+        return preset
+    return replace(
+        preset,
+        micro_batch=plan.micro_batch,
+        accumulation=plan.accumulation,
+        grad_ckpt=plan.gradient_checkpointing,
+    )
 
 
 def settings(accelerator: Accelerator, args: argparse.Namespace) -> dict[str, Any]:
@@ -178,7 +196,7 @@ def settings(accelerator: Accelerator, args: argparse.Namespace) -> dict[str, An
     names = ("preset", "length", "max_steps", "lr", "warmup", "seed")
     return {name: getattr(args, name) for name in names} | {
         "precision": accelerator.mixed_precision,
-        "effective_batch": effective_batch(accelerator, PRESETS[args.preset]),
+        "effective_batch": effective_batch(accelerator, chosen(args)),
     }
 
 
@@ -209,7 +227,7 @@ def checkpoint_to_resume(
 
 def loader(args: argparse.Namespace, numbers: range) -> DataLoader[Tensor]:
     """Return rows in order; accelerate deals the batches to the ranks."""
-    preset = PRESETS[args.preset]
+    preset = chosen(args)
     # The loader draws a seed for its workers when it starts. With a generator of its own it leaves
     # torch's alone, whose state a resumed run must find as it was saved.
     return DataLoader(
@@ -224,7 +242,7 @@ def loader(args: argparse.Namespace, numbers: range) -> DataLoader[Tensor]:
 def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     """Train from the start or the newest checkpoint to the last step, and report."""
     set_seed(args.seed)
-    preset, now = PRESETS[args.preset], settings(accelerator, args)
+    preset, now = chosen(args), settings(accelerator, args)
     store = runtime.Checkpoints(args.output, settings=now) if args.output else None
     checkpoint = checkpoint_to_resume(store, accelerator, args, now)
     first = checkpoint.step if checkpoint else 0
@@ -277,18 +295,20 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--preset", choices=["auto", *PRESETS], default="auto", help="auto: by the device's memory")
     add("--no-mixed-precision", action="store_true", help="compute in fp32")
-    add("--max-steps", type=_at_least_one, default=400, help="optimizer steps (default 400)")
-    add("--length", type=_at_least_one, default=10, help="digits of a row (default 10)")
+    add("--max-steps", type=count, default=400, help="optimizer steps (default 400)")
+    add("--length", type=count, default=10, help="digits of a row (default 10)")
     add("--lr", type=float, default=2e-3, help="peak learning rate (default 2e-3)")
-    add("--warmup", type=_at_least_one, default=40, help="optimizer steps of warm-up (default 40)")
+    add("--warmup", type=count, default=40, help="optimizer steps of warm-up (default 40)")
     add("--seed", type=int, default=0)
-    add("--log-every", type=_at_least_one, default=20, metavar="STEPS")
+    add("--log-every", type=count, default=20, metavar="STEPS")
     add("--wandb", action="store_true", help="track with Weights & Biases; its key: WANDB_API_KEY")
-    add("--tensorboard", type=Path, metavar="DIR", help="write TensorBoard's files there")
-    add("--output", type=Path, metavar="DIR", help="where checkpoints go (in a run: its own)")
-    add("--save-every", type=_at_least_one, default=100, metavar="STEPS")
+    add("--tensorboard", type=folder, metavar="DIR", help="write TensorBoard's files there")
+    add("--output", type=folder, metavar="DIR", help="where checkpoints go (in a run: its own)")
+    add("--save-every", type=count, default=100, metavar="STEPS")
     add("--resume", action="store_true", help="go on from the newest checkpoint (in a run: always)")
     args = parser.parse_args(argv)
+    if not 0 < args.lr < math.inf:
+        parser.error(f"--lr {args.lr} is no learning rate")
     own = runtime.checkpoint_dir() if runtime is not None else None
     args.output = args.output or own
     if args.resume and not args.output:
@@ -303,11 +323,22 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def _at_least_one(text: str) -> int:
+def count(text: str) -> int:
+    """Read a count of one or more, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
+
+
+def folder(text: str) -> Path:
+    """Make a directory unless it is there, for argparse: better now than at the first save."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
+    return path
 
 
 if __name__ == "__main__":

@@ -1,0 +1,57 @@
+"""What `submit --plan` hands to the ranks is what the guides train with, or they say that not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.examples.worlds import EXAMPLES, train
+
+pytestmark = pytest.mark.torch
+PLANNED = {
+    "CLUSTERRUN_MICRO_BATCH": "4",
+    "CLUSTERRUN_ACCUMULATION": "2",
+    "CLUSTERRUN_GRAD_CKPT": "1",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2",
+}
+
+
+@pytest.fixture(name="data")
+def _data(tmp_path: Path) -> None:
+    make = EXAMPLES / "pretrain_parquet/make_data.py"
+    subprocess.run([sys.executable, str(make), "data", "--rows", "100"], cwd=tmp_path, check=True)
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize(
+    ("script", "flags", "line"),
+    [
+        (
+            "finetune_lora/finetune.py",
+            "--samples 40 --hidden 16 --layers 1 --heads 2 --epochs 1",
+            "batch 4 x 2 accumulation x 1 ranks = 8 samples a step, 5 steps an epoch\n",
+        ),
+        (
+            "pretrain_parquet/pretrain.py",
+            "--data data --output out --layers 1 --width 16",
+            "world 1 ranks, 8 rows a step, 12 steps in all\nstep 10/12 loss",
+        ),
+        ("small_transformer/train.py", "--preset cpu --max-steps 1", ", 8 rows a step on 1 rank"),
+    ],
+)
+def test_a_planned_batch_is_taken(tmp_path: Path, script: str, flags: str, line: str) -> None:
+    done = train(tmp_path, "none", 1, *flags.split(), example=EXAMPLES / script, environ=PLANNED)
+    assert done.returncode == 0, done.stderr
+    assert line in done.stdout
+
+
+@pytest.mark.parametrize(
+    "script", ["one_gpu_to_many/train.py", "deepspeed_offload/train_captions.py"]
+)
+def test_accumulation_is_refused_where_a_step_is_one_pass(tmp_path: Path, script: str) -> None:
+    done = train(tmp_path, "none", 1, example=EXAMPLES / script, environ=PLANNED)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: 2 passes to a step are asked for, and this example has")
