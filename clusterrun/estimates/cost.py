@@ -2,7 +2,8 @@
 
 Of work and traffic the shorter hides behind the longer, but for a tenth. Traffic as in the ZeRO
 paper (arXiv 1910.02054, section 7): 2 volumes of the gradients for data parallelism and ZeRO 1 and
-2, 3 for what shards the weights, too, which is paid for each pass, not each step.
+2, 3 for what shards the weights, too, which is paid for each pass, not each step; under FSDP the
+gradients' once a step.
 """
 
 from __future__ import annotations
@@ -73,9 +74,12 @@ def _sent_bytes(setup: Setup, trainable: int) -> float:
     if setup.world == 1:
         return 0.0
     half = HALF if setup.is_half else FP32
+    weights = 2 * half * setup.model.params * setup.accumulation
+    if setup.strategy.is_fsdp:  # accelerate sums the passes up before it has FSDP reduce
+        return weights + half * trainable
     gradient = half if setup.strategy.is_deepspeed else FP32
     if setup.strategy in _SHARDS_WEIGHTS:
-        return setup.accumulation * (2 * half * setup.model.params + gradient * trainable)
+        return weights + setup.accumulation * gradient * trainable
     reduces = setup.accumulation if setup.strategy in _REDUCES_EACH_PASS else 1
     return (reduces * gradient + gradient) * trainable
 

@@ -124,12 +124,14 @@ class Estimate:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Return the worst of the verdicts; None where nothing could be judged."""
+        """Return the worst of the verdicts; None where it can't be told, of the GPUs above all."""
         needs = (self.gpu_memory, self.host_memory, self.disk)
         verdicts = [need.verdict for need in needs if need is not None]
         known = [verdict for verdict in verdicts if verdict is not None]
-        if self.never_ends:
+        if self.never_ends or Verdict.NO in known:
             return Verdict.NO
+        if self.gpu_memory is not None and self.gpu_memory.verdict is None:
+            return None
         return max(known, key=list(Verdict).index, default=None)
 
     @property

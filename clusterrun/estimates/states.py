@@ -11,6 +11,7 @@ from clusterrun.spec import Strategy
 ZERO_12, ZERO_3 = "DeepSpeed 0.19 stage_1_and_2.py", "DeepSpeed 0.19 stage3.py"
 ESTIMATORS = "DeepSpeed 0.19, estimate_zero*_model_states_mem_needs"
 FSDP = "torch fully_shard as accelerate 1.15 prepares it"
+NO_SYNC = "accelerate 1.15, accumulate(): FSDP reduces after the last pass of a step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ def buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
         size, symbol = 4 * trainable_params(setup), symbols(setup)[0]
         return (term("gradient buckets", size, f"4 {symbol}", "torch DDP, gradients are copied"),)
     if setup.strategy.is_fsdp:
-        return _fsdp_buffers(setup)
+        return (*_fsdp_buffers(setup), *_summed_up(setup))
     if setup.strategy.is_deepspeed:
         return _zero_buffers(setup, buckets)
     return ()
@@ -167,3 +168,12 @@ def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
         term("gathered weights", width * (outside + 2 * model.block), f"{width} (E + 2 U)", FSDP),
         term("whole gradients", 2 * width * graded, f"{2 * width} {symbol}", FSDP),
     )
+
+
+def _summed_up(setup: Setup) -> tuple[Term, ...]:
+    """Return the gradients of a step's passes: until the last accelerate has FSDP share none."""
+    if setup.accumulation == 1 or setup.world == 1:
+        return ()
+    width, symbol = number_bytes(setup), symbols(setup)[0]
+    size = width * trainable_params(setup)
+    return (term("accumulated gradients", size, f"{width} {symbol}", NO_SYNC),)

@@ -204,7 +204,8 @@ def test_what_offloads_is_tight_at_best_where_the_memory_of_a_node_is_not_known(
 
 
 def test_without_activations_nothing_fits_for_sure(here: Here) -> None:
-    assert told(here, "--params", "1B", "--gpu", "h100-80g")["verdict"] is None
+    for more in ((), ("--host-mem", "64GiB")):
+        assert told(here, "--params", "1B", "--gpu", "h100-80g", *more)["verdict"] is None
     answer = told(here, "--params", "70B", "--gpu", "h100-80g", code=3)
     assert answer["verdict"] == "no"
     assert any("activations are not counted" in note for note in answer["notes"])

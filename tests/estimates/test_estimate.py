@@ -66,6 +66,8 @@ def test_the_worst_verdict_is_that_of_the_whole() -> None:
     assert estimate(ask(host_bytes=2000 * GIB)).verdict is Verdict.FITS
     assert estimate(ask(host_bytes=16 * GIB)).verdict is Verdict.NO
     assert estimate(ask(gpu_bytes=None)).verdict is None
+    assert estimate(ask(gpu_bytes=None, host_bytes=2000 * GIB)).verdict is None
+    assert estimate(ask(gpu_bytes=None, host_bytes=16 * GIB)).verdict is Verdict.NO
 
 
 def test_a_training_longer_than_its_job_that_saves_nothing_is_refused() -> None:

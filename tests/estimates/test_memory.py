@@ -123,6 +123,14 @@ def test_fsdp_gathers_two_blocks_and_what_is_outside_of_blocks() -> None:
     assert sizes["whole gradients"] == 2 * 2 * LLAMA.largest_layer
 
 
+def test_fsdp_keeps_whole_what_it_sums_up_over_the_passes_of_a_step() -> None:
+    once = _sizes(memory.gpu_terms(_setup(Strategy.FSDP)))
+    summed = _sizes(memory.gpu_terms(_setup(Strategy.FSDP, accumulation=4)))
+    zero3 = _sizes(memory.gpu_terms(_setup(Strategy.ZERO3, accumulation=4)))
+    assert summed["accumulated gradients"] == 2 * P
+    assert "accumulated gradients" not in {*once, *zero3}
+
+
 def test_deepspeeds_buckets_are_its_defaults_or_those_of_the_config() -> None:
     usual = _sizes(memory.gpu_terms(_setup(Strategy.ZERO3)))
     assert usual["reduce bucket"] == 2 * 500_000_000
@@ -308,6 +316,7 @@ def test_without_a_sequence_length_nothing_is_told_of_activations(setup: Setup) 
 
 
 @pytest.mark.torch
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("strategy", "size"),
