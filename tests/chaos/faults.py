@@ -317,7 +317,7 @@ FAULTS = {
             name="run directory full",
             inject=fill_disk,
             options=RESTARTS,
-            steps=1000,  # several checkpoints while it is full, and some after
+            steps=600,  # several checkpoints while it is full, and some after
             attempts=None,
             trace="training goes on",
         ),
