@@ -48,6 +48,8 @@ def chosen_precision() -> tuple[str, str]:
     The launcher's word counts; without one, bf16 begins with compute capability 8.0 (Ampere).
     """
     said = os.environ.get("ACCELERATE_MIXED_PRECISION")
+    if said == "fp16" and not torch.cuda.is_available():
+        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
     if said:
         return said, "the launcher's choice"
     if not torch.cuda.is_available():

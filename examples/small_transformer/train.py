@@ -164,6 +164,8 @@ def start_accelerator(args: argparse.Namespace) -> Accelerator:
             f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
             "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
         )
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
     # fp16 scales its gradients and bf16 does not: ranks of both kinds would add up nonsense
     precisions = sorted(set(gather_object([accelerator.mixed_precision])))
     if len(precisions) > 1:
