@@ -197,16 +197,16 @@ def _refuse_setup(setup: Setup) -> None:
         raise UsageError("--trace needs the length of a sample", hint="pass --seq-len")
     if setup.lora:
         raise UsageError("--trace knows nothing of LoRA's adapters", hint=WITHOUT)
-    if not setup.model.has_shape:
-        raise UsageError(
-            "--trace needs the model's shape",
-            hint="with --params give --hidden, --layers, --heads and --ffn, too",
-        )
 
 
 def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:
     """Refuse what transformers has no causal model for, and what few layers don't tell."""
     config = _known_config(values)
+    if not setup.model.has_shape:
+        raise UsageError(
+            "--trace needs the model's shape",
+            hint="with --params give --hidden, --layers, --heads and --ffn, too",
+        )
     layers, hidden = (getattr(config, x, None) for x in ("num_hidden_layers", "hidden_size"))
     if (layers, hidden) != (setup.model.layers, setup.model.hidden):
         raise UsageError(
