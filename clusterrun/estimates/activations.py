@@ -21,11 +21,15 @@ class Arithmetic(str, Enum):
 
 
 class Saved(NamedTuple):
-    """Bytes that a block saves of each element of its hidden states, and parts of it."""
+    """Bytes that a block saves of each element of its hidden states, and of wider or narrower ones.
+
+    Widths are relative to the hidden size.
+    """
 
     fixed: float
-    kv: float  # of each share of k, the heads of keys and values to heads
-    ffn: float  # of each multiple of f, the feed-forward width to the hidden size
+    query: float  # of all heads together
+    kv: float  # of all heads of keys together
+    ffn: float  # of the feed-forward network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +51,15 @@ class Activations:
 # By (gated, arithmetic): the blocks of Llama, and of GPT-2, whose GELU is not fused. Those of
 # GPT-NeoX and BERT save less than GPT-2's.
 SAVED = {
-    (True, Arithmetic.HALF): Saved(20, 4, 8),
-    (True, Arithmetic.AUTOCAST): Saved(30, 4, 8),
-    (True, Arithmetic.FP32): Saved(32, 8, 16),
-    (False, Arithmetic.HALF): Saved(16, 0, 10),
-    (False, Arithmetic.AUTOCAST): Saved(20, 0, 10),
-    (False, Arithmetic.FP32): Saved(32, 0, 20),
+    (True, Arithmetic.HALF): Saved(16, 4, 4, 8),
+    (True, Arithmetic.AUTOCAST): Saved(26, 4, 4, 8),
+    (True, Arithmetic.FP32): Saved(24, 8, 8, 16),
+    (False, Arithmetic.HALF): Saved(16, 0, 0, 10),
+    (False, Arithmetic.AUTOCAST): Saved(20, 0, 0, 10),
+    (False, Arithmetic.FP32): Saved(32, 0, 0, 20),
 }
+# What norms of queries and keys save besides, of each element of these.
+HEAD_NORM = {Arithmetic.HALF: 6.1, Arithmetic.AUTOCAST: 6.1, Arithmetic.FP32: 8.1}
 CHECKPOINT = {Arithmetic.HALF: 2, Arithmetic.AUTOCAST: 4, Arithmetic.FP32: 4}
 # What live tensors reach beyond what is saved: of each block, and of the one that goes backward.
 EACH_BLOCK, ONE_BLOCK = 1.15, 0.35
@@ -68,8 +74,10 @@ def saved_bytes(setup: Setup) -> float:
     """
     model = setup.model
     saved = SAVED[model.gated, arithmetic(setup)]
-    kv_share = (model.kv_heads or model.heads) / model.heads
-    return saved.fixed + saved.kv * kv_share + saved.ffn * model.ffn / model.hidden
+    norm = HEAD_NORM[arithmetic(setup)] if model.head_norm else 0
+    query = (saved.query + norm) * model.query_width
+    kv = (saved.kv + norm) * model.key_value_width
+    return saved.fixed + (query + kv + saved.ffn * model.ffn) / model.hidden
 
 
 def arithmetic(setup: Setup) -> Arithmetic:

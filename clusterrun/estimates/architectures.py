@@ -71,6 +71,8 @@ class Anatomy:
     ffn: int
     vocab: int
     kv_heads: int = 0  # as many as heads where 0
+    head_dim: int = 0  # what the hidden size leaves where 0
+    head_norm: bool = False
     gated: bool = False
 
     @property
@@ -148,6 +150,8 @@ def _llama(config: Config) -> Anatomy:
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
+        head_dim=head_dim,
+        head_norm=family == "qwen3",
         ffn=ffn,
         vocab=vocab,
         gated=True,

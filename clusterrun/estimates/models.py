@@ -31,6 +31,8 @@ def _model(counted: Anatomy, name: str, source: str) -> Model:
         layers=counted.layers,
         heads=counted.heads,
         kv_heads=counted.kv_heads or counted.heads,
+        head_dim=counted.head_dim,
+        head_norm=counted.head_norm,
         ffn=counted.ffn,
         vocab=counted.vocab,
         gated=counted.gated,

@@ -19,9 +19,10 @@ class Model:
     """The size and shape of a model; 0 where a number of the shape is not known.
 
     `params` counts tied weights once, `largest_layer` is the largest single module's own
-    parameters (DeepSpeed's definition), `block` those of one transformer block. `gated` says that
-    the feed-forward network has a gate (Llama's, not GPT-2's). `source` says where the facts are
-    from.
+    parameters (DeepSpeed's definition), `block` those of one transformer block. `head_dim` is 0
+    where the heads share the hidden size, `head_norm` says that their queries and keys have norms
+    (Qwen 3's), `gated` that the feed-forward network has a gate (Llama's, not GPT-2's). `source`
+    says where the facts are from.
     """
 
     name: str
@@ -32,15 +33,27 @@ class Model:
     layers: int = 0
     heads: int = 0
     kv_heads: int = 0
+    head_dim: int = 0
     ffn: int = 0
     vocab: int = 0
     gated: bool = True
+    head_norm: bool = False
     source: str = ""
 
     @property
     def has_shape(self) -> bool:
         """Say whether activations and the work of attention can be told."""
         return min(self.hidden, self.layers, self.heads, self.ffn) > 0
+
+    @property
+    def query_width(self) -> int:
+        """Return the width of all heads together, as far as it is known."""
+        return self.heads * self.head_dim or self.hidden
+
+    @property
+    def key_value_width(self) -> int:
+        """Return the width of all heads of keys, which is that of all heads of values."""
+        return self.query_width * (self.kv_heads or self.heads) // max(1, self.heads)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,14 +59,14 @@ class Speedup:
 
 
 def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
-    """Count the operations that training on one token takes: 6P + 12*L*h*s.
+    """Count the operations that training on one token takes: 6P + 12*L*q*s, q all heads' width.
 
     PaLM, arXiv:2204.02311, appendix B; the part of attention is left out where the model's shape
     is not known. Frozen weights need no gradients of their own, so that LoRA takes 4P, its
     adapters not counted. Recomputed activations never count: that is how MFU is defined.
     """
     per_param = 4 if lora else 6
-    return per_param * model.params + 12 * model.layers * model.hidden * seq_len
+    return per_param * model.params + 12 * model.layers * model.query_width * seq_len
 
 
 def peak_flops(gpu: Gpu, precision: str) -> float:

@@ -39,8 +39,8 @@ def adapter_params(model: Model, rank: int) -> int:
             "the size of LoRA's adapters depends on the model's shape",
             hint="say --hidden, --layers, --heads and --ffn, or --model",
         )
-    key_value = model.hidden * (model.kv_heads or model.heads) // model.heads
-    attention = 2 * (model.hidden + model.hidden) + 2 * (model.hidden + key_value)
+    key_value = model.key_value_width
+    attention = 2 * (model.hidden + model.query_width) + 2 * (model.hidden + key_value)
     feed_forward = (3 if model.gated else 2) * (model.hidden + model.ffn)
     return rank * model.layers * (attention + feed_forward)
 

@@ -15,6 +15,7 @@ from clusterrun.spec import Strategy
 from tests.estimates.golden import TABLES
 
 LLAMA = BUILT_IN["llama-3.1-8b"]
+WIDE_HEAD = 96  # of Qwen 3's kind: 8 heads are wider than the hidden size
 SHAPE: dict[str, Any] = {"hidden": 512, "layers": 4, "heads": 8}
 OF = {  # a setup that computes so
     Arithmetic.FP32: {"strategy": Strategy.DDP, "precision": "fp32"},
@@ -63,6 +64,8 @@ def _config(family: str, ffn: int, kv_heads: int, layers: int) -> dict[str, Any]
         none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         return {**shape, **none, "bos_token_id": 0, "eos_token_id": 0, "vocab_size": 128}
     shape = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": layers}
+    if family == "qwen3":
+        shape["head_dim"] = WIDE_HEAD
     return {
         **shape,
         "intermediate_size": ffn,
@@ -121,6 +124,18 @@ def _measured(
         for layers in (1, 2)
     )
     return (many - few) / (600 * 512)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("arithmetic", list(Arithmetic))
+def test_heads_wider_than_the_hidden_size_with_norms_of_their_own_save_more(
+    arithmetic: Arithmetic,
+) -> None:
+    model = Model(
+        name="", params=1, **SHAPE, ffn=1792, kv_heads=2, head_dim=WIDE_HEAD, head_norm=True
+    )
+    told = saved_bytes(_setup(model, arithmetic))
+    assert _measured("qwen3", 1792, 2, arithmetic) == pytest.approx(told, rel=0.01)
 
 
 @pytest.mark.torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,12 @@ def test_attention_is_an_eighth_of_the_work_of_8b_at_4096() -> None:
     work = flops_per_token(LLAMA, 4096)
     assert work == 6 * 8_030_261_248 + 12 * 32 * 4096 * 4096
     assert work / flops_per_token(LLAMA, 0) == pytest.approx(1.13, abs=0.005)
+
+
+def test_attention_works_on_all_heads_be_they_wider_than_the_hidden_size() -> None:
+    wide = replace(LLAMA, head_dim=256)  # twice as wide
+    attention = flops_per_token(LLAMA, 4096) - 6 * LLAMA.params
+    assert flops_per_token(wide, 4096) - 6 * LLAMA.params == 2 * attention
 
 
 def test_a_model_without_a_shape_is_counted_by_its_parameters() -> None:
