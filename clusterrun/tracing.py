@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from clusterrun.errors import UsageError
 from clusterrun.estimates.activations import Activations, Arithmetic, arithmetic
+from clusterrun.estimates.architectures import EXPERTS
 from clusterrun.estimates.estimate import Question
 from clusterrun.estimates.setup import Setup
 
@@ -26,7 +27,6 @@ LOADING: Final = (
     *("auto_map", "quantization_config", "use_cache"),
 )
 ATTENTION_DROPOUT: Final = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
-EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 WIDEST_MASK: Final = 8192  # tokens; masks are real, and grow with the square
 # Steps of autograd that leave a weight what it is, but for its type and its order.
 COPIES: Final = ("ToCopyBackward0", "TBackward0", "TransposeBackward0")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterrun.cli import output, plan_json
 from clusterrun.cli.plan_view import gib, gigabytes
-from clusterrun.errors import ClusterrunError
+from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates.estimate import estimate
 from clusterrun.estimates.memory import CONTEXT
 from clusterrun.estimates.setup import total
@@ -45,7 +45,13 @@ def compare(job: str, *, as_json: bool) -> None:
     from clusterrun.estimation import question_of
 
     record = api.find_job(job)
-    answer = estimate(question_of(configuration(record)))
+    try:
+        answer = estimate(question_of(configuration(record)))
+    except UsageError as error:
+        raise ClusterrunError(
+            f"nothing was told of job {record.job_id}: {error.message}",
+            hint="the facts of a training stand under training: when it is submitted",
+        ) from error
     pairs = _pairs(answer, found := measure(record.paths))
     if all(pair.measured is None for pair in pairs):
         raise ClusterrunError(

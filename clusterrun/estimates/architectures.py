@@ -9,6 +9,8 @@ from typing import Any
 from clusterrun.errors import UsageError
 
 BY_HAND = "say --params, and --hidden --layers --heads --kv-heads --ffn --vocab as far as known"
+SIZE_ALONE = "say --params alone: a shape is counted without experts"
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 HEADLESS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "GPT2Model", "GPTNeoXModel")
 
@@ -287,6 +289,6 @@ def anatomy(config: Config) -> Anatomy:
     if count is None:
         raise UsageError(
             f"models of type '{family}' can't be counted; known: {', '.join(FAMILIES)}",
-            hint=BY_HAND,
+            hint=SIZE_ALONE if any(name in config.values for name in EXPERTS) else BY_HAND,
         )
     return count(config)

@@ -203,6 +203,15 @@ def test_what_offloads_is_tight_at_best_where_the_memory_of_a_node_is_not_known(
     assert little.code == 3
 
 
+def test_a_run_that_was_submitted_without_facts_is_not_compared(here: Here) -> None:
+    here.slurm()
+    assert here("submit", "-N2", "train.py").code == 0
+    said = here("plan", "--compare", "4711", "--model", "gpt2")
+    assert said.code == 1
+    assert "error: nothing was told of job 4711: " in said.err
+    assert "hint: the facts of a training stand under training: when it is submitted" in said.err
+
+
 def test_without_activations_nothing_fits_for_sure(here: Here) -> None:
     for more in ((), ("--host-mem", "64GiB")):
         assert told(here, "--params", "1B", "--gpu", "h100-80g", *more)["verdict"] is None
