@@ -244,4 +244,4 @@ def test_transformers_builds_a_model_of_just_that_many_parameters(
 def test_a_model_with_experts_has_a_size_and_no_shape_to_say() -> None:
     with pytest.raises(UsageError) as refused:
         from_config({"model_type": "mixtral", "num_local_experts": 8}, "mine")
-    assert refused.value.hint == "say --params alone: a shape is counted without experts"
+    assert refused.value.hints == ("say --params alone: a shape is counted without experts",)
