@@ -172,7 +172,7 @@ def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
 
 def _summed_up(setup: Setup) -> tuple[Term, ...]:
     """Return the gradients of a step's passes: until the last accelerate has FSDP share none."""
-    if setup.accumulation == 1 or setup.world == 1:
+    if setup.accumulation == 1:
         return ()
     width, symbol = number_bytes(setup), symbols(setup)[0]
     size = width * trainable_params(setup)
