@@ -236,7 +236,7 @@ def loader(args: argparse.Namespace, numbers: range) -> DataLoader[Tensor]:
         Rows(numbers, length=args.length, seed=args.seed),
         batch_size=preset.micro_batch,
         num_workers=min(preset.num_workers, len(os.sched_getaffinity(0))),
-        pin_memory=preset.pin_memory,
+        pin_memory=preset.pin_memory and torch.cuda.is_available(),
         generator=torch.Generator().manual_seed(0),
     )
 
@@ -319,6 +319,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("checkpoints need clusterrun: pip install clusterrun")
     # The run's own directory holds nothing but what its earlier attempts have saved.
     attempt = runtime.info() if runtime is not None else None
+    if attempt and args.tensorboard:
+        args.tensorboard /= attempt.run_dir.name  # curves of other runs would be drawn into its own
     args.resume = args.resume or (
         attempt is not None and (attempt.attempt > 1 or args.output == own)
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -86,6 +87,27 @@ def alone(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A training of one process that nobody cut, and what it left."""
+
+    here: Project
+    printed: str
+
+    def copy(self, here: Project) -> None:
+        shutil.copytree(self.here.path / "saved", here.path / "saved")
+
+
+@pytest.fixture(scope="module", name="whole")
+def _whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    copied = project(folder / "examples", folder / "state")
+    here = replace(copied, path=copied.path / HERE.name)
+    done = alone(here, *ALONE, "--output", "saved", "--save-every", "5", "--tensorboard", "curves")
+    assert done.returncode == 0, done.stderr
+    return Whole(here, done.stdout)
+
+
 def steps(text: str) -> dict[int, tuple[str, str]]:
     return {int(step): (loss, rate) for step, loss, rate in STEP.findall(text)}
 
@@ -104,13 +126,14 @@ def test_the_readme_sorts_stops_goes_on_and_tracks(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_one_process_goes_on_to_the_same_losses(here: Project) -> None:
-    whole = alone(here, *ALONE, "--output", "saved", "--save-every", "5")
+def test_one_process_goes_on_to_the_same_losses(here: Project, whole: Whole) -> None:
+    whole.copy(here)
     (here.path / "saved/step-00000012/.complete").unlink()
-    resumed = alone(here, *ALONE, "--output", "saved", "--resume")
+    resumed = alone(here, *ALONE, "--output", "saved", "--resume", "--log-every", "4")
     assert "step-00000010 at step 10" in resumed.stdout, resumed.stderr
-    assert sorted(steps(resumed.stdout)) == [11, 12]
-    assert steps(resumed.stdout).items() <= steps(whole.stdout).items()
+    assert "no supported trackers" not in resumed.stderr  # none was asked for
+    assert list(steps(resumed.stdout)) == [12]  # it was cut between two lines
+    assert steps(resumed.stdout).items() <= steps(whole.printed).items()
 
 
 @pytest.mark.torch
@@ -123,8 +146,11 @@ def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) 
     page.decide(Decision(1, 7, Action.LEAVE))  # all ranks save at step 7 of 12, and leave
     asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
     options = (*ALONE, "--output", "saved")
-    left = train(cut, "ddp", 2, *options, example=HERE / "train.py", environ=asked)
+    curves = (*options, "--tensorboard", "curves")
+    left = train(cut, "ddp", 2, *curves, example=HERE / "train.py", environ=asked)
     assert left.stdout.endswith("stopped at step 7\n"), left.stderr
+    run_id = Path(IN_A_RUN["CLUSTERRUN_RUN_DIR"]).name
+    assert list((cut / "curves" / run_id / "small-transformer").glob("events.out.tfevents.*"))
     resumed = train(cut, "ddp", 2, *options, "--resume", example=HERE / "train.py")
     expected = train(whole, "ddp", 2, *options, example=HERE / "train.py")
     assert steps(left.stdout) | steps(resumed.stdout) == steps(expected.stdout)
@@ -132,8 +158,8 @@ def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) 
 
 
 @pytest.mark.torch
-def test_what_would_be_another_training_is_refused(here: Project) -> None:
-    assert alone(here, *ALONE, "--output", "saved").returncode == 0
+def test_what_would_be_another_training_is_refused(here: Project, whole: Whole) -> None:
+    whole.copy(here)
     again = alone(here, *ALONE, "--output", "saved")
     assert again.returncode == 1
     assert "error: saved already holds checkpoints\n" in again.stderr
@@ -160,13 +186,13 @@ def test_mixed_precision_can_be_switched_off(here: Project) -> None:
 
 
 @pytest.mark.torch
-def test_tensorboards_files_hold_the_losses_that_were_printed(here: Project) -> None:
+def test_tensorboards_files_hold_the_losses_that_were_printed(whole: Whole) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    done = alone(here, *ALONE, "--tensorboard", "curves")
-    events = EventAccumulator(str(here.path / "curves" / "small-transformer")).Reload()
+    curves = whole.here.path / "curves" / "small-transformer"
+    events = EventAccumulator(str(curves)).Reload()
     written = {event.step: f"{event.value:.5f}" for event in events.Scalars("loss")}
-    assert written == {step: loss for step, (loss, _) in steps(done.stdout).items()}
+    assert written == {step: loss for step, (loss, _) in steps(whole.printed).items()}
     assert [event.step for event in events.Scalars("sorted")] == [12]
 
 
