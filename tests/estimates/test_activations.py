@@ -13,6 +13,7 @@ from clusterrun.estimates.models import BUILT_IN, from_config
 from clusterrun.estimates.setup import GIB, Model, Setup, total
 from clusterrun.spec import Strategy
 from tests.estimates.golden import TABLES
+from tests.estimates.saved import really_saved
 
 LLAMA = BUILT_IN["llama-3.1-8b"]
 WIDE_HEAD = 96  # of Qwen 3's kind: 8 heads are wider than the hidden size
@@ -76,49 +77,18 @@ def _config(family: str, ffn: int, kv_heads: int, layers: int) -> dict[str, Any]
     }
 
 
-def _saved_by(config: Any, arithmetic: Arithmetic, *, checkpointed: bool) -> int:
-    """Run a forward pass over 600 tokens; return what autograd saved, but weights and their casts.
-
-    600 is no width of the models here, so that a matrix of a weight's shape is one.
-    """
-    import torch
-    import transformers
-
-    model = transformers.AutoModel.from_config(config).train()
-    model = model.to(torch.bfloat16 if arithmetic is Arithmetic.HALF else torch.float32)
-    if checkpointed:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    shapes = {tuple(weight.shape) for weight in model.parameters()}
-    shapes |= {shape[::-1] for shape in shapes}
-    sizes: dict[int, int] = {}
-    kept = []  # so that no address is used twice
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights and tuple(tensor.shape) not in shapes:
-            sizes[storage.data_ptr()] = storage.nbytes()
-            kept.append(tensor)
-        return tensor
-
-    autocast = arithmetic is Arithmetic.AUTOCAST
-    with (
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast),
-    ):
-        model(input_ids=torch.zeros(3, 200, dtype=torch.long), use_cache=False)
-    return sum(sizes.values())
-
-
 def _measured(
     family: str, ffn: int, kv_heads: int, arithmetic: Arithmetic, *, checkpointed: bool = False
 ) -> float:
     """Return the bytes that one more block saves of each element of its hidden states."""
     transformers = pytest.importorskip("transformers")
     few, many = (
-        _saved_by(
-            transformers.AutoConfig.for_model(family, **_config(family, ffn, kv_heads, layers)),
+        really_saved(
+            transformers.AutoModel.from_config(
+                transformers.AutoConfig.for_model(family, **_config(family, ffn, kv_heads, layers))
+            ),
             arithmetic,
+            (3, 200),  # 600 is no width of the models here
             checkpointed=checkpointed,
         )
         for layers in (1, 2)

@@ -16,6 +16,7 @@ from clusterrun.estimates.models import from_config
 from clusterrun.estimates.setup import GIB, Setup, total
 from clusterrun.spec import Strategy
 from clusterrun.tracing import model_of, traced, traced_bytes
+from tests.estimates.saved import really_saved
 
 SEQUENCES, TOKENS = 3, 200  # 600 is no width of the models here
 LLAMA: dict[str, Any] = {
@@ -46,35 +47,11 @@ def _setup(values: Mapping[str, Any], arithmetic: Arithmetic, **facts: Any) -> S
 
 
 def _really_saved(values: Mapping[str, Any], arithmetic: Arithmetic, *, checkpointed: bool) -> int:
-    """Run a real model; count by addresses, and leave out what has the shape of a weight."""
-    import torch
     import transformers
 
-    dtype = torch.bfloat16 if arithmetic is Arithmetic.HALF else torch.float32
     config = transformers.AutoConfig.for_model(**values)
-    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).train()
-    if checkpointed:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    shapes = {tuple(weight.shape) for weight in model.parameters()}
-    shapes |= {shape[::-1] for shape in shapes}
-    sizes: dict[int, int] = {}
-    kept = []  # so that no address is used twice
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights and tuple(tensor.shape) not in shapes:
-            sizes[storage.data_ptr()] = storage.nbytes()
-            kept.append(tensor)
-        return tensor
-
-    autocasts = arithmetic is Arithmetic.AUTOCAST
-    with (
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocasts),
-    ):
-        model(input_ids=torch.zeros(SEQUENCES, TOKENS, dtype=torch.long), use_cache=False)
-    return sum(sizes.values())
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    return really_saved(model, arithmetic, (SEQUENCES, TOKENS), checkpointed=checkpointed)
 
 
 # What is traced
