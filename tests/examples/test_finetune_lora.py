@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -248,25 +249,34 @@ def test_a_sharded_run_that_was_cut_in_an_epoch_goes_on_with_the_same_steps(
     assert same(whole / "out", cut / "out")
 
 
+EPOCH = (*TINY.split(), "--epochs", "1")
+
+
+@pytest.fixture(scope="module", name="plain")
+def _plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Train for an epoch in one process; give the output directory and what was printed."""
+    folder = tmp_path_factory.mktemp("plain")
+    return folder / "out", printed(by_hand(folder, *EPOCH, "--output", "out"))
+
+
 def test_gradient_checkpointing_and_a_launchers_bf16_change_memory_and_rounding(
-    tmp_path: Path,
+    tmp_path: Path, plain: tuple[Path, str]
 ) -> None:
-    flags = (*TINY.split(), "--epochs", "1")
-    plain = printed(by_hand(tmp_path, *flags, "--output", "plain"))
-    assert "world 1 ranks, one process, precision no (no GPU)" in plain
-    spared = by_hand(tmp_path, *flags, "--output", "spared", "--gradient-checkpointing")
-    assert losses(printed(spared)) == losses(plain)
-    assert same(tmp_path / "plain", tmp_path / "spared")
+    directory, text = plain
+    assert "world 1 ranks, one process, precision no (no GPU)" in text
+    spared = by_hand(tmp_path, *EPOCH, "--output", "spared", "--gradient-checkpointing")
+    assert losses(printed(spared)) == losses(text)
+    assert same(directory, tmp_path / "spared")
     bf16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
-    rounded = printed(by_hand(tmp_path, *flags, "--output", "bf16", **bf16))
+    rounded = printed(by_hand(tmp_path, *EPOCH, "--output", "bf16", **bf16))
     assert "precision bf16 (the launcher's choice)" in rounded
-    assert losses(rounded) != losses(plain)
-    assert held_out(rounded)[0] == pytest.approx(held_out(plain)[0], abs=0.05)
+    assert losses(rounded) != losses(text)
+    assert held_out(rounded)[0] == pytest.approx(held_out(text)[0], abs=0.05)
 
 
-def test_what_would_be_another_training_is_refused(tmp_path: Path) -> None:
-    flags = (*TINY.split(), "--epochs", "1", "--output", "out")
-    printed(by_hand(tmp_path, *flags))
+def test_what_would_be_another_training_is_refused(tmp_path: Path, plain: tuple[Path, str]) -> None:
+    flags = (*EPOCH, "--output", "out")
+    shutil.copytree(plain[0], tmp_path / "out")
     again = by_hand(tmp_path, *flags)
     assert again.returncode == 1
     assert again.stderr.endswith(

@@ -80,9 +80,9 @@ def alone(
 ) -> subprocess.CompletedProcess[str]:
     """Run the script in one process, without clusterrun's command."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    quiet = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HOME": str(here.path)}
     return subprocess.run(
-        [sys.executable, "train.py", *argv], cwd=here.path,
-        env=inherited | {"CUDA_VISIBLE_DEVICES": "", "HOME": str(here.path)} | dict(environ),
+        [sys.executable, "train.py", *argv], cwd=here.path, env=inherited | quiet | dict(environ),
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 

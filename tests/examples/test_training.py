@@ -72,17 +72,16 @@ def test_one_process_learns(tmp_path: Path) -> None:
     assert loss < 3.6
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_a_killed_ddp_run_resumes_to_the_same_bits(tmp_path: Path, processes: int) -> None:
+def test_a_killed_ddp_run_of_four_ranks_resumes_to_the_same_bits(tmp_path: Path) -> None:
     options = flags(TINY, SAVING, "--exact --dropout 0.1 --accumulation 2")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
-    text = printed(train(whole, "ddp", processes, *options))
-    assert len(re.findall(rf"^rank \d/{processes} on ", text, re.MULTILINE)) == processes
-    train_until(cut, "ddp", processes, "step 5/8", *options)
+    text = printed(train(whole, "ddp", 4, *options))
+    assert len(re.findall(r"^rank \d/4 on ", text, re.MULTILINE)) == 4
+    train_until(cut, "ddp", 4, "step 5/8", *options)
     assert not (cut / "out/step-00000006").exists()
-    resumed = printed(train(cut, "ddp", processes, *options, "--resume"))
+    resumed = printed(train(cut, "ddp", 4, *options, "--resume"))
     assert f"resumed from {cut}/out/step-00000003 at step 3" in resumed
     assert held_out(resumed) == held_out(text)
     expected, found = (tensors(folder / "out/step-00000008") for folder in (whole, cut))
