@@ -34,6 +34,11 @@ def start_accelerator(args: argparse.Namespace) -> Accelerator:
     accelerator = Accelerator(
         gradient_accumulation_steps=args.accumulation, kwargs_handlers=handlers
     )
+    if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
+        raise SystemExit(
+            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
+            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+        )
     if is_deepspeed(accelerator):
         follow_deepspeed(accelerator, args)
     args.accumulation = accelerator.gradient_accumulation_steps  # the environment may decide it

@@ -23,7 +23,7 @@ GUIDES = {
 
 def refused(folder: Path, script: str, flags: str = "", **environ: str) -> tuple[int, str]:
     """Run a guide with plain python; return its status and the first line of its refusal."""
-    words = [*GUIDES[script].split(), *flags.split()]
+    words = [*GUIDES.get(script, "").split(), *flags.split()]
     done = train(folder, "none", 1, *words, example=EXAMPLES / script, environ=environ)
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "error: " in line]
@@ -48,7 +48,7 @@ def test_fp16_on_a_cpu_is_refused(tmp_path: Path, script: str) -> None:
     assert said == (1, "fp16 needs a GPU: accelerate would train in fp32, and not say so")
 
 
-@pytest.mark.parametrize("script", list(GUIDES)[2:])
+@pytest.mark.parametrize("script", ["train_lm.py", *list(GUIDES)[2:]])
 def test_ranks_that_accelerate_did_not_join_are_refused(tmp_path: Path, script: str) -> None:
     """On a CPU, torchrun's ranks would train side by side, each the first of one."""
     said = refused(tmp_path, script, WORLD_SIZE="2")
