@@ -316,7 +316,6 @@ def test_without_a_sequence_length_nothing_is_told_of_activations(setup: Setup) 
 
 
 @pytest.mark.torch
-@pytest.mark.alone
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("strategy", "size"),

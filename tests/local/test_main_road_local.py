@@ -12,7 +12,7 @@ import pytest
 
 from tests.road import Project, project
 
-pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 FOUR = ("--cluster", "local", "--nodes", "2", "--gpus-per-node", "2", "--device", "cpu")
 

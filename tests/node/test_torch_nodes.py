@@ -12,7 +12,7 @@ import pytest
 from clusterrun.spec import Strategy
 from tests.node.jobs import ROOT, Job
 
-pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 Make = Callable[..., Job]
 
 WORLD = ROOT / "tests" / "scripts" / "world.py"
