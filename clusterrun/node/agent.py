@@ -122,6 +122,8 @@ class Agent:
         await self._stop(launcher, ranks)
         code = self._ended(ending)
         await link.leave()
+        # srun would wait for a silent node as for a lost one
+        self.has_lost_node |= not isinstance(link, Member) and link.left_behind
         return code
 
     # What the head asks, and what only it does

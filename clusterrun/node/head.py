@@ -61,6 +61,7 @@ class Head:
         self._readers: set[asyncio.Task[None]] = set()
         self.questions = Questions(self._send_all, self._present)
         self.interrupted: Callable[[], None] = lambda: None
+        self.left_behind = False
 
     async def meet(self, report: Report) -> Agreement:
         """Wait for all nodes, conclude from their reports, and welcome them."""
@@ -224,8 +225,10 @@ class Head:
 
     async def leave(self) -> None:
         """Wait until no node has anything running, then let all go."""
-        with contextlib.suppress(asyncio.TimeoutError):
+        try:
             await asyncio.wait_for(self._all_done.wait(), LEAVE_S)
+        except asyncio.TimeoutError:
+            self.left_behind = True
         await self._close()
 
     async def _close(self) -> None:

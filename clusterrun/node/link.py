@@ -50,6 +50,7 @@ class Leader(Link, Protocol):
 
     questions: Questions
     interrupted: Callable[[], None]
+    left_behind: bool  # a node that did not say that nothing of it runs any more
 
     def conclude(self, ending: Ending) -> None:
         """End the attempt on all nodes."""
@@ -174,6 +175,7 @@ class Alone:
         self._decision = Decision()
         self.questions = Questions(lambda kind, **fields: None, lambda: ())
         self.interrupted: Callable[[], None] = lambda: None
+        self.left_behind = False
 
     async def meet(self, report: Report) -> Agreement:
         """Agree with oneself."""

@@ -392,6 +392,22 @@ def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_head_notes_that_it_left_a_silent_node_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterrun.node.head.LEAVE_S", 0.3)
+
+    async def story() -> None:
+        nodes = Nodes(tmp_path, nodes=2)
+        await nodes.meet()
+        nodes.head.report_failure(failure(0, time.time()))
+        await nodes.head.ending()
+        await nodes.head.leave()
+        assert nodes.head.left_behind
+
+    run(story())
+
+
 def test_a_member_decides_alone_when_the_head_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
