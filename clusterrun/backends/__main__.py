@@ -18,7 +18,7 @@ usage: python -m clusterrun.backends register RUN_DIR
 def main(argv: Sequence[str]) -> int:
     """Record a run, so that it can be found like any other, or submit its next job.
 
-    `superseded` says with 0 that another job has gone on with the run after this one.
+    `superseded` says yes where another job has gone on with the run after this one.
     """
     match argv:
         case ["register", run_dir]:
@@ -43,7 +43,9 @@ def _superseded(run_dir: Path) -> int:
         record = read(RunPaths(root=run_dir))
     except ClusterrunError:
         return 1
-    return 0 if os.environ.get("SLURM_JOB_ID", "") in record.earlier_job_ids else 1
+    is_followed = os.environ.get("SLURM_JOB_ID", "") in record.earlier_job_ids
+    print("yes" if is_followed else "no")  # noqa: T201 - a setup line may choose the status
+    return 0
 
 
 def _successor(run_dir: Path, nodes: str) -> int:

@@ -203,7 +203,7 @@ class Member:
         loop.call_later(HEAD_DECIDES_S, self._decide_alone, Ending.of(failure))
 
     def _decide_alone(self, ending: Ending) -> None:
-        self._is_alone = not self._decision.is_made
+        self._is_alone |= not self._decision.is_made
         self._decision.make(ending)
 
     def report_done(self) -> None:

@@ -79,10 +79,10 @@ def test_the_new_job_is_recorded_and_both_ids_lead_to_the_run(site: Stubs, tmp_p
 
 def test_a_job_that_another_has_followed_is_told_so(site: Stubs, tmp_path: Path) -> None:
     made = run_of(tmp_path)
-    assert ask("superseded", made, job_id="52").returncode == 1
+    assert ask("superseded", made, job_id="52").stdout == "no\n"
     successor(made)
-    assert ask("superseded", made, job_id="52").returncode == 0
-    assert ask("superseded", made, job_id="53").returncode == 1
+    assert ask("superseded", made, job_id="52").stdout == "yes\n"
+    assert ask("superseded", made, job_id="53").stdout == "no\n"
 
 
 def test_nodes_to_leave_out_join_those_of_the_plan(site: Stubs, tmp_path: Path) -> None:

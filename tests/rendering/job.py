@@ -41,7 +41,7 @@ printf '%s' "$PWD" > "$where.cwd"
 readlink "/proc/$$/fd/0" > "$where.stdin"
 case $3 in
   register) exit "${STUB_REGISTER_STATUS:-0}" ;;
-  superseded) exit "${STUB_SUPERSEDED_STATUS:-1}" ;;
+  superseded) printf "%s\n" "${STUB_SUPERSEDED:-no}" ;;
   successor) exit "${STUB_SUCCESSOR_STATUS:-0}" ;;
   conclude) [[ -f $STUB_DIR/decisions ]] && sed -n "${5}p" "$STUB_DIR/decisions" ;;
 esac

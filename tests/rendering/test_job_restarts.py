@@ -243,10 +243,17 @@ def test_the_state_of_a_run_that_stops_is_what_was_concluded(run: Run, state: st
 
 
 def test_a_job_that_slurm_starts_again_leaves_a_run_that_another_goes_on_with(run: Run) -> None:
-    done = run.run(SLURM_RESTART_COUNT="1", STUB_SUPERSEDED_STATUS="0")
+    done = run.run(SLURM_RESTART_COUNT="1", STUB_SUPERSEDED="yes")
     assert done.returncode == 0
     assert "another job goes on with the run" in done.stderr
     assert not (run.path / "attempts").exists()
+
+
+def test_a_setup_line_that_ends_the_shell_does_not_say_so(tmp_path: Path) -> None:
+    run = Run(make_site(tmp_path), setup=("exit 0",))
+    done = run.run(SLURM_RESTART_COUNT="1")
+    assert done.returncode != 0
+    assert end_of(run.path)["state"] == "FAILED"
 
 
 def test_what_follows_is_taken_in_hand_before_it_is_decided(run: Run) -> None:
