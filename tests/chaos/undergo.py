@@ -84,5 +84,7 @@ def wait_until_over(
         if state in OVER and training.job_ids[-1] == newest:
             return seen
         cluster.start_requeued(newest)
+        if state == "COMPLETING" and (training.root / "end.json").exists():
+            cluster.heal()  # Slurm would go on to wait for a node that was lost on the way
         assert time.monotonic() < deadline, f"job {newest} is {state} after {timeout_s:.0f} s"
         time.sleep(0.2)
