@@ -12,7 +12,7 @@ from clusterrun.backends.attempts import bad_nodes
 from clusterrun.checkpoints import Checkpoint
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.facts import working_directory
-from clusterrun.hostlist import fold_hostlist, parse_hostlist
+from clusterrun.hostlist import fold_hosts, parse_hostlist
 from clusterrun.loading import Given, Resolved, load_again
 from clusterrun.planning.plan import Plan
 from clusterrun.record import JobRecord
@@ -54,7 +54,7 @@ def change(
     bad = bad_nodes(record.paths) if exclude_bad and record.cluster is not Cluster.LOCAL else ()
     if bad:
         known = parse_hostlist(new.spec.exclude) if new.spec.exclude else []
-        nodes = fold_hostlist(dict.fromkeys((*known, *bad)))
+        nodes = fold_hosts((*known, *bad))
         new = _load(
             record, {**flags, "exclude": Given(value=nodes, flag="--exclude-bad")}, overrides
         )

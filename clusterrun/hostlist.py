@@ -98,6 +98,20 @@ def fold_hostlist(names: Iterable[str]) -> str:
     return ",".join(_written(group, field) for group, field in _groups(names))
 
 
+def fold_hosts(names: Iterable[str]) -> str:
+    """Write a set of hosts in Slurm's short form: each once, node2 before node10.
+
+    >>> fold_hosts(["n10", "n2", "n1", "n2"])
+    'n[1-2,10]'
+    """
+    return fold_hostlist(sorted(set(names), key=natural_key))
+
+
+def natural_key(name: str) -> tuple[str, str]:
+    """Order names as people count: node2 before node10."""
+    return _DIGITS.sub(lambda digits: digits[0].zfill(_MAX_DIGITS), name), name
+
+
 def _groups(names: Iterable[str]) -> Iterator[tuple[list[list[str]], int]]:
     """Yield neighbours that differ in one number, split at numbers, with that number's index.
 

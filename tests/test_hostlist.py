@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from clusterrun import hostlist
 from clusterrun.errors import UsageError
-from clusterrun.hostlist import fold_hostlist, fold_ranks, parse_hostlist, parse_ranks
+from clusterrun.hostlist import fold_hostlist, fold_hosts, fold_ranks, parse_hostlist, parse_ranks
 
 
 def test_examples_in_the_docstrings_hold() -> None:
@@ -92,6 +92,20 @@ def test_an_empty_list_is_refused(text: str) -> None:
 )
 def test_folding_writes_the_short_form(names: list[str], text: str) -> None:
     assert fold_hostlist(names) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["n2", "n1", "n2"], "n[1-2]"),
+        (["n10", "login", "n9", "n2"], "login,n[2,9-10]"),
+        (["r1n0", "r0n1", "r0n0"], "r0n[0-1],r1n0"),
+        (["n" + "9" * 30, "n1"], "n1,n" + "9" * 30),
+        ([], ""),
+    ],
+)
+def test_a_set_of_hosts_has_one_form_whatever_their_order(names: list[str], text: str) -> None:
+    assert fold_hosts(names) == text
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a,b", "a[1]", "a\n"])

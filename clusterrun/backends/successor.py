@@ -12,7 +12,7 @@ from clusterrun.backends import slurm_query
 from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm import SlurmBackend
 from clusterrun.errors import ClusterrunError
-from clusterrun.hostlist import fold_hostlist, parse_hostlist
+from clusterrun.hostlist import fold_hosts, parse_hostlist
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
 from clusterrun.record import JobRecord
@@ -67,7 +67,7 @@ def _excluded(plan: Plan, nodes: str) -> str:
     """Unite the nodes to leave out: an option on the command line replaces the script's."""
     planned = [line.value for line in plan.directives if line.name == "exclude" and line.value]
     named = [name for text in (*planned, nodes) if text for name in parse_hostlist(text)]
-    return fold_hostlist(dict.fromkeys(named)) if named else ""
+    return fold_hosts(named)
 
 
 def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None:

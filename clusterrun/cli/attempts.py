@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.cli.times import clock, timestamp
-from clusterrun.hostlist import fold_hostlist
+from clusterrun.hostlist import fold_hosts
 from clusterrun.outcome import Next
 from clusterrun.wording import count
 
@@ -28,7 +28,7 @@ def attempt_lines(attempts: Sequence[Attempt]) -> Iterator[tuple[str, str]]:
 
 
 def _text(attempt: Attempt, *, is_last: bool) -> str:
-    nodes = fold_hostlist(dict.fromkeys(attempt.nodes)) if attempt.nodes else ""
+    nodes = fold_hosts(attempt.nodes)
     outcome = attempt.outcome
     if outcome is None:
         return nodes or "no word of it"

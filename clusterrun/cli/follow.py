@@ -14,7 +14,7 @@ from clusterrun.cli.log_request import Request
 from clusterrun.cli.status import released
 from clusterrun.cli.times import clock
 from clusterrun.errors import Exit
-from clusterrun.hostlist import fold_hostlist
+from clusterrun.hostlist import fold_hosts
 from clusterrun.logs.context import Break, with_context
 from clusterrun.logs.files import LogFile
 from clusterrun.logs.follow import (
@@ -121,7 +121,7 @@ def _tell_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
         for file, number in zip(files, ranks, strict=True):
             printer.print_joined(file.node, number)
     else:
-        printer.print_joined(fold_hostlist(file.node for file in files), sum(ranks))
+        printer.print_joined(fold_hosts(file.node for file in files), sum(ranks))
 
 
 def _tell_left(left: list[Left], printer: LogPrinter) -> None:
@@ -131,7 +131,7 @@ def _tell_left(left: list[Left], printer: LogPrinter) -> None:
     else:
         for code in sorted({entry.code for entry in left}):
             nodes = [entry.node for entry in left if entry.code == code]
-            printer.print_left(fold_hostlist(nodes), code, "")
+            printer.print_left(fold_hosts(nodes), code, "")
     left.clear()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from clusterrun import wording
 from clusterrun.cli import output
 from clusterrun.cli.log_request import Request
-from clusterrun.logs.files import Kind, fold_nodes
+from clusterrun.hostlist import fold_hosts
+from clusterrun.logs.files import Kind
 from clusterrun.logs.index import has_left_out
 from clusterrun.logs.tail import Cut
 
@@ -22,7 +23,8 @@ def note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) ->
         sides = request.catalogue.files(request.attempts[-1])
         short = [side for side in sides if side.kind is Kind.ERRORS and has_left_out(side)]
         if short:
-            output.note(f"not all error lines of {fold_nodes(short)} are among them (--errors)")
+            nodes = fold_hosts(side.node for side in short)
+            output.note(f"not all error lines of {nodes} are among them (--errors)")
 
 
 def _note_that_nothing_matches(request: Request, size: int) -> None:

@@ -15,10 +15,10 @@ from clusterrun.cli.log_printer import LogPrinter
 from clusterrun.cli.log_request import Request
 from clusterrun.cli.times import clock
 from clusterrun.errors import ClusterrunError, Exit, UsageError
-from clusterrun.hostlist import fold_hostlist
+from clusterrun.hostlist import fold_hosts
 from clusterrun.logs.catalogue import BATCH
 from clusterrun.logs.context import Break, context_of, with_context
-from clusterrun.logs.files import Kind, LogFile, file_size, fold_nodes
+from clusterrun.logs.files import Kind, LogFile, file_size
 from clusterrun.logs.lines import LogLine
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import matches, sources_of
@@ -107,13 +107,14 @@ def find_files(request: Request) -> list[LogFile]:
     ]
     if request.nodes is None:
         return files
-    missing = sorted(request.nodes - {file.node for file in files})
+    missing = request.nodes - {file.node for file in files}
     if missing and not files:
-        others = fold_nodes(request.job.catalogue(None, batch=False).files(request.first_attempt))
+        there = request.job.catalogue(None, batch=False).files(request.first_attempt)
+        others = fold_hosts(file.node for file in there)
         hint = f"{request.job.title} has logs of {others}" if others else ()
-        raise UsageError(f"no log of {fold_hostlist(missing)}", hint=hint)
+        raise UsageError(f"no log of {fold_hosts(missing)}", hint=hint)
     if missing:
-        output.note(f"no log of {fold_hostlist(missing)}")
+        output.note(f"no log of {fold_hosts(missing)}")
     return files
 
 

@@ -13,7 +13,7 @@ from clusterrun.cli import output
 from clusterrun.cli.attempts import attempt_lines, attempt_object
 from clusterrun.cli.times import SECONDS_A_DAY, clock, timestamp
 from clusterrun.errors import Exit, UsageError
-from clusterrun.hostlist import fold_hostlist, parse_hostlist
+from clusterrun.hostlist import fold_hosts, parse_hostlist
 from clusterrun.spec import Cluster
 from clusterrun.wording import count
 
@@ -196,7 +196,7 @@ def where_or_why(seen: JobStatus) -> str:
 def nodelist(seen: JobStatus) -> str:
     """Name the hosts of a job in Slurm's short form, each once: simulated nodes share one."""
     try:
-        return fold_hostlist(dict.fromkeys(parse_hostlist(seen.nodelist)))
+        return fold_hosts(parse_hostlist(seen.nodelist))
     except UsageError:
         return seen.nodelist
 

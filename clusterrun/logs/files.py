@@ -6,16 +6,14 @@ import contextlib
 import errno
 import json
 import os
-import re
 import resource
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.hostlist import fold_hostlist
+from clusterrun.hostlist import natural_key
 from clusterrun.logs.lines import Stream
 from clusterrun.paths import RunPaths
 
@@ -96,17 +94,6 @@ def _ranks_by_node(world: Path) -> dict[str, range]:
         return {n: range(i * procs, (i + 1) * procs) for i, n in enumerate(found["nodes"])}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
-
-
-def natural_key(name: str) -> tuple[list[int | str], str]:
-    """Order names as people count: node2 before node10."""
-    parts = re.split(r"([0-9]+)", name)
-    return [int(p) if i % 2 and len(p) < 19 else p for i, p in enumerate(parts)], name
-
-
-def fold_nodes(files: Iterable[LogFile]) -> str:
-    """Name the nodes of some files in Slurm's short form, each once."""
-    return fold_hostlist(dict.fromkeys(file.node for file in files))
 
 
 def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from clusterrun.hostlist import fold_hostlist, fold_ranks
+from clusterrun.hostlist import fold_hosts, fold_ranks
 from clusterrun.logs.dedup import Copies, Dedup
 from clusterrun.logs.joining import Joiner
 from clusterrun.logs.lines import MAX_SPEAKERS, LogLine, Stream
@@ -142,7 +142,7 @@ class JsonView:
     def _write_copies(self, line: LogLine, marked: str, copies: Copies) -> None:
         if line.rank is None and self._dedup:
             names = list(self._dedup.nodes)
-            who = {"nodes": fold_hostlist(names[place] for place in copies.members)}
+            who = {"nodes": fold_hosts(names[place] for place in copies.members)}
         else:
             who = {"ranks": fold_ranks(copies.members)}
         dup = {

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from operator import itemgetter
 
+from clusterrun.hostlist import natural_key
 from clusterrun.logs.blocks import Sieve
-from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles, natural_key
+from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
 from clusterrun.logs.lines import LogLine
 from clusterrun.logs.narrow import Tell, narrow, say_nothing
 from clusterrun.logs.sources import Source

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from clusterrun.logs.files import Kind, LogFile, file_size, find_files, natural_key
+from clusterrun.hostlist import natural_key
+from clusterrun.logs.files import Kind, LogFile, file_size, find_files
 from clusterrun.logs.index import has_left_out, seek_time
 from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.logs.query import Query

@@ -89,7 +89,7 @@ def test_nodes_to_leave_out_join_those_of_the_plan(site: Stubs, tmp_path: Path) 
     made = run_of(tmp_path, directives=(Directive(name="exclude", value="node[4-5]"),))
     successor(made, "node2,node4")
     (call,) = site.calls("sbatch")
-    assert "--exclude=node[4-5,2]" in call
+    assert "--exclude=node[2,4-5]" in call
 
 
 def test_a_job_without_the_lost_node_waits_for_nothing(site: Stubs, tmp_path: Path) -> None:

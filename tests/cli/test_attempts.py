@@ -27,7 +27,7 @@ def came_back(here: Here) -> Path:
     root = submitted(here)
     outcome(root, 1, next=Next.RELAUNCH, why="a rank died and progress was made")
     (root / "attempts/2").mkdir()
-    (root / "attempts/2/world.json").write_text('{"nodes": ["node17", "node19"]}')
+    (root / "attempts/2/world.json").write_text('{"nodes": ["node19", "node17"]}')
     queue(here, running())
     return root
 
@@ -79,7 +79,7 @@ def test_the_attempts_stand_in_json_too(here: Here) -> None:
         "why": "a rank died and progress was made",
         "exclude": [],
     }
-    assert (second["attempt"], second["nodes"]) == (2, ["node17", "node19"])
+    assert (second["attempt"], second["nodes"]) == (2, ["node19", "node17"])
     assert {second[key] for key in ("cause", "start", "lost_steps", "next")} == {None}
 
 

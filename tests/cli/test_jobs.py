@@ -301,11 +301,11 @@ def test_a_job_that_was_cancelled_before_it_ran_shows_no_exit_0(here: Here) -> N
     assert "state      CANCELLED\n" in here("status", "4711").out
 
 
-def test_nodes_are_folded_and_simulated_ones_named_once(here: Here) -> None:
+def test_nodes_stand_in_their_order_whichever_started_first(here: Here) -> None:
     root = submitted(here)
     ended(root, "COMPLETED", 0)
-    for node in ("node18", "node17"):
-        events(root, {"type": "started", "host": node}, node=node)
+    for start, node in enumerate(("node18", "node17")):
+        events(root, {"type": "started", "host": node, "ts": start}, node=node)
     assert "nodes      node[17-18]\n" in here("status", "4711").out
     assert json.loads(here("status", "4711", "--json").out)["nodelist"] == "node[17-18]"
 

@@ -314,8 +314,8 @@ def test_nodes_with_evidence_against_them_are_left_out(here: Here) -> None:
     outcome(root, 2, cause="hung", exclude=("node17",))
     said = here("resume", "4711", "--exclude-bad")
     assert said.code == 0
-    assert "  changes    slurm.exclude: node3 -> node[3,18,17]\n" in said.err
-    assert "#SBATCH --exclude='node[3,18,17]'" in (root / "job.sbatch").read_text()
+    assert "  changes    slurm.exclude: node3 -> node[3,17-18]\n" in said.err
+    assert "#SBATCH --exclude='node[3,17-18]'" in (root / "job.sbatch").read_text()
 
 
 def test_without_evidence_no_node_is_left_out_and_that_is_said(here: Here) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from clusterrun.logs.files import natural_key
+from clusterrun.hostlist import natural_key
 from clusterrun.logs.lines import LogLine, parse_line
 from tests.logs.corpus import T0, raw
 
