@@ -19,7 +19,7 @@ from clusterrun.estimates.setup import GIB, Model, Setup, Verdict
 from clusterrun.facts import choose_cluster, usable_cpus
 from clusterrun.loading import Resolved
 from clusterrun.planning.facts import Facts
-from clusterrun.planning.make import check_strategy
+from clusterrun.planning.make import check_strategy, fp16_without_gpu
 from clusterrun.planning.world import World
 from clusterrun.sizes import parse_bytes
 from clusterrun.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
@@ -38,7 +38,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
     """
     spec = resolved.spec
     _refuse(spec, is_open=is_open)
-    gpu, is_cpu = _gpu(spec), spec.device is Device.CPU
+    gpu, is_cpu = _gpu(spec), _is_cpu(spec)
     setup = _setup(spec, _model(resolved), gpu, is_open=is_open)
     saves = spec.save_every is not None
     question = Question(
@@ -150,7 +150,7 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
             raise UsageError(f"{option} of {size} bytes can't be meant", hint="write it as 24GiB")
-    procs, is_cpu = _procs(spec), spec.device is Device.CPU
+    procs, is_cpu = _procs(spec), _is_cpu(spec)
     world = World(
         nodes=spec.nodes,
         procs_per_node=procs,
@@ -166,8 +166,13 @@ def _procs(spec: JobSpec) -> int:
     return spec.nproc_per_node or spec.gpus_per_node or 1
 
 
+def _is_cpu(spec: JobSpec) -> bool:
+    """Say whether the ranks compute on CPUs, as `submit` decides; who says nothing plans a GPU."""
+    return spec.device is Device.CPU or (spec.device is Device.AUTO and spec.gpus_per_node == 0)
+
+
 def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
-    procs, is_cpu = _procs(spec), spec.device is Device.CPU
+    procs, is_cpu = _procs(spec), _is_cpu(spec)
     micro_batch = spec.micro_batch or 1
     return Setup(
         model=model,
@@ -202,6 +207,8 @@ def _accumulation(spec: JobSpec, each_pass: int) -> int:
 
 
 def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
+    if is_cpu and spec.mixed_precision is MixedPrecision.FP16:
+        raise fp16_without_gpu()
     if spec.mixed_precision is not MixedPrecision.AUTO:
         no = spec.mixed_precision is MixedPrecision.NO
         return "fp32" if no else spec.mixed_precision.value

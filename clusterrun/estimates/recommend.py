@@ -53,6 +53,11 @@ def recommend(
     What only fits tightly comes after all that fits well. Raises UsageError where the batch can't
     be dealt out or the memory or speed of the GPUs is not known.
     """
+    if question.is_cpu:
+        raise UsageError(
+            "ways to train are compared for GPUs, and this is a training on CPUs",
+            hint="ask for GPUs (--gpus-per-node), or choose a strategy and a micro-batch yourself",
+        )
     if question.gpu is None or question.gpu_bytes is None:
         raise UsageError("--recommend must know the GPU", hint="name it, as --gpu a100-80g")
     if not counts_activations(question.setup):

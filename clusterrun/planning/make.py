@@ -181,11 +181,16 @@ def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
         precision is Precision.FILE and own.stated is Precision.FP16
     )
     if fp16 and world.device is Device.CPU:
-        raise UsageError(
-            "fp16 needs a GPU: on a CPU accelerate would train in fp32, and not say so",
-            hint="use --mixed-precision bf16 or no",
-        )
+        raise fp16_without_gpu()
     return precision
+
+
+def fp16_without_gpu() -> UsageError:
+    """Return the error about fp16 on a CPU."""
+    return UsageError(
+        "fp16 needs a GPU: on a CPU accelerate would train in fp32, and not say so",
+        hint="use --mixed-precision bf16 or no",
+    )
 
 
 def _wanted_precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:

@@ -114,6 +114,11 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
         (("--model", "gpt2", "--strategy", "none", "-N", "2"), "strategy none is one", "ddp"),
         (("--model", "gpt2", "--device", "cpu", "--strategy", "fsdp"), "fsdp needs GPUs", "zero2"),
         (
+            ("--model", "gpt2", "--device", "cpu", "--mixed-precision", "fp16"),
+            "fp16 needs a GPU",
+            "bf16",
+        ),
+        (
             ("--model", "gpt2", "--effective-batch", "64", "--accumulation", "4"),
             "an effective batch of 64 is not what 1 samples of all ranks in a pass come to in 4",
             "--recommend",
@@ -136,6 +141,19 @@ def test_a_config_that_is_no_json_is_refused_with_the_cause(here: Here) -> None:
     said = here("plan", "--model", "config.json")
     assert said.code == 2
     assert "cause: Expecting property name" in said.err
+
+
+def test_nodes_without_gpus_are_planned_as_they_are_submitted(here: Here) -> None:
+    (here.path / "train.py").touch()
+    nodes = ("-N", "2", "--gpus-per-node", "0")
+    said = here("plan", "--model", "gpt2", *nodes, "--gpu", "h100-80g").out
+    assert "cluster   2 nodes x 1 CPU = 2 ranks" in said
+    assert "GPU" not in said
+    submitted = here("submit", "--cluster", "slurm", *nodes, "--dry-run", "train.py").err
+    assert "no GPU was asked for: 1 CPU process a node" in submitted
+    refused = here("plan", "--model", "gpt2", *nodes, "--gpu", "h100-80g", "--recommend")
+    assert (refused.code, refused.out) == (2, "")
+    assert "and this is a training on CPUs" in refused.err
 
 
 def test_a_neighbour_is_shown_in_a_table_where_asked(here: Here) -> None:
