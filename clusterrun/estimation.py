@@ -144,7 +144,7 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     """Refuse what can't be reckoned with, or could not be trained."""
     if spec.accelerate_config or spec.deepspeed_config:
         raise UsageError(
-            "a configuration of your own may say anything: no estimate is made of it",
+            "a configuration of your own may say anything, and is not read",
             hint="say what it does with --strategy, and leave it out",
         )
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):

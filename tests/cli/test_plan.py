@@ -294,6 +294,14 @@ def test_facts_that_make_no_sense_do_not_stop_a_submission(here: Here, project: 
     assert "note: no estimate was made: cannot read the model's size: 'gone'" in said.err
 
 
+def test_submit_says_once_that_no_estimate_was_made(here: Here, project: Path) -> None:
+    (project / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    said = here("submit", "--deepspeed-config", "ds.json").err
+    (note,) = [line for line in said.splitlines() if "estimate" in line]
+    why = "a configuration of your own may say anything, and is not read"
+    assert note == f"note: no estimate was made: {why}"
+
+
 def test_submit_plan_sets_what_is_recommended_and_hands_it_to_the_ranks(
     here: Here, project: Path
 ) -> None:
