@@ -39,6 +39,8 @@ def start_accelerator(args: argparse.Namespace) -> Accelerator:
             f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
             "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
         )
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
     if is_deepspeed(accelerator):
         follow_deepspeed(accelerator, args)
     args.accumulation = accelerator.gradient_accumulation_steps  # the environment may decide it

@@ -140,6 +140,8 @@ def run(args: argparse.Namespace) -> None:
             f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
             "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
         )
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
     set_seed(args.seed)
     train_and_report(accelerator, args)
     accelerator.free_memory()

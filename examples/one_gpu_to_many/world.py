@@ -37,6 +37,8 @@ def join(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
             f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
             "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
         )
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
     host = os.environ.get("CLUSTERRUN_NODE") or socket.gethostname()
     say(f"rank {accelerator.process_index}/{accelerator.num_processes} on {host}")
     if reason := disagreement(gather_object([dict(facts)])):
