@@ -233,6 +233,8 @@ def _gpu(spec: JobSpec) -> Gpu | None:
 
 def _model(resolved: Resolved) -> Model:
     spec = resolved.spec
+    if spec.active_params is not None and spec.params is None:
+        raise UsageError("--active-params are a part of --params", hint="pass --params, too")
     if spec.model is None or spec.params is not None or spec.hidden is not None:
         return _by_numbers(spec)
     config = _local_config(resolved, spec.model)
@@ -278,6 +280,7 @@ def _by_numbers(spec: JobSpec) -> Model:
         )
     return models.from_numbers(
         params=round(spec.params or 0),
+        active_params=round(spec.active_params or 0),
         hidden=spec.hidden or 0,
         layers=spec.layers or 0,
         heads=spec.heads or 0,

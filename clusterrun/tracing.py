@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from clusterrun.errors import UsageError
+from clusterrun.estimates import experts
 from clusterrun.estimates.activations import Activations, Arithmetic, arithmetic
-from clusterrun.estimates.architectures import EXPERTS
 from clusterrun.estimates.estimate import Question
 from clusterrun.estimates.setup import Setup
 
@@ -202,6 +202,8 @@ def _refuse_setup(setup: Setup) -> None:
 def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:
     """Refuse what transformers has no causal model for, and what few layers don't tell."""
     config = _known_config(values)
+    if any(getattr(config, key, None) for key in experts.COUNTS):
+        raise UsageError("mixture-of-experts models can't be traced", hint=WITHOUT)
     if not setup.model.has_shape:
         raise UsageError(
             "--trace needs the model's shape",
@@ -217,8 +219,6 @@ def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:
     kinds = sorted(set(getattr(config, "layer_types", None) or ()))
     if len(kinds) > 1:
         raise UsageError(f"a few layers don't tell of all kinds: {', '.join(kinds)}", hint=WITHOUT)
-    if any(getattr(config, key, None) for key in EXPERTS):
-        raise UsageError("mixture-of-experts models can't be traced", hint=WITHOUT)
     _refuse_length(config, setup.seq_len)
 
 

@@ -43,6 +43,12 @@ class Training:
     params: float | None = declared(
         "training.params", Kind.REAL, "--params", "parameters, as 8.03e9 or 8.03B"
     )
+    active_params: float | None = declared(
+        "training.active_params",
+        Kind.REAL,
+        "--active-params",
+        "those of them that work on a token, of a model with experts",
+    )
     hidden: int | None = declared("training.hidden", Kind.COUNT, "--hidden", "hidden size")
     layers: int | None = declared("training.layers", Kind.COUNT, "--layers", "blocks")
     heads: int | None = declared("training.heads", Kind.COUNT, "--heads", "attention heads")

@@ -61,7 +61,9 @@ def _lines(answer: Estimate) -> Iterator[str]:
 
 def _head(question: Question) -> Iterator[str]:
     setup, model = question.setup, question.setup.model
-    facts = [model.name or "by numbers", f"{_billions(model.params)} parameters", setup.precision]
+    active = f", {_billions(model.active_params)} active" if model.active_params else ""
+    size = f"{_billions(model.params)} parameters{active}"
+    facts = [model.name or "by numbers", size, setup.precision]
     facts += [f"seq {setup.seq_len:,}"] if setup.seq_len else []
     facts += ["checkpointing on"] if setup.grad_ckpt else []
     facts += [f"LoRA rank {setup.lora}"] if setup.lora else []

@@ -276,7 +276,9 @@ def _notes(question: Question, counted: Steps) -> list[str]:
     setup, notes = question.setup, []
     if not counts_activations(setup):
         what = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
-        notes.append(f"without {what} activations are not counted: it needs more")
+        has_experts = setup.model.active_params > 0
+        which = "activations of experts" if has_experts else f"without {what} activations"
+        notes.append(f"{which} are not counted: it needs more")
     if question.lr is not None and question.base_batch is None:
         notes.append("--lr says nothing of other batches without --base-batch")
     if question.samples is None and question.epochs and question.epochs != 1:

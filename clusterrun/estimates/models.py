@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterrun.errors import UsageError
-from clusterrun.estimates.architectures import Anatomy, Config, anatomy, llama_block
+from clusterrun.estimates.anatomy import Anatomy, Config
+from clusterrun.estimates.architectures import anatomy, llama_block
 from clusterrun.estimates.setup import Model
 
 
@@ -36,6 +37,7 @@ def _model(counted: Anatomy, name: str, source: str) -> Model:
         ffn=counted.ffn,
         vocab=counted.vocab,
         gated=counted.gated,
+        active_params=counted.params - counted.idle if counted.idle else 0,
         source=source,
     )
 
@@ -43,6 +45,7 @@ def _model(counted: Anatomy, name: str, source: str) -> Model:
 def from_numbers(
     *,
     params: int = 0,
+    active_params: int = 0,
     hidden: int = 0,
     layers: int = 0,
     heads: int = 0,
@@ -54,7 +57,13 @@ def from_numbers(
 
     Without `params` the shape is counted as Llama's, which needs all of it (`kv_heads` is as
     `heads` where 0). With both, blocks are gated as Llama's where that many fit into `params`.
+    `active_params` are those that work on a token, 0 where all do.
     """
+    if active_params > params:
+        raise UsageError(
+            f"--active-params {active_params} are more than --params {params}",
+            hint="--params are all of them, --active-params those that work on a token",
+        )
     shape = {"hidden": hidden, "layers": layers, "heads": heads, "ffn": ffn, "vocab": vocab}
     missing = [f"--{key}" for key, value in shape.items() if not value]
     if not params and missing:
@@ -71,6 +80,7 @@ def from_numbers(
         return Model(
             name="",
             params=params,
+            active_params=active_params,
             hidden=hidden,
             layers=layers,
             heads=heads,
@@ -79,7 +89,8 @@ def from_numbers(
             vocab=vocab,
             source="numbers given",
         )
-    return _shaped(params, hidden, layers, heads, kv_heads, ffn, vocab)
+    model = _shaped(params, hidden, layers, heads, kv_heads, ffn, vocab)
+    return dataclasses.replace(model, active_params=active_params)
 
 
 def _shaped(

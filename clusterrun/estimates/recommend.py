@@ -60,6 +60,11 @@ def recommend(
         )
     if question.gpu is None or question.gpu_bytes is None:
         raise UsageError("--recommend must know the GPU", hint="name it, as --gpu a100-80g")
+    if question.setup.model.active_params:
+        raise UsageError(
+            "--recommend must know what activations need, and those of experts are not counted",
+            hint="see what is left for them: --what-if strategy",
+        )
     if not counts_activations(question.setup):
         raise UsageError(
             "--recommend must know what activations need",

@@ -22,7 +22,8 @@ class Model:
     parameters (DeepSpeed's definition), `block` those of one transformer block. `head_dim` is 0
     where the heads share the hidden size, `head_norm` says that their queries and keys have norms
     (Qwen 3's), `gated` that the feed-forward network has a gate (Llama's, not GPT-2's). `source`
-    says where the facts are from.
+    says where the facts are from. `active_params` are those that work on a token where the model
+    has experts, 0 where all do.
     """
 
     name: str
@@ -38,12 +39,13 @@ class Model:
     vocab: int = 0
     gated: bool = True
     head_norm: bool = False
+    active_params: int = 0
     source: str = ""
 
     @property
     def has_shape(self) -> bool:
-        """Say whether activations and the work of attention can be told."""
-        return min(self.hidden, self.layers, self.heads, self.ffn) > 0
+        """Say whether activations can be told: not those of experts."""
+        return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not self.active_params
 
     @property
     def query_width(self) -> int:

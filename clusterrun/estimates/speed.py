@@ -61,12 +61,15 @@ class Speedup:
 def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
     """Count the operations that training on one token takes: 6P + 12*L*q*s, q all heads' width.
 
+    Of a model with experts P are the parameters that work on the token.
+
     PaLM, arXiv:2204.02311, appendix B; the part of attention is left out where the model's shape
     is not known. Frozen weights need no gradients of their own, so that LoRA takes 4P, its
     adapters not counted. Recomputed activations never count: that is how MFU is defined.
     """
     per_param = 4 if lora else 6
-    return per_param * model.params + 12 * model.layers * model.query_width * seq_len
+    work = per_param * (model.active_params or model.params)
+    return work + 12 * model.layers * model.query_width * seq_len
 
 
 def peak_flops(gpu: Gpu, precision: str) -> float:

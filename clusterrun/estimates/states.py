@@ -34,6 +34,11 @@ def adapter_params(model: Model, rank: int) -> int:
     """
     if not rank:
         return 0
+    if model.active_params:
+        raise UsageError(
+            "LoRA's adapters of a model with experts are not counted",
+            hint="give --params and a shape, for those on attention and on one expert",
+        )
     if not model.has_shape:
         raise UsageError(
             "the size of LoRA's adapters depends on the model's shape",

@@ -123,6 +123,7 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
             "an effective batch of 64 is not what 1 samples of all ranks in a pass come to in 4",
             "--recommend",
         ),
+        (("--active-params", "3B"), "--active-params are a part of --params", "--params"),
         (("--model", "gpt2", "--recommend", "--what-if", "nodes"), "--recommend, --what-if", "ask"),
     ],
 )
@@ -236,6 +237,22 @@ def test_without_activations_nothing_fits_for_sure(here: Here) -> None:
     answer = told(here, "--params", "70B", "--gpu", "h100-80g", code=3)
     assert answer["verdict"] == "no"
     assert any("activations are not counted" in note for note in answer["notes"])
+
+
+def test_experts_work_as_their_active_part_and_never_fit_for_sure(here: Here) -> None:
+    argv = ("--seq-len", "4096", *LLAMA[4:], *H100[:4])
+    sizes = ("--params", "46.7B", "--active-params", "12.9B")
+    said = here("plan", *sizes, *argv)
+    assert "46.70 B parameters, 12.90 B active" in said.out
+    assert "note: activations of experts are not counted: it needs more" in said.err
+    experts, dense = told(here, *sizes, *argv), told(here, "--params", "12.9B", *argv)
+    assert experts["time"] == dense["time"]
+    assert experts["disk"]["total_bytes"] > 3 * dense["disk"]["total_bytes"]
+    assert experts["verdict"] is None
+    for more in (("--recommend",), ("--lora", "8")):
+        refused = here("plan", *sizes, *argv, *more)
+        assert (refused.code, refused.out) == (2, "")
+        assert "experts" in refused.err
 
 
 def test_numbers_win_over_a_model_of_the_file(here: Here) -> None:

@@ -180,6 +180,21 @@ def _random_config(family: str, draw: random.Random) -> dict[str, Any]:
         "mistral": {**grouped, "head_dim": draw.choice([4, 16])},
         "qwen2": grouped,
         "qwen3": {**grouped, "head_dim": draw.choice([4, 16])},
+        "mixtral": {**grouped, "num_local_experts": 6, "num_experts_per_tok": 2},
+        "qwen2_moe": {
+            **grouped,
+            **_experts_of_some_layers(draw),
+            "shared_expert_intermediate_size": 20,
+            "qkv_bias": draw.random() < 0.5,
+        },
+        "qwen3_moe": {
+            **grouped,
+            **_experts_of_some_layers(draw),
+            "head_dim": draw.choice([4, 16]),
+            "attention_bias": draw.random() < 0.5,
+        },
+        "deepseek_v2": {**shape, **tied, **_latent(draw)},
+        "deepseek_v3": {**shape, **tied, **_latent(draw)},
         "gpt2": {
             **tied,
             "n_embd": hidden,
@@ -206,11 +221,44 @@ def _random_config(family: str, draw: random.Random) -> dict[str, Any]:
     return configs[family]
 
 
+def _experts_of_some_layers(draw: random.Random) -> dict[str, Any]:
+    return {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": draw.randrange(10, 50),
+        "decoder_sparse_step": draw.choice([1, 2]),
+        "mlp_only_layers": draw.choice([[], [0]]),
+    }
+
+
+def _latent(draw: random.Random) -> dict[str, Any]:
+    return {
+        "moe_intermediate_size": 12,
+        "n_routed_experts": 8,
+        "n_shared_experts": draw.choice([1, 2]),
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": draw.choice([0, 1]),
+        "q_lora_rank": draw.choice([None, 6]),
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "n_group": 1,
+        "topk_group": 1,
+        "attention_bias": draw.random() < 0.5,
+    }
+
+
 CLASSES = {
     "llama": ("LlamaForCausalLM", "LlamaModel"),
     "mistral": ("MistralForCausalLM", "MistralModel"),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Model"),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
+    "mixtral": ("MixtralForCausalLM", "MixtralModel"),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeModel"),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", "DeepseekV2Model"),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Model"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model"),
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXModel"),
     "bert": ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
@@ -241,7 +289,118 @@ def test_transformers_builds_a_model_of_just_that_many_parameters(
         assert told == (built.num_parameters(), max(layers)), values
 
 
-def test_a_model_with_experts_has_a_size_and_no_shape_to_say() -> None:
+# Models with experts
+
+
+MIXTRAL = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+QWEN_3_30B = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+QWEN_15_A27B = {
+    "model_type": "qwen2_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 151936,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+}
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "vocab_size": 129280,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "params", "active"),
+    [
+        (MIXTRAL, 46.7, 12.9),  # mistral.ai, "Mixtral of experts"
+        ({**MIXTRAL, "hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,
+          "num_attention_heads": 48}, 141, 39),  # mistral.ai, Mixtral 8x22B
+        (QWEN_15_A27B, 14.3, 2.7),  # its model card
+        (QWEN_3_30B, 30.5, 3.3),  # its model card
+        (DEEPSEEK_V3, 671, 37),  # arXiv:2412.19437
+    ],
+    ids=["mixtral-8x7b", "mixtral-8x22b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v3"],
+)  # fmt: skip
+def test_a_model_with_experts_has_its_published_sizes(
+    config: dict[str, Any], params: float, active: float
+) -> None:
+    model = from_config(config, "published")
+    assert model.params / 1e9 == pytest.approx(params, rel=0.005)
+    assert model.active_params / 1e9 == pytest.approx(active, rel=0.02)
+
+
+def test_the_idle_experts_of_a_block_are_all_that_a_token_does_not_meet() -> None:
+    model = from_config(MIXTRAL, "mixtral")
+    assert model.params - model.active_params == 32 * (8 - 2) * 3 * 4096 * 14336
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_experts_per_tok": 9}, "'num_experts_per_tok' of the config of 'mine' is 9, not at"),
+        ({"num_experts_per_tok": None}, "the config of 'mine' has no 'num_experts_per_tok'"),
+        ({"num_local_experts": 0}, "'num_local_experts' of the config of 'mine' is 0"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        from_config({**MIXTRAL, **changes}, "mine")
+
+
+def test_layers_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="is 62, not at most num_hidden_layers, 61"):
+        from_config({**DEEPSEEK_V3, "first_k_dense_replace": 62}, "mine")
+    with pytest.raises(UsageError, match=r"'mlp_only_layers' .* is 3, not a list of layers"):
+        from_config({**QWEN_3_30B, "mlp_only_layers": 3}, "mine")
+
+
+def test_a_family_with_experts_that_is_not_known_has_sizes_to_say() -> None:
     with pytest.raises(UsageError) as refused:
-        from_config({"model_type": "mixtral", "num_local_experts": 8}, "mine")
-    assert refused.value.hints == ("say --params alone: a shape is counted without experts",)
+        from_config({"model_type": "dbrx", "num_experts": 16}, "mine")
+    hint = "say --params and --active-params alone: a shape is counted without experts"
+    assert refused.value.hints == (hint,)
+
+
+def test_more_active_parameters_than_there_are_are_refused() -> None:
+    with pytest.raises(UsageError, match="--active-params 20 are more than --params 10"):
+        from_numbers(params=10, active_params=20)

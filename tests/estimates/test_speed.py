@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from clusterrun.errors import UsageError
 from clusterrun.estimates import speed
 from clusterrun.estimates.gpus import find
+from clusterrun.estimates.models import from_numbers
 from clusterrun.estimates.setup import Model, Setup
 from clusterrun.estimates.speed import (
     SCALING,
@@ -59,6 +60,11 @@ def test_attention_works_on_all_heads_be_they_wider_than_the_hidden_size() -> No
 
 def test_a_model_without_a_shape_is_counted_by_its_parameters() -> None:
     assert flops_per_token(Model(name="m", params=1000), 4096) == 6000
+
+
+def test_experts_that_a_token_does_not_meet_are_no_work() -> None:
+    mixtral = from_numbers(params=46_700_000_000, active_params=12_900_000_000)
+    assert flops_per_token(mixtral, 4096) == 6 * 12.9e9
 
 
 def test_frozen_weights_need_no_gradients_of_their_own() -> None:

@@ -1,0 +1,150 @@
+"""What a config.json says of a model, and the modules that a model is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clusterrun.errors import UsageError
+
+BY_HAND = "say --params, and --hidden --layers --heads --kv-heads --ffn --vocab as far as known"
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+HEADLESS = (
+    *("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "GPT2Model", "GPTNeoXModel"),
+    *("MixtralModel", "Qwen2MoeModel", "Qwen3MoeModel", "DeepseekV2Model", "DeepseekV3Model"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Read numbers of a config.json, with errors that name the model and the key."""
+
+    name: str
+    values: Mapping[str, Any]
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """Return a positive number; the default where the key is missing or null."""
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise UsageError(f"the config of '{self.name}' has no '{key}'", hint=BY_HAND)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.unreadable(key, "a positive number")
+        return value
+
+    def count(self, key: str) -> int:
+        """Return a number that may be 0, as it is where the key is missing or null."""
+        return 0 if self.values.get(key) in (None, 0) else self.number(key)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a truth value; the default where the key is missing or null."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.unreadable(key, "true or false")
+        return value
+
+    def unreadable(self, key: str, wanted: str) -> UsageError:
+        """Return the error about a value that is not what it must be."""
+        value = self.values[key]
+        return UsageError(
+            f"'{key}' of the config of '{self.name}' is {value!r}, not {wanted}", hint=BY_HAND
+        )
+
+    def head(self, known: tuple[str, ...], default: str) -> str:
+        """Return which of the known endings the model's class has, by `architectures`."""
+        named = self.values.get("architectures")
+        if named is None or named == []:
+            return default
+        if not isinstance(named, list) or not isinstance(named[0], str):
+            raise self.unreadable("architectures", "a list of class names")
+        for ending in known:
+            if named[0].endswith(ending):
+                return ending
+        raise UsageError(f"'{named[0]}' of '{self.name}' can't be counted", hint=BY_HAND)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anatomy:
+    """The own parameters of each module: outside the blocks, and of each kind of block."""
+
+    outer: tuple[int, ...]
+    blocks: tuple[tuple[int, tuple[int, ...]], ...]  # (how many, the modules of one)
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    kv_heads: int = 0  # as many as heads where 0
+    head_dim: int = 0  # what the hidden size leaves where 0
+    head_norm: bool = False
+    gated: bool = False
+    idle: int = 0  # of the experts that a token does not meet
+
+    @property
+    def params(self) -> int:
+        """Return all parameters."""
+        return sum(self.outer) + sum(count * sum(block) for count, block in self.blocks)
+
+    @property
+    def largest_layer(self) -> int:
+        """Return the largest module's own parameters, as DeepSpeed's estimators count them."""
+        return max(max(self.outer), *(max(block) for _, block in self.blocks))
+
+    @property
+    def block(self) -> int:
+        """Return the parameters of the largest block."""
+        return max(sum(block) for _, block in self.blocks)
+
+    @property
+    def layers(self) -> int:
+        """Return the number of blocks."""
+        return sum(count for count, _ in self.blocks)
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = False) -> int:
+    """Return the parameters of a linear layer."""
+    return inputs * outputs + (outputs if bias else 0)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How many heads attention has, how many of keys and values, and how wide each is."""
+
+    count: int
+    kv: int
+    dim: int
+
+
+def heads_of(config: Config, *, head_dim: int = 0) -> Heads:
+    """Read the heads; they share the hidden size where nothing else is said."""
+    hidden, count = config.number("hidden_size"), config.number("num_attention_heads")
+    if count > hidden:
+        raise config.unreadable("num_attention_heads", f"at most hidden_size, {hidden}")
+    kv = config.number("num_key_value_heads", count)
+    return Heads(count, kv, config.number("head_dim", head_dim or hidden // count))
+
+
+def attention(
+    hidden: int, query: int, key_value: int, *, ins: bool = False, out: bool = False
+) -> tuple[int, ...]:
+    """Return the projections; `query` and `key_value` are the widths of all heads together."""
+    return (
+        linear(hidden, query, bias=ins),
+        *2 * (linear(hidden, key_value, bias=ins),),
+        linear(query, hidden, bias=out),
+    )
+
+
+def gated(hidden: int, ffn: int, *, bias: bool = False) -> tuple[int, ...]:
+    """Return the projections of a feed-forward network with a gate."""
+    return (*2 * (linear(hidden, ffn, bias=bias),), linear(ffn, hidden, bias=bias))
+
+
+def embeddings(config: Config, hidden: int, vocab: int, *, tied: bool) -> tuple[int, ...]:
+    """Count the words' embedding and, where the model has one of its own, the language head."""
+    head = config.head((*CAUSAL, *HEADLESS), "ForCausalLM")
+    is_tied = config.flag("tie_word_embeddings", tied)
+    return (vocab * hidden,) * (2 if head in CAUSAL and not is_tied else 1)
