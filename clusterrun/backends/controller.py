@@ -118,6 +118,7 @@ class Controller:
             self.attempt = take_attempt(self.paths)
             self.codes.clear()
             state, code = self._run_attempt()
+            kill_descendants()  # what an agent that was killed has left holds ports and locks
             if state is not JobState.FAILED or self.asked_to_stop:
                 return state, code
             decision = self._conclude(code)

@@ -127,6 +127,17 @@ def test_agents_that_die_without_a_word_do_not_go_on_for_ever(site: Site) -> Non
     assert outcome(paths, 2).reason == "the agents left without a word, with status 137"
 
 
+def test_what_the_nodes_of_an_attempt_leave_behind_does_not_run_beside_the_next(site: Site) -> None:
+    """An agent that is killed ends nothing that its ranks have started."""
+    site.ends(1, KILLED, checkpoint=100)
+    lock = "{root}/lock.$CLUSTERRUN_LOCAL_NODE_RANK"
+    is_free = f"flock --nonblock {lock} true || exit 9"
+    hold = f"setsid --fork flock {lock} sh -c 'touch {lock}.held; sleep 60'"
+    wait = f"until [[ -e {lock}.held ]]; do sleep 0.05; done"
+    job_id, _ = site.start("\n".join(["", is_free, hold, wait, NODE]))
+    assert site.end(job_id) == (JobState.COMPLETED, 0)
+
+
 def test_ranks_that_left_on_a_wish_to_cancel_are_not_started_again(site: Site) -> None:
     site.ends(1, CANCELLED, checkpoint=100)
     job_id, paths = site.start()
