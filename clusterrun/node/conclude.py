@@ -15,6 +15,7 @@ from clusterrun import checkpoints
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.hostlist import parse_hostlist
 from clusterrun.node.endings import Cause
+from clusterrun.node.interruption import Reason
 from clusterrun.node.reach import unreachable
 from clusterrun.node.recovery import Decision, Ground, decide
 from clusterrun.outcome import Next, Outcome
@@ -29,7 +30,7 @@ _CAUSES = {
 }
 _KILLED = (Cause.SIGNAL.value, Cause.LAUNCHER.value, Cause.CANCELLED.value)
 VANISHED = "it left no word"
-_INTERRUPTIONS = {"time-limit": "the time limit", "preempt": "preempted"}
+_INTERRUPTIONS = {r.value: r.text for r in (Reason.TIME_LIMIT, Reason.PREEMPT)}
 
 
 def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> Decision:
@@ -51,6 +52,7 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
         _ground(plan, env),
         saved_before=_saved_before(paths, number),
         savers=_savers(paths, number),
+        is_ending=_requested(paths, number) in _INTERRUPTIONS,
     )
     decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
     outcome = dataclasses.replace(
@@ -147,19 +149,30 @@ def _wordless(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -
 
 
 def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Outcome:
-    """Blame the interruption for what was killed since it did not leave in time."""
+    """Blame the interruption for what was killed since it did not leave in time.
+
+    A run that a person ends does not go on, whatever its ranks died of while they saved.
+    """
+    requested = _requested(paths, found.attempt)
+    if requested == Reason.CANCEL.value and found.cause != Cause.INTERRUPTED.value:
+        return dataclasses.replace(found, cause=Cause.CANCELLED.value)
     if found.cause not in _KILLED:
         return found
-    try:
-        why = _INTERRUPTIONS.get(paths.request(found.attempt).read_text().strip())
-    except (OSError, ValueError):
-        # Of a preemption only the agents are told; the batch shell hears of all other ends.
-        is_preempted = found.cause == Cause.CANCELLED.value and cluster is Cluster.SLURM
-        why = _INTERRUPTIONS["preempt"] if is_preempted else None
+    why = _INTERRUPTIONS.get(requested)
+    # Of a preemption only the agents are told; the batch shell hears of all other ends.
+    if not requested and found.cause == Cause.CANCELLED.value and cluster is Cluster.SLURM:
+        why = _INTERRUPTIONS[Reason.PREEMPT.value]
     if why is None:
         return found
     code = int(NodeExit.INTERRUPTED)
     return dataclasses.replace(found, code=code, cause=Cause.INTERRUPTED.value, reason=why)
+
+
+def _requested(paths: RunPaths, number: int) -> str:
+    """Return who interrupted an attempt, as one word; "" where nobody did."""
+    with contextlib.suppress(OSError, ValueError):
+        return paths.request(number).read_text().strip()
+    return ""
 
 
 def _saved(paths: RunPaths, history: Sequence[Outcome]) -> int | None:

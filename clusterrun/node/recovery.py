@@ -52,14 +52,15 @@ class Ground:
 
     `saved_before` is the newest checkpoint from before these attempts, -1 without one; `savers` are
     the attempts that saved steps of their own, be it that later ones had been saved and were lost;
-    `allocated` are the nodes that the job was given; `unreachable` names those of some nodes that
-    give no sign of life.
+    `allocated` are the nodes that the job was given, `is_ending` says that Slurm is about to take
+    them; `unreachable` names those of some nodes that give no sign of life.
     """
 
     plan: Plan
     saved_before: int = -1
     savers: frozenset[int] = frozenset()
     allocated: tuple[str, ...]
+    is_ending: bool = False
     unreachable: Callable[[Sequence[str]], tuple[str, ...]]
 
 
@@ -193,9 +194,11 @@ def _repeated(history: Sequence[Outcome]) -> int:
 def _again(newest: Outcome, ground: Ground) -> Decision:
     """Start again at once on the nodes that are left, or else through the queue."""
     lost = _lost(newest, ground)
-    if not lost:
-        return Decision(next=Next.RELAUNCH, why=newest.reason, exclude=newest.exclude)
     exclude = tuple(dict.fromkeys((*newest.exclude, *lost)))
+    if ground.is_ending:
+        return _in_the_queue(ground, newest.reason, exclude)
+    if not lost:
+        return Decision(next=Next.RELAUNCH, why=newest.reason, exclude=exclude)
     left = [node for node in ground.allocated if node not in exclude]
     if len(left) >= ground.plan.nodes:
         return Decision(next=Next.RELAUNCH, why=f"{', '.join(lost)} is lost", exclude=exclude)

@@ -208,12 +208,32 @@ def test_an_exception_after_a_warning_is_still_one(run: Run) -> None:
     assert run.conclude(1)[1].cause == "exception"
 
 
+@pytest.mark.parametrize("cause", ["exit", "node_lost", "hung"])
+@pytest.mark.parametrize("request_word", ["time-limit", "preempt"])
+def test_nodes_that_slurm_is_about_to_take_are_not_trained_on_once_more(
+    run: Run, cause: str, request_word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reachable(monkeypatch, "n1", "n2", "n3")
+    run.attempt(1, {"cause": cause, "checkpoint": 100})
+    run.paths.request(1).write_text(f"{request_word}\n")
+    assert run.conclude(1)[0].next is Next.REQUEUE
+
+
 @pytest.mark.parametrize("request_word", ["end", "cancel"])
 def test_what_was_killed_on_request_is_not_started_again(run: Run, request_word: str) -> None:
     run.attempt(1, {"code": 124, "cause": "cancelled", "reason": "n1: cancelled", "checkpoint": 9})
     run.paths.request(1).write_text(f"{request_word}\n")
     decision, outcome = run.conclude(1, 124)
     assert (decision.next, outcome.cause) == (Next.STOP, "cancelled")
+
+
+@pytest.mark.parametrize("cause", ["signal", "exception", "node_lost", "hung"])
+def test_what_a_person_ends_does_not_go_on_where_its_save_failed(run: Run, cause: str) -> None:
+    run.attempt(1, {"cause": cause, "checkpoint": 9})
+    run.paths.request(1).write_text("cancel\n")
+    decision, outcome = run.conclude(1)
+    assert (decision.next, decision.why, outcome.state) == (Next.STOP, "cancelled", "CANCELLED")
+    assert (outcome.code, outcome.reason) == (137, "rank 1 on n2: killed by SIGKILL")
 
 
 def test_agents_that_were_ended_without_a_request_were_preempted(run: Run) -> None:
