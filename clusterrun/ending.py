@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from clusterrun import api, checkpoints
+from clusterrun import record as records
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
 from clusterrun.backends.evidence import read_end
@@ -16,7 +17,7 @@ from clusterrun.backends.slurm_query import is_known
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.checkpoints import Checkpoint
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
-from clusterrun.outcome import Outcome
+from clusterrun.outcome import Next, Outcome
 from clusterrun.record import JobRecord
 from clusterrun.state import JobState
 
@@ -25,6 +26,7 @@ INTERRUPTED: Final = "interrupted"  # an outcome's cause where the ranks saved a
 POLL_S: Final = 0.5
 ASK_S: Final = 10.0  # between two questions to the scheduler
 END_S: Final = 15.0  # from the end of an attempt to that of its job
+SUBMIT_S: Final = 30.0  # for the submission of a successor
 
 
 # At once
@@ -70,6 +72,31 @@ def cancel_seen(seen: Sequence[JobStatus]) -> None:
     for scheduler, job_ids in groups.items():
         if job_ids:
             scheduler.cancel(job_ids)
+    for entry in seen:
+        if not entry.state.is_terminal:
+            _end_successor(entry.record)
+
+
+def _end_successor(record: JobRecord) -> None:
+    """End the job by which the run was just about to go on, once it is known."""
+    deadline = time.monotonic() + SUBMIT_S
+    while _is_submitting(record) and time.monotonic() < deadline:
+        newest = records.read_again(record)
+        if newest.job_id != record.job_id:
+            select.backend_of(newest).cancel([newest.job_id])
+            return
+        time.sleep(POLL_S)
+
+
+def _is_submitting(record: JobRecord) -> bool:
+    """Say whether a job has decided on a successor, and has not ended without one."""
+    paths = record.paths
+    if read_end(paths) is not None:
+        return False
+    outcome = _outcome(record, paths.newest_attempt())
+    return (
+        outcome is not None and outcome.job_id == record.job_id and outcome.next is Next.SUCCESSOR
+    )
 
 
 def end_chain(record: JobRecord) -> None:
@@ -172,9 +199,13 @@ def saved_since(seen: JobStatus, asked_at: float) -> tuple[Checkpoint | None, bo
     A script that saves now and then by itself may have done so meanwhile, and gone on.
     """
     found, _ = checkpoints.newest(seen.record.paths.checkpoints_dir)
-    try:
-        outcome = Outcome.from_json(seen.record.paths.outcome(seen.attempt).read_text())
-    except (OSError, ValueError, KeyError, TypeError):
-        return found, False
-    has_left = outcome.cause == INTERRUPTED
+    outcome = _outcome(seen.record, seen.attempt)
+    has_left = outcome is not None and outcome.cause == INTERRUPTED
     return found, has_left and found is not None and found.saved_at >= asked_at
+
+
+def _outcome(record: JobRecord, attempt: int) -> Outcome | None:
+    try:
+        return Outcome.from_json(record.paths.outcome(attempt).read_text())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

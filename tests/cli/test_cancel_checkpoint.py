@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from clusterrun import ending
+from clusterrun.outcome import Next
 from tests.cli.conftest import Here
 from tests.cli.test_jobs import ended, events, queue, running, submitted
-from tests.cli.test_resume import checkpoint
+from tests.cli.test_resume import checkpoint, outcome
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +158,18 @@ def chain(root: Path) -> None:
 
 
 WAITS = "{}|PENDING||0:00|1:00:00|N/A|N/A|Dependency"
+
+
+def test_cancel_ends_the_job_by_which_the_run_was_about_to_go_on(here: Here) -> None:
+    """It is submitted from inside the job, and known to nobody when that is cancelled."""
+    root = submitted(here)
+    queue(here, running(), running("4712"))
+    outcome(root, cause="interrupted", code=125, next=Next.SUCCESSOR)
+    record, later = root / "job.json", root / "later.json"
+    later.write_text(record.read_text().replace('"job_id": "4711"', '"job_id": "4712"'))
+    here.program("scancel", f"(sleep 0.5; mv -f {later} {record}) > /dev/null 2>&1 &")
+    assert here("cancel", "4711").code == 0
+    assert here.asked("scancel") == ["4711", "4712"]
 
 
 def test_cancel_ends_all_jobs_of_a_chain(here: Here) -> None:

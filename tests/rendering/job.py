@@ -42,7 +42,11 @@ readlink "/proc/$$/fd/0" > "$where.stdin"
 case $3 in
   register) exit "${STUB_REGISTER_STATUS:-0}" ;;
   superseded) printf "%s\n" "${STUB_SUPERSEDED:-no}" ;;
-  successor) exit "${STUB_SUCCESSOR_STATUS:-0}" ;;
+  successor)
+    touch "$where.up"
+    sleep "${STUB_SUCCESSOR_SLEEP:-0}" && touch "$where.done"
+    exit "${STUB_SUCCESSOR_STATUS:-0}"
+    ;;
   conclude) [[ -f $STUB_DIR/decisions ]] && sed -n "${5}p" "$STUB_DIR/decisions" ;;
 esac
 exit "${STUB_PYTHON_STATUS:-0}"

@@ -158,6 +158,15 @@ def test_a_successor_is_told_which_nodes_to_leave_out(run: Run) -> None:
     assert not (run.path / "end.json").exists()
 
 
+def test_where_nothing_can_be_submitted_from_a_node_the_job_is_requeued(run: Run) -> None:
+    run.site.decide("successor")
+    done = run.run(STUB_SRUN_STATUS="137", STUB_SUCCESSOR_STATUS="1")
+    assert done.returncode == INTERRUPTED
+    assert "this job is requeued instead" in done.stderr
+    assert run.site.got("scontrol.args") == [b"requeue", b"4711"]
+    assert not (run.path / "end.json").exists()
+
+
 @pytest.mark.parametrize("decision", ["requeue", "successor"])
 def test_where_nobody_goes_on_the_run_has_failed_and_says_how_to(run: Run, decision: str) -> None:
     run.site.decide(decision)
@@ -289,6 +298,35 @@ def test_a_job_that_slurm_ends_is_not_started_again(run: Run) -> None:
     assert process.returncode == CANCELLED
     assert run.attempts() == ["1"]
     assert (run.attempt() / "request").read_text() == "end\n"
+    assert end_of(run.path)["state"] == "CANCELLED"
+
+
+def cancel_while_submitting(run: Run, status: str) -> subprocess.Popen[str]:
+    """End the job as Slurm does, each of its processes, while its successor is submitted."""
+    run.site.decide("successor TIMEOUT")
+    slow = {"STUB_SUCCESSOR_SLEEP": "2", "STUB_SUCCESSOR_STATUS": status}
+    process = run.start(STUB_SRUN_SLEEP="0", STUB_SRUN_STATUS=str(INTERRUPTED), **slow)
+    wait_for(run.site.stubs / "python.successor.batch.up")
+    for pid in descendants(process.pid):
+        os.kill(pid, signal.SIGTERM)
+    process.communicate(timeout=30)
+    return process
+
+
+def descendants(pid: int) -> list[int]:
+    below = [found for child in children(pid) for found in descendants(child)]
+    return [*below, pid]
+
+
+def test_the_submission_of_a_successor_is_not_cut_short(run: Run) -> None:
+    """Else the job may be in the queue, and nobody knows of it who could cancel it."""
+    assert cancel_while_submitting(run, status="0").returncode == CANCELLED
+    assert run.left("python.successor.batch.done")
+    assert not (run.path / "end.json").exists()
+
+
+def test_a_job_that_is_ended_and_finds_no_successor_was_cancelled(run: Run) -> None:
+    assert cancel_while_submitting(run, status="1").returncode == CANCELLED
     assert end_of(run.path)["state"] == "CANCELLED"
 
 
