@@ -20,7 +20,7 @@ from clusterrun.facts import choose_cluster, usable_cpus
 from clusterrun.loading import Resolved
 from clusterrun.planning.facts import Facts
 from clusterrun.planning.make import check_strategy, fp16_without_gpu
-from clusterrun.planning.world import World
+from clusterrun.planning.world import World, check_sharing
 from clusterrun.sizes import parse_bytes
 from clusterrun.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.training import LrRule, Optimizer
@@ -154,9 +154,10 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     world = World(
         nodes=spec.nodes,
         procs_per_node=procs,
-        gpus_per_node=0 if is_cpu else procs,
+        gpus_per_node=0 if is_cpu else spec.gpus_per_node or procs,
         device=Device.CPU if is_cpu else Device.CUDA,
     )
+    check_sharing(world)
     nowhere = Facts(cluster=Cluster.SLURM, python="", workdir="", runs_dir="", versions={})
     if not is_open:
         check_strategy(spec.strategy, world, nowhere)

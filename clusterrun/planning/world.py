@@ -35,17 +35,22 @@ def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> W
         world = _on_slurm(spec, cpu_by_file=cpu_by_file)
     else:
         world = _on_this_machine(spec, facts, cpu_by_file=cpu_by_file)
-    if world.device is Device.CUDA and 0 < world.gpus_per_node < world.procs_per_node:
-        raise UsageError(
-            f"{world.procs_per_node} ranks cannot share {world.gpus_per_node} GPUs of a node",
-            hint="NCCL wants a GPU for each rank: lower --nproc-per-node or raise --gpus-per-node",
-        )
+    check_sharing(world)
     if world.device is Device.MPS and world.size > 1:
         raise UsageError(
             f"{world.size} ranks cannot share Apple's GPU",
             hint="run one rank, or pass --device cpu",
         )
     return world
+
+
+def check_sharing(world: World) -> None:
+    """Refuse more ranks than GPUs. Raises UsageError."""
+    if world.device is Device.CUDA and 0 < world.gpus_per_node < world.procs_per_node:
+        raise UsageError(
+            f"{world.procs_per_node} ranks cannot share {world.gpus_per_node} GPUs of a node",
+            hint="NCCL wants a GPU for each rank: lower --nproc-per-node or raise --gpus-per-node",
+        )
 
 
 def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:

@@ -123,6 +123,11 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
             "an effective batch of 64 is not what 1 samples of all ranks in a pass come to in 4",
             "--recommend",
         ),
+        (
+            ("--model", "gpt2", "--gpus-per-node", "2", "--nproc-per-node", "4"),
+            "4 ranks cannot share 2 GPUs of a node",
+            "--nproc-per-node",
+        ),
         (("--active-params", "3B"), "--active-params are a part of --params", "--params"),
         (("--model", "gpt2", "--recommend", "--what-if", "nodes"), "--recommend, --what-if", "ask"),
     ],
