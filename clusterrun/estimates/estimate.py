@@ -289,8 +289,19 @@ def _notes(question: Question, counted: Steps) -> list[str]:
             f"accelerate repeats {counted.repeated} in the last step of an epoch"
         )
     if not question.is_cpu and question.gpu_bytes is None:
-        notes.append("no GPU was named: --gpu h100-80g or --gpu-mem 24GiB gives a verdict")
+        notes.append("no GPU was named: --gpu h100-80g gives verdict and time, --gpu-mem a verdict")
+    elif step_duration(question) is None:
+        notes.append(f"no time is told: {_unknown_speed(question)}; --step-time says it")
     return notes
+
+
+def _unknown_speed(question: Question) -> str:
+    """Say what is missing to tell how long a step takes."""
+    if question.is_cpu:
+        return "the speed of CPUs is not known"
+    if question.gpu is None:
+        return "the speed of a GPU by its memory alone is not known"
+    return "the length of a sample is not known"
 
 
 # What the question must not be

@@ -59,7 +59,10 @@ def recommend(
             hint="ask for GPUs (--gpus-per-node), or choose a strategy and a micro-batch yourself",
         )
     if question.gpu is None or question.gpu_bytes is None:
-        raise UsageError("--recommend must know the GPU", hint="name it, as --gpu a100-80g")
+        raise UsageError(
+            "--recommend must know the GPU, its memory and its speed",
+            hint="name it, as --gpu a100-80g",
+        )
     if question.setup.model.active_params:
         raise UsageError(
             "--recommend must know what activations need, and those of experts are not counted",

@@ -98,6 +98,20 @@ def test_without_shape_activations_are_left_out_and_that_is_said() -> None:
     assert "without the model's shape activations are not counted: it needs more" in answer.notes
 
 
+@pytest.mark.parametrize(
+    ("unknown", "why"),
+    [
+        ({"gpu": None}, "the speed of a GPU by its memory alone is not known"),
+        ({"gpu": None, "gpu_bytes": None, "is_cpu": True}, "the speed of CPUs is not known"),
+        ({"setup": replace(ask().setup, seq_len=0)}, "the length of a sample is not known"),
+    ],
+)
+def test_where_no_time_is_told_that_is_said(unknown: dict[str, Any], why: str) -> None:
+    answer = estimate(ask(**unknown))
+    assert answer.time is None
+    assert f"no time is told: {why}; --step-time says it" in answer.notes
+
+
 def test_a_training_on_cpus_needs_no_gpu() -> None:
     answer = estimate(ask(is_cpu=True, gpu=None, gpu_bytes=None, host_bytes=4000 * GIB))
     assert answer.gpu_memory is None
