@@ -175,6 +175,7 @@ def _is_cpu(spec: JobSpec) -> bool:
 def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
     procs, is_cpu = _procs(spec), _is_cpu(spec)
     micro_batch = spec.micro_batch or 1
+    each_pass = micro_batch * spec.nodes * procs
     return Setup(
         model=model,
         nodes=spec.nodes,
@@ -182,11 +183,7 @@ def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Se
         strategy=spec.strategy,
         precision=_precision(spec, gpu, is_cpu=is_cpu),
         micro_batch=micro_batch,
-        accumulation=(
-            spec.accumulation or 1
-            if is_open
-            else _accumulation(spec, micro_batch * spec.nodes * procs)
-        ),
+        accumulation=spec.accumulation or 1 if is_open else _accumulation(spec, each_pass),
         seq_len=spec.seq_len or 0,
         grad_ckpt=bool(spec.grad_ckpt),
         optimizer=spec.optimizer or Optimizer.ADAMW,
@@ -195,14 +192,20 @@ def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Se
 
 
 def _accumulation(spec: JobSpec, each_pass: int) -> int:
-    if spec.effective_batch is None:
-        return spec.accumulation or 1
-    passes, rest = divmod(spec.effective_batch, each_pass)
-    if rest or spec.accumulation not in (None, passes) or not passes:
+    wanted, given = spec.effective_batch, spec.accumulation
+    if wanted is None:
+        return given or 1
+    passes, rest = divmod(wanted, each_pass)
+    if rest:
         raise UsageError(
-            f"an effective batch of {spec.effective_batch} is not what {each_pass} samples of all "
-            f"ranks in a pass come to{f' in {spec.accumulation}' if spec.accumulation else ''}",
-            hint="leave out --accumulation, change --micro-batch, or let --recommend choose both",
+            f"an effective batch of {wanted} is no multiple of the {each_pass} samples of a pass",
+            hint=f"use {max(1, round(wanted / each_pass)) * each_pass}, change --micro-batch, or "
+            "let --recommend choose it",
+        )
+    if given not in (None, passes):
+        raise UsageError(
+            f"an effective batch of {wanted} is {passes} passes of {each_pass}, not {given}",
+            hint="leave out --effective-batch or --accumulation",
         )
     return passes
 
@@ -244,7 +247,7 @@ def _model(resolved: Resolved) -> Model:
         raise UsageError(
             f"cannot read the model's size: '{spec.model}' is no config.json, no known name, and "
             "not in the Hugging Face cache",
-            hint="pass --params, or a local config.json",
+            hint=f"pass --params, or a local config.json; known are {', '.join(models.BUILT_IN)}",
         )
     return known
 

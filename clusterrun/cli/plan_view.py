@@ -250,9 +250,10 @@ def nothing_fits(least: Choice, question: Question) -> str:
     gpu, host = question.gpu_bytes, question.host_bytes
     of_gpu = f" of {gib(gpu)}" if gpu else ""
     of_host = f" of {gib(host)}" if host else ""
+    less = "take more nodes" if least.setup.lora else "take more nodes, or train adapters (--lora)"
     return (
         f"nothing fits: {as_options(least.setup)} needs {gib(least.gpu_bytes)} GiB of a "
-        f"GPU{of_gpu} and {gib(least.host_bytes)} GiB of a node{of_host}; take more nodes"
+        f"GPU{of_gpu} and {gib(least.host_bytes)} GiB of a node{of_host}; {less}"
     )
 
 

@@ -100,8 +100,8 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
         ),
         (
             ("--model", "gpt2", "--effective-batch", "100", "--micro-batch", "3"),
-            "an effective batch of 100 is not what 3 samples of all ranks in a pass come to",
-            "--recommend",
+            "an effective batch of 100 is no multiple of the 3 samples of a pass",
+            "use 99, change --micro-batch, or let --recommend",
         ),
         (("--model", "gpt2", "--tokens", "1e9"), "--tokens needs the length", "--seq-len"),
         (("--model", "gpt2", "--recommend"), "--recommend must know the GPU", "--gpu"),
@@ -120,9 +120,10 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
         ),
         (
             ("--model", "gpt2", "--effective-batch", "64", "--accumulation", "4"),
-            "an effective batch of 64 is not what 1 samples of all ranks in a pass come to in 4",
-            "--recommend",
+            "an effective batch of 64 is 64 passes of 1, not 4",
+            "leave out --effective-batch",
         ),
+        (("--model", "gpt5"), "cannot read the model's size: 'gpt5'", "known are gpt2, gpt2-xl"),
         (
             ("--model", "gpt2", "--gpus-per-node", "2", "--nproc-per-node", "4"),
             "4 ranks cannot share 2 GPUs of a node",
@@ -183,6 +184,7 @@ def test_where_nothing_fits_that_is_the_answer(here: Here) -> None:
     said = here("plan", *LLAMA[:4], "--gpu", "rtx3080", "--host-mem", "16GiB", "--recommend")
     assert (said.code, said.out) == (3, "")
     assert "nothing fits: --strategy zero3-offload --micro-batch 1" in said.err
+    assert "take more nodes, or train adapters (--lora)" in said.err
 
 
 @pytest.mark.parametrize(
