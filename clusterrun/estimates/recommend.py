@@ -21,13 +21,14 @@ from clusterrun.estimates.setup import Setup, Verdict
 from clusterrun.estimates.speed import epoch_time
 from clusterrun.spec import Strategy
 
-# Where two are as fast, the first here is the simpler one.
+# Where two are about as fast, the first here is the simpler one.
 _ONE: Final = (Strategy.NONE, Strategy.ZERO2_OFFLOAD, Strategy.ZERO3_OFFLOAD)
 _MANY: Final = (
     *(Strategy.DDP, Strategy.FSDP_HYBRID, Strategy.FSDP, Strategy.ZERO1, Strategy.ZERO2),
     *(Strategy.ZERO3, Strategy.ZERO2_OFFLOAD, Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD),
 )
 MAX_MICRO_BATCH: Final = 1024
+AS_FAST: Final = 1.01  # the model of `cost` tells no less apart
 WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len")
 
 
@@ -78,8 +79,16 @@ def recommend(
         for setup in _setups(question.setup, effective)
         if strategy in (None, setup.strategy)
     )
-    fitting = [choice for choice in tried if choice.verdict is not Verdict.NO]
-    return sorted(fitting, key=lambda choice: (choice.verdict is Verdict.TIGHT, choice.step_s))
+    found: dict[Verdict, list[Choice]] = {verdict: [] for verdict in Verdict}
+    for choice in tried:
+        found[choice.verdict].append(choice)
+    return [*_fastest_first(found[Verdict.FITS]), *_fastest_first(found[Verdict.TIGHT])]
+
+
+def _fastest_first(choices: list[Choice]) -> list[Choice]:
+    """Sort by time, but leave what is about as fast as the fastest in the order of simplicity."""
+    fastest = AS_FAST * min((choice.step_s for choice in choices), default=0.0)
+    return sorted(choices, key=lambda choice: max(choice.step_s, fastest))
 
 
 def best_per_strategy(choices: list[Choice]) -> list[Choice]:

@@ -14,6 +14,7 @@ from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Question, estimate
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.recommend import (
+    AS_FAST,
     WHAT_IF,
     best_per_strategy,
     neighbours,
@@ -83,7 +84,15 @@ def test_of_what_fits_the_fastest_comes_first(case: tuple[Question, int]) -> Non
     choices = recommend(found, effective)
     fitting = [c for c in choices if c.verdict is Verdict.FITS] or choices
     for choice in fitting:
-        assert choices[0].step_s <= step_seconds(found, choice.setup)
+        assert choices[0].step_s <= AS_FAST * step_seconds(found, choice.setup)
+
+
+def test_of_what_is_about_as_fast_the_simplest_comes_first() -> None:
+    adapters = question(gpu=gpus.find("a100-80g"), nodes=2, lora=16)
+    choices = best_per_strategy(recommend(adapters, 128))
+    assert choices[0].setup.strategy is Strategy.DDP
+    (zero1,) = [choice for choice in choices if choice.setup.strategy is Strategy.ZERO1]
+    assert choices[0].step_s / AS_FAST < zero1.step_s < choices[0].step_s
 
 
 def test_a_small_model_needs_nothing_sharded_or_offloaded() -> None:
