@@ -65,7 +65,7 @@ class Head:
 
     async def meet(self, report: Report) -> Agreement:
         """Wait for all nodes, conclude from their reports, and welcome them."""
-        self._secret = self._realm.create_secret()
+        self._secret = await self._shared_secret()
         server = await self._listen()
         try:
             await self._wait_for_all()
@@ -88,6 +88,18 @@ class Head:
         for member in self._members.values():
             member.channel.send("welcome", port=agreement.port, precision=agreement.precision)
         return agreement
+
+    async def _shared_secret(self) -> bytes:
+        """Leave the secret where all nodes find it, once the disk takes it: it may be full."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return self._realm.create_secret()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    text = f"{self._who.node}: cannot write {self._realm.secret_file}: {error}"
+                    raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
+            await asyncio.sleep(LOOK_S)
 
     async def _wait_for_all(self) -> None:
         deadline = time.monotonic() + self._timeout_s

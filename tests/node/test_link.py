@@ -257,6 +257,35 @@ def test_a_lost_head_ends_the_members(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_head_waits_for_a_disk_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, tries = Realm.create_secret, iter((True, True, False))
+
+    def created(place: Realm) -> bytes:
+        if next(tries):
+            raise OSError(28, "No space left on device")
+        return create(place)
+
+    monkeypatch.setattr(Realm, "create_secret", created)
+
+    async def story() -> None:
+        assert [agreement.port for agreement in await Nodes(tmp_path).meet()] == [3, 3, 3]
+
+    run(story())
+
+
+def test_a_head_whose_disk_stays_full_says_so(tmp_path: Path) -> None:
+    (tmp_path / "job").touch()
+
+    async def story() -> None:
+        (error,) = await Nodes(tmp_path, nodes=1, timeout_s=0.5).meet()
+        assert error.code == 121
+        assert "n0: cannot write" in error.message
+
+    run(story())
+
+
 @pytest.mark.parametrize(
     ("changed", "code", "text"),
     [
