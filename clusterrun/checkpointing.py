@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,7 +117,10 @@ class Checkpoints:
 
         def fill() -> None:
             _await_directory(unfinished)
-            write(unfinished)
+            with _refusals() as refused:
+                write(unfinished)
+            if refused:
+                raise OSError(errno.ENOSPC, refused[0])
 
         here, _ = joined_world()
         problem = agreed_problem(begin if here == 0 else None) or agreed_problem(fill)
@@ -127,6 +131,38 @@ class Checkpoints:
             checkpoints.prune(self.directory, self._keep, up_to=step)
         except OSError as error:
             say(f"an older checkpoint could not be removed: {error}")
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[list[str]]:
+    """Collect what a disk refuses to torch.save, which returns as if it had saved.
+
+    DeepSpeed and FSDP save between collectives: there a rank that fails alone leaves the others
+    waiting.
+    """
+    torch: Any = sys.modules.get("torch")
+    refused: list[str] = []
+    if torch is None:
+        yield refused
+        return
+    save = torch.save
+
+    def saved(state: object, file: Any, *args: Any, **options: Any) -> None:
+        try:
+            save(state, file, *args, **options)
+        except Exception as error:
+            problem = disk_problem(error)
+            if not problem:
+                raise
+            refused.append(problem)
+            with contextlib.suppress(OSError, TypeError):
+                os.truncate(file, 0)  # room for the small files that are written behind it
+
+    torch.save = saved
+    try:
+        yield refused
+    finally:
+        torch.save = save
 
 
 def joined_world() -> tuple[int, int]:

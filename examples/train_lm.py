@@ -284,6 +284,8 @@ def train_steps(training: Training, batches: Any, first: int, state: dict[str, A
         asked = runtime.should_checkpoint()
         if asked or last or (args.save_every and step % args.save_every == 0):
             saved = training.save(step, state)
+        if last and not saved:
+            raise SystemExit(f"error: step {step}, the last, was not saved")
         if asked and not last and runtime.should_stop():
             if training.accelerator.is_main_process:
                 say(f"stopped at step {step}, {'saved' if saved else 'not saved'}")

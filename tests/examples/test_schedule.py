@@ -1,4 +1,4 @@
-"""The learning rate counts optimizer steps, whatever the world."""
+"""The learning rate counts optimizer steps, whatever the world; the last of them is saved."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -46,3 +46,21 @@ def stand_ins(processes: int, config: dict[str, Any]) -> tuple[Any, Any]:
     )
     args = train_lm.parse_arguments(["--max-steps", "100", "--warmup", "10"])
     return strategies.optimizer_and_schedule(accelerator, nn.Linear(2, 2), args)
+
+
+@pytest.mark.parametrize(("steps", "is_refused"), [(2, True), (3, False)])
+def test_a_last_step_that_was_not_saved_is_no_good_end(steps: int, is_refused: bool) -> None:
+    """Else the run would have completed, and its result lie nowhere."""
+    training = SimpleNamespace(
+        args=SimpleNamespace(max_steps=steps, log_every=9, save_every=1),
+        store=object(),
+        meter=SimpleNamespace(reset=lambda: None, newest={}),
+        steps=lambda batches, first: [(1, 0.1), (2, 0.1)],
+        log=lambda step, lr: None,
+        save=lambda step, state: False,
+    )
+    if not is_refused:
+        assert train_lm.train_steps(training, [], 0, {})  # type: ignore[arg-type]
+        return
+    with pytest.raises(SystemExit, match="error: step 2, the last, was not saved"):
+        train_lm.train_steps(training, [], 0, {})  # type: ignore[arg-type]
