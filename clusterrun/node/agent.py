@@ -13,7 +13,15 @@ from clusterrun.hostlist import fold_hostlist
 from clusterrun.node import stacks
 from clusterrun.node.account import Account
 from clusterrun.node.clock import Clock, Offset
-from clusterrun.node.endings import Cause, Ending, Failure, NodeError, NodeExit, cancelled
+from clusterrun.node.endings import (
+    Cause,
+    Ending,
+    Failure,
+    NodeError,
+    NodeExit,
+    cancelled,
+    lost_node,
+)
 from clusterrun.node.forward import Forwarder
 from clusterrun.node.hangs import HangWatch
 from clusterrun.node.interruption import Interruption
@@ -217,7 +225,7 @@ class Agent:
         """Look after ranks and launcher, and tell the others how they ended."""
         while not self._cancelled.is_set():
             ranks.look()
-            self._look_around()
+            self._look_around(link)
             # A launcher takes another second to leave after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
                 link.report_done()
@@ -230,14 +238,21 @@ class Agent:
         await self._cancelled.wait()
         link.report_failure(cancelled(self._who.node))
 
-    def _look_around(self) -> None:
-        """See, as the head, once a second whether somebody interrupts, or the training hangs."""
+    def _look_around(self, link: Leader | Member) -> None:
+        """See, as the head, once a second whether somebody interrupts, or the training hangs.
+
+        Slurm starts a job elsewhere whose nodes it has lost touch with: two must not train.
+        """
         now = time.monotonic()
         if self._interruption is None or self._hangs is None or now < self._next_look:
             return
         self._next_look = now + LOOK_S
         self._interruption.look()
         self._hangs.look()
+        later = self._attempt.number + 1
+        if self._attempt.paths.attempt(later).exists():
+            text = f"attempt {later} of this run has begun elsewhere"
+            link.report_failure(lost_node(self._who.node, text))
 
     def _launcher_ended(self, verdict: Verdict, ranks: Ranks, link: Leader | Member) -> None:
         ranks.look()

@@ -194,3 +194,12 @@ def wait_for_steps(job: Job) -> None:
     while not job.events("step"):
         assert time.monotonic() < deadline, job.text()
         time.sleep(0.05)
+
+
+def test_an_attempt_ends_once_a_later_one_has_begun(stub_job: Make) -> None:
+    """Slurm starts a job elsewhere whose nodes it has lost touch with; these train on."""
+    job = started(stub_job(TRAIN))
+    job.paths.attempt(2).mkdir()
+    assert job.wait() == [int(NodeExit.NODE_LOST)] * 2
+    assert outcome(job)["reason"] == "local0: attempt 2 of this run has begun elsewhere"
+    job.assert_clean()

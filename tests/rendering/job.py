@@ -52,6 +52,7 @@ esac
 exit "${STUB_PYTHON_STATUS:-0}"
 """
 _SCONTROL = r"""#!/bin/bash
+[[ $1 == ping ]] && { cat "$STUB_DIR/ping" 2> /dev/null; exit; }
 printf '%s\0' "$@" > "$STUB_DIR/scontrol.args"
 exit "${STUB_SCONTROL_STATUS:-0}"
 """

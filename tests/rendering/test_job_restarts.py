@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,9 +69,13 @@ def command(pid: int) -> bytes:
 
 
 def wait_for(path: Path) -> None:
+    wait_until(path.exists)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
@@ -223,6 +227,7 @@ def lose_node(run: Run, status: int) -> int:
     process = run.start()
     (run.attempt() / "status").write_text(f"{status}\n")
     (step,) = [pid for pid in children(process.pid) if b"node.sh" in command(pid)]
+    wait_until(lambda: any(b"sleep" in command(pid) for pid in children(step)))
     left = children(step)
     process.send_signal(signal.SIGURG)
     process.wait(30)
@@ -287,6 +292,75 @@ def test_a_job_that_such_a_node_cancels_has_not_the_last_word(run: Run) -> None:
     (run.attempt() / "followed").write_text("node2\n")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
+    assert not (run.path / "end.json").exists()
+
+
+@pytest.mark.parametrize("status", ["0", "137"])
+def test_where_slurm_has_started_the_job_elsewhere_this_one_has_not_the_last_word(
+    run: Run, status: str
+) -> None:
+    run.site.decide("relaunch")
+    process = run.start(STUB_SRUN_SLEEP="1", STUB_SRUN_STATUS=status)
+    run.attempt(2).mkdir()
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == INTERRUPTED
+    assert "attempt 2 of this run has begun elsewhere" in said
+    assert run.attempts() == ["1", "2"]
+    assert not (run.path / "end.json").exists()
+
+
+def test_an_attempt_that_another_job_has_taken_is_not_jumped_over(run: Run) -> None:
+    """Its ranks would see the next one, and save no more."""
+    taken = '[[ -n ${clusterrun_dir:-} ]] || mkdir "$run_dir/attempts/2"\nreturn 0\n'
+    (run.path / "env.sh").write_text(taken)  # while it is concluded
+    run.site.decide("relaunch")
+    assert run.run(STUB_SRUN_STATUS="137").returncode == INTERRUPTED
+    assert run.attempts() == ["1", "2"]
+    assert not run.left("srun.2.args")
+    assert not (run.path / "end.json").exists()
+
+
+def test_a_run_directory_that_takes_no_further_attempt_ends_the_run(run: Run) -> None:
+    (run.path / "env.sh").write_text(
+        '[[ -n ${clusterrun_dir:-} ]] || mv "$run_dir/attempts" "$run_dir/gone"\nreturn 0\n'
+    )
+    run.site.decide("relaunch")
+    done = run.run(STUB_SRUN_STATUS="137")
+    assert done.returncode == 1
+    assert "attempts cannot be written to" in done.stderr
+
+
+def silence_slurmctld(run: Run) -> Path:
+    """Have slurmctld not answer; return what is to be written once it does."""
+    hurried = run.bundle.script.replace("sleep 5\n", "sleep 0.1\n")
+    run.bundle = Bundle(files={**run.bundle.files, "job.sbatch": hurried})
+    ping = run.site.stubs / "ping"
+    ping.write_text("Slurmctld(primary) at head is DOWN\n")
+    return ping
+
+
+def test_nothing_is_decided_while_slurmctld_is_silent(run: Run) -> None:
+    ping = silence_slurmctld(run)
+    run.site.decide("relaunch")
+    process = run.start(STUB_SRUN_SLEEP="0.1", STUB_SRUN_STATUS="137 0")
+    time.sleep(1.5)
+    assert process.poll() is None
+    assert not (run.attempt() / "followed").exists()
+    ping.write_text("Slurmctld(primary) at head is DOWN\nSlurmctld(backup) at other is UP\n")
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert said.count("what follows attempt 1 waits: slurmctld does not answer") == 1
+
+
+def test_a_node_that_has_lost_slurmctld_lets_another_go_on(run: Run) -> None:
+    silence_slurmctld(run)
+    run.site.decide("relaunch")
+    process = run.start(STUB_SRUN_SLEEP="0.1", STUB_SRUN_STATUS="123")
+    time.sleep(1)
+    (run.attempt() / "followed").write_text("node2\n")
+    process.communicate(timeout=30)
+    assert process.returncode == INTERRUPTED
+    assert not run.left("python.conclude.batch.args")
     assert not (run.path / "end.json").exists()
 
 
