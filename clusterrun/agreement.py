@@ -8,14 +8,14 @@ import threading
 import time
 from pathlib import Path
 
-from clusterrun.control import Action, ControlPage
+from clusterrun.control import ControlPage
 from clusterrun.events import say
 
 DECISION_TIMEOUT_S = 60.0
 
 
 class Agreement:
-    """The calls of this rank, and the one at which all ranks save."""
+    """The calls of this rank, and the one at which all ranks save and leave."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -23,7 +23,6 @@ class Agreement:
         self._calls = 0
         self._dealt_with = 0  # the newest request that needs no more waiting
         self._at = 0
-        self._action = Action.NONE
         self._leaves = False
 
     def should_checkpoint(self) -> bool:
@@ -39,8 +38,8 @@ class Agreement:
             self._await_decision(self._page, held)
         if self._calls != self._at:
             return False
-        self._leaves = self._leaves or self._action == Action.LEAVE
-        return self._action != Action.NONE
+        self._leaves = True
+        return True
 
     def should_stop(self) -> bool:
         """Say whether a call to leave at was reached, and let the agent know that this was said."""
@@ -72,7 +71,7 @@ class Agreement:
                 return
             time.sleep(0.001)
         if decision.at:
-            self._at, self._action = decision.at, decision.action
+            self._at = decision.at
 
 
 def _nothing(*_: object) -> None:

@@ -3,13 +3,13 @@
 A file in the spool, mapped by both: 8-byte words, each written by one side alone. All ranks must
 save at the same step, and no collective is spent on that. Each rank counts its calls of
 `runtime.should_checkpoint()`. To ask, the agents raise `hold`: a rank that sees it waits in its
-next call. From the highest count of all ranks the head chooses the call at which all save, `at`;
-who is not there yet goes on to it. Nobody can be beyond it: a rank that was seen at call n waits
-at n + 1 at the latest, and `at` is that. The next request waits until all ranks have reached `at`,
-since the page holds one decision.
+next call. From the highest count of all ranks the head chooses the call at which all save and
+leave, `at`; who is not there yet goes on to it. Nobody can be beyond it: a rank that was seen at
+call n waits at n + 1 at the latest, and `at` is that. Another request follows only one that was
+called off, `at` 0, since the page holds one decision.
 
 A decision is a single word, so that a CPU which reorders stores shows a rank all of it or nothing.
-From its highest bit: request (20 bits), at (42), action (2).
+From its highest bit: request (22 bits), at (42).
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import os
 import signal
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 7  # a rank writes down where it is; no library uses it
-REQUEST_BITS, AT_BITS, ACTION_BITS = 20, 42, 2
+REQUEST_BITS, AT_BITS = 22, 42
 HEADER_WORDS = 8
 SLOT_WORDS = 8
 _HOLD, _DECISION = range(2)
@@ -31,21 +30,12 @@ _CALLS, _STOPPED, _SHIELDED = range(3)
 _WORD = struct.Struct("@Q")  # native: copied as one word, where standard formats may go by bytes
 
 
-class Action(IntEnum):
-    """What the ranks do at the call that was agreed on."""
-
-    NONE = 0
-    SAVE = 1  # and go on
-    LEAVE = 2  # save, then end the script
-
-
 @dataclass(frozen=True)
 class Decision:
-    """At which call of `should_checkpoint` request number `request` is met, and how."""
+    """At which call of `should_checkpoint` all save and leave; `at` 0 lets all go on."""
 
     request: int
     at: int
-    action: Action
 
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that the page has no room for."""
@@ -54,13 +44,12 @@ class Decision:
 
     def to_word(self) -> int:
         """Pack the decision into 64 bits."""
-        return (self.request << AT_BITS | self.at) << ACTION_BITS | self.action
+        return self.request << AT_BITS | self.at
 
     @classmethod
     def from_word(cls, word: int) -> Decision:
         """Unpack what `to_word` packed."""
-        request, at = divmod(word >> ACTION_BITS, 1 << AT_BITS)
-        return cls(request, at, Action(word & (1 << ACTION_BITS) - 1))
+        return cls(*divmod(word, 1 << AT_BITS))
 
 
 class ControlPage:
@@ -83,7 +72,7 @@ class ControlPage:
         self._set(_HOLD, request)
 
     def decide(self, decision: Decision) -> None:
-        """Tell the ranks at which call to save; `at` 0 lets all go on as if nothing was asked."""
+        """Tell the ranks at which call to save and leave."""
         self._set(_DECISION, decision.to_word())
 
     def calls(self, rank: int) -> int:

@@ -10,7 +10,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from clusterrun.control import Action
 from clusterrun.node.endings import Cause, Ending, NodeExit
 from clusterrun.node.link import Leader
 from clusterrun.node.saving import Page, Saving
@@ -135,7 +134,7 @@ class Interruption:
         if not self._page.is_used:
             self._say("no rank has asked runtime.should_checkpoint() yet: it may never hear of it")
         for _ in range(TRIES):
-            if await self._saving.agree(Action.LEAVE):
+            if await self._saving.agree():
                 return
             self._say("not all nodes answered: the ranks could not be told to save")
 

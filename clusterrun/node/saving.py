@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from clusterrun.control import Action, ControlPage, Decision
+from clusterrun.control import ControlPage, Decision
 from clusterrun.node.questions import Questions
 
 SETTLE_S = 0.02  # a rank that looked just before it was held has published its count by then
@@ -44,9 +44,8 @@ class Page:
         return {"calls": max(self._page.calls(rank) for rank in self._ranks)}
 
     async def decide(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Let the ranks go on to the call at which they save."""
-        action = Action(message["action"])
-        self._page.decide(Decision(int(message["request"]), int(message["at"]), action))
+        """Let the ranks go on to the call at which they save and leave."""
+        self._page.decide(Decision(int(message["request"]), int(message["at"])))
         return {}
 
 
@@ -58,8 +57,8 @@ class Saving:
         self._request = 0
         self._lock = asyncio.Lock()
 
-    async def agree(self, action: Action) -> int:
-        """Have all ranks save at one call; return its number, 0 where a node does not answer."""
+    async def agree(self) -> int:
+        """Have all ranks save and leave at one call; return it, 0 where a node does not answer."""
         async with self._lock:
             self._request += 1
             held = {"request": self._request}
@@ -68,7 +67,7 @@ class Saving:
             )
             counts = [] if answers.silent else [own, *answers.given.values()]
             at = 1 + max(int(count["calls"]) for count in counts) if counts else 0
-            decided = {**held, "at": at, "action": int(action)}
+            decided = {**held, "at": at}
             await self._page.decide(decided)
             await self._questions.ask("decide", **decided)
             return at

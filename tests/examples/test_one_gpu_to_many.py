@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.control import Action, ControlPage, Decision
+from clusterrun.control import ControlPage, Decision
 from clusterrun.estimates import rates, steps
 from clusterrun.loading import load_spec
 from clusterrun.training import Optimizer
@@ -115,7 +115,7 @@ def test_an_epoch_that_is_cut_and_resumed_has_each_sample_once(tmp_path: Path) -
     cut.mkdir()
     page = ControlPage(cut / "control", 2)
     page.hold(1)
-    page.decide(Decision(1, 100, Action.LEAVE))  # all ranks save at step 100 of 369, and leave
+    page.decide(Decision(1, 100))  # all ranks save at step 100 of 369, and leave
     asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
     left = train(cut, "ddp", 2, *options, example=HERE / "train.py", environ=asked)
     assert left.stdout.endswith("stopped in epoch 1 after 100 of its steps\n"), left.stderr

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import pytest
 
-from clusterrun.control import Action, ControlPage, Decision
+from clusterrun.control import ControlPage, Decision
 from clusterrun.estimates import presets as planned
 from clusterrun.loading import load_spec
 from tests.examples.guides import commands, load
@@ -143,7 +143,7 @@ def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) 
     cut.mkdir()
     page = ControlPage(cut / "control", 2)
     page.hold(1)
-    page.decide(Decision(1, 7, Action.LEAVE))  # all ranks save at step 7 of 12, and leave
+    page.decide(Decision(1, 7))  # all ranks save at step 7 of 12, and leave
     asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
     options = (*ALONE, "--output", "saved")
     curves = (*options, "--tensorboard", "curves")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.control import Action, ControlPage
+from clusterrun.control import ControlPage
 from clusterrun.errors import NodeExit
 from clusterrun.node import interruption as module
 from clusterrun.node.endings import Cause, Ending
@@ -58,9 +58,10 @@ class Scene:
         while self.interruption._tasks:
             await asyncio.wait(self.interruption._tasks)
 
-    def decisions(self) -> tuple[int, Action]:
+    def decisions(self) -> tuple[int, bool]:
+        """Count the requests that were decided, and say whether the ranks are to leave."""
         decision = self.control.decision
-        return decision.request, decision.action
+        return decision.request, decision.at > 0
 
     def leave(self) -> None:
         """End the script as one that was told to leave."""
@@ -94,7 +95,7 @@ def test_ranks_are_told_to_leave_and_the_attempt_says_why(
         write_request(scene.file, Reason(word))
         scene.interruption.warned()
         await scene.settle()
-        assert scene.decisions() == (1, Action.LEAVE)
+        assert scene.decisions() == (1, True)
         assert scene.events == [f"interrupted {word}"]
         assert scene.said == [f"{reason}: the ranks are asked to save and leave"]
         scene.leave()
@@ -144,7 +145,7 @@ def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
         scene.interruption.warned()
         scene.interruption.ending()
         await scene.settle()
-        assert scene.decisions() == (1, Action.LEAVE)
+        assert scene.decisions() == (1, True)
         assert scene.events == ["interrupted cancel"]
 
     play(tmp_path, deed)
@@ -164,7 +165,7 @@ def test_without_a_request_a_look_does_nothing(tmp_path: Path) -> None:
     async def deed(scene: Scene) -> None:
         scene.interruption.look()
         await scene.settle()
-        assert (scene.interruption.reason, scene.decisions()) == (None, (0, Action.NONE))
+        assert (scene.interruption.reason, scene.decisions()) == (None, (0, False))
 
     play(tmp_path, deed)
 
@@ -190,7 +191,7 @@ def test_sigterm_without_a_word_is_a_preemption(
         assert len(scene.interruption._tasks) == 1
         await scene.settle()
         assert scene.interruption.reason is Reason.PREEMPT
-        assert (scene.decisions(), scene.cancels) == ((1, Action.LEAVE), 0)
+        assert (scene.decisions(), scene.cancels) == ((1, True), 0)
 
     play(tmp_path, deed)
     assert (tmp_path / "request").read_text() == "preempt\n"
@@ -204,7 +205,7 @@ def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path, after_s
         loop.call_later(after_s, write_request, scene.file, Reason.END)
         scene.interruption.ending()
         await scene.settle()
-        assert (scene.cancels, scene.decisions()) == (1, (0, Action.NONE))
+        assert (scene.cancels, scene.decisions()) == (1, (0, False))
 
     play(tmp_path, deed)
 
@@ -274,7 +275,7 @@ def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         await scene.settle()
         told = "not all nodes answered: the ranks could not be told to save"
         assert scene.said[1:] == [told] * TRIES
-        assert scene.decisions() == (TRIES, Action.LEAVE)
+        assert scene.decisions() == (TRIES, False)
         assert scene.control.decision.at == 0
 
     play(tmp_path, deed)

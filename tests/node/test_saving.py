@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterrun.control import Action, ControlPage
+from clusterrun.control import ControlPage
 from clusterrun.node import questions as questions_module
 from clusterrun.node.questions import Questions, answer
 from clusterrun.node.saving import Page, Saving
@@ -26,7 +26,7 @@ class Node:
         self.control = ControlPage(path, RANKS)
         self.page = Page(self.control, RANKS)
         self.calls = [0] * RANKS
-        self.saved: list[tuple[int, int, Action]] = []
+        self.saved: list[tuple[int, int]] = []
 
     def turn(self, rank: int) -> None:
         """Make a call, unless the last one still waits."""
@@ -41,7 +41,7 @@ class Node:
 
     def _end_call(self, rank: int) -> None:
         decision = self.control.decision
-        found = (rank, self.calls[rank], decision.action)
+        found = (rank, self.calls[rank])
         if decision.at and self.calls[rank] == decision.at and found not in self.saved:
             self.saved.append(found)
 
@@ -89,7 +89,7 @@ class Cluster:
         node, rank = divmod(which % (len(self.nodes) * RANKS), RANKS)
         self.nodes[node].turn(rank)
 
-    def saves(self) -> list[tuple[int, int, Action]]:
+    def saves(self) -> list[tuple[int, int]]:
         return [save for node in self.nodes for save in sorted(node.saved)]
 
 
@@ -103,17 +103,15 @@ def in_turn() -> Callable[[], int]:
 def test_all_ranks_save_at_the_same_call_in_whatever_order_they_run(
     tmp_path_factory: pytest.TempPathFactory, order: list[int]
 ) -> None:
-    async def scene() -> tuple[int, list[tuple[int, int, Action]]]:
+    async def scene() -> tuple[int, list[tuple[int, int]]]:
         cluster = Cluster(tmp_path_factory.mktemp("nodes"), 3)
         turns = iter(order * 1000)
-        at = await cluster.train_while(
-            cluster.saving.agree(Action.SAVE), lambda: next(turns, 0), extra=1000
-        )
+        at = await cluster.train_while(cluster.saving.agree(), lambda: next(turns, 0), extra=1000)
         return at, cluster.saves()
 
     at, saves = asyncio.run(scene())
     assert at > 0
-    assert saves == [(rank, at, Action.SAVE) for _ in range(3) for rank in range(RANKS)]
+    assert saves == [(rank, at) for _ in range(3) for rank in range(RANKS)]
 
 
 def test_nobody_is_beyond_the_step_that_was_chosen(tmp_path: Path) -> None:
@@ -121,7 +119,7 @@ def test_nobody_is_beyond_the_step_that_was_chosen(tmp_path: Path) -> None:
         cluster = Cluster(tmp_path, 2)
         for _ in range(50):
             cluster.nodes[1].turn(0)
-        return await cluster.saving.agree(Action.SAVE), cluster.nodes[1].calls
+        return await cluster.saving.agree(), cluster.nodes[1].calls
 
     assert asyncio.run(scene()) == (51, [50, 0])
 
@@ -135,7 +133,7 @@ def test_where_a_node_is_silent_nobody_saves_and_all_go_on(
         cluster = Cluster(tmp_path, 3)
         cluster.silent.add(2)
         order = in_turn()
-        return await cluster.train_while(cluster.saving.agree(Action.LEAVE), order), cluster
+        return await cluster.train_while(cluster.saving.agree(), order), cluster
 
     at, cluster = asyncio.run(scene())
     assert (at, cluster.saves()) == (0, [])
@@ -147,30 +145,30 @@ def test_after_a_silence_the_next_request_is_heard(
 ) -> None:
     monkeypatch.setattr(questions_module, "ANSWER_S", 0.1)
 
-    async def scene() -> tuple[int, list[tuple[int, int, Action]]]:
+    async def scene() -> tuple[int, list[tuple[int, int]]]:
         cluster = Cluster(tmp_path, 2)
         order = in_turn()
         cluster.silent.add(1)
-        await cluster.train_while(cluster.saving.agree(Action.SAVE), order)
+        await cluster.train_while(cluster.saving.agree(), order)
         cluster.silent.clear()
-        at = await cluster.train_while(cluster.saving.agree(Action.SAVE), order)
+        at = await cluster.train_while(cluster.saving.agree(), order)
         return at, cluster.saves()
 
     at, saves = asyncio.run(scene())
-    assert saves == [(rank, at, Action.SAVE) for _ in range(2) for rank in range(RANKS)]
+    assert saves == [(rank, at) for _ in range(2) for rank in range(RANKS)]
 
 
 def test_a_node_that_leaves_meanwhile_does_not_hold_the_others(tmp_path: Path) -> None:
-    async def scene() -> tuple[int, list[tuple[int, int, Action]]]:
+    async def scene() -> tuple[int, list[tuple[int, int]]]:
         cluster = Cluster(tmp_path, 3)
         cluster.silent.add(2)
         asyncio.get_running_loop().call_later(0.05, cluster.leave, 2)
         order = in_turn()
-        at = await cluster.train_while(cluster.saving.agree(Action.SAVE), order)
+        at = await cluster.train_while(cluster.saving.agree(), order)
         return at, cluster.nodes[1].saved
 
     at, saved = asyncio.run(scene())
-    assert sorted(saved) == [(rank, at, Action.SAVE) for rank in range(RANKS)]
+    assert sorted(saved) == [(rank, at) for rank in range(RANKS)]
 
 
 def test_a_page_that_no_rank_uses_says_so(tmp_path: Path) -> None:

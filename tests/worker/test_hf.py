@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from clusterrun import checkpoints
-from clusterrun.control import Action, ControlPage, Decision
+from clusterrun.control import ControlPage, Decision
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +87,7 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     cut.mkdir()
     page = ControlPage(cut / "control", 2)
     page.hold(1)
-    page.decide(Decision(1, 4, Action.LEAVE))
+    page.decide(Decision(1, 4))
     assert train(cut, strategy, CLUSTERRUN_SPOOL=str(cut)) == ["step 4 stopped True"] * 2
     assert [page.has_stopped(rank) for rank in range(2)] == [True, True]
     (event,) = map(json.loads, (cut / "rank_0.events").read_text().splitlines())

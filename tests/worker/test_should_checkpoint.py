@@ -15,26 +15,28 @@ from pathlib import Path
 import pytest
 
 from clusterrun import agreement, runtime
-from clusterrun.control import ACTION_BITS, AT_BITS, REQUEST_BITS, Action, ControlPage, Decision
+from clusterrun.control import AT_BITS, REQUEST_BITS, ControlPage, Decision
 
-# Ranks are in step as in a training: none is more than three calls ahead of another.
+# Ranks are in step as in a training: none is more than three calls ahead of another. They are asked
+# so often only to look into each order of things.
+ASKED = 12
 RANK = """
 import json, random, sys, time
 from pathlib import Path
 from clusterrun import control, runtime
-seed, spools = int(sys.argv[1]), sys.argv[2:]
+seed, asked, spools = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 pages = [control.ControlPage(Path(spool, "control"), 2) for spool in spools]
 pace = random.Random(seed)
 slowness = pace.choice([0.0005, 0.002, 0.006])
 call, said = 0, []
-while not runtime.should_stop():
+while len(said) < asked:
     while min(page.calls(rank) for page in pages for rank in range(2)) < call - 3:
         time.sleep(0.0005)
     time.sleep(pace.random() * slowness)
     call += 1
     if runtime.should_checkpoint():
         said.append(call)
-print(json.dumps([call, said]))
+print(json.dumps([call, said, runtime.should_stop()]))
 """
 
 
@@ -60,29 +62,29 @@ def test_all_ranks_of_all_nodes_save_and_leave_at_the_same_calls(tmp_path: Path,
         for local in range(2)
     ]
     saved = [0]
-    for request in range(1, 13):
+    for request in range(1, ASKED + 1):
         await_call(pages, saved[-1])
         time.sleep(0.007 * seed)
-        saved.append(ask(pages, request, Action.LEAVE if request == 12 else Action.SAVE))
+        saved.append(ask(pages, request))
     told = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
-    assert told == [[saved[-1], saved[1:]]] * 4
+    assert told == [[saved[-1], saved[1:], True]] * 4
     assert all(page.has_stopped(rank) for page in pages for rank in range(2))
 
 
 def start(spools: list[Path], node: int, local_rank: int, seed: int) -> subprocess.Popen[str]:
     env = os.environ | {"CLUSTERRUN_SPOOL": str(spools[node]), "LOCAL_RANK": str(local_rank)}
-    argv = [sys.executable, "-c", RANK, str(seed), *map(str, spools)]
+    argv = [sys.executable, "-c", RANK, str(seed), str(ASKED), *map(str, spools)]
     return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
 
 
-def ask(pages: list[ControlPage], request: int, action: Action) -> int:
+def ask(pages: list[ControlPage], request: int) -> int:
     """Do what the agents do: have all ranks wait, look where they are, and decide."""
     for page in pages:
         page.hold(request)
     time.sleep(0.01)
     at = 1 + max(page.calls(rank) for page in pages for rank in range(2))
     for page in pages:
-        page.decide(Decision(request, at, action))
+        page.decide(Decision(request, at))
     return at
 
 
@@ -96,17 +98,16 @@ def await_call(pages: list[ControlPage], call: int) -> None:
 
 def test_the_call_that_waits_may_be_the_one_to_save_at(page: ControlPage) -> None:
     page.hold(1)
-    page.decide(Decision(1, 1, Action.SAVE))
+    page.decide(Decision(1, 1))
     assert [runtime.should_checkpoint() for _ in range(3)] == [True, False, False]
-    assert not runtime.should_stop()
-    assert not page.has_stopped(1)
+    assert runtime.should_stop()
 
 
 def test_a_rank_that_is_behind_goes_on_to_the_call_and_does_not_wait_again(
     page: ControlPage,
 ) -> None:
     page.hold(1)
-    page.decide(Decision(1, 4, Action.LEAVE))
+    page.decide(Decision(1, 4))
     assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
     assert not runtime.should_stop()
     assert runtime.should_checkpoint()
@@ -120,7 +121,7 @@ def test_a_rank_waits_for_the_decision(page: ControlPage) -> None:
 
     def decide() -> None:
         time.sleep(0.2)
-        page.decide(Decision(1, page.calls(1), Action.SAVE))
+        page.decide(Decision(1, page.calls(1)))
 
     agent = threading.Thread(target=decide)
     agent.start()
@@ -130,7 +131,7 @@ def test_a_rank_waits_for_the_decision(page: ControlPage) -> None:
 
 def test_a_decision_to_do_nothing_lets_all_go_on(page: ControlPage) -> None:
     page.hold(1)
-    page.decide(Decision(1, 0, Action.LEAVE))
+    page.decide(Decision(1, 0))
     assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
     assert not runtime.should_stop()
 
@@ -144,7 +145,7 @@ def test_a_request_that_nobody_decides_is_given_up_and_said_once(
     text = "clusterrun: no decision on when to save came within 0 s; training goes on\n"
     assert capsys.readouterr().err == text
     page.hold(2)
-    page.decide(Decision(2, 5, Action.SAVE))
+    page.decide(Decision(2, 5))
     assert [runtime.should_checkpoint() for _ in range(2)] == [False, True]
 
 
@@ -186,11 +187,11 @@ LARGEST = (1 << REQUEST_BITS) - 1, (1 << AT_BITS) - 1
 @pytest.mark.parametrize(
     "decision",
     [
-        Decision(0, 0, Action.NONE),
-        Decision(1, 7, Action.SAVE),
-        Decision(LARGEST[0], 1, Action.SAVE),
-        Decision(1, LARGEST[1], Action.LEAVE),
-        Decision(*LARGEST, Action.LEAVE),
+        Decision(0, 0),
+        Decision(1, 7),
+        Decision(LARGEST[0], 1),
+        Decision(1, LARGEST[1]),
+        Decision(*LARGEST),
     ],
 )
 def test_a_decision_is_read_as_it_was_written(page: ControlPage, decision: Decision) -> None:
@@ -199,15 +200,13 @@ def test_a_decision_is_read_as_it_was_written(page: ControlPage, decision: Decis
 
 
 def test_a_decision_is_one_word() -> None:
-    assert REQUEST_BITS + AT_BITS + ACTION_BITS == 64
-    assert max(Action) < 1 << ACTION_BITS
-    assert Decision(*LARGEST, Action.LEAVE).to_word() < 1 << 64
+    assert Decision(*LARGEST).to_word() == (1 << 64) - 1
 
 
 @pytest.mark.parametrize(("request_", "at"), [(LARGEST[0] + 1, 1), (1, LARGEST[1] + 1), (-1, 1)])
 def test_a_decision_that_fits_no_word_is_refused(request_: int, at: int) -> None:
     with pytest.raises(ValueError, match="beyond the page's words"):
-        Decision(request_, at, Action.SAVE)
+        Decision(request_, at)
 
 
 READER = """
