@@ -74,7 +74,7 @@ class Agent:
 
     @property
     def is_orphaned(self) -> bool:
-        """Say whether the head is lost or silent, and nobody has told this node to end."""
+        """Say whether the head may be lost or is silent, and nobody has told this node to end."""
         is_silent = self._member is not None and self._member.decided_alone
         return (self.has_lost_head or is_silent) and not self._is_told_to_end
 
@@ -106,8 +106,9 @@ class Agent:
             )
             agreement = await self._or_cancelled(link.meet(report))
         except NodeError as error:
-            ending = Ending.refused(error)
-            return self._ended(ending, tell=not error.is_told)
+            is_apart = error.code in (NodeExit.NODE_LOST, NodeExit.RENDEZVOUS_FAILED)
+            self.has_lost_head = is_apart and not self._who.is_head
+            return self._ended(Ending.refused(error), tell=not error.is_told)
         self._event("rendezvous", **vars(agreement))
         self._say_hello(agreement)
         return await self._train(link, agreement)

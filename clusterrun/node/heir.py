@@ -24,13 +24,14 @@ from clusterrun.node.recovery import Decision
 from clusterrun.outcome import Next
 from clusterrun.state import JobState
 
+HEIRS = 3  # nodes after the head's: more are hardly lost at once, and each would ask Slurm
 SUBMIT_S = 60.0
 LOST = int(NodeExit.NODE_LOST)
 ENDING = (Reason.CANCEL.value, Reason.END.value)
 
 
 def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
-    """Do, as the node after the head's, what the batch script would: submit what follows, or end.
+    """Do, as the next node that is left, what the batch script would: submit what follows, or end.
 
     This job, in which nobody could start anything, is cancelled then. Where no job may be submitted
     from here, one that Slurm keeps is requeued. `say` writes into this node's log.
@@ -58,15 +59,18 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
 
 
 def _is_orphaned(attempt: Attempt) -> bool:
-    """Say whether this node is the one to act, the batch script's is lost, and nobody ends the run.
+    """Say whether all nodes before this one are lost, and nobody ends the run.
 
     Once a first node was lost and left out, the batch script is not on the head's any more.
     """
     who = attempt.who
-    if who.is_local or who.node_rank != 1:
+    if who.is_local or who.node_rank > HEIRS:
         return False
     is_batch_host = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))[:1] == [who.nodes[0]]
-    return is_batch_host and not _is_ended(attempt) and who.nodes[0] in unreachable(who.nodes[:2])
+    if not is_batch_host or _is_ended(attempt):
+        return False
+    before = who.nodes[: who.node_rank]
+    return unreachable(who.nodes[: who.node_rank + 1]) == before
 
 
 def _is_ended(attempt: Attempt) -> bool:

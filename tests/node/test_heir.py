@@ -108,6 +108,21 @@ def test_one_node_sees_to_it(scene: Scene) -> None:
     assert scene.lose_head(rank=2).asked == []
 
 
+def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Scene) -> None:
+    scene.gone = ("n1", "n2")
+    scene.lose_head(rank=2, spare_nodes=2)
+    successor = ["clusterrun.backends", "successor", str(scene.paths.root), "n1,n2"]
+    assert scene.asked == [successor, ["scancel", "42"]]
+
+
+def test_far_nodes_do_not_all_ask_slurm_at_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heir, "HEIRS", 1)
+    scene.gone = ("n1", "n2")
+    assert scene.lose_head(rank=2).asked == []
+
+
 def test_a_head_that_can_be_reached_sees_to_it_itself(scene: Scene) -> None:
     scene.gone = ()
     assert scene.lose_head().asked == []

@@ -163,14 +163,22 @@ def test_ranks_that_saved_and_do_not_leave_are_ended(stub_job: Make) -> None:
 
 def start_hurried(job: Job, change: str) -> None:
     """Start agents whose patience is short, by a module that Python runs at its start."""
-    site = job.paths.root.parents[2] / "hurried"
+    job.start(
+        **changed_agents(
+            job, f"from clusterrun.node import hangs, interruption, stacks\n    {change}"
+        )
+    )
+    job.wait_for("ready", ranks(job))
+
+
+def changed_agents(job: Job, change: str) -> dict[str, str]:
+    """Have agents change something in themselves as they start."""
+    site = job.paths.root.parents[2] / "changed"
     site.mkdir()
     (site / "sitecustomize.py").write_text(
-        "import sys\nif 'clusterrun.node' in sys.orig_argv:\n"
-        f"    from clusterrun.node import hangs, interruption, stacks\n    {change}\n"
+        f"import sys\nif 'clusterrun.node' in sys.orig_argv:\n    {change}\n"
     )
-    job.start(PYTHONPATH=f"{site}:{STUB}:{ROOT}")
-    job.wait_for("ready", ranks(job))
+    return {"PYTHONPATH": f"{site}:{STUB}:{ROOT}"}
 
 
 def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
@@ -193,6 +201,35 @@ def wait_for_steps(job: Job) -> None:
     deadline = time.monotonic() + 60
     while not job.events("step"):
         assert time.monotonic() < deadline, job.text()
+        time.sleep(0.05)
+
+
+ORPHANS = (
+    "from clusterrun.node import agent_process\n"
+    "    agent_process.inherit = lambda attempt, say: say('what follows is asked here')"
+)
+
+
+@pytest.mark.parametrize("head_comes", [False, True])
+def test_a_node_whose_head_is_lost_before_all_have_met_sees_to_what_follows(
+    stub_job: Make, head_comes: bool
+) -> None:
+    job = stub_job(WAIT, nodes=3, rendezvous_timeout_s=4)
+    environ = changed_agents(job, ORPHANS)
+    member = job.start_node(1, **environ)
+    if head_comes:
+        job.start_node(0, **environ)
+        await_started(job, 2)
+        time.sleep(1)  # they find each other
+        os.kill(job.agent_pid("local0"), signal.SIGKILL)
+    assert member.wait(60) in (NodeExit.NODE_LOST, NodeExit.RENDEZVOUS_FAILED)
+    assert "what follows is asked here" in [text for *_, text in job.log("local1")]
+
+
+def await_started(job: Job, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(job.events("started")) < count:
+        assert time.monotonic() < deadline, job.errors()
         time.sleep(0.05)
 
 
