@@ -7,9 +7,8 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from clusterrun import checkpoints
 from clusterrun.errors import ClusterrunError, NodeExit
@@ -18,6 +17,7 @@ from clusterrun.node.endings import Cause
 from clusterrun.node.interruption import Reason
 from clusterrun.node.reach import unreachable
 from clusterrun.node.recovery import Decision, Ground, decide
+from clusterrun.node.told import Told
 from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
@@ -41,17 +41,18 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     paths = RunPaths(root=run_dir)
     plan = _plan(paths)
     before = past(paths, number)
+    told = _told(paths, number)
     newest = _read(paths, number) or _of_members(paths, number)
-    newest = newest or _wordless(paths, number, code, env)
+    newest = newest or _wordless(paths, number, code, env, told)
     newest = dataclasses.replace(
         _unless_interrupted(paths, newest, plan.cluster),
-        checkpoint=_saved(paths, [*before, newest]),
+        checkpoint=_saved(paths, [*before, newest], told),
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
     )
     ground = dataclasses.replace(
         _ground(plan, env),
         saved_before=_saved_before(paths, number),
-        savers=_savers(paths, number),
+        savers=told.savers,
         is_ending=_requested(paths, number) in _INTERRUPTIONS,
     )
     decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
@@ -129,10 +130,10 @@ def _read(paths: RunPaths, number: int) -> Outcome | None:
     return None
 
 
-def _wordless(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -> Outcome:
+def _wordless(
+    paths: RunPaths, number: int, code: int, env: Mapping[str, str], told: Told
+) -> Outcome:
     """Say what can be said where the agents left no outcome."""
-    told = _numbers(paths, number, number)
-    steps = [step for attempt, kind, step in told if (attempt, kind) == (number, "step")]
     nodes = _world(paths, number)
     return Outcome(
         attempt=number,
@@ -144,7 +145,7 @@ def _wordless(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -
         cause=_CAUSES.get(code, Cause.LAUNCHER).value,
         reason=f"the agents left without a word, with status {code}",
         node=next(iter(nodes), None),
-        step=max(steps, default=None),
+        step=told.ended.get(number),
     )
 
 
@@ -175,36 +176,15 @@ def _requested(paths: RunPaths, number: int) -> str:
     return ""
 
 
-def _saved(paths: RunPaths, history: Sequence[Outcome]) -> int | None:
+def _saved(paths: RunPaths, history: Sequence[Outcome], told: Told) -> int | None:
     """Find the newest checkpoint, be it that no outcome tells of it: its agents may have died.
 
     A run that was resumed has it on disk.
     """
-    told = [outcome.checkpoint for outcome in history if outcome.checkpoint is not None]
-    told += [step for _, step in _checkpoints(paths, history[-1].attempt)]
-    on_disk = None if told else checkpoints.newest(paths.checkpoints_dir)[0]
-    return on_disk.step if on_disk else max(told, default=None)
-
-
-def _checkpoints(paths: RunPaths, number: int) -> list[tuple[int, int]]:
-    """Return attempt and step of each checkpoint up to an attempt that is told of in the events."""
-    first = _first(paths, number)
-    return [
-        (attempt, step)
-        for attempt, kind, step in _numbers(paths, first, number)
-        if kind == "checkpoint" and first <= attempt <= number
-    ]
-
-
-def _savers(paths: RunPaths, number: int) -> frozenset[int]:
-    """Find the attempts that saved what they had trained, not only what they began with."""
-    began: dict[int, int] = {}
-    for attempt, kind, step in _numbers(paths, _first(paths, number), number):
-        if kind == "step":
-            began[attempt] = min(step, began.get(attempt, step))
-    return frozenset(
-        attempt for attempt, step in _checkpoints(paths, number) if step > began.get(attempt, step)
-    )
+    known = [told.newest, *(outcome.checkpoint for outcome in history)]
+    steps = [step for step in known if step is not None]
+    on_disk = None if steps else checkpoints.newest(paths.checkpoints_dir)[0]
+    return on_disk.step if on_disk else max(steps, default=None)
 
 
 def _saved_before(paths: RunPaths, number: int) -> int:
@@ -213,23 +193,10 @@ def _saved_before(paths: RunPaths, number: int) -> int:
     return max((o.checkpoint for o in earlier if o and o.checkpoint is not None), default=-1)
 
 
-def _numbers(paths: RunPaths, first: int, last: int) -> Iterator[tuple[int, str, int]]:
-    """Yield attempt, kind and step of each step and checkpoint: the nodes of rank 0 have them."""
-    for head in {nodes[0] for n in range(first, last + 1) if (nodes := _world(paths, n))}:
-        with contextlib.suppress(OSError):
-            for line in paths.events(head).read_text(errors="replace").splitlines():
-                event = _event(line)
-                attempt, step = event.get("attempt"), event.get("step")
-                if isinstance(attempt, int) and isinstance(step, int):
-                    yield attempt, str(event.get("type")), step
-
-
-def _event(line: str) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        event = json.loads(line)
-        if isinstance(event, dict):
-            return event
-    return {}
+def _told(paths: RunPaths, number: int) -> Told:
+    attempts = range(_first(paths, number), number + 1)
+    heads = [nodes[0] for n in attempts if (nodes := _world(paths, n))]
+    return Told.by(paths, heads, attempts)
 
 
 def _world(paths: RunPaths, number: int) -> tuple[str, ...]:

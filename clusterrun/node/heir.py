@@ -64,7 +64,7 @@ def _is_orphaned(attempt: Attempt) -> bool:
     Once a first node was lost and left out, the batch script is not on the head's any more.
     """
     who = attempt.who
-    if who.is_local or who.node_rank > HEIRS:
+    if who.node_rank > HEIRS:
         return False
     is_batch_host = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))[:1] == [who.nodes[0]]
     if not is_batch_host or _is_ended(attempt):

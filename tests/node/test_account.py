@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from clusterrun.node.account import Account
-from clusterrun.node.endings import Cause, Ending, Failure, cancelled, lost_node
+from clusterrun.node.endings import Cause, Ending, Failure, NodeError, cancelled, lost_node
 from clusterrun.node.identity import Identity
 from clusterrun.node.preparation import Attempt
+from clusterrun.node.recovery import LOSSES
 from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths
 from tests.planning.samples import here
@@ -130,6 +131,23 @@ def test_an_older_checkpoint_does_not_hide_a_newer(paths: RunPaths) -> None:
         book.take({"type": "checkpoint", "step": step})
     book.close(Ending.of_first([FAILURE]))
     assert outcome(paths).checkpoint == 200
+
+
+def test_only_the_last_step_is_the_end(paths: RunPaths) -> None:
+    book = account(paths)
+    book.take({"type": "step", "step": 99, "total": 100})
+    assert not book.is_through
+    book.take({"type": "step", "step": 100, "total": 100})
+    assert book.is_through
+
+
+def test_batch_hosts_that_vanish_again_and_again_end_the_run(paths: RunPaths) -> None:
+    """Nobody is left to decide after such an attempt, and Slurm would requeue for ever."""
+    for number in range(3, LOSSES + 3):
+        paths.attempt(number).mkdir()
+    account(paths, LOSSES).open()
+    with pytest.raises(NodeError, match=f"{LOSSES} attempts in a row left no word"):
+        account(paths, LOSSES + 2).open()
 
 
 def test_the_heads_agent_says_where_it_can_be_signalled(paths: RunPaths) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from clusterrun import checkpoints
 from clusterrun.node import conclude as module
-from clusterrun.node.conclude import conclude, past, write_outcome
+from clusterrun.node.conclude import conclude, past, write_outcome, write_outcome_to
 from clusterrun.node.recovery import Decision
 from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths
@@ -111,6 +112,13 @@ def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
     assert (outcome.nodes, outcome.node, outcome.job_id) == (("n1", "n2"), "n1", "42")
 
 
+def test_the_heads_word_counts_more_than_that_of_nodes_that_lost_it(run: Run) -> None:
+    run.attempt(1, {"checkpoint": 100})
+    theirs = Outcome.from_json(run.paths.outcome(1).read_text())
+    write_outcome_to(run.paths.members_outcome(1), dataclasses.replace(theirs, reason="n1: gone"))
+    assert run.conclude(1)[1].reason == "rank 1 on n2: killed by SIGKILL"
+
+
 def test_steps_of_other_attempts_are_not_this_ones(run: Run) -> None:
     for number in (1, 2):
         run.attempt(number)
@@ -171,6 +179,25 @@ def test_a_checkpoint_from_before_a_person_resumed_counts(run: Run) -> None:
     run.attempt(2, {"step": 110})
     decision, outcome = run.conclude(2)
     assert (decision.next, outcome.checkpoint) == (Next.RELAUNCH, 100)
+
+
+def test_a_checkpoint_that_a_person_set_aside_does_not_count(run: Run) -> None:
+    run.attempt(1, {"checkpoint": 100})
+    run.paths.earlier_end(1).write_text("{}")
+    run.attempt(2, {"step": 110})
+    for number in (1, 2):
+        run.world(number)
+    run.events("n1", {"type": "checkpoint", "step": 100, "attempt": 1})
+    decision, outcome = run.conclude(2)
+    assert (decision.next, outcome.checkpoint) == (Next.STOP, None)
+
+
+def test_what_a_person_resumed_from_is_no_progress(run: Run) -> None:
+    run.attempt(1, {"checkpoint": 100})
+    run.paths.earlier_end(1).write_text("{}")
+    run.attempt(2, {"checkpoint": 100, "next": Next.RELAUNCH})
+    run.attempt(3, {"checkpoint": 100})
+    assert run.conclude(3)[0].next is Next.STOP
 
 
 def test_failures_before_a_person_resumed_do_not_count(run: Run) -> None:

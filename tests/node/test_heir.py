@@ -99,9 +99,13 @@ def test_the_next_job_is_submitted_without_the_lost_node_and_this_one_ends(scene
     assert (outcome["next"], outcome["exclude"]) == ("successor", ["n1"])
 
 
-def test_spare_nodes_are_no_use_without_a_batch_script(scene: Scene) -> None:
+def test_spare_nodes_are_no_use_without_a_batch_script(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
     scene.lose_head(spare_nodes=2)
     assert scene.asked[0][1] == "successor"
+    assert json.loads(scene.paths.outcome(1).read_text())["next"] == "successor"
 
 
 def test_one_node_sees_to_it(scene: Scene) -> None:

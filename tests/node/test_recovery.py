@@ -208,9 +208,20 @@ def test_preemptions_go_on_for_long() -> None:
     assert after(*[ended(PREEMPTED, 100)] * (PREEMPTIONS + 1)).next is STOP
 
 
+def test_preemptions_in_between_are_no_failures() -> None:
+    saved, preempted = ended(KILLED, 100), ended(PREEMPTED, 100)
+    assert after(saved, preempted, ended(KILLED, 100)).next is RELAUNCH
+    assert after(saved, *[preempted] * LOSSES, ended(KILLED, 100)).next is RELAUNCH
+    assert after(saved, ended(KILLED, 100), preempted, ended(KILLED, 100)).next is STOP
+
+
 def test_a_step_that_cannot_start_in_what_is_left_goes_through_the_queue() -> None:
     before = ended(KILLED, 100, next=RELAUNCH)
-    assert after(before, ended(LAUNCHER, 100, nodes=())).next is REQUEUE
+    unstarted = ended(LAUNCHER, 100, nodes=())
+    assert after(before, unstarted).next is REQUEUE
+    assert after(unstarted).next is RELAUNCH
+    apart = ended(LAUNCHER, 100, nodes=(), exclude=("n3",))
+    assert (after(before, apart).next, after(before, apart).exclude) == (SUCCESSOR, ("n3",))
 
 
 @pytest.mark.parametrize(("code", "cause"), [(120, "exit"), (122, "exit")])

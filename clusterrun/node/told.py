@@ -1,0 +1,72 @@
+"""What the ranks told of steps and checkpoints, read from the events of some attempts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterrun.paths import RunPaths
+
+
+@dataclass(kw_only=True)
+class Told:
+    """By attempt: the first and the last step, and the steps that were saved.
+
+    They are read once: a run of a month has told of millions of steps.
+    """
+
+    began: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, int] = field(default_factory=dict)
+    saved: dict[int, set[int]] = field(default_factory=dict)
+
+    @classmethod
+    def by(cls, paths: RunPaths, heads: Iterable[str], attempts: range) -> Told:
+        """Read what the nodes of rank 0 have written."""
+        told = cls()
+        for node in sorted(set(heads)):
+            for attempt, kind, step in _steps(paths.events(node)):
+                if attempt in attempts:
+                    told._take(attempt, kind, step)
+        return told
+
+    def _take(self, attempt: int, kind: str, step: int) -> None:
+        if kind == "step":
+            self.began[attempt] = min(step, self.began.get(attempt, step))
+            self.ended[attempt] = max(step, self.ended.get(attempt, step))
+        elif kind == "checkpoint":
+            self.saved.setdefault(attempt, set()).add(step)
+
+    @property
+    def newest(self) -> int | None:
+        """The newest step that was saved."""
+        return max((step for steps in self.saved.values() for step in steps), default=None)
+
+    @property
+    def savers(self) -> frozenset[int]:
+        """The attempts that saved what they had trained, not only what they began with."""
+        return frozenset(
+            attempt
+            for attempt, steps in self.saved.items()
+            if max(steps) > self.began.get(attempt, max(steps))
+        )
+
+
+def _steps(path: Path) -> Iterator[tuple[int, str, int]]:
+    with contextlib.suppress(OSError), path.open(errors="replace") as lines:
+        for line in lines:
+            if '"step"' in line and (found := _step(line)):
+                yield found
+
+
+def _step(line: str) -> tuple[int, str, int] | None:
+    try:
+        event = json.loads(line)
+        attempt, kind, step = event["attempt"], event["type"], event["step"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if isinstance(attempt, int) and isinstance(step, int):
+        return attempt, str(kind), step
+    return None
