@@ -195,6 +195,20 @@ def test_slurms_warning_goes_to_the_heads_agent_with_its_reason(run: Run, number
     assert process.poll() is None
 
 
+def test_a_warning_is_not_sent_to_a_pid_of_another_node(run: Run) -> None:
+    run.site.decide("relaunch FAILED n1")
+    process = run.start(STUB_SRUN_SLEEP="1", STUB_SRUN_STATUS="123 0")
+    wait_for(run.attempt(2))
+    other = subprocess.Popen(["sleep", "30"])
+    (run.attempt(2) / "head.pid").write_text(f"{other.pid}\n")
+    process.send_signal(signal.SIGUSR2)
+    process.communicate(timeout=30)
+    assert (run.attempt(2) / "request").read_text() == "time-limit\n"
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
 def test_a_warning_does_not_talk_over_who_interrupted_before(run: Run) -> None:
     process = run.start(STUB_SRUN_SLEEP="0.5")
     (run.attempt() / "request").write_text("cancel\n")
