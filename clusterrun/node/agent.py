@@ -297,9 +297,9 @@ class Agent:
         """Write down how it ended; the head says it to the user, or who has lost the head."""
         failure, head = ending.failure, self._who.nodes[0]
         if failure is not None:
-            is_head_lost = failure.cause is Cause.NODE_LOST and failure.node == head
-            tell = self._who.is_head or is_head_lost
             is_lost = failure.cause is Cause.NODE_LOST and self._who.is_head
+            is_head_lost = failure.cause is Cause.NODE_LOST and failure.node == head and not is_lost
+            tell = self._who.is_head or is_head_lost
             if failure.node == self._who.node or is_head_lost or is_lost:
                 data = failure.to_data()
                 self._event("failed", **{"ts": data.pop("at"), **data})

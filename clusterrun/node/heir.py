@@ -59,15 +59,16 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
 
 
 def _is_orphaned(attempt: Attempt) -> bool:
-    """Say whether all nodes before this one are lost, and nobody ends the run.
+    """Say whether all nodes before this one are lost, and nobody ends the run or goes on with it.
 
     Once a first node was lost and left out, the batch script is not on the head's any more.
     """
     who = attempt.who
-    if who.node_rank > HEIRS:
+    if not 0 < who.node_rank <= HEIRS:
         return False
     is_batch_host = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))[:1] == [who.nodes[0]]
-    if not is_batch_host or _is_ended(attempt):
+    has_gone_on = attempt.paths.attempt(attempt.number + 1).exists()
+    if not is_batch_host or has_gone_on or _is_ended(attempt):
         return False
     before = who.nodes[: who.node_rank]
     return unreachable(who.nodes[: who.node_rank + 1]) == before

@@ -119,6 +119,16 @@ def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Scene) -> No
     assert scene.asked == [successor, ["scancel", "42"]]
 
 
+def test_the_head_is_no_heir_of_itself(scene: Scene) -> None:
+    assert scene.lose_head(rank=0).asked == []
+
+
+def test_a_run_that_has_gone_on_has_no_heir(scene: Scene) -> None:
+    scene.paths.attempt(2).mkdir()
+    assert scene.lose_head().asked == []
+    assert not scene.paths.followed(1).exists()
+
+
 def test_far_nodes_do_not_all_ask_slurm_at_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

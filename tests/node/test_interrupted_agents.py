@@ -235,8 +235,10 @@ def await_started(job: Job, count: int) -> None:
 
 def test_an_attempt_ends_once_a_later_one_has_begun(stub_job: Make) -> None:
     """Slurm starts a job elsewhere whose nodes it has lost touch with; these train on."""
-    job = started(stub_job(TRAIN))
+    job = stub_job(TRAIN)
+    job.start(**changed_agents(job, ORPHANS)).wait_for("ready", ranks(job))
     job.paths.attempt(2).mkdir()
     assert job.wait() == [int(NodeExit.NODE_LOST)] * 2
+    assert "what follows is asked here" not in [text for *_, text in job.log("local0")]
     assert outcome(job)["reason"] == "local0: attempt 2 of this run has begun elsewhere"
     job.assert_clean()

@@ -54,6 +54,10 @@ exit "${STUB_PYTHON_STATUS:-0}"
 _SCONTROL = r"""#!/bin/bash
 [[ $1 == ping ]] && { cat "$STUB_DIR/ping" 2> /dev/null; exit; }
 printf '%s\0' "$@" > "$STUB_DIR/scontrol.args"
+if [[ -n ${STUB_SCONTROL_SAYS:-} && ! -f $STUB_DIR/scontrol.said ]]; then
+  printf '%s\n' "$STUB_SCONTROL_SAYS" | tee "$STUB_DIR/scontrol.said"
+  exit 1
+fi
 exit "${STUB_SCONTROL_STATUS:-0}"
 """
 

@@ -154,6 +154,18 @@ def test_where_slurm_does_not_requeue_another_job_goes_on(run: Run) -> None:
     assert not (run.path / "end.json").exists()
 
 
+@pytest.mark.parametrize(
+    "silence", ["slurm_requeue error: Unable to contact slurm controller", "Socket timed out"]
+)
+def test_a_requeue_that_slurmctld_did_not_hear_is_asked_again(run: Run, silence: str) -> None:
+    silence_slurmctld(run).unlink()
+    run.site.decide("requeue")
+    done = run.run(STUB_SRUN_STATUS=str(INTERRUPTED), STUB_SCONTROL_SAYS=silence)
+    assert done.returncode == INTERRUPTED
+    assert "does not requeue" not in done.stderr
+    assert not run.left("python.successor.batch.args")
+
+
 def test_a_successor_is_told_which_nodes_to_leave_out(run: Run) -> None:
     run.site.decide("successor FAILED n2,n5")
     assert run.run(STUB_SRUN_STATUS=str(LOST)).returncode == INTERRUPTED
@@ -251,6 +263,17 @@ def lose_node(run: Run, status: int) -> int:
     assert run.site.got("python.conclude.batch.args")[-1] == str(status).encode()
     assert not Path(f"/proc/{step}").exists()
     return process.returncode
+
+
+def test_a_warning_after_a_lost_node_does_not_end_the_next_attempt(run: Run) -> None:
+    run.site.decide("relaunch FAILED n2")
+    process = run.start(STUB_SRUN_SLEEP="3")
+    process.send_signal(signal.SIGURG)
+    wait_for(run.site.stubs / "srun.2.args")
+    process.send_signal(signal.SIGUSR2)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert run.attempts() == ["1", "2"]
 
 
 def test_a_step_that_ends_by_itself_is_not_killed(run: Run) -> None:
