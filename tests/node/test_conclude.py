@@ -149,6 +149,7 @@ def test_what_was_trained_and_saved_again_counts_and_what_was_begun_with_does_no
         run.world(number)
         run.events(
             "n1",
+            {"type": "checkpoint", "step": 40, "attempt": number},
             {"type": "step", "step": 41, "attempt": number},
             {"type": "checkpoint", "step": resaved, "attempt": number},
         )

@@ -120,6 +120,7 @@ def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Scene) -> No
 
 
 def test_the_head_is_no_heir_of_itself(scene: Scene) -> None:
+    scene.gone = ()
     assert scene.lose_head(rank=0).asked == []
 
 
