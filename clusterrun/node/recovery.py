@@ -84,8 +84,12 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
 def _never_started(history: Sequence[Outcome]) -> bool:
     """Say whether a relaunch failed before any agent ran: the nodes are still held."""
     is_relaunch = len(history) > 1 and history[-2].next is Next.RELAUNCH
-    newest = history[-1]
-    return is_relaunch and newest.cause == Cause.LAUNCHER.value and not newest.nodes
+    return is_relaunch and _is_unstarted(history[-1])
+
+
+def _is_unstarted(outcome: Outcome) -> bool:
+    """Say whether no agent came as far as to meet the others, as where Slurm refuses a step."""
+    return outcome.cause == Cause.LAUNCHER.value and not outcome.nodes
 
 
 def _stop(why: str) -> Decision:
@@ -139,11 +143,13 @@ def _futile(history: Sequence[Outcome], ground: Ground) -> str:
 
 
 def _is_failure(outcome: Outcome) -> bool:
-    return outcome.code != 0 and outcome.cause not in (
+    """Say whether an end counts against --max-restarts: one of the training's own."""
+    is_from_outside = outcome.cause in (
         Cause.INTERRUPTED.value,
         Cause.CANCELLED.value,
         Cause.NODE_LOST.value,
     )
+    return outcome.code != 0 and not is_from_outside and not _is_unstarted(outcome)
 
 
 def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:

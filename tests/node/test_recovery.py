@@ -134,6 +134,14 @@ def test_max_restarts_does_not_count_interruptions_and_lost_nodes() -> None:
     assert after(*history, plan=slurm(max_restarts=1)).next is RELAUNCH
 
 
+def test_max_restarts_does_not_count_steps_that_slurm_did_not_start() -> None:
+    """Slurm refuses steps of a job that it has just started again after a lost node."""
+    unstarted = ended(LAUNCHER, 100, nodes=())
+    history = [ended(KILLED, 100), unstarted, unstarted, ended(KILLED, 200), ended(KILLED, 300)]
+    assert after(*history[:-1], plan=slurm(max_restarts=2)).next is RELAUNCH
+    assert after(*history, plan=slurm(max_restarts=2)).next is STOP
+
+
 def test_without_a_checkpoint_a_failure_is_not_repeated_unless_asked() -> None:
     decision = after(ended(KILLED))
     assert (decision.next, decision.why) == (STOP, "no checkpoint was saved from which to go on")
