@@ -221,6 +221,14 @@ def test_a_warning_is_not_sent_to_a_pid_of_another_node(run: Run) -> None:
     other.wait()
 
 
+def test_a_warning_is_told_to_the_attempt_that_follows(run: Run) -> None:
+    run.site.decide("relaunch")
+    process = run.start(STUB_SRUN_SLEEP="1", STUB_SRUN_STATUS="137 0")
+    process.send_signal(signal.SIGUSR2)
+    process.communicate(timeout=30)
+    assert (run.attempt(2) / "request").read_text() == "time-limit\n"
+
+
 def test_a_warning_does_not_talk_over_who_interrupted_before(run: Run) -> None:
     process = run.start(STUB_SRUN_SLEEP="0.5")
     (run.attempt() / "request").write_text("cancel\n")
@@ -324,6 +332,16 @@ def test_a_node_that_took_this_one_for_lost_is_let_have_its_way(run: Run) -> Non
     assert not (run.path / "end.json").exists()
 
 
+def test_a_node_that_is_quicker_by_a_moment_is_let_have_its_way(run: Run) -> None:
+    look = "  is_followed && return 1\n"
+    assert look in run.bundle.script
+    late = run.bundle.script.replace(look, 'printf "node2\\n" > "$run_dir/attempts/1/followed"\n')
+    run.bundle = Bundle(files={**run.bundle.files, "job.sbatch": late})
+    run.site.decide("relaunch")
+    assert run.run(STUB_SRUN_STATUS="123").returncode == INTERRUPTED
+    assert not run.left("python.conclude.batch.args")
+
+
 def test_a_job_that_such_a_node_cancels_has_not_the_last_word(run: Run) -> None:
     process = run.start(STUB_SRUN_SLEEP="1", STUB_SRUN_STATUS="123")
     (run.attempt() / "followed").write_text("node2\n")
@@ -410,6 +428,7 @@ def test_a_job_that_slurm_ends_is_not_started_again(run: Run) -> None:
     assert run.attempts() == ["1"]
     assert (run.attempt() / "request").read_text() == "end\n"
     assert end_of(run.path)["state"] == "CANCELLED"
+    assert not run.left("python.conclude.batch.args"), "there is little time left"
 
 
 def cancel_while_submitting(run: Run, status: str) -> subprocess.Popen[str]:
