@@ -13,10 +13,12 @@ from typing import Any
 from clusterrun.node.endings import Cause
 from clusterrun.paths import RunPaths
 from clusterrun.state import JobState
+from clusterrun.symptoms import TRACEBACK, Classifier
 
 HEAD_BYTES = 256 * 1024  # started, rendezvous, world_ready: they name all nodes, thousands perhaps
 SAID = "clusterrun: "  # how our scripts and agents begin a line that the user is to read
 _DECIDED = re.compile(r"attempt \d+: [a-z]+: ")
+_WENT_ON = re.compile(SAID + r"(attempt \d+: (relaunch|requeue|successor): |job \S+ goes on with )")
 TAIL_BYTES = 64 * 1024  # the last steps, failures, the end
 
 
@@ -110,21 +112,33 @@ def read_evidence(paths: RunPaths) -> Evidence:
 
 
 def _failure_before_events(paths: RunPaths) -> Failure | None:
-    """Find why a run failed before an agent could write: the first such line of its output."""
+    """Find why a run failed before an agent could write: in what its last attempt printed."""
     end = read_end(paths)
     if end is None or end.state is not JobState.FAILED:
         return None
     try:
-        with paths.batch_output.open("rb") as stream:
-            lines = stream.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()
+        lines = _ends(paths.batch_output).decode("utf-8", "replace").splitlines()
     except OSError:
         return None
-    said = [line.removeprefix(SAID) for line in lines if line.startswith(SAID)]
-    # What was decided upon it says less than why.
-    said = [line for line in said if not _DECIDED.match(line)] or said
-    if not said:
+    last = [n for n, line in enumerate(lines) if _WENT_ON.match(line)]
+    message = _reason_in(lines[last[-1] + 1 :] if last else lines)
+    if not message:
         return None
-    return Failure(node="", rank=None, code=end.exit_code, signal=None, message=said[-1])
+    return Failure(node="", rank=None, code=end.exit_code, signal=None, message=message)
+
+
+def _reason_in(lines: list[str]) -> str:
+    """Choose the line that says why; what was decided upon it says less."""
+    said = [line.removeprefix(SAID) for line in lines if line.startswith(SAID)]
+    classifier = Classifier()
+    errors = [
+        line
+        for line in lines
+        if not line.startswith((SAID, "srun: ", "slurmstepd: "))
+        and classifier.classify("", line.encode()) not in ("", TRACEBACK)
+    ]
+    reasons = [line for line in said if not _DECIDED.match(line)]
+    return next((found[-1] for found in (reasons, errors, said) if found), "")
 
 
 def _events(directory: Path) -> Iterator[dict[str, Any]]:

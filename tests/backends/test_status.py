@@ -354,6 +354,39 @@ def test_being_cancelled_is_no_failure(runs: RunsDir) -> None:
     assert read_evidence(made.paths).failure is not None
 
 
+WENT_ON = """clusterrun: attempt 1: successor: the time limit
+clusterrun: job 8 goes on with the run
+"""
+NO_MODULE = """Traceback (most recent call last):
+  File "agent.py", line 1, in <module>
+    import psutil
+ModuleNotFoundError: No module named 'psutil'
+srun: error: n1: task 0: Exited with exit code 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("clusterrun: a setup line failed\nclusterrun: attempt 2: stop: it would again\n", "a setup"),
+        (f"{NO_MODULE}clusterrun: attempt 2: stop: 2 attempts died\n", "ModuleNotFoundError: No"),
+        ("srun: error: no\nclusterrun: attempt 2: stop: 2 attempts died\n", "attempt 2: stop: 2"),
+    ],
+    ids=["what a script of ours said", "an exception before our own words", "what was decided"],
+)
+def test_a_failure_before_any_event_is_told_by_the_last_attempts_output(
+    runs: RunsDir, text: str, why: str
+) -> None:
+    made = make(runs)
+    made.paths.attempt(2).mkdir(parents=True)
+    made.paths.batch_output.parent.mkdir(exist_ok=True)
+    made.paths.batch_output.write_text(WENT_ON + text)
+    end(made.paths, "FAILED", 1)
+    failure = read_evidence(made.paths).failure
+    assert failure is not None
+    assert failure.message.startswith(why)
+
+
 def test_a_long_file_is_read_at_its_ends(runs: RunsDir) -> None:
     made = make(runs)
     events(made.paths, "n1", {"type": "started", "host": "n1"})
