@@ -38,11 +38,9 @@ def warning_s(spec: JobSpec) -> int:
     return min(MOST_WARNING_S, max(LEAST_WARNING_S, spec.time_minutes * 6))
 
 
-def signal_request(spec: JobSpec) -> str | None:
+def signal_request(spec: JobSpec) -> str:
     """Word sbatch's --signal: the batch shell is warned, and passes it on to the agents."""
-    if spec.signal or on_interrupt(spec) is OnInterrupt.STOP:
-        return spec.signal
-    return f"B:USR2@{warning_s(spec)}"
+    return spec.signal or f"B:USR2@{warning_s(spec)}"
 
 
 def survives_lost_nodes(spec: JobSpec) -> bool:

@@ -140,16 +140,15 @@ def test_p24_requeue_is_explicit_either_way() -> None:
         ({"time_minutes": 6000}, "B:USR2@300", 300),
         ({"signal": "USR2@90"}, "USR2@90", 90),
         ({"signal": "B:USR1"}, "B:USR1", 60),
-        ({"on_interrupt": OnInterrupt.STOP}, None, 120),
-        ({"requeue": False}, None, 120),
-        ({"requeue": False, "on_interrupt": OnInterrupt.SUCCESSOR}, "B:USR2@120", 120),
+        ({"on_interrupt": OnInterrupt.STOP}, "B:USR2@120", 120),
+        ({"requeue": False}, "B:USR2@120", 120),
     ],
 )
-def test_the_batch_shell_is_warned_in_time_where_the_run_is_to_go_on(
-    asked: dict[str, Any], signal: str | None, warning_s: int
+def test_the_batch_shell_is_warned_in_time_even_where_a_person_has_the_run_go_on(
+    asked: dict[str, Any], signal: str, warning_s: int
 ) -> None:
     plan = on_slurm(**asked)
-    assert lines(plan).get("signal") == signal
+    assert lines(plan)["signal"] == signal
     assert plan.warning_s == warning_s
 
 

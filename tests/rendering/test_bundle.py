@@ -57,7 +57,7 @@ def test_p16_directives_stand_before_the_first_command() -> None:
     first_command = next(i for i, line in enumerate(lines) if line[:1] not in ("#", ""))
     directives = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
     assert lines[0] == "#!/bin/bash"
-    assert len(directives) == 11
+    assert len(directives) == 12
     assert max(directives) < first_command
 
 
