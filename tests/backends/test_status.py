@@ -368,7 +368,10 @@ srun: error: n1: task 0: Exited with exit code 1
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("clusterrun: a setup line failed\nclusterrun: attempt 2: stop: it would again\n", "a setup"),
+        (
+            "clusterrun: a setup line failed\nclusterrun: attempt 2: stop: it would again\n",
+            "a setup",
+        ),
         (f"{NO_MODULE}clusterrun: attempt 2: stop: 2 attempts died\n", "ModuleNotFoundError: No"),
         ("srun: error: no\nclusterrun: attempt 2: stop: 2 attempts died\n", "attempt 2: stop: 2"),
     ],

@@ -438,7 +438,8 @@ def cancel_while_submitting(run: Run, status: str) -> subprocess.Popen[str]:
     process = run.start(STUB_SRUN_SLEEP="0", STUB_SRUN_STATUS=str(INTERRUPTED), **slow)
     wait_for(run.site.stubs / "python.successor.batch.up")
     for pid in descendants(process.pid):
-        os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has ended since it was found
+            os.kill(pid, signal.SIGTERM)
     process.communicate(timeout=30)
     return process
 
