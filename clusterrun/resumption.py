@@ -28,6 +28,8 @@ from clusterrun.rendering.bundle import Bundle
 from clusterrun.start_point import LATEST, StartPoint, choose, set_aside
 from clusterrun.state import JobState
 
+PLACE: Final = ("name", "run_dir")
+ELSEWHERE: Final = "'clusterrun resubmit' makes a new run, which may be elsewhere"
 WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 
 
@@ -91,9 +93,10 @@ def prepare_resume(
     record = api.find_job(job)
     seen = _look(record, force=force)
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
+    _refuse_other_place(record, changed)
     prepared = None if changed.changes else _as_it_is(record)
     prepared = prepared or api.prepare(changed.resolved)
-    _refuse_other_place(record, prepared.plan)
+    _refuse_other_cluster(record, prepared.plan)
     is_complete = seen.state.is_success and not changed.changes and start == LATEST
     point = StartPoint(checkpoint=None) if is_complete else choose(record.paths, start)
     if point.checkpoint is not None:
@@ -199,11 +202,19 @@ def _refuse_active(seen: JobStatus, chained: Sequence[str]) -> None:
     )
 
 
-def _refuse_other_place(record: JobRecord, plan: Plan) -> None:
+def _refuse_other_place(record: JobRecord, changed: Changed) -> None:
+    for row in changed.changes:
+        if row.key in PLACE:
+            raise UsageError(
+                f"run {record.run_id} keeps its {row.key}, {row.old}",
+                hint=ELSEWHERE,
+            )
+
+
+def _refuse_other_cluster(record: JobRecord, plan: Plan) -> None:
     if plan.cluster is not record.cluster:
         raise UsageError(
-            f"run {record.run_id} is one of cluster {record.cluster.value}",
-            hint="'clusterrun resubmit' makes a new run, which may be elsewhere",
+            f"run {record.run_id} is one of cluster {record.cluster.value}", hint=ELSEWHERE
         )
 
 

@@ -31,7 +31,7 @@ def _text(attempt: Attempt, *, is_last: bool) -> str:
     nodes = fold_hosts(attempt.nodes)
     outcome = attempt.outcome
     if outcome is None:
-        return nodes or "no word of it"
+        return nodes or ("no word of it yet" if is_last else "no word of it")
     start = datetime.fromtimestamp(outcome.started_at)
     spent = clock(outcome.ended_at - outcome.started_at)
     head = "  ".join(filter(None, (f"{start:%m-%d %H:%M:%S}", spent, nodes)))

@@ -62,6 +62,7 @@ def command(
     clusterrun resume 4711
     clusterrun resume 4711 --from step-350 --exclude-bad
     clusterrun resume 4711 --time 2-0 --partition long
+    clusterrun resume 4711 --set 'args=[--max-steps, 400]'
     """
     from clusterrun import resumption
 
@@ -95,7 +96,10 @@ def command(
 
 def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:
     record = plan.record
-    output.note(f"run {record.run_id} is complete; change something to go on with it")
+    output.note(
+        f"run {record.run_id} is complete; change something to go on with it, "
+        "as --set 'args=[--max-steps, 400]'"
+    )
     if as_json:
         output.answer_json(_object(plan, record, []))
     elif parsable:

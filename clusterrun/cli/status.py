@@ -15,10 +15,11 @@ from clusterrun.cli.times import SECONDS_A_DAY, clock, timestamp
 from clusterrun.errors import Exit, UsageError
 from clusterrun.hostlist import fold_hosts, parse_hostlist
 from clusterrun.spec import Cluster
+from clusterrun.state import JobState
 from clusterrun.wording import count
 
 if TYPE_CHECKING:
-    from clusterrun.backends.evidence import Failure, Progress
+    from clusterrun.backends.evidence import Failure
     from clusterrun.backends.status import JobStatus
     from clusterrun.record import JobRecord
 
@@ -105,14 +106,19 @@ def _lines(seen: JobStatus) -> Iterator[tuple[str, str]]:
         yield ("waits" if seen.pending else "nodes"), why
     yield "world", _world(seen)
     if seen.progress.step is not None:
-        yield "step", progress_text(seen.progress)
+        yield "step", _progress(seen)
     if newest := _checkpoint(seen):
         yield "checkpoint", newest
     if seen.failure:
         yield "failed", failure_text(seen.failure)
     yield from attempt_lines(seen.attempts)
+    if record.chained_job_ids and not seen.state.is_terminal:
+        yield "chain", f"{', '.join(record.chained_job_ids)} go on after it"
     yield "run dir", record.run_dir
-    yield "logs", f"clusterrun logs {record.job_id or record.run_dir}"
+    job = record.job_id or record.run_dir
+    yield "logs", f"clusterrun logs {job}"
+    if seen.state.is_terminal and not seen.state.is_success and newest:
+        yield "go on", f"clusterrun resume {job}"
 
 
 def _checkpoint(seen: JobStatus) -> str:
@@ -156,12 +162,15 @@ def _world(seen: JobStatus) -> str:
     return f"{count(seen.world_size, 'rank')} in one world = {asked}"
 
 
-def progress_text(progress: Progress) -> str:
+def _progress(seen: JobStatus) -> str:
     """Write how far a training is: `380/46880  1.2/s, 10:45:00 to go`."""
+    progress = seen.progress
     done = str(progress.step) if progress.total is None else f"{progress.step}/{progress.total}"
     if not progress.rate_per_s:
         return done
     done += f"  {progress.rate_per_s:.3g} steps/s"
+    if seen.state is not JobState.RUNNING:
+        return done
     if progress.total is None or progress.step is None or progress.step >= progress.total:
         return done
     return f"{done}, {clock((progress.total - progress.step) / progress.rate_per_s)} to go"

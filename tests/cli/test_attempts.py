@@ -58,6 +58,23 @@ def test_each_attempt_has_a_line_with_what_it_lost(here: Here) -> None:
     assert lines(said.out, "checkpoint") == ["step 100, of attempt 1 or before"]
 
 
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "TIMEOUT", "COMPLETED"])
+def test_a_run_that_ended_early_and_has_saved_says_how_to_go_on(here: Here, state: str) -> None:
+    root = submitted(here)
+    outcome(root)
+    ended(root, state, 0 if state == "COMPLETED" else 1)
+    says = lines(here("status", "4711").out, "go on")
+    assert says == ([] if state == "COMPLETED" else ["clusterrun resume 4711"])
+
+
+def test_a_chain_is_told_while_it_goes_on(here: Here) -> None:
+    root = submitted(here)
+    data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712", "4713"]}
+    (root / "job.json").write_text(json.dumps(data))
+    queue(here, running())
+    assert lines(here("status", "4711").out, "chain") == ["4712, 4713 go on after it"]
+
+
 def test_the_attempts_stand_in_json_too(here: Here) -> None:
     came_back(here)
     first, second = json.loads(here("status", "4711", "--json").out)["attempts"]

@@ -140,6 +140,14 @@ def test_status_of_a_failed_job_names_the_first_failure(here: Here) -> None:
     assert here("status", "4711").code == 0
 
 
+def test_a_job_that_does_not_run_has_no_time_to_go(here: Here) -> None:
+    root = submitted(here)
+    steps = ({"type": "step", "step": n, "total": 1100, "ts": float(n)} for n in (100, 200))
+    events(root, *steps)
+    ended(root, "FAILED", 1)
+    assert "step       200/1100  1 steps/s\n" in here("status", "4711").out
+
+
 def test_status_of_a_completed_job_asks_no_scheduler(here: Here) -> None:
     ended(submitted(here), "COMPLETED", 0)
     assert here("status", "4711", "--exit-status").code == 0

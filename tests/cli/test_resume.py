@@ -274,7 +274,10 @@ def test_a_complete_run_stays_as_it_is_unless_something_changes(here: Here) -> N
     ended(root, "COMPLETED", 0)
     said = here("resume", "4711")
     assert (said.code, said.out, here.asked("sbatch")) == (0, "", [])
-    assert said.err == (f"note: run {root.name} is complete; change something to go on with it\n")
+    assert said.err == (
+        f"note: run {root.name} is complete; change something to go on with it, "
+        "as --set 'args=[--max-steps, 400]'\n"
+    )
     assert here("resume", "4711", "--set", "args=[--max-steps, 9]").code == 0
     assert here.asked("sbatch") != []
 
@@ -348,6 +351,16 @@ def test_a_run_stays_on_its_cluster(here: Here) -> None:
     said = here("resume", "4711", "--cluster", "local")
     assert said.code == 2
     assert "is one of cluster slurm" in said.err
+
+
+@pytest.mark.parametrize("argv", [("--job-name", "other"), ("--run-dir", "elsewhere")])
+def test_a_run_keeps_its_name_and_its_directory(here: Here, argv: tuple[str, str]) -> None:
+    failed(here)
+    said = here("resume", "4711", *argv)
+    assert said.code == 2
+    assert " keeps its " in said.err
+    assert "'clusterrun resubmit' makes a new run" in said.err
+    assert here.asked("sbatch") == []
 
 
 def test_an_unknown_run_is_told(here: Here) -> None:
