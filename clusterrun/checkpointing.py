@@ -65,9 +65,11 @@ class Checkpoints:
         for path in paths:
             found, problem = _verified(path)
             if found is not None:
+                _tell_start(here, found.step)
                 return found
             if here == 0:
                 say(checkpoints.passed_over(path, problem))
+        _tell_start(here, 0)
         return None
 
     def save(self, step: int, write: Callable[[Path], object]) -> Path | None:
@@ -100,7 +102,9 @@ class Checkpoints:
             problem = agreed_problem(publish if here == 0 else None)
         if problem or is_late:
             if here == 0:
-                _discard(unfinished, f"step {step} was not saved: {problem}" if problem else "")
+                shutil.rmtree(unfinished, ignore_errors=True)
+                if problem:
+                    say_unsaved(step, problem)
             return None
         if here == 0:
             emit("checkpoint", path=str(final), step=step)
@@ -249,10 +253,15 @@ def is_superseded() -> bool:
     return is_late
 
 
-def _discard(unfinished: Path, why: str) -> None:
-    shutil.rmtree(unfinished, ignore_errors=True)
-    if why:
-        say(f"{why}; training goes on")
+def say_unsaved(step: int, problem: str) -> None:
+    """Tell people and the agent that a step was not saved."""
+    say(f"step {step} was not saved: {problem}; training goes on")
+    emit("unsaved", step=step, reason=problem)
+
+
+def _tell_start(here: int, step: int) -> None:
+    if here == 0:
+        emit("resumed", step=step)
 
 
 @functools.cache

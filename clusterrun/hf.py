@@ -21,16 +21,17 @@ from clusterrun.checkpointing import (
     is_superseded,
     joined_world,
     own_attempt,
+    say_unsaved,
     settled_together,
 )
-from clusterrun.events import say
 
 
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
     """Save when the job asks, mark what was saved as complete, and leave when the job must end."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Save after this step where the agents ask for it."""
+        """Tell of the step, and save after it where the agents ask for it."""
+        runtime.step(state.global_step, state.max_steps)
         if runtime.should_checkpoint():
             control.should_save = True
 
@@ -57,7 +58,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             if not problem:
                 runtime.checkpoint(path, state.global_step)
             elif here == 0:
-                say(f"{path.name} could not be marked as complete: {problem}; training goes on")
+                say_unsaved(state.global_step, f"{path.name} could not be marked: {problem}")
         # Not before: the Trainer would save the wish to stop, and obey it when it resumes.
         if runtime.should_stop():
             control.should_training_stop = True

@@ -136,6 +136,10 @@ class RunPaths:
         """outcome.json: how one attempt ended and what comes next."""
         return self.attempt(attempt) / "outcome.json"
 
+    def resumed(self, attempt: int) -> Path:
+        """The step that one attempt went on from, as digits; 0 is the beginning."""
+        return self.attempt(attempt) / "resumed"
+
     def members_outcome(self, attempt: int) -> Path:
         """What nodes that have lost the head found of one attempt; the head's own word wins."""
         return self.attempt(attempt) / "outcome.members.json"

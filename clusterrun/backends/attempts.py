@@ -59,13 +59,21 @@ def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
     nodes = outcome.nodes if outcome else _nodes(paths, number)
     if outcome is None or outcome.step is None or outcome.cause == "completed":
         return Attempt(number=number, nodes=nodes, outcome=outcome)
-    before = outcomes.get(number - 1)
-    first = (before.checkpoint if before else None) or 0
-    lost = max(0, outcome.step - (outcome.checkpoint or 0))
+    first = _gone_on_from(paths, number, outcomes)
+    lost = max(0, outcome.step - _gone_on_from(paths, number + 1, outcomes))
     done = outcome.step - first
     spent_s = outcome.ended_at - outcome.started_at
     lost_s = spent_s * min(1.0, lost / done) if done > 0 else None
     return Attempt(number=number, nodes=nodes, outcome=outcome, lost_steps=lost, lost_s=lost_s)
+
+
+def _gone_on_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> int:
+    """Name the step that an attempt went on from, else the newest that it could have."""
+    try:
+        return int(paths.resumed(number).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        before = outcomes.get(number - 1)
+        return (before.checkpoint if before else None) or 0
 
 
 def _nodes(paths: RunPaths, number: int) -> tuple[str, ...]:

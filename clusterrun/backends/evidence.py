@@ -53,7 +53,10 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the nodes of the newest attempt wrote; times are seconds of the epoch."""
+    """What the nodes of the newest attempt wrote; times are seconds of the epoch.
+
+    `unsaved` says what kept the attempt from saving, where it has not saved since.
+    """
 
     attempt: int
     started_at: float | None = None
@@ -61,6 +64,7 @@ class Evidence:
     world_size: int | None = None
     progress: Progress = Progress()
     checkpoint: str | None = None
+    unsaved: str = ""
     failure: Failure | None = None
     last_event_at: float | None = None
 
@@ -106,6 +110,7 @@ def read_evidence(paths: RunPaths) -> Evidence:
         world_size=_whole(worlds[-1].get("world_size")) if worlds else None,
         progress=_progress([event for event in events if event.get("type") == "step"]),
         checkpoint=str(saves[-1].get("path")) if saves else None,
+        unsaved=_unsaved(events),
         failure=_failure(events) or _failure_before_events(paths),
         last_event_at=_time(events[-1]) if events else None,
     )
@@ -195,6 +200,13 @@ def _progress(steps: list[dict[str, Any]]) -> Progress:
     if step is not None and before is not None and step > before and spent_s > 0:
         rate = (step - before) / spent_s
     return Progress(step=step, total=_whole(last.get("total")), rate_per_s=rate)
+
+
+def _unsaved(events: list[dict[str, Any]]) -> str:
+    tries = [event for event in events if event.get("type") in ("checkpoint", "unsaved")]
+    if not tries or tries[-1].get("type") == "checkpoint":
+        return ""
+    return f"step {tries[-1].get('step')} was not saved: {tries[-1].get('reason')}"
 
 
 def _failure(events: list[dict[str, Any]]) -> Failure | None:

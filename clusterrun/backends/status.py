@@ -150,7 +150,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         checkpoint=evidence.checkpoint,
         failure=evidence.failure,
         attempts=read_attempts(record.paths),
-        notes=_notes(record, state, job, answer),
+        notes=_notes(record, state, job, answer, evidence),
         error=answer.error if answer and not over else None,
     )
 
@@ -205,9 +205,13 @@ def _elapsed(job: SchedulerJob | None, start: float | None, end: float | None) -
 
 
 def _notes(
-    record: JobRecord, state: JobState, job: SchedulerJob | None, answer: _Answer | None
+    record: JobRecord,
+    state: JobState,
+    job: SchedulerJob | None,
+    answer: _Answer | None,
+    evidence: Evidence,
 ) -> tuple[str, ...]:
-    notes = []
+    notes = [evidence.unsaved] if evidence.unsaved else []
     if not record.job_id:
         notes.append("its submission was interrupted; look for it with 'squeue --me'")
     if answer and answer.error and not state.is_terminal:

@@ -53,7 +53,7 @@ class Account:
                 write_outcome(self._attempt.paths, mended)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take note of a step or a checkpoint."""
+        """Take note of a step or a checkpoint, and of where the attempt went on from."""
         step = event.get("step")
         if not isinstance(step, int):
             return
@@ -64,6 +64,9 @@ class Account:
             if self._step is not None:  # steps are told once a second
                 self._step = max(step, self._step)
             self.checkpoint = max(step, self.checkpoint or 0)
+        elif event.get("type") == "resumed":
+            with contextlib.suppress(OSError):  # it may have asked before
+                _write_new(self._attempt.paths.resumed(self._attempt.number), f"{step}\n")
 
     def close(self, ending: Ending) -> None:
         """Leave exit status and outcome: the head's word, or of those who have lost it the first.

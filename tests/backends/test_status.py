@@ -340,6 +340,15 @@ def test_progress_world_checkpoint_and_failure_come_from_the_newest_attempt(
     assert found.last_event_at == T0 + 31
 
 
+def test_a_save_that_failed_is_noted_until_one_succeeds(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "checkpoint", "path": "/c/20", "step": 20})
+    events(made.paths, "n1", {"type": "unsaved", "step": 40, "reason": "no room", "ts": T0 + 1})
+    assert status(made, said(JobState.RUNNING)).notes == ("step 40 was not saved: no room",)
+    events(made.paths, "n1", {"type": "checkpoint", "path": "/c/60", "step": 60, "ts": T0 + 2})
+    assert status(made, said(JobState.RUNNING)).notes == ()
+
+
 def test_being_cancelled_is_no_failure(runs: RunsDir) -> None:
     made = make(runs)
     events(

@@ -124,6 +124,17 @@ def test_an_attempt_that_saved_nothing_lost_all_that_it_did(tmp_path: Path) -> N
     assert [attempt.lost_s for attempt in attempts] == [140.0, pytest.approx(140 / 3), 140.0]
 
 
+def test_what_was_lost_is_counted_from_where_the_next_attempt_went_on(tmp_path: Path) -> None:
+    """The newest checkpoint may have been damaged since, or set aside."""
+    paths = RunPaths(root=tmp_path)
+    outcome(tmp_path, 1, step=30, checkpoint=20)
+    outcome(tmp_path, 2, step=25, checkpoint=20)
+    paths.resumed(2).write_text("10\n")
+    attempts = read_attempts(paths)
+    assert [attempt.lost_steps for attempt in attempts] == [20, 5]
+    assert attempts[1].lost_s == pytest.approx(140 / 3)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"schema": "clusterrun.outcome/9"}', "null"])
 def test_an_outcome_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "attempts/1").mkdir(parents=True)

@@ -76,6 +76,15 @@ def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
     assert paths.verdict(1).read_text() == "1\n"
 
 
+def test_where_a_script_first_went_on_from_is_kept(paths: RunPaths) -> None:
+    book = account(paths)
+    for step in (40, 0):
+        book.take({"type": "resumed", "step": step})
+    book.close(Ending.of_first([FAILURE]))
+    assert paths.resumed(1).read_text() == "40\n"
+    assert (outcome(paths).step, outcome(paths).checkpoint) == (None, None)
+
+
 def test_a_good_end_names_nobody(paths: RunPaths) -> None:
     account(paths).close(Ending.completed())
     found = outcome(paths)

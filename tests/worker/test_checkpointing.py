@@ -53,10 +53,26 @@ def test_what_was_saved_is_found_with_its_world_and_settings(store: Checkpoints)
     assert names(store) == ["step-00000007"]
 
 
+def events(tmp_path: Path) -> list[dict[str, Any]]:
+    text = (tmp_path / "spool" / "rank_0.events").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def test_a_save_is_an_event(store: Checkpoints, tmp_path: Path) -> None:
     path = store.save(7, weights)
-    (event,) = map(json.loads, (tmp_path / "spool" / "rank_0.events").read_text().splitlines())
+    (event,) = events(tmp_path)
     assert (event["type"], event["step"], event["path"]) == ("checkpoint", 7, str(path))
+
+
+def test_where_a_script_goes_on_from_is_an_event(store: Checkpoints, tmp_path: Path) -> None:
+    store.newest()
+    store.save(7, weights)
+    path = store.save(8, weights)
+    assert path is not None
+    (path / "model.bin").write_bytes(b"damaged")
+    store.newest()
+    found = [event["step"] for event in events(tmp_path) if event["type"] == "resumed"]
+    assert found == [0, 7]
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
@@ -119,7 +135,10 @@ def as_safetensors_says_it(_: Path) -> None:
 
 @pytest.mark.parametrize("write", [plain, pickled, legacy, through_a_file, as_safetensors_says_it])
 def test_a_full_disk_leaves_nothing_and_ends_nothing(
-    store: Checkpoints, capfd: pytest.CaptureFixture[str], write: Callable[[Path], None]
+    store: Checkpoints,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    write: Callable[[Path], None],
 ) -> None:
     def write_on_a_full_disk(folder: Path) -> None:
         (folder / "full").symlink_to("/dev/full")
@@ -130,6 +149,9 @@ def test_a_full_disk_leaves_nothing_and_ends_nothing(
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith("clusterrun: step 2 was not saved: ")
     assert said.endswith(" (rank 0); training goes on")
+    told = events(tmp_path)[-1]
+    assert said == f"clusterrun: step 2 was not saved: {told['reason']}; training goes on"
+    assert (told["type"], told["step"]) == ("unsaved", 2)
     assert names(store) == ["step-00000001"]
     assert store.save(3, weights)
 

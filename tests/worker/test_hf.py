@@ -90,8 +90,13 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     page.decide(Decision(1, 4))
     assert train(cut, strategy, CLUSTERRUN_SPOOL=str(cut)) == ["step 4 stopped True"] * 2
     assert [page.has_stopped(rank) for rank in range(2)] == [True, True]
-    (event,) = map(json.loads, (cut / "rank_0.events").read_text().splitlines())
-    assert (event["type"], event["step"]) == ("checkpoint", 4)
+    told = [json.loads(line) for line in (cut / "rank_0.events").read_text().splitlines()]
+    assert [(event["type"], event["step"]) for event in told if event["type"] != "step"] == [
+        ("resumed", 0),
+        ("checkpoint", 4),
+    ]
+    steps = [event for event in told if event["type"] == "step"]
+    assert (steps[0]["step"], steps[0]["total"]) == (1, 9)
     # a later save that was cut short: nothing marks it
     (cut / "out" / "checkpoint-5").mkdir()
     found, notes = checkpoints.newest(cut / "out")
