@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from clusterrun import record as records
 from clusterrun.errors import ClusterrunError
 from clusterrun.logs.catalogue import Catalogue, RunFiles
 from clusterrun.logs.files import Kind, LogFile, stat_file
@@ -87,8 +88,8 @@ class RunLogs:
 
     @property
     def title(self) -> str:
-        """Name it by its job, or by its run where it has none."""
-        record = self.record
+        """Name it by its job, which may be another by now, or by its run where it has none."""
+        record = records.read_again(self.record)
         return f"job {record.job_id}" if record.job_id else f"run {record.run_id}"
 
     @property

@@ -493,10 +493,12 @@ def test_following_goes_on_with_the_next_attempt(here: Here, follow: type[Follow
     running.wait_for("first")
     here.write("n2", raw(T0, 0, "o", "second"), attempt=2)
     running.wait_for("second")
+    records.write(records.continued_by(here.record, "L2"))
     here.end("COMPLETED", 0)
     code, out, err = running.finish()
     assert (code, out) == (0, ["n1:0  | first", "n2:0  | second"])
     assert err[:3] == ["+ n1", "== attempt 2 ==", "+ n2"]
+    assert err[-1].startswith("job L2 COMPLETED")
 
 
 def test_json_of_a_followed_job_is_a_stream_with_an_end(here: Here, follow: type[Follower]) -> None:
