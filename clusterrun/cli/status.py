@@ -42,6 +42,7 @@ def command(
     clusterrun status 4711 --wait --exit-status && echo trained
     """
     from clusterrun import api
+    from clusterrun.release import is_held
 
     output.expect_json(as_json)
     record = find_announced(job)
@@ -53,6 +54,8 @@ def command(
             output.answer(f"{label:<11}{text}")
     for text in seen.notes:
         output.note(text)
+    if is_held(seen):
+        output.note(f"'clusterrun status --wait {seen.record.job_id}' has Slurm start it now")
     ctx.exit(_exit_code(seen, exit_status=exit_status))
 
 

@@ -234,6 +234,7 @@ def test_who_only_looks_changes_nothing(here: Here) -> None:
     requeued(here)
     said = here("status", "4711")
     assert "waits      requeued; Slurm holds it back for two minutes; starts about" in said.out
+    assert said.err == "note: 'clusterrun status --wait 4711' has Slurm start it now\n"
     assert here.asked("scontrol") == []
 
 
