@@ -16,18 +16,21 @@ if TYPE_CHECKING:
     from clusterrun.outcome import Outcome
 
 
-def attempt_lines(attempts: Sequence[Attempt]) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each attempt; nothing of a run that needed but one."""
+def attempt_lines(attempts: Sequence[Attempt], *, is_over: bool) -> Iterator[tuple[str, str]]:
+    """Yield label and text of each attempt; nothing of a run that needed but one.
+
+    `is_over`: nothing follows the last; else Slurm may start a job again that it has ended.
+    """
     outcomes = [attempt.outcome for attempt in attempts if attempt.outcome]
     if len(attempts) < 2 and all(outcome.cause == "completed" for outcome in outcomes):
         return
     for attempt in attempts:
         is_last = attempt is attempts[-1]
         label = "" if attempt.number > 1 else "attempts"
-        yield label, f"{attempt.number}  {_text(attempt, is_last=is_last)}"
+        yield label, f"{attempt.number}  {_text(attempt, is_last=is_last, is_over=is_over)}"
 
 
-def _text(attempt: Attempt, *, is_last: bool) -> str:
+def _text(attempt: Attempt, *, is_last: bool, is_over: bool) -> str:
     nodes = fold_hosts(attempt.nodes)
     outcome = attempt.outcome
     if outcome is None:
@@ -35,10 +38,10 @@ def _text(attempt: Attempt, *, is_last: bool) -> str:
     start = datetime.fromtimestamp(outcome.started_at)
     spent = clock(outcome.ended_at - outcome.started_at)
     head = "  ".join(filter(None, (f"{start:%m-%d %H:%M:%S}", spent, nodes)))
-    return f"{head}  {'; '.join(_facts(attempt, outcome, is_last=is_last))}"
+    return f"{head}  {'; '.join(_facts(attempt, outcome, is_end=is_last and is_over))}"
 
 
-def _facts(attempt: Attempt, outcome: Outcome, *, is_last: bool) -> Iterator[str]:
+def _facts(attempt: Attempt, outcome: Outcome, *, is_end: bool) -> Iterator[str]:
     how = " ".join((outcome.reason or outcome.cause).split())
     yield how if outcome.step is None else f"{how} at step {outcome.step}"
     if outcome.checkpoint is not None:
@@ -46,7 +49,7 @@ def _facts(attempt: Attempt, outcome: Outcome, *, is_last: bool) -> Iterator[str
     if attempt.lost_steps:
         about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
         yield f"lost {count(attempt.lost_steps, 'step')}{about}"
-    went_on = outcome.next is Next.STOP and not is_last  # Slurm or a person had it go on
+    went_on = outcome.next is Next.STOP and not is_end  # Slurm or a person had it go on
     if outcome.cause != "completed" and not went_on:
         has_news = outcome.why not in ("", outcome.reason)
         yield f"{outcome.next.value}: {outcome.why}" if has_news else outcome.next.value

@@ -114,7 +114,7 @@ def _lines(seen: JobStatus) -> Iterator[tuple[str, str]]:
         yield "checkpoint", newest
     if seen.failure:
         yield "failed", failure_text(seen.failure)
-    yield from attempt_lines(seen.attempts)
+    yield from attempt_lines(seen.attempts, is_over=seen.state.is_terminal)
     if record.chained_job_ids and not seen.state.is_terminal:
         yield "chain", f"{', '.join(record.chained_job_ids)} go on after it"
     yield "run dir", record.run_dir

@@ -110,9 +110,17 @@ def test_a_run_that_needed_one_attempt_shows_none(here: Here) -> None:
 def test_nothing_is_lost_where_the_ranks_saved_before_they_left(here: Here) -> None:
     root = submitted(here)
     outcome(root, 1, cause="interrupted", reason="time limit", step=140, checkpoint=140)
-    queue(here, running())
+    ended(root, "TIMEOUT", 125)
     (line,) = lines(here("status", "4711").out, "attempts")
     assert line.endswith("time limit at step 140; checkpoint 140; stop")
+
+
+def test_an_attempt_that_slurm_ended_is_no_stop_while_the_job_waits(here: Here) -> None:
+    root = submitted(here)
+    outcome(root, 1, cause="cancelled", reason="node17: cancelled")
+    queue(here, HELD)
+    (line,) = lines(here("status", "4711").out, "attempts")
+    assert line.endswith("checkpoint 100; lost 40 steps (about 00:00:40)")
 
 
 def test_an_attempt_that_saved_nothing_lost_all_that_it_did(tmp_path: Path) -> None:
