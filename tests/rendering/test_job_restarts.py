@@ -107,6 +107,32 @@ def test_a_relaunch_is_the_next_attempt_in_the_same_allocation(run: Run) -> None
     assert end_of(run.path)["state"] == "COMPLETED"
 
 
+def paced(run: Run, slow: str, quick: str) -> None:
+    """Make the batch script wait for less, or for more."""
+    script = run.bundle.script.replace(slow, quick)
+    assert script != run.bundle.script
+    run.bundle = Bundle(files={**run.bundle.files, "job.sbatch": script})
+
+
+@pytest.mark.parametrize(("refusals", "code"), [(3, 0), (99, 1)])
+def test_a_relaunch_waits_for_a_disk_that_takes_its_attempt(
+    run: Run, refusals: int, code: int
+) -> None:
+    paced(run, "sleep 10", "sleep 0.01")
+    refused = run.site.stubs / "refused"
+    mkdir = run.site.stubs / "mkdir"
+    mkdir.write_text(
+        "#!/bin/bash\n"
+        f'[[ $2 == */2 ]] && echo >> "{refused}" && (($(wc -l < "{refused}") <= {refusals})) &&'
+        ' exit 1\nexec /bin/mkdir "$@"\n'
+    )
+    mkdir.chmod(0o755)
+    run.site.decide("relaunch")
+    done = run.run(STUB_SRUN_STATUS="137 0")
+    assert done.returncode == code
+    assert done.stderr.count("attempts cannot be written to") == 1 + code
+
+
 def test_what_is_concluded_is_asked_with_the_attempt_and_its_status(run: Run) -> None:
     run.site.decide("stop")
     agree = '[[ -z ${clusterrun_dir:-} ]] || echo 3 > "$clusterrun_dir/attempts/1/status"\n'
@@ -240,18 +266,14 @@ def test_a_warning_does_not_talk_over_who_interrupted_before(run: Run) -> None:
 
 def test_once_the_agents_have_left_a_step_that_stays_is_killed(run: Run) -> None:
     """Slurm waits for a lost node for minutes; here the moment that srun is given is short."""
-    hurried = run.bundle.script.replace("sleep 0.2", "sleep 0.01")
-    assert hurried != run.bundle.script
-    run.bundle = Bundle(files={**run.bundle.files, "job.sbatch": hurried})
+    paced(run, "sleep 0.2", "sleep 0.01")
     run.site.decide("stop")
     assert lose_node(run, status=LOST) == LOST
 
 
 def test_a_step_whose_node_is_known_to_be_gone_is_killed_at_once(run: Run) -> None:
     """The moment that srun would be given otherwise is made longer than the test may take."""
-    patient = run.bundle.script.replace("sleep 0.2", "sleep 60")
-    assert patient != run.bundle.script
-    run.bundle = Bundle(files={**run.bundle.files, "job.sbatch": patient})
+    paced(run, "sleep 0.2", "sleep 60")
     run.site.decide("stop FAILED node2")
     assert lose_node(run, status=LOST) == LOST
 
