@@ -12,6 +12,7 @@ from clusterrun.outcome import Next, Outcome
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster, OnInterrupt
 from clusterrun.state import JobState
+from clusterrun.wording import count
 
 FRUITLESS = 2  # attempts that may die one after the other without a new checkpoint
 LOSSES = 5  # the same, those that lost a node included, or that only made up for lost checkpoints
@@ -126,7 +127,8 @@ def _futile(history: Sequence[Outcome], ground: Ground) -> str:
     newest = history[-1]
     failed = [outcome for outcome in history if _is_failure(outcome)]
     if plan.max_restarts is not None and len(failed) > plan.max_restarts:
-        return f"--max-restarts {plan.max_restarts}: the run has failed {len(failed)} times"
+        times = count(len(failed), "time")
+        return f"--max-restarts {plan.max_restarts}: the run has failed {times}"
     world = len(newest.nodes) * plan.procs_per_node
     if newest.alike > world / 2:
         what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"

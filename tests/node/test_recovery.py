@@ -129,6 +129,11 @@ def test_max_restarts_counts_failures_however_much_was_saved(
     assert after(*history, plan=slurm(max_restarts=most)).next is next_step
 
 
+def test_no_restarts_at_all_is_said_as_people_count() -> None:
+    decision = after(ended(KILLED, 100), plan=slurm(max_restarts=0))
+    assert decision.why == "--max-restarts 0: the run has failed 1 time"
+
+
 def test_max_restarts_does_not_count_interruptions_and_lost_nodes() -> None:
     history = [ended(what, 100 + n) for n, what in enumerate((PREEMPTED, LOST, TIME_LIMIT, KILLED))]
     assert after(*history, plan=slurm(max_restarts=1)).next is RELAUNCH
