@@ -453,7 +453,7 @@ def test_a_job_that_slurm_ends_is_not_started_again(run: Run) -> None:
     assert not run.left("python.conclude.batch.args"), "there is little time left"
 
 
-def cancel_while_submitting(run: Run, status: str) -> subprocess.Popen[str]:
+def cancel_while_submitting(run: Run, status: str) -> subprocess.CompletedProcess[str]:
     """End the job as Slurm does, each of its processes, while its successor is submitted."""
     run.site.decide("successor TIMEOUT")
     slow = {"STUB_SUCCESSOR_SLEEP": "2", "STUB_SUCCESSOR_STATUS": status}
@@ -462,8 +462,8 @@ def cancel_while_submitting(run: Run, status: str) -> subprocess.Popen[str]:
     for pid in descendants(process.pid):
         with contextlib.suppress(ProcessLookupError):  # it has ended since it was found
             os.kill(pid, signal.SIGTERM)
-    process.communicate(timeout=30)
-    return process
+    out, err = process.communicate(timeout=30)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def descendants(pid: int) -> list[int]:
@@ -473,8 +473,10 @@ def descendants(pid: int) -> list[int]:
 
 def test_the_submission_of_a_successor_is_not_cut_short(run: Run) -> None:
     """Else the job may be in the queue, and nobody knows of it who could cancel it."""
-    assert cancel_while_submitting(run, status="0").returncode == CANCELLED
+    done = cancel_while_submitting(run, status="0")
+    assert done.returncode == CANCELLED
     assert run.left("python.successor.batch.done")
+    assert "clusterrun: \n" not in done.stderr, "nobody else is said to go on"
     assert not (run.path / "end.json").exists()
 
 
