@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -192,8 +193,16 @@ class Cluster:
         network.set_cable(self.shape, node, plugged=True)
 
     def kill_node(self, node: str) -> None:
-        """Kill slurmd and everything else on a node; the kernel still closes its connections."""
-        processes.kill(p.pid for p in self.processes(infrastructure=True)[node])
+        """Kill slurmd and everything else on a node; the kernel still closes its connections.
+
+        All are stopped first, or one might start another when it sees the first of them die.
+        """
+        stopped: set[int] = set()
+        while new := {p.pid for p in self.processes(infrastructure=True)[node]} - stopped:
+            for pid in new:
+                processes.send(pid, signal.SIGSTOP)
+            stopped |= new
+        processes.kill(stopped)
 
     def power_off(self, node: str) -> None:
         """Lose a node as a power cut does: nobody is told that a connection is closed."""
