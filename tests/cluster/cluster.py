@@ -43,6 +43,18 @@ class Cluster:
             return None
         return cls(shape=Shape.from_json(text))
 
+    @classmethod
+    def running(cls, state_dir: Path) -> Cluster | None:
+        """Return the cluster in `state_dir` that `heal` can make healthy, or None.
+
+        None, too, where all that is left of it are files: a reboot, or whoever killed the program
+        that had brought it up, took munged and the database as well, which no fault here does.
+        """
+        found = cls.existing(state_dir)
+        if found is None or {"mariadbd", "munged"} & set(daemons.missing(found.shape)):
+            return None
+        return found
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """Return the names of the nodes."""

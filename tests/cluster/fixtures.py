@@ -19,11 +19,12 @@ NO_ACCOUNTING_SLOT = 1
 def cluster() -> Iterator[Cluster]:
     """Give a healthy cluster of at least 4 nodes × 4 GPUs, and SLURM_CONF for the whole session.
 
-    One that a person brought up is used and left; else one is brought up and taken down.
+    One that a person brought up is used and left; else one is brought up and taken down, in the
+    place of what an earlier session left that was killed.
     """
     _need_a_fit_machine()
     wanted = Cluster(shape=Shape(state_dir=default_state_dir(0)))
-    found = Cluster.existing(wanted.shape.state_dir)
+    found = Cluster.running(wanted.shape.state_dir)
     if found is not None and not _serves(found.shape, wanted.shape):
         pytest.fail(f"the cluster that is up is too small for the tests: {found.shape}")
     used = found or wanted

@@ -215,6 +215,15 @@ def test_slurmctld_restarts_and_still_knows_its_jobs(spare: Cluster) -> None:
     assert spare.job_state(job_id) == "RUNNING"
 
 
+def test_a_cluster_whose_processes_were_all_killed_is_made_anew(spare: Cluster) -> None:
+    assert Cluster.running(spare.shape.state_dir) == spare
+    processes.kill(processes.marked(spare.shape.bridge))
+    assert Cluster.existing(spare.shape.state_dir) == spare
+    assert Cluster.running(spare.shape.state_dir) is None
+    assert spare.up()
+    assert spare.run(["srun", "-w", spare.nodes[1], "hostname"]).stdout == f"{spare.nodes[1]}\n"
+
+
 def test_down_leaves_nothing(spare: Cluster) -> None:
     job_id = spare.sbatch("-N2", "-o", "/dev/null", "--wrap=srun setsid sleep 299")
     spare.wait_job(job_id, "RUNNING")
