@@ -204,6 +204,12 @@ def saved_since(seen: JobStatus, asked_at: float) -> tuple[Checkpoint | None, bo
     return found, has_left and found is not None and found.saved_at >= asked_at
 
 
+def has_completed(record: JobRecord) -> bool:
+    """Say whether a run has come to its end by itself."""
+    end = read_end(record.paths)
+    return end is not None and end.state is JobState.COMPLETED
+
+
 def _outcome(record: JobRecord, attempt: int) -> Outcome | None:
     try:
         return Outcome.from_json(record.paths.outcome(attempt).read_text())

@@ -11,7 +11,7 @@ import click
 from clusterrun.cli import output
 from clusterrun.cli.times import clock
 from clusterrun.durations import parse_seconds
-from clusterrun.errors import UsageError
+from clusterrun.errors import Exit, UsageError
 from clusterrun.wording import count
 
 if TYPE_CHECKING:
@@ -29,16 +29,24 @@ SAY_S: Final = 30.0
 )
 @click.option("-y", "--yes", is_flag=True, help="no question, also for several jobs")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@click.pass_context
 def command(
-    jobs: tuple[str, ...], *, checkpoint: bool, timeout: str | None, yes: bool, as_json: bool
+    ctx: click.Context,
+    jobs: tuple[str, ...],
+    *,
+    checkpoint: bool,
+    timeout: str | None,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """End jobs.
 
     JOB is a job id, the name of a run (its newest) or a run's directory; of a chain all jobs end.
     Several jobs, or one on more than 64 nodes, need a yes: -y where nobody can be asked.
 
-    With --checkpoint a running job ends once its ranks have saved, or the time is over. Ctrl-C
-    stops the waiting; the ranks save and the job ends even so.
+    With --checkpoint a running job ends once its ranks have saved, or the time is over: exit
+    status 3 says that one ended without. Ctrl-C stops the waiting; the ranks save and the job ends
+    even so.
 
     \b
     clusterrun cancel 4711
@@ -54,16 +62,25 @@ def command(
     _confirm([status for status in seen if not status.state.is_terminal], yes=yes)
     saved = _let_leave(seen, timeout_s) if checkpoint else {}
     ending.cancel_seen(seen if not saved else ending.look_before_cancel(*(b.record for b in seen)))
+    completed = [before for before in seen if ending.has_completed(before.record)]
     if as_json:
-        told = [_object(before, saved.get(before.record.job_id)) for before in seen]
+        told = [
+            _object(before, saved.get(before.record.job_id), completed=before in completed)
+            for before in seen
+        ]
         output.answer_json({"schema": "clusterrun.cancel/1", "jobs": told})
-        return
-    for before in seen:
-        _tell(before)
+    else:
+        for before in seen:
+            _tell(before, completed=before in completed)
+    if None in saved.values():
+        ctx.exit(Exit.NO)
 
 
 def _let_leave(seen: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
-    """Have the ranks save and leave, wait for them, and give the path that each job saved."""
+    """Have the ranks save and leave, wait for them, and give the path that each job saved.
+
+    A job that completed instead had nothing left to save, and is not in there.
+    """
     from clusterrun import ending
 
     asked_at = time.time()
@@ -76,7 +93,11 @@ def _let_leave(seen: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
         names = ", ".join(before.record.job_id for before in asked)
         output.say(f"\nno longer waiting; {names} ends once it has saved")
         raise
-    return {before.record.job_id: _tell_saved(before, asked_at) for before in asked}
+    return {
+        before.record.job_id: _tell_saved(before, asked_at)
+        for before in asked
+        if not ending.has_completed(before.record)
+    }
 
 
 def _tell_asked(active: list[JobStatus], asked: list[JobStatus], timeout_s: int) -> None:
@@ -134,21 +155,24 @@ def _confirm(active: list[JobStatus], *, yes: bool) -> None:
     output.confirm(f"Cancel {what}?", otherwise="nothing was cancelled")
 
 
-def _tell(before: JobStatus) -> None:
+def _tell(before: JobStatus, *, completed: bool) -> None:
     record, state = before.record, before.state.value
     if before.state.is_terminal:
         output.note(f"job {record.job_id} had ended: {state}")
+        return
+    if completed:
+        output.note(f"job {record.job_id} completed before it could be cancelled")
         return
     spent = "" if before.elapsed_s is None else f" {clock(before.elapsed_s)}"
     output.answer(f"cancelled {record.job_id}  ({record.name}, was {state}{spent})")
 
 
-def _object(before: JobStatus, saved: str | None) -> dict[str, object]:
+def _object(before: JobStatus, saved: str | None, *, completed: bool) -> dict[str, object]:
     return {
         "job_id": before.record.job_id,
         "name": before.record.name,
         "state_before": before.state.value,
-        "cancelled": not before.state.is_terminal,
+        "cancelled": not before.state.is_terminal and not completed,
         "chained": list(before.record.chained_job_ids),
         "saved": saved,
     }

@@ -81,6 +81,21 @@ def test_a_save_of_the_scripts_own_is_not_taken_for_the_one_that_was_asked_for(h
     leaving(here, root, SAVED[0], killed, SAVED[2])
     said = here("cancel", "--checkpoint", "4711")
     assert "has written no new checkpoint" in said.err
+    assert (said.code, said.out) == (3, "cancelled 4711  (train, was RUNNING 05:10:40)\n")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_job_that_completes_instead_was_not_cancelled(here: Here, form: str) -> None:
+    root = at_work(here)
+    leaving(here, root, "ended(root, 'COMPLETED', 0)")
+    said = here("cancel", "--checkpoint", "4711", *(["--json"] if form == "json" else []))
+    assert said.code == 0
+    assert "warning" not in said.err
+    if form == "json":
+        assert json.loads(said.out)["jobs"][0]["cancelled"] is False
+    else:
+        assert said.out == ""
+        assert "note: job 4711 completed before it could be cancelled\n" in said.err
 
 
 def test_a_job_that_does_not_leave_in_time_is_ended(here: Here) -> None:
@@ -89,7 +104,7 @@ def test_a_job_that_does_not_leave_in_time_is_ended(here: Here) -> None:
     os.utime(root / "checkpoints")
     time.sleep(0.01)
     said = here("cancel", "--checkpoint", "--timeout", "1s", "4711")
-    assert said.code == 0
+    assert said.code == 3
     assert "has written no new checkpoint; the newest is" in said.err
     assert here.asked("scancel") == ["--signal=USR2", "4711", "4711"]
 
@@ -98,6 +113,7 @@ def test_a_job_that_has_no_checkpoint_is_told(here: Here) -> None:
     root = at_work(here)
     leaving(here, root, "ended(root, 'CANCELLED', 124)")
     said = here("cancel", "--checkpoint", "4711")
+    assert said.code == 3
     assert "warning: job 4711 has written no checkpoint, and has none\n" in said.err
 
 
