@@ -279,6 +279,11 @@ def _notes(question: Question, counted: Steps) -> list[str]:
         has_experts = setup.model.active_params > 0
         which = "activations of experts" if has_experts else f"without {what} activations"
         notes.append(f"{which} are not counted: it needs more")
+    if 0 < setup.model.positions < setup.seq_len:
+        notes.append(
+            f"samples of {setup.seq_len:,} tokens are longer than the {setup.model.positions:,} "
+            "that the model is made for"
+        )
     if question.lr is not None and question.base_batch is None:
         notes.append("--lr says nothing of other batches without --base-batch")
     if question.samples is None and question.epochs and question.epochs != 1:

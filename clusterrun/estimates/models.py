@@ -19,7 +19,13 @@ def from_config(config: Mapping[str, Any], name: str) -> Model:
     or a value that can't be read.
     """
     known = Config(name=name, values=config)
-    return _model(anatomy(known), name, f"counted from the config ({config['model_type']})")
+    model = _model(anatomy(known), name, f"counted from the config ({config['model_type']})")
+    return dataclasses.replace(model, positions=_positions(known))
+
+
+def _positions(config: Config) -> int:
+    keys = ("n_positions", "max_position_embeddings")
+    return max(0 if config.values.get(key) is None else config.number(key) for key in keys)
 
 
 def _model(counted: Anatomy, name: str, source: str) -> Model:

@@ -23,7 +23,8 @@ class Model:
     where the heads share the hidden size, `head_norm` says that their queries and keys have norms
     (Qwen 3's), `gated` that the feed-forward network has a gate (Llama's, not GPT-2's). `source`
     says where the facts are from. `active_params` are those that work on a token where the model
-    has experts, 0 where all do.
+    has experts, 0 where all do. `positions` is the longest sample that the model is made for, in
+    tokens.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Model:
     gated: bool = True
     head_norm: bool = False
     active_params: int = 0
+    positions: int = 0
     source: str = ""
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from enum import Enum
 from typing import Any, Final
 
@@ -18,8 +19,9 @@ from clusterrun.spec import JobSpec
 
 Raw = str | tuple[str, ...] | Mapping[str, str]
 
-_INTEGER: Final = re.compile(r"-?[0-9]{1,9}\Z")
+_INTEGER: Final = re.compile(r"-?[0-9]{1,15}\Z")
 _REAL: Final = re.compile(r"([0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]{1,3})?)(ms|s|[kMBT])?\Z")
+_IN_UNITS: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?)([kMB])\Z")
 _UNITS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "s": 1.0, "ms": 1e-3}
 _FLAGS: Final = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -109,6 +111,10 @@ def _scalar(read: Callable[[Field, str, str], Any]) -> Callable[[Field, Raw, str
 def _integer(field: Field, text: str, label: str) -> int:
     if _INTEGER.match(text.strip()):
         return int(text)
+    if field.kind is Kind.COUNT and (found := _IN_UNITS.match(text.strip())):
+        value = Decimal(found[1]) * int(_UNITS[found[2]])
+        if value == int(value):
+            return int(value)
     if field.name == "nodes" and re.match(r"[0-9]+-[0-9]+\Z", text):
         raise UsageError(
             f"{label} must be one number, not '{text}'",

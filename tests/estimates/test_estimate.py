@@ -112,6 +112,13 @@ def test_where_no_time_is_told_that_is_said(unknown: dict[str, Any], why: str) -
     assert f"no time is told: {why}; --step-time says it" in answer.notes
 
 
+@pytest.mark.parametrize(("seq_len", "is_said"), [(1024, False), (1025, True)])
+def test_samples_longer_than_a_model_is_made_for_are_told(seq_len: int, is_said: bool) -> None:
+    gpt2 = replace(ask().setup, model=BUILT_IN["gpt2"], seq_len=seq_len)
+    longer = f"samples of {seq_len:,} tokens are longer than the 1,024 that the model is made for"
+    assert (longer in estimate(ask(setup=gpt2)).notes) is is_said
+
+
 def test_a_training_on_cpus_needs_no_gpu() -> None:
     answer = estimate(ask(is_cpu=True, gpu=None, gpu_bytes=None, host_bytes=4000 * GIB))
     assert answer.gpu_memory is None
