@@ -49,7 +49,7 @@ def look_before_cancel(*jobs: str | JobRecord) -> list[JobStatus]:
     """
     if not jobs or not all(jobs):
         raise UsageError("no job was named", hint="clusterrun list shows them")
-    found = {record.run_dir: record for record in map(api.find_job, jobs)}
+    found = {record.run_dir: records.read_again(record) for record in map(api.find_job, jobs)}
     for record in found.values():
         if not record.job_id:
             raise JobNotFoundError(
@@ -73,19 +73,22 @@ def cancel_seen(seen: Sequence[JobStatus]) -> None:
         if job_ids:
             scheduler.cancel(job_ids)
     for entry in seen:
-        if not entry.state.is_terminal:
-            _end_successor(entry.record)
+        _end_successor(entry)
 
 
-def _end_successor(record: JobRecord) -> None:
-    """End the job by which the run was just about to go on, once it is known."""
-    deadline = time.monotonic() + SUBMIT_S
-    while _is_submitting(record) and time.monotonic() < deadline:
+def _end_successor(seen: JobStatus) -> None:
+    """End the job by which the run has gone on since it was seen, or is just about to."""
+    record = seen.record
+    deadline = time.monotonic() + (0 if seen.state.is_terminal else SUBMIT_S)
+    while True:
+        is_awaited = _is_submitting(record) and time.monotonic() < deadline
         newest = records.read_again(record)
-        if newest.job_id != record.job_id:
+        if record.job_id in newest.earlier_job_ids:
             select.backend_of(newest).cancel([newest.job_id])
-            return
-        time.sleep(POLL_S)
+        elif is_awaited:
+            time.sleep(POLL_S)
+            continue
+        return
 
 
 def _is_submitting(record: JobRecord) -> bool:

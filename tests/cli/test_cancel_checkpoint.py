@@ -176,16 +176,56 @@ def chain(root: Path) -> None:
 WAITS = "{}|PENDING||0:00|1:00:00|N/A|N/A|Dependency"
 
 
+def followed(root: Path, name: str = "job.json") -> Path:
+    """Have job 4712 go on with the run, or write down that it does."""
+    record = json.loads((root / "job.json").read_text())
+    record |= {"job_id": "4712", "earlier_job_ids": ["4711"]}
+    (root / name).write_text(json.dumps(record))
+    return root / name
+
+
 def test_cancel_ends_the_job_by_which_the_run_was_about_to_go_on(here: Here) -> None:
     """It is submitted from inside the job, and known to nobody when that is cancelled."""
     root = submitted(here)
     queue(here, running(), running("4712"))
     outcome(root, cause="interrupted", code=125, next=Next.SUCCESSOR)
-    record, later = root / "job.json", root / "later.json"
-    later.write_text(record.read_text().replace('"job_id": "4711"', '"job_id": "4712"'))
-    here.program("scancel", f"(sleep 0.5; mv -f {later} {record}) > /dev/null 2>&1 &")
+    later = followed(root, "later.json")
+    here.program("scancel", f"(sleep 0.5; mv -f {later} {root}/job.json) > /dev/null 2>&1 &")
     assert here("cancel", "4711").code == 0
     assert here.asked("scancel") == ["4711", "4712"]
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "FAILED"])
+def test_cancel_ends_the_job_by_which_the_run_has_gone_on_meanwhile(here: Here, state: str) -> None:
+    """It may train already when Slurm says how the one before stands."""
+    root = at_work(here)
+    outcome(root, cause="interrupted", code=125, next=Next.SUCCESSOR)
+    later = followed(root, "later.json")
+    queue(here, running().replace("RUNNING", state), running("4712"))
+    asked = here.bin / "squeue"
+    goes_on = f"mv -f {later} {root}/job.json 2> /dev/null; mkdir -p {root}/attempts/2\n"
+    asked.write_text(asked.read_text().replace("\n", f"\n{goes_on}", 1))
+    assert here("cancel", "4711").code == 0
+    assert here.asked("scancel")[-1:] == ["4712"]
+
+
+def test_ranks_that_left_for_another_reason_do_not_go_on_in_the_next_job(here: Here) -> None:
+    """The time limit was near: they save for the next job, not since they were asked to."""
+    root = at_work(here)
+    (root / "attempts/1/request").write_text("time-limit\n")
+    queue(here, running(), running("4712"))
+    goes_on = "outcome(root, cause='interrupted', code=125, next=Next.SUCCESSOR)"
+    leaving(
+        here,
+        root,
+        "from clusterrun.outcome import Next",
+        "from tests.cli.test_cancel_checkpoint import followed",
+        *(SAVED[0], goes_on, "followed(root)", "(root / 'attempts/2').mkdir()"),
+        f"asked = Path({str(here.bin / 'squeue')!r})",
+        "asked.write_text(asked.read_text().replace('4711|RUNNING', '4711|FAILED'))",
+    )
+    assert here("cancel", "--checkpoint", "--timeout", "1s", "4711").code == 0
+    assert here.asked("scancel") == ["--signal=USR2", "4711", "4712"]
 
 
 def test_cancel_ends_all_jobs_of_a_chain(here: Here) -> None:
