@@ -133,6 +133,22 @@ def test_a_relaunch_waits_for_a_disk_that_takes_its_attempt(
     assert done.stderr.count("attempts cannot be written to") == 1 + code
 
 
+def test_a_job_that_is_ended_as_it_takes_its_next_attempt_has_the_last_word(run: Run) -> None:
+    """What it has just taken itself is nobody else's."""
+    taken = run.site.stubs / "taken"
+    mkdir = run.site.stubs / "mkdir"
+    mkdir.write_text(f'#!/bin/bash\n/bin/mkdir "$@" && touch "{taken}" && sleep 0.5\n')
+    mkdir.chmod(0o755)
+    run.site.decide("relaunch")
+    process = run.start(STUB_SRUN_SLEEP="0.1", STUB_SRUN_STATUS="137")
+    wait_until(lambda: run.attempt(2).exists() and taken.exists())
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert "elsewhere" not in said
+    assert end_of(run.path)["state"] == "CANCELLED"
+    assert not run.left("srun.2.args")
+
+
 def test_what_is_concluded_is_asked_with_the_attempt_and_its_status(run: Run) -> None:
     run.site.decide("stop")
     agree = '[[ -z ${clusterrun_dir:-} ]] || echo 3 > "$clusterrun_dir/attempts/1/status"\n'
