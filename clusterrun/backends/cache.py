@@ -65,13 +65,16 @@ def remember_ended(cluster: str, answer: Answer) -> None:
             _forget_old(file.parent, FORGET_ENDED_S)
 
 
-def recall_ended(cluster: str, job_ids: Sequence[str]) -> Answer:
-    """Return what was kept of jobs that ended."""
+def recall_ended(cluster: str, job_ids: Sequence[str], since: float = 0.0) -> Answer:
+    """Return what was kept of jobs that ended, other than before `since`.
+
+    A Slurm that was set up anew, or has run out of numbers, gives them out again.
+    """
     found: Answer = {}
     with contextlib.suppress(OSError):
         for job_id in job_ids:
             found |= _read(_ended_file(cluster, job_id), FORGET_ENDED_S) or {}
-    return found
+    return {job_id: job for job_id, job in found.items() if (job.end or since) >= since}
 
 
 def _ended_file(cluster: str, job_id: str) -> Path:

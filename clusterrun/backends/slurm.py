@@ -126,7 +126,7 @@ class SlurmBackend:
         """
         cluster = self.slurm_cluster or ""
         age_s = cache.TTL_S if max_age_s is None else max_age_s
-        known = cache.recall_ended(cluster, job_ids) if age_s > 0 else {}
+        known = cache.recall_ended(cluster, job_ids, since or 0.0) if age_s > 0 else {}
         ids = sorted(set(job_ids) - known.keys())
         if not ids:
             return known

@@ -17,6 +17,7 @@ from clusterrun.backends.evidence import (
 )
 from clusterrun.backends.reasons import PendingReason, explain
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
+from clusterrun.outcome import Next
 from clusterrun.record import JobRecord, continued_by
 from clusterrun.spec import Cluster
 from clusterrun.state import JobState
@@ -128,7 +129,8 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     state = _state(end, job, evidence)
     waits = state is JobState.PENDING and job is not None
     over = state.is_terminal
-    start = evidence.started_at or (job.start if job else None)
+    attempts = read_attempts(record.paths)
+    start = _started(attempts, evidence) or (job.start if job else None)
     ended = (end.ended_at if end else None) or (job.end if job else None)
     code, number = _exit(end, job) if over else (None, None)
     return JobStatus(
@@ -149,7 +151,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         progress=evidence.progress,
         checkpoint=evidence.checkpoint,
         failure=evidence.failure,
-        attempts=read_attempts(record.paths),
+        attempts=attempts,
         notes=_notes(record, state, job, answer, evidence),
         error=answer.error if answer and not over else None,
     )
@@ -196,6 +198,16 @@ def _exit(end: End | None, job: SchedulerJob | None) -> tuple[int | None, int | 
         number = end.exit_code - 128
         return end.exit_code, number if 0 < number < 65 else None
     return (job.exit_code, job.exit_signal) if job else (None, None)
+
+
+def _started(attempts: Sequence[Attempt], evidence: Evidence) -> float | None:
+    """Say when the allocation of the newest attempt began: with the attempts before it there."""
+    start = evidence.started_at
+    for attempt in reversed(attempts[:-1]):
+        if attempt.outcome is None or attempt.outcome.next is not Next.RELAUNCH:
+            break
+        start = attempt.outcome.started_at
+    return start
 
 
 def _elapsed(job: SchedulerJob | None, start: float | None, end: float | None) -> int | None:

@@ -136,6 +136,18 @@ def test_a_job_that_ended_a_while_ago_is_never_asked_about_again(stubs: Stubs) -
     assert SlurmBackend().query(["7"], max_age_s=0)["7"].state is JobState.RUNNING
 
 
+def test_a_job_that_ended_before_this_one_was_submitted_is_another_of_its_number(
+    stubs: Stubs,
+) -> None:
+    stubs.add("squeue", "echo 'Invalid job id specified' >&2; exit 1")
+    stubs.add("sacct", "echo '7|CANCELLED|0:15|n1|2|10|1795000000|1795000002|None'")
+    SlurmBackend().query(["7"], since=1795000000)
+    stubs.add("squeue", RUNNING)
+    stubs.add("sacct")
+    assert SlurmBackend().query(["7", "8"], since=1795000000)["7"].state is JobState.CANCELLED
+    assert SlurmBackend().query(["7", "9"], since=1795000003)["7"].state is JobState.RUNNING
+
+
 def test_a_job_that_ended_just_now_is_asked_about_again(stubs: Stubs) -> None:
     stubs.add("squeue", "exit 0")
     stubs.add("sacct", f"echo '7|FAILED|3:0|n1|2|10|1795000000|{int(time.time()) - 5}|None'")

@@ -25,6 +25,7 @@ from clusterrun.backends.evidence import (
 from clusterrun.backends.reasons import REASONS, explain
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.record import JobRecord
 from clusterrun.spec import Cluster
@@ -118,6 +119,23 @@ def test_a_completed_job_costs_no_question(runs: RunsDir) -> None:
     assert (found.state, found.exit_code, found.elapsed_s) == (JobState.COMPLETED, 0, 60)
     assert (found.start, found.end, found.nodelist) == (T0, T0 + 60, "n1")
     assert scheduler.asked == []
+
+
+@pytest.mark.parametrize(("what_followed", "elapsed_s"), [("relaunch", 60), ("requeue", 10)])
+def test_the_time_of_a_job_counts_its_restarts_in_place(
+    runs: RunsDir, what_followed: str, elapsed_s: int
+) -> None:
+    made = make(runs)
+    first = Outcome(
+        **{"attempt": 1, "job_id": "7", "started_at": T0, "ended_at": T0 + 49, "nodes": ("n1",)},
+        **{"code": 137, "cause": "signal", "reason": "killed", "next": Next(what_followed)},
+    )
+    (made.paths.attempts_dir / "2").mkdir(parents=True)
+    made.paths.outcome(1).parent.mkdir()
+    made.paths.outcome(1).write_text(first.to_json())
+    events(made.paths, "n1", {"type": "started", "host": "n1", "ts": T0 + 50}, attempt=2)
+    end(made.paths, "COMPLETED", 0)
+    assert status(made, None).elapsed_s == elapsed_s
 
 
 def test_a_silent_scheduler_is_told_and_files_still_speak(runs: RunsDir) -> None:
