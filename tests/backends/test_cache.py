@@ -140,11 +140,12 @@ def test_a_job_that_ended_before_this_one_was_submitted_is_another_of_its_number
     stubs: Stubs,
 ) -> None:
     stubs.add("squeue", "echo 'Invalid job id specified' >&2; exit 1")
-    stubs.add("sacct", "echo '7|CANCELLED|0:15|n1|2|10|1795000000|1795000002|None'")
+    stubs.add("sacct", "echo '7|FAILED|3:0|n1|2|10|1795000000|1795000002|None'")
     SlurmBackend().query(["7"], since=1795000000)
-    stubs.add("squeue", RUNNING)
     stubs.add("sacct")
-    assert SlurmBackend().query(["7", "8"], since=1795000000)["7"].state is JobState.CANCELLED
+    stubs.add("squeue", 'echo "8|RUNNING|n1|0:02|10:00|1|N/A|None"')
+    assert SlurmBackend().query(["7", "8"], since=1795000000)["7"].state is JobState.FAILED
+    stubs.add("squeue", RUNNING)
     assert SlurmBackend().query(["7", "9"], since=1795000003)["7"].state is JobState.RUNNING
 
 
