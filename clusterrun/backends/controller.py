@@ -29,6 +29,7 @@ from clusterrun.node.conclude import conclude
 from clusterrun.node.interruption import Reason, write_request
 from clusterrun.node.processes import adopt_orphans, die_with_parent, kill_descendants
 from clusterrun.node.recovery import Decision
+from clusterrun.node.stderr import say_on_stderr
 from clusterrun.outcome import Next
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
@@ -69,7 +70,7 @@ class Controller:
         try:
             state, code = self._run_nodes()
         except Exception:  # noqa: BLE001 - the last line of defence: the reason goes to the log
-            traceback.print_exc()
+            _print_trouble()
         finally:
             kill_descendants()
             self._write_end(state, code)
@@ -131,9 +132,9 @@ class Controller:
         try:
             decision = conclude(self.paths.root, self.attempt, code, environ)
         except (OSError, ValueError) as error:
-            traceback.print_exc()
+            _print_trouble()
             return Decision(next=Next.STOP, why=str(error))
-        _say_line(f"attempt {self.attempt}: {decision.next.value}: {decision.why}")
+        say_on_stderr(f"attempt {self.attempt}: {decision.next.value}: {decision.why}")
         return decision
 
     def _run_attempt(self) -> tuple[JobState, int]:
@@ -172,7 +173,7 @@ class Controller:
         try:
             register_run(self.paths.root, {"CLUSTERRUN_LOCAL_JOB_ID": self.job_id})
         except (ClusterrunError, OSError, ValueError):
-            traceback.print_exc()
+            _print_trouble()
 
     def _watch(self) -> JobState | None:
         """Wait until all nodes have ended (None), or until there is a reason to stop them."""
@@ -295,8 +296,10 @@ def _say(writer: int, said: bytes) -> None:
         pass
 
 
-def _say_line(text: str) -> None:
-    print(f"clusterrun: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the run's batch output
+def _print_trouble() -> None:
+    """Print the traceback of the error at hand, unless the run's disk is full."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
 
 
 def _redirect(output: Path) -> None:

@@ -40,8 +40,8 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     """
     paths = RunPaths(root=run_dir)
     plan = _plan(paths)
-    before = past(paths, number)
     told = _told(paths, number)
+    before = [_as_told(outcome, told) for outcome in past(paths, number)]
     newest = _read(paths, number) or _of_members(paths, number)
     newest = newest or _wordless(paths, number, code, env, told)
     newest = dataclasses.replace(
@@ -181,10 +181,17 @@ def _saved(paths: RunPaths, history: Sequence[Outcome], told: Told) -> int | Non
 
     A run that was resumed has it on disk.
     """
-    known = [told.newest, *(outcome.checkpoint for outcome in history)]
+    known = [told.newest(history[-1].attempt), *(outcome.checkpoint for outcome in history)]
     steps = [step for step in known if step is not None]
     on_disk = None if steps else checkpoints.newest(paths.checkpoints_dir)[0]
     return on_disk.step if on_disk else max(steps, default=None)
+
+
+def _as_told(outcome: Outcome, told: Told) -> Outcome:
+    """Say what was saved by the end of an attempt that left no word: the next has not saved it."""
+    if outcome.checkpoint is not None:
+        return outcome
+    return dataclasses.replace(outcome, checkpoint=told.newest(outcome.attempt))
 
 
 def _saved_before(paths: RunPaths, number: int) -> int:

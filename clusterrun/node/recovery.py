@@ -79,7 +79,9 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
     if ground.plan.cluster is Cluster.SLURM and _never_started(history):
         return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
     reason = _futile(history, ground)
-    return _stop(reason) if reason else _again(newest, ground)
+    if reason:  # a person who goes on may want to know which nodes are bad
+        return _stop(reason, (*newest.exclude, *_lost(newest, ground)))
+    return _again(newest, ground)
 
 
 def _never_started(history: Sequence[Outcome]) -> bool:
@@ -93,8 +95,8 @@ def _is_unstarted(outcome: Outcome) -> bool:
     return outcome.cause == Cause.LAUNCHER.value and not outcome.nodes
 
 
-def _stop(why: str) -> Decision:
-    return Decision(next=Next.STOP, why=why)
+def _stop(why: str, exclude: tuple[str, ...] = ()) -> Decision:
+    return Decision(next=Next.STOP, why=why, exclude=exclude)
 
 
 def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
@@ -112,7 +114,7 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
 def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> Decision:
     plan = ground.plan
     if plan.on_interrupt is OnInterrupt.STOP:
-        return _stop(f"{why}; --on-interrupt stop")
+        return _stop(f"{why}; --on-interrupt stop", exclude)
     if plan.cluster is Cluster.LOCAL:
         return Decision(next=Next.RELAUNCH, why=why)
     # A requeued job can't be told which nodes to leave out.
@@ -133,11 +135,11 @@ def _futile(history: Sequence[Outcome], ground: Ground) -> str:
     if newest.alike > world / 2:
         what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
         return f"{what} failed alike at {newest.where}: a fault of the script"
-    if newest.cause == Cause.RENDEZVOUS.value:
+    fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
+    if newest.cause == Cause.RENDEZVOUS.value and len(stuck) < LOSSES:
         return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
     if plan.max_restarts is None and newest.checkpoint is None:
         return "no checkpoint was saved from which to go on"
-    fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
     if len(_blamed(fruitless)) >= FRUITLESS or len(stuck) >= LOSSES:
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
         return f"{len(stuck)} attempts died without a checkpoint{beyond}"

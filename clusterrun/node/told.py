@@ -39,10 +39,10 @@ class Told:
         elif kind == "checkpoint":
             self.saved.setdefault(attempt, set()).add(step)
 
-    @property
-    def newest(self) -> int | None:
-        """The newest step that was saved."""
-        return max((step for steps in self.saved.values() for step in steps), default=None)
+    def newest(self, attempt: int) -> int | None:
+        """Return the newest step that had been saved when an attempt ended."""
+        until = (steps for number, steps in self.saved.items() if number <= attempt)
+        return max((step for steps in until for step in steps), default=None)
 
     @property
     def savers(self) -> frozenset[int]:

@@ -45,6 +45,8 @@ CANCELLED = {"code": 124, "cause": "interrupted", "reason": "cancelled, after a 
 class Site:
     """Runs on this machine, and what their attempts shall come to."""
 
+    is_output_full = False
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.backend = LocalBackend(runs_dir=RunsDir(root=root / "runs"))
@@ -59,6 +61,8 @@ class Site:
         plan = make_plan(self.root, **changes)
         bundle = make_bundle(plan, node.format(root=self.root))
         paths = make_run(self.root, plan, bundle)
+        if self.is_output_full:
+            paths.batch_output.symlink_to("/dev/full")
         return self.backend.submit(plan, paths, bundle).job_id, paths
 
     def end(self, job_id: str) -> tuple[JobState, int | None]:
@@ -101,6 +105,14 @@ def test_a_failure_with_a_checkpoint_is_followed_by_another_attempt(site: Site) 
     assert attempts(paths) == ["1", "2", "3"]
     assert [outcome(paths, number).next for number in (1, 2)] == [Next.RELAUNCH] * 2
     assert "attempt 1: relaunch: rank 1 on local1" in paths.batch_output.read_text()
+
+
+def test_a_disk_that_takes_no_word_of_it_does_not_end_the_run(site: Site) -> None:
+    site.is_output_full = True
+    site.ends(1, KILLED, checkpoint=100)
+    job_id, paths = site.start()
+    assert site.end(job_id) == (JobState.COMPLETED, 0)
+    assert attempts(paths) == ["1", "2"]
 
 
 def test_a_failure_without_a_checkpoint_is_the_end(site: Site) -> None:

@@ -216,6 +216,20 @@ def test_an_attempt_whose_outcome_cannot_be_read_has_left_no_word(run: Run) -> N
     assert past(run.paths, 1) == []
 
 
+@pytest.mark.parametrize("code", [1, 121, 123])
+def test_attempts_whose_outcomes_a_full_disk_took_do_not_go_on_for_ever(
+    run: Run, code: int
+) -> None:
+    run.events("n1", {"type": "checkpoint", "step": 100, "attempt": 1})
+    nexts = []
+    for number in range(1, 7):
+        run.attempt(number)
+        run.world(number)
+        nexts.append(run.conclude(number, code)[0].next)
+        run.paths.outcome(number).unlink()
+    assert nexts == [Next.RELAUNCH] * 5 + [Next.STOP]
+
+
 @pytest.mark.parametrize(
     ("request_word", "reason"), [("time-limit", "the time limit"), ("preempt", "preempted")]
 )

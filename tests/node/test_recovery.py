@@ -263,6 +263,17 @@ def test_without_a_spare_node_another_job_leaves_the_lost_one_out(choice: OnInte
     assert (decision.next, decision.exclude) == (SUCCESSOR, ("n2",))
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "choice"), [(None, OnInterrupt.REQUEUE), (100, OnInterrupt.STOP)]
+)
+def test_a_lost_node_is_known_where_the_run_stops(
+    checkpoint: int | None, choice: OnInterrupt
+) -> None:
+    end = ended(LOST, checkpoint, exclude=("n3",))
+    decision = after(end, plan=slurm(on_interrupt=choice), allocated=("n1", "n2"), gone=("n2",))
+    assert (decision.next, decision.exclude) == (STOP, ("n3", "n2"))
+
+
 def test_a_second_lost_node_is_left_out_with_the_first() -> None:
     end = ended({**LOST, "node": "n3"}, 100, nodes=("n1", "n3"), exclude=("n2",))
     decision = after(end, allocated=("n1", "n2", "n3", "n4"), gone=("n2", "n3"))
