@@ -158,7 +158,7 @@ class Ending:
     """The end of an attempt on all nodes: its exit status and why.
 
     `alike` counts the ranks whose script failed at the same place, as far as they had time to say
-    so.
+    so; those that lost another rank there did not fail by themselves.
     """
 
     code: int
@@ -189,7 +189,8 @@ class Ending:
         """End because of what came first of several failures."""
         first = first_failure(failures)
         is_by_script = first.cause in (Cause.EXCEPTION, Cause.EXIT) and first.where
-        alike = [f for f in failures if (f.cause, f.where) == (first.cause, first.where)]
+        own = [f for f in failures if not f.is_consequence]
+        alike = [f for f in own if (f.cause, f.where) == (first.cause, first.where)]
         count = len(alike) if is_by_script else 0
         return dataclasses.replace(cls.of(first), alike=count)
 

@@ -10,7 +10,7 @@ from clusterrun.spec import JobSpec, OnInterrupt
 LEAST_WARNING_S, MOST_WARNING_S = 30, 300
 UNKNOWN_LIMIT_WARNING_S = 120
 _DEFAULT_SIGNAL_S = 60  # sbatch's own, where --signal names no time
-_SIGNAL = re.compile(r"(?:[BR]+:)?([A-Za-z0-9]+)(?:@(\d+))?\Z")
+_SIGNAL = re.compile(r"(?:[BR]+:)?(?:(?:SIG)?USR[12]|10|12)(?:@(\d+))?\Z", re.IGNORECASE)
 
 
 def on_interrupt(spec: JobSpec) -> OnInterrupt:
@@ -32,14 +32,22 @@ def warning_s(spec: JobSpec) -> int:
     """
     if spec.signal:
         match = _SIGNAL.match(spec.signal)
-        return int(match[2] or _DEFAULT_SIGNAL_S) if match else _DEFAULT_SIGNAL_S
+        return int(match[1] or _DEFAULT_SIGNAL_S) if match else _DEFAULT_SIGNAL_S
     if not spec.time_minutes:
         return UNKNOWN_LIMIT_WARNING_S
     return min(MOST_WARNING_S, max(LEAST_WARNING_S, spec.time_minutes * 6))
 
 
 def signal_request(spec: JobSpec) -> str:
-    """Word sbatch's --signal: the batch shell is warned, and passes it on to the agents."""
+    """Word sbatch's --signal: the batch shell is warned, and passes it on to the agents.
+
+    Raises UsageError for a signal that would end the job unsaved, as TERM does.
+    """
+    if spec.signal and not _SIGNAL.match(spec.signal):
+        raise UsageError(
+            f"--signal {spec.signal} is not USR1 or USR2, by which the ranks are warned to save",
+            hint="write it as B:USR2@300",
+        )
     return spec.signal or f"B:USR2@{warning_s(spec)}"
 
 

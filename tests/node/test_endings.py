@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -50,6 +51,13 @@ def test_next_to_a_lost_node_a_cancellation_is_slurms_answer_to_it() -> None:
     lost = failure(at=1.1, rank=None, cause=Cause.NODE_LOST, code=123)
     assert first_failure([by_slurm, lost]) is lost
     assert first_failure([by_slurm, failure(at=1.1)]) is by_slurm
+
+
+def test_a_rank_that_lost_another_one_at_its_line_did_not_fail_alike() -> None:
+    train = failure(where="train.py:18", rank=0)
+    alike, lost_peer = failure(where="train.py:18"), "RuntimeError: Connection closed by peer"
+    assert Ending.of_first([train, alike]).alike == 2
+    assert Ending.of_first([train, dataclasses.replace(alike, message=lost_peer)]).alike == 1
 
 
 def test_failures_and_endings_survive_the_wire() -> None:

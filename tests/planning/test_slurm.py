@@ -140,6 +140,8 @@ def test_p24_requeue_is_explicit_either_way() -> None:
         ({"time_minutes": 6000}, "B:USR2@300", 300),
         ({"signal": "USR2@90"}, "USR2@90", 90),
         ({"signal": "B:USR1"}, "B:USR1", 60),
+        ({"signal": "SIGUSR2@90"}, "SIGUSR2@90", 90),
+        ({"signal": "b:10@90"}, "b:10@90", 90),
         ({"on_interrupt": OnInterrupt.STOP}, "B:USR2@120", 120),
         ({"requeue": False}, "B:USR2@120", 120),
     ],
@@ -150,6 +152,12 @@ def test_the_batch_shell_is_warned_in_time_even_where_a_person_has_the_run_go_on
     plan = on_slurm(**asked)
     assert lines(plan)["signal"] == signal
     assert plan.warning_s == warning_s
+
+
+@pytest.mark.parametrize("signal", ["B:TERM@90", "INT", "B:URG@60", "USR2 90"])
+def test_a_signal_that_is_no_warning_to_the_ranks_is_refused(signal: str) -> None:
+    with pytest.raises(UsageError, match=f"--signal {signal} is not USR1 or USR2"):
+        on_slurm(signal=signal)
 
 
 def test_a_requeue_that_slurm_was_told_not_to_do_is_refused() -> None:
