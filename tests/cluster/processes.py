@@ -68,9 +68,12 @@ def marked(value: str) -> list[int]:
 
 
 def kill(pids: Iterable[int], *, number: int = signal.SIGKILL, timeout_s: float = 10) -> None:
-    """Send a signal to each process and wait until all are gone."""
+    """Send a signal to each process and wait until all are gone.
+
+    Children come first: the kernel wakes a stopped one, and tells it, when its parent is gone.
+    """
     waiting = set(pids) - {os.getpid()}
-    for pid in waiting:
+    for pid in sorted(waiting, reverse=True):
         send(pid, number)
     deadline = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline:
