@@ -114,11 +114,9 @@ def paced(run: Run, slow: str, quick: str) -> None:
     run.bundle = Bundle(files={**run.bundle.files, "job.sbatch": script})
 
 
-@pytest.mark.parametrize(("refusals", "code"), [(3, 0), (99, 1)])
-def test_a_relaunch_waits_for_a_disk_that_takes_its_attempt(
-    run: Run, refusals: int, code: int
-) -> None:
-    paced(run, "sleep 10", "sleep 0.01")
+def refuse_attempts(run: Run, refusals: int, *, pause: str) -> Path:
+    """Have the disk refuse the second attempt some times; return what has a line for each."""
+    paced(run, "sleep 10", pause)
     refused = run.site.stubs / "refused"
     mkdir = run.site.stubs / "mkdir"
     mkdir.write_text(
@@ -127,10 +125,36 @@ def test_a_relaunch_waits_for_a_disk_that_takes_its_attempt(
         ' exit 1\nexec /bin/mkdir "$@"\n'
     )
     mkdir.chmod(0o755)
+    return refused
+
+
+@pytest.mark.parametrize(("refusals", "code"), [(3, 0), (99, 1)])
+def test_a_relaunch_waits_for_a_disk_that_takes_its_attempt(
+    run: Run, refusals: int, code: int
+) -> None:
+    refuse_attempts(run, refusals, pause="sleep 0.01")
     run.site.decide("relaunch")
     done = run.run(STUB_SRUN_STATUS="137 0")
     assert done.returncode == code
     assert done.stderr.count("attempts cannot be written to") == 1 + code
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_job_that_is_ended_while_its_disk_is_full_waits_no_more(
+    run: Run, is_elsewhere: bool
+) -> None:
+    refused = refuse_attempts(run, 99, pause="sleep 1")
+    run.site.decide("relaunch")
+    process = run.start(STUB_SRUN_SLEEP="0.1", STUB_SRUN_STATUS="137")
+    wait_for(refused)
+    time.sleep(0.3)  # in its sleep
+    if is_elsewhere:
+        run.attempt(2).mkdir()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert refused.read_text().count("\n") <= 2
+    assert (run.path / "end.json").exists() is not is_elsewhere
+    assert is_elsewhere or end_of(run.path)["state"] == "CANCELLED"
 
 
 def test_a_job_that_is_ended_as_it_takes_its_next_attempt_has_the_last_word(run: Run) -> None:
@@ -443,6 +467,22 @@ def test_nothing_is_decided_while_slurmctld_is_silent(run: Run) -> None:
     _, said = process.communicate(timeout=30)
     assert process.returncode == 0
     assert said.count("what follows attempt 1 waits: slurmctld does not answer") == 1
+
+
+def test_a_job_that_is_ended_while_slurmctld_is_silent_waits_no_more(run: Run) -> None:
+    silence_slurmctld(run)
+    process = run.start(STUB_SRUN_SLEEP="0.1", STUB_SRUN_STATUS="137")
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == CANCELLED
+    assert end_of(run.path)["state"] == "CANCELLED"
+
+
+def test_a_training_that_completed_does_not_wait_for_slurmctld(run: Run) -> None:
+    silence_slurmctld(run)
+    assert run.run().returncode == 0
+    assert end_of(run.path)["state"] == "COMPLETED"
 
 
 def test_a_node_that_has_lost_slurmctld_lets_another_go_on(run: Run) -> None:
