@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,7 +62,6 @@ def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Fac
         platform=sys.platform,
         accelerate_config_text=_own_text(spec.accelerate_config, cwd, "accelerate configuration"),
         deepspeed_config_text=_own_text(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
-        submit_host=socket.gethostname(),
     )
 
 

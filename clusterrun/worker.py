@@ -197,7 +197,6 @@ class _Ending:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._code = 0
-        self._is_broken = False
 
     def fail(self, code: int, message: str, cause: str, error: BaseException) -> None:
         """Leave the error file behind and tell the agent."""

@@ -66,7 +66,6 @@ class Evidence:
     checkpoint: str | None = None
     unsaved: str = ""
     failure: Failure | None = None
-    last_event_at: float | None = None
 
 
 def read_end(paths: RunPaths) -> End | None:
@@ -112,7 +111,6 @@ def read_evidence(paths: RunPaths) -> Evidence:
         checkpoint=str(saves[-1].get("path")) if saves else None,
         unsaved=_unsaved(events),
         failure=_failure(events) or _failure_before_events(paths),
-        last_event_at=_time(events[-1]) if events else None,
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 UNAVAILABLE = "UnavailableNodes:"
 QOS_FULL = "your limit in this QOS is used up; it starts when jobs of yours end"
 ACCOUNT_FULL = "the limit of the account is used up"
-PARTITION_FULL = "the limit of the partition is used up"
 NEVER_NODES = "asks for more nodes than the partition allows; it will not start"
 
 # Code: (words, may it start without anybody doing something). Longest beginning wins.

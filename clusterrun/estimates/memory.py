@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from clusterrun.estimates import activations
 from clusterrun.estimates.activations import Activations
-from clusterrun.estimates.deepspeed import BUFFER_FACTOR
 from clusterrun.estimates.setup import GIB, Setup, Term, total
 from clusterrun.estimates.states import (
     ESTIMATORS,
@@ -33,6 +32,7 @@ CONTEXT = "CUDA and NCCL"
 CUDA_BYTES = GIB * 3 // 2
 PROCESS_BYTES = 3 * GIB
 CPU_PROCESS_BYTES = GIB // 2
+BUFFER_FACTOR = 1.5  # of all host memory, the default of DeepSpeed's estimators
 # What one or two ranks of examples/train_lm.py took of what is told, 0.63 to 1.03: of 0.5 to 171
 # million parameters, under ddp, zero2 and zero3 in fp32.
 CPU_BAND = (0.6, 1.1)

@@ -11,7 +11,6 @@ from clusterrun.estimates.loader import MAX_WORKERS, is_low
 from clusterrun.estimates.setup import GIB
 from clusterrun.spec import MixedPrecision
 
-SMALL_GPU_BYTES: Final = 10 * GIB
 LARGE_GPU_BYTES: Final = 20 * GIB
 
 

@@ -28,7 +28,6 @@ class Facts:
     platform: str = "linux"
     accelerate_config_text: str = ""
     deepspeed_config_text: str = ""
-    submit_host: str = ""
 
     def __post_init__(self) -> None:
         if self.cluster is Cluster.AUTO:

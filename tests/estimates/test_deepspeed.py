@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from clusterrun.estimates import memory
-from clusterrun.estimates.deepspeed import zero2, zero2_offload_host, zero3, zero_paper
 from clusterrun.estimates.models import BUILT_IN
 from clusterrun.estimates.setup import GIB, Setup, total
 from clusterrun.spec import Strategy
+from tests.estimates.deepspeed import zero2, zero2_offload_host, zero3, zero_paper
 from tests.estimates.golden import TABLES
 
 MIB = 1 << 20

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from clusterrun.errors import UsageError
 from clusterrun.estimates import memory
-from clusterrun.estimates.deepspeed import zero2, zero3
 from clusterrun.estimates.models import BUILT_IN, from_config, from_numbers
 from clusterrun.estimates.setup import GIB, Setup, Term, total
 from clusterrun.estimates.states import Buckets, adapter_params
 from clusterrun.spec import Strategy
 from clusterrun.training import Optimizer
+from tests.estimates.deepspeed import zero2, zero3
 from tests.examples.worlds import command, descendants
 
 LLAMA = BUILT_IN["llama-3.1-8b"]

@@ -187,6 +187,8 @@ def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
     most = after(ended(broken, 100, alike=3))
     assert most.why.startswith("3 of 4 ranks failed alike")
     assert after(ended(broken, 100, alike=2)).next is RELAUNCH
+    alone = on_slurm(nodes=1, gpus_per_node=1)
+    assert after(ended(broken, 100, nodes=("n1",), alike=1), plan=alone).next is STOP
 
 
 def test_nodes_that_do_not_meet_have_one_more_try() -> None:

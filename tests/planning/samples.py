@@ -21,7 +21,6 @@ def slurm_facts(**changes: Any) -> Facts:
             "workdir": "/home/ada/project",
             "runs_dir": "/home/ada/project/runs",
             "versions": VERSIONS,
-            "submit_host": "login1",
             **changes,
         }
     )

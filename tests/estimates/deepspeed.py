@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BUFFER_FACTOR = 1.5  # of all host memory, DeepSpeed's default
+from clusterrun.estimates.memory import BUFFER_FACTOR
 
 
 class Needs(NamedTuple):
