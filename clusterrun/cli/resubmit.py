@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Run again what a job was made of.
 
-    A new run, from its first step, with the configuration that JOB was submitted with and what
-    the options here change; clusterrun.yaml and the environment do not count.
+    A new run, from its first step, with the configuration that JOB had last and what the options
+    here change; clusterrun.yaml and the environment do not count.
     JOB is a job id, the name of a run (its newest) or a run's directory.
 
     \b

@@ -55,7 +55,7 @@ def command(
     """Go on with a run that has ended.
 
     The next attempt runs in the same run directory, from the newest complete checkpoint, with the
-    configuration that the run was submitted with and what the options here change.
+    configuration that the run had last and what the options here change.
     JOB is a job id, the name of a run or its directory; without it the newest run is taken.
 
     \b

@@ -43,9 +43,10 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     told = _told(paths, number)
     before = [_as_told(outcome, told) for outcome in past(paths, number)]
     newest = _read(paths, number) or _of_members(paths, number)
-    newest = newest or _wordless(paths, number, code, env, told)
+    newest = newest or _wordless(paths, number, code, env)
     newest = dataclasses.replace(
         _unless_interrupted(paths, newest, plan.cluster),
+        step=told.ended.get(number) if newest.step is None else newest.step,
         checkpoint=_saved(paths, [*before, newest], told),
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
     )
@@ -130,9 +131,7 @@ def _read(paths: RunPaths, number: int) -> Outcome | None:
     return None
 
 
-def _wordless(
-    paths: RunPaths, number: int, code: int, env: Mapping[str, str], told: Told
-) -> Outcome:
+def _wordless(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -> Outcome:
     """Say what can be said where the agents left no outcome."""
     nodes = _world(paths, number)
     return Outcome(
@@ -145,7 +144,6 @@ def _wordless(
         cause=_CAUSES.get(code, Cause.LAUNCHER).value,
         reason=f"the agents left without a word, with status {code}",
         node=next(iter(nodes), None),
-        step=told.ended.get(number),
     )
 
 

@@ -119,6 +119,14 @@ def test_the_heads_word_counts_more_than_that_of_nodes_that_lost_it(run: Run) ->
     assert run.conclude(1)[1].reason == "rank 1 on n2: killed by SIGKILL"
 
 
+def test_where_the_head_is_lost_its_events_tell_how_far_it_came(run: Run) -> None:
+    run.attempt(1, LOST)
+    run.paths.outcome(1).rename(run.paths.members_outcome(1))
+    run.world(1)
+    run.events("n1", {"type": "step", "step": 120, "attempt": 1})
+    assert run.conclude(1, 123)[1].step == 120
+
+
 def test_steps_of_other_attempts_are_not_this_ones(run: Run) -> None:
     for number in (1, 2):
         run.attempt(number)
