@@ -190,7 +190,7 @@ class JobSpec(Training):
         default=True,
     )
     signal: str | None = declared(
-        "slurm.signal", Kind.TEXT, "--signal", "signal before the time limit, as B:USR2@300"
+        "slurm.signal", Kind.TEXT, "--signal", "USR1 or USR2 before the time limit, as B:USR2@300"
     )
     spare_nodes: int = declared(
         "slurm.spare_nodes",
@@ -292,7 +292,8 @@ class JobSpec(Training):
         "launch.on_interrupt",
         Kind.ENUM,
         "--on-interrupt",
-        "how to go on after the time limit, a preemption or a lost node; default: requeue",
+        "how to go on after the time limit, a preemption or a lost node; default: requeue, or stop "
+        "with --no-requeue",
         choices=OnInterrupt,
     )
     hang_timeout_s: int = declared(
