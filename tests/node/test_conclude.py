@@ -252,6 +252,23 @@ def test_what_was_killed_after_a_warning_was_interrupted(
     assert decision.next is Next.REQUEUE
 
 
+def test_a_node_that_is_lost_after_a_warning_is_left_out_of_the_next_job(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reachable(monkeypatch, "n1", "n3")
+    run.attempt(1, {**LOST, "checkpoint": 100})
+    run.paths.request(1).write_text("time-limit\n")
+    decision, _ = run.conclude(1, 123)
+    assert (decision.next, decision.exclude) == (Next.SUCCESSOR, ("n2",))
+
+
+def test_ranks_that_saved_for_a_person_are_known_to_have_left(run: Run) -> None:
+    run.attempt(1, {"code": 124, "cause": "interrupted", "checkpoint": 100})
+    run.paths.request(1).write_text("cancel\n")
+    decision, outcome = run.conclude(1, 124)
+    assert (decision.next, outcome.cause, outcome.state) == (Next.STOP, "interrupted", "CANCELLED")
+
+
 def test_an_exception_after_a_warning_is_still_one(run: Run) -> None:
     run.attempt(1, {"code": 1, "cause": "exception", "checkpoint": 100, "reason": "x"})
     run.paths.request(1).write_text("time-limit\n")

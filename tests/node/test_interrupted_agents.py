@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -242,3 +244,23 @@ def test_an_attempt_ends_once_a_later_one_has_begun(stub_job: Make) -> None:
     assert "what follows is asked here" not in [text for *_, text in job.log("local0")]
     assert outcome(job)["reason"] == "local0: attempt 2 of this run has begun elsewhere"
     job.assert_clean()
+
+
+def test_the_batch_shell_is_told_of_a_node_that_was_left_behind(stub_job: Make) -> None:
+    """For srun waits for that node as for a lost one."""
+    job = stub_job(WAIT)
+    environ = changed_agents(job, "from clusterrun.node import head\n    head.LEAVE_S = 1")
+    heard = (
+        "import signal; awaited = [signal.SIGURG]; signal.pthread_sigmask(0, awaited)\n"
+        "print(flush=True); signal.sigwait(awaited)"
+    )
+    shell = subprocess.Popen([sys.executable, "-c", heard], stdout=subprocess.PIPE)
+    assert shell.stdout is not None
+    shell.stdout.readline()
+    job.start(**environ, CLUSTERRUN_BATCH_PID=str(shell.pid)).wait_for("ready", ranks(job))
+    silent = job.agent_pid("local1")
+    os.kill(silent, signal.SIGSTOP)
+    os.kill(job.rank_pid(0), signal.SIGKILL)
+    assert shell.wait(60) == 0
+    os.kill(silent, signal.SIGCONT)
+    assert job.wait() == [137] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -194,6 +195,31 @@ def test_other_errors_pass_through_and_claim_no_checkpoint(
     with pytest.raises(type(error)):
         store.save(2, fail)
     assert store.newest() is None
+
+
+def test_what_torch_itself_refuses_to_save_is_no_full_disk(store: Checkpoints) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        store.save(2, lambda folder: torch.save(lambda: None, folder / "state"))
+
+
+def test_what_a_full_disk_cut_short_makes_room_for_what_follows(
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def fill(_: object, file: Path) -> None:
+        file.write_bytes(b"as much as there was room for")
+        raise OSError(28, "No space left on device")
+
+    def write(folder: Path) -> None:
+        torch.save([], folder / "shard")
+        sizes.append((folder / "shard").stat().st_size)
+
+    sizes: list[int] = []
+    monkeypatch.setattr(torch, "save", fill)
+    assert store.save(2, write) is None
+    assert (sizes, torch.save) == ([0], fill)
 
 
 def test_the_runs_own_directory_is_the_default(
