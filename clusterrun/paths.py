@@ -117,7 +117,7 @@ class RunPaths:
         return self.attempts_dir / str(attempt)
 
     def earlier_end(self, attempt: int) -> Path:
-        """What end.json said after one attempt, kept when the run is resumed."""
+        """What end.json said after one attempt, kept when the run is resumed; empty without one."""
         return self.attempt(attempt) / self.end.name
 
     def earlier_config(self, attempt: int) -> Path:

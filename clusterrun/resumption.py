@@ -256,9 +256,13 @@ def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
     undo.callback(set_aside(paths, resumption.start.newer))
     if resumption.prepared.bundle.files:
         _exchange(paths, resumption.prepared.bundle, last, undo)
-    with contextlib.suppress(FileNotFoundError):
-        paths.end.rename(paths.earlier_end(last))
-        undo.callback(paths.earlier_end(last).rename, paths.end)
+    earlier = paths.earlier_end(last)
+    if paths.end.exists():
+        paths.end.rename(earlier)
+        undo.callback(earlier.rename, paths.end)
+    elif not earlier.exists():  # whoever would have written the end was killed
+        write_private(earlier, "")
+        undo.callback(earlier.unlink)
 
 
 def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> None:

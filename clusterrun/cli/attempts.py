@@ -34,11 +34,18 @@ def _text(attempt: Attempt, *, is_last: bool, is_over: bool) -> str:
     nodes = fold_hosts(attempt.nodes)
     outcome = attempt.outcome
     if outcome is None:
-        return nodes or ("no word of it yet" if is_last else "no word of it")
-    start = datetime.fromtimestamp(outcome.started_at)
-    spent = clock(outcome.ended_at - outcome.started_at)
-    head = "  ".join(filter(None, (f"{start:%m-%d %H:%M:%S}", spent, nodes)))
+        if is_last and not is_over:
+            return nodes or "no word of it yet"
+        return "  ".join(filter(None, (nodes, "no word of its end")))
+    head = "  ".join(filter(None, (*_times(outcome), nodes)))
     return f"{head}  {'; '.join(_facts(attempt, outcome, is_end=is_last and is_over))}"
+
+
+def _times(outcome: Outcome) -> tuple[str, ...]:
+    if not outcome.started_at:  # nobody was left to say
+        return ()
+    start = datetime.fromtimestamp(outcome.started_at)
+    return f"{start:%m-%d %H:%M:%S}", clock(outcome.ended_at - outcome.started_at)
 
 
 def _facts(attempt: Attempt, outcome: Outcome, *, is_end: bool) -> Iterator[str]:
@@ -58,13 +65,14 @@ def _facts(attempt: Attempt, outcome: Outcome, *, is_end: bool) -> Iterator[str]
 def attempt_object(attempt: Attempt) -> dict[str, Any]:
     """Describe an attempt for JSON; null is what nobody could say."""
     outcome = attempt.outcome
+    timed = outcome if outcome and outcome.started_at else None
     return {
         "attempt": attempt.number,
         "job_id": outcome.job_id if outcome else None,
         "nodes": list(attempt.nodes),
-        "start": timestamp(outcome.started_at) if outcome else None,
-        "end": timestamp(outcome.ended_at) if outcome else None,
-        "elapsed_s": round(outcome.ended_at - outcome.started_at, 3) if outcome else None,
+        "start": timestamp(timed.started_at) if timed else None,
+        "end": timestamp(timed.ended_at) if timed else None,
+        "elapsed_s": round(timed.ended_at - timed.started_at, 3) if timed else None,
         "code": outcome.code if outcome else None,
         "cause": outcome.cause if outcome else None,
         "reason": outcome.reason if outcome else None,

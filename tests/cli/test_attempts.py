@@ -100,6 +100,19 @@ def test_the_attempts_stand_in_json_too(here: Here) -> None:
     assert {second[key] for key in ("cause", "start", "lost_steps", "next")} == {None}
 
 
+def test_an_attempt_that_left_no_word_has_no_times(here: Here) -> None:
+    root = came_back(here)
+    outcome(root, 1, started_at=0.0, ended_at=0.0, step=None, reason="it left no word")
+    first, _ = lines(here("status", "4711").out, "attempts")
+    assert first.startswith("1  node[17-18]  it left no word; ")
+    told = json.loads(here("status", "4711", "--json").out)["attempts"][0]
+    assert {told[key] for key in ("start", "end", "elapsed_s")} == {None}
+    (root / "attempts/1/outcome.json").unlink()
+    (root / "attempts/1/world.json").write_text('{"nodes": ["node17", "node18"]}')
+    first, _ = lines(here("status", "4711").out, "attempts")
+    assert first == "1  node[17-18]  no word of its end"
+
+
 def test_a_run_that_needed_one_attempt_shows_none(here: Here) -> None:
     root = submitted(here)
     outcome(root, 1, cause="completed", reason="", code=0)

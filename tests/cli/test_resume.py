@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun import checkpoints
+from clusterrun.node.conclude import past
 from clusterrun.outcome import Outcome
 from clusterrun.paths import RunPaths
 from clusterrun.record import JobRecord, read
@@ -94,6 +95,14 @@ def test_the_run_keeps_both_ids_and_its_earlier_end(here: Here) -> None:
     queue(here, "4714|PENDING||0:00|1:00:00|N/A|N/A|Resources")
     for job_id in ("4711", "4714"):
         assert "PENDING" in here("status", job_id).out
+
+
+def test_failures_before_a_run_that_left_no_end_was_resumed_count_no_more(here: Here) -> None:
+    root = failed(here)
+    (root / "end.json").unlink()  # as where its batch script, or its controller, was killed
+    assert len(past(RunPaths(root=root), 2)) == 1
+    here("resume", "4711")
+    assert past(RunPaths(root=root), 2) == []
 
 
 def test_a_newer_checkpoint_that_is_damaged_is_named_with_its_fault(here: Here) -> None:
@@ -246,8 +255,11 @@ def test_paths_count_from_where_they_are_typed(here: Here, monkeypatch: pytest.M
     assert f"launch.accelerate_config: (none) -> {elsewhere}/a.yaml" in said.err
 
 
-def test_a_refusal_of_sbatch_leaves_all_as_it_was(here: Here) -> None:
+@pytest.mark.parametrize("has_end", [True, False])
+def test_a_refusal_of_sbatch_leaves_all_as_it_was(here: Here, has_end: bool) -> None:
     root = failed(here)
+    if not has_end:
+        (root / "end.json").unlink()
     checkpoint(root, 140)
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     here.program("sbatch", "echo 'sbatch: error: no' >&2; exit 1")
