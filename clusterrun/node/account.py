@@ -80,9 +80,11 @@ class Account:
             if not self._attempt.who.is_head:
                 write_outcome_to(paths.members_outcome(number), outcome)
         if self._attempt.who.is_head:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):  # another node may be writing it
                 code = int(paths.verdict(number).read_text(encoding="ascii"))
-                write_outcome(paths, dataclasses.replace(outcome, code=code))
+                outcome = dataclasses.replace(outcome, code=code)
+            with contextlib.suppress(OSError):
+                write_outcome(paths, outcome)
 
     def _outcome(self, ending: Ending) -> Outcome:
         who, failure = self._attempt.who, ending.failure

@@ -107,6 +107,12 @@ def test_a_setup_line_that_failed_is_not_talked_over(paths: RunPaths) -> None:
     assert outcome(paths).code == 122
 
 
+def test_a_status_that_another_node_is_writing_keeps_back_no_word(paths: RunPaths) -> None:
+    paths.verdict(1).touch()
+    account(paths).close(Ending.of(lost_node("n2", "gone")))
+    assert (outcome(paths).code, outcome(paths).node) == (123, "n2")
+
+
 def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
     first = account(paths)
     first.take({"type": "checkpoint", "step": 100})
