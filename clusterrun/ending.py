@@ -12,7 +12,7 @@ from clusterrun import api, checkpoints
 from clusterrun import record as records
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
-from clusterrun.backends.evidence import read_end
+from clusterrun.backends.evidence import read_end, read_evidence
 from clusterrun.backends.slurm_query import is_known
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.checkpoints import Checkpoint
@@ -205,6 +205,11 @@ def saved_since(seen: JobStatus, asked_at: float) -> tuple[Checkpoint | None, bo
     outcome = _outcome(seen.record, seen.attempt)
     has_left = outcome is not None and outcome.cause == INTERRUPTED
     return found, has_left and found is not None and found.saved_at >= asked_at
+
+
+def unsaved(record: JobRecord) -> str:
+    """Say what keeps a run from saving; empty where nothing is known to."""
+    return read_evidence(record.paths).unsaved
 
 
 def has_completed(record: JobRecord) -> bool:

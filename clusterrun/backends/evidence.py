@@ -201,9 +201,15 @@ def _progress(steps: list[dict[str, Any]]) -> Progress:
 
 
 def _unsaved(events: list[dict[str, Any]]) -> str:
-    tries = [event for event in events if event.get("type") in ("checkpoint", "unsaved")]
+    tries = [
+        event
+        for event in events
+        if event.get("type") in ("checkpoint", "unsaved") or event.get("heard") is False
+    ]
     if not tries or tries[-1].get("type") == "checkpoint":
         return ""
+    if tries[-1].get("heard") is False:
+        return "no rank had asked runtime.should_checkpoint() when all were to save"
     return f"step {tries[-1].get('step')} was not saved: {tries[-1].get('reason')}"
 
 

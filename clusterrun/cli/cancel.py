@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clusterrun.backends.status import JobStatus
 
 DEFAULT: Final = "5m"
+LOOK_S: Final = 3.0  # by then the agents have written what they know
 SAY_S: Final = 30.0
 
 
@@ -110,18 +111,31 @@ def _tell_asked(active: list[JobStatus], asked: list[JobStatus], timeout_s: int)
 
 
 class _Progress:
-    """Says now and then that the ranks have not left yet."""
+    """Says now and then that the ranks have not left yet, and what keeps them from saving."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
-        self._said = self._begin
+        self._look_at = self._begin + LOOK_S
+        self._warned: set[tuple[str, str]] = set()
 
     def __call__(self, waiting: Sequence[JobStatus]) -> None:
         now = time.monotonic()
-        if waiting and now - self._said >= SAY_S:
-            self._said = now
+        if not waiting or now < self._look_at:
+            return
+        if now - self._begin >= SAY_S:
             names = ", ".join(before.record.job_id for before in waiting)
             output.say(f"still waiting for {names} after {clock(now - self._begin)}")
+        self._look_at = now + SAY_S
+        for before in waiting:
+            self._warn(before)
+
+    def _warn(self, before: JobStatus) -> None:
+        from clusterrun import ending
+
+        job_id, why = before.record.job_id, ending.unsaved(before.record)
+        if why and (job_id, why) not in self._warned:
+            self._warned.add((job_id, why))
+            output.warn(f"job {job_id}: {why}", notes=(f"clusterrun cancel {job_id} ends it now",))
 
 
 def _tell_saved(before: JobStatus, asked_at: float) -> str | None:

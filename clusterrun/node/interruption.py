@@ -128,7 +128,7 @@ class Interruption:
 
     async def _leave(self, reason: Reason) -> None:
         self._say(f"{reason.text}: the ranks are asked to save and leave")
-        self._happened("interrupted", reason=reason.value)
+        self._happened("interrupted", reason=reason.value, heard=self._page.is_used)
         if reason is Reason.TIME_LIMIT:
             self._after(max(0.8 * self._warning_s, self._warning_s - LAST_S))
         if not self._page.is_used:

@@ -366,6 +366,15 @@ def test_a_save_that_failed_is_noted_until_one_succeeds(runs: RunsDir) -> None:
     assert status(made, said(JobState.RUNNING)).notes == ()
 
 
+def test_a_script_that_does_not_hear_that_it_is_to_save_is_noted(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "interrupted", "reason": "cancel", "heard": True})
+    assert status(made, said(JobState.RUNNING)).notes == ()
+    events(made.paths, "n1", {"type": "interrupted", "reason": "cancel", "heard": False})
+    (note,) = status(made, said(JobState.RUNNING)).notes
+    assert note == "no rank had asked runtime.should_checkpoint() when all were to save"
+
+
 def test_being_cancelled_is_no_failure(runs: RunsDir) -> None:
     made = make(runs)
     events(

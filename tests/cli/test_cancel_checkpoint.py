@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun import ending
+from clusterrun.cli import cancel
 from clusterrun.outcome import Next
 from tests.cli.conftest import Here
 from tests.cli.test_jobs import ended, events, queue, running, submitted
@@ -107,6 +108,19 @@ def test_a_job_that_does_not_leave_in_time_is_ended(here: Here) -> None:
     assert said.code == 3
     assert "has written no new checkpoint; the newest is" in said.err
     assert here.asked("scancel") == ["--signal=USR2", "4711", "4711"]
+
+
+def test_what_keeps_the_ranks_from_saving_is_told_once(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = at_work(here)
+    monkeypatch.setattr(cancel, "LOOK_S", 0.1)
+    monkeypatch.setattr(cancel, "SAY_S", 0.1)
+    events(root, {"type": "interrupted", "reason": "cancel", "heard": False})
+    said = here("cancel", "--checkpoint", "--timeout", "3s", "4711").err
+    why = "warning: job 4711: no rank had asked runtime.should_checkpoint() when all were to save"
+    assert said.count(f"{why}\n  note: clusterrun cancel 4711 ends it now\n") == 1
+    assert said.count("still waiting for 4711") > 1
 
 
 def test_a_job_that_has_no_checkpoint_is_told(here: Here) -> None:

@@ -39,7 +39,9 @@ class Scene:
             page=Page(self.control, 1),
             leader=self.link,
             warning_s=warning_s,
-            happened=lambda kind, **fields: self.events.append(f"{kind} {fields['reason']}"),
+            happened=lambda kind, **fields: self.events.append(
+                " ".join(map(str, (kind, *fields.values())))
+            ),
             say=self.said.append,
             cancel=self._cancel,
             has_saved=lambda: self.has_saved,
@@ -96,7 +98,7 @@ def test_ranks_are_told_to_leave_and_the_attempt_says_why(
         scene.interruption.warned()
         await scene.settle()
         assert scene.decisions() == (1, True)
-        assert scene.events == [f"interrupted {word}"]
+        assert scene.events == [f"interrupted {word} True"]
         assert scene.said == [f"{reason}: the ranks are asked to save and leave"]
         scene.leave()
         return await scene.ending()
@@ -146,7 +148,7 @@ def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
         scene.interruption.ending()
         await scene.settle()
         assert scene.decisions() == (1, True)
-        assert scene.events == ["interrupted cancel"]
+        assert scene.events == ["interrupted cancel True"]
 
     play(tmp_path, deed)
 
@@ -260,6 +262,7 @@ def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
         scene.interruption.warned()
         await scene.settle()
         assert "no rank has asked runtime.should_checkpoint() yet" in scene.said[-1]
+        assert scene.events == ["interrupted cancel False"]
 
     play(tmp_path, deed)
 
