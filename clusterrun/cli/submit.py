@@ -261,7 +261,12 @@ def _follow(ctx: click.Context, record: JobRecord) -> None:
     except ClickExit as leaving:
         status = leaving.exit_code
     if status == Exit.INTERRUPTED:
+        _tell_how_to_end(record)
         ctx.exit(Exit.INTERRUPTED)
+
+
+def _tell_how_to_end(record: JobRecord) -> None:
+    output.say(f"  clusterrun cancel --checkpoint {record.job_id} ends it")
 
 
 def _wait(record: JobRecord, *, is_told: bool) -> int:
@@ -272,6 +277,7 @@ def _wait(record: JobRecord, *, is_told: bool) -> int:
         ended = api.wait(record)
     except KeyboardInterrupt:
         output.say(f"\njob {record.job_id} keeps running")
+        _tell_how_to_end(record)
         raise
     if not is_told:
         output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")

@@ -321,11 +321,12 @@ def test_a_person_is_asked_about_many_nodes(here: Here) -> None:
     assert here.asked("scancel") == []
 
 
-def test_ctrl_c_while_waiting_leaves_the_job_alone(here: Here) -> None:
+@pytest.mark.parametrize(("option", "last"), [("--wait", "\ninterrupted\n"), ("--follow", "")])
+def test_ctrl_c_while_waiting_leaves_the_job_alone(here: Here, option: str, last: str) -> None:
     here.slurm()
     here.program("squeue", "echo '4711|RUNNING|n|1:00|UNLIMITED|N/A|N/A|None'")
     process = subprocess.Popen(
-        [sys.executable, "-m", "clusterrun", "submit", "-W", "train.py"],
+        [sys.executable, "-m", "clusterrun", "submit", option, "train.py"],
         cwd=here.path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -338,7 +339,8 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone(here: Here) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "Submitted batch job 4711\n")
-    assert err.endswith("\njob 4711 keeps running\n\ninterrupted\n")
+    told = "\njob 4711 keeps running\n  clusterrun cancel --checkpoint 4711 ends it\n"
+    assert err.endswith(f"{told}{last}")
     assert here.asked("scancel") == []
 
 
