@@ -8,6 +8,7 @@ cancellation, leaves no process behind and writes the real exit status to end.js
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -20,6 +21,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from clusterrun.backends import process
 from clusterrun.backends.gpus import VISIBLE, split_gpus
@@ -42,7 +44,11 @@ READY = b"ready"
 
 POLL_S = 0.05
 LEAVE_TOGETHER_S = 3.0  # agents end each other over their link; then we do it
+ROOM_S = 600.0  # as long as a batch script waits for a full disk
+ROOM_POLL_S = 1.0
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, as long as Slurm's KillWait on most sites
+
+_Done = TypeVar("_Done")
 
 
 @dataclass(kw_only=True)
@@ -103,7 +109,20 @@ class Controller:
             "exit_code": code,
             "ended_at": time.time(),
         }
-        write_private(self.paths.end, json.dumps(data, indent=2) + "\n")
+        text = json.dumps(data, indent=2) + "\n"
+        self._where_there_is_room(lambda: write_private(self.paths.end, text))
+
+    def _where_there_is_room(self, deed: Callable[[], _Done]) -> _Done:
+        """Do something once the disk takes it, unless the job is cancelled meanwhile."""
+        deadline = time.monotonic() + ROOM_S
+        while True:
+            try:
+                return deed()
+            except OSError as error:
+                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not is_full or self.asked_to_stop or time.monotonic() > deadline:
+                    raise
+            time.sleep(ROOM_POLL_S)
 
     # The nodes
 
@@ -116,7 +135,12 @@ class Controller:
         while True:
             if is_queued:
                 self.deadline = time.monotonic() + (self.plan.time_minutes * 60 or float("inf"))
-            self.attempt = take_attempt(self.paths)
+            try:
+                self.attempt = self._where_there_is_room(lambda: take_attempt(self.paths))
+            except OSError:
+                if not self.asked_to_stop:
+                    raise
+                return JobState.CANCELLED, int(NodeExit.CANCELLED)
             self.codes.clear()
             state, code = self._run_attempt()
             kill_descendants()  # what an agent that was killed has left holds ports and locks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -12,7 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
+from clusterrun.backends import controller
+from clusterrun.backends.controller import Controller
 from clusterrun.backends.local import LocalBackend
+from clusterrun.errors import NodeExit
 from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.spec import OnInterrupt
@@ -113,6 +118,47 @@ def test_a_disk_that_takes_no_word_of_it_does_not_end_the_run(site: Site) -> Non
     job_id, paths = site.start()
     assert site.end(job_id) == (JobState.COMPLETED, 0)
     assert attempts(paths) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("number", "is_cancelled", "tries"),
+    [
+        (errno.ENOSPC, False, 3),
+        (errno.EDQUOT, False, 3),
+        (errno.ENOSPC, True, 1),
+        (errno.EIO, False, 1),
+    ],
+)
+def test_what_a_full_disk_does_not_take_is_tried_again_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_cancelled: bool, tries: int
+) -> None:
+    monkeypatch.setattr(controller, "ROOM_POLL_S", 0.01)
+    one = Controller(paths=RunPaths(root=tmp_path), plan=make_plan(tmp_path), job_id="L1")
+    one.asked_to_stop = is_cancelled
+    tried: list[int] = []
+
+    def deed() -> int:
+        tried.append(1)
+        if len(tried) < 3:
+            raise OSError(number, os.strerror(number))
+        return 7
+
+    with contextlib.nullcontext() if tries == 3 else pytest.raises(OSError, match="Errno"):
+        assert one._where_there_is_room(deed) == 7
+    assert len(tried) == tries
+
+
+def test_a_job_that_is_cancelled_while_it_waits_for_room_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Controller(paths=RunPaths(root=tmp_path), plan=make_plan(tmp_path), job_id="L1")
+
+    def full(_: RunPaths) -> int:
+        one.asked_to_stop = True
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(controller, "take_attempt", full)
+    assert one._run_nodes() == (JobState.CANCELLED, NodeExit.CANCELLED)
 
 
 def test_a_failure_without_a_checkpoint_is_the_end(site: Site) -> None:
