@@ -110,7 +110,7 @@ def should_checkpoint() -> bool:
     """Say whether to save now; to be called once a step, on every rank at the same place.
 
     True at the same call on all ranks, when the time limit or a preemption is near, or when a
-    person ended the job; `should_stop` is true then, too. Costs about a microsecond.
+    person ended the job; `should_stop` is true then, too. Reads shared memory: no collective.
     """
     return _agreement().should_checkpoint()
 
