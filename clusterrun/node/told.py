@@ -1,4 +1,4 @@
-"""What the ranks told of steps and checkpoints, read from the events of some attempts."""
+"""What is known of the steps and checkpoints of some attempts: by their events, and on disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clusterrun import checkpoints
+from clusterrun.checkpoints import IncompleteError
 from clusterrun.paths import RunPaths
 
 
@@ -24,8 +26,14 @@ class Told:
 
     @classmethod
     def by(cls, paths: RunPaths, heads: Iterable[str], attempts: range) -> Told:
-        """Read what the nodes of rank 0 have written."""
+        """Read what the nodes of rank 0 have written, and the checkpoints that are there.
+
+        An agent that is killed right after a save has not told of it.
+        """
         told = cls()
+        for attempt, step in _marked(paths.checkpoints_dir):
+            if attempt in attempts:
+                told._take(attempt, "checkpoint", step)
         for node in sorted(set(heads)):
             for attempt, kind, step in _steps(paths.events(node)):
                 if attempt in attempts:
@@ -52,6 +60,15 @@ class Told:
             for attempt, steps in self.saved.items()
             if max(steps) > self.began.get(attempt, max(steps))
         )
+
+
+def _marked(directory: Path) -> Iterator[tuple[int, int]]:
+    """List attempt and step of the checkpoints whose markers can be read."""
+    with contextlib.suppress(OSError):
+        for _, path in checkpoints.listed(directory):
+            with contextlib.suppress(IncompleteError):
+                found, _ = checkpoints.read_marker(path)
+                yield found.attempt, found.step
 
 
 def _steps(path: Path) -> Iterator[tuple[int, str, int]]:

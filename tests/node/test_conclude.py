@@ -179,6 +179,21 @@ def test_a_checkpoint_of_an_attempt_without_an_outcome_counts(run: Run) -> None:
     assert (decision.next, outcome.checkpoint) == (Next.RELAUNCH, 100)
 
 
+def test_a_checkpoint_that_a_killed_agent_had_not_told_of_counts(run: Run) -> None:
+    """Once: for the attempt that made it."""
+    saved = checkpoints.step_directory(run.paths.checkpoints_dir, 100)
+    saved.mkdir(parents=True)
+    checkpoints.mark(saved, 100, world_size=4, attempt=2, settings={})
+    for number in (1, 2, 3, 4):
+        run.attempt(number)
+        run.world(number)
+    told = {"type": "checkpoint", "step": 60, "attempt": 1}
+    run.events("n1", told)
+    found = [run.conclude(number) for number in (1, 2, 3, 4)]
+    assert [outcome.checkpoint for _, outcome in found] == [60, 100, 100, 100]
+    assert [decision.next for decision, _ in found] == [*[Next.RELAUNCH] * 3, Next.STOP]
+
+
 def test_a_checkpoint_from_before_a_person_resumed_counts(run: Run) -> None:
     run.attempt(1, {"checkpoint": 100})
     run.paths.earlier_end(1).write_text("{}")
