@@ -110,18 +110,26 @@ class Controller:
             "ended_at": time.time(),
         }
         text = json.dumps(data, indent=2) + "\n"
-        self._where_there_is_room(lambda: write_private(self.paths.end, text))
+        self._where_there_is_room(
+            lambda: write_private(self.paths.end, text), even_if_cancelled=True
+        )
 
-    def _where_there_is_room(self, deed: Callable[[], _Done]) -> _Done:
+    def _where_there_is_room(
+        self, deed: Callable[[], _Done], *, even_if_cancelled: bool = False
+    ) -> _Done:
         """Do something once the disk takes it, unless the job is cancelled meanwhile."""
-        deadline = time.monotonic() + ROOM_S
+        begin, is_told = time.monotonic(), False
         while True:
             try:
                 return deed()
             except OSError as error:
                 is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                if not is_full or self.asked_to_stop or time.monotonic() > deadline:
+                is_over = time.monotonic() > begin + ROOM_S
+                if not is_full or is_over or (self.asked_to_stop and not even_if_cancelled):
                     raise
+                if not is_told:
+                    is_told = True
+                    say_on_stderr(f"{error}: waiting for room, {ROOM_S / 60:.0f} minutes at most")
             time.sleep(ROOM_POLL_S)
 
     # The nodes
@@ -133,14 +141,14 @@ class Controller:
         """
         is_queued = True
         while True:
-            if is_queued:
-                self.deadline = time.monotonic() + (self.plan.time_minutes * 60 or float("inf"))
             try:
                 self.attempt = self._where_there_is_room(lambda: take_attempt(self.paths))
             except OSError:
                 if not self.asked_to_stop:
                     raise
                 return JobState.CANCELLED, int(NodeExit.CANCELLED)
+            if is_queued:
+                self.deadline = time.monotonic() + (self.plan.time_minutes * 60 or float("inf"))
             self.codes.clear()
             state, code = self._run_attempt()
             kill_descendants()  # what an agent that was killed has left holds ports and locks

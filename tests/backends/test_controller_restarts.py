@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 
 from clusterrun.backends import controller
 from clusterrun.backends.controller import Controller
+from clusterrun.backends.evidence import read_end
 from clusterrun.backends.local import LocalBackend
 from clusterrun.errors import NodeExit
 from clusterrun.outcome import Next, Outcome
@@ -159,6 +161,45 @@ def test_a_job_that_is_cancelled_while_it_waits_for_room_was_cancelled(
 
     monkeypatch.setattr(controller, "take_attempt", full)
     assert one._run_nodes() == (JobState.CANCELLED, NodeExit.CANCELLED)
+
+
+def test_the_end_of_a_job_waits_for_room_though_it_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(controller, "ROOM_POLL_S", 0.01)
+    paths = RunPaths(root=tmp_path)
+    one = Controller(paths=paths, plan=make_plan(tmp_path), job_id="L1", asked_to_stop=True)
+    refusals = [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "full")]
+
+    def write(path: Path, text: str) -> None:
+        if refusals:
+            raise refusals.pop()
+        path.write_text(text)
+
+    monkeypatch.setattr(controller, "write_private", write)
+    one._write_end(JobState.CANCELLED, 124)
+    end = read_end(paths)
+    assert end is not None
+    assert (end.state, end.exit_code) == (JobState.CANCELLED, 124)
+    assert capfd.readouterr().err.count("waiting for room, 10 minutes at most") == 1
+
+
+def test_the_time_limit_of_an_attempt_begins_once_there_is_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = dataclasses.replace(make_plan(tmp_path), time_minutes=1)
+    one = Controller(paths=RunPaths(root=tmp_path), plan=plan, job_id="L1")
+    now = [1000.0]
+    monkeypatch.setattr(controller.time, "monotonic", lambda: now[0])
+
+    def late(_: RunPaths) -> int:
+        now[0] += 300
+        return 1
+
+    monkeypatch.setattr(controller, "take_attempt", late)
+    monkeypatch.setattr(one, "_run_attempt", lambda: (JobState.COMPLETED, 0))
+    assert one._run_nodes() == (JobState.COMPLETED, 0)
+    assert one.deadline == 1360
 
 
 def test_a_failure_without_a_checkpoint_is_the_end(site: Site) -> None:
