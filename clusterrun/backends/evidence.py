@@ -19,6 +19,7 @@ HEAD_BYTES = 256 * 1024  # started, rendezvous, world_ready: they name all nodes
 SAID = "clusterrun: "  # how our scripts and agents begin a line that the user is to read
 _DECIDED = re.compile(r"attempt \d+: [a-z]+: ")
 _WENT_ON = re.compile(SAID + r"(attempt \d+: (relaunch|requeue|successor): |job \S+ goes on with )")
+UNHEARD = "no rank had asked runtime.should_checkpoint() when all were to save"
 TAIL_BYTES = 64 * 1024  # the last steps, failures, the end
 
 
@@ -201,16 +202,15 @@ def _progress(steps: list[dict[str, Any]]) -> Progress:
 
 
 def _unsaved(events: list[dict[str, Any]]) -> str:
-    tries = [
-        event
-        for event in events
-        if event.get("type") in ("checkpoint", "unsaved") or event.get("heard") is False
-    ]
-    if not tries or tries[-1].get("type") == "checkpoint":
-        return ""
-    if tries[-1].get("heard") is False:
-        return "no rank had asked runtime.should_checkpoint() when all were to save"
-    return f"step {tries[-1].get('step')} was not saved: {tries[-1].get('reason')}"
+    newest: dict[str, Any] = {}
+    for event in events:
+        if event.get("type") in ("checkpoint", "unsaved", "interrupted"):
+            newest = event
+    if newest.get("type") == "unsaved":
+        return f"step {newest.get('step')} was not saved: {newest.get('reason')}"
+    if newest.get("type") == "interrupted" and newest.get("heard") is False:
+        return UNHEARD
+    return ""  # there is a checkpoint, or the ranks have been asked for one
 
 
 def _failure(events: list[dict[str, Any]]) -> Failure | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from clusterrun.backends.attempts import Attempt, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
 from clusterrun.backends.evidence import (
+    UNHEARD,
     End,
     Evidence,
     Failure,
@@ -223,7 +224,8 @@ def _notes(
     answer: _Answer | None,
     evidence: Evidence,
 ) -> tuple[str, ...]:
-    notes = [evidence.unsaved] if evidence.unsaved else []
+    is_late = state is JobState.COMPLETED and evidence.unsaved == UNHEARD  # it has done without
+    notes = [evidence.unsaved] if evidence.unsaved and not is_late else []
     if not record.job_id:
         notes.append("its submission was interrupted; look for it with 'squeue --me'")
     if answer and answer.error and not state.is_terminal:

@@ -373,6 +373,24 @@ def test_a_script_that_does_not_hear_that_it_is_to_save_is_noted(runs: RunsDir) 
     events(made.paths, "n1", {"type": "interrupted", "reason": "cancel", "heard": False})
     (note,) = status(made, said(JobState.RUNNING)).notes
     assert note == "no rank had asked runtime.should_checkpoint() when all were to save"
+    assert status(made, said(JobState.TIMEOUT)).notes == (note,)
+    assert status(made, said(JobState.COMPLETED)).notes == ()
+
+
+def test_a_save_that_failed_before_the_ranks_were_asked_is_no_answer(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "unsaved", "step": 40, "reason": "no room"})
+    asked = {"type": "interrupted", "reason": "cancel", "heard": True, "ts": T0 + 1}
+    events(made.paths, "n1", asked)
+    assert status(made, said(JobState.RUNNING)).notes == ()
+    events(made.paths, "n1", {"type": "unsaved", "step": 50, "reason": "no room", "ts": T0 + 2})
+    assert status(made, said(JobState.RUNNING)).notes == ("step 50 was not saved: no room",)
+
+
+def test_what_a_script_tells_of_itself_is_not_taken_for_the_agents_word(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "wakeword", "heard": False})
+    assert status(made, said(JobState.RUNNING)).notes == ()
 
 
 def test_being_cancelled_is_no_failure(runs: RunsDir) -> None:
