@@ -186,10 +186,11 @@ def _saved(paths: RunPaths, history: Sequence[Outcome], told: Told) -> int | Non
 
 
 def _as_told(outcome: Outcome, told: Told) -> Outcome:
-    """Say what was saved by the end of an attempt that left no word: the next has not saved it."""
-    if outcome.checkpoint is not None:
-        return outcome
-    return dataclasses.replace(outcome, checkpoint=told.newest(outcome.attempt))
+    """Say what was saved by the end of an attempt, told or not: the next has not saved it."""
+    if outcome.checkpoint is None:
+        return dataclasses.replace(outcome, checkpoint=told.newest(outcome.attempt))
+    newest = max(outcome.checkpoint, told.own(outcome.attempt) or 0)
+    return dataclasses.replace(outcome, checkpoint=newest)
 
 
 def _saved_before(paths: RunPaths, number: int) -> int:

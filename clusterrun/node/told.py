@@ -6,11 +6,14 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from clusterrun import checkpoints
 from clusterrun.checkpoints import IncompleteError
 from clusterrun.paths import RunPaths
+
+MARKERS = 8  # of a run that keeps hundreds, each lists all files of all ranks
 
 
 @dataclass(kw_only=True)
@@ -28,10 +31,10 @@ class Told:
     def by(cls, paths: RunPaths, heads: Iterable[str], attempts: range) -> Told:
         """Read what the nodes of rank 0 have written, and the checkpoints that are there.
 
-        An agent that is killed right after a save has not told of it.
+        An agent that is killed right after a save has not told of it; that is among the newest.
         """
         told = cls()
-        for attempt, step in _marked(paths.checkpoints_dir):
+        for attempt, step in islice(_marked(paths.checkpoints_dir), MARKERS):
             if attempt in attempts:
                 told._take(attempt, "checkpoint", step)
         for node in sorted(set(heads)):
@@ -52,6 +55,10 @@ class Told:
         until = (steps for number, steps in self.saved.items() if number <= attempt)
         return max((step for steps in until for step in steps), default=None)
 
+    def own(self, attempt: int) -> int | None:
+        """Return the newest step that an attempt saved itself."""
+        return max(self.saved.get(attempt, ()), default=None)
+
     @property
     def savers(self) -> frozenset[int]:
         """The attempts that saved what they had trained, not only what they began with."""
@@ -63,7 +70,7 @@ class Told:
 
 
 def _marked(directory: Path) -> Iterator[tuple[int, int]]:
-    """List attempt and step of the checkpoints whose markers can be read."""
+    """List attempt and step of the checkpoints whose markers can be read, newest first."""
     with contextlib.suppress(OSError):
         for _, path in checkpoints.listed(directory):
             with contextlib.suppress(IncompleteError):

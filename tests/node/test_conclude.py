@@ -14,6 +14,7 @@ from clusterrun import checkpoints
 from clusterrun.node import conclude as module
 from clusterrun.node.conclude import conclude, past, write_outcome, write_outcome_to
 from clusterrun.node.recovery import Decision
+from clusterrun.node.told import MARKERS, Told
 from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths
 from tests.planning.samples import here, on_slurm
@@ -192,6 +193,36 @@ def test_a_checkpoint_that_a_killed_agent_had_not_told_of_counts(run: Run) -> No
     found = [run.conclude(number) for number in (1, 2, 3, 4)]
     assert [outcome.checkpoint for _, outcome in found] == [60, 100, 100, 100]
     assert [decision.next for decision, _ in found] == [*[Next.RELAUNCH] * 3, Next.STOP]
+
+
+def test_a_save_not_told_of_counts_where_an_outcome_knows_an_older_one(run: Run) -> None:
+    """The one who wrote it was not the one who decided: the next attempt has not saved it."""
+    saved = checkpoints.step_directory(run.paths.checkpoints_dir, 100)
+    saved.mkdir(parents=True)
+    checkpoints.mark(saved, 100, world_size=4, attempt=2, settings={})
+    run.attempt(1, {"checkpoint": 60})
+    run.attempt(2, {"checkpoint": 60})
+    run.attempt(3)
+    run.world(3)
+    run.conclude(3)
+    run.attempt(4)
+    run.world(4)
+    decision, outcome = run.conclude(4)
+    assert (decision.next, outcome.checkpoint) == (Next.STOP, 100)
+
+
+def test_of_a_run_that_keeps_all_checkpoints_the_newest_markers_are_read(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    marker = checkpoints.read_marker
+    monkeypatch.setattr(checkpoints, "read_marker", lambda p: (read.append(p.name), marker(p))[1])
+    for step in range(10, 310, 10):
+        saved = checkpoints.step_directory(run.paths.checkpoints_dir, step)
+        saved.mkdir(parents=True)
+        checkpoints.mark(saved, step, world_size=4, attempt=1, settings={})
+    assert Told.by(run.paths, (), range(1, 2)).newest(1) == 300
+    assert len(read) == MARKERS
 
 
 def test_a_checkpoint_from_before_a_person_resumed_counts(run: Run) -> None:
