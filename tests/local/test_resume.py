@@ -16,7 +16,7 @@ RUN = (
     *("--cluster", "local", "--nodes", "2", "--nproc-per-node", "1", "--device", "cpu"),
     *("--threads-per-process", "1", "train_lm.py", "--layers", "1", "--width", "32"),
     *("--heads", "2", "--seq-len", "32", "--batch-size", "2", "--log-every", "1"),
-    *("--save-every", "100000", "--max-steps", "600"),
+    *("--save-every", "100000", "--max-steps", "2400"),
 )
 
 

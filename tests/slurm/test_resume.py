@@ -128,7 +128,7 @@ mkdir "$1/attempts/2"; echo '{end}' > "$1/end.json\"""",
 def test_a_training_that_was_cancelled_with_a_checkpoint_is_resumed(
     here: Project, cluster: Cluster
 ) -> None:
-    job_id = here.submit(*RUN, "--max-steps", "1200")
+    job_id = here.submit(*RUN, "--max-steps", "2400")
     wait_for(lambda: step_of(here, job_id) > 5, 120, "a step")
     done = here.cli("cancel", "--checkpoint", job_id)
     assert done.returncode == 0, done.stderr
@@ -162,7 +162,7 @@ def test_a_training_that_was_cancelled_with_a_checkpoint_is_resumed(
 
 def test_a_chain_goes_on_where_its_first_job_left(here: Project, cluster: Cluster) -> None:
     argv = ("--chain", "3", "--time", "1", "--signal", "B:USR2@30", *RUN)
-    job_id = here.submit(*argv, "--max-steps", "4000")
+    job_id = here.submit(*argv, "--max-steps", "400000")
     root = here.run_dir(job_id)
     record = json.loads((root / "job.json").read_text())
     assert record["chain_length"] == 3
