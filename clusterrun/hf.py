@@ -8,6 +8,7 @@ This module needs transformers; nothing else here imports it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,37 @@ from clusterrun.checkpointing import (
     say_unsaved,
     settled_together,
 )
+from clusterrun.checkpoints import IncompleteError
+from clusterrun.errors import ClusterrunError
+from clusterrun.events import say
 
 
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
     """Save when the job asks, mark what was saved as complete, and leave when the job must end."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Refuse what can't be resumed; say what is not as it was when the checkpoint was saved."""
+        del control
+        if args.save_only_model:
+            raise ClusterrunError(
+                "save_only_model=True leaves optimizer, schedule and random numbers out of the "
+                "checkpoints: a run that comes back could not go on as it was",
+                hint="leave save_only_model off, or CheckpointCallback out",
+            )
+        here, world_size = joined_world()
+        if here != 0:
+            return
+        limit = args.save_total_limit
+        if limit == 1 or (limit == 2 and args.metric_for_best_model):
+            say(
+                f"save_total_limit={limit}: the Trainer may remove the last complete checkpoint "
+                "before it has another; with 3 it does not"
+            )
+        path = _checkpoint(args, state)
+        with contextlib.suppress(IncompleteError):  # of the first step, or one of somebody else
+            saved = checkpoints.read_marker(path)[0]
+            if words := saved.difference(world_size, _settings(args, world_size)):
+                say(f"goes on from {path.name} in another way than it was saved: {words}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Tell of the step, and save after it where the agents ask for it."""
@@ -37,9 +65,8 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Mark the checkpoint once all ranks have written theirs; leave if that was asked."""
-        path = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        path = _checkpoint(args, state)
         here, world_size = joined_world()
-        effective_batch = args.train_batch_size * args.gradient_accumulation_steps * world_size
 
         def mark() -> None:
             checkpoints.mark(
@@ -47,7 +74,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
                 state.global_step,
                 world_size=world_size,
                 attempt=own_attempt(),
-                settings={"effective_batch": effective_batch},
+                settings=_settings(args, world_size),
                 files=files,
             )
 
@@ -67,6 +94,16 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         """Spend no more time where the job must end; the Trainer ends its epoch early for that."""
         if runtime.should_stop():
             control.should_save = control.should_evaluate = False
+
+
+def _checkpoint(args: Any, state: Any) -> Path:
+    return Path(args.output_dir, f"checkpoint-{state.global_step}")
+
+
+def _settings(args: Any, world_size: int) -> dict[str, int]:
+    """Return what must be equal for a resumed run to be the same training."""
+    batch = args.train_batch_size * args.gradient_accumulation_steps * world_size
+    return {"effective_batch": batch}
 
 
 def resume_path(output_dir: str | os.PathLike[str]) -> str | None:

@@ -14,12 +14,14 @@ import pytest
 
 from clusterrun import checkpoints
 from clusterrun.control import ControlPage, Decision
+from clusterrun.errors import ClusterrunError
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).resolve().parents[2]
 
 TRAIN = """
 import gc
+import os
 import sys
 import torch
 from transformers import Trainer, TrainingArguments
@@ -37,7 +39,8 @@ class Model(torch.nn.Module):
 
 data = [{"x": torch.full((4,), n / 40), "labels": torch.tensor(n / 20)} for n in range(40)]
 args = TrainingArguments(
-    "out", max_steps=9, per_device_train_batch_size=2, save_strategy=sys.argv[1], save_steps=6,
+    "out", max_steps=int(os.environ.get("MAX_STEPS", "9")), per_device_train_batch_size=2,
+    save_strategy=sys.argv[1], save_steps=6,
     use_cpu=True, ddp_backend="gloo", report_to=[], logging_strategy="no", disable_tqdm=True,
 )
 trainer = Trainer(Model(), args, train_dataset=data, callbacks=[CheckpointCallback()])
@@ -53,16 +56,16 @@ accelerator.end_training()
 """
 
 
-def train(folder: Path, strategy: str, **environ: str) -> list[str]:
-    """Train with two ranks in a directory of their own; return what each printed last."""
+def train(folder: Path, strategy: str, *, ranks: int = 2, **environ: str) -> tuple[list[str], str]:
+    """Train in a directory of their own; return what ranks printed last, and 0's stderr."""
     folder.mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CLUSTERRUN"))}
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ranks = [
+    started = [
         subprocess.Popen(
             [sys.executable, "-c", TRAIN, strategy],
             cwd=folder,
@@ -71,11 +74,11 @@ def train(folder: Path, strategy: str, **environ: str) -> list[str]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for n in range(2)
+        for n in range(ranks)
     ]
-    told = [rank.communicate(timeout=200) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], told
-    return [out.splitlines()[-1] for out, _ in told]
+    told = [rank.communicate(timeout=200) for rank in started]
+    assert [rank.returncode for rank in started] == [0] * ranks, told
+    return [out.splitlines()[-1] for out, _ in told], told[0][1]
 
 
 @pytest.mark.parametrize(("strategy", "saved"), [("steps", [9, 6, 4]), ("epoch", [9, 4])])
@@ -83,12 +86,12 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     tmp_path: Path, strategy: str, saved: list[int]
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert train(whole, strategy) == ["step 9 stopped False"] * 2
+    assert train(whole, strategy)[0] == ["step 9 stopped False"] * 2
     cut.mkdir()
     page = ControlPage(cut / "control", 2)
     page.hold(1)
     page.decide(Decision(1, 4))
-    assert train(cut, strategy, CLUSTERRUN_SPOOL=str(cut)) == ["step 4 stopped True"] * 2
+    assert train(cut, strategy, CLUSTERRUN_SPOOL=str(cut))[0] == ["step 4 stopped True"] * 2
     assert [page.has_stopped(rank) for rank in range(2)] == [True, True]
     told = [json.loads(line) for line in (cut / "rank_0.events").read_text().splitlines()]
     assert [(event["type"], event["step"]) for event in told if event["type"] != "step"] == [
@@ -106,11 +109,61 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     assert [note.split(":")[0] for note in notes] == [
         "checkpoint checkpoint-5 is incomplete and passed over"
     ]
-    assert train(cut, strategy) == ["step 9 stopped False"] * 2
+    assert train(cut, strategy)[0] == ["step 9 stopped False"] * 2
     marked = [n for n, path in checkpoints.listed(cut / "out") if (path / ".complete").exists()]
     assert marked == saved
     weights = [folder / "out" / "checkpoint-9" / "model.safetensors" for folder in (whole, cut)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_trainer_that_goes_on_with_another_batch_says_so(tmp_path: Path) -> None:
+    train(tmp_path, "steps", ranks=1, MAX_STEPS="3")
+    said = train(tmp_path, "steps")[1]
+    assert said.count("clusterrun: ") == 1
+    assert (
+        "clusterrun: goes on from checkpoint-3 in another way than it was saved: effective_batch "
+        "was 2 and is 4; it was saved by 1 ranks and these are 2\n"
+    ) in said
+
+
+def test_checkpoints_that_no_run_can_go_on_from_are_refused(tmp_path: Path) -> None:
+    from clusterrun.hf import CheckpointCallback
+
+    args = arguments(tmp_path, save_only_model=True)
+    with pytest.raises(ClusterrunError, match="leaves optimizer, schedule and random numbers out"):
+        CheckpointCallback().on_train_begin(args, SimpleNamespace(global_step=0), None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "is_said"),
+    [
+        (None, "loss", False),
+        (1, None, True),
+        (2, None, False),
+        (2, "loss", True),
+        (3, "loss", False),
+    ],
+)
+def test_a_limit_that_may_cost_the_last_complete_checkpoint_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: int, best: str, is_said: bool
+) -> None:
+    from clusterrun.hf import CheckpointCallback
+
+    args = arguments(tmp_path, save_total_limit=limit, metric_for_best_model=best)
+    CheckpointCallback().on_train_begin(args, SimpleNamespace(global_step=0), None)
+    assert (f"clusterrun: save_total_limit={limit}: " in capsys.readouterr().err) is is_said
+
+
+def arguments(folder: Path, **changed: object) -> SimpleNamespace:
+    values: dict[str, object] = {
+        "output_dir": str(folder),
+        "train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "save_only_model": False,
+        "save_total_limit": None,
+        "metric_for_best_model": None,
+    }
+    return SimpleNamespace(**{**values, **changed})
 
 
 def test_an_attempt_that_was_superseded_marks_nothing(
@@ -122,9 +175,7 @@ def test_an_attempt_that_was_superseded_marks_nothing(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLUSTERRUN_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("CLUSTERRUN_ATTEMPT", "1")
-    args = SimpleNamespace(
-        output_dir=str(tmp_path), train_batch_size=2, gradient_accumulation_steps=1
-    )
+    args = arguments(tmp_path)
     for step in (1, 2):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / "attempts" / str(step)).mkdir(parents=True)
