@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import operator
 import os
 import shutil
 import sys
@@ -78,7 +79,10 @@ class Checkpoints:
         Returns where it lies. Where the disk takes no more it returns None on all ranks: rank 0
         says so, nothing is left behind, and the training goes on. So it does where a later attempt
         of the run has begun, whose checkpoints these would harm.
+        Raises TypeError for a step that is no whole number, ClusterrunError on all ranks where
+        nothing was written.
         """
+        step = operator.index(step)  # a tensor or NumPy scalar would not be one in JSON
         if is_superseded():
             return None
         here, world_size = joined_world()
@@ -97,6 +101,13 @@ class Checkpoints:
             checkpoints.publish(unfinished, final)
 
         files, problem = self._written(unfinished, write)
+        if not (files or problem):
+            if here == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise ClusterrunError(
+                f"step {step} was not saved: nothing was written to {unfinished}",
+                hint="accelerate's automatic_checkpoint_naming writes elsewhere: leave it off",
+            )
         is_late = is_superseded()  # to write takes its time
         if not (problem or is_late):
             problem = agreed_problem(publish if here == 0 else None)
@@ -227,11 +238,20 @@ def settled_together(path: Path) -> tuple[Sums, str]:
     To be called when all ranks have written theirs.
     """
     here, world_size = joined_world()
-    names = told(checkpoints.file_names(path) if here == 0 else [])
+    names, problem = told(_named(path) if here == 0 else ([], ""))
+    if problem:
+        return {}, problem
     mine = names[here::world_size]
     parts, problem = shared(lambda: checkpoints.settled(path, mine))
     found = {name: sums for part in parts for name, sums in part.items()}
     return ({} if problem else {name: found[name] for name in names}), problem
+
+
+def _named(path: Path) -> tuple[list[str], str]:
+    try:
+        return checkpoints.file_names(path), ""
+    except OSError as error:
+        return [], f"{disk_problem(error) or error} (rank 0)"
 
 
 def own_attempt() -> int:

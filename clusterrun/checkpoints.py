@@ -26,6 +26,7 @@ WHOLE_BYTES = 64 << 20  # larger files are sampled: nobody waits for terabytes t
 SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
 _CHUNK = 1 << 20
+_UNABLE = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # of file systems that sync no directories
 _Result = TypeVar("_Result")
 _THREADS = 8
 _NAME = re.compile(r"(?:step|checkpoint)-(\d+)", re.ASCII)
@@ -75,12 +76,15 @@ def listed(directory: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
 
-def newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest complete checkpoint, and a line about each newer one that is not."""
+def newest(directory: Path, *, contents: bool = True) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest complete checkpoint, and a line about each newer one that is not.
+
+    Without `contents` markers and sizes say so: one process can't read what thousands have written.
+    """
     notes: list[str] = []
     for _, path in listed(directory):
         try:
-            return read(path), notes
+            return read(path, contents=contents), notes
         except IncompleteError as problem:
             notes.append(passed_over(path, str(problem)))
     return None, notes
@@ -102,9 +106,9 @@ def check_room(directory: Path) -> None:
     if last is None:
         return
     needed = sum(size for size, _ in last.values())
-    free = shutil.disk_usage(directory).free
-    if free < needed:
-        words = f"{needed >> 20} MiB are needed, {free >> 20} MiB are free"
+    disk = shutil.disk_usage(directory)  # of 0 bytes where the file system does not tell
+    if disk.total and disk.free < needed:
+        words = f"{needed >> 20} MiB are needed, {disk.free >> 20} MiB are free"
         raise OSError(errno.ENOSPC, words)
 
 
@@ -145,7 +149,12 @@ def publish(unfinished: Path, final: Path) -> None:
     older = unfinished_directory(final.parent, 0, 0)
     with contextlib.suppress(FileNotFoundError):
         final.rename(older)
-    unfinished.rename(final)
+    try:
+        unfinished.rename(final)
+    except OSError:
+        with contextlib.suppress(OSError):
+            older.rename(final)
+        raise
     _sync_directory(final.parent)
     shutil.rmtree(older, ignore_errors=True)
 
@@ -156,11 +165,13 @@ def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
     Those beyond step `up_to`, left by a training that was set back, are not counted and stay.
     Contents are not read: what is complete is said by markers and sizes.
     """
-    found = [(step, path) for step, path in listed(directory) if up_to is None or step <= up_to]
-    complete = [step for step, path in found if _has_all(path)]
-    for step, path in found:
-        if complete and step < complete[:keep][-1]:
+    found = [path for step, path in listed(directory) if up_to is None or step <= up_to]
+    complete = 0
+    for path in found if len(found) > keep else ():
+        if complete == keep:
             shutil.rmtree(path)
+        elif _has_all(path):
+            complete += 1
 
 
 def remove_unfinished(directory: Path, attempt: int) -> None:
@@ -175,11 +186,12 @@ class IncompleteError(Exception):
     """Why a checkpoint can't be used."""
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, *, contents: bool = True) -> Checkpoint:
     """Read a checkpoint, and hold its files to its marker. Raises IncompleteError."""
     found, files = read_marker(path)
     check_sizes(path, files)
-    check_contents(path, files)
+    if contents:
+        check_contents(path, files)
     return found
 
 
@@ -199,7 +211,8 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
         if marker["schema"] != SCHEMA:
             raise IncompleteError(f"its {MARKER} is of another kind: {marker['schema']}")
     except FileNotFoundError:
-        raise IncompleteError(f"it has no {MARKER}: it was never saved to its end") from None
+        words = "it was never saved to its end, or by another program"
+        raise IncompleteError(f"it has no {MARKER}: {words}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise IncompleteError(f"its {MARKER} can't be read") from None
     return found, files
@@ -221,9 +234,14 @@ def settled(path: Path, names: Sequence[str]) -> dict[str, tuple[int, int]]:
 
 
 def file_names(path: Path) -> list[str]:
-    """Name all files below a checkpoint in their order, but for the marker's."""
-    found = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    """Name all files below a checkpoint in their order, but for the marker's. Raises OSError."""
+    walk = os.walk(path, onerror=_refuse)
+    found = (os.path.join(folder, name) for folder, _, names in walk for name in names)
     return sorted({os.path.relpath(file, path) for file in found} - {MARKER, f"{MARKER}.tmp"})
+
+
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def _marked(path: Path) -> Sums | None:
@@ -245,8 +263,10 @@ def _has_all(path: Path) -> bool:
 def _check_size(path: Path, name: str, size: int) -> None:
     try:
         found = (path / name).stat().st_size
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise IncompleteError(f"{name} is missing") from None
+    except OSError as error:
+        raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
     if found != size:
         raise IncompleteError(f"{name} has {found} bytes instead of {size}")
 
@@ -298,5 +318,8 @@ def _sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNABLE:
+            raise
     finally:
         os.close(descriptor)

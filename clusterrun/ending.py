@@ -6,6 +6,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from clusterrun import api, checkpoints
@@ -15,7 +17,6 @@ from clusterrun.backends.base import Backend
 from clusterrun.backends.evidence import read_end, read_evidence
 from clusterrun.backends.slurm_query import is_known
 from clusterrun.backends.status import JobStatus, statuses
-from clusterrun.checkpoints import Checkpoint
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
 from clusterrun.outcome import Next, Outcome
 from clusterrun.record import JobRecord
@@ -196,15 +197,33 @@ class _Look:
         return now > self._end_by or api.status(self.seen.record).state.is_terminal
 
 
-def saved_since(seen: JobStatus, asked_at: float) -> tuple[Checkpoint | None, bool]:
-    """Find the newest complete checkpoint of a run, and whether the ranks left with it since then.
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A run's newest checkpoint, when it was saved, and whether the ranks left with it."""
 
-    A script that saves now and then by itself may have done so meanwhile, and gone on.
+    path: Path
+    at: float
+    is_last: bool
+
+
+def saved_since(seen: JobStatus, asked_at: float) -> Saved | None:
+    """Find the newest checkpoint of a run, and whether the ranks left with it since then.
+
+    A script that saves now and then by itself may have done so meanwhile, and gone on. One that
+    saves in its own way is believed.
     """
-    found, _ = checkpoints.newest(seen.record.paths.checkpoints_dir)
+    paths = seen.record.paths
+    evidence = read_evidence(paths)
+    told, at = evidence.checkpoint, evidence.checkpoint_at
+    directory = Path(told).parent if told else paths.checkpoints_dir
+    found, _ = checkpoints.newest(directory, contents=False)
+    if found is not None:
+        told, at = str(found.path), found.saved_at
+    if told is None or at is None:
+        return None
     outcome = _outcome(seen.record, seen.attempt)
     has_left = outcome is not None and outcome.cause == INTERRUPTED
-    return found, has_left and found is not None and found.saved_at >= asked_at
+    return Saved(path=Path(told), at=at, is_last=has_left and at >= asked_at)
 
 
 def unsaved(record: JobRecord) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import operator
 import os
 import sys
 import time
@@ -42,6 +44,8 @@ def number(value: Any) -> Any:
     """Turn a tensor or NumPy scalar into a number, anything else odd into text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
+    with contextlib.suppress(Exception):
+        return operator.index(value)
     try:
         number = float(value)
     except Exception:  # noqa: BLE001 - a value of the user's own class may raise anything

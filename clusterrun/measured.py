@@ -83,7 +83,7 @@ def _event(line: str) -> dict[str, Any] | None:
 
 
 def _checkpoint_bytes(paths: RunPaths) -> int | None:
-    newest, _ = checkpoints.newest(paths.checkpoints_dir)
+    newest, _ = checkpoints.newest(paths.checkpoints_dir, contents=False)
     if newest is None:
         return None
     try:

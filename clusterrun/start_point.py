@@ -45,7 +45,7 @@ def choose(paths: RunPaths, text: str) -> StartPoint:
             raise UsageError(
                 f"there is no complete checkpoint in {paths.checkpoints_dir}",
                 cause="\n".join(notes) or None,
-                hint="--from scratch starts the run from its beginning",
+                hint="--from scratch starts the script; what it has saved elsewhere it finds",
             )
         return StartPoint(checkpoint=found, passed_over=tuple(notes))
     return _named(paths, text)

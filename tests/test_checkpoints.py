@@ -86,7 +86,7 @@ def test_an_unmarked_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -
         "step-00000010",
         [
             "checkpoint step-00000020 is incomplete and passed over: "
-            "it has no .complete: it was never saved to its end"
+            "it has no .complete: it was never saved to its end, or by another program"
         ],
     )
 
@@ -103,10 +103,16 @@ def flip_a_bit(path: Path) -> None:
     (path / "model.bin").write_bytes(b"weighty")
 
 
+def make_unreadable(path: Path) -> None:
+    (path / "model.bin").unlink()
+    (path / "model.bin").symlink_to("model.bin")
+
+
 @pytest.mark.parametrize(
     ("harm", "why"),
     [
         (lose_a_shard, "shards/rank_1.bin is missing"),
+        (make_unreadable, "model.bin can't be read: Too many levels of symbolic links"),
         (cut_a_file, "model.bin has 3 bytes instead of 7"),
         (flip_a_bit, "model.bin is damaged: its checksum is another than when it was saved"),
     ],
@@ -179,6 +185,22 @@ def test_a_checkpoint_saved_again_takes_the_place_of_the_old_one(tmp_path: Path)
     assert not unfinished.exists()
 
 
+def test_a_checkpoint_that_can_not_be_replaced_stays(tmp_path: Path) -> None:
+    final = save(tmp_path, "step-00000020")
+    with pytest.raises(FileNotFoundError):
+        checkpoints.publish(tmp_path / "vanished", final)
+    assert newest_name(tmp_path) == ("step-00000020", [])
+
+
+def test_one_process_that_looks_for_the_newest_need_not_read_it(tmp_path: Path) -> None:
+    save(tmp_path, "step-00000010")
+    flip_a_bit(save(tmp_path, "step-00000020"))
+    cut_a_file(save(tmp_path, "step-00000030"))
+    found, notes = checkpoints.newest(tmp_path, contents=False)
+    assert found is not None
+    assert (found.step, len(notes)) == (20, 1)
+
+
 def names(directory: Path) -> list[str]:
     return sorted(path.name.rpartition("-")[2].lstrip("0") for path in directory.iterdir())
 
@@ -190,6 +212,19 @@ def test_pruning_counts_only_complete_checkpoints(tmp_path: Path) -> None:
         save(tmp_path, f"step-{step:08d}", complete=False)
     checkpoints.prune(tmp_path, keep=2)
     assert names(tmp_path) == ["20", "30", "40", "50"]
+
+
+def test_pruning_looks_at_no_more_than_it_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20, 30, 40):
+        save(tmp_path, f"step-{step:08d}")
+    looked: list[Path] = []
+    monkeypatch.setattr(checkpoints, "check_sizes", lambda path, _: looked.append(path))
+    checkpoints.prune(tmp_path, keep=4)
+    assert looked == []
+    checkpoints.prune(tmp_path, keep=2)
+    assert (len(looked), names(tmp_path)) == (2, ["30", "40"])
 
 
 def test_pruning_without_a_complete_checkpoint_removes_nothing(tmp_path: Path) -> None:

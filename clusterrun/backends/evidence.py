@@ -65,6 +65,7 @@ class Evidence:
     world_size: int | None = None
     progress: Progress = Progress()
     checkpoint: str | None = None
+    checkpoint_at: float | None = None
     unsaved: str = ""
     failure: Failure | None = None
 
@@ -110,6 +111,7 @@ def read_evidence(paths: RunPaths) -> Evidence:
         world_size=_whole(worlds[-1].get("world_size")) if worlds else None,
         progress=_progress([event for event in events if event.get("type") == "step"]),
         checkpoint=str(saves[-1].get("path")) if saves else None,
+        checkpoint_at=_time(saves[-1]) if saves else None,
         unsaved=_unsaved(events),
         failure=_failure(events) or _failure_before_events(paths),
     )

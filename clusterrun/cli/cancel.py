@@ -142,16 +142,16 @@ def _tell_saved(before: JobStatus, asked_at: float) -> str | None:
     """Say which checkpoint was written since then, and give its path."""
     from clusterrun import ending
 
-    found, is_new = ending.saved_since(before, asked_at)
+    found = ending.saved_since(before, asked_at)
     if found is None:
         output.warn(f"job {before.record.job_id} has written no checkpoint, and has none")
         return None
-    if not is_new:
+    if not found.is_last:
         output.warn(
             f"job {before.record.job_id} has written no new checkpoint; the newest is {found.path}"
         )
         return None
-    output.say(f"checkpoint {found.path} written after {clock(found.saved_at - asked_at)}")
+    output.say(f"checkpoint {found.path} written after {clock(found.at - asked_at)}")
     return str(found.path)
 
 

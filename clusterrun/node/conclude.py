@@ -181,7 +181,7 @@ def _saved(paths: RunPaths, history: Sequence[Outcome], told: Told) -> int | Non
     """
     known = [told.newest(history[-1].attempt), *(outcome.checkpoint for outcome in history)]
     steps = [step for step in known if step is not None]
-    on_disk = None if steps else checkpoints.newest(paths.checkpoints_dir)[0]
+    on_disk = None if steps else checkpoints.newest(paths.checkpoints_dir, contents=False)[0]
     return on_disk.step if on_disk else max(steps, default=None)
 
 

@@ -131,6 +131,28 @@ def test_a_job_that_has_no_checkpoint_is_told(here: Here) -> None:
     assert "warning: job 4711 has written no checkpoint, and has none\n" in said.err
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_what_a_script_saved_in_a_directory_of_its_own_is_found(
+    here: Here, is_marked: bool
+) -> None:
+    """In clusterrun's way, or in its own: it has told of it."""
+    root = at_work(here)
+    place = here.path / "elsewhere" / ("checkpoint-100" if is_marked else "model.pt")
+    mark = "place.mkdir(parents=True); checkpoints.mark(place, 100, world_size=4, settings={})"
+    leaving(
+        here,
+        root,
+        "import time; from clusterrun import checkpoints; from tests.cli.test_jobs import events",
+        f"place = Path({str(place)!r})",
+        mark if is_marked else "",
+        "events(root, dict(type='checkpoint', path=str(place), step=100, ts=time.time()))",
+        *SAVED[1:],
+    )
+    said = here("cancel", "--checkpoint", "4711")
+    assert (said.code, said.err.count("warning")) == (0, 0)
+    assert f"checkpoint {place} written after 00:00:" in said.err
+
+
 def test_a_request_of_somebody_else_stays(here: Here) -> None:
     root = at_work(here)
     (root / "attempts/1/request").write_text("time-limit\n")

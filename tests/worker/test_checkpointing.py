@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -183,6 +185,82 @@ def test_a_disk_without_room_for_another_one_is_said_before_anything_is_written(
         "training goes on\n"
     )
     assert names(store) == ["step-00000001"]
+
+
+def test_a_file_system_that_does_not_tell_its_room_is_not_full(
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(store.directory.parent)._replace(total=0, used=0, free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    for step in (1, 2):
+        assert store.save(step, lambda folder: (folder / "large").write_bytes(b"x" * (3 << 20)))
+
+
+@pytest.mark.parametrize(("number", "is_saved"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_file_system_that_syncs_no_directories_keeps_checkpoints(
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch, number: int, is_saved: bool
+) -> None:
+    sync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert (store.save(1, weights) is not None) is is_saved
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_directory_that_can_not_be_listed_makes_no_complete_checkpoint(
+    store: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+) -> None:
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("shards"):
+            raise OSError(number, os.strerror(number))
+        return scan(path)
+
+    def write(folder: Path) -> None:
+        weights(folder)
+        (folder / "shards").mkdir()
+        (folder / "shards" / "rank_0").write_bytes(b"moments")
+        monkeypatch.setattr(os, "scandir", refuse)
+
+    assert store.save(1, write) is None
+    monkeypatch.undo()
+    assert f"{os.strerror(number)} (rank 0); training goes on" in capsys.readouterr().err
+    assert store.newest() is None
+
+
+def test_a_save_that_wrote_nothing_is_an_error_and_costs_no_older_one(store: Checkpoints) -> None:
+    store.save(1, weights)
+    with pytest.raises(ClusterrunError, match="step 2 was not saved: nothing was written to /"):
+        store.save(2, lambda _: None)
+    assert names(store) == ["step-00000001"]
+
+
+class Whole:
+    """What operator.index() takes, as a tensor or NumPy's numbers are."""
+
+    def __index__(self) -> int:
+        return 7
+
+    def __str__(self) -> str:
+        return "tensor(7)"
+
+
+def test_a_step_is_a_whole_number_of_any_kind(store: Checkpoints, tmp_path: Path) -> None:
+    assert store.save(Whole(), weights) == store.directory / "step-00000007"  # type: ignore[arg-type]
+    found = store.newest()
+    assert found is not None
+    assert found.step == events(tmp_path)[0]["step"] == 7
+    with pytest.raises(TypeError, match="float"):
+        store.save(8.0, weights)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), PermissionError(13, "no")])

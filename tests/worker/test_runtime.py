@@ -114,6 +114,11 @@ class Tensor:
         return 0.5
 
 
+class Whole(Tensor):
+    def __index__(self) -> int:
+        return 7
+
+
 class Hostile:
     def __float__(self) -> float:
         raise RuntimeError("CUDA error: device-side assert triggered")
@@ -126,6 +131,7 @@ class Hostile:
     ("value", "written"),
     [
         (Tensor(), 0.5),
+        (Whole(), 7),
         (math.nan, "nan"),
         (math.inf, "inf"),
         (Hostile(), "Hostile"),
