@@ -105,8 +105,8 @@ class Checkpoints:
             if here == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise ClusterrunError(
-                f"step {step} was not saved: nothing was written to {unfinished}",
-                hint="accelerate's automatic_checkpoint_naming writes elsewhere: leave it off",
+                f"step {step} was not saved: nothing was written to {unfinished} "
+                "(accelerate's automatic_checkpoint_naming writes elsewhere: leave it off)"
             )
         is_late = is_superseded()  # to write takes its time
         if not (problem or is_late):

@@ -217,7 +217,7 @@ def saved_since(seen: JobStatus, asked_at: float) -> Saved | None:
     told, at = evidence.checkpoint, evidence.checkpoint_at
     directory = Path(told).parent if told else paths.checkpoints_dir
     found, _ = checkpoints.newest(directory, contents=False)
-    if found is not None:
+    if found is not None and (at is None or found.saved_at > at):
         told, at = str(found.path), found.saved_at
     if told is None or at is None:
         return None

@@ -39,8 +39,8 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         if args.save_only_model:
             raise ClusterrunError(
                 "save_only_model=True leaves optimizer, schedule and random numbers out of the "
-                "checkpoints: a run that comes back could not go on as it was",
-                hint="leave save_only_model off, or CheckpointCallback out",
+                "checkpoints, and a run that comes back could not go on as it was: "
+                "leave it off, or CheckpointCallback out"
             )
         here, world_size = joined_world()
         if here != 0:
@@ -49,7 +49,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         if limit == 1 or (limit == 2 and args.metric_for_best_model):
             say(
                 f"save_total_limit={limit}: the Trainer may remove the last complete checkpoint "
-                "before it has another; with 3 it does not"
+                "before it has another; let it be 3 or more"
             )
         path = _checkpoint(args, state)
         with contextlib.suppress(IncompleteError):  # of the first step, or one of somebody else

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import ending
+from clusterrun import checkpoints, ending
 from clusterrun.cli import cancel
 from clusterrun.outcome import Next
 from tests.cli.conftest import Here
@@ -135,8 +135,11 @@ def test_a_job_that_has_no_checkpoint_is_told(here: Here) -> None:
 def test_what_a_script_saved_in_a_directory_of_its_own_is_found(
     here: Here, is_marked: bool
 ) -> None:
-    """In clusterrun's way, or in its own: it has told of it."""
+    """In clusterrun's way, or in its own: it has told of it. An older one lies beside it."""
     root = at_work(here)
+    older = here.path / "elsewhere" / "checkpoint-50"
+    older.mkdir(parents=True)
+    checkpoints.mark(older, 50, world_size=4, settings={})
     place = here.path / "elsewhere" / ("checkpoint-100" if is_marked else "model.pt")
     mark = "place.mkdir(parents=True); checkpoints.mark(place, 100, world_size=4, settings={})"
     leaving(
