@@ -9,10 +9,10 @@ import pytest
 
 from tests.cluster import network, packages
 from tests.cluster.cluster import Cluster
-from tests.cluster.shape import Shape, default_state_dir
+from tests.cluster.shape import Shape, default_state_dir, own_slot
 
 REQUIRE = "CLUSTERRUN_REQUIRE_SLURM"
-NO_ACCOUNTING_SLOT = 1
+NO_ACCOUNTING = 1
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,8 @@ def cluster() -> Iterator[Cluster]:
     place of what an earlier session left that was killed.
     """
     _need_a_fit_machine()
-    wanted = Cluster(shape=Shape(state_dir=default_state_dir(0)))
+    slot = own_slot()
+    wanted = Cluster(shape=Shape(state_dir=default_state_dir(slot), slot=slot))
     found = Cluster.running(wanted.shape.state_dir)
     if found is not None and not _serves(found.shape, wanted.shape):
         pytest.fail(f"the cluster that is up is too small for the tests: {found.shape}")
@@ -42,7 +43,7 @@ def cluster() -> Iterator[Cluster]:
 def no_accounting_cluster() -> Iterator[Cluster]:
     """Bring up a second, small cluster on which nobody keeps accounts: `sacct` fails there."""
     _need_a_fit_machine()
-    slot = NO_ACCOUNTING_SLOT
+    slot = own_slot(NO_ACCOUNTING)
     shape = Shape(state_dir=default_state_dir(slot), slot=slot, nodes=2, accounting=False)
     second = Cluster(shape=shape)
     second.up()

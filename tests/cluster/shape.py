@@ -14,6 +14,12 @@ MAX_SLOT = 99
 FIRST_NODE_OFFSET = 256
 
 
+def own_slot(number: int = 0) -> int:
+    """Return one of the ten slots of this test process: each xdist worker has its own clusters."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return int(os.environ.get("CLUSTERRUN_CLUSTER_SLOT", "0")) + 10 * int(worker) + number
+
+
 def default_state_dir(slot: int) -> Path:
     """Return where the cluster in `slot` keeps everything, when nothing else is asked for."""
     base = os.environ.get("CLUSTERRUN_CLUSTER_DIR", "/tmp/clusterrun-cluster")

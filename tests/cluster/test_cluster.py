@@ -13,11 +13,11 @@ import pytest
 from tests.cluster import processes
 from tests.cluster.cluster import Cluster
 from tests.cluster.commands import ClusterError, run
-from tests.cluster.shape import Shape, default_state_dir
+from tests.cluster.shape import Shape, default_state_dir, own_slot
 
 pytestmark = pytest.mark.slurm
 
-SPARE_SLOT = 2
+SPARE = 2
 ALL_REDUCE = """
     import os
     import torch
@@ -39,8 +39,10 @@ ALL_REDUCE = """
 @pytest.fixture(scope="module")
 def small() -> Iterator[Cluster]:
     """Take down at the end what the tests brought up."""
-    state_dir = default_state_dir(SPARE_SLOT)
-    lent = Cluster(shape=Shape(state_dir=state_dir, slot=SPARE_SLOT, nodes=2, accounting=False))
+    state_dir = default_state_dir(own_slot(SPARE))
+    lent = Cluster(
+        shape=Shape(state_dir=state_dir, slot=own_slot(SPARE), nodes=2, accounting=False)
+    )
     yield lent
     lent.down()
 
@@ -252,7 +254,7 @@ def test_a_machine_without_slurm_skips_or_fails_as_asked(
 
 def test_down_never_deletes_a_directory_that_is_not_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    stranger = Cluster(shape=Shape(state_dir=tmp_path, slot=SPARE_SLOT))
+    stranger = Cluster(shape=Shape(state_dir=tmp_path, slot=own_slot(SPARE)))
     with pytest.raises(ClusterError, match="holds other files"):
         stranger.up()
     stranger.down()

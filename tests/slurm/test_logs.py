@@ -16,14 +16,14 @@ import psutil
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.shape import Shape, default_state_dir
+from tests.cluster.shape import Shape, default_state_dir, own_slot
 from tests.road import Project, Recorded, Watcher, project, wait_for
 from tests.scripts import chatter
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
 LIGHT = ("--device", "cpu", "--no-world-contract")
-LARGE_SLOT = 3
+LARGE = 3
 LARGE_MEMORY_BYTES = 16 << 30  # 64 launchers with torch and 512 ranks took 14 GB
 MIB = 1 << 20
 
@@ -114,8 +114,10 @@ def large_cluster(cluster: Cluster) -> Iterator[Cluster]:
     """Bring up 64 nodes of 8 GPUs beside the others."""
     if psutil.virtual_memory().available < LARGE_MEMORY_BYTES:
         pytest.skip("64 nodes of 8 ranks need 16 GiB of memory")
-    state_dir = default_state_dir(LARGE_SLOT)
-    shape = Shape(state_dir=state_dir, slot=LARGE_SLOT, nodes=64, gpus_per_node=8, accounting=False)
+    state_dir = default_state_dir(own_slot(LARGE))
+    shape = Shape(
+        state_dir=state_dir, slot=own_slot(LARGE), nodes=64, gpus_per_node=8, accounting=False
+    )
     large = Cluster(shape=shape)
     large.up()
     yield large
