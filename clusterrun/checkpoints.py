@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clusterrun.files import BY_UMASK, open_new, replacing
+
 SCHEMA = "clusterrun.checkpoint/1"
 MARKER = ".complete"
 WHOLE_BYTES = 64 << 20  # larger files are sampled: nobody waits for terabytes to be read
@@ -135,12 +137,11 @@ def mark(
         "settings": dict(settings),
         "files": dict(files if files is not None else settled(path, file_names(path))),
     }
-    temporary = path / f"{MARKER}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(marker, file, indent=1, default=str)
+    text = json.dumps(marker, indent=1, default=str)
+    with replacing(path / MARKER) as temporary, open_new(temporary, BY_UMASK) as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
-    temporary.rename(path / MARKER)
     _sync_directory(path)
 
 
@@ -237,7 +238,7 @@ def file_names(path: Path) -> list[str]:
     """Name all files below a checkpoint in their order, but for the marker's. Raises OSError."""
     walk = os.walk(path, onerror=_refuse)
     found = (os.path.join(folder, name) for folder, _, names in walk for name in names)
-    return sorted({os.path.relpath(file, path) for file in found} - {MARKER, f"{MARKER}.tmp"})
+    return sorted({os.path.relpath(file, path) for file in found} - {MARKER})
 
 
 def _refuse(error: OSError) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterrun import api, checkpoints
+from clusterrun import api, checkpoints, files
 from clusterrun import record as records
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
@@ -150,9 +149,7 @@ def _write_request(seen: JobStatus) -> None:
     path = seen.record.paths.request(seen.attempt)
     try:
         with contextlib.suppress(FileExistsError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with open(os.open(path, flags, 0o600), "w", encoding="ascii") as file:
-                file.write(f"{CANCEL}\n")
+            files.create(path, f"{CANCEL}\n")
     except OSError as error:
         raise ClusterrunError(f"cannot write {path}", cause=str(error)) from error
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from clusterrun.backends.layout import write_private
+from clusterrun.files import read_json, write_whole
 from clusterrun.paths import RunsDir
 
 REMEMBERED_ROOTS = 50
@@ -21,7 +21,7 @@ def remember_root(runs_dir: RunsDir, environ: Mapping[str, str] = os.environ) ->
     path = _roots_file(environ)
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(
+        write_whole(
             path, json.dumps({"roots": list(dict.fromkeys(roots))[:REMEMBERED_ROOTS]}) + "\n"
         )
 
@@ -29,9 +29,9 @@ def remember_root(runs_dir: RunsDir, environ: Mapping[str, str] = os.environ) ->
 def remembered_roots(environ: Mapping[str, str] = os.environ) -> list[RunsDir]:
     """Return the places of runs, the last used first; those that are gone are left out."""
     try:
-        roots = json.loads(_roots_file(environ).read_text())["roots"]
+        roots = (read_json(_roots_file(environ)) or {})["roots"]
         return [RunsDir(root=Path(root)) for root in roots if Path(root).is_dir()]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, KeyError, TypeError):
         return []
 
 

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun import shell
+from clusterrun import files, shell
 from clusterrun.backends.layout import (
     create_run,
     new_run_id,
     remove_run,
-    write_private,
 )
 from clusterrun.errors import (
     ClusterrunError,
@@ -50,7 +49,6 @@ __all__ = [
     "remove_run",
     "resolve_job",
     "write",
-    "write_private",
 ]
 
 # 4711, L3; an array's task, a part of a heterogeneous job and a step belong to their job.
@@ -188,7 +186,7 @@ def current_user() -> str:
 def write(record: JobRecord) -> None:
     """Write job.json whole, readable by its owner only."""
     data = {"schema": SCHEMA, **dataclasses.asdict(record)}
-    write_private(record.paths.record, json.dumps(data, indent=2, sort_keys=True) + "\n")
+    files.write_whole(record.paths.record, json.dumps(data, indent=2, sort_keys=True) + "\n")
 
 
 def read(paths: RunPaths) -> JobRecord:
@@ -227,10 +225,8 @@ def link_job(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
     """Point by-job/<job id> to the run; an older run of the same id gives way."""
     runs_dir.by_job.mkdir(mode=0o700, parents=True, exist_ok=True)
     link = runs_dir.job_link(job_id)
-    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(link_target(runs_dir, paths))
-    temporary.rename(link)
+    with files.replacing(link) as temporary:
+        temporary.symlink_to(link_target(runs_dir, paths))
 
 
 def link_target(runs_dir: RunsDir, paths: RunPaths) -> str:

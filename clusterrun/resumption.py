@@ -8,15 +8,14 @@ import fcntl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from clusterrun import api
+from clusterrun import api, files
 from clusterrun import record as records
 from clusterrun.api import Prepared
 from clusterrun.backends import select
 from clusterrun.backends.base import PerhapsSubmittedError, Submission
-from clusterrun.backends.layout import write_private
+from clusterrun.backends.layout import write_config
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.changes import Changed, change, refuse_other_world
 from clusterrun.ending import active_chain
@@ -261,7 +260,7 @@ def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
         paths.end.rename(earlier)
         undo.callback(earlier.rename, paths.end)
     elif not earlier.exists():  # whoever would have written the end was killed
-        write_private(earlier, "")
+        files.create(earlier)
         undo.callback(earlier.unlink)
 
 
@@ -272,14 +271,10 @@ def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> No
     for path in paths.config_files:
         if path.exists():
             text = path.read_bytes().decode("utf-8", "surrogateescape")
-            undo.callback(_write, path, text)
+            undo.callback(write_config, path, text)
             if not (kept / path.name).exists():  # else no attempt was made since
-                _write(kept / path.name, text)
+                write_config(kept / path.name, text)
         if path.name in bundle.files:
-            _write(path, bundle.files[path.name])
+            write_config(path, bundle.files[path.name])
         else:
             path.unlink(missing_ok=True)
-
-
-def _write(path: Path, text: str) -> None:
-    write_private(path, text, executable=path.suffix in (".sh", ".sbatch"))

@@ -23,12 +23,14 @@ import time
 import traceback
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from clusterrun import runtime, streams, world
 from clusterrun.control import STACKS_SIGNAL
 from clusterrun.errors import NodeExit, WorldContractError
+from clusterrun.files import write_whole
 
 PR_SET_PDEATHSIG = 1
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -293,10 +295,7 @@ def _write_error_files(message: str, callstack: str, at: float) -> None:
     ours = os.path.join(spool, f"rank_{runtime.rank()}.error.json") if spool else None
     for path in filter(None, (os.environ.get("TORCHELASTIC_ERROR_FILE"), ours)):
         with contextlib.suppress(OSError):
-            temporary = f"{path}.{os.getpid()}"
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
+            write_whole(Path(path), text)
 
 
 if __name__ == "__main__":

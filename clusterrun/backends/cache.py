@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.layout import write_private
+from clusterrun.files import write_whole
 from clusterrun.places import state_dir
 from clusterrun.state import JobState
 
@@ -121,7 +121,7 @@ def _job(row: dict[str, Any]) -> SchedulerJob:
 
 def _write(file: Path, answer: Answer) -> None:
     jobs = {job_id: dataclasses.asdict(job) for job_id, job in answer.items()}
-    write_private(file, json.dumps({"asked_at": time.time(), "jobs": jobs}))
+    write_whole(file, json.dumps({"asked_at": time.time(), "jobs": jobs}))
 
 
 def _forget_old(directory: Path, age_s: float) -> None:

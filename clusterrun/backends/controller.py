@@ -25,8 +25,8 @@ from typing import TypeVar
 
 from clusterrun.backends import process
 from clusterrun.backends.gpus import VISIBLE, split_gpus
-from clusterrun.backends.layout import write_private
 from clusterrun.errors import ClusterrunError, NodeExit
+from clusterrun.files import write_whole
 from clusterrun.node.conclude import conclude
 from clusterrun.node.interruption import Reason, write_request
 from clusterrun.node.processes import adopt_orphans, die_with_parent, kill_descendants
@@ -100,7 +100,7 @@ class Controller:
             "host": socket.gethostname(),
             "started_at": self.started_at,
         }
-        write_private(self.paths.controller, json.dumps(data, indent=2) + "\n")
+        write_whole(self.paths.controller, json.dumps(data, indent=2) + "\n")
 
     def _write_end(self, state: JobState, code: int) -> None:
         data = {
@@ -110,9 +110,7 @@ class Controller:
             "ended_at": time.time(),
         }
         text = json.dumps(data, indent=2) + "\n"
-        self._where_there_is_room(
-            lambda: write_private(self.paths.end, text), even_if_cancelled=True
-        )
+        self._where_there_is_room(lambda: write_whole(self.paths.end, text), even_if_cancelled=True)
 
     def _where_there_is_room(
         self, deed: Callable[[], _Done], *, even_if_cancelled: bool = False

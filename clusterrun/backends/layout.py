@@ -12,6 +12,7 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterrun import files
 from clusterrun.errors import ClusterrunError
 from clusterrun.paths import RunPaths, RunsDir, directory_name
 
@@ -43,8 +44,7 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
     try:
         paths.slurm_dir.mkdir(mode=0o700)
         for file, text in bundle.files.items():
-            executable = file.endswith((".sh", ".sbatch"))
-            write_private(paths.root / file, text, executable=executable)
+            write_config(paths.root / file, text)
     except BaseException as error:
         remove_run(paths)
         if isinstance(error, OSError):
@@ -68,6 +68,12 @@ def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
     )
 
 
+def write_config(path: Path, text: str) -> None:
+    """Write a file of a bundle, private; scripts can be executed."""
+    is_script = path.suffix in (".sh", ".sbatch")
+    files.write_whole(path, text, mode=files.PRIVATE_EXECUTABLE if is_script else files.PRIVATE)
+
+
 def remove_run(paths: RunPaths) -> None:
     """Remove a run that was never submitted, and what its submission made above it, where empty.
 
@@ -77,17 +83,3 @@ def remove_run(paths: RunPaths) -> None:
     for directory in paths.made:
         with contextlib.suppress(OSError):
             directory.rmdir()
-
-
-def write_private(path: Path, text: str, *, executable: bool = False) -> None:
-    """Write a file whole: under a temporary name, mode 0600 (0700), then renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    try:
-        descriptor = os.open(temporary, flags, 0o700 if executable else 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(text.encode("utf-8", "surrogateescape"))
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

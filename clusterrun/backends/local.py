@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterrun import shell
+from clusterrun import files, shell
 from clusterrun.backends import process
 from clusterrun.backends.base import SchedulerJob, Submission
 from clusterrun.backends.environment import scrubbed
@@ -199,11 +198,8 @@ def _not_started(cause: str) -> SubmissionError:
 
 def _controller(paths: RunPaths) -> dict[str, Any] | None:
     """Read controller.json: pid, identity, host, boot_id, started_at."""
-    try:
-        data = json.loads(paths.controller.read_text())
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) and {"pid", "identity"} <= data.keys() else None
+    data = files.read_json(paths.controller)
+    return data if data and {"pid", "identity"} <= data.keys() else None
 
 
 def _is_elsewhere(controller: dict[str, Any]) -> bool:

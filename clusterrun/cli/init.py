@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from clusterrun import files
 from clusterrun.cli import output
 from clusterrun.errors import ClusterrunError, UsageError
 
@@ -73,7 +74,7 @@ def command(directory: str, script: str | None, force: bool) -> None:
         raise UsageError(f"{path} exists", hint="clusterrun init --force replaces it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, starter_text(script))
+        files.write_whole(path, starter_text(script), mode=files.BY_UMASK)
     except OSError as error:
         cause = error.strerror or str(error)
         raise ClusterrunError(f"cannot write {path}", cause=cause) from error
@@ -92,13 +93,3 @@ def starter_text(script: str | None) -> str:
         return STARTER
     start, _, rest = STARTER.partition(_SCRIPT_LINE)
     return f"{start}script: {yaml_text(script)}{rest}"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name and rename it: nobody reads half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from clusterrun import files
 from clusterrun.cli import output
 from clusterrun.cli.log_printer import LogPrinter
 from clusterrun.cli.log_reading import all_lines, find_files, print_lines
@@ -55,17 +56,9 @@ def _write_through(request: Request, path: Path) -> int:
 
 def _write_whole(request: Request, path: Path) -> int:
     """Write a file, or the one that a link leads to, whole or not at all."""
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            written = _write(request, file)
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return written
+    target = Path(os.path.realpath(path))
+    with files.replacing(target) as temporary, files.open_new(temporary) as file:
+        return _write(request, file)
 
 
 def _write(request: Request, file: BinaryIO) -> int:

@@ -16,6 +16,7 @@ import click
 from click.exceptions import Exit as ClickExit
 
 import clusterrun
+from clusterrun import files
 from clusterrun.cli import output
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 
@@ -312,9 +313,8 @@ def _write_crash(text: str) -> Path:
     directory = Path(cache) / "clusterrun"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(f"clusterrun {clusterrun.__version__}\n{text}")
+    report = f"clusterrun {clusterrun.__version__}\n{text}"
+    files.create(path, report.encode("utf-8", "backslashreplace"))
     return path
 
 

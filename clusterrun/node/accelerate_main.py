@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clusterrun.files import write_whole
 from clusterrun.node.processes import die_with_parent
 
 
@@ -87,9 +88,7 @@ def _single(code: int) -> dict[str, Any]:
 
 
 def _write(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(list(entries)))
-    temporary.rename(path)
+    write_whole(path, json.dumps(list(entries)))
 
 
 if __name__ == "__main__":

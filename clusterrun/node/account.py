@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from clusterrun import files
 from clusterrun.node.conclude import VANISHED, past, write_outcome, write_outcome_to
 from clusterrun.node.endings import Cause, Ending, NodeError, NodeExit
 from clusterrun.node.preparation import Attempt
@@ -39,7 +40,7 @@ class Account:
             text = f"{LOSSES} attempts in a row left no word: each took the batch host with it"
             raise NodeError(NodeExit.NODE_LOST, text)
         with contextlib.suppress(OSError):
-            _write_new(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
+            files.create(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
 
     def _mend(self, last: Outcome) -> None:
         """Say what came next of an attempt that Slurm ended only to start the job again."""
@@ -66,7 +67,7 @@ class Account:
             self.checkpoint = max(step, self.checkpoint or 0)
         elif event.get("type") == "resumed":
             with contextlib.suppress(OSError):  # it may have asked before
-                _write_new(self._attempt.paths.resumed(self._attempt.number), f"{step}\n")
+                files.create(self._attempt.paths.resumed(self._attempt.number), f"{step}\n")
 
     def close(self, ending: Ending) -> None:
         """Leave exit status and outcome: the head's word, or of those who have lost it the first.
@@ -76,7 +77,7 @@ class Account:
         paths, number = self._attempt.paths, self._attempt.number
         outcome = self._outcome(ending)
         with contextlib.suppress(OSError):
-            _write_new(paths.verdict(number), f"{ending.code}\n")
+            files.create(paths.verdict(number), f"{ending.code}\n")
             if not self._attempt.who.is_head:
                 write_outcome_to(paths.members_outcome(number), outcome)
         if self._attempt.who.is_head:
@@ -104,9 +105,3 @@ class Account:
             step=self._step,
             checkpoint=self.checkpoint,
         )
-
-
-def _write_new(path: os.PathLike[str], text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="ascii") as file:
-        file.write(text)

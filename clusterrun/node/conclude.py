@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clusterrun import checkpoints
+from clusterrun import checkpoints, files
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.hostlist import parse_hostlist
 from clusterrun.node.endings import Cause
@@ -111,11 +110,7 @@ def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
 
 def write_outcome_to(path: Path, outcome: Outcome) -> None:
     """Write an outcome whole, readable by its owner only."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(outcome.to_json())
-    temporary.rename(path)
+    files.write_whole(path, outcome.to_json())
 
 
 def _of_members(paths: RunPaths, number: int) -> Outcome | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
+
+from clusterrun.files import write_whole
 
 
 class ErrorFiles:
@@ -24,15 +25,8 @@ class ErrorFiles:
         """Copy what waits; what can't be copied now waits on."""
         for rank, path in list(self._waiting.items()):
             with contextlib.suppress(OSError):
-                _copy_whole(path, self._path_of(rank))
+                target = self._path_of(rank)
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_whole(target, path.read_bytes())
                 self._copied.add(rank)
                 del self._waiting[rank]
-
-
-def _copy_whole(source: Path, target: Path) -> None:
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(source.read_bytes())
-    temporary.rename(target)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterrun.files import write_whole
 from clusterrun.node.endings import NodeError
 from clusterrun.paths import RunPaths
 
@@ -55,11 +55,7 @@ class Realm:
         """Make the attempt's secret, readable by its owner only; the head's task."""
         secret = secrets.token_hex(32).encode()
         self.secret_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self.secret_file.with_name(f".{self.secret_file.name}.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(secret)
-        temporary.rename(self.secret_file)
+        write_whole(self.secret_file, secret)
         return secret
 
     def read_secret(self) -> bytes:

@@ -11,9 +11,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from clusterrun import shell
+from clusterrun import files, shell
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.hostlist import parse_hostlist
 from clusterrun.node.conclude import conclude
@@ -84,14 +83,10 @@ def _is_ended(attempt: Attempt) -> bool:
 def _is_claimed(attempt: Attempt) -> bool:
     """Take what follows in hand, unless somebody has."""
     claim = attempt.paths.followed(attempt.number)
-    ours = claim.with_name(f".{claim.name}.{attempt.who.node}")
-    _write(ours, f"{attempt.who.node}\n")
     try:
-        os.link(ours, claim)
+        files.create(claim, f"{attempt.who.node}\n")
     except FileExistsError:
         return False
-    finally:
-        ours.unlink()
     return True
 
 
@@ -116,15 +111,7 @@ def _end(attempt: Attempt, decision: Decision) -> None:
         "exit_code": 0 if decision.state is JobState.COMPLETED else LOST,
         "ended_at": time.time(),
     }
-    temporary = attempt.paths.end.with_name(f".end.json.{os.getpid()}")
-    _write(temporary, json.dumps(end) + "\n")
-    temporary.rename(attempt.paths.end)
-
-
-def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    files.write_whole(attempt.paths.end, json.dumps(end) + "\n")
 
 
 def _scheduler(say: Callable[[str], None], *argv: str) -> None:

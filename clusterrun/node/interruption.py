@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Coroutine
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from clusterrun import files
 from clusterrun.node.endings import Cause, Ending, NodeExit
 from clusterrun.node.link import Leader
 from clusterrun.node.saving import Page, Saving
@@ -164,14 +164,6 @@ class Interruption:
 
 def write_request(path: Path, reason: Reason) -> None:
     """Leave word why an attempt is interrupted: who did first is right, but an end beats all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{reason.value}\n")
-        if reason is Reason.END:
-            temporary.rename(path)
-            return
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-        temporary.unlink()
+    write = files.write_whole if reason is Reason.END else files.create
+    with contextlib.suppress(OSError):  # FileExistsError: somebody else was first
+        write(path, f"{reason.value}\n")

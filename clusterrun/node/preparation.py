@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterrun.files import write_whole
 from clusterrun.node import facts
 from clusterrun.node.clock import Clock, Offset
 from clusterrun.node.endings import NodeError, NodeExit
@@ -130,17 +131,12 @@ def _rendezvous_port(attempt: Attempt) -> int:
 
 def write_world(attempt: Attempt) -> None:
     """Write down which nodes have which ranks: the head's task, before the launch."""
-    path = attempt.paths.world(attempt.number)
     world = {
         "schema": "clusterrun.world/1",
         "nodes": list(attempt.who.nodes),
         "procs_per_node": attempt.plan.procs_per_node,
     }
-    temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps(world) + "\n")
-    temporary.rename(path)
+    write_whole(attempt.paths.world(attempt.number), json.dumps(world) + "\n")
 
 
 def accelerate_launcher(attempt: Attempt, agreement: Agreement, spool: Spool) -> Launcher:

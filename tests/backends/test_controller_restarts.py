@@ -176,7 +176,7 @@ def test_the_end_of_a_job_waits_for_room_though_it_was_cancelled(
             raise refusals.pop()
         path.write_text(text)
 
-    monkeypatch.setattr(controller, "write_private", write)
+    monkeypatch.setattr(controller, "write_whole", write)
     one._write_end(JobState.CANCELLED, 124)
     end = read_end(paths)
     assert end is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.cli.init import STARTER, starter_text, write_whole
+from clusterrun.cli.init import STARTER, starter_text
 from clusterrun.cli.main import main
 from clusterrun.loading.document import ConfigFile, parse_document
 from clusterrun.loading.settings import Place
@@ -98,11 +98,3 @@ def test_a_directory_that_cannot_be_written_is_one_message(tmp_path: Path, capsy
     captured = capsys.readouterr()
     assert captured.err.startswith("error: cannot write ")
     assert "  cause: " in captured.err
-
-
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    target = tmp_path / "taken"
-    target.mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_whole(target, "text")
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

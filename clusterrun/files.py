@@ -1,0 +1,75 @@
+"""Files that others read: written whole or not at all, private unless said otherwise.
+
+Agents, ranks and commands share it, so it imports little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+PRIVATE = 0o600
+PRIVATE_EXECUTABLE = 0o700
+BY_UMASK = 0o666
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a name to write to, beside a path; it becomes the path's if the block succeeds.
+
+    Nothing is left behind otherwise. Nodes that share the directory get different names.
+    """
+    temporary = _beside(path)
+    try:
+        yield temporary
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def open_new(path: Path, mode: int = PRIVATE) -> BinaryIO:
+    """Open a file that must not exist yet. Raises FileExistsError."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
+
+
+def write_whole(path: Path, content: str | bytes, *, mode: int = PRIVATE) -> None:
+    """Replace a file: nobody reads half of it."""
+    with replacing(path) as temporary, open_new(temporary, mode) as file:
+        file.write(_encoded(content))
+
+
+def create(path: Path, content: str | bytes = b"", *, mode: int = PRIVATE) -> None:
+    """Write a file that must not exist yet: the first writer wins. Raises FileExistsError."""
+    temporary = _beside(path)
+    try:
+        with open_new(temporary, mode) as file:
+            file.write(_encoded(content))
+        os.link(temporary, path)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost, and then finds its own link.
+        if temporary.stat().st_nlink != 2:
+            raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name[:32]}.{os.urandom(6).hex()}.tmp")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None if it is missing, damaged or no object."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _encoded(content: str | bytes) -> bytes:
+    return content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
