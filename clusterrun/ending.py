@@ -13,9 +13,10 @@ from clusterrun import api, checkpoints, files
 from clusterrun import record as records
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
-from clusterrun.backends.evidence import read_end, read_evidence
+from clusterrun.backends.evidence import read_evidence
 from clusterrun.backends.slurm_query import is_known
 from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.end import read_end
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
 from clusterrun.outcome import Next, Outcome
 from clusterrun.record import JobRecord

@@ -90,7 +90,7 @@ class RunPaths:
 
     @property
     def attempts_dir(self) -> Path:
-        """One directory for each attempt, made exclusively: `attempts/1`."""
+        """One directory for each attempt: `attempts/1`."""
         return self.root / "attempts"
 
     @property
@@ -115,6 +115,10 @@ class RunPaths:
     def attempt(self, attempt: int) -> Path:
         """The directory of one attempt."""
         return self.attempts_dir / str(attempt)
+
+    def owner(self, attempt: int) -> Path:
+        """Who has taken one attempt: the first to write it."""
+        return self.attempt(attempt) / "owner"
 
     def earlier_end(self, attempt: int) -> Path:
         """What end.json said after one attempt, kept when the run is resumed; empty without one."""

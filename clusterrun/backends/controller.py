@@ -28,9 +28,9 @@ from clusterrun.backends.gpus import VISIBLE, split_gpus
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.files import write_whole
 from clusterrun.node.conclude import conclude
-from clusterrun.node.interruption import Reason, write_request
 from clusterrun.node.processes import adopt_orphans, die_with_parent, kill_descendants
 from clusterrun.node.recovery import Decision
+from clusterrun.node.request import Reason, write_request
 from clusterrun.node.stderr import say_on_stderr
 from clusterrun.outcome import Next
 from clusterrun.paths import RunPaths

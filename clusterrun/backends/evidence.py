@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterrun.end import read_end
 from clusterrun.node.endings import Cause
 from clusterrun.paths import RunPaths
 from clusterrun.state import JobState
@@ -21,15 +22,6 @@ _DECIDED = re.compile(r"attempt \d+: [a-z]+: ")
 _WENT_ON = re.compile(SAID + r"(attempt \d+: (relaunch|requeue|successor): |job \S+ goes on with )")
 UNHEARD = "no rank had asked runtime.should_checkpoint() when all were to save"
 TAIL_BYTES = 64 * 1024  # the last steps, failures, the end
-
-
-@dataclass(frozen=True, kw_only=True)
-class End:
-    """What end.json says: how the newest attempt ended; `ended_at` is seconds of the epoch."""
-
-    state: JobState
-    exit_code: int | None
-    ended_at: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,32 +60,6 @@ class Evidence:
     checkpoint_at: float | None = None
     unsaved: str = ""
     failure: Failure | None = None
-
-
-def read_end(paths: RunPaths) -> End | None:
-    """Read end.json; None when it is not there or speaks of an earlier attempt."""
-    try:
-        status = paths.end.stat()
-        data = json.loads(paths.end.read_text())
-        state = JobState(data["state"])
-        code, ended_at = data.get("exit_code"), data.get("ended_at")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    if _begun_after(paths, status.st_mtime_ns):
-        return None
-    return End(
-        state=state,
-        exit_code=code if isinstance(code, int) else None,
-        ended_at=float(ended_at) if isinstance(ended_at, (int, float)) else None,
-    )
-
-
-def _begun_after(paths: RunPaths, ended_ns: int) -> bool:
-    """Say whether an attempt began later; both times are the file server's."""
-    try:
-        return paths.attempts_dir.stat().st_mtime_ns > ended_ns
-    except OSError:
-        return False
 
 
 def read_evidence(paths: RunPaths) -> Evidence:

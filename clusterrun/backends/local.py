@@ -16,9 +16,9 @@ from clusterrun import files, shell
 from clusterrun.backends import process
 from clusterrun.backends.base import SchedulerJob, Submission
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.evidence import read_end
 from clusterrun.backends.gpus import VISIBLE, split_gpus
 from clusterrun.backends.layout import remove_run
+from clusterrun.end import read_end
 from clusterrun.errors import (
     ClusterrunError,
     JobNotFoundError,

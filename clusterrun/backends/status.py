@@ -9,14 +9,13 @@ from clusterrun.backends.attempts import Attempt, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
 from clusterrun.backends.evidence import (
     UNHEARD,
-    End,
     Evidence,
     Failure,
     Progress,
-    read_end,
     read_evidence,
 )
 from clusterrun.backends.reasons import PendingReason, explain
+from clusterrun.end import End, read_end
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.outcome import Next
 from clusterrun.record import JobRecord, continued_by

@@ -13,9 +13,9 @@ from clusterrun import checkpoints, files
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.hostlist import parse_hostlist
 from clusterrun.node.endings import Cause
-from clusterrun.node.interruption import Reason
 from clusterrun.node.reach import unreachable
 from clusterrun.node.recovery import Decision, Ground, decide
+from clusterrun.node.request import Reason
 from clusterrun.node.told import Told
 from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths

@@ -6,20 +6,20 @@ Slurm requeues such a job once it has given the node up, minutes later; a job th
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 from collections.abc import Callable
 
-from clusterrun import files, shell
+from clusterrun import shell
+from clusterrun.end import write_end
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.hostlist import parse_hostlist
+from clusterrun.node.claims import claim
 from clusterrun.node.conclude import conclude
-from clusterrun.node.interruption import Reason
 from clusterrun.node.preparation import Attempt
 from clusterrun.node.reach import unreachable
 from clusterrun.node.recovery import Decision
+from clusterrun.node.request import Reason
 from clusterrun.outcome import Next
 from clusterrun.state import JobState
 
@@ -36,8 +36,8 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
     from here, one that Slurm keeps is requeued. `say` writes into this node's log.
     """
     try:
-        if not _is_orphaned(attempt) or not _is_claimed(attempt):
-            return  # somebody ends the run, or its batch script is alive out there
+        if not _is_orphaned(attempt) or not claim(attempt.paths, attempt.number, attempt.who.node):
+            return  # somebody ends the run, or its conductor is alive out there
         decision = _decision(attempt)
     except (ClusterrunError, OSError, ValueError) as error:
         say(f"what follows cannot be decided here: {error}")
@@ -45,7 +45,8 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
     say(f"attempt {attempt.number}: {decision.next.value}: {decision.why}")
     try:
         if decision.next is Next.STOP:
-            _end(attempt, decision)
+            code = 0 if decision.state is JobState.COMPLETED else LOST
+            write_end(attempt.paths, decision.state, code)
         else:
             say(f"job {_successor(attempt, decision)} goes on with the run")
     except (ClusterrunError, OSError) as error:
@@ -80,16 +81,6 @@ def _is_ended(attempt: Attempt) -> bool:
         return False
 
 
-def _is_claimed(attempt: Attempt) -> bool:
-    """Take what follows in hand, unless somebody has."""
-    claim = attempt.paths.followed(attempt.number)
-    try:
-        files.create(claim, f"{attempt.who.node}\n")
-    except FileExistsError:
-        return False
-    return True
-
-
 def _decision(attempt: Attempt) -> Decision:
     env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # without its script the job's nodes are no use
     return conclude(attempt.paths.root, attempt.number, LOST, env)
@@ -97,21 +88,12 @@ def _decision(attempt: Attempt) -> Decision:
 
 def _successor(attempt: Attempt, decision: Decision) -> str:
     argv = [sys.executable, "-m", "clusterrun.backends", "successor", str(attempt.paths.root)]
-    done = shell.run([*argv, ",".join(decision.exclude)], timeout_s=SUBMIT_S)
+    # Not from the working directory: the user's modules may have the names of ours.
+    cwd = attempt.paths.root
+    done = shell.run([*argv, ",".join(decision.exclude)], timeout_s=SUBMIT_S, cwd=cwd)
     if done.rc:
         raise ClusterrunError(" ".join(done.stderr.split()) or f"status {done.rc}")
     return done.stdout.strip()
-
-
-def _end(attempt: Attempt, decision: Decision) -> None:
-    """Leave the last word about the run."""
-    end = {
-        "schema": "clusterrun.end/1",
-        "state": decision.state.value,
-        "exit_code": 0 if decision.state is JobState.COMPLETED else LOST,
-        "ended_at": time.time(),
-    }
-    files.write_whole(attempt.paths.end, json.dumps(end) + "\n")
 
 
 def _scheduler(say: Callable[[str], None], *argv: str) -> None:

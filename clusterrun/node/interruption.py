@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from clusterrun import files
 from clusterrun.node.endings import Cause, Ending, NodeExit
 from clusterrun.node.link import Leader
+from clusterrun.node.request import Reason, write_request
 from clusterrun.node.saving import Page, Saving
 
 LOOK_S = 0.05
@@ -19,28 +17,6 @@ WORD_S = 0.5  # how long the batch shell may take to say that SIGTERM is a cance
 LEAVE_S = 60.0  # how long ranks that have saved may go on
 LAST_S = 30.0  # of a long warning, to end the ranks and say how to go on; of a short one a fifth
 TRIES = 3  # to have all ranks save, where nodes do not answer
-
-
-class Reason(str, Enum):
-    """What is in an attempt's `request`: why it is interrupted."""
-
-    END = "end"
-    CANCEL = "cancel"
-    TIME_LIMIT = "time-limit"
-    PREEMPT = "preempt"
-
-    @property
-    def text(self) -> str:
-        """Word it for people."""
-        return _TEXTS[self]
-
-
-_TEXTS = {
-    Reason.END: "cancelled",
-    Reason.CANCEL: "cancelled, after a checkpoint",
-    Reason.TIME_LIMIT: "the time limit",
-    Reason.PREEMPT: "preempted",
-}
 
 
 class Interruption:
@@ -160,10 +136,3 @@ class Interruption:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def write_request(path: Path, reason: Reason) -> None:
-    """Leave word why an attempt is interrupted: who did first is right, but an end beats all."""
-    write = files.write_whole if reason is Reason.END else files.create
-    with contextlib.suppress(OSError):  # FileExistsError: somebody else was first
-        write(path, f"{reason.value}\n")

@@ -17,8 +17,8 @@ import pytest
 
 from clusterrun.backends import controller
 from clusterrun.backends.controller import Controller
-from clusterrun.backends.evidence import read_end
 from clusterrun.backends.local import LocalBackend
+from clusterrun.end import read_end
 from clusterrun.errors import NodeExit
 from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths, RunsDir

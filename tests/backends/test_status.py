@@ -19,11 +19,11 @@ from clusterrun.backends.evidence import (
     TAIL_BYTES,
     Failure,
     Progress,
-    read_end,
     read_evidence,
 )
 from clusterrun.backends.reasons import REASONS, explain
 from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.end import read_end
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths, RunsDir

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from clusterrun.errors import NodeExit
-from clusterrun.node.interruption import Reason, write_request
+from clusterrun.node.request import Reason, write_request
 from tests.node.jobs import ROOT, STUB, Job
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]

@@ -13,9 +13,10 @@ from clusterrun.control import ControlPage
 from clusterrun.errors import NodeExit
 from clusterrun.node import interruption as module
 from clusterrun.node.endings import Cause, Ending
-from clusterrun.node.interruption import TRIES, Interruption, Reason, write_request
+from clusterrun.node.interruption import TRIES, Interruption
 from clusterrun.node.link import Alone
 from clusterrun.node.report import Agreement
+from clusterrun.node.request import Reason, write_request
 from clusterrun.node.saving import Page
 
 Deed = Callable[["Scene"], Awaitable[None]]
