@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterrun.node.endings import Cause, Ending, NodeExit
 from clusterrun.node.link import Leader
-from clusterrun.node.request import Reason, write_request
+from clusterrun.node.request import Reason, read_request, write_request
 from clusterrun.node.saving import Page, Saving
 
 LOOK_S = 0.05
@@ -88,10 +88,7 @@ class Interruption:
 
     def requested(self) -> Reason | None:
         """Read who interrupts the attempt; None where nobody does."""
-        try:
-            return Reason(self._request.read_text(encoding="ascii").strip())
-        except (OSError, ValueError):
-            return None
+        return read_request(self._request)
 
     async def _end_or_leave(self) -> None:
         for _ in range(int(WORD_S / LOOK_S)):

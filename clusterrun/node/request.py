@@ -31,6 +31,14 @@ _TEXTS = {
 }
 
 
+def read_request(path: Path) -> Reason | None:
+    """Return why an attempt is interrupted; None if nobody interrupts it."""
+    try:
+        return Reason(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError):
+        return None
+
+
 def write_request(path: Path, reason: Reason) -> None:
     """Request an interruption: the first request counts, but an end replaces any other."""
     write = files.write_whole if reason is Reason.END else files.create

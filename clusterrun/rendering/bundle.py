@@ -51,8 +51,6 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
         "version": __version__,
         "unfit": int(NodeExit.NODE_UNFIT),
         "cancelled": int(NodeExit.CANCELLED),
-        "interrupted": int(NodeExit.INTERRUPTED),
-        "lost": int(NodeExit.NODE_LOST),
     }
     carried = {
         "env.sh": renderer.render("env.sh.j2", values),
@@ -85,7 +83,6 @@ def _job_values(plan: Plan, carried: Mapping[str, str]) -> dict[str, object]:
             for name, text in carried.items()
         ],
         "directory": directory_name(plan.name),
-        "cpus_known": any(arg.startswith("--cpus-per-task") for arg in plan.srun_args),
     }
 
 

@@ -1,10 +1,10 @@
-"""The real controller from attempt to attempt, with nodes that leave outcomes made by hand."""
+"""The real controller from attempt to attempt, with nodes that leave outcomes made by hand.
+
+What the conductor in it does, and when, is held by tests/node/test_conductor.py.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import errno
 import json
 import os
 import signal
@@ -15,11 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from clusterrun.backends import controller
-from clusterrun.backends.controller import Controller
 from clusterrun.backends.local import LocalBackend
-from clusterrun.end import read_end
-from clusterrun.errors import NodeExit
 from clusterrun.outcome import Next, Outcome
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.spec import OnInterrupt
@@ -120,86 +116,6 @@ def test_a_disk_that_takes_no_word_of_it_does_not_end_the_run(site: Site) -> Non
     job_id, paths = site.start()
     assert site.end(job_id) == (JobState.COMPLETED, 0)
     assert attempts(paths) == ["1", "2"]
-
-
-@pytest.mark.parametrize(
-    ("number", "is_cancelled", "tries"),
-    [
-        (errno.ENOSPC, False, 3),
-        (errno.EDQUOT, False, 3),
-        (errno.ENOSPC, True, 1),
-        (errno.EIO, False, 1),
-    ],
-)
-def test_what_a_full_disk_does_not_take_is_tried_again_until_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_cancelled: bool, tries: int
-) -> None:
-    monkeypatch.setattr(controller, "ROOM_POLL_S", 0.01)
-    one = Controller(paths=RunPaths(root=tmp_path), plan=make_plan(tmp_path), job_id="L1")
-    one.asked_to_stop = is_cancelled
-    tried: list[int] = []
-
-    def deed() -> int:
-        tried.append(1)
-        if len(tried) < 3:
-            raise OSError(number, os.strerror(number))
-        return 7
-
-    with contextlib.nullcontext() if tries == 3 else pytest.raises(OSError, match="Errno"):
-        assert one._where_there_is_room(deed) == 7
-    assert len(tried) == tries
-
-
-def test_a_job_that_is_cancelled_while_it_waits_for_room_was_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = Controller(paths=RunPaths(root=tmp_path), plan=make_plan(tmp_path), job_id="L1")
-
-    def full(_: RunPaths) -> int:
-        one.asked_to_stop = True
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(controller, "take_attempt", full)
-    assert one._run_nodes() == (JobState.CANCELLED, NodeExit.CANCELLED)
-
-
-def test_the_end_of_a_job_waits_for_room_though_it_was_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(controller, "ROOM_POLL_S", 0.01)
-    paths = RunPaths(root=tmp_path)
-    one = Controller(paths=paths, plan=make_plan(tmp_path), job_id="L1", asked_to_stop=True)
-    refusals = [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "full")]
-
-    def write(path: Path, text: str) -> None:
-        if refusals:
-            raise refusals.pop()
-        path.write_text(text)
-
-    monkeypatch.setattr(controller, "write_whole", write)
-    one._write_end(JobState.CANCELLED, 124)
-    end = read_end(paths)
-    assert end is not None
-    assert (end.state, end.exit_code) == (JobState.CANCELLED, 124)
-    assert capfd.readouterr().err.count("waiting for room, 10 minutes at most") == 1
-
-
-def test_the_time_limit_of_an_attempt_begins_once_there_is_room_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = dataclasses.replace(make_plan(tmp_path), time_minutes=1)
-    one = Controller(paths=RunPaths(root=tmp_path), plan=plan, job_id="L1")
-    now = [1000.0]
-    monkeypatch.setattr(controller.time, "monotonic", lambda: now[0])
-
-    def late(_: RunPaths) -> int:
-        now[0] += 300
-        return 1
-
-    monkeypatch.setattr(controller, "take_attempt", late)
-    monkeypatch.setattr(one, "_run_attempt", lambda: (JobState.COMPLETED, 0))
-    assert one._run_nodes() == (JobState.COMPLETED, 0)
-    assert one.deadline == 1360
 
 
 def test_a_failure_without_a_checkpoint_is_the_end(site: Site) -> None:

@@ -104,8 +104,12 @@ def versionless(text: str) -> str:
 
 
 def golden_files() -> dict[Path, str]:
-    """Name every golden file and its text as rendered now."""
-    scripts = {GOLDEN / f"{case}.sbatch": bundle_of(case).script for case in SCRIPTS}
+    """Name every golden file and its text as rendered now: one script whole, parts of the others."""
+    whole = "two_nodes_of_gpus"
+    scripts = {GOLDEN / f"{whole}.sbatch": bundle_of(whole).script}
+    for case in SCRIPTS.keys() - {whole}:
+        scripts[GOLDEN / f"{case}.directives"] = bundle_of(case).script.partition("\n\n")[0] + "\n"
+        scripts[GOLDEN / f"{case}.env.sh"] = bundle_of(case).files["env.sh"]
     yamls = {GOLDEN / "accelerate" / f"{name}.yaml": t for name, t in configurations().items()}
     return {path: versionless(text) for path, text in {**scripts, **yamls}.items()}
 

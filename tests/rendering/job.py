@@ -1,14 +1,17 @@
-"""Run rendered scripts in real bash, with a srun and a python that write down what they got."""
+"""Run rendered scripts in real bash with the real conductor; srun and the agents are stubs."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterrun.outcome import Outcome
 from clusterrun.planning.make import make_plan
 from clusterrun.planning.plan import Plan
 from clusterrun.rendering.bundle import Bundle, render_bundle
@@ -33,33 +36,33 @@ for ((node = 0; node < nodes; node++)); do
 done
 exit "$status"
 """
+# The conductor is real; an agent leaves the outcome that the test put down for its attempt.
 _PYTHON = r"""#!/bin/bash
-where=$STUB_DIR/python.$3.${SLURM_NODEID:-batch}
+[[ $2 == *clusterrun.backends* ]] && exec REAL "$@"
+where=$STUB_DIR/python.agent.$SLURM_NODEID
 printf '%s\0' "$@" > "$where.args"
 env -0 > "$where.env"
 printf '%s' "$PWD" > "$where.cwd"
 readlink "/proc/$$/fd/0" > "$where.stdin"
-case $3 in
-  register) exit "${STUB_REGISTER_STATUS:-0}" ;;
-  superseded) printf "%s\n" "${STUB_SUPERSEDED:-no}" ;;
-  successor)
-    touch "$where.up"
-    sleep "${STUB_SUCCESSOR_SLEEP:-0}" && touch "$where.done"
-    exit "${STUB_SUCCESSOR_STATUS:-0}"
-    ;;
-  conclude) [[ -f $STUB_DIR/decisions ]] && sed -n "${5}p" "$STUB_DIR/decisions" ;;
-esac
+outcome=$STUB_DIR/outcome.${@: -1}
+[[ ! -f $outcome ]] || cp "$outcome" "${@: -2:1}/attempts/${@: -1}/outcome.json"
 exit "${STUB_PYTHON_STATUS:-0}"
-"""
+""".replace("REAL", shlex.quote(sys.executable))
 _SCONTROL = r"""#!/bin/bash
 [[ $1 == ping ]] && { cat "$STUB_DIR/ping" 2> /dev/null; exit; }
-printf '%s\0' "$@" > "$STUB_DIR/scontrol.args"
-if [[ -n ${STUB_SCONTROL_SAYS:-} && ! -f $STUB_DIR/scontrol.said ]]; then
-  printf '%s\n' "$STUB_SCONTROL_SAYS" | tee "$STUB_DIR/scontrol.said"
-  exit 1
-fi
-exit "${STUB_SCONTROL_STATUS:-0}"
+[[ $* == *show* ]] || printf '%s\n' "$*" >> "$STUB_DIR/scontrol.asked"
 """
+_SBATCH = r"""#!/bin/bash
+touch "$STUB_DIR/sbatch.up"
+sleep "${STUB_SBATCH_SLEEP:-0}" && touch "$STUB_DIR/sbatch.done" && echo 4712
+"""
+STUBS = {
+    "srun": _SRUN,
+    "python": _PYTHON,
+    "scontrol": _SCONTROL,
+    "sbatch": _SBATCH,
+    "squeue": "#!/bin/bash\n",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +128,12 @@ class Site:
             (path / name).write_text(text)
         return path
 
-    def decide(self, *decisions: str) -> None:
-        """Say what is concluded from the attempts, the first one first: a word, a state, nodes.
-
-        The state of a job that ends there may be left out where there are no nodes.
-        """
-        (self.stubs / "decisions").write_text("".join(f"{line}\n" for line in decisions))
+    def ends(self, attempt: int, code: int, cause: str = "signal", **what: Any) -> None:
+        """Say what an attempt's agents report of its end."""
+        about = {"attempt": attempt, "job_id": "4711", "started_at": 1.0, "ended_at": 2.0}
+        values = {**about, "nodes": ("n1", "n2"), "reason": "why", **what}
+        outcome = Outcome(code=code, cause=cause, **values)
+        (self.stubs / f"outcome.{attempt}").write_text(outcome.to_json())
 
     def got(self, name: str) -> list[bytes]:
         """Read what a stub was given."""
@@ -151,7 +154,7 @@ def make_site(root: Path) -> Site:
     site = Site(root=root)
     site.workdir.mkdir()
     site.stubs.mkdir()
-    for name, text in {"srun": _SRUN, "python": _PYTHON, "scontrol": _SCONTROL}.items():
+    for name, text in STUBS.items():
         (site.stubs / name).write_text(text)
         (site.stubs / name).chmod(0o755)
     return site

@@ -75,7 +75,6 @@ def test_p1_the_rank_of_a_node_is_no_business_of_the_batch_shell() -> None:
     script = bundle_of("two_nodes_of_gpus").script
     assert "machine_rank=" not in script
     assert not re.search(r"\$\{?SLURM_(NODEID|PROCID)", script)
-    assert 'bash "$run_dir/node.sh" "$run_dir" "$attempt"' in script
 
 
 def test_p2_nothing_in_a_script_names_a_port_or_a_rendezvous() -> None:

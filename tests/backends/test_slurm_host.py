@@ -1,0 +1,273 @@
+"""A job of Slurm as the conductor's host: the commands that it runs, and how it reads answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun import record as records
+from clusterrun import shell
+from clusterrun.backends import preemption, slurm_host
+from clusterrun.backends.sbatch import CHAINED
+from clusterrun.backends.slurm_host import BY_HAND, SlurmHost
+from clusterrun.end import write_end
+from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.node.claims import take_attempt
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.state import JobState
+from tests.backends.builders import make_bundle
+from tests.planning.samples import on_slurm
+
+JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_PARTITION": "gpu"}
+
+
+class Slurm:
+    """What is asked of Slurm, and its answers by the words of the command."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answers: dict[str, shell.Completed | Exception] = {}
+
+    def says(self, words: str, text: str = "", rc: int = 0) -> Slurm:
+        self.answers[words] = shell.Completed(rc=rc, stdout=text, stderr=text if rc else "")
+        return self
+
+    def run(self, argv: Sequence[str], **_: Any) -> shell.Completed:
+        self.asked.append(" ".join(argv))
+        for words, answer in self.answers.items():
+            if words in self.asked[-1]:
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+        return shell.Completed(rc=0, stdout="", stderr="")
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    slurm = Slurm()
+    monkeypatch.setattr(shell, "run", slurm.run)
+    return slurm
+
+
+def host(root: Path, kind: str = "", env: Mapping[str, str] = {}, **asked: Any) -> SlurmHost:
+    plan = on_slurm(**{"nodes": 2, "gpus_per_node": 4, **asked})
+    return SlurmHost(paths=RunPaths(root=root), plan=plan, kind=kind, environ={**JOB, **env})
+
+
+def srun(given: SlurmHost, *excluded: str, is_relaunch: bool = False) -> list[str]:
+    return list(given._srun(3, is_relaunch=is_relaunch, excluded=excluded))
+
+
+# Steps
+
+
+def test_p7_p15_srun_gets_one_task_a_node_and_its_cpus(tmp_path: Path) -> None:
+    assert srun(host(tmp_path, cpus_per_task=6)) == [
+        *("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=6"),
+        *("--export=ALL", "--no-kill", "--wait=0", "--unbuffered", "--input=none"),
+        *("bash", f"{tmp_path}/node.sh", str(tmp_path), "3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "cpus"),
+    [
+        ({"SLURM_JOB_CPUS_PER_NODE": "16(x2)"}, ["--cpus-per-task=16"]),
+        ({"SLURM_JOB_CPUS_PER_NODE": "64,8(x3),32"}, ["--cpus-per-task=8"]),
+        ({"SLURM_JOB_CPUS_PER_NODE": "64", "SLURM_CPUS_PER_TASK": "4"}, ["--cpus-per-task=4"]),
+        ({}, []),
+    ],
+)
+def test_p7_cpus_that_the_site_chose_are_read_from_the_job(
+    tmp_path: Path, given: dict[str, str], cpus: list[str]
+) -> None:
+    argv = srun(host(tmp_path, env=given))
+    assert [option for option in argv if option.startswith("--cpus")] == cpus
+
+
+def test_a_relaunch_shares_what_a_lost_step_holds_and_does_not_wait(tmp_path: Path) -> None:
+    first = srun(host(tmp_path))
+    again = srun(host(tmp_path), "n2", "n5", is_relaunch=True)
+    assert [option for option in again if option not in first] == [
+        *("--exclude=n2,n5", "--overlap", "--mem=0", "--immediate=60")
+    ]
+
+
+# What is left to do
+
+
+@pytest.mark.parametrize(
+    ("state", "is_left"),
+    [
+        (JobState.COMPLETED, False),
+        (JobState.FAILED, False),
+        (JobState.CANCELLED, False),
+        (JobState.TIMEOUT, True),
+        (None, True),
+    ],
+)
+def test_the_next_job_of_a_chain_continues_only_after_the_time_limit(
+    tmp_path: Path, state: JobState | None, is_left: bool
+) -> None:
+    given = host(tmp_path, CHAINED)
+    given.paths.attempts_dir.mkdir()
+    take_attempt(given.paths, 1, "the job before")
+    if state:
+        write_end(given.paths, state, 1)
+    assert (given.nothing_left() == "") is is_left
+    assert host(tmp_path).nothing_left() == "", "a person has resumed the run"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "earlier", "is_left"), [("1", ["42"], False), ("1", [], True), ("0", ["42"], True)]
+)
+def test_a_job_that_slurm_starts_again_leaves_a_run_that_another_continues(
+    tmp_path: Path, restarts: str, earlier: list[str], is_left: bool
+) -> None:
+    given = host(tmp_path, env={"SLURM_RESTART_COUNT": restarts})
+    given.paths.record.write_text(json.dumps({"job_id": "43", "earlier_job_ids": earlier}))
+    assert (given.nothing_left() == "") is is_left
+
+
+# The record
+
+
+@pytest.mark.parametrize(("kind", "after_s"), [("", 5.0), (BY_HAND, 0.0), (CHAINED, 0.0)])
+def test_whoever_submitted_a_job_has_time_to_record_it(
+    tmp_path: Path, kind: str, after_s: float
+) -> None:
+    assert host(tmp_path, kind).register_after_s == after_s
+
+
+def test_a_run_that_was_submitted_by_hand_is_registered_once(tmp_path: Path) -> None:
+    runs = RunsDir(root=tmp_path / "runs")
+    plan = on_slurm(name="demo")
+    paths = records.create_run(runs, "demo", "42", make_bundle(plan))
+    given = host(paths.root)
+    given.register()
+    before = paths.record.stat()
+    given.register()
+    assert json.loads(paths.record.read_text())["job_id"] == "42"
+    assert runs.job_link("42").resolve() == paths.root.resolve()
+    assert paths.record.stat() == before
+
+
+# The time limit
+
+
+@pytest.mark.parametrize(
+    ("end", "minutes", "elapsed_s", "is_over"),
+    [
+        ("4000000000", 60, 9999, False),
+        ("1000000000", 60, 0, True),
+        ("", 60, 3600 - 4, True),
+        ("", 60, 3600 - 30, False),
+        ("", None, 9999, False),
+    ],
+)
+def test_a_job_that_slurm_ends_at_its_time_limit_has_timed_out(
+    tmp_path: Path, end: str, minutes: int | None, elapsed_s: int, is_over: bool
+) -> None:
+    given = host(tmp_path, env={"SLURM_JOB_END_TIME": end}, time_minutes=minutes)
+    given.started = slurm_host.time.monotonic() - elapsed_s
+    assert given.is_over() is is_over
+
+
+# slurmctld
+
+
+@pytest.mark.parametrize(
+    ("answer", "answers"),
+    [
+        ("Slurmctld(primary) at head is UP\n", True),
+        ("Slurmctld(primary) at head is DOWN\n", False),
+        ("Slurmctld(primary) at head is DOWN\nSlurmctld(backup) at other is UP\n", True),
+        ("", True),
+    ],
+)
+def test_slurmctld_answers_unless_all_of_them_are_down(
+    tmp_path: Path, slurm: Slurm, answer: str, answers: bool
+) -> None:
+    slurm.says("ping", answer)
+    assert host(tmp_path).answers() is answers
+
+
+@pytest.mark.parametrize(("rc", "refusal"), [(0, ""), (1, "Requested operation is disabled")])
+def test_a_requeue_gives_slurms_refusal(
+    tmp_path: Path, slurm: Slurm, rc: int, refusal: str
+) -> None:
+    slurm.says("requeue", refusal, rc)
+    assert host(tmp_path).requeue() == refusal
+    assert slurm.asked[-1] == "scontrol requeue 42"
+
+
+def in_grace_time(
+    slurm: Slurm,
+    version: str = "24.11.5",
+    preempted: str = "2026-11-22T18:00:00",
+    mode: str = "REQUEUE",
+    by: str = "preempt/partition_prio",
+    requeue: int = 1,
+) -> None:
+    job = f"JobId=42 Requeue={requeue} Restarts=0 PreemptEligibleTime=None PreemptTime={preempted}"
+    config = f"PreemptMode             = REQUEUE\nPreemptType             = {by}\n"
+    slurm.says("show job", job)
+    slurm.says("show config", f"{config}SLURM_VERSION           = {version}\n")
+    slurm.says("show partition gpu", f"PartitionName=gpu PreemptMode={mode} State=UP")
+
+
+def test_a_job_in_its_grace_time_is_requeued_by_slurm_alone(tmp_path: Path, slurm: Slurm) -> None:
+    """A second requeue would follow the last end of the run."""
+    in_grace_time(slurm)
+    assert host(tmp_path).requeue() == ""
+    assert "scontrol requeue 42" not in slurm.asked
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"version": "22.05.8"},
+        {"version": "23.11.10"},
+        {"preempted": "None"},
+        {"mode": "CANCEL"},
+        {"by": "preempt/qos"},
+        {"requeue": 0},
+    ],
+)
+def test_a_job_is_requeued_by_hand_unless_slurm_certainly_does_so(
+    tmp_path: Path, slurm: Slurm, otherwise: dict[str, Any]
+) -> None:
+    in_grace_time(slurm, **otherwise)
+    host(tmp_path).requeue()
+    assert slurm.asked[-1] == "scontrol requeue 42"
+
+
+def test_a_job_is_requeued_by_hand_if_slurm_says_nothing(tmp_path: Path, slurm: Slurm) -> None:
+    slurm.answers["show"] = SchedulerUnreachableError("silent")
+    host(tmp_path).requeue()
+    assert slurm.asked[-1] == "scontrol requeue 42"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "is_preempted", "asked"),
+    [("0", False, []), ("0", True, ["off"]), ("2", False, ["off"])],
+)
+def test_a_run_that_is_over_is_not_started_again(
+    tmp_path: Path, slurm: Slurm, restarts: str, is_preempted: bool, asked: list[str]
+) -> None:
+    given = host(tmp_path, env={"SLURM_RESTART_COUNT": restarts})
+    given.stay_down(is_preempted=is_preempted)
+    assert slurm.asked == ["scontrol update JobId=42 Requeue=0" for _ in asked]
+
+
+def test_a_refusal_to_stay_down_is_reported(
+    tmp_path: Path, slurm: Slurm, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slurm.says("update", "slurm_update error: Access denied", 1)
+    host(tmp_path).stay_down(is_preempted=True)
+    assert "may start this job again: slurm_update error" in capfd.readouterr().err
+    assert preemption.stay_down("42") != ""

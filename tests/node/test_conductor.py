@@ -1,0 +1,834 @@
+"""What the conductor does between attempts, in time that does not pass: steps, signals and disks
+are made by hand, the files are real."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.end import read_end
+from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError
+from clusterrun.node import conductor as module
+from clusterrun.node.claims import take_attempt
+from clusterrun.node.conductor import Conductor
+from clusterrun.node.recovery import Decision
+from clusterrun.node.request import Reason, read_request, write_request
+from clusterrun.outcome import Next
+from clusterrun.paths import RunPaths
+from clusterrun.state import JobState
+from tests.planning.samples import on_slurm
+
+CANCELLED, INTERRUPTED = int(NodeExit.CANCELLED), int(NodeExit.INTERRUPTED)
+LOST = int(NodeExit.NODE_LOST)
+STAYS = float("inf")
+Deed = Callable[[], object]
+
+
+class FakeStep:
+    """An attempt that ends with a status after some seconds."""
+
+    def __init__(self, scene: Scene, code: int, lasts_s: float) -> None:
+        self.scene, self.code = scene, code
+        self.ends_at = scene.now + lasts_s
+        self.deeds: list[str] = []
+
+    def poll(self) -> int | None:
+        return self.code if self.scene.now >= self.ends_at or "kill" in self.deeds else None
+
+    def end(self) -> None:
+        self.deeds.append("end")
+        if not self.scene.is_witness:
+            self.ends_at = min(self.ends_at, self.scene.now + 1)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            self.deeds.append("kill")
+
+
+class Scene:
+    """A run, a host and a clock: waiting is what makes time pass."""
+
+    job_id = "42"
+    register_after_s = 5.0
+
+    def __init__(self, root: Path) -> None:
+        self.paths = RunPaths(root=root)
+        self.plan = on_slurm(nodes=2, gpus_per_node=1)
+        self.now = 1000.0
+        self.environ: Mapping[str, str] = {"SLURM_JOB_ID": "42"}
+        self.is_witness, self.time_limit_s = True, STAYS
+        self.steps: list[FakeStep] = []
+        self.attempts: list[tuple[float, int]] = [(1.0, 0)]  # of each: seconds and status
+        self.decisions: list[Decision | Exception] = []
+        self.events: list[tuple[float, int | Deed]] = []
+        self.asked: list[Any] = []
+        self.refusals: list[str | Exception] = []
+        self.silent_until, self.over_at = 0.0, STAYS
+        self.successor: str | Exception = "43"
+        self.reason = ""
+
+    # The clock and its signals
+
+    def at(self, seconds: float, event: int | Deed) -> None:
+        """Have a signal arrive, or something happen, some seconds from now."""
+        self.events.append((self.now + seconds, event))
+        self.events.sort(key=lambda pair: pair[0])
+
+    def wait(self, seconds: float) -> list[int]:
+        until = self.now + seconds
+        due = [pair for pair in self.events if pair[0] <= until]
+        if not due:
+            self.now = until
+            return []
+        self.events.remove(due[0])
+        self.now = max(self.now, due[0][0])
+        event = due[0][1]
+        if isinstance(event, int):
+            return [event]
+        event()
+        return []
+
+    # The host
+
+    def nothing_left(self) -> str:
+        return self.reason
+
+    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> FakeStep:
+        self.asked.append((attempt, is_relaunch, excluded))
+        lasts_s, code = self.attempts[min(len(self.steps), len(self.attempts) - 1)]
+        self.steps.append(FakeStep(self, code, lasts_s))
+        return self.steps[-1]
+
+    def register(self) -> None:
+        self.asked.append(("register", self.now))
+
+    def is_over(self) -> bool:
+        return self.now >= self.over_at
+
+    def answers(self) -> bool:
+        return self.now >= self.silent_until
+
+    def requeue(self) -> str:
+        self.asked.append("requeue")
+        answer = self.refusals.pop(0) if self.refusals else ""
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def stay_down(self, *, is_preempted: bool) -> None:
+        self.asked.append(("stay_down", is_preempted))
+
+    def submit_successor(self, excluded: tuple[str, ...]) -> str:
+        self.asked.append(("successor", excluded))
+        self.wait(0)
+        if isinstance(self.successor, Exception):
+            raise self.successor
+        return self.successor
+
+    # The rule book
+
+    def decide(self, root: Path, attempt: int, code: int, environ: Mapping[str, str]) -> Decision:
+        assert (root, environ) == (self.paths.root, self.environ)
+        self.asked.append(("decide", attempt, code))
+        decision = self.decisions.pop(0)
+        if isinstance(decision, Exception):
+            raise decision
+        return decision
+
+    def conductor(self) -> Conductor:
+        return Conductor(
+            paths=self.paths,
+            plan=self.plan,
+            host=self,
+            signals=self,
+            decide=self.decide,
+            clock=lambda: self.now,
+        )
+
+    def run(self) -> int:
+        return self.conductor().run()
+
+    def fails(self, *codes: int, lasts_s: float = 1.0) -> Scene:
+        """Have the attempts end with these statuses, the last one always."""
+        self.attempts = [(lasts_s, code) for code in codes]
+        return self
+
+    def taken(self) -> list[str]:
+        return sorted(path.name for path in self.paths.attempts_dir.iterdir())
+
+    def end(self) -> tuple[JobState, int | None] | None:
+        end = read_end(self.paths)
+        return (end.state, end.exit_code) if end else None
+
+    def request(self) -> Reason | None:
+        return read_request(self.paths.request(1))
+
+    def elsewhere(self, number: int) -> None:
+        assert take_attempt(self.paths, number, "another job")
+
+
+def follow(step: Next, *exclude: str, state: JobState = JobState.FAILED) -> Decision:
+    return Decision(next=step, why="why", exclude=exclude, state=state)
+
+
+RELAUNCH, STOP = follow(Next.RELAUNCH), follow(Next.STOP)
+REQUEUE, SUCCESSOR = follow(Next.REQUEUE), follow(Next.SUCCESSOR)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+# One attempt
+
+
+def test_a_training_that_completes_is_the_end(scene: Scene) -> None:
+    assert scene.run() == 0
+    assert scene.end() == (JobState.COMPLETED, 0)
+    assert [what for what in scene.asked if what[0] == "decide"] == []
+
+
+def test_every_job_is_an_attempt_of_its_own_and_removes_the_end_before(scene: Scene) -> None:
+    scene.decisions = [STOP]
+    assert scene.fails(3).run() == 3
+    assert scene.end() == (JobState.FAILED, 3)
+    scene.at(0.5, lambda: scene.asked.append(("end", scene.paths.end.exists())))
+    scene.attempts = [(1.0, 0)]
+    assert scene.run() == 0
+    assert ("end", False) in scene.asked
+    assert scene.taken() == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("code", "agreed", "status"),
+    [(143, "3", 3), (143, None, 143), (1, "nonsense", 1), (0, "3", 0), (1, "0", 1)],
+)
+def test_the_status_that_the_agents_agreed_on_explains_the_steps(
+    scene: Scene, code: int, agreed: str | None, status: int
+) -> None:
+    scene.decisions = [STOP]
+    if agreed is not None:
+        scene.at(0.5, lambda: scene.paths.verdict(1).write_text(f"{agreed}\n"))
+    assert scene.fails(code).run() == status
+    assert (scene.end() or ("", -1))[1] == status
+
+
+@pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.TIMEOUT, JobState.FAILED])
+def test_the_state_of_a_run_that_stops_is_what_was_decided(scene: Scene, state: JobState) -> None:
+    scene.decisions = [follow(Next.STOP, state=state)]
+    assert scene.fails(CANCELLED).run() == CANCELLED
+    assert scene.end() == (state, CANCELLED)
+
+
+@pytest.mark.parametrize("trouble", [OSError("disk"), ValueError("plan"), KeyError("bug")])
+def test_the_status_stands_if_nothing_can_be_decided(scene: Scene, trouble: Exception) -> None:
+    scene.decisions = [trouble]
+    assert scene.fails(7).run() == 7
+    assert scene.end() == (JobState.FAILED, 7)
+
+
+def test_a_job_with_nothing_left_to_do_takes_no_attempt(scene: Scene) -> None:
+    scene.reason = "the run has ended"
+    assert scene.run() == 0
+    assert (scene.paths.attempts_dir.exists(), scene.end()) == (False, None)
+
+
+def test_a_step_that_cannot_start_is_a_failure_that_leaves_an_end(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def missing(*_: object, **__: object) -> FakeStep:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "srun")
+
+    monkeypatch.setattr(scene, "start", missing)
+    assert scene.run() == 127
+    assert scene.end() == (JobState.FAILED, 127)
+    assert "srun" in capfd.readouterr().err
+
+
+def test_a_bug_of_the_conductor_leaves_an_end_and_no_step(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> str:
+        raise TypeError("bug")
+
+    monkeypatch.setattr(module, "followed_by", broken)
+    scene.attempts = [(STAYS, 0)]
+    scene.at(1, signal.SIGURG)
+    assert scene.run() == 1
+    assert scene.end() == (JobState.FAILED, 1)
+    assert scene.steps[0].deeds == ["kill"]
+
+
+# The record
+
+
+@pytest.mark.parametrize(("after_s", "lasts_s", "times"), [(5, 9, 1), (5, 3, 0), (0, 1, 1)])
+def test_a_job_is_registered_once_whoever_submitted_it_had_time_to(
+    scene: Scene, after_s: float, lasts_s: float, times: int
+) -> None:
+    scene.register_after_s, scene.attempts = after_s, [(lasts_s, 0)]
+    begin = scene.now
+    scene.run()
+    registered = [what[1] - begin for what in scene.asked if what[0] == "register"]
+    assert registered == [pytest.approx(after_s, abs=0.5)] * times
+
+
+def test_a_run_that_cannot_be_registered_runs_all_the_same(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(scene, "register", broken)
+    scene.register_after_s = 0
+    assert scene.run() == 0
+    assert "could not be registered" in capfd.readouterr().err
+
+
+# Relaunch
+
+
+def test_a_relaunch_is_the_next_attempt_in_the_same_allocation(scene: Scene) -> None:
+    scene.decisions = [follow(Next.RELAUNCH, "n2", "n5"), RELAUNCH]
+    assert scene.fails(123, 137, 0).run() == 0
+    assert [what for what in scene.asked if isinstance(what[0], int)] == [
+        (1, False, ()),
+        (2, True, ("n2", "n5")),
+        (3, True, ()),
+    ]
+    assert scene.end() == (JobState.COMPLETED, 0)
+
+
+def refuse_attempts(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, number: int, code: int = errno.ENOSPC
+) -> list[int]:
+    """Have the disk refuse an attempt some times; each refusal is listed."""
+    refused: list[int] = []
+
+    def take(paths: RunPaths, attempt: int, owner: str) -> bool:
+        if attempt == number and len(refused) < refusals:
+            refused.append(attempt)
+            raise OSError(code, os.strerror(code))
+        return take_attempt(paths, attempt, owner)
+
+    monkeypatch.setattr(module, "take_attempt", take)
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("attempt", "trouble", "refusals", "code"),
+    [
+        (2, errno.ENOSPC, 3, 0),
+        (2, errno.EIO, 3, 0),  # a run that has begun survives any trouble of its disk
+        (2, errno.ESTALE, 999, 1),
+        (1, errno.EDQUOT, 3, 0),
+        (1, errno.EACCES, 1, 1),
+        (1, errno.ENOSPC, 999, 1),
+    ],
+)
+def test_an_attempt_waits_ten_minutes_for_a_disk_that_takes_it(
+    scene: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    attempt: int,
+    trouble: int,
+    refusals: int,
+    code: int,
+) -> None:
+    refused = refuse_attempts(monkeypatch, refusals, attempt, trouble)
+    scene.decisions = [RELAUNCH]
+    begin = scene.now
+    assert scene.fails(137, 0).run() == code
+    assert len(refused) == refusals or 600 <= scene.now - begin < 640
+    said = capfd.readouterr().err
+    assert said.count("waiting for room, ten minutes at most") == (trouble != errno.EACCES)
+    assert said.count("cannot be written to") == code
+    assert scene.end() == ((JobState.FAILED, 1) if code else (JobState.COMPLETED, 0))
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_job_that_is_ended_while_its_disk_is_full_waits_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
+) -> None:
+    refused = refuse_attempts(monkeypatch, 999, 2)
+    scene.decisions = [RELAUNCH]
+    if is_elsewhere:
+        scene.at(11, lambda: scene.elsewhere(2))
+    scene.at(12, signal.SIGTERM)
+    assert scene.fails(137).run() == CANCELLED
+    assert len(refused) <= 4
+    assert scene.end() == (None if is_elsewhere else (JobState.CANCELLED, CANCELLED))
+
+
+def test_a_job_that_is_ended_as_it_takes_its_next_attempt_has_the_last_word(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it has just taken itself is nobody else's."""
+
+    def take(paths: RunPaths, attempt: int, owner: str) -> bool:
+        if attempt == 2:
+            scene.at(0, signal.SIGTERM)
+        return take_attempt(paths, attempt, owner)
+
+    monkeypatch.setattr(module, "take_attempt", take)
+    scene.decisions = [RELAUNCH]
+    assert scene.fails(137).run() == CANCELLED
+    assert "elsewhere" not in capfd.readouterr().err
+    assert scene.end() == (JobState.CANCELLED, CANCELLED)
+    assert len(scene.steps) == 1
+
+
+def test_a_run_directory_that_takes_no_further_attempt_ends_the_run(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scene.decisions = [RELAUNCH]
+    gone = scene.paths.root / "gone"
+    scene.at(0.5, lambda: scene.paths.attempts_dir.rename(gone))
+    assert scene.fails(137).run() == 1
+    assert "attempts cannot be written to" in capfd.readouterr().err
+
+
+# Requeue and successor
+
+
+def test_a_requeued_job_has_no_end(scene: Scene) -> None:
+    scene.decisions = [REQUEUE]
+    assert scene.fails(INTERRUPTED).run() == INTERRUPTED
+    assert scene.asked[-1] == "requeue"
+    assert scene.end() is None
+
+
+def test_another_job_continues_if_slurm_does_not_requeue(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scene.decisions, scene.refusals = [REQUEUE], ["not allowed"]
+    assert scene.fails(INTERRUPTED).run() == INTERRUPTED
+    assert ("successor", ()) in scene.asked
+    assert "Slurm does not requeue this job: not allowed" in capfd.readouterr().err
+    assert scene.end() is None
+
+
+@pytest.mark.parametrize(("silences", "is_requeued"), [(1, True), (5, True), (6, False)])
+def test_a_requeue_that_slurmctld_did_not_hear_is_asked_again(
+    scene: Scene, silences: int, is_requeued: bool
+) -> None:
+    scene.decisions = [REQUEUE]
+    scene.refusals = [SchedulerUnreachableError("silent", cause="timed out")] * silences
+    assert scene.fails(INTERRUPTED).run() == INTERRUPTED
+    assert (("successor", ()) in scene.asked) is not is_requeued
+
+
+def test_a_job_that_is_requeued_as_slurmctld_falls_silent_has_no_end(scene: Scene) -> None:
+    """The request was heard: Slurm ends the job."""
+    scene.decisions = [REQUEUE]
+    scene.refusals = [SchedulerUnreachableError("silent")] * 9
+    scene.at(8, signal.SIGTERM)
+    assert scene.fails(INTERRUPTED).run() == CANCELLED
+    assert scene.end() is None
+
+
+def test_a_successor_leaves_nodes_out_and_keeps_slurm_from_requeueing_this_job(
+    scene: Scene,
+) -> None:
+    scene.decisions = [follow(Next.SUCCESSOR, "n2", "n5")]
+    assert scene.fails(LOST).run() == INTERRUPTED
+    assert scene.asked[-2:] == [("successor", ("n2", "n5")), ("stay_down", True)]
+    assert scene.end() is None
+
+
+def test_the_job_is_requeued_if_nothing_can_be_submitted_from_a_node(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scene.decisions, scene.successor = [SUCCESSOR], ClusterrunError("no", cause="not\nhere")
+    assert scene.fails(137).run() == INTERRUPTED
+    said = capfd.readouterr().err
+    assert "no successor: no: not here" in said
+    assert "this job is requeued instead" in said
+    assert scene.asked[-1] == "requeue"
+    assert scene.end() is None
+
+
+@pytest.mark.parametrize("decision", [REQUEUE, SUCCESSOR])
+def test_a_run_that_nobody_continues_has_failed_and_says_how_to(
+    scene: Scene, capfd: pytest.CaptureFixture[str], decision: Decision
+) -> None:
+    scene.decisions, scene.successor = [decision], ClusterrunError("no")
+    scene.refusals = ["no"]
+    assert scene.fails(137).run() == 137
+    assert "continue it: clusterrun resume 42" in capfd.readouterr().err
+    assert scene.end() == (JobState.FAILED, 137)
+
+
+@pytest.mark.parametrize("is_submitted", [True, False])
+def test_a_job_that_is_ended_while_its_successor_is_submitted(
+    scene: Scene, is_submitted: bool
+) -> None:
+    """It was cancelled, unless the run continues."""
+    scene.decisions = [follow(Next.SUCCESSOR, state=JobState.TIMEOUT)]
+    if not is_submitted:
+        scene.successor = ClusterrunError("no")
+    deed = scene.submit_successor
+
+    def submit(excluded: tuple[str, ...]) -> str:
+        scene.at(0, signal.SIGTERM)
+        scene.at(0, lambda: None)  # what the submission itself would hear
+        scene.events.reverse()
+        return deed(excluded)
+
+    scene.submit_successor = submit  # type: ignore[method-assign]
+    assert scene.fails(INTERRUPTED).run() == CANCELLED
+    assert scene.end() == (None if is_submitted else (JobState.CANCELLED, CANCELLED))
+    assert "requeue" not in scene.asked
+
+
+# A preemption's grace time
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "decision", "asked"),
+    [
+        (Reason.PREEMPT, 0, None, ("stay_down", True)),
+        (Reason.PREEMPT, 3, STOP, ("stay_down", True)),
+        (None, INTERRUPTED, follow(Next.STOP, state=JobState.TIMEOUT), ("stay_down", True)),
+        (None, 0, None, ("stay_down", False)),
+        (Reason.CANCEL, 0, None, ("stay_down", False)),
+    ],
+)
+def test_a_run_that_is_over_is_not_requeued_by_slurm(
+    scene: Scene, request_: Reason | None, code: int, decision: Decision | None, asked: object
+) -> None:
+    scene.decisions = [decision] if decision else []
+    if request_:
+        scene.at(0.5, lambda: write_request(scene.paths.request(1), request_))
+    scene.fails(code).run()
+    assert scene.asked[-1] == asked
+
+
+def test_a_job_that_slurm_cancels_asks_nothing_more_of_it(scene: Scene) -> None:
+    scene.at(0.5, signal.SIGTERM)
+    scene.run()
+    assert not [what for what in scene.asked if what[0] == "stay_down"]
+
+
+# Warnings
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_slurms_warning_goes_to_the_heads_agent_with_its_reason(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, sent: killed.append((pid, sent)))
+    scene.at(0.4, lambda: scene.paths.head_pid(1).write_text("77\n"))
+    scene.at(0.5, number)
+    assert scene.run() == 0
+    assert killed == [(77, signal.SIGUSR2)]
+    assert read_request(scene.paths.request(1)) is Reason.TIME_LIMIT
+
+
+def test_a_warning_is_not_sent_to_a_pid_of_another_node(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a stranger's pid"))
+    scene.decisions = [follow(Next.RELAUNCH, "n1")]
+    scene.at(1.4, lambda: scene.paths.head_pid(2).write_text("77\n"))
+    scene.at(1.5, signal.SIGUSR2)
+    assert scene.fails(LOST, 0).run() == 0
+    assert read_request(scene.paths.request(2)) is Reason.TIME_LIMIT
+
+
+def test_a_warning_is_passed_on_to_the_attempt_that_follows(scene: Scene) -> None:
+    scene.decisions = [RELAUNCH]
+    scene.at(0.5, signal.SIGUSR2)
+    scene.fails(137, 0).run()
+    assert read_request(scene.paths.request(2)) is Reason.TIME_LIMIT
+
+
+def test_a_warning_does_not_replace_an_earlier_request(scene: Scene) -> None:
+    scene.at(0.4, lambda: write_request(scene.paths.request(1), Reason.CANCEL))
+    scene.at(0.5, signal.SIGUSR2)
+    assert scene.run() == 0
+    assert read_request(scene.paths.request(1)) is Reason.CANCEL
+
+
+def test_a_warning_before_the_first_attempt_is_not_lost(scene: Scene) -> None:
+    scene.at(0, signal.SIGUSR2)
+    scene.run()
+    assert read_request(scene.paths.request(1)) is Reason.TIME_LIMIT
+
+
+# Lost nodes
+
+
+def test_a_step_that_stays_once_the_agents_have_left_gets_a_moment(scene: Scene) -> None:
+    scene.decisions, scene.attempts = [STOP], [(STAYS, 0)]
+    scene.at(1, signal.SIGURG)
+    begin = scene.now
+    assert scene.run() == LOST
+    assert scene.steps[0].deeds == ["kill"]
+    assert scene.now - begin == pytest.approx(1 + module.LET_GO_S, abs=0.3)
+
+
+def test_a_step_whose_nodes_are_known_to_be_lost_is_killed_at_once(scene: Scene) -> None:
+    scene.decisions, scene.attempts = [follow(Next.STOP, "n2")], [(STAYS, 0)]
+    scene.at(1, signal.SIGURG)
+    begin = scene.now
+    scene.run()
+    assert scene.steps[0].deeds == ["kill"]
+    assert scene.now - begin < 1.3
+
+
+def test_a_step_that_ends_after_its_agents_is_not_killed(scene: Scene) -> None:
+    scene.decisions = [STOP]
+    scene.at(0.5, signal.SIGURG)
+    assert scene.fails(5).run() == LOST
+    assert scene.steps[0].deeds == []
+
+
+def test_a_warning_after_a_lost_node_does_not_end_the_next_attempt(scene: Scene) -> None:
+    scene.decisions = [follow(Next.RELAUNCH, "n2")]
+    scene.attempts = [(STAYS, 0), (3.0, 0)]
+    scene.at(1, signal.SIGURG)
+    scene.at(2, signal.SIGUSR2)
+    assert scene.run() == 0
+    assert scene.taken() == ["1", "2"]
+
+
+@pytest.mark.parametrize("follows", ["heir", "attempt"])
+def test_a_job_that_others_took_for_lost_leaves_no_step_and_no_end(
+    scene: Scene, follows: str
+) -> None:
+    scene.attempts = [(STAYS, 0)]
+    heir = scene.paths.followed(1)
+    deed = (lambda: heir.write_text("n2\n")) if follows == "heir" else (lambda: scene.elsewhere(2))
+    scene.at(1, deed)
+    scene.at(2, signal.SIGURG)
+    assert scene.run() == INTERRUPTED
+    assert scene.steps[0].deeds == ["kill"]
+    assert scene.end() is None
+    assert not [what for what in scene.asked if what[0] == "decide"]
+
+
+# Claims
+
+
+def test_what_follows_is_claimed_before_it_is_decided(scene: Scene) -> None:
+    scene.decisions = [STOP]
+    decide = scene.decide
+
+    def claimed(*given: Any) -> Decision:
+        assert scene.paths.followed(1).read_text() == ""
+        return decide(*given)
+
+    scene.decide = claimed  # type: ignore[method-assign]
+    assert scene.fails(5).run() == 5
+
+
+@pytest.mark.parametrize("code", [0, 137])
+def test_a_job_that_slurm_has_started_elsewhere_has_not_the_last_word(
+    scene: Scene, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
+    scene.at(0.5, lambda: scene.elsewhere(2))
+    assert scene.fails(code).run() == INTERRUPTED
+    assert "attempt 2 of this run has begun elsewhere" in capfd.readouterr().err
+    assert scene.taken() == ["1", "2"]
+    assert scene.end() is None
+
+
+def test_a_node_that_is_quicker_by_a_moment_continues_the_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def late(paths: RunPaths, attempt: int) -> bool:
+        paths.followed(attempt).write_text("n2\n")
+        return False
+
+    monkeypatch.setattr(module, "claim", late)
+    assert scene.fails(LOST).run() == INTERRUPTED
+    assert "n2 could not reach this node" in capfd.readouterr().err
+
+
+def test_a_claim_that_a_full_disk_refuses_is_nobodys(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(module, "claim", full)
+    assert scene.run() == 0
+    assert scene.end() == (JobState.COMPLETED, 0)
+
+
+def test_a_job_that_an_heir_cancels_has_not_the_last_word(scene: Scene) -> None:
+    scene.at(0.4, lambda: scene.paths.followed(1).write_text("n2\n"))
+    scene.at(0.5, signal.SIGTERM)
+    scene.fails(LOST).run()
+    assert scene.end() is None
+
+
+def test_an_attempt_that_another_job_has_taken_is_not_jumped_over(scene: Scene) -> None:
+    """Its ranks would see the next one, and save no more."""
+    scene.decisions = [RELAUNCH]
+    decide = scene.decide
+
+    def late(*given: Any) -> Decision:
+        scene.elsewhere(2)
+        return decide(*given)
+
+    scene.decide = late  # type: ignore[method-assign]
+    assert scene.fails(137).run() == INTERRUPTED
+    assert (scene.taken(), len(scene.steps)) == (["1", "2"], 1)
+    assert scene.end() is None
+
+
+# A slurmctld that is silent
+
+
+def test_nothing_is_decided_while_slurmctld_is_silent(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scene.silent_until = scene.now + 60
+    scene.decisions = [RELAUNCH]
+    scene.at(50, lambda: scene.asked.append(("claimed", scene.paths.followed(1).exists())))
+    assert scene.fails(137, 0).run() == 0
+    assert ("claimed", False) in scene.asked
+    assert capfd.readouterr().err.count("waits: slurmctld does not answer") == 1
+
+
+def test_a_job_that_is_ended_while_slurmctld_is_silent_waits_no_more(scene: Scene) -> None:
+    scene.silent_until = STAYS
+    scene.at(20, signal.SIGTERM)
+    assert scene.fails(137).run() == CANCELLED
+    assert scene.end() == (JobState.CANCELLED, CANCELLED)
+
+
+def test_a_training_that_completed_does_not_wait_for_slurmctld(scene: Scene) -> None:
+    scene.silent_until = STAYS
+    assert scene.run() == 0
+
+
+def test_a_node_that_has_lost_slurmctld_leaves_the_run_to_an_heir(scene: Scene) -> None:
+    scene.silent_until = STAYS
+    scene.at(20, lambda: scene.paths.followed(1).write_text("n2\n"))
+    assert scene.fails(LOST).run() == INTERRUPTED
+    assert scene.end() is None
+
+
+# The end of the job from outside
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_the_end_is_written_as_soon_as_slurm_ends_the_job(scene: Scene, is_over: bool) -> None:
+    """Slurm may kill the conductor before its step has left."""
+    scene.attempts = [(60.0, 143)]
+    if is_over:
+        scene.over_at = scene.now
+    state = JobState.TIMEOUT if is_over else JobState.CANCELLED
+    scene.at(10, signal.SIGTERM)
+    scene.at(11, lambda: scene.asked.append(("end", scene.end(), scene.steps[0].poll())))
+    assert scene.run() == CANCELLED
+    assert ("end", (state, CANCELLED), None) in scene.asked
+    assert read_request(scene.paths.request(1)) is Reason.END
+    assert scene.end() == (state, CANCELLED)
+    assert not [what for what in scene.asked if what[0] == "decide"], "there is little time left"
+
+
+@pytest.mark.parametrize("when_s", [0.0, 0.5, 1.0])
+def test_a_job_that_is_ended_is_not_started_again_whenever_that_comes(
+    scene: Scene, when_s: float
+) -> None:
+    scene.at(when_s, signal.SIGTERM)
+    assert scene.fails(143).run() == CANCELLED
+    assert scene.end() == (JobState.CANCELLED, CANCELLED)
+    assert scene.taken() == ["1"]
+
+
+def test_a_job_that_is_ended_while_it_is_decided_is_not_started_again(scene: Scene) -> None:
+    scene.decisions = [RELAUNCH]
+    decide = scene.decide
+
+    def interrupted(*given: Any) -> Decision:
+        scene.at(0, signal.SIGTERM)
+        return decide(*given)
+
+    scene.decide = interrupted  # type: ignore[method-assign]
+    assert scene.fails(143).run() == CANCELLED
+    assert (scene.taken(), scene.end()) == (["1"], (JobState.CANCELLED, CANCELLED))
+
+
+# Where only end.json knows how the job ended, and nobody else holds its time limit
+
+
+@pytest.fixture
+def here(scene: Scene) -> Scene:
+    scene.is_witness = False
+    return scene
+
+
+@pytest.mark.parametrize(("code", "status"), [(143, 143), (0, CANCELLED)])
+def test_a_job_here_ends_its_own_step_and_has_its_status(
+    here: Scene, code: int, status: int
+) -> None:
+    here.attempts = [(60.0, code)]
+    here.at(10, signal.SIGTERM)
+    here.at(10.5, lambda: here.asked.append(("end", here.paths.end.exists())))
+    assert here.run() == status
+    assert ("end", False) in here.asked, "readers would take the job for ended"
+    assert here.end() == (JobState.CANCELLED, status)
+    assert here.steps[0].deeds == ["end"]
+
+
+def test_the_time_limit_is_held_and_warned_of(here: Scene) -> None:
+    here.time_limit_s, here.attempts = 600, [(STAYS, 143)]
+    begin = here.now
+    here.at(600 - here.plan.warning_s - 1, lambda: here.asked.append(("early", here.request())))
+    here.at(600 - here.plan.warning_s + 1, lambda: here.asked.append(("warned", here.request())))
+    assert here.run() == 143
+    assert [what for what in here.asked if what[0] in ("early", "warned")] == [
+        ("early", None),
+        ("warned", Reason.TIME_LIMIT),
+    ]
+    assert here.end() == (JobState.TIMEOUT, 143)
+    assert here.now - begin == pytest.approx(601, abs=2)
+
+
+def test_a_run_that_left_at_its_limit_gets_a_new_one_and_a_restart_shares_it(here: Scene) -> None:
+    here.time_limit_s = 600
+    here.attempts = [(500, 137), (50, INTERRUPTED), (550, 0)]
+    here.decisions = [RELAUNCH, follow(Next.RELAUNCH, state=JobState.TIMEOUT)]
+    assert here.run() == 0
+    assert read_request(here.paths.request(3)) is Reason.TIME_LIMIT  # its own warning
+    assert here.end() == (JobState.COMPLETED, 0)
+
+
+def test_the_time_limit_begins_once_there_is_room_for_the_attempt(
+    here: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_attempts(monkeypatch, 60, 1)
+    here.time_limit_s, here.attempts = 200, [(150, 0)]
+    assert here.run() == 0
+
+
+def test_the_last_word_waits_for_room_though_the_job_was_cancelled(
+    here: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refusals = [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "full")]
+    write = module.write_end
+
+    def full(*given: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        write(*given)
+
+    monkeypatch.setattr(module, "write_end", full)
+    here.attempts = [(60.0, 143)]
+    here.at(1, signal.SIGTERM)
+    here.run()
+    assert here.end() == (JobState.CANCELLED, 143)
+    assert capfd.readouterr().err.count("waiting for room") == 1

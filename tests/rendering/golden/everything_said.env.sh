@@ -1,0 +1,44 @@
+# Rendered by clusterrun VERSION: sourced by the batch script and on every node.
+
+# Leftovers of another launcher, or of the step around us, would change who a rank is.
+unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE NODE_RANK
+unset ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT MPI_LOCALRANKID MPI_LOCALNRANKS
+unset "${!PET_@}" "${!TORCHELASTIC_@}" "${!PMI_@}" "${!PMIX_@}" "${!OMPI_COMM_@}" "${!MV2_COMM_@}"
+unset "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_@}" "${!MEGATRON_LM_@}"
+
+# Setup lines, as configured.
+clusterrun_setup_failed() {
+  printf 'clusterrun: %s: setup line %s ended with status %s: %s\n' \
+    "${SLURMD_NODENAME:-$HOSTNAME}" "$1" "$2" "$3" >&2
+  [[ $2 != 127 ]] || printf 'clusterrun: a command that login shells define, such as module, needs %s\n' \
+    "'source /etc/profile' as the first line of launch.setup" >&2
+}
+eval 'module load cuda/12' ||
+  { clusterrun_setup_failed 1 "$?" 'module load cuda/12'; return 122; }
+eval $'source \'my env/bin/activate\'' ||
+  { clusterrun_setup_failed 2 "$?" $'source \'my env/bin/activate\''; return 122; }
+# Whatever those lines have switched on is not for what follows.
+set +e +u +o pipefail
+
+# the last lines survive a crash
+export PYTHONUNBUFFERED=1
+# stacks at SIGSEGV, SIGABRT and SIGBUS
+export PYTHONFAULTHANDLER=1
+# flight recorder: the last collectives of each rank, dumped when one times out
+export TORCH_FR_BUFFER_SIZE=2000
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1
+# --network infiniband: fail where a node has none, rather than fall back to TCP
+export NCCL_NET=IB
+# yours (env)
+export GREETING=$'it\'s $HOME\n#PBS -N evil'
+export NCCL_DEBUG=INFO
+
+# Handed on by name from the shell that submitted; never written down.
+if [[ -n ${HF_TOKEN+set} ]]; then
+  export HF_TOKEN
+else
+  printf 'clusterrun: %s: %s is not set in the environment of the job\n' \
+    "${SLURMD_NODENAME:-$HOSTNAME}" HF_TOKEN >&2
+fi
+
+return 0

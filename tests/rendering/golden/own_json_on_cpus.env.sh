@@ -1,0 +1,24 @@
+# Rendered by clusterrun VERSION: sourced by the batch script and on every node.
+
+# Leftovers of another launcher, or of the step around us, would change who a rank is.
+unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE NODE_RANK
+unset ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT MPI_LOCALRANKID MPI_LOCALNRANKS
+unset "${!PET_@}" "${!TORCHELASTIC_@}" "${!PMI_@}" "${!PMIX_@}" "${!OMPI_COMM_@}" "${!MV2_COMM_@}"
+unset "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_@}" "${!MEGATRON_LM_@}"
+
+# the last lines survive a crash
+export PYTHONUNBUFFERED=1
+# stacks at SIGSEGV, SIGABRT and SIGBUS
+export PYTHONFAULTHANDLER=1
+# the node's CPUs by its ranks; launchers set 1
+export OMP_NUM_THREADS=1
+# on the CPU, also where a node has GPUs
+export CUDA_VISIBLE_DEVICES=''
+# accelerate's device for ZeRO
+export ACCELERATE_TORCH_DEVICE=cpu
+# DeepSpeed's device
+export DS_ACCELERATOR=cpu
+# --timeout, in minutes
+export DEEPSPEED_TIMEOUT=30
+
+return 0
