@@ -94,3 +94,9 @@ class WorldContractError(ClusterrunError):
     """The ranks did not become the one world that was asked for."""
 
     code = "world_broken"
+
+
+def describe(error: Exception) -> str:
+    """Word an error in one line, with the words of the program below."""
+    cause = getattr(error, "cause", "") or ""
+    return ": ".join(filter(None, (str(error), " ".join(cause.split()))))

@@ -33,8 +33,8 @@ def main(argv: Sequence[str]) -> int:
         print_trouble()
         write_end(paths, JobState.FAILED, 1)
         return 1
-    host = SlurmHost(paths=paths, plan=plan, kind=kind, started=time.monotonic() - int(seconds))
-    return Conductor(paths=paths, plan=plan, host=host, signals=signals).run()
+    host = SlurmHost(paths, plan, kind=kind, started=time.monotonic() - int(seconds))
+    return Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
 
 
 def _return_to(directory: str, environ: int) -> None:

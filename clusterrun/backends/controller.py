@@ -35,8 +35,8 @@ def conduct(paths: RunPaths, plan: Plan, job_id: str, ready: Callable[[], None])
     adopt_orphans()
     _write_controller(paths, job_id)
     ready()
-    host = LocalHost(paths=paths, plan=plan, job_id=job_id)
-    Conductor(paths=paths, plan=plan, host=host, signals=signals).run()
+    host = LocalHost(paths, plan, job_id)
+    Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
 
 
 def _write_controller(paths: RunPaths, job_id: str) -> None:

@@ -6,11 +6,12 @@ import functools
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from clusterrun.backends.gpus import VISIBLE, split_gpus
-from clusterrun.errors import ClusterrunError, NodeExit
+from clusterrun.errors import NodeExit
+from clusterrun.node.host import Host
 from clusterrun.node.processes import die_with_parent, kill_descendants
 from clusterrun.node.request import Reason, write_request
 from clusterrun.paths import RunPaths
@@ -73,29 +74,13 @@ class LocalStep:
                 self.codes.append(node.returncode)
 
 
-@dataclass(kw_only=True)
-class LocalHost:
+class LocalHost(Host):
     """One job on this machine; only end.json knows how it ended."""
 
-    paths: RunPaths
-    plan: Plan
-    job_id: str
-    is_witness: bool = False
-    register_after_s: float = 0.0
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """What names the job to the rule book and the record."""
-        return {"CLUSTERRUN_LOCAL_JOB_ID": self.job_id}
-
-    @property
-    def time_limit_s(self) -> float:
-        """The time limit, which nobody else holds here."""
-        return self.plan.time_minutes * 60 or float("inf")
-
-    def nothing_left(self) -> str:
-        """Return nothing: each job here is started for what it does."""
-        return ""
+    def __init__(self, paths: RunPaths, plan: Plan, job_id: str) -> None:
+        self.paths, self.plan, self.job_id = paths, plan, job_id
+        self.environ = {"CLUSTERRUN_LOCAL_JOB_ID": job_id}
+        self.time_limit_s = plan.time_minutes * 60 or float("inf")
 
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> LocalStep:
         """Start every node. Raises OSError and ClusterrunError."""
@@ -125,25 +110,6 @@ class LocalHost:
     def register(self) -> None:
         """Record the job if the submitting shell died before it could."""
         register_run(self.paths.root, self.environ)
-
-    def is_over(self) -> bool:
-        """Return False: the conductor holds the time limit."""
-        return False
-
-    def answers(self) -> bool:
-        """Return True: there is nobody to ask."""
-        return True
-
-    def requeue(self) -> str:
-        """Return why not."""
-        return "there is no queue on this machine"
-
-    def stay_down(self, *, is_preempted: bool) -> None:
-        """Do nothing: nobody would start the job again."""
-
-    def submit_successor(self, excluded: tuple[str, ...]) -> str:
-        """Raise ClusterrunError."""
-        raise ClusterrunError("there is no queue on this machine")
 
 
 def exit_code(codes: Sequence[int]) -> int:

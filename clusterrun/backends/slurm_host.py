@@ -7,13 +7,14 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from clusterrun import files, shell
 from clusterrun.backends import preemption
 from clusterrun.backends.sbatch import CHAINED
 from clusterrun.end import read_end
 from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.node.host import Host
 from clusterrun.node.stderr import say_on_stderr
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
@@ -45,30 +46,28 @@ class SrunStep:
             self.srun.wait()
 
 
-@dataclass(kw_only=True)
-class SlurmHost:
-    """The job that this batch script runs in; `started` is the script's start, monotonic.
+class SlurmHost(Host):
+    """The job that this batch script runs in; Slurm holds its time limit, and warns.
 
-    `kind` is CHAINED for a later job of a chain, BY_HAND without a submission of ours.
+    `kind` is CHAINED for a later job of a chain, BY_HAND without a submission of ours; `started` is
+    the script's start, monotonic.
     """
 
-    paths: RunPaths
-    plan: Plan
-    kind: str = ""
-    started: float = field(default_factory=time.monotonic)
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    is_witness: bool = True
-    time_limit_s: float = float("inf")  # Slurm holds it, and warns
+    is_witness = True
 
-    @property
-    def job_id(self) -> str:
-        """The job's id."""
-        return self.environ.get("SLURM_JOB_ID", "")
-
-    @property
-    def register_after_s(self) -> float:
-        """How long somebody else may take to record this job."""
-        return 0.0 if self.kind else RECORD_S
+    def __init__(
+        self,
+        paths: RunPaths,
+        plan: Plan,
+        *,
+        kind: str = "",
+        started: float = 0.0,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.paths, self.plan = paths, plan
+        self.kind, self.started, self.environ = kind, started, environ
+        self.job_id = environ.get("SLURM_JOB_ID", "")
+        self.register_after_s = 0.0 if kind else RECORD_S
 
     @property
     def _is_restarted(self) -> bool:

@@ -1,9 +1,14 @@
 """Submit, from inside a job, the next job of its run: it starts in seconds, where Slurm would
-hold a requeued one for two minutes."""
+hold a requeued one for two minutes.
+
+An heir, on its node, runs `python -m clusterrun.backends.successor RUN_DIR NODES`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +16,7 @@ from clusterrun import record as records
 from clusterrun.backends import slurm_query
 from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm import SlurmBackend
-from clusterrun.errors import ClusterrunError
+from clusterrun.errors import ClusterrunError, describe
 from clusterrun.hostlist import fold_hosts, parse_hostlist
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
@@ -81,3 +86,17 @@ def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None
         with contextlib.suppress(OSError):
             records.write(record)
         raise ClusterrunError(f"cannot write {record.paths.record}", cause=str(error)) from error
+
+
+def main(run_dir: str, nodes: str) -> int:
+    """Print the id of the job that continues the run, or why there is none."""
+    try:
+        print(submit_successor(Path(run_dir), nodes, os.environ))  # noqa: T201 - for the heir
+    except (ClusterrunError, OSError, ValueError) as error:
+        print(f"no successor: {describe(error)}", file=sys.stderr)  # noqa: T201 - as above
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

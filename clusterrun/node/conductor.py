@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from clusterrun.end import write_end
-from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError
+from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError, describe
 from clusterrun.node.claims import claim, followed_by, take_attempt
-from clusterrun.node.host import Hearing, Host, Step
+from clusterrun.node.host import Host, Step
 from clusterrun.node.request import Reason, read_request, write_request
 from clusterrun.node.signals import held
 from clusterrun.node.stderr import say_on_stderr
@@ -71,12 +71,15 @@ def ask_rule_book(run_dir: Path, attempt: int, code: int, environ: Mapping[str, 
 
 @dataclass(kw_only=True)
 class Conductor:
-    """One job of a run, from its first attempt to its end."""
+    """One job of a run, from its first attempt to its end.
+
+    `hear` returns the signals that arrive within some seconds.
+    """
 
     paths: RunPaths
     plan: Plan
     host: Host
-    signals: Hearing
+    hear: Callable[[float], list[int]]
     decide: Callable[[Path, int, int, Mapping[str, str]], Decision] = ask_rule_book
     clock: Callable[[], float] = time.monotonic
 
@@ -278,8 +281,7 @@ class Conductor:
             with held(signal.SIGTERM):
                 return self.host.submit_successor(excluded)
         except (ClusterrunError, OSError, ValueError) as error:
-            cause = " ".join((getattr(error, "cause", "") or "").split())
-            say_on_stderr(f"no successor: {': '.join(filter(None, (str(error), cause)))}")
+            say_on_stderr(f"no successor: {describe(error)}")
         finally:
             self._wait(0)
         return ""
@@ -311,7 +313,7 @@ class Conductor:
 
     def _wait(self, seconds: float) -> None:
         """Wait until something happens, or for a time; handle what has happened."""
-        for number in self.signals.wait(seconds):
+        for number in self.hear(seconds):
             self._handle(number)
         for deed, at in list(self.due.items()):
             if self.clock() >= at:

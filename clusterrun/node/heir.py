@@ -87,7 +87,7 @@ def _decision(attempt: Attempt) -> Decision:
 
 
 def _successor(attempt: Attempt, decision: Decision) -> str:
-    argv = [sys.executable, "-m", "clusterrun.backends", "successor", str(attempt.paths.root)]
+    argv = [sys.executable, "-m", "clusterrun.backends.successor", str(attempt.paths.root)]
     # Not from the working directory: the user's modules may have the names of ours.
     cwd = attempt.paths.root
     done = shell.run([*argv, ",".join(decision.exclude)], timeout_s=SUBMIT_S, cwd=cwd)

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-
-class Hearing(Protocol):
-    """What tells of signals (`signals.Signals`)."""
-
-    def wait(self, seconds: float) -> list[int]:
-        """Return the signals that arrive within a time."""
+from clusterrun.errors import ClusterrunError
 
 
 class Step(Protocol):
@@ -27,30 +22,17 @@ class Step(Protocol):
 
 
 class Host(Protocol):
-    """Where a run's attempts run: a job of Slurm, or this machine."""
+    """Where a run's attempts run; what is implemented here is for a place without a queue.
 
-    @property
-    def job_id(self) -> str:
-        """The job's id."""
+    `is_witness`: somebody but end.json knows how the job ended. `time_limit_s` is what the
+    conductor must hold; `register_after_s` is how long whoever submitted may take to record it.
+    """
 
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """The variables that name the job and its nodes."""
-
-    @property
-    def is_witness(self) -> bool:
-        """Whether somebody but end.json knows how the job ended."""
-
-    @property
-    def time_limit_s(self) -> float:
-        """The time limit that the conductor must hold."""
-
-    @property
-    def register_after_s(self) -> float:
-        """How long whoever submitted the job may take to record it."""
-
-    def nothing_left(self) -> str:
-        """Return why there is nothing to do for this job; empty if there is."""
+    job_id: str
+    is_witness: bool = False
+    register_after_s: float = 0.0
+    time_limit_s: float = float("inf")
+    environ: Mapping[str, str]
 
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> Step:
         """Start an attempt. Raises OSError."""
@@ -58,17 +40,29 @@ class Host(Protocol):
     def register(self) -> None:
         """Record the run's job unless it is recorded. Raises ClusterrunError and OSError."""
 
+    def nothing_left(self) -> str:
+        """Return why there is nothing to do for this job; empty if there is."""
+        return ""
+
     def is_over(self) -> bool:
         """Return whether the scheduler's time limit is what ends the job now."""
+        return False
 
     def answers(self) -> bool:
         """Return whether the scheduler answers."""
+        return True
 
     def requeue(self) -> str:
         """Requeue the job; return why that is refused. Raises SchedulerUnreachableError."""
-
-    def stay_down(self, *, is_preempted: bool) -> None:
-        """Have nobody start this job again once it has ended."""
+        return NO_QUEUE
 
     def submit_successor(self, excluded: tuple[str, ...]) -> str:
         """Submit the run's next job and return its id. Raises ClusterrunError and OSError."""
+        raise ClusterrunError(NO_QUEUE)
+
+    def stay_down(self, *, is_preempted: bool) -> None:
+        """Have nobody start this job again once it has ended."""
+        return
+
+
+NO_QUEUE = "there is no queue here"

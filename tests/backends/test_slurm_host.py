@@ -55,7 +55,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 def host(root: Path, kind: str = "", env: Mapping[str, str] = {}, **asked: Any) -> SlurmHost:
     plan = on_slurm(**{"nodes": 2, "gpus_per_node": 4, **asked})
-    return SlurmHost(paths=RunPaths(root=root), plan=plan, kind=kind, environ={**JOB, **env})
+    return SlurmHost(RunPaths(root=root), plan, kind=kind, environ={**JOB, **env})
 
 
 def srun(given: SlurmHost, *excluded: str, is_relaunch: bool = False) -> list[str]:

@@ -37,16 +37,10 @@ def run_of(root: Path, job_id: str = "52", **changes: object) -> JobRecord:
 
 
 def successor(
-    made: JobRecord, *words: str, job_id: str = "52", **env: str
-) -> subprocess.CompletedProcess[str]:
-    return ask("successor", made, *words, job_id=job_id, **env)
-
-
-def ask(
-    what: str, made: JobRecord, *words: str, job_id: str, **env: str
+    made: JobRecord, nodes: str = "", job_id: str = "52", **env: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "clusterrun.backends", what, made.run_dir, *words],
+        [sys.executable, "-m", "clusterrun.backends.successor", made.run_dir, nodes],
         env={**os.environ, "SLURM_JOB_ID": job_id, **env},
         capture_output=True,
         text=True,
@@ -75,14 +69,6 @@ def test_the_new_job_is_recorded_and_both_ids_lead_to_the_run(site: Stubs, tmp_p
     assert (now.job_id, now.earlier_job_ids) == ("53", ("52",))
     for job_id in ("52", "53"):
         assert record.resolve_job(job_id, [made.runs_dir]).run_dir == made.run_dir
-
-
-def test_a_job_that_another_has_followed_is_told_so(site: Stubs, tmp_path: Path) -> None:
-    made = run_of(tmp_path)
-    assert ask("superseded", made, job_id="52").stdout == "no\n"
-    successor(made)
-    assert ask("superseded", made, job_id="52").stdout == "yes\n"
-    assert ask("superseded", made, job_id="53").stdout == "no\n"
 
 
 def test_nodes_to_leave_out_join_those_of_the_plan(site: Stubs, tmp_path: Path) -> None:
@@ -198,4 +184,4 @@ def test_in_a_chain_the_next_job_waits_already(site: Stubs, tmp_path: Path) -> N
 def test_a_chain_that_is_used_up_goes_on_no_further(site: Stubs, tmp_path: Path) -> None:
     done = successor(chain(tmp_path))
     assert (done.returncode, site.calls("sbatch")) == (1, [])
-    assert done.stderr == "clusterrun: no successor: the chain of 1 jobs is used up\n"
+    assert done.stderr == "no successor: the chain of 1 jobs is used up\n"

@@ -17,6 +17,7 @@ from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableErr
 from clusterrun.node import conductor as module
 from clusterrun.node.claims import take_attempt
 from clusterrun.node.conductor import Conductor
+from clusterrun.node.host import Host
 from clusterrun.node.recovery import Decision
 from clusterrun.node.request import Reason, read_request, write_request
 from clusterrun.outcome import Next
@@ -51,7 +52,7 @@ class FakeStep:
             self.deeds.append("kill")
 
 
-class Scene:
+class Scene(Host):
     """A run, a host and a clock: waiting is what makes time pass."""
 
     job_id = "42"
@@ -146,7 +147,7 @@ class Scene:
             paths=self.paths,
             plan=self.plan,
             host=self,
-            signals=self,
+            hear=self.wait,
             decide=self.decide,
             clock=lambda: self.now,
         )

@@ -59,8 +59,9 @@ class Scene:
         return tuple(node for node in nodes if node in self.gone)
 
     def run(self, argv: Sequence[str], **_: Any) -> Completed:
-        self.asked.append(list(argv[-4:] if "successor" in argv else argv))
-        if "successor" in argv and self.refusal:
+        is_successor = "clusterrun.backends.successor" in argv
+        self.asked.append(list(argv[-3:] if is_successor else argv))
+        if is_successor and self.refusal:
             return Completed(rc=1, stdout="", stderr=f"clusterrun: {self.refusal}\n")
         return Completed(rc=0, stdout="43\n", stderr="")
 
@@ -92,7 +93,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 def test_the_next_job_is_submitted_without_the_lost_node_and_this_one_ends(scene: Scene) -> None:
     scene.lose_head()
-    successor = ["clusterrun.backends", "successor", str(scene.paths.root), "n1"]
+    successor = ["clusterrun.backends.successor", str(scene.paths.root), "n1"]
     assert scene.asked == [successor, ["scancel", "42"]]
     assert scene.said[-1] == "job 43 goes on with the run"
     outcome = json.loads(scene.paths.outcome(1).read_text())
@@ -104,7 +105,7 @@ def test_spare_nodes_are_no_use_without_a_batch_script(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
     scene.lose_head(spare_nodes=2)
-    assert scene.asked[0][1] == "successor"
+    assert scene.asked[0][0] == "clusterrun.backends.successor"
     assert json.loads(scene.paths.outcome(1).read_text())["next"] == "successor"
 
 
@@ -115,7 +116,7 @@ def test_one_node_sees_to_it(scene: Scene) -> None:
 def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Scene) -> None:
     scene.gone = ("n1", "n2")
     scene.lose_head(rank=2, spare_nodes=2)
-    successor = ["clusterrun.backends", "successor", str(scene.paths.root), "n1,n2"]
+    successor = ["clusterrun.backends.successor", str(scene.paths.root), "n1,n2"]
     assert scene.asked == [successor, ["scancel", "42"]]
 
 

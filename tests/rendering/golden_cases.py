@@ -104,7 +104,7 @@ def versionless(text: str) -> str:
 
 
 def golden_files() -> dict[Path, str]:
-    """Name every golden file and its text as rendered now: one script whole, parts of the others."""
+    """Name every golden file and its text as rendered now: one script whole, parts of others."""
     whole = "two_nodes_of_gpus"
     scripts = {GOLDEN / f"{whole}.sbatch": bundle_of(whole).script}
     for case in SCRIPTS.keys() - {whole}:

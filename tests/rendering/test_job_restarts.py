@@ -200,7 +200,7 @@ def test_modules_of_the_project_do_not_stand_in_for_pythons_own(run: Run) -> Non
 
 
 def test_srun_ignores_and_blocks_no_signal(run: Run) -> None:
-    (run.site.stubs / "srun").write_text("#!/bin/bash\ngrep Sig /proc/$$/status\n")
+    (run.site.stubs / "srun").write_text("#!/bin/bash\nexec grep Sig /proc/self/status\n")
     done = run.run()
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("Sig")]
     masks = {name.rstrip(":"): int(mask, 16) for name, mask in lines if name != "SigQ:"}
