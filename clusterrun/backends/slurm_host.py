@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from clusterrun import files, shell
 from clusterrun.backends import preemption
-from clusterrun.backends.sbatch import CHAINED
 from clusterrun.end import read_end
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.node.host import Host
@@ -49,8 +48,8 @@ class SrunStep:
 class SlurmHost(Host):
     """The job that this batch script runs in; Slurm holds its time limit, and warns.
 
-    `kind` is CHAINED for a later job of a chain, BY_HAND without a submission of ours; `started` is
-    the script's start, monotonic.
+    `kind` is sbatch.CHAINED for a later job of a chain, BY_HAND without a submission of ours, else
+    empty; `started` is the script's start, monotonic.
     """
 
     is_witness = True
@@ -83,7 +82,7 @@ class SlurmHost(Host):
             record = files.read_json(self.paths.record) or {}
             is_superseded = self.job_id in record.get("earlier_job_ids", ())
             return f"another job goes on with the run in {self.paths.root}" if is_superseded else ""
-        end = read_end(self.paths) if self.kind == CHAINED else None
+        end = None if self.kind in ("", BY_HAND) else read_end(self.paths)
         if end is None or end.state is JobState.TIMEOUT:
             return ""
         return f"the run in {self.paths.root} has ended: nothing is left to do"

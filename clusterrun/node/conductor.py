@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -93,7 +92,7 @@ class Conductor:
     goes_on: bool = False  # elsewhere: the last word is not ours
     due: dict[Callable[[], None], float] = field(default_factory=dict)
     owner: str = field(
-        default_factory=lambda: f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
+        default_factory=lambda: f"{os.uname().nodename} {os.getpid()} {os.urandom(8).hex()}"
     )
 
     def run(self) -> int:

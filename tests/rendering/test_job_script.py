@@ -114,7 +114,8 @@ def test_a_failing_setup_line_ends_the_job_and_is_named(site: Site, line: str, s
     run_dir = site.run_dir(bundle)
     done = site.run(bundle, str(run_dir), SLURMD_NODENAME="n7")
     assert done.returncode == UNFIT
-    assert f"clusterrun: n7: setup line 2 ended with status {status}: {line}\n" in done.stderr
+    assert f"clusterrun: n7: setup line 2 ended with status {status}: {line}" in done.stderr
+    assert ("source /etc/profile" in done.stderr) is (status == 127)
     assert (end_of(run_dir)["state"], site.canaries()) == ("FAILED", [])
     assert not (site.stubs / "python.agent.0.args").exists()
 

@@ -8,10 +8,11 @@ unset "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_@}" "${!MEGATRON_LM
 
 # Setup lines, as configured.
 clusterrun_setup_failed() {
-  printf 'clusterrun: %s: setup line %s ended with status %s: %s\n' \
-    "${SLURMD_NODENAME:-$HOSTNAME}" "$1" "$2" "$3" >&2
-  [[ $2 != 127 ]] || printf 'clusterrun: a command that login shells define, such as module, needs %s\n' \
-    "'source /etc/profile' as the first line of launch.setup" >&2
+  local hint=
+  # Only login shells define such commands, and SBATCH_EXPORT=NONE keeps them from a job.
+  [[ $2 != 127 ]] || hint="; 'module' and the like need 'source /etc/profile' before them"
+  printf 'clusterrun: %s: setup line %s ended with status %s: %s%s\n' \
+    "${SLURMD_NODENAME:-$HOSTNAME}" "$1" "$2" "$3" "$hint" >&2
 }
 eval 'module load cuda/12' ||
   { clusterrun_setup_failed 1 "$?" 'module load cuda/12'; return 122; }
