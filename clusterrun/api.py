@@ -26,6 +26,7 @@ from clusterrun.facts import gather_facts, working_directory
 from clusterrun.loading import Resolved as Resolved
 from clusterrun.loading import adopt_spec
 from clusterrun.loading import load_spec as load
+from clusterrun.loading.files import PROJECT_FILE, user_and_site
 from clusterrun.logs.lines import LogLine as LogLine
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.places import remember_root, remembered_roots
@@ -253,13 +254,11 @@ def _nearest(path: Path) -> str:
 
 def _template_dirs(resolved: Resolved) -> list[Path]:
     """List where templates may stand that win over ours: project's, user's, site's."""
-    home = os.path.expanduser("~/.config")
-    user = os.environ.get("XDG_CONFIG_HOME") or home
-    site = os.environ.get("CLUSTERRUN_SITE_CONFIG") or "/etc/clusterrun/config.yaml"
-    places = [Path(user) / "clusterrun", Path(site).parent]
-    if (resolved.project_dir / "clusterrun.yaml").is_file():
-        places.insert(0, resolved.project_dir)
-    return [place / "templates" for place in places if (place / "templates").is_dir()]
+    files = [path for path, _ in user_and_site(os.environ)]
+    if (resolved.project_dir / PROJECT_FILE).is_file():
+        files.insert(0, resolved.project_dir / PROJECT_FILE)
+    places = [file.parent / "templates" for file in files]
+    return [place for place in places if place.is_dir()]
 
 
 def _cluster_notes(spec: JobSpec) -> list[str]:
