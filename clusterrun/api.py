@@ -134,13 +134,12 @@ def submit_prepared(
     runs_dir = RunsDir(root=Path(plan.runs_dir))
     run_id = layout.new_run_id(datetime.now(), random.SystemRandom())
     paths = layout.create_run(runs_dir, plan.name, run_id, prepared.bundle)
-    record = _first_record(plan, paths, argv)
+    _write_first_record(plan, paths, argv)
     scheduler = select.backend(cluster, runs_dir, keep_sbatch_env=keep_sbatch_env)
-    submission = scheduler.submit(plan, paths, prepared.bundle)
-    record = dataclasses.replace(
-        record, job_id=submission.job_id, slurm_cluster=submission.slurm_cluster
+    new = scheduler.submit(plan, paths, prepared.bundle)
+    record = remember(
+        paths, new.job_id, lambda now: records.submitted_as(now, new.job_id, new.slurm_cluster)
     )
-    remember(record)
     return _chain(scheduler, plan, record, chain) if chain else record
 
 
@@ -156,48 +155,48 @@ def _refuse_chain(plan: Plan) -> None:
 
 def _chain(scheduler: Backend, plan: Plan, record: JobRecord, length: int) -> JobRecord:
     """Submit the later jobs of a chain, each behind the one before; all of them or none."""
-    record = dataclasses.replace(record, chain_length=length)
+    ids = list(record.job_ids)
+    paths = record.paths
     try:
-        remember(record)
-        while len(record.job_ids) < length:
-            last = record.job_ids[-1]
-            job = scheduler.submit_again(plan, record, after=last, chained=True)
-            later = (*record.chained_job_ids, job.job_id)
-            record = dataclasses.replace(record, chained_job_ids=later)
-            remember(record)
+        record = remember(paths, ids[0], lambda now: dataclasses.replace(now, chain_length=length))
+        while len(ids) < length:
+            new = scheduler.submit_again(plan, record, after=ids[-1], chained=True)
+            ids.append(new.job_id)
+            record = remember(paths, ids[-1], lambda now: records.chained_by(now, ids[-1]))
+            if new.held:
+                raise new.held
     except BaseException:
         with contextlib.suppress(ClusterrunError):
-            scheduler.cancel(record.job_ids)
+            scheduler.cancel(ids)
         raise
     return record
 
 
-def _first_record(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> JobRecord:
+def _write_first_record(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> None:
     """Write job.json before the job exists: it may start before we hear of it."""
     try:
-        record = records.new_record(plan, paths, argv=argv, now=time.time())
-        records.write(record)
+        records.write(records.new_record(plan, paths, argv=argv, now=time.time()))
     except OSError as error:
         layout.remove_run(paths)
         raise ClusterrunError(f"cannot write {paths.record}", cause=str(error)) from error
     except BaseException:
         layout.remove_run(paths)
         raise
-    return record
 
 
-def remember(record: JobRecord) -> None:
+def remember(paths: RunPaths, job_id: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
     """Write down a job that was submitted. Raises ClusterrunError, with where the run is."""
     try:
-        records.write(record)
-        records.link_job(record.runs_dir, record.job_ids[-1], record.paths)
-    except OSError as error:
+        record = records.update(paths, change)
+        records.link_job(record.runs_dir, job_id, paths)
+    except (OSError, ClusterrunError) as error:
         raise ClusterrunError(
-            f"job {record.job_id} was submitted, but its record could not be written",
+            f"job {job_id} was submitted, but its record could not be written",
             cause=str(error),
-            hint=f"its run directory is {record.run_dir}",
+            hint=f"its run directory is {paths.root}",
         ) from error
     remember_root(record.runs_dir)
+    return record
 
 
 def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:

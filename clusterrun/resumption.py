@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.changes import Changed, change, refuse_other_world
 from clusterrun.ending import active_chain
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError
+from clusterrun.locks import locked
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
 from clusterrun.record import JobRecord
@@ -137,7 +137,7 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
         try:
             _lay_out(resumption, undo)
         except OSError as error:
-            raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
+            raise _cannot_write(paths, error) from error
         try:
             submission = select.backend_of(record).submit_again(
                 plan, record, waits=_says_when(resumption)
@@ -150,9 +150,13 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
 
 
 def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecord:
-    record = records.continued_by(records.planned_anew(record, plan), submission.job_id)
-    record = dataclasses.replace(record, chain_length=0)
-    api.remember(record)
+    def goes_on(now: JobRecord) -> JobRecord:
+        new = records.continued_by(records.planned_anew(now, plan), submission.job_id)
+        return dataclasses.replace(new, chain_length=0)
+
+    record = api.remember(record.paths, submission.job_id, goes_on)
+    if submission.held:
+        raise submission.held
     return record
 
 
@@ -220,14 +224,16 @@ def _refuse_other_cluster(record: JobRecord, plan: Plan) -> None:
 @contextlib.contextmanager
 def _alone(paths: RunPaths) -> Iterator[None]:
     """Hold off another `resume` of the same run; it finds an active job afterwards."""
-    try:
-        file = open(paths.plan, "rb+")  # noqa: SIM115 - closed below; NFS locks no other mode
-    except OSError as error:
-        raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
-    with file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(paths.resume_lock))
+        except OSError as error:
+            raise _cannot_write(paths, error) from error
         yield
+
+
+def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
+    return ClusterrunError(f"cannot write in {paths.root}", cause=str(error))
 
 
 # The files of the next attempt

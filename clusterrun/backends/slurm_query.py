@@ -297,6 +297,8 @@ def find_by_command(
         *(f"--user={os.getuid()}", f"--format=%A{SEPARATOR}%o"),
     ]
     done = shell.run(argv, env=environment())
+    if done.rc != 0:
+        raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
     rows = [line.partition(SEPARATOR) for line in done.stdout.splitlines()]
     ends = (f" {part}", f" {part} {CHAINED}")
     ids = [int(job_id) for job_id, _, command in rows if command.rstrip().endswith(ends)]

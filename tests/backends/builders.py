@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from clusterrun import record
+from clusterrun.backends import layout
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.planning.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle
@@ -64,8 +64,8 @@ def make_bundle(plan: Plan, node_sh: str = "exit 0\n", sbatch: str = "#!/bin/bas
 
 
 def make_run(root: Path, plan: Plan, bundle: Bundle) -> RunPaths:
-    run_id = record.new_run_id(datetime.now(), random.Random())
-    return record.create_run(RunsDir(root=root / "runs"), plan.name, run_id, bundle)
+    run_id = layout.new_run_id(datetime.now(), random.Random())
+    return layout.create_run(RunsDir(root=root / "runs"), plan.name, run_id, bundle)
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 15, what: str = "it") -> Any:

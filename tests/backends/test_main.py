@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clusterrun import record
+from clusterrun.backends import layout
 from clusterrun.paths import RunsDir
 from tests.backends.builders import make_bundle, make_plan
 
@@ -32,7 +32,7 @@ def test_a_wrong_call_shows_the_usage() -> None:
 
 def test_a_run_that_was_submitted_by_hand_is_registered(tmp_path: Path) -> None:
     runs = RunsDir(root=tmp_path / "runs")
-    paths = record.create_run(runs, "demo", "4711", make_bundle(make_plan(tmp_path, name="demo")))
+    paths = layout.create_run(runs, "demo", "4711", make_bundle(make_plan(tmp_path, name="demo")))
     done = register("register", str(paths.root), SLURM_JOB_ID="4711")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(paths.record.read_text())["job_id"] == "4711"
