@@ -117,7 +117,9 @@ def active_chain(record: JobRecord) -> list[str]:
     if not record.chained_job_ids:
         return []
     backend = select.backend_of(record)
-    jobs = backend.query(record.chained_job_ids, since=record.submitted_at, max_age_s=0)
+    jobs = backend.query(
+        record.chained_job_ids, since=record.submitted_at, max_age_s=0, own=record.is_own
+    )
     found = {job_id: jobs.get(job_id) for job_id in record.chained_job_ids}
     return [
         job_id

@@ -77,6 +77,11 @@ class JobRecord:
         return (*self.earlier_job_ids, *own, *self.chained_job_ids)
 
     @property
+    def is_own(self) -> bool:
+        """Whether the user who asks has submitted it."""
+        return self.user == current_user()
+
+    @property
     def paths(self) -> RunPaths:
         """The layout of the run's directory."""
         return RunPaths(root=Path(self.run_dir))

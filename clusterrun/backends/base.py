@@ -89,12 +89,17 @@ class Backend(Protocol):
         ...
 
     def query(
-        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
+        self,
+        job_ids: Sequence[str],
+        *,
+        since: float | None = None,
+        max_age_s: float | None = None,
+        own: bool = False,
     ) -> dict[str, SchedulerJob]:
         """Ask about all jobs at once; a job that nobody knows is missing from the answer.
 
         `since` is when the oldest of them was submitted; an answer up to `max_age_s` old will do
-        (None: as old as the backend thinks kind to its scheduler).
+        (None: as old as the backend thinks kind to its scheduler). `own`: all are this user's.
         """
         ...
 

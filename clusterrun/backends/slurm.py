@@ -146,7 +146,12 @@ class SlurmBackend:
         return submission
 
     def query(
-        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
+        self,
+        job_ids: Sequence[str],
+        *,
+        since: float | None = None,
+        max_age_s: float | None = None,
+        own: bool = False,
     ) -> dict[str, SchedulerJob]:
         """Ask squeue, then sacct, then scontrol for what is still missing.
 
@@ -163,7 +168,7 @@ class SlurmBackend:
         answer = cache.through(
             (cluster, *ids),
             age_s,
-            lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since),
+            lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since, own=own),
         )
         cache.remember_ended(cluster, answer)
         return known | answer

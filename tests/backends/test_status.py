@@ -46,7 +46,12 @@ class Scheduler:
     asked: list[list[str]] = field(default_factory=list)
 
     def query(
-        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
+        self,
+        job_ids: Sequence[str],
+        *,
+        since: float | None = None,
+        max_age_s: float | None = None,
+        own: bool = False,
     ) -> dict[str, SchedulerJob]:
         self.asked.append(list(job_ids))
         if self.error:

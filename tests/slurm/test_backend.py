@@ -306,7 +306,7 @@ def test_the_run_directory_holds_nothing_that_we_did_not_name(submit: Submit) ->
     made = submit("true")
     settled(made)
     names = sorted(str(path.relative_to(made.run_dir)) for path in made.paths.root.rglob("*"))
-    assert names == [".job.lock", "job.json", "job.sbatch", "node.sh", "plan.json", "slurm", "slurm/batch.out"]
+    assert names == ["job.json", "job.sbatch", "node.sh", "plan.json", "slurm", "slurm/batch.out"]
     assert RunPaths(root=made.paths.root).batch_output.stat().st_mode & 0o777 == 0o644
 
 
