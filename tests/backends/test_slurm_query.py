@@ -325,7 +325,9 @@ def test_more_ids_than_an_argument_holds_are_asked_about_in_pieces(
 ) -> None:
     monkeypatch.setattr(slurm_query, "IDS_A_CALL", 2)
     running = RUNNING.replace("7|", "$id|", 1)
-    stubs.add("squeue", f'for id in 1 2 3; do [[ $* == *--jobs=*$id* ]] && echo "{running}"; done; :')
+    stubs.add(
+        "squeue", f'for id in 1 2 3; do [[ $* == *--jobs=*$id* ]] && echo "{running}"; done; :'
+    )
     stubs.add("sacct")
     assert sorted(slurm_query.ask(["1", "2", "3", "4"])) == ["1", "2", "3"]
     asked = [word for call in stubs.calls() for word in call if word.startswith("--jobs")]
