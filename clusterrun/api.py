@@ -33,6 +33,7 @@ from clusterrun.places import remember_root, remembered_roots
 from clusterrun.planning.make import make_plan
 from clusterrun.planning.plan import Plan
 from clusterrun.record import JobRecord as JobRecord
+from clusterrun.release import Release
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.spec import Cluster, JobSpec, OnInterrupt
 from clusterrun.state import JobState
@@ -330,23 +331,26 @@ def wait(
     job: str | JobRecord | None = None,
     *,
     timeout_s: float | None = None,
-    watch: Callable[[JobStatus], None] = lambda _: None,
+    released: Callable[[JobStatus], None] = lambda _: None,
 ) -> JobStatus:
-    """Wait until a job has ended and give its last status; `watch` is called at each look.
+    """Wait until a job has ended and return its last status.
 
-    A job that nobody knows any more has the state UNKNOWN at last. Raises JobNotFoundError,
-    and TimeoutError after `timeout_s`.
+    A job that Slurm requeued and holds back is started now; `released` is called then. A job that
+    nobody knows any more has the state UNKNOWN at last. Raises JobNotFoundError, and TimeoutError
+    after `timeout_s`.
     """
     record = find_job(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
     known_at = time.monotonic()
+    release = Release()
     while True:
         seen = status(record)
         if seen.error or seen.state is not JobState.UNKNOWN:
             known_at = time.monotonic()
         if seen.state.is_terminal and not seen.state.is_success:
             seen = status(record, max_age_s=0)  # it may be starting again
-        watch(seen)
+        if release(seen):
+            released(seen)
         if seen.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S:
             return seen
         if time.monotonic() >= deadline:

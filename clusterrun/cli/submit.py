@@ -13,7 +13,7 @@ from click.exceptions import Exit as ClickExit
 
 from clusterrun.cli import output, render
 from clusterrun.cli.options import JobOptions, ScriptCommand, job_options
-from clusterrun.cli.status import failure_text
+from clusterrun.cli.status import failure_text, say_released
 from clusterrun.errors import Exit, UsageError
 from clusterrun.wording import count
 
@@ -274,7 +274,7 @@ def _wait(record: JobRecord, *, is_told: bool) -> int:
     from clusterrun import api
 
     try:
-        ended = api.wait(record)
+        ended = api.wait(record, released=say_released)
     except KeyboardInterrupt:
         output.say(f"\njob {record.job_id} keeps running")
         _tell_how_to_end(record)
