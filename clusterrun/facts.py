@@ -55,12 +55,10 @@ def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Fac
 
 
 def choose_cluster(asked: Cluster) -> Cluster:
-    """Decide where a job would run; to render for Slurm, no sbatch is needed."""
+    """Decide where a job would run: `auto` takes Slurm if sbatch is found."""
     if asked is not Cluster.AUTO:
         return asked
-    from clusterrun.backends import select  # what most commands never need, and 30 ms
-
-    return select.choose(asked).cluster
+    return Cluster.LOCAL if shell.find("sbatch") is None else Cluster.SLURM
 
 
 def working_directory(environ: Mapping[str, str]) -> Path:

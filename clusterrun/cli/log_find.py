@@ -104,7 +104,7 @@ def _adopted(job: ForeignJob) -> Named:
     if job.run_dir is not None:
         from clusterrun import api
 
-        run = RunLogs(record=api.find_job(str(job.run_dir)))
+        run = RunLogs(record=api.find_record(str(job.run_dir)))
         if job.job_id:
             return Named(job=run)
         file = job.files[0]

@@ -73,7 +73,7 @@ def find_announced(job: str | None) -> JobRecord:
     """Find a job; say which one was taken where none was named."""
     from clusterrun import api
 
-    record = api.find_job(job)
+    record = api.find_record(job)
     if job is None:
         where = os.path.relpath(record.runs_dir.root)
         output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
