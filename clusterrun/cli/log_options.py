@@ -71,6 +71,8 @@ def choose_ranks(
 ) -> frozenset[int] | None:
     """Find the global ranks that are in both sets; None where neither was given."""
     chosen = None
+    if job.record is None and (ranks is not None or local_ranks is not None):
+        raise UsageError(f"the lines of {job.title} name no rank")
     if ranks is not None:
         chosen = parse_ranks(ranks, job.world_size, of=f"{job.title} has ranks")
     if local_ranks is None:

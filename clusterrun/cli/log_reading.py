@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from clusterrun.cli import output
-from clusterrun.cli.log_job import WAITING, Standing, waiting
+from clusterrun.cli.log_job import WAITING, LogJob, PlainLogs, Standing, waiting
 from clusterrun.cli.log_note import note_what_was_left_out
 from clusterrun.cli.log_printer import LogPrinter
 from clusterrun.cli.log_request import Request
@@ -177,7 +177,7 @@ def _tell_nothing_yet(request: Request) -> None:
         return
     is_young = (standing.elapsed_s or 0) < QUIET_S
     if not standing.state.is_terminal and (is_young or standing.state is JobState.UNKNOWN):
-        output.say(f"{job.title} is {standing.state.value}; nothing is written yet")
+        output.say(f"{job.title} is {standing.state.value}; nothing is written yet{_to_where(job)}")
         return
     if not standing.state.is_terminal:
         raise ClusterrunError(
@@ -192,6 +192,11 @@ def _tell_nothing_yet(request: Request) -> None:
         cause=printed,
         hint=where if printed else (),
     )
+
+
+def _to_where(job: LogJob) -> str:
+    names = sorted({part.stdout for part in job.parts}) if isinstance(job, PlainLogs) else []
+    return f" to {names[0]}" if len(names) == 1 and names[0] else ""
 
 
 def _end_of_batch_output(request: Request) -> str | None:

@@ -23,7 +23,7 @@ _SPARE_DESCRIPTORS = 64  # for everything else that this process opens
 
 
 class Kind(Enum):
-    """What a file's lines look like: PLAIN is what nobody stamped, a foreign job's output."""
+    """What a file's lines look like: PLAIN is what no agent stamped."""
 
     LOG = "log"
     ERRORS = "errors"
