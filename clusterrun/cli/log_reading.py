@@ -27,6 +27,7 @@ from clusterrun.logs.text import strip_controls
 from clusterrun.state import JobState
 
 PATIENCE_S = 1.0
+PACE_S = 0.1
 QUIET_S = 60  # how long a running job may have no logs before that is a fault
 
 Chapter = tuple[int, Tail]
@@ -36,15 +37,18 @@ class Scanning:
     """Says in the last row of a terminal how far a search is, once it takes long."""
 
     def __init__(self) -> None:
-        self._since = time.monotonic()
+        self._due_at = time.monotonic() + PATIENCE_S if sys.stderr.isatty() else float("inf")
+        self._is_shown = False
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Hear how far it is."""
-        if not sys.stderr.isatty() or time.monotonic() - self._since < PATIENCE_S:
+        """Show how far it is, and nothing once it is over."""
+        is_over, now = done_bytes >= total_bytes, time.monotonic()
+        if not self._is_shown if is_over else now < self._due_at:
             return
         size = f"scanning {done_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB …"
-        sys.stderr.write("\r\x1b[K" + (size if done_bytes < total_bytes else ""))
+        sys.stderr.write("\r\x1b[K" + ("" if is_over else size))
         sys.stderr.flush()
+        self._is_shown, self._due_at = not is_over, now + PACE_S
 
 
 def read(request: Request) -> None:
@@ -125,7 +129,7 @@ def _chapters(request: Request) -> Iterator[Chapter]:
         folded = request.folds and not request.context
         yield (
             attempt,
-            last_lines(sources, request.query, request.tail, folded=folded, tell=Scanning()),
+            last_lines(sources, request.query, request.tail, folded=folded, report=Scanning()),
         )
 
 

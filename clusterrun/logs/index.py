@@ -133,13 +133,20 @@ def _last_entry(files: OpenFiles, file: LogFile) -> tuple[int, int]:
 
 
 def has_left_out(side: LogFile) -> bool:
-    """Say whether a side file had no room for all that it should hold."""
+    """Return whether a side file had no room for all that it should hold."""
+    return any(b" - g - " in data and _LEFT_OUT.search(data) for data in _overlapping(side))
+
+
+def has_gaps(side: LogFile) -> bool:
+    """Return whether a side file tells of lost bytes, or of lines that it left out."""
+    return any(b" g " in data for data in _overlapping(side))
+
+
+def _overlapping(file: LogFile) -> Iterator[bytes]:
+    """Read a file in blocks of which each begins with the end of the one before."""
     position, rest = 0, b""
     with OpenFiles(1) as files:
-        while block := files.read(side.path, position, _COUNT_BYTES):
-            data = rest + block
-            if b" - g - " in data and _LEFT_OUT.search(data):
-                return True
+        while block := files.read(file.path, position, _COUNT_BYTES):
+            yield rest + block
             position += len(block)
-            rest = data[-_LOOK_BYTES:]
-    return False
+            rest = block[-_LOOK_BYTES:]

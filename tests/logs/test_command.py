@@ -709,5 +709,7 @@ def test_a_long_search_says_on_a_terminal_how_far_it_is(monkeypatch: pytest.Monk
     scanning(1_000_000_000, 10_200_000_000)
     now[0] = 2.0
     scanning(3_100_000_000, 10_200_000_000)
-    scanning(10_200_000_000, 10_200_000_000)
+    scanning(3_200_000_000, 10_200_000_000)  # too soon after the last
+    for _ in range(2):
+        scanning(10_200_000_000, 10_200_000_000)
     assert terminal.getvalue() == "\r\x1b[Kscanning 3.1 of 10.2 GB …\r\x1b[K"

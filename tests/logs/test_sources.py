@@ -102,6 +102,18 @@ def test_an_overview_reads_the_log_of_rank_0_and_what_the_side_files_hold(run: R
     assert run.opened(OVERVIEW) == ["n1.log", "n1.err", "n2.err"]
 
 
+def test_a_search_shows_lost_bytes_and_looks_for_them_where_a_side_file_has_them(run: Run) -> None:
+    query = Query(include=(re.compile(b"Error"),))
+    run.write()
+    assert run.read(query) == ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
+    assert [source.literals for source in choose_sources(run.paths, 1, query)] == [
+        (b"Error",),
+        (b"Error", b" g "),
+    ]
+    run.paths.log_errors(1, "n2").unlink()
+    assert run.read(query) == ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
+
+
 def test_errors_are_read_from_side_files_alone(run: Run) -> None:
     run.write()
     assert run.read(ERRORS) == WRONG
