@@ -9,12 +9,11 @@ import click
 
 from clusterrun.cli import output
 from clusterrun.cli.follow import follow_job
-from clusterrun.cli.log_files import list_files, print_path
+from clusterrun.cli.log_files import list_files, print_path, save
 from clusterrun.cli.log_find import find_log_job
 from clusterrun.cli.log_options import AttemptType, TailType
 from clusterrun.cli.log_reading import ask_exit_status, read
 from clusterrun.cli.log_request import build_request
-from clusterrun.cli.log_save import save
 from clusterrun.errors import UsageError
 
 _TIMES = ("none", "clock", "time", "iso", "delta")
