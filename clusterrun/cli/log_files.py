@@ -13,9 +13,9 @@ from clusterrun.cli.log_reading import all_lines, find_files, print_lines
 from clusterrun.cli.log_request import Request
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.hostlist import fold_ranks
-from clusterrun.logs.files import Kind, file_size
+from clusterrun.logformat import LogLine, Stream
+from clusterrun.logs.files import FileKind, file_size
 from clusterrun.logs.index import count_lines
-from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.wording import count
 
 _HELD_BYTES = 32 * 1024 * 1024  # over all files, before they are written to
@@ -51,13 +51,13 @@ def list_files(request: Request) -> None:
             "attempt": attempt,
             "node": file.node,
             "ranks": fold_ranks(file.ranks) if file.ranks else None,
-            "lines": None if file.kind is Kind.PLAIN else count_lines(file),
+            "lines": None if file.kind is FileKind.PLAIN else count_lines(file),
             "size_bytes": file_size(file.path),
             "path": str(file.path),
         }
         for attempt in attempts
         for file in catalogue.files(attempt)
-        if file.kind is not Kind.ERRORS
+        if file.kind is not FileKind.ERRORS
     ]
     if request.form == "json":
         output.answer_json({"schema": "clusterrun.logs/1", "files": rows})

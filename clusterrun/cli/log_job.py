@@ -11,7 +11,7 @@ from clusterrun.backends.foreign import ForeignPart
 from clusterrun.backends.reasons import explain
 from clusterrun.errors import ClusterrunError
 from clusterrun.logs.catalogue import BATCH, Catalogue, PlainFiles, RunFiles, files_of_parts
-from clusterrun.logs.files import Kind, LogFile, stat_file
+from clusterrun.logs.files import FileKind, LogFile, stat_file
 from clusterrun.record import JobRecord
 from clusterrun.release import Release, is_held
 from clusterrun.state import JobState
@@ -72,7 +72,7 @@ class RunLogs:
         """Return where its logs are, or those of some nodes; or the batch script's own output."""
         if not batch:
             return RunFiles(paths=self.record.paths, nodes=nodes)
-        output = LogFile(node=BATCH, path=self.record.paths.batch_output, kind=Kind.PLAIN)
+        output = LogFile(node=BATCH, path=self.record.paths.batch_output, kind=FileKind.PLAIN)
         return PlainFiles(candidates=lambda: [output])
 
     def file_of(self, attempt: int, node: str) -> str:
@@ -136,7 +136,7 @@ class PlainLogs:
 
     def _files(self) -> list[LogFile]:
         if self.path is not None:
-            return [LogFile(node=self.path.name, path=self.path, kind=Kind.PLAIN)]
+            return [LogFile(node=self.path.name, path=self.path, kind=FileKind.PLAIN)]
         return files_of_parts(self.parts)
 
     def file_of(self, attempt: int, node: str) -> str:

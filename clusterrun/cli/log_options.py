@@ -11,8 +11,8 @@ import click
 
 from clusterrun.errors import UsageError
 from clusterrun.hostlist import parse_ranks
+from clusterrun.logformat import Stream
 from clusterrun.logs.catalogue import BATCH
-from clusterrun.logs.lines import Stream
 from clusterrun.logs.moments import parse_moment, parse_zone, step_finder
 from clusterrun.logs.query import STREAMS
 

@@ -16,11 +16,11 @@ from clusterrun.cli.log_request import Request
 from clusterrun.cli.times import clock
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.hostlist import fold_hosts
+from clusterrun.logformat import LogLine
 from clusterrun.logs.catalogue import BATCH
 from clusterrun.logs.context import Break, context_of, with_context
-from clusterrun.logs.files import Kind, LogFile, file_size
+from clusterrun.logs.files import FileKind, LogFile, file_size
 from clusterrun.logs.index import has_left_out
-from clusterrun.logs.lines import LogLine
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import matches, sources_of
 from clusterrun.logs.tail import Cut, Tail, last_lines
@@ -108,7 +108,7 @@ def find_files(request: Request) -> list[LogFile]:
         file
         for attempt in request.attempts
         for file in request.catalogue.files(attempt)
-        if file.kind is not Kind.ERRORS
+        if file.kind is not FileKind.ERRORS
     ]
     if request.nodes is None:
         return files
@@ -138,12 +138,12 @@ def _in_context(
     request: Request, attempt: int, lines: Iterable[LogLine]
 ) -> Iterable[LogLine | Break]:
     found = request.catalogue.files(attempt)
-    if any(file.kind is Kind.PLAIN for file in found):
+    if any(file.kind is FileKind.PLAIN for file in found):
         everything = replace(request.query, include=(), exclude=(), errors=False)
         sources = sources_of(found, everything)
         wants = matches(request.query) if request.tail is None else _is_among(lines)
         return with_context(merge_sources(sources), wants, request.context)
-    files = {file.node: file for file in found if file.kind is Kind.LOG}
+    files = {file.node: file for file in found if file.kind is FileKind.LOG}
     return context_of(lines, files, request.context)
 
 
@@ -230,7 +230,7 @@ def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -
         _note_which_lines(request, count, size, cut)
     if request.form == "text" and request.query.overview:
         sides = request.catalogue.files(request.attempts[-1])
-        short = [side for side in sides if side.kind is Kind.ERRORS and has_left_out(side)]
+        short = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
         if short:
             nodes = fold_hosts(side.node for side in short)
             output.note(f"not all error lines of {nodes} are among them (--errors)")

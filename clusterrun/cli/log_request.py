@@ -13,9 +13,9 @@ from clusterrun.cli.log_find import Named
 from clusterrun.cli.log_job import LogJob
 from clusterrun.errors import UsageError
 from clusterrun.hostlist import parse_hostlist
+from clusterrun.logformat import Stream
 from clusterrun.logs.catalogue import Catalogue
 from clusterrun.logs.dedup import LEAST_COPIES
-from clusterrun.logs.lines import Stream
 from clusterrun.logs.query import OVERVIEW, STREAMS, Query
 
 DEFAULT_TAIL = 200

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.backends.foreign import ForeignPart
-from clusterrun.logs.files import Kind, LogFile, find_files, stat_file
-from clusterrun.logs.lines import Stream
+from clusterrun.logformat import Stream
+from clusterrun.logs.files import FileKind, LogFile, find_files, stat_file
 from clusterrun.paths import RunPaths
 from clusterrun.state import JobState
 
@@ -69,6 +69,6 @@ def files_of_parts(parts: Iterable[ForeignPart]) -> list[LogFile]:
             (part.stderr, f"{part.label}.err", Stream.ERR),
         ):
             if name:
-                file = LogFile(node=node, path=Path(name), kind=Kind.PLAIN, stream=stream)
+                file = LogFile(node=node, path=Path(name), kind=FileKind.PLAIN, stream=stream)
                 files.setdefault(name, file)
     return list(files.values())

@@ -10,9 +10,9 @@ from itertools import chain
 from operator import itemgetter
 
 from clusterrun.hostlist import natural_key
+from clusterrun.logformat import LogLine
 from clusterrun.logs.blocks import Sieve
-from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
-from clusterrun.logs.lines import LogLine
+from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
 from clusterrun.logs.sources import Source
 
 _BLOCK_BUDGET_BYTES = 6 * 1024 * 1024  # over all files: one block of each
@@ -194,7 +194,7 @@ class _Reader:
 
     def _text_bytes(self, data: bytes, picked: list[LogLine]) -> int:
         """Estimate the bytes of a line's text; those of a side file may be longer than there."""
-        if self._source.file.kind is Kind.ERRORS:
+        if self._source.file.kind is FileKind.ERRORS:
             return sum(len(line.text) for line in picked) // len(picked)
         return len(data) // (data.count(b"\n") + 1)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
+from clusterrun.logformat import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
 from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.dedup import LineCount
-from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
-from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
+from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
 from clusterrun.logs.merge import (
     LINE_BYTES,
     Report,
@@ -154,7 +154,7 @@ class _Backward:
             self._position, self._rest, self._block_bytes = offset + end, b"", _BLOCK_BYTES
         elif not self.lines:
             self._block_bytes = min(max(self._block_bytes * 2, _BLOCK_BYTES), _MAX_BLOCK_BYTES)
-        if self._source.file.kind is not Kind.PLAIN and data:
+        if self._source.file.kind is not FileKind.PLAIN and data:
             self._newest_us = int(self._near(data[end:]))
         return weight
 
@@ -172,7 +172,7 @@ class _Backward:
             self._long_bytes = 2 * len(data)
             return b"", self._position
         start, self._long_bytes = max(start, 0), 0
-        if self._source.file.kind is not Kind.PLAIN:
+        if self._source.file.kind is not FileKind.PLAIN:
             found = last_stamp(data[start:])
             self._newest_us = int(found or self._near(data))
         offset = self._position + start
@@ -193,20 +193,20 @@ class _Backward:
         newline = data.find(b"\n", position - 1)
         if newline < 0 or newline + 1 >= len(data):
             return -1
-        is_plain = self._source.file.kind is Kind.PLAIN
+        is_plain = self._source.file.kind is FileKind.PLAIN
         return newline + 1 if is_plain else find_stamped(data, newline + 1)
 
     def _sieve_at(self, data: bytes, offset: int) -> Sieve:
         """Make a sieve that knows of what comes before some lines as much as it needs."""
         source = self._source
         sieve = Sieve(source, self._files)
-        if source.part is not Part.ALL and source.file.kind is not Kind.ERRORS:
+        if source.part is not Part.ALL and source.file.kind is not FileKind.ERRORS:
             start = max(source.start, offset - _CONTEXT_BYTES)
             context = self._files.read(source.file.path, start, offset - start)
             context = context[context.find(b"\n") + 1 :]
             if not sieve.skips(context, start):
                 sieve.pick(context, start)
-        if source.file.kind is not Kind.PLAIN:
+        if source.file.kind is not FileKind.PLAIN:
             sieve.near = self._near(data)
         return sieve
 

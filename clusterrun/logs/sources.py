@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from clusterrun.hostlist import natural_key
-from clusterrun.logs.files import Kind, LogFile, file_size, find_files
+from clusterrun.logformat import END_LITERAL, GAP_LITERAL, RECORDS, LogLine, Stream
+from clusterrun.logs.files import FileKind, LogFile, file_size, find_files
 from clusterrun.logs.index import has_gaps, has_left_out, seek_time
-from clusterrun.logs.lines import LogLine, Stream
 from clusterrun.logs.query import Query
 from clusterrun.logs.scan import Literals, required_literals
 from clusterrun.paths import RunPaths
 from clusterrun.symptoms import Classifier
-
-_GAPS = (b" g ",)  # a record that every reader of its rank is shown, whatever is searched for
 
 
 class Part(Enum):
@@ -69,7 +67,7 @@ def sources_of(
     chosen = []
     files = list(files)
     searched = required_literals(query.include)
-    sides = {file.node: file for file in files if file.kind is Kind.ERRORS}
+    sides = {file.node: file for file in files if file.kind is FileKind.ERRORS}
     for file, part, takes in _parts(files, sides, query, ends=ends):
         start, end = _stretch(file, query)
         if start >= end and not live:
@@ -95,7 +93,7 @@ def errors_of(sources: Iterable[Source], query: Query) -> list[Source]:
     return [
         replace(source, part=Part.ERRORS, takes=lambda rank, stream: stream in streams)
         for source in sources
-        if source.file.kind is Kind.ERRORS
+        if source.file.kind is FileKind.ERRORS
     ]
 
 
@@ -105,7 +103,7 @@ Takes = Callable[["int | None", Stream], bool]
 def _parts(
     files: Iterable[LogFile], sides: Mapping[str, LogFile], query: Query, *, ends: bool
 ) -> Iterable[tuple[LogFile, Part, Takes]]:
-    logs = [file for file in files if file.kind is not Kind.ERRORS and _may_hold(file, query)]
+    logs = [file for file in files if file.kind is not FileKind.ERRORS and _may_hold(file, query)]
     takes = _takes(query, ends=ends)
     for log in sorted(logs, key=lambda file: natural_key(file.node)):
         if not query.overview and not query.errors:
@@ -159,7 +157,7 @@ def _wants(query: Query) -> Callable[[LogLine], bool] | None:
     exclude = [pattern.search for pattern in query.exclude]
 
     def wants(line: LogLine) -> bool:
-        if line.stream in (Stream.GAP, Stream.END):
+        if line.stream in RECORDS:
             return True
         found = not include or any(search(line.text) for search in include)
         return found and not any(search(line.text) for search in exclude)
@@ -193,11 +191,12 @@ def _literals(
         return ()
     side = sides.get(log.node)
     has_none = not ends and side is not None and not has_gaps(side)
-    return (*searched, *(() if has_none else _GAPS), *((b" z ",) if ends else ()))
+    ends_too = (END_LITERAL,) if ends else ()
+    return (*searched, *ends_too) if has_none else (*searched, GAP_LITERAL, *ends_too)
 
 
 def _stretch(file: LogFile, query: Query) -> tuple[int, int]:
-    if file.kind is Kind.PLAIN:
+    if file.kind is FileKind.PLAIN:
         return 0, file_size(file.path)
     end = file_size(file.path)
     if query.until_us is not None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.logformat import LogLine
 from clusterrun.logs import dedup
 from clusterrun.logs.dedup import QUIET_US, WINDOW_US, Copies, Dedup
-from clusterrun.logs.lines import LogLine
 from clusterrun.logs.tracebacks import WAIT_US, Tracebacks
 from tests.logs.corpus import T0, line
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.logs.files import Kind, LogFile, find_files
-from clusterrun.logs.lines import Stream
+from clusterrun.logformat import SIDE_TEXT_BYTES, Stream
+from clusterrun.logs.files import FileKind, LogFile, find_files
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
 from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
 from clusterrun.logs.sources import choose_sources, sources_of
-from clusterrun.node.logfile import LogFile as AgentLog
-from clusterrun.node.sidefile import TEXT_BYTES
+from clusterrun.node.logfile import NodeLog as AgentLog
 from clusterrun.node.stamp import Piece
 from clusterrun.paths import RunPaths
 from tests.logs.corpus import T0, raw, texts, write_log
@@ -267,7 +266,7 @@ def long_error(run: Run) -> Run:
     """A line that is longer in the log than what the side file has of it."""
     run.say("n2", 9, 3, "e", LONG, "exception")
     place = len(b"".join(run.logs["n2"][:-1]))
-    run.sides["n2"][-1] = raw(T0 + 9, 3, "e", f"exception+ {place} {LONG[:TEXT_BYTES]}")
+    run.sides["n2"][-1] = raw(T0 + 9, 3, "e", f"exception+ {place} {LONG[:SIDE_TEXT_BYTES]}")
     return run
 
 
@@ -289,7 +288,7 @@ def test_a_long_error_line_that_the_log_lacks_ends_with_a_mark(
 ) -> None:
     paths = long_error.write()
     paths.log(1, "n2").write_bytes(content)
-    assert long_error.read(ERRORS)[-1] == LONG[:TEXT_BYTES] + "…"
+    assert long_error.read(ERRORS)[-1] == LONG[:SIDE_TEXT_BYTES] + "…"
 
 
 @pytest.mark.parametrize("query", [ERRORS, OVERVIEW])
@@ -316,7 +315,7 @@ def test_files_of_chosen_nodes_alone_are_read(run: Run) -> None:
 def test_output_that_nobody_stamped_is_searched_too(tmp_path: Path) -> None:
     path = tmp_path / "slurm-1.out"
     path.write_bytes(b"step 1\nValueError: no\n")
-    file = LogFile(node="n1", path=path, kind=Kind.PLAIN)
+    file = LogFile(node="n1", path=path, kind=FileKind.PLAIN)
 
     def read(query: Query) -> list[str]:
         return texts(merge_sources(sources_of([file], query)))
