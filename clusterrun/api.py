@@ -27,7 +27,7 @@ from clusterrun.loading import Resolved as Resolved
 from clusterrun.loading import adopt_spec
 from clusterrun.loading import load_spec as load
 from clusterrun.loading.files import PROJECT_FILE, user_and_site
-from clusterrun.logs.lines import LogLine as LogLine
+from clusterrun.logformat import LogLine as LogLine
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.places import remember_root, remembered_roots
 from clusterrun.planning.make import make_plan

@@ -1,7 +1,7 @@
 """What all tests share: the environment's own programs come first, as in an activated one.
 
 Another ninja on the machine would build DeepSpeed's extensions anew each time that it takes turns
-with the environment's.
+with the environment's. Property tests have no deadline: a busy machine is not a fault.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import os
 import sys
 from pathlib import Path
 
+from hypothesis import settings
+
 from tests import builds
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 builds.share()
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 def pytest_runtest_setup() -> None:
