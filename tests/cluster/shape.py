@@ -147,5 +147,7 @@ class Shape:
     def from_json(cls, text: str) -> Shape:
         """Return the shape that cluster.json tells of."""
         known = json.loads(text)
-        paths = {name: Path(known[name]) for name in ("state_dir", "newer_slurm") if known.get(name)}
+        paths = {
+            name: Path(known[name]) for name in ("state_dir", "newer_slurm") if known.get(name)
+        }
         return cls(**{**known, **paths})
