@@ -63,7 +63,7 @@ class Cluster:
     @property
     def env(self) -> dict[str, str]:
         """Return the variables by which Slurm's commands find this cluster."""
-        return {"SLURM_CONF": str(self.shape.slurm_conf)}
+        return daemons.client_environment(self.shape)
 
     # Life
 
