@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.torch  # DeepSpeed's estimator imports it
 def test_each_command_is_measured_beside_the_floor(tmp_path: Path) -> None:
     results = tmp_path / "results"

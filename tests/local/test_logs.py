@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.road import Project, project, wait_for
+from tests.patience import wait_for
+from tests.road import Project, project
 from tests.scripts import chatter
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -19,6 +20,7 @@ def _here(tmp_path: Path) -> Project:
     return project(tmp_path / "project", tmp_path / "state")
 
 
+@pytest.mark.long
 def test_every_byte_of_every_rank_and_stream_is_there(here: Project) -> None:
     argv = (*LIGHT, "--gpus-per-node", "2", "chatter.py", "bytes", "11")
     done = here.cli("submit", "--wait", *argv)
@@ -50,6 +52,7 @@ def test_a_burst_of_a_million_lines_is_followed_whole_and_in_order(here: Project
         assert chatter.difference(b"".join(mine), expected) == "", rank
 
 
+@pytest.mark.long
 def test_caps_that_were_asked_for_count_what_they_leave_out(here: Project) -> None:
     caps = ("--set", "logs.max_lines_per_s=50", "--set", "logs.max_line=100")
     argv = (*LIGHT, "--nodes", "1", "--gpus-per-node", "1", *caps, "chatter.py", "lines", "1000")

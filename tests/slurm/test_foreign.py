@@ -14,7 +14,7 @@ import pytest
 
 from clusterrun.logs.foreign import ForeignJob, ask_state, find_foreign, look_again
 from clusterrun.state import JobState
-from tests.road import wait_for
+from tests.patience import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

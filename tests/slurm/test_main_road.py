@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.road import Project, project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -137,6 +138,7 @@ def test_submit_wait_returns_the_status_of_the_job(cluster: Any, here: Project) 
     assert here.cli(*argv).returncode == 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # the first run builds DeepSpeed's optimizer for CPUs
 @pytest.mark.parametrize("own", [False, True], ids=["zero2-offload", "own JSON with auto"])
 def test_deepspeed_with_offload_saves_and_resumes(cluster: Any, here: Project, own: bool) -> None:
@@ -200,7 +202,7 @@ def test_one_rank_that_fails_ends_the_job_everywhere_within_10_s(
     since = time.monotonic()
     assert ended(cluster, job_id) == "FAILED"
     cluster.wait_no_processes()
-    assert time.monotonic() - since < 10
+    assert time.monotonic() - since < 10 * PATIENCE
     assert sacct(cluster, job_id) == ("FAILED", code)
     failed = [event for event in here.events(job_id) if event["type"] == "failed"]
     assert {event["rank"] for event in failed} == {3}
@@ -224,7 +226,7 @@ def test_an_agent_that_is_killed_ends_the_job_everywhere_within_10_s(
     os.kill(agents[0], signal.SIGKILL)
     assert ended(cluster, job_id) == "FAILED"
     cluster.wait_no_processes()
-    assert time.monotonic() - since < 10
+    assert time.monotonic() - since < 10 * PATIENCE
     assert sacct(cluster, job_id) == ("FAILED", "123:0")
     assert node in here.ok("status", job_id)
 
@@ -236,7 +238,7 @@ def test_ranks_that_each_make_a_world_of_their_own_fail_and_are_named(
     since = time.monotonic()
     job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", *broken, "world.py")
     assert ended(cluster, job_id) == "FAILED"
-    assert time.monotonic() - since < 40
+    assert time.monotonic() - since < 40 * PATIENCE
     assert sacct(cluster, job_id) == ("FAILED", "120:0")
     text = here.ok("status", job_id)
     assert "world" in text

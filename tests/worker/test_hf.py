@@ -81,7 +81,10 @@ def train(folder: Path, strategy: str, *, ranks: int = 2, **environ: str) -> tup
     return [out.splitlines()[-1] for out, _ in told], told[0][1]
 
 
-@pytest.mark.parametrize(("strategy", "saved"), [("steps", [9, 6, 4]), ("epoch", [9, 4])])
+@pytest.mark.parametrize(
+    ("strategy", "saved"),
+    [("steps", [9, 6, 4]), pytest.param("epoch", [9, 4], marks=pytest.mark.long)],
+)
 def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_weights(
     tmp_path: Path, strategy: str, saved: list[int]
 ) -> None:
@@ -116,6 +119,7 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.long
 def test_a_trainer_that_goes_on_with_another_batch_says_so(tmp_path: Path) -> None:
     train(tmp_path, "steps", ranks=1, MAX_STEPS="3")
     said = train(tmp_path, "steps")[1]
