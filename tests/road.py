@@ -19,6 +19,9 @@ from tests.patience import PATIENCE, wait_for
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"
 EXAMPLES = ROOT / "examples"
+STUB = ROOT / "tests" / "node" / "stub"
+# For what is about agents, batch script or logs: a launcher and ranks that import no torch.
+LIGHT = ("--device", "cpu", "--no-world-contract", "--env", f"PYTHONPATH={STUB}")
 
 
 @dataclass

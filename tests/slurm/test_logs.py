@@ -18,12 +18,11 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.shape import Shape, default_state_dir, own_slot
 from tests.patience import wait_for
-from tests.road import Project, Recorded, Watcher, project
+from tests.road import LIGHT, Project, Recorded, Watcher, project
 from tests.scripts import chatter
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
-LIGHT = ("--device", "cpu", "--no-world-contract")
 LARGE = 3
 LARGE_MEMORY_BYTES = 16 << 30  # 64 launchers with torch and 512 ranks took 14 GB
 MIB = 1 << 20
