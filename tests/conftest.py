@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests import builds
+from tests import builds, side_by_side
 from tests.patience import PATIENCE
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -28,34 +29,25 @@ settings.register_profile("patient", deadline=None)
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "patient"))
 
-# What takes longest starts first, so that no worker is left alone with it.
-FIRST = ("tests/chaos", "tests/slurm", "tests/examples", "tests/cluster")
-
 
 def pytest_runtest_setup() -> None:
     """Let no test wait for a build that was killed in an earlier one."""
     builds.remove_abandoned_locks()
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Scale the time limits, keep together what shares a fixture, and begin with what is long."""
+    """Scale the time limits, and begin with what takes long."""
     limit = float(config.getini("timeout"))
     for item in items:
         own = item.get_closest_marker("timeout")
         limited = pytest.mark.timeout((own.args[0] if own else limit) * PATIENCE)
         item.add_marker(limited, append=False)
-        if item.get_closest_marker("xdist_group") is None and _shares_a_fixture(item):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
-    items.sort(key=_turn)
+    items.sort(key=lambda item: side_by_side.turn(item.nodeid))
 
 
-def _shares_a_fixture(item: pytest.Item) -> bool:
-    """Say whether a fixture of the item's module is made once for several of its tests."""
-    made_by = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-    return any(maker.scope == "module" for makers in made_by.values() for maker in makers)
-
-
-def _turn(item: pytest.Item) -> int:
-    folder = item.nodeid.split("::")[0]
-    return next((n for n, begin in enumerate(FIRST) if folder.startswith(begin)), len(FIRST))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> side_by_side.InGroups | None:
+    """Keep together what shares something, where that was asked for."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False
+    return side_by_side.InGroups(config, log)

@@ -9,7 +9,6 @@ import sys
 import time
 
 
-
 def join() -> int:
     """Join the world and return the rank."""
     import torch.distributed as dist
