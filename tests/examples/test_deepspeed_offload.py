@@ -119,7 +119,8 @@ def test_one_process_trains_without_a_launcher(here: Project, tmp_path: Path) ->
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "strategy no, precision no" in done.stdout
-    assert words_right(done.stdout) >= 0
+    assert words_right(done.stdout) <= 100
+    assert losses(done.stdout).keys() == set(range(1, 11))
 
 
 def test_a_pair_depends_on_the_seed_and_its_number_alone(pairs: Any) -> None:

@@ -23,7 +23,7 @@ def _here(tmp_path: Path) -> Project:
     return project(tmp_path / "project", tmp_path / "state")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.long)])
 def test_the_ranks_train_as_was_planned(here: Project, strategy: str) -> None:
     told = [word for setting in PLANNED for word in ("--set", f"training.{setting}")]
     job_id = here.submit(*RUN, "--strategy", strategy, *told, "train_lm.py", "--max-steps", "2")

@@ -44,6 +44,7 @@ def test_two_nodes_of_two_ranks_are_one_world(torch_job: Make) -> None:
     assert job.wait(90) == [0, 0], job.text() + job.errors()
     text = job.text()
     assert "sum 6 hosts 1 args ['a b']" in text
+    assert "timeout 90 s" in text
     for rank in range(4):
         assert f"{rank} o rank {rank}/4 on" in text
     (ready,) = job.events("world_ready")
