@@ -11,7 +11,7 @@ from submitit.core.utils import FailedJobError
 
 from clusterrun import api, ending
 from clusterrun.backends.status import JobStatus
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logformat import LogLine, Stream
 from clusterrun.record import JobRecord
 from clusterrun.state import JobState
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +14,7 @@ from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.planning.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.spec import Cluster, Device, Network, OnInterrupt, Strategy
+from tests import patience
 
 
 def make_plan(root: Path, **changes: Any) -> Plan:
@@ -70,11 +70,4 @@ def make_run(root: Path, plan: Plan, bundle: Bundle) -> RunPaths:
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 15, what: str = "it") -> Any:
     """Wait until a condition holds; fail the test with `what` when it does not."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not happen within {timeout_s} s")
-        time.sleep(0.02)
+    return patience.wait_for(condition, what, timeout_s, every_s=0.02)

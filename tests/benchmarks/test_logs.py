@@ -126,6 +126,7 @@ def test_a_search_is_measured_and_written_down(tmp_path: Path) -> None:
     assert section["machine"]["scale"] == "1e-05 (10 GB scaled to 0 MB)"  # type: ignore[index]  # JSON
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_all_that_others_do_not_suffer_from_can_be_measured(tmp_path: Path) -> None:
     only = [word for name in WITHOUT_ROOT for word in ("--only", name)]

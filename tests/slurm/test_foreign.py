@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends import foreign
-from tests.road import wait_for
+from tests.patience import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

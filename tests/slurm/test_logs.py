@@ -17,12 +17,12 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.shape import Shape, default_state_dir, own_slot
-from tests.road import Project, Recorded, Watcher, project, wait_for
+from tests.patience import wait_for
+from tests.road import LIGHT, Project, Recorded, Watcher, project
 from tests.scripts import chatter
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
-LIGHT = ("--device", "cpu", "--no-world-contract")
 LARGE = 3
 LARGE_MEMORY_BYTES = 14 << 30  # 64 launchers with torch and 512 ranks took 14 GB
 MIB = 1 << 20
@@ -125,6 +125,7 @@ def large_cluster(cluster: Cluster) -> Iterator[Cluster]:
     large.down()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_lines_of_64_nodes_of_8_ranks_are_all_there(
     large_cluster: Cluster, here: Project, monkeypatch: pytest.MonkeyPatch
