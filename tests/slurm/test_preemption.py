@@ -14,7 +14,8 @@ from datetime import datetime
 import pytest
 
 from tests.cluster.cluster import OVER, Cluster
-from tests.road import Project, project, wait_for
+from tests.patience import wait_for
+from tests.road import Project, project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(400)]
 
