@@ -1,14 +1,19 @@
-# make demo   real training on two simulated nodes of this machine: no root, no Slurm
-# make test   everything: lint, types, real training, a real Slurm where root may start one
-# make check  the fast part of it: no Slurm, no training
+# make demo      real training on two simulated nodes of this machine: no root, no Slurm
+# make test      lint, types, real training, a real Slurm where root may start one: 12 minutes
+# make check     the fast part of it: no Slurm, no training
+# make test-all  the long form: every fault, each guide's training, 64 nodes
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-FAST := not slurm and not torch and not agents and not install
+FAST := not slurm and not torch and not agents and not install and not long
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test check lint slurm clean
+# Workers mostly wait, for Slurm or for processes: there are more of them than cores.
+CHECK := HYPOTHESIS_PROFILE=same $(BIN)/python -m pytest -q -n 4 -m "$(FAST)"
+SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --durations=15
+
+.PHONY: demo test test-all check lint slurm clean
 
 demo: $(VENV)/.train
 	cd examples && $(abspath $(BIN))/clusterrun submit --cluster local --nodes 2 --gpus-per-node 2 --device cpu --follow train_lm.py --max-steps 150
@@ -17,12 +22,15 @@ demo: $(VENV)/.train
 	@echo '  clusterrun logs -a         what every rank wrote'
 	@echo '  clusterrun submit --nodes 2 --gpus-per-node 2 --strategy zero2 --device cpu --follow'
 
-test: lint slurm
-	$(BIN)/python -m pytest -q -n 2 -m "$(FAST)"
-	$(BIN)/python -m pytest -q --durations=15 -m "not ($(FAST))"
+test: check slurm
+	$(SIDE_BY_SIDE) -m "not ($(FAST)) and not long"
+
+test-all: lint slurm
+	$(BIN)/python -m pytest -q -n 4 -m "$(FAST)"
+	$(SIDE_BY_SIDE) -m "not ($(FAST))"
 
 check: lint
-	$(BIN)/python -m pytest -q -n 2 -m "$(FAST)"
+	$(CHECK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

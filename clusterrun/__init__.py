@@ -2,10 +2,11 @@
 
 From Python, the verbs of the command line:
 
-    from clusterrun import JobSpec, status, submit
+    from clusterrun import JobSpec, submit
 
-    record = submit(JobSpec(script="train.py", nodes=2, gpus_per_node=4))
-    print(status(record.job_id).state)
+    job = submit(JobSpec(script="train.py", nodes=2, gpus_per_node=4))
+    print(job.status().state)
+    ended = job.wait()
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clusterrun.api import (
-        find_job,
         list_jobs,
         load_spec,
         read_logs,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from clusterrun.ending import cancel
     from clusterrun.errors import ClusterrunError
+    from clusterrun.job import Job, find_job
     from clusterrun.resumption import resubmit, resume
     from clusterrun.spec import JobSpec
 
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ClusterrunError",
+    "Job",
     "JobSpec",
     "__version__",
     "cancel",
@@ -50,8 +52,10 @@ __all__ = [
 
 _HOMES = {
     "ClusterrunError": "clusterrun.errors",
+    "Job": "clusterrun.job",
     "JobSpec": "clusterrun.spec",
     "cancel": "clusterrun.ending",
+    "find_job": "clusterrun.job",
     "resubmit": "clusterrun.resumption",
     "resume": "clusterrun.resumption",
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from clusterrun import record as records
 from clusterrun import shell
@@ -26,17 +26,25 @@ from clusterrun.facts import gather_facts, working_directory
 from clusterrun.loading import Resolved as Resolved
 from clusterrun.loading import adopt_spec
 from clusterrun.loading import load_spec as load
-from clusterrun.logs.lines import LogLine as LogLine
+from clusterrun.loading.files import PROJECT_FILE, user_and_site
+from clusterrun.logformat import LogLine as LogLine
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.places import remember_root, remembered_roots
 from clusterrun.planning.make import make_plan
 from clusterrun.planning.plan import Plan
 from clusterrun.record import JobRecord as JobRecord
+from clusterrun.release import Release
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.spec import Cluster, JobSpec, OnInterrupt
 from clusterrun.state import JobState
 
-Job = JobSpec | Resolved
+if TYPE_CHECKING:
+    from clusterrun.job import Job
+
+    Which: TypeAlias = str | JobRecord | Job
+    """How a job is named."""
+
+Wanted = JobSpec | Resolved
 """What can be submitted: a spec as it stands, or one that was loaded with its origins."""
 
 POLL_S: Final = 0.5  # looks at files only; a scheduler is asked every 10 s at most
@@ -48,6 +56,7 @@ PLACES_OF_ONE_MACHINE: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 class Prepared:
     """A job that is ready to go: everything decided, every file's text, and what to tell."""
 
+    resolved: Resolved
     plan: Plan
     bundle: Bundle
     notes: tuple[str, ...] = ()
@@ -77,7 +86,7 @@ def load_spec(
     )
 
 
-def prepare(job: Job) -> Prepared:
+def prepare(job: Wanted) -> Prepared:
     """Check what was asked, decide everything and render every file; nothing is written.
 
     Raises UsageError for what cannot run.
@@ -91,16 +100,21 @@ def prepare(job: Job) -> Prepared:
     bundle = render_bundle(
         plan, resolved_yaml=resolved.to_yaml(), template_dirs=_template_dirs(resolved)
     )
-    notes = (*resolved.notes, *_cluster_notes(resolved.spec), *plan.notes, *_place_notes(plan))
+    notes = (
+        *resolved.notes,
+        *_cluster_notes(resolved.spec, plan),
+        *plan.notes,
+        *_place_notes(plan),
+    )
     notes += (*_missing_notes(plan, os.environ), *notes_of(resolved))
-    return Prepared(plan=plan, bundle=bundle, notes=notes)
+    return Prepared(resolved=resolved, plan=plan, bundle=bundle, notes=notes)
 
 
 def _adopted(spec: JobSpec) -> Resolved:
     return adopt_spec(spec, cwd=working_directory(os.environ))
 
 
-def render(job: Job) -> Bundle:
+def render(job: Wanted) -> Bundle:
     """Give the text of every file that `submit` would write and send: `files["job.sbatch"]`.
 
     Raises UsageError for what cannot run.
@@ -109,17 +123,19 @@ def render(job: Job) -> Bundle:
 
 
 def submit(
-    job: Job, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False, chain: int = 0
-) -> JobRecord:
-    """Start a job and remember where it went.
+    job: Wanted, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False, chain: int = 0
+) -> Job:
+    """Start a job and return its handle.
 
     `argv` is what the record shall name as the command; `chain` is how many jobs shall take turns
-    at the run. Raises UsageError for what cannot run,
-    SubmissionError where the scheduler refuses, SchedulerUnreachableError where it is silent; no
-    run directory is left then, unless the job may be in the queue.
+    at the run. Raises UsageError for what cannot run, SubmissionError if the scheduler refuses,
+    SchedulerUnreachableError if it is silent; no run directory is left then, unless the job may be
+    in the queue.
     """
+    from clusterrun.job import Job  # imports submitit, which most commands never need
+
     prepared = prepare(job)
-    return submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env, chain=chain)
+    return Job(submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env, chain=chain))
 
 
 def submit_prepared(
@@ -129,17 +145,15 @@ def submit_prepared(
     plan = prepared.plan
     if chain:
         _refuse_chain(plan)
-    cluster = select.choose(plan.cluster).cluster  # raises where there is no sbatch
     runs_dir = RunsDir(root=Path(plan.runs_dir))
+    scheduler = select.backend(plan.cluster, runs_dir, keep_sbatch_env=keep_sbatch_env)
     run_id = layout.new_run_id(datetime.now(), random.SystemRandom())
     paths = layout.create_run(runs_dir, plan.name, run_id, prepared.bundle)
-    record = _first_record(plan, paths, argv)
-    scheduler = select.backend(cluster, runs_dir, keep_sbatch_env=keep_sbatch_env)
-    submission = scheduler.submit(plan, paths, prepared.bundle)
-    record = dataclasses.replace(
-        record, job_id=submission.job_id, slurm_cluster=submission.slurm_cluster
+    _write_first_record(plan, paths, argv)
+    new = scheduler.submit(plan, paths, prepared.bundle)
+    record = remember(
+        paths, new.job_id, lambda now: records.submitted_as(now, new.job_id, new.slurm_cluster)
     )
-    remember(record)
     return _chain(scheduler, plan, record, chain) if chain else record
 
 
@@ -155,48 +169,48 @@ def _refuse_chain(plan: Plan) -> None:
 
 def _chain(scheduler: Backend, plan: Plan, record: JobRecord, length: int) -> JobRecord:
     """Submit the later jobs of a chain, each behind the one before; all of them or none."""
-    record = dataclasses.replace(record, chain_length=length)
+    ids = list(record.job_ids)
+    paths = record.paths
     try:
-        remember(record)
-        while len(record.job_ids) < length:
-            last = record.job_ids[-1]
-            job = scheduler.submit_again(plan, record, after=last, chained=True)
-            later = (*record.chained_job_ids, job.job_id)
-            record = dataclasses.replace(record, chained_job_ids=later)
-            remember(record)
+        record = remember(paths, ids[0], lambda now: dataclasses.replace(now, chain_length=length))
+        while len(ids) < length:
+            new = scheduler.submit_again(plan, record, after=ids[-1], chained=True)
+            ids.append(new.job_id)
+            record = remember(paths, ids[-1], lambda now: records.chained_by(now, ids[-1]))
+            if new.held:
+                raise new.held
     except BaseException:
         with contextlib.suppress(ClusterrunError):
-            scheduler.cancel(record.job_ids)
+            scheduler.cancel(ids)
         raise
     return record
 
 
-def _first_record(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> JobRecord:
+def _write_first_record(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> None:
     """Write job.json before the job exists: it may start before we hear of it."""
     try:
-        record = records.new_record(plan, paths, argv=argv, now=time.time())
-        records.write(record)
+        records.write(records.new_record(plan, paths, argv=argv, now=time.time()))
     except OSError as error:
         layout.remove_run(paths)
         raise ClusterrunError(f"cannot write {paths.record}", cause=str(error)) from error
     except BaseException:
         layout.remove_run(paths)
         raise
-    return record
 
 
-def remember(record: JobRecord) -> None:
+def remember(paths: RunPaths, job_id: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
     """Write down a job that was submitted. Raises ClusterrunError, with where the run is."""
     try:
-        records.write(record)
-        records.link_job(record.runs_dir, record.job_ids[-1], record.paths)
-    except OSError as error:
+        record = records.update(paths, change)
+        records.link_job(record.runs_dir, job_id, paths)
+    except (OSError, ClusterrunError) as error:
         raise ClusterrunError(
-            f"job {record.job_id} was submitted, but its record could not be written",
+            f"job {job_id} was submitted, but its record could not be written",
             cause=str(error),
-            hint=f"its run directory is {record.run_dir}",
+            hint=f"its run directory is {paths.root}",
         ) from error
     remember_root(record.runs_dir)
+    return record
 
 
 def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
@@ -211,7 +225,7 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
         raise ClusterrunError("bash finds a mistake in the script", cause=bash.stderr.strip())
     if prepared.plan.cluster is not Cluster.SLURM:
         return ""
-    select.choose(Cluster.SLURM)  # raises where there is no sbatch
+    select.refuse_missing_slurm()
     environ = scrubbed(os.environ, keep=prepared.plan.pass_env, keep_sbatch=keep_sbatch_env)
     slurm = shell.run(["sbatch", "--test-only"], input=script, env=environ)
     if slurm.rc != 0:
@@ -253,18 +267,17 @@ def _nearest(path: Path) -> str:
 
 def _template_dirs(resolved: Resolved) -> list[Path]:
     """List where templates may stand that win over ours: project's, user's, site's."""
-    home = os.path.expanduser("~/.config")
-    user = os.environ.get("XDG_CONFIG_HOME") or home
-    site = os.environ.get("CLUSTERRUN_SITE_CONFIG") or "/etc/clusterrun/config.yaml"
-    places = [Path(user) / "clusterrun", Path(site).parent]
-    if (resolved.project_dir / "clusterrun.yaml").is_file():
-        places.insert(0, resolved.project_dir)
-    return [place / "templates" for place in places if (place / "templates").is_dir()]
+    files = [path for path, _ in user_and_site(os.environ)]
+    if (resolved.project_dir / PROJECT_FILE).is_file():
+        files.insert(0, resolved.project_dir / PROJECT_FILE)
+    places = [file.parent / "templates" for file in files]
+    return [place for place in places if place.is_dir()]
 
 
-def _cluster_notes(spec: JobSpec) -> list[str]:
-    note = select.choose(spec.cluster).note if spec.cluster is Cluster.AUTO else ""
-    return [note] if note else []
+def _cluster_notes(spec: JobSpec, plan: Plan) -> list[str]:
+    if spec.cluster is not Cluster.AUTO or plan.cluster is not Cluster.LOCAL:
+        return []
+    return ["sbatch was not found: the job runs on this machine (--cluster local)"]
 
 
 def _missing_notes(plan: Plan, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -283,14 +296,19 @@ def _place_notes(plan: Plan) -> list[str]:
 # Jobs that were submitted
 
 
-def find_job(job: str | JobRecord | None = None) -> JobRecord:
+def find_record(job: Which | None = None) -> JobRecord:
     """Find a run by job id, name, run id or a path in it; None is the newest of this project.
 
     Raises JobNotFoundError.
     """
-    if isinstance(job, JobRecord):
-        return job
-    return records.resolve_job(job, places_of_runs())
+    if job is None or isinstance(job, str):
+        return records.resolve_job(job, places_of_runs())
+    return job if isinstance(job, JobRecord) else _record_of(job)
+
+
+def _record_of(handle: Job) -> JobRecord:
+    record: JobRecord = handle.record
+    return record
 
 
 def places_of_runs() -> list[RunsDir]:
@@ -305,12 +323,12 @@ def places_of_runs() -> list[RunsDir]:
     return [own, *(p for p in remembered_roots() if p.root.resolve() != real)]
 
 
-def status(job: str | JobRecord | None = None, *, max_age_s: float | None = None) -> JobStatus:
+def status(job: Which | None = None, *, max_age_s: float | None = None) -> JobStatus:
     """Say how a job stands; answers of a scheduler up to `max_age_s` old will do.
 
     Raises JobNotFoundError. A scheduler that is silent is told in the status' `error`.
     """
-    record = records.read_again(find_job(job))
+    record = records.read_again(find_record(job))
     (found,) = statuses([record], select.backend_of, max_age_s=max_age_s)
     return found
 
@@ -329,26 +347,29 @@ def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
 
 
 def wait(
-    job: str | JobRecord | None = None,
+    job: Which | None = None,
     *,
     timeout_s: float | None = None,
-    watch: Callable[[JobStatus], None] = lambda _: None,
+    released: Callable[[JobStatus], None] = lambda _: None,
 ) -> JobStatus:
-    """Wait until a job has ended and give its last status; `watch` is called at each look.
+    """Wait until a job has ended and return its last status.
 
-    A job that nobody knows any more has the state UNKNOWN at last. Raises JobNotFoundError,
-    and TimeoutError after `timeout_s`.
+    A job that Slurm requeued and holds back is started now; `released` is called then. A job that
+    nobody knows any more has the state UNKNOWN at last. Raises JobNotFoundError, and TimeoutError
+    after `timeout_s`.
     """
-    record = find_job(job)
+    record = find_record(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
     known_at = time.monotonic()
+    release = Release()
     while True:
         seen = status(record)
         if seen.error or seen.state is not JobState.UNKNOWN:
             known_at = time.monotonic()
         if seen.state.is_terminal and not seen.state.is_success:
             seen = status(record, max_age_s=0)  # it may be starting again
-        watch(seen)
+        if release(seen):
+            released(seen)
         if seen.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S:
             return seen
         if time.monotonic() >= deadline:
@@ -357,7 +378,7 @@ def wait(
 
 
 def read_logs(
-    job: str | JobRecord | None = None,
+    job: Which | None = None,
     *,
     ranks: Collection[int] | None = None,
     nodes: Collection[str] | None = None,
@@ -375,7 +396,7 @@ def read_logs(
     from clusterrun.logs.query import Query
     from clusterrun.logs.sources import choose_sources
 
-    paths = find_job(job).paths
+    paths = find_record(job).paths
     chosen = choose_sources(
         paths,
         paths.newest_attempt() if attempt is None else attempt,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from clusterrun import api, checkpoints, files
 from clusterrun import record as records
@@ -22,6 +22,9 @@ from clusterrun.outcome import Next, Outcome
 from clusterrun.record import JobRecord
 from clusterrun.state import JobState
 
+if TYPE_CHECKING:
+    from clusterrun.api import Which
+
 CANCEL: Final = "cancel"  # save, leave, and do not go on
 INTERRUPTED: Final = "interrupted"  # an outcome's cause where the ranks saved and left
 POLL_S: Final = 0.5
@@ -33,7 +36,7 @@ SUBMIT_S: Final = 30.0  # for the submission of a successor
 # At once
 
 
-def cancel(*jobs: str | JobRecord) -> list[JobStatus]:
+def cancel(*jobs: Which) -> list[JobStatus]:
     """End jobs and say how each stood before; one that had ended already stays as it is.
 
     Raises UsageError for no job at all, JobNotFoundError before any is ended.
@@ -43,14 +46,14 @@ def cancel(*jobs: str | JobRecord) -> list[JobStatus]:
     return seen
 
 
-def look_before_cancel(*jobs: str | JobRecord) -> list[JobStatus]:
+def look_before_cancel(*jobs: Which) -> list[JobStatus]:
     """Find jobs that are to be ended, each once, and say how they stand.
 
     Raises UsageError for no job at all, JobNotFoundError for one that can't be found or ended.
     """
     if not jobs or not all(jobs):
         raise UsageError("no job was named", hint="clusterrun list shows them")
-    found = {record.run_dir: records.read_again(record) for record in map(api.find_job, jobs)}
+    found = {record.run_dir: records.read_again(record) for record in map(api.find_record, jobs)}
     for record in found.values():
         if not record.job_id:
             raise JobNotFoundError(
@@ -118,7 +121,9 @@ def active_chain(record: JobRecord) -> list[str]:
     if not record.chained_job_ids:
         return []
     backend = select.backend_of(record)
-    jobs = backend.query(record.chained_job_ids, since=record.submitted_at, max_age_s=0)
+    jobs = backend.query(
+        record.chained_job_ids, since=record.submitted_at, max_age_s=0, own=record.is_own
+    )
     found = {job_id: jobs.get(job_id) for job_id in record.chained_job_ids}
     return [
         job_id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
-import json
 import os
 import re
 import sys
@@ -19,18 +18,8 @@ from clusterrun.planning.facts import Facts
 from clusterrun.spec import Cluster, JobSpec
 
 PACKAGES: Final = ("torch", "accelerate", "deepspeed")
-ASK_TIMEOUT_S: Final = 20.0  # a cold Python on a slow network file system
+SMI_TIMEOUT_S: Final = 20.0
 
-_VERSIONS_PROGRAM: Final = """\
-import importlib.metadata as metadata, json, sys
-found = {}
-for name in sys.argv[1:]:
-    try:
-        found[name] = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        found[name] = ""
-print(json.dumps(found))
-"""
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[0-9a-f-]+)\)")
 _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
 
@@ -66,12 +55,10 @@ def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Fac
 
 
 def choose_cluster(asked: Cluster) -> Cluster:
-    """Decide where a job would run; to render for Slurm, no sbatch is needed."""
+    """Decide where a job would run: `auto` takes Slurm if sbatch is found."""
     if asked is not Cluster.AUTO:
         return asked
-    from clusterrun.backends import select  # what most commands never need, and 30 ms
-
-    return select.choose(asked).cluster
+    return Cluster.LOCAL if shell.find("sbatch") is None else Cluster.SLURM
 
 
 def working_directory(environ: Mapping[str, str]) -> Path:
@@ -108,25 +95,23 @@ def _interpreter(spec: JobSpec, cwd: Path) -> str:
 
 
 def installed_versions(python: str) -> dict[str, str]:
-    """Read the versions that an interpreter has, "" where missing; none of it is imported."""
-    if python == sys.executable:
-        return {name: _own_version(name) for name in PACKAGES}
-    unknown = dict.fromkeys(PACKAGES, "")
-    if not os.path.isabs(python):
-        return unknown
-    try:
-        argv = [python, "-c", _VERSIONS_PROGRAM, *PACKAGES]
-        done = shell.run(argv, timeout_s=ASK_TIMEOUT_S, tries=1)
-        return {**unknown, **json.loads(done.stdout)}
-    except (ClusterrunError, ValueError, TypeError):  # it may exist on the nodes only
-        return unknown
+    """Read the versions that an interpreter has installed, "" if unknown.
+
+    The interpreter is not run: `render` must be safe in a project that one does not trust.
+    """
+    directories = sys.path if python == sys.executable else _site_packages(Path(python))
+    found = dict.fromkeys(PACKAGES, "")
+    for name in PACKAGES:
+        for package in importlib.metadata.distributions(name=name, path=directories):
+            found[name] = package.version
+            break
+    return found
 
 
-def _own_version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+def _site_packages(python: Path) -> list[str]:
+    """List where an environment keeps its packages; the nodes may have others."""
+    root = python.parent.parent
+    return [str(path) for path in sorted(root.glob("lib/python3*/site-packages"))]
 
 
 def _own_text(name: str | None, cwd: Path, what: str) -> str:
@@ -186,7 +171,7 @@ def _gpus_of_smi() -> tuple[Gpu, ...]:
     if program is None:
         return ()
     try:
-        done = shell.run([program, "-L"], timeout_s=ASK_TIMEOUT_S, tries=1)
+        done = shell.run([program, "-L"], timeout_s=SMI_TIMEOUT_S, tries=1)
     except ClusterrunError:
         return ()
     return parse_smi_list(done.stdout) if done.rc == 0 else ()

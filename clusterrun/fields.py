@@ -167,7 +167,7 @@ def _check_texts(field: Field, option: str, values: tuple[str, ...]) -> None:
     for text in values:
         if "\x00" in text:
             raise UsageError(f"{option} holds a NUL byte: {text!r}")
-        if field.name == "sbatch_args":
+        if field.name in ("sbatch_args", "srun_args"):
             _refuse_control(option, text)
 
 

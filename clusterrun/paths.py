@@ -28,6 +28,16 @@ class RunPaths:
         return self.root / "job.json"
 
     @property
+    def record_lock(self) -> Path:
+        """Held while job.json is read, changed and written."""
+        return self.root / ".job.lock"
+
+    @property
+    def resume_lock(self) -> Path:
+        """Held while the run is resumed."""
+        return self.root / ".resume.lock"
+
+    @property
     def resolved(self) -> Path:
         """resolved.yaml: the configuration with each value's origin."""
         return self.root / "resolved.yaml"

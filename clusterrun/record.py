@@ -12,23 +12,19 @@ import pwd
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterrun import files, shell
-from clusterrun.backends.layout import (
-    create_run,
-    new_run_id,
-    remove_run,
-)
 from clusterrun.errors import (
     ClusterrunError,
     JobNotFoundError,
     SchedulerUnreachableError,
     UsageError,
 )
+from clusterrun.locks import locked
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster
@@ -36,20 +32,6 @@ from clusterrun.spec import Cluster
 SCHEMA = "clusterrun.job/1"
 _JOB_LISTS = ("earlier_job_ids", "chained_job_ids")
 LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
-
-__all__ = [
-    "JobRecord",
-    "create_run",
-    "link_job",
-    "list_records",
-    "new_record",
-    "new_run_id",
-    "read",
-    "register_run",
-    "remove_run",
-    "resolve_job",
-    "write",
-]
 
 # 4711, L3; an array's task, a part of a heterogeneous job and a step belong to their job.
 _JOB_ID = re.compile(r"(L?[0-9]+)(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
@@ -93,6 +75,11 @@ class JobRecord:
         """Every job that the run has had or will have, in their order."""
         own = (self.job_id,) if self.job_id else ()
         return (*self.earlier_job_ids, *own, *self.chained_job_ids)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the user who asks has submitted it."""
+        return self.user == current_user()
 
     @property
     def paths(self) -> RunPaths:
@@ -142,9 +129,24 @@ def _shape(plan: Plan) -> dict[str, Any]:
     }
 
 
+def submitted_as(record: JobRecord, job_id: str, slurm_cluster: str | None) -> JobRecord:
+    """Describe a run whose first job is in the queue; the job may have recorded itself already."""
+    own = job_id if job_id not in record.job_ids else record.job_id
+    return dataclasses.replace(record, job_id=own, slurm_cluster=slurm_cluster)
+
+
+def chained_by(record: JobRecord, job_id: str) -> JobRecord:
+    """Describe a run whose chain has one job more; that job may have recorded itself already."""
+    if job_id in record.job_ids:
+        return record
+    return dataclasses.replace(record, chained_job_ids=(*record.chained_job_ids, job_id))
+
+
 def continued_by(record: JobRecord, job_id: str) -> JobRecord:
     """Describe a run that another job of its own goes on with; the chain before that is over."""
     ids = record.job_ids
+    if job_id in (record.job_id, *record.earlier_job_ids):
+        return record
     at = ids.index(job_id) if job_id in record.chained_job_ids else len(ids)
     later = ids[at + 1 :]
     return dataclasses.replace(
@@ -187,6 +189,19 @@ def write(record: JobRecord) -> None:
     """Write job.json whole, readable by its owner only."""
     data = {"schema": SCHEMA, **dataclasses.asdict(record)}
     files.write_whole(record.paths.record, json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
+    """Change job.json, one process at a time: the job itself writes it, as do commands.
+
+    Raises ClusterrunError, OSError.
+    """
+    with locked(paths.record_lock):
+        old = read(paths)
+        new = change(old)
+        if new != old:
+            write(new)
+    return new
 
 
 def read(paths: RunPaths) -> JobRecord:
@@ -242,21 +257,21 @@ def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = 
     """
     paths = RunPaths(root=run_dir.absolute())
     plan = Plan.from_json(paths.plan.read_text())
-    if paths.record.exists():
-        record = read(paths)
-    else:
-        record = new_record(plan, paths, argv=(), now=time.time() if now is None else now)
-    job_id = environ.get("SLURM_JOB_ID") or environ.get("CLUSTERRUN_LOCAL_JOB_ID") or ""
-    if not record.job_id:
-        host = environ.get("SLURM_SUBMIT_HOST") or record.host
-        record = dataclasses.replace(record, job_id=job_id, host=host)
-        write(record)
-    elif job_id and job_id not in (record.job_id, *record.earlier_job_ids):
-        record = continued_by(record, job_id)
-        write(record)
+    with locked(paths.record_lock):
+        if not paths.record.exists():
+            write(new_record(plan, paths, argv=(), now=time.time() if now is None else now))
+    record = update(paths, lambda old: _registered(old, environ))
     if record.job_id:
         link_job(record.runs_dir, record.job_id, paths)
     return record
+
+
+def _registered(record: JobRecord, environ: Mapping[str, str]) -> JobRecord:
+    job_id = environ.get("SLURM_JOB_ID") or environ.get("CLUSTERRUN_LOCAL_JOB_ID") or ""
+    if not record.job_id:
+        host = environ.get("SLURM_SUBMIT_HOST") or record.host
+        return dataclasses.replace(record, job_id=job_id, host=host)
+    return continued_by(record, job_id) if job_id else record
 
 
 # Finding runs again

@@ -8,7 +8,6 @@ from collections import Counter
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus
 from clusterrun.errors import ClusterrunError
-from clusterrun.record import current_user
 
 HELD = "BeginTime"
 RETRY_S = 5.0
@@ -34,7 +33,7 @@ class Release:
         """Say whether the job was held and has been released."""
         record = seen.record
         wait = (record.job_id, seen.attempt)
-        if not is_held(seen) or record.user != current_user() or self._tries[wait] >= TRIES:
+        if not is_held(seen) or not record.is_own or self._tries[wait] >= TRIES:
             return False
         if time.monotonic() < self._next_try:
             return False

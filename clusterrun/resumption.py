@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from clusterrun import api, files
 from clusterrun import record as records
@@ -20,12 +19,18 @@ from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.changes import Changed, change, refuse_other_world
 from clusterrun.ending import active_chain
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError
+from clusterrun.loading import Resolved
+from clusterrun.locks import locked
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
 from clusterrun.record import JobRecord
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.start_point import LATEST, StartPoint, choose, set_aside
 from clusterrun.state import JobState
+
+if TYPE_CHECKING:
+    from clusterrun.api import Which
+    from clusterrun.job import Job
 
 PLACE: Final = ("name", "run_dir")
 ELSEWHERE: Final = "'clusterrun resubmit' makes a new run, which may be elsewhere"
@@ -58,25 +63,27 @@ class Resumption:
         return self.seen.attempt + 1
 
 
-def resume(
-    job: str | JobRecord | None = None, *, start: str = LATEST, **settings: Any
-) -> JobRecord:
+def resume(job: Which | None = None, *, start: str = LATEST, **settings: Any) -> Job:
     """Go on with a run that has ended; `settings` are fields of JobSpec to change (nodes=4).
 
     `start` is as for `prepare_resume`. One that is complete is left as it is.
     """
+    from clusterrun.job import Job  # imports submitit, which most commands never need
+
     resumption = prepare_resume(job, start=start, flags=settings)
-    return resumption.record if resumption.is_complete else resume_prepared(resumption)
+    return Job(resumption.record if resumption.is_complete else resume_prepared(resumption))
 
 
-def resubmit(job: str | JobRecord | None = None, **settings: Any) -> JobRecord:
+def resubmit(job: Which | None = None, **settings: Any) -> Job:
     """Start a new run of what an earlier one was made of; `settings` as for `resume`."""
+    from clusterrun.job import Job
+
     prepared, _ = prepare_resubmit(job, flags=settings)
-    return api.submit_prepared(prepared)
+    return Job(api.submit_prepared(prepared))
 
 
 def prepare_resume(
-    job: str | JobRecord | None = None,
+    job: Which | None = None,
     *,
     start: str = LATEST,
     flags: Mapping[str, Any] | None = None,
@@ -89,11 +96,11 @@ def prepare_resume(
     `start` is `latest`, `scratch`, `step-N` or the path of one of its checkpoints. `force` goes on
     although the run seems to be active. Raises UsageError for what can't be.
     """
-    record = api.find_job(job)
+    record = api.find_record(job)
     seen = _look(record, force=force)
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
     _refuse_other_place(record, changed)
-    prepared = None if changed.changes else _as_it_is(record)
+    prepared = None if changed.changes else _as_it_is(record, changed.resolved)
     prepared = prepared or api.prepare(changed.resolved)
     _refuse_other_cluster(record, prepared.plan)
     is_complete = seen.state.is_success and not changed.changes and start == LATEST
@@ -111,7 +118,7 @@ def prepare_resume(
 
 
 def prepare_resubmit(
-    job: str | JobRecord | None = None,
+    job: Which | None = None,
     *,
     flags: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
@@ -121,7 +128,7 @@ def prepare_resubmit(
 
     Raises UsageError for what cannot run.
     """
-    record = api.find_job(job)
+    record = api.find_record(job)
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
     return api.prepare(changed.resolved), changed
 
@@ -137,7 +144,7 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
         try:
             _lay_out(resumption, undo)
         except OSError as error:
-            raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
+            raise _cannot_write(paths, error) from error
         try:
             submission = select.backend_of(record).submit_again(
                 plan, record, waits=_says_when(resumption)
@@ -150,9 +157,13 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
 
 
 def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecord:
-    record = records.continued_by(records.planned_anew(record, plan), submission.job_id)
-    record = dataclasses.replace(record, chain_length=0)
-    api.remember(record)
+    def goes_on(now: JobRecord) -> JobRecord:
+        new = records.continued_by(records.planned_anew(now, plan), submission.job_id)
+        return dataclasses.replace(new, chain_length=0)
+
+    record = api.remember(record.paths, submission.job_id, goes_on)
+    if submission.held:
+        raise submission.held
     return record
 
 
@@ -220,20 +231,22 @@ def _refuse_other_cluster(record: JobRecord, plan: Plan) -> None:
 @contextlib.contextmanager
 def _alone(paths: RunPaths) -> Iterator[None]:
     """Hold off another `resume` of the same run; it finds an active job afterwards."""
-    try:
-        file = open(paths.plan, "rb+")  # noqa: SIM115 - closed below; NFS locks no other mode
-    except OSError as error:
-        raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
-    with file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(paths.resume_lock))
+        except OSError as error:
+            raise _cannot_write(paths, error) from error
         yield
+
+
+def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
+    return ClusterrunError(f"cannot write in {paths.root}", cause=str(error))
 
 
 # The files of the next attempt
 
 
-def _as_it_is(record: JobRecord) -> Prepared | None:
+def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
     """Take the plan as the run has it; None where another version of clusterrun wrote it."""
     try:
         plan = Plan.from_json(record.paths.plan.read_text())
@@ -241,7 +254,7 @@ def _as_it_is(record: JobRecord) -> Prepared | None:
         raise ClusterrunError(f"cannot read {record.paths.plan}", cause=str(error)) from error
     except (ValueError, TypeError):
         return None
-    return Prepared(plan=plan, bundle=Bundle(files={}))
+    return Prepared(resolved=resolved, plan=plan, bundle=Bundle(files={}))
 
 
 def _says_when(resumption: Resumption) -> bool:

@@ -212,6 +212,14 @@ class JobSpec(Training):
         default=(),
         metavar="OPTION",
     )
+    srun_args: tuple[str, ...] = declared(
+        "slurm.srun_extra",
+        Kind.TEXTS,
+        "--srun-arg",
+        "any other option of srun, as --srun-arg=--container-image=IMAGE",
+        default=(),
+        metavar="OPTION",
+    )
 
     nproc_per_node: int | None = declared(
         "launch.nproc_per_node",

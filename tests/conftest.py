@@ -1,7 +1,7 @@
-"""What all tests share: the environment's own programs come first, as in an activated one.
+"""What all tests share: the programs on PATH, byte code, patience, and what runs beside what.
 
-Another ninja on the machine would build DeepSpeed's extensions anew each time that it takes turns
-with the environment's.
+The environment's own programs come first, as in an activated one: another ninja on the machine
+would build DeepSpeed's extensions anew each time that it takes turns with the environment's.
 """
 
 from __future__ import annotations
@@ -9,13 +9,45 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-from tests import builds
+import pytest
+from hypothesis import settings
+
+from tests import builds, side_by_side
+from tests.patience import PATIENCE
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 builds.share()
+
+# Without byte code, each of the thousand processes that tests start compiles the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# A property has all the time it needs; `make test` tries the same examples each time.
+settings.register_profile("patient", deadline=None)
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "patient"))
 
 
 def pytest_runtest_setup() -> None:
     """Let no test wait for a build that was killed in an earlier one."""
     builds.remove_abandoned_locks()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Scale the time limits, and begin with what takes long."""
+    limit = float(config.getini("timeout"))
+    for item in items:
+        own = item.get_closest_marker("timeout")
+        limited = pytest.mark.timeout((own.args[0] if own else limit) * PATIENCE)
+        item.add_marker(limited, append=False)
+    items.sort(key=lambda item: side_by_side.turn(item.nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> side_by_side.InGroups | None:
+    """Keep together what shares something, where that was asked for."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False
+    return side_by_side.InGroups(config, log)

@@ -9,23 +9,19 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE, wait_for
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"
 EXAMPLES = ROOT / "examples"
-
-
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 120) -> Any:
-    """Wait until the condition holds, and return its value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
-        time.sleep(0.1)
-    return value
+STUB = ROOT / "tests" / "node" / "stub"
+# For what is about agents, batch script or logs: a launcher and ranks that import no torch.
+LIGHT = ("--device", "cpu", "--no-world-contract", "--env", f"PYTHONPATH={STUB}")
 
 
 @dataclass
@@ -59,7 +55,7 @@ class Watcher:
     def end(self, timeout_s: float = 60) -> int:
         """Wait for its own end and return its exit status."""
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(timeout_s * PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"still there after {timeout_s} s: {self.err}") from None
@@ -89,7 +85,7 @@ class Project:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=timeout_s * PATIENCE,
             check=False,
         )
 
@@ -135,7 +131,7 @@ class Project:
             env={**self.environ, **self.extra},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=240,
+            timeout=240 * PATIENCE,
             check=False,
         )
         assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stderr.decode()}"
@@ -173,23 +169,16 @@ class Project:
 
     def wait_for_line(self, job_id: str, text: str, count: int = 1) -> None:
         """Wait until the text stands `count` times in the log files."""
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
+
+        def has_come() -> bool:
             logs = self.run_dir(job_id).glob("logs/a*/*.log")
-            if sum(path.read_text().count(text) for path in logs) >= count:
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"{text!r} never came {count} times\n{self.logs(job_id)}")
+            return sum(path.read_text().count(text) for path in logs) >= count
+
+        wait_for(has_come, f"{text!r}, {count} times, in {self.run_dir(job_id)}")
 
     def wait_for_event(self, job_id: str, kind: str) -> dict[str, Any]:
         """Wait for the first event of a kind."""
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            for event in self.events(job_id):
-                if event["type"] == kind:
-                    return event
-            time.sleep(0.1)
-        raise AssertionError(f"no {kind} ever came\n{self.logs(job_id)}")
+        return wait_for(lambda: self.events_of(job_id, kind), f"an event {kind}")[0]
 
     def logs(self, job_id: str) -> str:
         return self.ok("logs", job_id, "-a", "-n", "all", "--no-dedup", "--timestamps=none")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import submitit
 
 import clusterrun
 from clusterrun import ClusterrunError, JobSpec, api, record
@@ -156,11 +157,12 @@ def fake_node(project: Path, text: str) -> None:
 def test_a_job_on_this_machine_from_start_to_end(project: Path) -> None:
     fake_node(project, "exit 3")
     job = clusterrun.submit(clusterrun.load_spec({"cluster": "local", "nodes": 2}))
-    assert (job.job_id, job.nodes, job.argv) == ("L1", 2, ())
-    assert record.read(job.paths).job_id == "L1"
+    assert (job.job_id, job.record.nodes, job.record.argv) == ("L1", 2, ())
+    assert record.read(job.record.paths).job_id == "L1"
     ended = clusterrun.wait(job, timeout_s=60)
     assert (ended.state, ended.exit_code) == (JobState.FAILED, 3)
-    assert clusterrun.find_job("L1") == clusterrun.find_job() == clusterrun.find_job(job)
+    found = (clusterrun.find_job("L1"), clusterrun.find_job(), clusterrun.find_job(job))
+    assert {again.run_dir for again in found} == {job.run_dir}
     assert clusterrun.status("L1").state is JobState.FAILED
     assert [status.record.job_id for status in clusterrun.list_jobs()] == ["L1"]
     assert [status.state for status in clusterrun.cancel("L1")] == [JobState.FAILED]
@@ -174,6 +176,44 @@ def test_wait_gives_up_at_its_timeout_and_cancel_ends_the_job(project: Path) -> 
     (before,) = clusterrun.cancel(job)
     assert before.state is JobState.RUNNING
     assert clusterrun.wait(job, timeout_s=60).state is JobState.CANCELLED
+
+
+LINES = (
+    'mkdir -p "$1/logs/a$2"; cd "$1/logs/a$2"; T=1700000000000\n'
+    'printf "$T%s\\n" "200 0 o zero" "300 1 e KeyError: 1" "400 - l launcher" > n0.log\n'
+)
+
+
+def test_the_handle_of_a_job_waits_reads_and_says_how_it_stands(project: Path) -> None:
+    fake_node(project, LINES)
+    job = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
+    assert job.wait(timeout_s=60).state is JobState.COMPLETED
+    assert job.status().exit_code == 0
+    assert job.run_dir.is_dir()
+    assert [line.text for line in job.logs(ranks={0})] == [b"zero"]
+
+
+def test_the_handle_is_a_job_of_submitit(project: Path) -> None:
+    fake_node(project, LINES)
+    well = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
+    (project / "templates" / "node.sh.j2").write_text("#!/bin/bash\nexit 3\n")
+    badly = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
+    assert isinstance(well, submitit.Job)
+    ended = {*submitit.helpers.as_completed([well, badly], timeout=60, poll_frequency=0.2)}
+    assert ended == {well, badly}
+    assert (well.state, badly.state) == ("COMPLETED", "FAILED")
+    assert well.result().exit_code == 0
+    assert well.exception() is None
+    assert (well.stdout(), well.stderr()) == ("zero\n", "KeyError: 1\n")
+    with pytest.raises(submitit.core.utils.FailedJobError, match=f"job {badly.job_id} is FAILED"):
+        badly.result()
+
+
+def test_the_handle_ends_its_job(project: Path) -> None:
+    fake_node(project, "exec sleep 600")
+    job = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
+    job.cancel()
+    assert job.wait(timeout_s=60).state is JobState.CANCELLED
 
 
 def test_logs_are_merged_and_selected(project: Path) -> None:
@@ -239,9 +279,9 @@ def test_the_record_is_there_before_the_job_can_start(
 ) -> None:
     slurm(project, monkeypatch, f'cp "${{@: -1}}/job.json" {project.parent}/seen; echo "7;tuxA"')
     job = clusterrun.submit(spec(cluster="slurm"))
-    assert (job.job_id, job.slurm_cluster) == ("7", "tuxA")
+    assert (job.job_id, job.record.slurm_cluster) == ("7", "tuxA")
     assert json.loads((project.parent / "seen").read_text())["job_id"] == ""
-    assert record.read(job.paths) == job
+    assert record.read(job.record.paths) == job.record
 
 
 def test_a_job_that_was_submitted_but_not_recorded_is_named(
@@ -259,8 +299,9 @@ def test_a_run_whose_submission_was_interrupted_cannot_be_cancelled(
 ) -> None:
     slurm(project, monkeypatch, "echo 7")
     job = clusterrun.submit(spec(cluster="slurm"))
-    text = job.paths.record.read_text().replace('"job_id": "7"', '"job_id": ""')
-    job.paths.record.write_text(text)
+    path = job.record.paths.record
+    text = path.read_text().replace('"job_id": "7"', '"job_id": ""')
+    path.write_text(text)
     with pytest.raises(JobNotFoundError, match="has no job id: its submission was interrupted"):
         clusterrun.cancel("train")
 

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import stat
+import threading
 from datetime import datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun import places, record
+from clusterrun.backends import layout
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
 from clusterrun.paths import RunPaths, RunsDir, directory_name
 from clusterrun.record import JobRecord
@@ -36,7 +38,7 @@ def make(
 ) -> JobRecord:
     """Make a run with its record, as a submission does."""
     plan = make_plan(runs.root.parent, name=name)
-    paths = record.create_run(runs, name, run_id, make_bundle(plan))
+    paths = layout.create_run(runs, name, run_id, make_bundle(plan))
     made = record.new_record(plan, paths, argv=["clusterrun", "submit"], now=at)
     made = dataclasses.replace(made, job_id=job_id)
     record.write(made)
@@ -46,7 +48,7 @@ def make(
 
 
 def laid_out(runs: RunsDir, run_id: str) -> RunPaths:
-    return record.create_run(runs, "demo", run_id, Bundle(files={"job.sbatch": ""}))
+    return layout.create_run(runs, "demo", run_id, Bundle(files={"job.sbatch": ""}))
 
 
 def mode(path: Path) -> int:
@@ -77,14 +79,14 @@ def test_a_run_is_private_and_its_scripts_can_run(runs: RunsDir) -> None:
 def test_files_hold_the_bytes_that_were_given(runs: RunsDir) -> None:
     # A path with a byte that is no UTF-8 comes from the command line as a lone surrogate.
     text = "printf 'ü \udcff'\r\n"
-    paths = record.create_run(runs, "demo", "r1", Bundle(files={"node.sh": text}))
+    paths = layout.create_run(runs, "demo", "r1", Bundle(files={"node.sh": text}))
     assert paths.node_script.read_bytes() == b"printf '\xc3\xbc \xff'\r\n"
 
 
 def test_an_error_half_way_leaves_nothing(runs: RunsDir) -> None:
     bundle = Bundle(files={"node.sh": "ok", "no/such/dir/file": "fails"})
     with pytest.raises(ClusterrunError) as failed:
-        record.create_run(runs, "demo", "r1", bundle)
+        layout.create_run(runs, "demo", "r1", bundle)
     assert str(runs.root / "demo" / "r1") in failed.value.message
     assert "No such file" in str(failed.value.cause)
     assert not runs.root.exists()
@@ -96,9 +98,9 @@ def test_removing_a_run_spares_its_neighbours_and_a_users_own_directory(
 ) -> None:
     runs.root.mkdir(mode=own_mode)
     first, second = laid_out(runs, "r1"), laid_out(runs, "r2")
-    record.remove_run(second)
+    layout.remove_run(second)
     assert first.script.exists()
-    record.remove_run(first)
+    layout.remove_run(first)
     assert list(runs.root.iterdir()) == []
 
 
@@ -107,11 +109,11 @@ def test_removing_a_run_removes_what_was_made_for_it_and_no_empty_directory_else
 ) -> None:
     only = laid_out(runs, "r1")
     runs.by_job.mkdir()
-    record.remove_run(only)
+    layout.remove_run(only)
     assert not runs.root.exists()
     (runs.root / "demo").mkdir(parents=True)
     runs.by_job.mkdir()
-    record.remove_run(laid_out(runs, "r1"))
+    layout.remove_run(laid_out(runs, "r1"))
     assert sorted(path.name for path in runs.root.iterdir()) == ["by-job", "demo"]
 
 
@@ -127,7 +129,7 @@ def test_a_place_that_is_no_directory_is_told_with_path_and_reason(tmp_path: Pat
 
 def test_a_place_that_cannot_be_written_is_told() -> None:
     with pytest.raises(ClusterrunError, match="cannot make the run directory /sys/") as failed:
-        record.create_run(RunsDir(root=Path("/sys/runs")), "demo", "r1", Bundle(files={}))
+        layout.create_run(RunsDir(root=Path("/sys/runs")), "demo", "r1", Bundle(files={}))
     assert "/sys/runs" in str(failed.value.cause)  # not even root may
 
 
@@ -139,7 +141,7 @@ def test_the_same_run_is_never_made_twice(runs: RunsDir) -> None:
 
 
 def test_run_ids_tell_their_time_and_differ() -> None:
-    ids = {record.new_run_id(NOW, random.Random(seed)) for seed in range(50)}
+    ids = {layout.new_run_id(NOW, random.Random(seed)) for seed in range(50)}
     assert len(ids) == 50
     assert {run_id[:12] for run_id in ids} == {"1121-103252-"}
 
@@ -161,7 +163,7 @@ def test_different_names_have_different_directories(one: str, other: str) -> Non
 
 @pytest.mark.parametrize("name", ["..", "../../etc", "/etc", "a/b", ".", "by-job", "~", "-rf"])
 def test_no_name_leaves_the_directory_of_runs(runs: RunsDir, name: str) -> None:
-    paths = record.create_run(runs, name, "r1", Bundle(files={}))
+    paths = layout.create_run(runs, name, "r1", Bundle(files={}))
     assert paths.root.parent.parent == runs.root
 
 
@@ -350,7 +352,7 @@ def test_a_directory_of_the_name_of_a_run_does_not_hide_it(
 
 def test_a_run_submitted_by_hand_is_registered_and_found(runs: RunsDir) -> None:
     plan = make_plan(runs.root.parent)
-    paths = record.create_run(runs, "demo", "53-0", make_bundle(plan))
+    paths = layout.create_run(runs, "demo", "53-0", make_bundle(plan))
     environ = {"SLURM_JOB_ID": "53", "SLURM_SUBMIT_HOST": "login1"}
     made = record.register_run(paths.root, environ, now=5.0)
     assert (made.job_id, made.host, made.submitted_at) == ("53", "login1", 5.0)
@@ -415,3 +417,35 @@ def test_a_link_is_relative_so_that_all_runs_can_be_moved(runs: RunsDir) -> None
     made = make(runs, job_id="7")
     assert os.readlink(runs.job_link("7")) == "../demo/r1"
     assert RunPaths(root=runs.job_link("7").resolve()).root == made.paths.root
+
+
+def test_a_change_of_the_record_waits_for_the_one_before(runs: RunsDir) -> None:
+    """The job registers itself while a slow `submit --chain` writes down its later jobs."""
+    made = make(runs, job_id="52")
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slowly(now: JobRecord) -> JobRecord:
+        begun.set()
+        may_end.wait(30)
+        return record.chained_by(now, "60")
+
+    chaining = threading.Thread(target=record.update, args=(made.paths, slowly))
+    chaining.start()
+    assert begun.wait(30)
+    going_on = threading.Thread(
+        target=record.update, args=(made.paths, lambda now: record.continued_by(now, "53"))
+    )
+    going_on.start()
+    going_on.join(0.3)
+    may_end.set()
+    for thread in (chaining, going_on):
+        thread.join(30)
+    now = record.read(made.paths)
+    assert (now.earlier_job_ids, now.job_id) == (("52", "60"), "53")
+
+
+def test_a_job_that_recorded_itself_first_is_not_recorded_twice(runs: RunsDir) -> None:
+    made = make(runs, job_id="52")
+    gone_on = record.continued_by(made, "53")
+    assert record.submitted_as(gone_on, "52", None) == gone_on
+    assert record.chained_by(gone_on, "53") == gone_on

@@ -52,9 +52,12 @@ def test_no_text_of_a_list_holds_a_nul_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["--nice=1\n#SBATCH --wrap=x", "--comment=a\tb", "--nice=1\r"])
-def test_p16_an_option_of_sbatch_ends_at_its_line(text: str) -> None:
-    with pytest.raises(UsageError, match="--sbatch-arg holds a newline") as refused:
-        JobSpec(sbatch_args=(text,))
+@pytest.mark.parametrize(
+    ("field", "option"), [("sbatch_args", "--sbatch-arg"), ("srun_args", "--srun-arg")]
+)
+def test_p16_an_option_of_slurm_ends_at_its_line(text: str, field: str, option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} holds a newline") as refused:
+        JobSpec(**{field: (text,)})  # type: ignore[arg-type]  # a table of names
     assert refused.value.hints
 
 

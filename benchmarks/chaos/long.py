@@ -15,7 +15,7 @@ from tests.chaos.faults import FAULTS, UNDISTURBED, Fault, Scene
 from tests.chaos.training import SAVE_EVERY, Training, submit
 from tests.chaos.undergo import stage, wait_until_over
 from tests.cluster.cluster import Cluster
-from tests.road import wait_for
+from tests.patience import wait_for
 
 # What can happen to a run more than once, whatever it was submitted with.
 REPEATED = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
 from clusterrun.state import JobState
@@ -22,10 +22,14 @@ class PerhapsSubmittedError(SchedulerUnreachableError):
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """Where a job went; `slurm_cluster` is named only at sites that have several."""
+    """Where a job went; `slurm_cluster` is named only at sites that have several.
+
+    `held` is what to raise, once the job is recorded, about one that should start and can't.
+    """
 
     job_id: str
     slurm_cluster: str | None = None
+    held: ClusterrunError | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +89,17 @@ class Backend(Protocol):
         ...
 
     def query(
-        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
+        self,
+        job_ids: Sequence[str],
+        *,
+        since: float | None = None,
+        max_age_s: float | None = None,
+        own: bool = False,
     ) -> dict[str, SchedulerJob]:
         """Ask about all jobs at once; a job that nobody knows is missing from the answer.
 
         `since` is when the oldest of them was submitted; an answer up to `max_age_s` old will do
-        (None: as old as the backend thinks kind to its scheduler).
+        (None: as old as the backend thinks kind to its scheduler). `own`: all are this user's.
         """
         ...
 

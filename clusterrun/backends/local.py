@@ -87,10 +87,15 @@ class LocalBackend:
         return Submission(job_id=job_id)
 
     def query(
-        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
+        self,
+        job_ids: Sequence[str],
+        *,
+        since: float | None = None,
+        max_age_s: float | None = None,
+        own: bool = False,
     ) -> dict[str, SchedulerJob]:
         """Read how jobs stand from their files and from their controllers' processes."""
-        del since, max_age_s  # reading files is cheap
+        del since, max_age_s, own  # reading files is cheap
         found = {job_id: self._paths(job_id) for job_id in job_ids}
         return {job_id: _job(job_id, paths) for job_id, paths in found.items() if paths}
 

@@ -19,7 +19,12 @@ _PARSABLE = re.compile(r"([0-9]+)(?:;(\S+))?\Z")
 
 
 class NoJobIdError(SubmissionError):
-    """A submission that succeeded, but printed no job id."""
+    """A submission that did not print its job id alone; `candidates` are what may be one."""
+
+    def __init__(self, printed: str, candidates: tuple[Submission, ...]) -> None:
+        what = "more than a job id" if candidates else "no job id"
+        super().__init__(f"sbatch printed {what}", cause=printed or None)
+        self.candidates = candidates
 
 
 def command(
@@ -59,15 +64,16 @@ def run(argv: Sequence[str], plan: Plan, environ: Mapping[str, str]) -> Submissi
 
 
 def parse_submission(stdout: str) -> Submission:
-    r"""Read what `sbatch --parsable` printed; sites' plugins may print before it.
+    """Read what `sbatch --parsable` printed.
 
-    >>> parse_submission("Welcome\n53;tuxA\n")
-    Submission(job_id='53', slurm_cluster='tuxA')
+    >>> parse_submission("53;tuxA")
+    Submission(job_id='53', slurm_cluster='tuxA', held=None)
 
-    Raises SubmissionError when no line is a job id.
+    Raises NoJobIdError for anything else: a site's wrapper may print numbers of its own.
     """
-    for line in reversed(stdout.splitlines()):
-        match = _PARSABLE.match(line.strip())
-        if match:
-            return Submission(job_id=match[1], slurm_cluster=match[2])
-    raise NoJobIdError("sbatch printed no job id", cause=stdout.strip() or None)
+    lines = [line.strip() for line in stdout.splitlines() if line.strip()]
+    matches = [match for line in lines if (match := _PARSABLE.match(line))]
+    found = tuple(Submission(job_id=match[1], slurm_cluster=match[2]) for match in matches)
+    if len(found) != 1 or len(lines) != 1:
+        raise NoJobIdError(stdout.strip(), found)
+    return found[0]

@@ -1,8 +1,6 @@
-"""Choose where a job runs, and find the backend of one that ran."""
+"""Find the backend that a job is for, and that of one that ran."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from clusterrun import shell
 from clusterrun.backends.base import Backend
@@ -14,36 +12,21 @@ from clusterrun.record import JobRecord
 from clusterrun.spec import Cluster
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """Where a job will run, and a line about it that the user should see (empty: none)."""
+def backend(cluster: Cluster, runs_dir: RunsDir, *, keep_sbatch_env: bool = False) -> Backend:
+    """Return the backend that submits. Raises UsageError for Slurm without sbatch."""
+    if cluster is Cluster.LOCAL:
+        return LocalBackend(runs_dir=RunsDir(root=runs_dir.root.absolute()))
+    refuse_missing_slurm()
+    return SlurmBackend(keep_sbatch_env=keep_sbatch_env)
 
-    cluster: Cluster
-    note: str = ""
 
-
-def choose(cluster: Cluster) -> Choice:
-    """Decide between Slurm and this machine: `auto` takes Slurm where sbatch is found.
-
-    Raises UsageError where Slurm is wanted and sbatch is not found.
-    """
-    has_slurm = shell.find("sbatch") is not None
-    if cluster is Cluster.SLURM and not has_slurm:
+def refuse_missing_slurm() -> None:
+    """Raise UsageError if sbatch is not found."""
+    if shell.find("sbatch") is None:
         raise UsageError(
             "sbatch was not found on this machine",
             hint="go to a login node of the cluster, or run here with --cluster local",
         )
-    if cluster is Cluster.AUTO and not has_slurm:
-        note = "sbatch was not found: the job runs on this machine (--cluster local)"
-        return Choice(cluster=Cluster.LOCAL, note=note)
-    return Choice(cluster=Cluster.SLURM if cluster is Cluster.AUTO else cluster)
-
-
-def backend(cluster: Cluster, runs_dir: RunsDir, *, keep_sbatch_env: bool = False) -> Backend:
-    """Return the backend that submits; `cluster` has been chosen."""
-    if cluster is Cluster.LOCAL:
-        return LocalBackend(runs_dir=RunsDir(root=runs_dir.root.absolute()))
-    return SlurmBackend(keep_sbatch_env=keep_sbatch_env)
 
 
 def backend_of(record: JobRecord) -> Backend:

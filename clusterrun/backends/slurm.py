@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,29 +51,21 @@ class SlurmBackend:
         """Hand the run's script to sbatch, once.
 
         A refused run's directory is removed. Raises SubmissionError with sbatch's own words,
-        SchedulerUnreachableError when it is not known whether the job is queued.
+        SchedulerUnreachableError (PerhapsSubmittedError if the job may be in the queue).
         """
         try:
             executor = _executor_class()(plan, paths, bundle, self._environ(plan))
-            job = executor._submit_command("")
-        except SchedulerUnreachableError as error:
-            if _never_reached(error):
-                remove_run(paths)
-                raise
-            return self._perhaps_submitted(paths, "sbatch got no answer", error)
-        except sbatch.NoJobIdError as error:  # sbatch took the job, whatever it printed
-            return self._perhaps_submitted(paths, error.message, error)
+            return self._once(lambda: _sent(executor), plan, paths)
+        except PerhapsSubmittedError:
+            raise
         except RuntimeError as error:  # submitit found no srun
             remove_run(paths)
             raise SubmissionError(
                 "this is no Slurm cluster", cause=str(error), hint="use --cluster local"
             ) from error
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                self._withdraw(paths)
+        except BaseException:
             remove_run(paths)
             raise
-        return Submission(job_id=str(job.job_id), slurm_cluster=executor.slurm_cluster)
 
     def submit_again(
         self,
@@ -95,28 +88,70 @@ class SlurmBackend:
         words = [sbatch.CHAINED] if chained else []
         script = str(record.paths.script)
         argv = sbatch.command(plan, record.paths, script, options=options, words=words)
-        submission = self._submit_once(argv, plan, record)
-        if "hold" in told and not waits:  # sbatch has no option that takes it back
-            self._scontrol("release", submission.job_id)
-        return submission
+        environ = self._environ(plan)
+        submission = self._once(
+            lambda: sbatch.run(argv, plan, environ), plan, record.paths, record.job_ids
+        )
+        return self._released(submission) if "hold" in told and not waits else submission
 
-    def _submit_once(self, argv: Sequence[str], plan: Plan, record: JobRecord) -> Submission:
+    def _once(
+        self,
+        send: Callable[[], Submission],
+        plan: Plan,
+        paths: RunPaths,
+        known: Collection[str] = (),
+    ) -> Submission:
+        """Submit once; an interrupted submission is taken back.
+
+        Raises PerhapsSubmittedError if nobody can say whether the job is in the queue.
+        """
+        at = self._on(self.slurm_cluster or _cluster_of(plan))
         try:
-            return sbatch.run(argv, plan, self._environ(plan))
+            return at._answered(send, paths, known)
+        except KeyboardInterrupt:
+            at._withdraw(paths, known)
+            raise
+
+    def _answered(
+        self, send: Callable[[], Submission], paths: RunPaths, known: Collection[str]
+    ) -> Submission:
+        try:
+            return send()
+        except sbatch.NoJobIdError as error:  # sbatch took the job, whatever it printed
+            return self._looked_up(paths, known, error.message, error)
         except SchedulerUnreachableError as error:
             if _never_reached(error):
                 raise
-            return self._perhaps_submitted(
-                record.paths, "sbatch got no answer", error, record.job_ids
-            )
-        except sbatch.NoJobIdError as error:
-            return self._perhaps_submitted(record.paths, error.message, error, record.job_ids)
-        except KeyboardInterrupt:
-            self._withdraw(record.paths, record.job_ids)
+            return self._looked_up(paths, known, "sbatch got no answer", error)
+
+    def _released(self, submission: Submission) -> Submission:
+        """Release a job whose script holds it: sbatch has no option that takes --hold back.
+
+        One that can't be released is cancelled; else it stays, and says so when it is recorded.
+        """
+        at, job_id = self._on(submission.slurm_cluster or self.slurm_cluster), submission.job_id
+        try:
+            at._scontrol("release", job_id)
+        except ClusterrunError as error:
+            try:
+                at.cancel([job_id])
+            except ClusterrunError:
+                return dataclasses.replace(submission, held=_held(job_id, error.cause))
+            raise SubmissionError(
+                f"job {job_id} could not be released and was cancelled", cause=error.cause
+            ) from error
+        except BaseException:
+            at.cancel([job_id])
             raise
+        return submission
 
     def query(
-        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
+        self,
+        job_ids: Sequence[str],
+        *,
+        since: float | None = None,
+        max_age_s: float | None = None,
+        own: bool = False,
     ) -> dict[str, SchedulerJob]:
         """Ask squeue, then sacct, then scontrol for what is still missing.
 
@@ -133,7 +168,7 @@ class SlurmBackend:
         answer = cache.through(
             (cluster, *ids),
             age_s,
-            lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since),
+            lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since, own=own),
         )
         cache.remember_ended(cluster, answer)
         return known | answer
@@ -182,8 +217,11 @@ class SlurmBackend:
     def _environ(self, plan: Plan) -> dict[str, str]:
         return scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)
 
-    def _perhaps_submitted(
-        self, paths: RunPaths, what: str, error: ClusterrunError, known: Collection[str] = ()
+    def _on(self, slurm_cluster: str | None) -> SlurmBackend:
+        return dataclasses.replace(self, slurm_cluster=slurm_cluster)
+
+    def _looked_up(
+        self, paths: RunPaths, known: Collection[str], what: str, error: ClusterrunError
     ) -> Submission:
         """Find out what became of a submission that told no job id; never submit twice.
 
@@ -192,28 +230,59 @@ class SlurmBackend:
         for pause_s in (0.0, LOOK_AGAIN_S):
             time.sleep(pause_s)
             try:
-                job_id = slurm_query.find_by_command(
-                    str(paths.root), self.slurm_cluster, known=known
-                )
+                job_id = self._find(paths, known)
             except SchedulerUnreachableError:
                 break
             if job_id is not None:
                 return Submission(job_id=job_id, slurm_cluster=self.slurm_cluster)
-        raise PerhapsSubmittedError(
-            f"{what}; the job may be in the queue or not",
-            cause=error.cause,
-            hint=(
-                "look for it with 'squeue --me' before you submit again",
-                f"its run directory was kept: {paths.root}",
-            ),
-        ) from error
+        if isinstance(error, sbatch.NoJobIdError) and len(error.candidates) == 1:
+            return error.candidates[0]
+        raise _uncertain(what, paths, error.cause) from error
 
-    def _withdraw(self, paths: RunPaths, known: Collection[str] = ()) -> None:
-        """End the job of a submission that the user interrupted, if it was queued even so."""
-        with contextlib.suppress(ClusterrunError):
-            job_id = slurm_query.find_by_command(str(paths.root), self.slurm_cluster, known=known)
+    def _find(self, paths: RunPaths, known: Collection[str]) -> str | None:
+        return slurm_query.find_by_command(str(paths.root), self.slurm_cluster, known=known)
+
+    def _withdraw(self, paths: RunPaths, known: Collection[str]) -> None:
+        """Cancel what an interrupted submission may have queued.
+
+        Raises PerhapsSubmittedError if it may be in the queue even so.
+        """
+        try:
+            job_id = self._find(paths, known)
             if job_id is not None:
-                self.cancel([job_id])
+                with contextlib.suppress(JobNotFoundError):
+                    self.cancel([job_id])
+        except ClusterrunError as error:
+            raise _uncertain("interrupted", paths, error.cause) from error
+
+
+def _sent(executor: Any) -> Submission:
+    executor._submit_command("")
+    submission: Submission = executor.submission  # with the cluster, for which submitit has no word
+    return submission
+
+
+def _uncertain(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmittedError:
+    return PerhapsSubmittedError(
+        f"{what}; the job may be in the queue or not",
+        cause=cause,
+        hint=(
+            "look for it with 'squeue --me' before you submit again",
+            f"its run directory was kept: {paths.root}",
+        ),
+    )
+
+
+def _held(job_id: str, cause: str | None) -> ClusterrunError:
+    return ClusterrunError(
+        f"job {job_id} is in the queue, but held: it could be neither released nor cancelled",
+        cause=cause,
+        hint=f"release it: scontrol release {job_id}",
+    )
+
+
+def _cluster_of(plan: Plan) -> str | None:
+    return next((line.value for line in plan.directives if line.name == "clusters"), None)
 
 
 def _never_reached(error: SchedulerUnreachableError) -> bool:
@@ -230,7 +299,7 @@ def _executor_class() -> type[SlurmExecutor]:
     from submitit import SlurmExecutor
 
     class ScriptExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed
-        slurm_cluster: str | None = None
+        submission: Submission
 
         def __init__(
             self, plan: Plan, paths: RunPaths, bundle: Bundle, environ: Mapping[str, str]
@@ -250,10 +319,11 @@ def _executor_class() -> type[SlurmExecutor]:
         def _submit_command(self, command: str) -> SlurmJob[Any]:
             del command
             argv = self._make_submission_command(self._run_paths.script)
-            submission = sbatch.run(argv, self._plan, self._environ)
-            self.slurm_cluster = submission.slurm_cluster
+            self.submission = sbatch.run(argv, self._plan, self._environ)
             return self.job_class(
-                folder=self.folder, job_id=submission.job_id, tasks=list(range(self._num_tasks()))
+                folder=self.folder,
+                job_id=self.submission.job_id,
+                tasks=list(range(self._num_tasks())),
             )
 
         @staticmethod

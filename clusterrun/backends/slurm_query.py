@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -26,6 +26,8 @@ SACCT_FIELDS = (
     "Reason",
 )
 SEPARATOR = "|"
+IDS_A_CALL = 5000  # Linux takes 128 KiB in one argument
+FEW = 16
 CLOCK_SKEW_S = 3600.0
 # Slurm leaves in place why a job waited that was then cancelled.
 WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
@@ -47,16 +49,21 @@ def cluster_option(slurm_cluster: str | None) -> list[str]:
 
 
 def ask(
-    job_ids: Sequence[str], *, slurm_cluster: str | None = None, since: float | None = None
+    job_ids: Sequence[str],
+    *,
+    slurm_cluster: str | None = None,
+    since: float | None = None,
+    own: bool = False,
 ) -> dict[str, SchedulerJob]:
     """Ask about all jobs: squeue, sacct for what has ended, scontrol where sacct doesn't answer.
 
-    Raises SchedulerUnreachableError when slurmctld doesn't answer and sacct can't stand in.
+    `own`: all of them are this user's. Raises SchedulerUnreachableError when slurmctld doesn't
+    answer and sacct can't stand in.
     """
     asked_at = time.time()
     unreachable: SchedulerUnreachableError | None = None
     try:
-        found = _ask_squeue(job_ids, slurm_cluster)
+        found = _ask_squeue(job_ids, slurm_cluster, own=own)
     except SchedulerUnreachableError as error:
         if not shell.may_pass(error.cause or ""):
             raise  # sacct reads the same configuration
@@ -114,17 +121,30 @@ def _without_history(
 # squeue
 
 
-def _ask_squeue(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
-    argv = [
-        *("squeue", "--noheader", "--states=all", *cluster_option(slurm_cluster)),
-        f"--jobs={','.join(job_ids)}",
-        f"--format={SEPARATOR.join(SQUEUE_FIELDS)}",
-    ]
-    done = shell.run(argv, env=environment())
-    # One unknown job among several is left out in silence; alone, it is an error.
-    if done.rc != 0 and "Invalid job id" not in done.stderr:
-        raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
-    return parse_squeue(done.stdout)
+def _ask_squeue(
+    job_ids: Sequence[str], slurm_cluster: str | None, *, own: bool
+) -> dict[str, SchedulerJob]:
+    """Ask for one job or one user's jobs: for anything else squeue loads those of all users."""
+    jobs: dict[str, SchedulerJob] = {}
+    for some in _in_pieces(job_ids):
+        argv = [
+            *("squeue", "--noheader", "--states=all", *cluster_option(slurm_cluster)),
+            *([f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []),
+            f"--jobs={','.join(some)}",
+            f"--format={SEPARATOR.join(SQUEUE_FIELDS)}",
+        ]
+        done = shell.run(argv, env=environment())
+        # One unknown job among several is left out in silence; alone, it is an error.
+        if done.rc != 0 and "Invalid job id" not in done.stderr:
+            raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
+        jobs |= parse_squeue(done.stdout)
+    return jobs
+
+
+def _in_pieces(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut a list so that each piece fits into one argument."""
+    for start in range(0, len(job_ids), IDS_A_CALL):
+        yield job_ids[start : start + IDS_A_CALL]
 
 
 def parse_squeue(text: str) -> dict[str, SchedulerJob]:
@@ -174,23 +194,26 @@ def _ask_sacct(
     job_ids: Sequence[str], slurm_cluster: str | None, since: float | None
 ) -> tuple[dict[str, SchedulerJob], str]:
     """Return what accounting knows, and why it doesn't answer (empty if it does)."""
-    argv = [
-        *("sacct", "--allocations", "--noheader", "--parsable2", *cluster_option(slurm_cluster)),
-        f"--jobs={','.join(job_ids)}",
-        f"--format={','.join(SACCT_FIELDS)}",
-    ]
-    if since is not None:  # without it some sites search years, others refuse
-        day = datetime.fromtimestamp(since - CLOCK_SKEW_S)
-        argv.append(f"--starttime={day:%Y-%m-%dT%H:%M:%S}")
-    if shell.find(argv[0]) is None:
+    if shell.find("sacct") is None:
         return {}, "sacct was not found"
-    try:
-        done = shell.run(argv, env=environment(), tries=1)
-    except SchedulerUnreachableError as error:
-        return {}, error.cause or error.message
-    if done.rc != 0:
-        return {}, (done.stderr.strip().splitlines() or ["sacct failed"])[-1]
-    return parse_sacct(done.stdout), ""
+    jobs: dict[str, SchedulerJob] = {}
+    for some in _in_pieces(job_ids):
+        argv = [
+            *("sacct", "--allocations", "--noheader", "--parsable2"),
+            *(*cluster_option(slurm_cluster), f"--jobs={','.join(some)}"),
+            f"--format={','.join(SACCT_FIELDS)}",
+        ]
+        if since is not None:  # without it some sites search years, others refuse
+            day = datetime.fromtimestamp(since - CLOCK_SKEW_S)
+            argv.append(f"--starttime={day:%Y-%m-%dT%H:%M:%S}")
+        try:
+            done = shell.run(argv, env=environment(), tries=1)
+        except SchedulerUnreachableError as error:
+            return jobs, error.cause or error.message
+        if done.rc != 0:
+            return jobs, (done.stderr.strip().splitlines() or ["sacct failed"])[-1]
+        jobs |= parse_sacct(done.stdout)
+    return jobs, ""
 
 
 def parse_sacct(text: str) -> dict[str, SchedulerJob]:
@@ -241,11 +264,15 @@ def _sacct_job(
 
 
 def ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
-    """Ask for one job, or for all that slurmctld knows: it takes no list."""
-    one = list(job_ids) if len(job_ids) == 1 else []
-    argv = ["scontrol", *cluster_option(slurm_cluster), "--oneliner", "show", "job", *one]
-    done = shell.run(argv, env=environment(), tries=1)
-    return {} if done.rc != 0 else parse_scontrol(done.stdout, job_ids)
+    """Ask for each job, or for many at once for all that slurmctld knows: it takes no list."""
+    asked = [[job_id] for job_id in job_ids] if len(job_ids) <= FEW else [[]]
+    jobs: dict[str, SchedulerJob] = {}
+    for words in asked:
+        argv = ["scontrol", *cluster_option(slurm_cluster), "--oneliner", "show", "job", *words]
+        done = shell.run(argv, env=environment(), tries=1)
+        if done.rc == 0:
+            jobs |= parse_scontrol(done.stdout, job_ids)
+    return jobs
 
 
 def parse_scontrol(text: str, job_ids: Iterable[str]) -> dict[str, SchedulerJob]:
@@ -297,6 +324,8 @@ def find_by_command(
         *(f"--user={os.getuid()}", f"--format=%A{SEPARATOR}%o"),
     ]
     done = shell.run(argv, env=environment())
+    if done.rc != 0:
+        raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
     rows = [line.partition(SEPARATOR) for line in done.stdout.splitlines()]
     ends = (f" {part}", f" {part} {CHAINED}")
     ids = [int(job_id) for job_id, _, command in rows if command.rstrip().endswith(ends)]

@@ -117,8 +117,9 @@ def _ask(
 def _ask_one(backend: Backend, records: list[JobRecord], max_age_s: float | None) -> _Answer:
     ids = [record.job_id for record in records]
     since = min(record.submitted_at for record in records)
+    own = all(record.is_own for record in records)
     try:
-        return _Answer(jobs=backend.query(ids, since=since, max_age_s=max_age_s))
+        return _Answer(jobs=backend.query(ids, since=since, max_age_s=max_age_s, own=own))
     except SchedulerUnreachableError as error:
         return _Answer(jobs={}, error=error)
 

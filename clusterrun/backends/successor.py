@@ -58,7 +58,7 @@ def _next_of_chain(record: JobRecord, exclude: str, backend: SlurmBackend) -> st
     job_id = record.chained_job_ids[0]
     if exclude:
         backend.update(job_id, f"ExcNodeList={exclude}")
-    records.write(records.continued_by(record, job_id))
+    records.update(record.paths, lambda now: records.continued_by(now, job_id))
     return job_id
 
 
@@ -78,13 +78,13 @@ def _excluded(plan: Plan, nodes: str) -> str:
 def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None:
     """Record the new job; one that nobody could find again is taken back."""
     try:
-        records.write(records.continued_by(record, new.job_id))
+        records.update(record.paths, lambda now: records.continued_by(now, new.job_id))
         records.link_job(record.runs_dir, new.job_id, record.paths)
     except OSError as error:
         with contextlib.suppress(ClusterrunError):
             backend.cancel([new.job_id])
         with contextlib.suppress(OSError):
-            records.write(record)
+            records.update(record.paths, lambda _: record)
         raise ClusterrunError(f"cannot write {record.paths.record}", cause=str(error)) from error
 
 

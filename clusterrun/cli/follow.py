@@ -15,6 +15,7 @@ from clusterrun.cli.status import released
 from clusterrun.cli.times import clock
 from clusterrun.errors import Exit
 from clusterrun.hostlist import fold_hosts
+from clusterrun.logformat import LogLine
 from clusterrun.logs.context import Break, with_context
 from clusterrun.logs.files import LogFile
 from clusterrun.logs.follow import (
@@ -27,7 +28,6 @@ from clusterrun.logs.follow import (
     Truncated,
     follow,
 )
-from clusterrun.logs.lines import LogLine
 from clusterrun.logs.sources import matches
 from clusterrun.state import JobState
 

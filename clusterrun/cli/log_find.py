@@ -1,24 +1,26 @@
-"""Find the job that a name means: a run of ours, a job of somebody else's tool, or a log file."""
+"""Find the job that a name means: a run of clusterrun, a job of another tool, or a log file."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterrun import api
+from clusterrun import record as records
+from clusterrun.backends import foreign
+from clusterrun.backends.foreign import ForeignPart
 from clusterrun.cli import output
-from clusterrun.cli.log_job import ForeignLogs, LogJob, RunLogs
+from clusterrun.cli.log_job import LogJob, PlainLogs, RunLogs
 from clusterrun.cli.status import find_announced
 from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, UsageError
-from clusterrun.wording import count
-
-if TYPE_CHECKING:
-    from clusterrun.logs.foreign import ForeignJob
+from clusterrun.paths import RunPaths
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """What a name on the command line means; a log file names its node and attempt, too."""
+    """What a name on the command line means; a stamped log names its node and attempt, too."""
 
     job: LogJob
     nodes: frozenset[str] | None = None
@@ -28,63 +30,22 @@ class Named:
 def find_log_job(name: str | None) -> Named:
     """Find the job that a name means.
 
-    Raises JobNotFoundError, and SchedulerUnreachableError where Slurm alone could know.
+    Raises JobNotFoundError, and SchedulerUnreachableError if only Slurm could know it.
     """
     if name is None:
         return Named(job=RunLogs(record=find_announced(None)))
     if _is_file(name):
-        job = _find_foreign(name)
-        if job is None:
-            raise JobNotFoundError(f"no log file {name}")
-        return _adopted(job)
+        return _find_by_path(Path(os.path.abspath(name)))
     try:
         return _find_run(name)
-    except JobNotFoundError:
-        job = _find_foreign(name)
-        if job is None:
-            raise
-        return _adopted(job)
-
-
-def _find_run(name: str) -> Named:
-    """Find a run of ours; the id of one elsewhere may be that of another job here, for Slurm."""
-    from clusterrun import api
-    from clusterrun import record as records
-
-    places = api.places_of_runs()
-    try:
-        record = records.resolve_job(name, places)
-    except UsageError:  # the id of several runs elsewhere
-        job = _find_own_job(name)
-        if job is None:
-            raise
-        return _adopted(job)
-    if name not in record.job_ids or _is_same(record.runs_dir.root, places[0].root):
-        return Named(job=RunLogs(record=record))
-    job = _find_own_job(name)
-    if job is not None and not (job.run_dir and _is_same(job.run_dir, record.paths.root)):
-        return _adopted(job)
-    output.say(f"using job {name} of {record.run_dir}")
-    return Named(job=RunLogs(record=record))
-
-
-def _find_own_job(name: str) -> ForeignJob | None:
-    """Ask Slurm for a job of this user; one that is silent knows none."""
-    from clusterrun import record as records
-    from clusterrun.backends.foreign import is_job_id
-
-    if not is_job_id(name):
-        return None
-    try:
-        job = _find_foreign(name)
-    except SchedulerUnreachableError:
-        return None
-    is_own = job is not None and any(part.user == records.current_user() for part in job.parts)
-    return job if is_own else None
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
+    except JobNotFoundError as error:
+        parts = foreign.ask(name) if foreign.is_job_id(name) else []
+        if parts:
+            return _named_by_slurm(name, parts)
+        if foreign.is_job_id(name):
+            hint = "Slurm forgets a job some minutes after its end; name its log file instead"
+            raise JobNotFoundError(error.message, hint=(*error.hints, hint)) from None
+        raise
 
 
 def _is_file(name: str) -> bool:
@@ -94,27 +55,59 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def _find_foreign(name: str) -> ForeignJob | None:
-    from clusterrun.logs.foreign import find_foreign
+def _find_by_path(path: Path) -> Named:
+    """Take a file for a stamped log of a run, or for plain text."""
+    paths, attempt = RunPaths(root=path.parent.parent.parent), path.parent.name[1:]
+    is_stamped = attempt.isdecimal() and paths.log(int(attempt), path.stem) == path
+    if not (is_stamped and paths.record.is_file()):
+        return Named(job=PlainLogs(path=path))
+    run = RunLogs(record=api.find_record(str(paths.root)))
+    return Named(job=run, nodes=frozenset({path.stem}), attempt=int(attempt))
 
-    return find_foreign(name, Path.cwd())
+
+def _find_run(name: str) -> Named:
+    """Find a run; if it is elsewhere, its id may be that of another job in the Slurm at hand."""
+    places = api.places_of_runs()
+    try:
+        record = records.resolve_job(name, places)
+    except UsageError:  # the id of several runs elsewhere
+        parts = _ask_for_own_job(name)
+        if not parts:
+            raise
+        return _named_by_slurm(name, parts)
+    if name not in record.job_ids or _is_same(record.runs_dir.root, places[0].root):
+        return Named(job=RunLogs(record=record))
+    parts = _ask_for_own_job(name)
+    if parts and not _is_same(_run_of(parts[0]).root, record.paths.root):
+        return _named_by_slurm(name, parts)
+    output.say(f"using job {name} of {record.run_dir}")
+    return Named(job=RunLogs(record=record))
 
 
-def _adopted(job: ForeignJob) -> Named:
-    if job.run_dir is not None:
-        from clusterrun import api
+def _ask_for_own_job(name: str) -> list[ForeignPart]:
+    """Ask Slurm for a job of this user; none if Slurm is silent."""
+    try:
+        parts = foreign.ask(name) if foreign.is_job_id(name) else []
+    except SchedulerUnreachableError:
+        return []
+    return parts if any(part.user == records.current_user() for part in parts) else []
 
-        run = RunLogs(record=api.find_job(str(job.run_dir)))
-        if job.job_id:
-            return Named(job=run)
-        file = job.files[0]
-        attempt = int(file.path.parent.name.removeprefix("a"))
-        return Named(job=run, nodes=frozenset({file.label}), attempt=attempt)
-    if job.job_id:
-        files = count(len(job.files), "file")
-        output.note(
-            f"job {job.job_id} was not started by clusterrun; it has {files}, without times"
-        )
-    if job.problem:
-        output.note(f"Slurm could not be asked: {job.problem}")
-    return Named(job=ForeignLogs(job=job))
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
+
+
+def _run_of(part: ForeignPart) -> RunPaths:
+    """Return the run whose batch script a part would be, judging by its output alone."""
+    return RunPaths(root=Path(part.stdout).parent.parent)
+
+
+def _named_by_slurm(job_id: str, parts: Sequence[ForeignPart]) -> Named:
+    run = _run_of(parts[0])
+    if run.batch_output == Path(parts[0].stdout) and run.record.is_file():
+        return Named(job=RunLogs(record=api.find_record(str(run.root))))
+    output.note(f"job {job_id} was not started by clusterrun; its lines carry no times")
+    for part in parts:
+        if "%" in part.stdout:
+            output.note(f"what % stands for in {part.stdout} is known on the node alone")
+    return Named(job=PlainLogs(job_id=job_id, parts=list(parts)))

@@ -1,20 +1,20 @@
-"""The job whose logs are read: a run of ours, or a foreign job that is adopted."""
+"""The job whose logs are read: a run of clusterrun, or what another tool left in plain files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
 
 from clusterrun import record as records
+from clusterrun.backends import foreign
+from clusterrun.backends.foreign import ForeignPart
+from clusterrun.backends.reasons import explain
 from clusterrun.errors import ClusterrunError
-from clusterrun.logs.catalogue import Catalogue, RunFiles
-from clusterrun.logs.files import Kind, LogFile, stat_file
+from clusterrun.logs.catalogue import BATCH, Catalogue, PlainFiles, RunFiles, files_of_parts
+from clusterrun.logs.files import FileKind, LogFile, stat_file
+from clusterrun.record import JobRecord
 from clusterrun.release import Release, is_held
 from clusterrun.state import JobState
-
-if TYPE_CHECKING:
-    from clusterrun.logs.foreign import ForeignJob
-    from clusterrun.record import JobRecord
 
 WAITING = (JobState.PENDING, JobState.CONFIGURING)
 
@@ -38,45 +38,6 @@ def waiting(job: LogJob, standing: Standing) -> str:
     """Say what a job that has not started waits for."""
     state = f"{job.title} is {standing.state.value.lower()}"
     return f"{state}: {standing.waits_for}" if standing.waits_for else state
-
-
-class LogJob(Protocol):
-    """What reading, following and printing must know of a job."""
-
-    @property
-    def title(self) -> str:
-        """Name the job in a sentence."""
-
-    @property
-    def name(self) -> str:
-        """Name it as a command line does."""
-
-    @property
-    def world_size(self) -> int:
-        """Count its ranks."""
-
-    @property
-    def procs_per_node(self) -> int:
-        """Count the ranks of a node."""
-
-    @property
-    def record(self) -> JobRecord | None:
-        """What was remembered of a run of ours; None for a foreign job."""
-
-    def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
-        """Say where its logs are, or those of some nodes; or the batch script's own output."""
-
-    def file_of(self, attempt: int, node: str) -> str:
-        """Name the file of a node's lines."""
-
-    def standing(self, *, fresh: bool = False) -> Standing:
-        """Ask how it stands; `fresh`: no remembered answer."""
-
-    def release(self) -> bool:
-        """Have Slurm start it now, where it was requeued and is held back; say whether it was."""
-
-    def end_mark(self) -> int | None:
-        """Give a number that changes when its files say that it has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +69,11 @@ class RunLogs:
         return self.record.procs_per_node
 
     def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
-        """Say where its logs are."""
-        return RunFiles(paths=self.record.paths, nodes=nodes, is_batch=batch)
+        """Return where its logs are, or those of some nodes; or the batch script's own output."""
+        if not batch:
+            return RunFiles(paths=self.record.paths, nodes=nodes)
+        output = LogFile(node=BATCH, path=self.record.paths.batch_output, kind=FileKind.PLAIN)
+        return PlainFiles(candidates=lambda: [output])
 
     def file_of(self, attempt: int, node: str) -> str:
         """Name the file within the run directory."""
@@ -142,86 +106,67 @@ class RunLogs:
         return end.st_mtime_ns if end else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForeignLogs:
-    """The output of a job that clusterrun did not start: plain files, without times or streams."""
+@dataclass(kw_only=True)
+class PlainLogs:
+    """Output without times or ranks: of a job that clusterrun did not start, or a file by its path.
 
-    job: ForeignJob
-    record: JobRecord | None = None
+    `parts` are what slurmctld said last of the job.
+    """
+
+    job_id: str = ""
+    parts: list[ForeignPart] = field(default_factory=list)
+    path: Path | None = None
+    record: None = None
+    world_size: int = 1
+    procs_per_node: int = 1
 
     @property
     def title(self) -> str:
         """Name it by its id, or by its file."""
-        return f"job {self.job.job_id}" if self.job.job_id else str(self.job.files[0].path)
+        return f"job {self.job_id}" if self.job_id else self.name
 
     @property
     def name(self) -> str:
         """Name it by its id, or by its file."""
-        return self.job.job_id or str(self.job.files[0].path)
+        return self.job_id or str(self.path)
 
-    @property
-    def world_size(self) -> int:
-        """Count the tasks that have files of their own, as far as their numbers go."""
-        ranks = [file.rank for file in self.job.files if file.rank is not None]
-        return max(ranks, default=0) + 1
+    def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> PlainFiles:
+        """Return where its output is; it is that of the batch script in any case."""
+        return PlainFiles(candidates=self._files)
 
-    @property
-    def procs_per_node(self) -> int:
-        """Take all for one node: which task was where, no file says."""
-        return self.world_size
-
-    def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
-        """Say where its files are."""
-        return ForeignFiles(job=self.job)
+    def _files(self) -> list[LogFile]:
+        if self.path is not None:
+            return [LogFile(node=self.path.name, path=self.path, kind=FileKind.PLAIN)]
+        return files_of_parts(self.parts)
 
     def file_of(self, attempt: int, node: str) -> str:
         """Name the file."""
-        files = ForeignFiles(job=self.job).files(attempt)
-        return next((str(file.path) for file in files if file.node == node), node)
+        return next((str(file.path) for file in self._files() if file.node == node), node)
 
     def standing(self, *, fresh: bool = False) -> Standing:
-        """Ask Slurm; a file alone has no standing and counts as ended."""
-        from clusterrun.logs.foreign import ask_state
-
-        if not self.job.job_id:
+        """Ask slurmctld; a file alone counts as ended."""
+        if not self.job_id:
             return Standing(state=JobState.COMPLETED)
         try:
-            state = ask_state(self.job, max_age_s=0) if fresh else ask_state(self.job)
+            self.parts = foreign.ask(self.job_id) or self.parts
         except ClusterrunError as error:
             return Standing(state=JobState.UNKNOWN, error=error)
-        return Standing(state=state)
+        state = foreign.joint_state([part.job.state for part in self.parts])
+        job = next(part.job for part in self.parts if part.job.state is state)
+        return Standing(
+            state=state,
+            waits_for=explain(job.reason).text if state in WAITING else "",
+            elapsed_s=job.elapsed_s,
+            exit_code=job.exit_code,
+        )
 
     def release(self) -> bool:
         """Leave a job of another program alone."""
         return False
 
     def end_mark(self) -> int | None:
-        """Know nothing: its files do not say."""
+        """Return None: such a job leaves no file that says that it ended."""
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForeignFiles:
-    """The files of a foreign job; all are one attempt."""
-
-    job: ForeignJob
-
-    def newest_attempt(self) -> int:
-        """Count one."""
-        return 1
-
-    def files(self, attempt: int) -> list[LogFile]:
-        """List what is there now, each file by a name of its own."""
-        from clusterrun.logs.foreign import look_again, name_files
-
-        found = look_again(self.job).files
-        return [
-            LogFile(
-                node=name,
-                path=file.path,
-                kind=Kind.PLAIN,
-                ranks=None if file.rank is None else range(file.rank, file.rank + 1),
-                stream=file.stream,
-            )
-            for name, file in zip(name_files(found), found, strict=True)
-        ]
+LogJob = RunLogs | PlainLogs

@@ -11,8 +11,8 @@ import click
 
 from clusterrun.errors import UsageError
 from clusterrun.hostlist import parse_ranks
+from clusterrun.logformat import Stream
 from clusterrun.logs.catalogue import BATCH
-from clusterrun.logs.lines import Stream
 from clusterrun.logs.moments import parse_moment, parse_zone, step_finder
 from clusterrun.logs.query import STREAMS
 
@@ -71,6 +71,8 @@ def choose_ranks(
 ) -> frozenset[int] | None:
     """Find the global ranks that are in both sets; None where neither was given."""
     chosen = None
+    if job.record is None and (ranks is not None or local_ranks is not None):
+        raise UsageError(f"the lines of {job.title} name no rank")
     if ranks is not None:
         chosen = parse_ranks(ranks, job.world_size, of=f"{job.title} has ranks")
     if local_ranks is None:

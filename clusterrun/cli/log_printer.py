@@ -13,8 +13,8 @@ from clusterrun import wording
 from clusterrun.cli import output
 from clusterrun.cli.log_request import Request
 from clusterrun.cli.log_writer import TERMINAL_LINES_PER_S, LogWriter
+from clusterrun.logformat import LogLine
 from clusterrun.logs.json_view import JsonView, to_json
-from clusterrun.logs.lines import LogLine
 from clusterrun.logs.raw_view import RawView
 from clusterrun.logs.stamps import stamp_writer
 from clusterrun.logs.text import strip_controls

@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from clusterrun import wording
 from clusterrun.cli import output
-from clusterrun.cli.log_job import WAITING, Standing, waiting
-from clusterrun.cli.log_note import note_what_was_left_out
+from clusterrun.cli.log_job import WAITING, LogJob, PlainLogs, Standing, waiting
 from clusterrun.cli.log_printer import LogPrinter
 from clusterrun.cli.log_request import Request
 from clusterrun.cli.times import clock
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.hostlist import fold_hosts
+from clusterrun.logformat import LogLine
 from clusterrun.logs.catalogue import BATCH
 from clusterrun.logs.context import Break, context_of, with_context
-from clusterrun.logs.files import Kind, LogFile, file_size
-from clusterrun.logs.lines import LogLine
+from clusterrun.logs.files import FileKind, LogFile, file_size
+from clusterrun.logs.index import has_left_out
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import matches, sources_of
 from clusterrun.logs.tail import Cut, Tail, last_lines
@@ -27,6 +28,7 @@ from clusterrun.logs.text import strip_controls
 from clusterrun.state import JobState
 
 PATIENCE_S = 1.0
+PACE_S = 0.1
 QUIET_S = 60  # how long a running job may have no logs before that is a fault
 
 Chapter = tuple[int, Tail]
@@ -36,15 +38,18 @@ class Scanning:
     """Says in the last row of a terminal how far a search is, once it takes long."""
 
     def __init__(self) -> None:
-        self._since = time.monotonic()
+        self._due_at = time.monotonic() + PATIENCE_S if sys.stderr.isatty() else float("inf")
+        self._is_shown = False
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Hear how far it is."""
-        if not sys.stderr.isatty() or time.monotonic() - self._since < PATIENCE_S:
+        """Show how far it is, and nothing once it is over."""
+        is_over, now = done_bytes >= total_bytes, time.monotonic()
+        if not self._is_shown if is_over else now < self._due_at:
             return
         size = f"scanning {done_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB …"
-        sys.stderr.write("\r\x1b[K" + (size if done_bytes < total_bytes else ""))
+        sys.stderr.write("\r\x1b[K" + ("" if is_over else size))
         sys.stderr.flush()
+        self._is_shown, self._due_at = not is_over, now + PACE_S
 
 
 def read(request: Request) -> None:
@@ -59,7 +64,7 @@ def read(request: Request) -> None:
         return
     printer = LogPrinter(request=request, nodes=[file.node for file in files])
     cut = print_lines(request, printer)
-    note_what_was_left_out(request, printer.count, size, cut)
+    _note_what_was_left_out(request, printer.count, size, cut)
 
 
 def print_lines(request: Request, printer: LogPrinter) -> Cut:
@@ -103,7 +108,7 @@ def find_files(request: Request) -> list[LogFile]:
         file
         for attempt in request.attempts
         for file in request.catalogue.files(attempt)
-        if file.kind is not Kind.ERRORS
+        if file.kind is not FileKind.ERRORS
     ]
     if request.nodes is None:
         return files
@@ -125,7 +130,7 @@ def _chapters(request: Request) -> Iterator[Chapter]:
         folded = request.folds and not request.context
         yield (
             attempt,
-            last_lines(sources, request.query, request.tail, folded=folded, tell=Scanning()),
+            last_lines(sources, request.query, request.tail, folded=folded, report=Scanning()),
         )
 
 
@@ -133,12 +138,12 @@ def _in_context(
     request: Request, attempt: int, lines: Iterable[LogLine]
 ) -> Iterable[LogLine | Break]:
     found = request.catalogue.files(attempt)
-    if any(file.kind is Kind.PLAIN for file in found):
+    if any(file.kind is FileKind.PLAIN for file in found):
         everything = replace(request.query, include=(), exclude=(), errors=False)
         sources = sources_of(found, everything)
         wants = matches(request.query) if request.tail is None else _is_among(lines)
         return with_context(merge_sources(sources), wants, request.context)
-    files = {file.node: file for file in found if file.kind is Kind.LOG}
+    files = {file.node: file for file in found if file.kind is FileKind.LOG}
     return context_of(lines, files, request.context)
 
 
@@ -177,7 +182,7 @@ def _tell_nothing_yet(request: Request) -> None:
         return
     is_young = (standing.elapsed_s or 0) < QUIET_S
     if not standing.state.is_terminal and (is_young or standing.state is JobState.UNKNOWN):
-        output.say(f"{job.title} is {standing.state.value}; nothing is written yet")
+        output.say(f"{job.title} is {standing.state.value}; nothing is written yet{_to_where(job)}")
         return
     if not standing.state.is_terminal:
         raise ClusterrunError(
@@ -194,6 +199,11 @@ def _tell_nothing_yet(request: Request) -> None:
     )
 
 
+def _to_where(job: LogJob) -> str:
+    names = sorted({part.stdout for part in job.parts}) if isinstance(job, PlainLogs) else []
+    return f" to {names[0]}" if len(names) == 1 and names[0] else ""
+
+
 def _end_of_batch_output(request: Request) -> str | None:
     record = request.job.record
     if record is None:
@@ -205,3 +215,56 @@ def _end_of_batch_output(request: Request) -> str | None:
     except OSError:
         return None
     return "\n".join(strip_controls(line, keep_colours=False) for line in lines) or None
+
+
+# What the lines are not all of
+
+
+def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -> None:
+    """Say of which lines the `count` that were printed are the last, out of `size` bytes."""
+    if request.tail == 0:
+        return
+    if count == 0:
+        _note_that_nothing_matches(request, size)
+    elif request.form == "text":
+        _note_which_lines(request, count, size, cut)
+    if request.form == "text" and request.query.overview:
+        sides = request.catalogue.files(request.attempts[-1])
+        short = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
+        if short:
+            nodes = fold_hosts(side.node for side in short)
+            output.note(f"not all error lines of {nodes} are among them (--errors)")
+
+
+def _note_that_nothing_matches(request: Request, size: int) -> None:
+    where = "of rank 0, the launcher and the error lines, " if request.query.overview else ""
+    more = " (-a all ranks)" if request.query.overview else ""
+    output.note(f"{where}no line matches; {size:,} bytes in all{more}")
+
+
+def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:
+    world = request.job.world_size
+    what = _last_lines(request, count) if Cut.LINES in cut else f"all {_kind(request)}lines"
+    if request.query.overview and world > 1:
+        errors = "the newest error lines" if Cut.ERRORS in cut else "the error lines"
+        output.note(
+            f"{what} of rank 0 and the launcher, and {errors} of all {world:,} ranks; "
+            f"{size:,} bytes in all (-a all ranks, -n all, -f follow)"
+        )
+    elif Cut.LINES in cut:
+        output.note(f"{what} (-n all, -f follow)")
+
+
+def _last_lines(request: Request, count: int) -> str:
+    is_single = len(request.attempts) == 1 and not request.context
+    number = count if is_single else request.tail or 0
+    text = f"last {wording.count(number, f'{_kind(request)}line')}"
+    if request.context:
+        text += " and their neighbours"
+    return f"{text} of each attempt" if len(request.attempts) > 1 else text
+
+
+def _kind(request: Request) -> str:
+    query = request.query
+    is_chosen = query.include or query.exclude or query.since_us or query.until_us
+    return "matching " if is_chosen else ""

@@ -1,51 +1,25 @@
-"""What `logs` was asked for: its options as they were typed, and what they mean for a job."""
+"""What the options of `logs` mean for a job."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import tzinfo
+from typing import Any
 
 from clusterrun.cli import log_options as options
 from clusterrun.cli.log_find import Named
 from clusterrun.cli.log_job import LogJob
 from clusterrun.errors import UsageError
 from clusterrun.hostlist import parse_hostlist
+from clusterrun.logformat import Stream
 from clusterrun.logs.catalogue import Catalogue
 from clusterrun.logs.dedup import LEAST_COPIES
-from clusterrun.logs.lines import Stream
 from clusterrun.logs.query import OVERVIEW, STREAMS, Query
 
 DEFAULT_TAIL = 200
 _OF_RANKS = frozenset({Stream.OUT, Stream.ERR})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Typed:
-    """The options as they were typed; `whole`: for a file, all lines as they are unless said."""
-
-    ranks: str | None = None
-    local_ranks: str | None = None
-    all_ranks: bool = False
-    nodes: str | None = None
-    streams: str | None = None
-    attempt: int | str | None = None
-    tail: int | str | None = None
-    since: str | None = None
-    until: str | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    highlight: tuple[str, ...] = ()
-    errors: bool = False
-    context: int = 0
-    timestamps: str | None = None
-    tz: str | None = None
-    prefix: str = "auto"
-    form: str = "text"
-    dedup: bool | None = None
-    interval: float | None = None
-    exit_status: bool = False
-    whole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,82 +78,88 @@ class Request:
         return writers >= LEAST_COPIES and self.prefix != "none"
 
 
-def build_request(named: Named, typed: Typed) -> Request:
-    """Check what was typed against the job. Raises UsageError."""
+def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
+    """Check the options of `logs`, by the names of their parameters, against the job.
+
+    Raises UsageError.
+    """
     job = named.job
-    node = named.nodes if typed.nodes is None else frozenset(parse_hostlist(typed.nodes))
-    streams = options.choose_streams(typed.streams)
-    catalogue = job.catalogue(node, batch=streams is None)
-    newest = catalogue.newest_attempt()
-    wanted = named.attempt if typed.attempt is None else typed.attempt
-    attempts = options.choose_attempts(job.title, newest, wanted)
-    zone = options.choose_zone(typed.tz)
-    query = _query(job, node, typed, zone=zone, attempt=max(attempts, default=0))
-    highlight = options.compile_patterns("--highlight", typed.highlight)
+    nodes = named.nodes if wanted["nodes"] is None else frozenset(parse_hostlist(wanted["nodes"]))
+    streams = options.choose_streams(wanted["streams"])
+    catalogue = job.catalogue(nodes, batch=streams is None)
+    attempt = named.attempt if wanted["attempt"] is None else wanted["attempt"]
+    attempts = options.choose_attempts(job.title, catalogue.newest_attempt(), attempt)
+    zone = options.choose_zone(wanted["tz"])
+    query = _query(job, nodes, wanted, zone=zone, attempt=max(attempts, default=0))
     has_times = job.record is not None and streams is not None
+    is_saved = wanted["target"] is not None
     return Request(
         job=job,
         catalogue=catalogue,
         attempts=tuple(attempts),
-        is_chosen=isinstance(wanted, int),
-        nodes=node,
+        is_chosen=isinstance(attempt, int),
+        nodes=nodes,
         query=query,
-        tail=_tail(typed),
-        context=typed.context,
-        form=typed.form,
+        tail=_tail(wanted),
+        context=wanted["context"],
+        form=wanted["form"],
         has_times=has_times,
-        timestamps=_times(typed) if has_times else "none",
+        timestamps=_times(wanted) if has_times else "none",
         tz=zone,
-        prefix=typed.prefix,
-        dedup=bool(typed.dedup) if typed.whole else typed.dedup,  # what is saved is data
-        highlight=(*highlight, *query.include),
-        interval_s=typed.interval,
-        exit_status=typed.exit_status,
+        prefix=wanted["prefix"],
+        dedup=bool(wanted["dedup"]) if is_saved else wanted["dedup"],  # what is saved is data
+        highlight=(
+            *options.compile_patterns("--highlight", wanted["highlight"]),
+            *query.include,
+        ),
+        interval_s=wanted["interval"],
+        exit_status=wanted["exit_status"],
         reads_batch=streams is None,
     )
 
 
-def _times(typed: Typed) -> str:
-    """Choose the time of day where people are told who wrote a line."""
-    return typed.timestamps or ("clock" if typed.prefix != "none" else "none")
+def _times(wanted: Mapping[str, Any]) -> str:
+    """Choose the time of day if people are told who wrote a line."""
+    return wanted["timestamps"] or ("clock" if wanted["prefix"] != "none" else "none")
 
 
-def _tail(typed: Typed) -> int | None:
-    """Read how many lines are meant: all where a time was given, as it says how many."""
-    if typed.tail is None:
-        return None if typed.whole or typed.since or typed.until else DEFAULT_TAIL
-    return None if typed.tail == "all" else int(typed.tail)
+def _tail(wanted: Mapping[str, Any]) -> int | None:
+    """Return how many lines are wanted: all if they are saved, or if a time was given."""
+    if wanted["tail"] is None:
+        is_bounded = wanted["target"] is not None or wanted["since"] or wanted["until"]
+        return None if is_bounded else DEFAULT_TAIL
+    return None if wanted["tail"] == "all" else int(wanted["tail"])
 
 
 def _query(
     job: LogJob,
-    node: frozenset[str] | None,
-    typed: Typed,
+    nodes: frozenset[str] | None,
+    wanted: Mapping[str, Any],
     *,
     zone: tzinfo | None,
     attempt: int,
 ) -> Query:
-    if typed.all_ranks and typed.ranks is not None:
+    if wanted["all_ranks"] and wanted["ranks"] is not None:
         raise UsageError("--rank and --all-ranks exclude each other")
-    ranks = options.choose_ranks(job, ranks=typed.ranks, local_ranks=typed.local_ranks)
-    streams = options.choose_streams(typed.streams)
-    chosen = (ranks, node, typed.streams)
-    is_overview = not (typed.all_ranks or typed.errors or any(c is not None for c in chosen))
+    ranks = options.choose_ranks(job, ranks=wanted["ranks"], local_ranks=wanted["local_ranks"])
+    streams = options.choose_streams(wanted["streams"])
+    chosen = (ranks, nodes, wanted["streams"])
+    is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)
     since_us, until_us = (
         options.choose_moment(
-            option, text, job=job, attempt=attempt, zone=zone, batch=streams is None
+            f"--{name}", wanted[name], job=job, attempt=attempt, zone=zone, batch=streams is None
         )
-        for option, text in (("--since", typed.since), ("--until", typed.until))
+        for name in ("since", "until")
     )
     if since_us is not None and until_us is not None and since_us >= until_us:
         raise UsageError("--since is not before --until")
     return Query(
         ranks=ranks,
         streams=streams or STREAMS,
-        overview=is_overview and job.record is not None,
-        errors=typed.errors,
-        include=options.compile_patterns("--include", typed.include),
-        exclude=options.compile_patterns("--exclude", typed.exclude),
+        overview=not is_chosen and job.record is not None,
+        errors=wanted["errors"],
+        include=options.compile_patterns("--include", wanted["include"]),
+        exclude=options.compile_patterns("--exclude", wanted["exclude"]),
         since_us=since_us,
         until_us=until_us,
     )

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from clusterrun.cli import output
 from clusterrun.cli.follow import follow_job
-from clusterrun.cli.log_files import list_files, print_path
+from clusterrun.cli.log_files import list_files, print_path, save
 from clusterrun.cli.log_find import find_log_job
 from clusterrun.cli.log_options import AttemptType, TailType
 from clusterrun.cli.log_reading import ask_exit_status, read
-from clusterrun.cli.log_request import Typed, build_request
-from clusterrun.cli.log_save import save
+from clusterrun.cli.log_request import build_request
 from clusterrun.errors import UsageError
 
 _TIMES = ("none", "clock", "time", "iso", "delta")
 _HEADINGS = {
     "Lines": "ranks local_ranks all_ranks nodes streams attempt tail since until",
     "Filter": "include exclude errors context",
-    "Show": "timestamps tz prefix highlight form as_json dedup",
+    "Show": "with_times timestamps tz prefix highlight form as_json dedup",
     "Follow": "following interval exit_status",
     "Instead": "listing locating target",
 }
 
 
-class _Times(click.Option):
-    """What `--timestamps=…` becomes; a mistake is told in the user's words."""
-
-    def get_error_hint(self, ctx: click.Context | None) -> str:
-        return "'--timestamps'"
-
-
 class _Command(click.Command):
-    """Takes `--timestamps=iso` as well as a bare `-t`, whose next word is a job."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        form = "--timestamps="
-        args = [f"--times={a.removeprefix(form)}" if a.startswith(form) else a for a in args]
-        return super().parse_args(ctx, args)
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings; those of every command come last."""
         heading_of = {
@@ -96,13 +82,8 @@ class _Command(click.Command):
     metavar="N",
     help="with N lines of the same rank before and after each",
 )
-@click.option(
-    "-t",
-    "--timestamps",
-    is_flag=True,
-    help="times with ms; or --timestamps=iso|delta|clock|none  [default: clock]",
-)
-@click.option("--times", cls=_Times, type=click.Choice(_TIMES), hidden=True)
+@click.option("-t", "with_times", is_flag=True, help="times with ms: --timestamps=time")
+@click.option("--timestamps", type=click.Choice(_TIMES), help="[default: clock]")
 @click.option("--tz", metavar="ZONE", help="zone of times, as UTC or Europe/Berlin")
 @click.option(
     "--prefix",
@@ -142,20 +123,7 @@ class _Command(click.Command):
     help="write there instead, all lines as they are unless said; DIR/: a file for each rank",
 )
 @click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    job: str | None,
-    *,
-    following: bool,
-    listing: bool,
-    locating: bool,
-    target: str | None,
-    timestamps: bool,
-    times: str | None,
-    as_json: bool,
-    **wanted: Any,
-) -> None:
+def command(ctx: click.Context, /, **_: Any) -> None:
     """Read what the ranks wrote.
 
     JOB is a job id, the name of a run, its directory or a log file; without it the newest run is
@@ -169,31 +137,31 @@ def command(
     clusterrun logs 4711 --errors -C 3    what went wrong, and what was just before
     clusterrun logs 4711 --since 10m -g 'loss|lr'
     """
-    if as_json:
+    wanted = ctx.params
+    if wanted["as_json"]:
         wanted["form"] = "json"
+    if wanted["with_times"]:
+        wanted["timestamps"] = wanted["timestamps"] or "time"
     output.current_session().json = wanted["form"] == "json"
-    _refuse_two(follow=following, list=listing, path=locating, save=target is not None)
-    times = times or ("time" if timestamps else None)
-    typed = Typed(timestamps=times, whole=target is not None, **wanted)
-    if following and typed.until is not None:
-        raise UsageError("--follow and --until exclude each other")
-    request = build_request(find_log_job(job), typed)
-    if not request.has_times and times not in (None, "none"):
+    _refuse_two(wanted, follow="following", list="listing", path="locating", save="target")
+    _refuse_two(wanted, follow="following", until="until")
+    request = build_request(find_log_job(wanted["job"]), wanted)
+    if not request.has_times and wanted["timestamps"] not in (None, "none"):
         output.note("these lines carry no times")
-    if following:
+    if wanted["following"]:
         ctx.exit(follow_job(request))
-    if locating:
+    if wanted["locating"]:
         print_path(request)
-    elif listing:
+    elif wanted["listing"]:
         list_files(request)
-    elif target is not None:
-        save(request, target)
+    elif wanted["target"] is not None:
+        save(request, wanted["target"])
     else:
         read(request)
     ctx.exit(ask_exit_status(request))
 
 
-def _refuse_two(**instead: bool) -> None:
-    given = [f"--{name}" for name, is_given in instead.items() if is_given]
+def _refuse_two(wanted: Mapping[str, Any], **names: str) -> None:
+    given = [option for option, name in names.items() if wanted[name] not in (None, False)]
     if len(given) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} exclude each other")
+        raise UsageError(f"--{given[0]} and --{given[1]} exclude each other")

@@ -44,7 +44,7 @@ def compare(job: str, *, as_json: bool) -> None:
     from clusterrun.changes import configuration
     from clusterrun.estimation import question_of
 
-    record = api.find_job(job)
+    record = api.find_record(job)
     try:
         answer = estimate(question_of(configuration(record)))
     except UsageError as error:

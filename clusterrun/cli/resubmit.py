@@ -67,7 +67,7 @@ def command(
     if as_json:
         warnings = render.warnings_of(prepared, variables, keep=False)
         told = {
-            **submit.job_object(record, warnings),
+            **submit.job_object(record, prepared.resolved.spec, warnings),
             "schema": "clusterrun.resubmit/1",
             "changes": changes_object(changed.changes),
             "excluded": list(changed.excluded),

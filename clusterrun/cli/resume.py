@@ -166,7 +166,7 @@ def _batch(plan: Resumption) -> str:
 def _object(plan: Resumption, record: JobRecord, warnings: list[dict[str, str]]) -> dict[str, Any]:
     found = plan.start.checkpoint
     return {
-        **submit.job_object(record, warnings),
+        **submit.job_object(record, plan.changed.resolved.spec, warnings),
         "schema": "clusterrun.resume/1",
         "attempt": plan.seen.attempt if plan.is_complete else plan.attempt,
         "checkpoint": str(found.path) if found else None,

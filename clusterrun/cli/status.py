@@ -46,7 +46,7 @@ def command(
 
     output.expect_json(as_json)
     record = find_announced(job)
-    seen = api.wait(record, watch=_Waiting()) if waiting else api.status(record)
+    seen = api.wait(record, released=say_released) if waiting else api.status(record)
     if as_json:
         output.answer_json({"schema": "clusterrun.status/1", **job_object(seen)})
     else:
@@ -59,17 +59,9 @@ def command(
     ctx.exit(_exit_code(seen, exit_status=exit_status))
 
 
-class _Waiting:
-    """Shortens the wait for a job that Slurm has requeued."""
-
-    def __init__(self) -> None:
-        from clusterrun.release import Release
-
-        self._release = Release()
-
-    def __call__(self, seen: JobStatus) -> None:
-        if self._release(seen):
-            output.say(released(f"job {seen.record.job_id}"))
+def say_released(seen: JobStatus) -> None:
+    """Print that a requeued job need not wait."""
+    output.say(released(f"job {seen.record.job_id}"))
 
 
 def released(title: str) -> str:
@@ -81,7 +73,7 @@ def find_announced(job: str | None) -> JobRecord:
     """Find a job; say which one was taken where none was named."""
     from clusterrun import api
 
-    record = api.find_job(job)
+    record = api.find_record(job)
     if job is None:
         where = os.path.relpath(record.runs_dir.root)
         output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from click.exceptions import Exit as ClickExit
 
 from clusterrun.cli import output, render
 from clusterrun.cli.options import JobOptions, ScriptCommand, job_options
-from clusterrun.cli.status import failure_text
+from clusterrun.cli.status import failure_text, say_released
 from clusterrun.errors import Exit, UsageError
 from clusterrun.wording import count
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from clusterrun.backends.status import JobStatus
     from clusterrun.planning.plan import Plan
     from clusterrun.record import JobRecord
+    from clusterrun.spec import JobSpec
 
 
 @click.command(cls=ScriptCommand)
@@ -91,7 +91,7 @@ def command(
         prepared, argv=argv, keep_sbatch_env=keep_sbatch_env, chain=chain or 0
     )
     warnings = render.warnings_of(prepared, variables, keep=keep_sbatch_env)
-    told = job_object(record, warnings) if as_json else None
+    told = job_object(record, prepared.resolved.spec, warnings) if as_json else None
     answer(record, told=told, parsable=parsable)
     if follow:
         _follow(ctx, record)
@@ -218,8 +218,10 @@ def answer(record: JobRecord, *, told: Mapping[str, Any] | None, parsable: bool)
     output.detail("cancel", f"clusterrun cancel {record.job_id}")
 
 
-def job_object(record: JobRecord, warnings: list[dict[str, str]]) -> dict[str, Any]:
+def job_object(record: JobRecord, spec: JobSpec, warnings: list[dict[str, str]]) -> dict[str, Any]:
     """Describe a job that was submitted."""
+    from clusterrun.estimation import told_batch
+
     return {
         "schema": "clusterrun.submit/1",
         "job_id": record.job_id,
@@ -235,20 +237,9 @@ def job_object(record: JobRecord, warnings: list[dict[str, str]]) -> dict[str, A
         "nodes": record.nodes,
         "procs_per_node": record.procs_per_node,
         "gpus_per_node": record.gpus_per_node,
-        "effective_batch": _told_batch(record),
+        "effective_batch": told_batch(spec, record.world_size),
         "warnings": warnings,
     }
-
-
-def _told_batch(record: JobRecord) -> int | None:
-    """Return the samples of a step, where the configuration speaks of them."""
-    from clusterrun.changes import configuration
-    from clusterrun.errors import ClusterrunError
-    from clusterrun.estimation import told_batch
-
-    with contextlib.suppress(ClusterrunError):  # the job is submitted, whatever is wrong with it
-        return told_batch(configuration(record).spec, record.world_size)
-    return None
 
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:
@@ -274,7 +265,7 @@ def _wait(record: JobRecord, *, is_told: bool) -> int:
     from clusterrun import api
 
     try:
-        ended = api.wait(record)
+        ended = api.wait(record, released=say_released)
     except KeyboardInterrupt:
         output.say(f"\njob {record.job_id} keeps running")
         _tell_how_to_end(record)

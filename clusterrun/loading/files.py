@@ -47,7 +47,7 @@ def find_files(
     if project is not None and not (named and _same(named, project)):
         shown = os.path.relpath(project, cwd)
         found.append(read_file(project, shown=shown, cwd=cwd, home=home))
-    for path, is_named in _user_and_site(environ, home):
+    for path, is_named in user_and_site(environ):
         if is_named or os.path.lexists(path):
             shown = _below_home(path, home)
             found.append(read_file(path, shown=shown, cwd=cwd, home=home, strict=False))
@@ -90,7 +90,12 @@ def _find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
     return None, ()
 
 
-def _user_and_site(environ: Mapping[str, str], home: str | None) -> Iterator[tuple[Path, bool]]:
+def user_and_site(environ: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
+    """Name the user's and the site's configuration file, and whether somebody named that file.
+
+    Templates of theirs lie beside them.
+    """
+    home = environ.get("HOME") or None
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # the XDG specification: a relative one is ignored
         base = os.path.join(home, ".config") if home else ""

@@ -11,7 +11,7 @@ from clusterrun.errors import ConfigError, UsageError
 from clusterrun.fields import Kind
 from clusterrun.loading.document import Document
 from clusterrun.loading.keys import BY_NAME, nearest
-from clusterrun.loading.secrets import is_secret_name
+from clusterrun.loading.secrets import secret_argument
 from clusterrun.loading.settings import BUILT_IN, Origin, Setting, located
 from clusterrun.loading.values import interpret
 from clusterrun.spec import FIELDS
@@ -74,13 +74,11 @@ class Merged:
 
     def warn_of_secrets(self) -> None:
         """Warn of an argument that looks like a secret: `ps` and the run directory show it."""
-        for word in self.values.get("args", ()):
-            option = word.partition("=")[0]
-            if option.startswith("--") and is_secret_name(option[2:]):
-                self.notes.append(
-                    f"argument {option} looks like a secret: others can read it in ps and in the "
-                    "run directory; let the script read a variable and name it in pass_env"
-                )
+        for argument in filter(None, map(secret_argument, self.values.get("args", ()))):
+            self.notes.append(
+                f"argument {argument} looks like a secret: others can read it in ps and in the "
+                "run directory; let the script read a variable and name it in pass_env"
+            )
 
     def complete(self, project_dir: Path, cwd: Path) -> None:
         """Fill in the origins of what nobody said, and the directory of the project's runs."""

@@ -58,6 +58,25 @@ def is_secret_value(text: str) -> bool:
     return _VALUE.search(text) is not None
 
 
+def secret_argument(word: str) -> str:
+    """Name an argument of a script that holds a secret, without its value; else "".
+
+    >>> [secret_argument(word) for word in ("--api-key=x", "+wandb.api_key=x", "hf_" + 20 * "a")]
+    ['--api-key', '+wandb.api_key', 'hf_...']
+    >>> [secret_argument(word) for word in ("--lr=1", "wandb.api_key=${oc.env:KEY}", "pad_token=0")]
+    ['', '', '']
+    """
+    option, equals, value = word.partition("=")
+    if value.startswith("${"):  # Hydra reads it where the script runs
+        return ""
+    is_named = bool(equals) or option.startswith("--")
+    if is_named and is_secret_name(option.lstrip("-+~").rpartition(".")[2]):
+        return option
+    if not is_secret_value(word):
+        return ""
+    return option if is_named and not is_secret_value(option) else f"{word[:3]}..."
+
+
 def secret_assignments(line: str) -> Iterator[str]:
     """Name the secrets whose values a line of bash spells out.
 

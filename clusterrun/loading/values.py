@@ -204,16 +204,37 @@ def _pair(text: str, label: str) -> tuple[str, str]:
 
 def _refuse_secrets(field: Field, value: Any, label: str) -> None:
     """Keep secrets out of files that colleagues and operators read."""
-    found: list[str] = []
+    name = _secret_in(field, value)
+    if name:
+        raise UsageError(
+            f"{label}: {name} looks like a secret and would be written to the run directory",
+            hint=f"set it in your shell and write pass_env: [{name}]; it is passed by name",
+        )
+    if is_secret_value("\n".join(_shown_to_others(field, value))):
+        raise UsageError(
+            f"{label} holds what looks like a secret; it would be written to the run directory",
+            hint="export it in your shell and name the variable in pass_env",
+        )
+
+
+def _secret_in(field: Field, value: Any) -> str:
+    """Return the name of a variable that is given a secret."""
     if field.kind is Kind.MAPPING:
         found = [n for n, text in value.items() if is_secret_name(n) or is_secret_value(text)]
     elif field.name == "setup":
         found = [name for line in value for name in secret_assignments(line)]
-    if found:
-        raise UsageError(
-            f"{label}: {found[0]} looks like a secret and would be written to the run directory",
-            hint=f"set it in your shell and write pass_env: [{found[0]}]; it is passed by name",
-        )
+    else:
+        found = []
+    return found[0] if found else ""
+
+
+def _shown_to_others(field: Field, value: Any) -> tuple[str, ...]:
+    """Return texts that no program but Slurm or bash reads; a script's arguments are its own."""
+    if value is None or field.name == "args":
+        return ()
+    if field.kind is Kind.TEXT:
+        return (value,)
+    return tuple(value) if field.kind is Kind.TEXTS else ()
 
 
 _READERS: Final[Mapping[Kind, Callable[[Field, Raw, str], Any]]] = {

@@ -8,33 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 
-from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles, stat_file
-from clusterrun.logs.lines import (
+from clusterrun.logformat import (
     BEFORE_ALL,
+    END_LITERAL,
+    GAP_LITERAL,
     MAX_SPEAKERS,
+    RECORDS,
+    SPEAKER_LITERALS,
     STAMPED,
     LogLine,
     Stream,
     last_stamp,
     parse_line,
+    parse_side_text,
     who_wrote,
 )
+from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles, stat_file
 from clusterrun.logs.scan import find_stretches, holds_any
 from clusterrun.logs.sources import Part, Source
 from clusterrun.symptoms import Classifier, may_hold_errors
 
-_MAX_OFFSET_DIGITS = 18
 _FULL_BYTES = 16 * 1024  # are read at first of a line that a side file has the beginning of
 _CUT = "…".encode()
-_RECORDS = (Stream.GAP, Stream.END)
-_RECORD_LITERALS = (b" g ", b" z ")
-_SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
+_RECORD_LITERALS = (GAP_LITERAL, END_LITERAL)
 
 Takes = Callable[["int | None", Stream], bool]
 Head = tuple[bool, "int | None", Stream, bool]
 
 
-class Heads(dict[bytes, "Head | None"]):
+class LineHeads(dict[bytes, "Head | None"]):
     """What `<space><rank><space><stream><space>` means, and whether such lines are wanted."""
 
     def __init__(self, takes: Takes) -> None:
@@ -53,7 +55,7 @@ class Heads(dict[bytes, "Head | None"]):
 
 
 def parse_log(
-    data: bytes, *, node: str, offset: int, near: bytes, heads: Heads, torn: bool
+    data: bytes, *, node: str, offset: int, near: bytes, heads: LineHeads, torn: bool
 ) -> tuple[list[LogLine], bytes]:
     """Read whole lines that begin at `offset`; `near` is the stamp before them.
 
@@ -89,13 +91,13 @@ class Sieve:
 
     def __init__(self, source: Source, files: OpenFiles) -> None:
         self._source, self._files = source, files
-        self._heads = Heads(source.takes)
+        self._heads = LineHeads(source.takes)
         self._takes_torn = source.takes(None, Stream.LAUNCHER)
-        is_classified = source.part is not Part.ALL and source.file.kind is not Kind.ERRORS
+        is_classified = source.part is not Part.ALL and source.file.kind is not FileKind.ERRORS
         self._errors = _ErrorLines(source.part) if is_classified else None
         self.near = BEFORE_ALL
         self.place = source.start
-        if source.file.kind is Kind.PLAIN and (found := stat_file(source.file.path)):
+        if source.file.kind is FileKind.PLAIN and (found := stat_file(source.file.path)):
             self.near = b"%016d" % (found.st_mtime_ns // 1000)
 
     def skips(self, data: bytes, offset: int) -> bool:
@@ -110,9 +112,9 @@ class Sieve:
 
     def _go_on(self, data: bytes, offset: int) -> None:
         kind = self._source.file.kind
-        if kind is not Kind.PLAIN:
+        if kind is not FileKind.PLAIN:
             self.near = max(self.near, last_stamp(data) or self.near)
-        if kind is not Kind.ERRORS:
+        if kind is not FileKind.ERRORS:
             self.place = offset + len(data)
 
     def pick(self, data: bytes, offset: int) -> list[LogLine]:
@@ -121,8 +123,10 @@ class Sieve:
         `near` is then the last stamp, and `place` where the next line may be in its node's log.
         """
         kind = self._source.file.kind
-        lines = self._parse_plain(data, offset) if kind is Kind.PLAIN else self._parse(data, offset)
-        if kind is Kind.ERRORS:
+        lines = (
+            self._parse_plain(data, offset) if kind is FileKind.PLAIN else self._parse(data, offset)
+        )
+        if kind is FileKind.ERRORS:
             lines = list(self._without_class(lines))
         self._go_on(data, offset)
         if self._errors is not None:
@@ -172,15 +176,14 @@ class Sieve:
         """Take `<class> <offset>` off the lines of a side file; damaged ones stay whole."""
         is_all = self._source.part is not Part.ERRORS
         for line in lines:
-            head = line.text.split(b" ", 2)
-            if len(head) < 2 or not head[1].isdigit() or len(head[1]) > _MAX_OFFSET_DIGITS:
+            entry = parse_side_text(line.text)
+            if entry is None:
                 yield line._replace(offset=self.place)
                 continue
-            self.place = max(self.place, int(head[1]))
-            if is_all or head[0].rstrip(b"+") != b"-" or line.stream in _RECORDS:
-                text = head[2] if len(head) == 3 else b""
-                noted = line._replace(text=text, offset=self.place)
-                yield self._in_full(noted) if head[0].endswith(b"+") else noted
+            self.place = max(self.place, entry.offset)
+            if is_all or entry.kind or line.stream in RECORDS:
+                noted = line._replace(text=entry.text, offset=self.place)
+                yield self._in_full(noted) if entry.has_more else noted
 
     def _in_full(self, noted: LogLine) -> LogLine:
         """Read a line where its log has it; one that is not there ends with a mark."""
@@ -205,7 +208,7 @@ class _ErrorLines:
 
     def __init__(self, part: Part) -> None:
         self._takes_speakers = part is Part.NOTES
-        self.others = _RECORD_LITERALS + (_SPEAKER_LITERALS if self._takes_speakers else ())
+        self.others = _RECORD_LITERALS + (SPEAKER_LITERALS if self._takes_speakers else ())
         self._classifier = Classifier()
         self._seen: set[Hashable] = set()
         self._begun: set[Hashable] = set()  # error lines that were cut, and go on
@@ -217,7 +220,7 @@ class _ErrorLines:
 
     def holds(self, line: LogLine) -> bool:
         """Say so of the next line."""
-        if line.stream in _RECORDS:
+        if line.stream in RECORDS:
             return True
         source = (line.rank, line.stream)
         self._seen.add(source)

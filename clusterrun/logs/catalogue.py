@@ -1,41 +1,74 @@
-"""Where the log files of a job are: of a run of ours here, of a foreign job in `foreign`."""
+"""Where log files are; readers ask again and again while a job runs."""
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
-from clusterrun.logs.files import Kind, LogFile, find_files
+from clusterrun.backends.foreign import ForeignPart
+from clusterrun.logformat import Stream
+from clusterrun.logs.files import FileKind, LogFile, find_files, stat_file
 from clusterrun.paths import RunPaths
+from clusterrun.state import JobState
 
 BATCH = "batch"
 
 
-class Catalogue(Protocol):
-    """What a reader must know of a job to find its logs; asked again and again while it runs."""
-
-    def newest_attempt(self) -> int:
-        """Count the attempts that were started; 0 when none was."""
-
-    def files(self, attempt: int) -> list[LogFile]:
-        """List the log files that an attempt has by now, and their side files."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunFiles:
-    """The logs of a run, or of some of its nodes; or, `is_batch`, what its batch script printed."""
+    """The stamped logs of a run, or of some of its nodes."""
 
     paths: RunPaths
     nodes: frozenset[str] | None = None
-    is_batch: bool = False
 
     def newest_attempt(self) -> int:
-        """Count the attempts that were started; the batch script's output is one for all."""
-        return 1 if self.is_batch else self.paths.newest_attempt()
+        """Return the number of attempts that were started."""
+        return self.paths.newest_attempt()
 
     def files(self, attempt: int) -> list[LogFile]:
-        """List the logs and side files of an attempt's nodes."""
-        if self.is_batch:
-            path = self.paths.batch_output
-            return [LogFile(node=BATCH, path=path, kind=Kind.PLAIN)] if path.exists() else []
+        """List the logs that an attempt has by now, and their side files."""
         return find_files(self.paths, attempt, self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainFiles:
+    """Files that no agent stamped, all of one attempt: a batch script's output, another tool's."""
+
+    candidates: Callable[[], Iterable[LogFile]]
+
+    def newest_attempt(self) -> int:
+        """Return 1."""
+        return 1
+
+    def files(self, attempt: int) -> list[LogFile]:
+        """List those that are there by now; a device has no lines to read."""
+        return [file for file in self.candidates() if _is_regular(file)]
+
+
+Catalogue = RunFiles | PlainFiles
+
+
+def _is_regular(file: LogFile) -> bool:
+    found = stat_file(file.path)
+    return found is not None and stat.S_ISREG(found.st_mode)
+
+
+def files_of_parts(parts: Iterable[ForeignPart]) -> list[LogFile]:
+    """List the files that Slurm writes a job's output to, each once.
+
+    A job that has not started has none: a file of that name is an earlier job's.
+    """
+    files: dict[str, LogFile] = {}
+    for part in parts:
+        if part.job.state in (JobState.PENDING, JobState.CONFIGURING) and not part.job.restarts:
+            continue
+        for name, node, stream in (
+            (part.stdout, part.label, Stream.OUT),
+            (part.stderr, f"{part.label}.err", Stream.ERR),
+        ):
+            if name:
+                file = LogFile(node=node, path=Path(name), kind=FileKind.PLAIN, stream=stream)
+                files.setdefault(name, file)
+    return list(files.values())

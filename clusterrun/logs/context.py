@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.errors import ClusterrunError
+from clusterrun.logformat import LogLine, Stream, parse_line, pattern_of_lines
 from clusterrun.logs.files import LogFile
-from clusterrun.logs.lines import LogLine, Stream, parse_line
 
 _STEP_BYTES = 64 * 1024
 _REACH_BYTES = 1024 * 1024
@@ -25,10 +24,10 @@ class Break:
 
 BREAK: Final = Break()
 
-Source = tuple[str, "int | None", "Stream | None"]
+Writer = tuple[str, "int | None", "Stream | None"]
 
 
-def source_of(line: LogLine) -> Source:
+def writer_of(line: LogLine) -> Writer:
     """Name who wrote a line; what a rank writes to stdout and to stderr belongs together."""
     return line.node, line.rank, line.stream if line.rank is None else None
 
@@ -46,12 +45,12 @@ def with_context(
     lines: Iterable[LogLine], wants: Callable[[LogLine], bool], count: int
 ) -> Iterator[LogLine | Break]:
     """Yield the wanted lines of a stream of all lines, with `count` before and after each."""
-    recent: dict[Source, _Recent] = {}
+    recent: dict[Writer, _Recent] = {}
     is_first = True
     for line in lines:
-        source = recent.get(source_of(line))
+        source = recent.get(writer_of(line))
         if source is None:
-            source = recent[source_of(line)] = _Recent(lines=deque(maxlen=count))
+            source = recent[writer_of(line)] = _Recent(lines=deque(maxlen=count))
         if wants(line):
             if source.is_torn and not is_first:
                 yield BREAK
@@ -74,9 +73,9 @@ def context_of(
 
     No line comes twice, where those of a source come in the order of their file.
     """
-    shown_to: dict[Source, int] = {}
+    shown_to: dict[Writer, int] = {}
     for line in lines:
-        source = source_of(line)
+        source = writer_of(line)
         limit = shown_to.get(source, -1)
         before, after = around(files[line.node], line, count + 1)
         is_torn = line.offset > limit and all(other.offset > limit for other in before)
@@ -125,11 +124,7 @@ def _after(file: LogFile, line: LogLine, count: int) -> list[LogLine]:
 
 def _lines_of(line: LogLine, block: bytes, offset: int) -> Iterator[LogLine]:
     """Read the lines of a block that are of the source of another line."""
-    speaker = b"-" if line.rank is None else b"%d" % line.rank
-    letters = b"oOeE" if line.rank is not None else line.stream.value.encode()
-    letters += letters.upper()
-    head = re.compile(rb"^[0-9]{1,16} %s [%s](?: .*)?$" % (speaker, letters), re.MULTILINE)
-    for match in head.finditer(block):
+    for match in pattern_of_lines(line.rank, line.stream).finditer(block):
         yield parse_line(
             match[0], node=line.node, offset=offset + match.start(), near_us=line.epoch_us
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logformat import LogLine, Stream
 
 LEAST_COPIES = 3  # fewer stay separate lines
 WINDOW_US = 2_000_000
@@ -25,34 +27,29 @@ _SEPARATOR = "\udc00"  # no decoded text holds it
 
 
 class Copies:
-    """A text, and who wrote it: lines that are alike but for their numbers.
-
-    What some wrote again is in the `next` copies: a rank is in each at most once.
-    """
+    """A text, and who wrote it: lines that are alike but for their numbers, one of each rank."""
 
     count = 1
     is_open = True
-    before = 0  # who wrote it in copies that have been shown
     varying: frozenset[int] = frozenset()  # places of the numbers that are not the same in all
-    next: Copies | None = None
-    _hint: Copies | None = None
 
     def __init__(
         self, line: LogLine, body: str, key: str, numbers: Sequence[str], bit: int
     ) -> None:
         self.line, self.body = line, body
         self.key, self.numbers = key, numbers
+        self.before = 0  # who wrote it in copies that have been shown
         self.taken = bit
         self.last_us = line.epoch_us
 
     @property
     def is_late(self) -> bool:
-        """Say whether others had been shown before these came."""
+        """Whether others had been shown before these came."""
         return self.before != 0
 
     @property
     def members(self) -> Iterator[int]:
-        """Name the ranks, or for lines of launcher and agents the places of their nodes."""
+        """The ranks, or for lines of launcher and agents the places of their nodes."""
         digits = bin(self.taken & ~self.before)[:1:-1]
         place = digits.find("1")
         while place >= 0:
@@ -79,25 +76,6 @@ class Copies:
             pairs = enumerate(zip(numbers, self.numbers, strict=True))
             self.varying |= {place for place, (one, other) in pairs if one != other}
 
-    def find_without(self, bit: int) -> Copies | None:
-        """Find the first copies, these or later ones, that a rank is not in.
-
-        The search begins where the last one ended, as ranks repeat themselves at the same pace.
-        """
-        at: Copies | None = self._hint if self._hint and self._hint.taken & bit else self
-        while at is not None and at.taken & bit:
-            self._hint, at = at, at.next
-        return at
-
-    def append(self, copies: Copies) -> None:
-        """Put copies behind the last, which the search for a place has found."""
-        (self._hint or self).next = copies
-
-    def learn(self, before: Copies) -> None:
-        """Take over what those before know of the last place."""
-        if before._hint is not before:
-            self._hint = before._hint
-
 
 Write = Callable[[LogLine, str, Copies | None], None]
 
@@ -115,9 +93,8 @@ class Dedup:
         self._write, self._world_size = write, world_size
         self._queue: deque[tuple[Copies, LogLine, str]] = deque()
         self._queued_chars = 0
-        # What is in the queue: the first copies of each text, and of each key.
-        self._by_text: dict[Stream, dict[str, Copies]] = {stream: {} for stream in Stream}
-        self._by_key: dict[Stream, dict[str, Copies]] = {stream: {} for stream in Stream}
+        # What is in the queue: what a rank wrote for the nth time is in the nth copies.
+        self._open: dict[tuple[Stream, str], list[Copies]] = {}
         self._shown: dict[tuple[Stream, str], int] = {}
         self._now_us = self._due_us = 0
 
@@ -133,37 +110,31 @@ class Dedup:
         elif place >= self._world_size:  # of a damaged file
             self._enqueue(_lone(line, body), line, body)
             return
-        bit = 1 << place
-        known = self._by_text[line.stream].get(body)
-        if known is None:
-            key, numbers = _shape(body)
-            known = self._by_key[line.stream].get(key)
-        else:
-            key, numbers = known.key, known.numbers
-        copies = known if known is None or not known.taken & bit else known.find_without(bit)
-        if copies is None:
-            copies = Copies(line, body, key, numbers, bit)
-            self._begin(copies, known)
-        else:
-            copies.add(line, numbers, bit)
+        key, numbers = _shape(body)
+        copies = self._find(line, body, key, numbers, 1 << place)
         if copies.count < LEAST_COPIES:
             self._enqueue(copies, line, body)
+
+    def _find(self, line: LogLine, body: str, key: str, numbers: Sequence[str], bit: int) -> Copies:
+        """Add a line to the first copies without its rank, or begin new ones."""
+        same = self._open.setdefault((line.stream, key), [])
+        nth = 0
+        if same and same[0].taken & bit:
+            nth = bisect_left(same, True, key=lambda copies: not copies.taken & bit)
+        if nth < len(same):
+            same[nth].add(line, numbers, bit)
+            return same[nth]
+        copies = Copies(line, body, key, numbers, bit)
+        shown = self._shown.get((line.stream, key), 0) if self._shown else 0
+        if not shown & bit:
+            copies.before = shown
+            copies.taken |= shown
+        same.append(copies)
+        return copies
 
     def drain(self) -> None:
         """Write all that is held."""
         self._release(at_most=0)
-
-    def _begin(self, copies: Copies, known: Copies | None) -> None:
-        stream, bit = copies.line.stream, copies.taken
-        if known is None:
-            self._by_key[stream][copies.key] = copies
-        else:
-            known.append(copies)
-        self._by_text[stream].setdefault(copies.body, copies)
-        shown = self._shown.get((stream, copies.key), 0) if self._shown else 0
-        if shown and not shown & bit:
-            copies.before = shown
-            copies.taken |= shown
 
     def _enqueue(self, copies: Copies, line: LogLine, body: str) -> None:
         queue = self._queue
@@ -200,21 +171,14 @@ class Dedup:
                 self._write(line, copies.text, copies)
 
     def _close(self, copies: Copies) -> None:
+        """Take no more lines; copies of one text close in the order in which they began."""
         copies.is_open = False
-        stream, key, body = copies.line.stream, copies.key, copies.body
-        by_key, by_text = self._by_key[stream], self._by_text[stream]
-        following = copies.next
-        if following is None:
-            del by_key[key]
-        else:  # copies of one key close in the order in which they began
-            by_key[key] = following
-            following.learn(copies)
-        if by_text.get(body) is copies:
-            del by_text[body]
-            if following is not None and following.body == body:
-                by_text[body] = following
+        text = (copies.line.stream, copies.key)
+        self._open[text].pop(0)
+        if not self._open[text]:
+            del self._open[text]
         if copies.count >= LEAST_COPIES or copies.before:
-            self._shown[stream, key] = copies.taken
+            self._shown[text] = copies.taken
             if len(self._shown) > REMEMBERED:
                 del self._shown[next(iter(self._shown))]
 
@@ -248,8 +212,9 @@ def _lone(line: LogLine, body: str) -> Copies:
     return lone
 
 
+@lru_cache(maxsize=1024)
 def _shape(body: str) -> tuple[str, Sequence[str]]:
-    """Give what must be the same in a copy, and the numbers that may differ."""
+    """Return what must be the same in a copy, and the numbers that may differ."""
     if "\n" not in body:
         low = body.lower()
         words = "step" in low or "loss" in low or "epoch" in low or "it/s" in low or "s/it" in low

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.hostlist import natural_key
-from clusterrun.logs.lines import Stream
+from clusterrun.logformat import Stream
 from clusterrun.paths import RunPaths
 
 BLOCK_BYTES = 64 * 1024
@@ -22,8 +22,8 @@ MAX_LINE_BYTES = 1024 * 1024  # of a damaged file: agents cut lines long before
 _SPARE_DESCRIPTORS = 64  # for everything else that this process opens
 
 
-class Kind(Enum):
-    """What a file's lines look like: PLAIN is what nobody stamped, a foreign job's output."""
+class FileKind(Enum):
+    """What a file's lines look like: PLAIN is what no agent stamped."""
 
     LOG = "log"
     ERRORS = "errors"
@@ -39,7 +39,7 @@ class LogFile:
 
     node: str
     path: Path
-    kind: Kind = Kind.LOG
+    kind: FileKind = FileKind.LOG
     ranks: range | None = None
     index: Path | None = None
     stream: Stream = Stream.OUT
@@ -72,7 +72,7 @@ def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = Non
         LogFile(
             node=node,
             path=paths.log_errors(attempt, node),
-            kind=Kind.ERRORS,
+            kind=FileKind.ERRORS,
             ranks=ranks.get(node),
             log=paths.log(attempt, node),
         )

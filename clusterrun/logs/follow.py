@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from clusterrun.logformat import LogLine, Stream, is_left_out, parse_end
 from clusterrun.logs.catalogue import Catalogue
-from clusterrun.logs.files import Kind, LogFile, find_line_end, stat_file
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.files import FileKind, LogFile, find_line_end, stat_file
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.query import EVERYTHING, Query
 from clusterrun.logs.sources import Part, Source, Takes, sources_of
@@ -188,7 +187,7 @@ class _Attempt:
         candidates = [file for file in files if file.node in changed]
         for source in sources_of(candidates, self.query, ends=True, live=True):
             file = source.file
-            is_side = file.kind is Kind.ERRORS
+            is_side = file.kind is FileKind.ERRORS
             if file.path in self._known or (is_side and file.node in self._classified):
                 continue
             if source.part is not Part.ALL and not is_side:
@@ -198,7 +197,7 @@ class _Attempt:
             self._places.append(_Place(source=source, inode=inode, offset=source.start))
         new = [file for file in candidates if file.path not in self._known]
         self._known.update(file.path for file in new)
-        return tuple(file for file in new if file.kind is not Kind.ERRORS)
+        return tuple(file for file in new if file.kind is not FileKind.ERRORS)
 
     def _in_order(self, lines: Iterable[LogLine], *, holds: bool) -> Iterator[LogLine]:
         """Hold the newest lines back until the next look: another node's may belong before them."""
@@ -227,10 +226,9 @@ def _without_ends(takes: Takes) -> Takes:
 def _entries(lines: Iterable[LogLine]) -> Iterator[LogLine | Left | LeftOut]:
     for line in lines:
         if line.stream is Stream.END:
-            code, _, reason = line.text.partition(b" ")
-            number = int(code) if re.fullmatch(rb"[0-9]{1,9}", code) else 0
-            yield Left(node=line.node, code=number, reason=reason.decode("utf-8", "replace"))
-        elif line.stream is Stream.GAP and line.text.startswith(b"x "):
+            code, reason = parse_end(line.text)
+            yield Left(node=line.node, code=code, reason=reason)
+        elif is_left_out(line):
             yield LeftOut(node=line.node)
         else:
             yield line

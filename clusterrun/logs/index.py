@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import re
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from clusterrun.logformat import (
+    BEFORE_ALL,
+    GAP_LITERAL,
+    INDEX_ENTRY_BYTES,
+    MAX_HEAD_BYTES,
+    IndexEntry,
+    find_stamped,
+    holds_left_out,
+    is_complete,
+    unpack_index_entry,
+)
 from clusterrun.logs.files import LogFile, OpenFiles, file_size
-from clusterrun.logs.lines import BEFORE_ALL, MAX_HEAD_BYTES, find_stamped
 
-_ENTRY = struct.Struct("<QQQ")  # µs, offset, number of the line that starts there
 _LOOK_BYTES = 4 * 1024
 _COUNT_BYTES = 1024 * 1024
 _NOWHERE = 2**62
-_END = re.compile(rb"^[0-9]{16} - z [^\n]*\n\Z", re.MULTILINE)
-_LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 
 
 def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
@@ -48,23 +53,22 @@ def _stamp_at(files: OpenFiles, path: Path, offset: int) -> bytes | None:
 
 def _neighbours(files: OpenFiles, index: Path, epoch_us: int) -> tuple[int, int]:
     """Find the offsets of the last entry before a time and of the first one after it."""
-    low, high = 0, file_size(index) // _ENTRY.size
+    low, high = 0, file_size(index) // INDEX_ENTRY_BYTES
     count = high
     while low < high:
         middle = (low + high) // 2
         entry = _entry(files, index, middle)
-        if entry is not None and entry[0] < epoch_us:
+        if entry is not None and entry.time_us < epoch_us:
             low = middle + 1
         else:
             high = middle
     before = _entry(files, index, low - 1) if low else None
     after = _entry(files, index, low) if low < count else None
-    return (before[1] if before else 0), (after[1] if after else _NOWHERE)
+    return (before.offset if before else 0), (after.offset if after else _NOWHERE)
 
 
-def _entry(files: OpenFiles, index: Path, number: int) -> tuple[int, int, int] | None:
-    raw = files.read(index, number * _ENTRY.size, _ENTRY.size)
-    return _ENTRY.unpack(raw) if len(raw) == _ENTRY.size else None
+def _entry(files: OpenFiles, index: Path, number: int) -> IndexEntry | None:
+    return unpack_index_entry(files.read(index, number * INDEX_ENTRY_BYTES, INDEX_ENTRY_BYTES))
 
 
 def _bisect(files: OpenFiles, path: Path, stamp: bytes, low: int, high: int) -> int:
@@ -118,28 +122,34 @@ def count_lines(file: LogFile) -> int:
             number += block.count(b"\n")
             position += len(block)
         end = files.read(file.path, max(position - _LOOK_BYTES, 0), _LOOK_BYTES)
-    return number - bool(_END.search(end))
+    return number - is_complete(end)
 
 
 def _last_entry(files: OpenFiles, file: LogFile) -> tuple[int, int]:
     """Give number and offset of the last line in the index that the log has there, too."""
-    count = file_size(file.index) // _ENTRY.size if file.index else 0
+    count = file_size(file.index) // INDEX_ENTRY_BYTES if file.index else 0
     entry = _entry(files, file.index, count - 1) if file.index and count else None
     if entry is None:
         return 0, 0
-    epoch_us, offset, number = entry
-    is_there = _stamp_at(files, file.path, offset) == b"%016d" % epoch_us
-    return (number, offset) if is_there else (0, 0)
+    is_there = _stamp_at(files, file.path, entry.offset) == b"%016d" % entry.time_us
+    return (entry.line, entry.offset) if is_there else (0, 0)
 
 
 def has_left_out(side: LogFile) -> bool:
-    """Say whether a side file had no room for all that it should hold."""
+    """Return whether a side file had no room for all that it should hold."""
+    return any(map(holds_left_out, _overlapping(side)))
+
+
+def has_gaps(side: LogFile) -> bool:
+    """Return whether a side file tells of lost bytes, or of lines that it left out."""
+    return any(GAP_LITERAL in data for data in _overlapping(side))
+
+
+def _overlapping(file: LogFile) -> Iterator[bytes]:
+    """Read a file in blocks of which each begins with the end of the one before."""
     position, rest = 0, b""
     with OpenFiles(1) as files:
-        while block := files.read(side.path, position, _COUNT_BYTES):
-            data = rest + block
-            if b" - g - " in data and _LEFT_OUT.search(data):
-                return True
+        while block := files.read(file.path, position, _COUNT_BYTES):
+            yield rest + block
             position += len(block)
-            rest = data[-_LOOK_BYTES:]
-    return False
+            rest = block[-_LOOK_BYTES:]

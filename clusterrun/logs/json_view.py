@@ -8,10 +8,9 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from clusterrun.hostlist import fold_hosts, fold_ranks
+from clusterrun.logformat import MAX_SPEAKERS, LogLine, Stream, parse_gap
 from clusterrun.logs.dedup import Copies, Dedup
 from clusterrun.logs.joining import Joiner
-from clusterrun.logs.lines import MAX_SPEAKERS, LogLine, Stream
-from clusterrun.logs.losses import parse_loss
 from clusterrun.logs.stamps import utc_time
 from clusterrun.symptoms import Classifier
 
@@ -92,21 +91,21 @@ class JsonView:
         self._take(line, mark + line.text.decode("utf-8", "replace"))
 
     def _show_record(self, line: LogLine) -> None:
-        loss = parse_loss(line) if line.stream is Stream.GAP else None
-        if loss is None:
+        gap = parse_gap(line.text) if line.stream is Stream.GAP else None
+        if gap is None:
             return
-        self._take_all(self._joiner.cut_off(line.node, line.rank, loss.stream))
+        self._take_all(self._joiner.cut_off(line.node, line.rank, gap.stream))
         self._write_held()
-        gap = {
+        record = {
             "type": "gap",
             "ts": utc_time(line.epoch_us),
             "node": line.node,
             "rank": line.rank,
-            "stream": loss.stream.label,
-            "bytes": loss.size_bytes,
-            "reason": loss.reason,
+            "stream": gap.stream.label,
+            "bytes": gap.size_bytes,
+            "reason": gap.reason,
         }
-        self._put(to_json(gap))
+        self._put(to_json(record))
 
     def _write(self, line: LogLine, marked: str, copies: Copies | None = None) -> None:
         if copies:

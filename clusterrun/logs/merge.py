@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import itemgetter
 
 from clusterrun.hostlist import natural_key
+from clusterrun.logformat import LogLine
 from clusterrun.logs.blocks import Sieve
-from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
-from clusterrun.logs.lines import LogLine
-from clusterrun.logs.narrow import Tell, narrow, say_nothing
+from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
 from clusterrun.logs.sources import Source
 
 _BLOCK_BUDGET_BYTES = 6 * 1024 * 1024  # over all files: one block of each
 _MIN_BLOCK_BYTES = 2 * 1024
 _MAX_BLOCK_BYTES = 256 * 1024
-_MAX_SKIP_BYTES = 1024 * 1024  # a block where nothing is wanted
+_MAX_SKIP_BYTES = 128 * 1024  # a block where nothing is wanted; larger ones leave the cache
 _MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines that wait for those of other files
 _SHORT_LINE_BYTES = 32
 LINE_BYTES = 240  # what a line weighs beside its text
@@ -30,22 +29,32 @@ _BY_TIME = itemgetter(0)
 _BY_TIME_AND_PLACE = itemgetter(0, 6)
 
 
-def merge_sources(sources: Iterable[Source], tell: Tell = say_nothing) -> Iterator[LogLine]:
+Report = Callable[[int, int], None]  # is called with the bytes that were read, and all bytes
+
+
+def report_nothing(done_bytes: int, total_bytes: int) -> None:
+    """Ignore how far it is."""
+
+
+def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
     """Yield the wanted lines by (time, node in natural order, place in the node's log).
 
-    `tell` hears how far a search through big files is. Raises ClusterrunError for a file that
-    can't be read.
+    Raises ClusterrunError for a file that can't be read.
     """
-    return chain.from_iterable(merge_rounds(sources, tell))
+    return chain.from_iterable(merge_rounds(sources))
 
 
-def merge_rounds(sources: Iterable[Source], tell: Tell = say_nothing) -> Iterator[list[LogLine]]:
+def merge_rounds(
+    sources: Iterable[Source], report: Report = report_nothing
+) -> Iterator[list[LogLine]]:
     """Yield the lines of `merge_sources`, many at once.
 
     Goes in rounds, as a line at a time is slow: all files are read beyond some moment, and what
-    lies before it is sorted at once. Memory is bounded over all files.
+    lies before it is sorted at once. Memory is bounded over all files. `report` hears how far it
+    is while no lines are found, and that it is over before they are given.
     """
-    sources = narrow(sources, tell)
+    sources = list(sources)
+    total = total_bytes(sources)
     number_of = number_nodes(sources)
     is_split = len({source.file.node for source in sources}) < len(sources)
     block_bytes = _BLOCK_BUDGET_BYTES // max(len(sources), 1)
@@ -66,9 +75,11 @@ def merge_rounds(sources: Iterable[Source], tell: Tell = say_nothing) -> Iterato
                     batch.sort(key=lambda line: (line.epoch_us, number_of[line.node], line.offset))
                 else:
                     batch.sort(key=_BY_TIME)
+            report(total if batch else files.bytes_read, total)
             yield batch
             del batch
             live = [reader for reader in live if reader.lines or not reader.is_done]
+        report(total, total)
 
 
 @contextlib.contextmanager
@@ -90,6 +101,11 @@ def number_nodes(sources: Iterable[Source]) -> dict[str, int]:
     """Number the nodes of sources in natural order."""
     nodes = {source.file.node for source in sources}
     return {node: number for number, node in enumerate(sorted(nodes, key=natural_key))}
+
+
+def total_bytes(sources: Iterable[Source]) -> int:
+    """Return how many bytes are to be read."""
+    return sum(source.end - source.start for source in sources)
 
 
 def count_files(sources: Iterable[Source]) -> int:
@@ -128,7 +144,7 @@ class _Reader:
         self._sieve = Sieve(source, files)
         self._usual_bytes = block_bytes
         self._block_bytes = _MAX_SKIP_BYTES if source.literals else block_bytes
-        self._position, self._end = source.start, source.end
+        self._position = source.start
         self._rest = b""
         self._long_bytes = 0  # to read at once, where the next line is longer than a block
         self._line_bytes = 0
@@ -151,16 +167,13 @@ class _Reader:
         """Read the next block, larger ones after a block of which nothing was wanted."""
         if self.is_done:
             return
-        if not self._rest:
-            self._go_to_stretch()
-        size = min(max(self._block_bytes, self._long_bytes), self._end - self._position)
+        size = min(max(self._block_bytes, self._long_bytes), self._source.end - self._position)
         block = self._files.read(self._source.file.path, self._position, size)
         data = self._rest + block
         offset = self._position - len(self._rest)
         self._position += len(block)
-        is_end = not block or self._position >= self._end
         self.is_done = not block or self._position >= self._source.end
-        whole = len(data) if is_end else data.rfind(b"\n") + 1
+        whole = len(data) if self.is_done else data.rfind(b"\n") + 1
         read, picked = self._pick(data, whole, offset)
         self._rest = data[read:]
         if read < whole:  # enough for now: what is left of a large block is not kept
@@ -181,18 +194,9 @@ class _Reader:
 
     def _text_bytes(self, data: bytes, picked: list[LogLine]) -> int:
         """Estimate the bytes of a line's text; those of a side file may be longer than there."""
-        if self._source.file.kind is Kind.ERRORS:
+        if self._source.file.kind is FileKind.ERRORS:
             return sum(len(line.text) for line in picked) // len(picked)
         return len(data) // (data.count(b"\n") + 1)
-
-    def _go_to_stretch(self) -> None:
-        """Pass over what is known to hold nothing."""
-        stretches = self._source.stretches
-        if stretches is not None:
-            place = bisect_right(stretches, self._position, key=itemgetter(1))
-            nowhere = (self._source.end, self._source.end)
-            start, self._end = stretches[place] if place < len(stretches) else nowhere
-            self._position = max(self._position, start)
 
     def _pick(self, data: bytes, whole: int, offset: int) -> tuple[int, list[LogLine]]:
         """Pick of the whole lines until there are enough, and say how far that was."""

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from operator import itemgetter
 
+from clusterrun.logformat import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
 from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.dedup import LineCount
-from clusterrun.logs.files import MAX_LINE_BYTES, Kind, OpenFiles
-from clusterrun.logs.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
-from clusterrun.logs.merge import LINE_BYTES, count_files, merge_sources, number_nodes
-from clusterrun.logs.narrow import BIG_BYTES, Tell, narrow, say_nothing
+from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
+from clusterrun.logs.merge import (
+    LINE_BYTES,
+    Report,
+    count_files,
+    merge_sources,
+    number_nodes,
+    report_nothing,
+    total_bytes,
+)
 from clusterrun.logs.sources import Part, Source
 
 MOST_LINES = 200_000
 _MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines
 _FIRST_BYTES = 4 * 1024
 _BLOCK_BYTES = 16 * 1024
-_MAX_BLOCK_BYTES = 1024 * 1024  # where nothing is wanted
+_MAX_BLOCK_BYTES = 128 * 1024  # where nothing is wanted; larger ones leave the cache
 _SHORT_LINE_BYTES = 32
 _ANYWHERE = 2**62
 _CONTEXT_BYTES = 64 * 1024  # what may say that a line belongs to an error before it
@@ -43,21 +48,21 @@ def newest(sources: Iterable[Source], count: int) -> Iterable[LogLine]:
 
 
 def find_newest(
-    sources: Iterable[Source], count: int, *, folded: bool = False, tell: Tell = say_nothing
+    sources: Iterable[Source],
+    count: int,
+    *,
+    folded: bool = False,
+    report: Report = report_nothing,
 ) -> Newest:
     """Find the last `count` lines that `merge_sources` would give, and give them in its order.
 
     Where they are too many to hold, all lines are read twice instead: counted, then passed over.
     `folded` counts a line that many ranks wrote alike once, as `dedup` will show it; no more than
-    MOST_LINES, and no more than can be held, are given then. `tell` hears how far a search is.
+    MOST_LINES, and no more than can be held, are given then. `report` hears how far it is.
     Raises ClusterrunError for a file that can't be read.
     """
     sources = list(sources)
-    limit = BIG_BYTES if any(source.literals for source in sources) else None
-    found = _newest(sources, count, limit, folded=folded)
-    if found is None and limit is not None:
-        sources = narrow(sources, tell)
-        found = _newest(sources, count, None, folded=folded)
+    found = _newest(sources, count, report, folded=folded)
     return _last(sources, count) if found is None else found
 
 
@@ -67,8 +72,9 @@ def _last(sources: list[Source], count: int) -> Newest:
     return Newest(lines=lines, is_all=total <= count)
 
 
-def _newest(sources: list[Source], count: int, limit: int | None, *, folded: bool) -> Newest | None:
-    """Find them; None where more than `limit` bytes would be read, or too many held."""
+def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) -> Newest | None:
+    """Find them; None if too many would be held."""
+    total = total_bytes(sources)
     number_of = number_nodes(sources)
     found: list[LogLine] = []
     held_bytes = 0
@@ -78,8 +84,6 @@ def _newest(sources: list[Source], count: int, limit: int | None, *, folded: boo
         heap = [(reader.rank, place, reader) for place, reader in enumerate(readers)]
         heapq.heapify(heap)
         while heap and counted.count < count:
-            if limit is not None and files.bytes_read > limit:
-                return None
             _, place, reader = heap[0]
             if reader.lines:
                 line = reader.lines.pop()
@@ -93,10 +97,12 @@ def _newest(sources: list[Source], count: int, limit: int | None, *, folded: boo
                 break
             else:
                 held_bytes += reader.read()
+                report(files.bytes_read, total)
             if reader.lines or not reader.is_done:
                 heapq.heapreplace(heap, (reader.rank, place, reader))
             else:
                 heapq.heappop(heap)
+    report(total, total)
     found.reverse()
     return Newest(lines=found, is_all=not heap)
 
@@ -117,9 +123,7 @@ class _Backward:
     @property
     def is_done(self) -> bool:
         """Say whether everything was read."""
-        stretches = self._source.stretches
-        start = stretches[0][0] if stretches else self._source.start
-        return self._position <= start and not self._first
+        return self._position <= self._start and not self._first
 
     @property
     def rank(self) -> Rank:
@@ -150,14 +154,12 @@ class _Backward:
             self._position, self._rest, self._block_bytes = offset + end, b"", _BLOCK_BYTES
         elif not self.lines:
             self._block_bytes = min(max(self._block_bytes * 2, _BLOCK_BYTES), _MAX_BLOCK_BYTES)
-        if self._source.file.kind is not Kind.PLAIN and data:
+        if self._source.file.kind is not FileKind.PLAIN and data:
             self._newest_us = int(self._near(data[end:]))
         return weight
 
     def _fetch(self) -> tuple[bytes, int]:
         """Read lines up to where the last ones began, from one with a head on; often all."""
-        if not self._rest:
-            self._go_to_stretch()
         size = min(max(self._block_bytes, self._long_bytes), self._position - self._start)
         block = self._files.read(self._source.file.path, self._position - size, size)
         if len(block) < size:  # the file was truncated under our hands
@@ -170,7 +172,7 @@ class _Backward:
             self._long_bytes = 2 * len(data)
             return b"", self._position
         start, self._long_bytes = max(start, 0), 0
-        if self._source.file.kind is not Kind.PLAIN:
+        if self._source.file.kind is not FileKind.PLAIN:
             found = last_stamp(data[start:])
             self._newest_us = int(found or self._near(data))
         offset = self._position + start
@@ -184,15 +186,6 @@ class _Backward:
             rest = b""
         self._rest = rest
 
-    def _go_to_stretch(self) -> None:
-        """Pass over what is known to hold nothing."""
-        stretches = self._source.stretches
-        if stretches is not None:
-            place = bisect_left(stretches, self._position, key=itemgetter(0)) - 1
-            nowhere = (self._source.start, self._source.start)
-            self._start, end = stretches[place] if place >= 0 else nowhere
-            self._position = min(self._position, end)
-
     def _line_start(self, data: bytes, position: int) -> int:
         """Find where a line begins, not before `position`; one with a head, as others need it."""
         if position <= 0:
@@ -200,20 +193,20 @@ class _Backward:
         newline = data.find(b"\n", position - 1)
         if newline < 0 or newline + 1 >= len(data):
             return -1
-        is_plain = self._source.file.kind is Kind.PLAIN
+        is_plain = self._source.file.kind is FileKind.PLAIN
         return newline + 1 if is_plain else find_stamped(data, newline + 1)
 
     def _sieve_at(self, data: bytes, offset: int) -> Sieve:
         """Make a sieve that knows of what comes before some lines as much as it needs."""
         source = self._source
         sieve = Sieve(source, self._files)
-        if source.part is not Part.ALL and source.file.kind is not Kind.ERRORS:
+        if source.part is not Part.ALL and source.file.kind is not FileKind.ERRORS:
             start = max(source.start, offset - _CONTEXT_BYTES)
             context = self._files.read(source.file.path, start, offset - start)
             context = context[context.find(b"\n") + 1 :]
             if not sieve.skips(context, start):
                 sieve.pick(context, start)
-        if source.file.kind is not Kind.PLAIN:
+        if source.file.kind is not FileKind.PLAIN:
             sieve.near = self._near(data)
         return sieve
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from clusterrun.logformat import RECORDS, LogLine, Stream, parse_gap
 from clusterrun.logs.joining import Joiner
-from clusterrun.logs.lines import LogLine, Stream
-from clusterrun.logs.losses import parse_loss
-from clusterrun.logs.text_view import source_name
-
-_RECORDS = frozenset({Stream.GAP, Stream.END})
+from clusterrun.logs.text_view import gap_sentence, source_name
 
 
 class RawView:
@@ -29,7 +26,7 @@ class RawView:
     def show_all(self, lines: Sequence[LogLine]) -> None:
         """Take many lines or pieces, of which nearly all are whole."""
         _, nodes, ranks, streams, texts, partials, _ = zip(*lines, strict=True)
-        is_whole = True not in partials and _RECORDS.isdisjoint(streams)
+        is_whole = True not in partials and RECORDS.isdisjoint(streams)
         if is_whole and self._begun:
             is_whole = self._begun.keys().isdisjoint(zip(nodes, ranks, streams, strict=True))
         if is_whole:
@@ -40,13 +37,13 @@ class RawView:
 
     def show(self, line: LogLine) -> None:
         """Take a line or a piece; what is whole is written."""
-        if line.partial or line.stream in _RECORDS or self._begun:
+        if line.partial or line.stream in RECORDS or self._begun:
             self._show_piece(line)
         else:
             self._put(line.text + b"\n")
 
     def _show_piece(self, line: LogLine) -> None:
-        if line.stream in _RECORDS:
+        if line.stream in RECORDS:
             self._show_record(line)
             return
         whole = self._joiner.feed(line) if self._joiner else line
@@ -68,12 +65,12 @@ class RawView:
         self.drain()
 
     def _show_record(self, line: LogLine) -> None:
-        loss = parse_loss(line) if line.stream is Stream.GAP else None
-        if loss is None:
+        gap = parse_gap(line.text) if line.stream is Stream.GAP else None
+        if gap is None:
             return
         if self._joiner:
-            self._put_pieces(self._joiner.cut_off(line.node, line.rank, loss.stream))
-        self._note(f"{source_name(line)} ~ {loss}")
+            self._put_pieces(self._joiner.cut_off(line.node, line.rank, gap.stream))
+        self._note(f"{source_name(line)} ~ {gap_sentence(gap)}")
 
     def _put_pieces(self, pieces: Iterable[LogLine]) -> None:
         for piece in pieces:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from clusterrun.logs.lines import STAMPED
+from clusterrun.logformat import STAMPED
 
 if sys.version_info >= (3, 11):
     from re import _constants as sre

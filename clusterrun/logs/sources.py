@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from clusterrun.hostlist import natural_key
-from clusterrun.logs.files import Kind, LogFile, file_size, find_files
-from clusterrun.logs.index import has_left_out, seek_time
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logformat import END_LITERAL, GAP_LITERAL, RECORDS, LogLine, Stream
+from clusterrun.logs.files import FileKind, LogFile, file_size, find_files
+from clusterrun.logs.index import has_gaps, has_left_out, seek_time
 from clusterrun.logs.query import Query
-from clusterrun.logs.scan import required_literals
+from clusterrun.logs.scan import Literals, required_literals
 from clusterrun.paths import RunPaths
 from clusterrun.symptoms import Classifier
-
-_GAPS = (b" g ",)  # a record that every reader of its rank is shown, whatever is searched for
-
-
-Stretch = tuple[int, int]  # from the beginning of a line to that of another
 
 
 class Part(Enum):
@@ -38,7 +33,7 @@ class Source:
     """A stretch of a file, from the beginning of a line, and which of its lines are wanted.
 
     `takes` decides by rank and stream, `wants` on the lines that are left. Each wanted line
-    holds one of `literals`, where there are any, and is in one of `stretches`, where it is known.
+    holds one of `literals`, if there are any.
     """
 
     file: LogFile
@@ -48,7 +43,6 @@ class Source:
     takes: Callable[[int | None, Stream], bool] = lambda rank, stream: True
     wants: Callable[[LogLine], bool] | None = None
     literals: tuple[bytes, ...] = ()
-    stretches: tuple[Stretch, ...] | None = None
 
 
 def choose_sources(
@@ -71,7 +65,10 @@ def sources_of(
     that can't be.
     """
     chosen = []
-    for file, part, takes in _parts(files, query, ends=ends):
+    files = list(files)
+    searched = required_literals(query.include)
+    sides = {file.node: file for file in files if file.kind is FileKind.ERRORS}
+    for file, part, takes in _parts(files, sides, query, ends=ends):
         start, end = _stretch(file, query)
         if start >= end and not live:
             continue
@@ -84,7 +81,7 @@ def sources_of(
                 takes=takes,
                 wants=_wants(query),
                 # What is classified is read as a whole; a side file may lack a line's end.
-                literals=_literals(query, ends=ends) if part is Part.ALL else (),
+                literals=_literals(file, sides, searched, ends=ends) if part is Part.ALL else (),
             )
         )
     return chosen
@@ -96,7 +93,7 @@ def errors_of(sources: Iterable[Source], query: Query) -> list[Source]:
     return [
         replace(source, part=Part.ERRORS, takes=lambda rank, stream: stream in streams)
         for source in sources
-        if source.file.kind is Kind.ERRORS
+        if source.file.kind is FileKind.ERRORS
     ]
 
 
@@ -104,11 +101,9 @@ Takes = Callable[["int | None", Stream], bool]
 
 
 def _parts(
-    files: Iterable[LogFile], query: Query, *, ends: bool
+    files: Iterable[LogFile], sides: Mapping[str, LogFile], query: Query, *, ends: bool
 ) -> Iterable[tuple[LogFile, Part, Takes]]:
-    files = list(files)
-    sides = {file.node: file for file in files if file.kind is Kind.ERRORS}
-    logs = [file for file in files if file.kind is not Kind.ERRORS and _may_hold(file, query)]
+    logs = [file for file in files if file.kind is not FileKind.ERRORS and _may_hold(file, query)]
     takes = _takes(query, ends=ends)
     for log in sorted(logs, key=lambda file: natural_key(file.node)):
         if not query.overview and not query.errors:
@@ -162,7 +157,7 @@ def _wants(query: Query) -> Callable[[LogLine], bool] | None:
     exclude = [pattern.search for pattern in query.exclude]
 
     def wants(line: LogLine) -> bool:
-        if line.stream in (Stream.GAP, Stream.END):
+        if line.stream in RECORDS:
             return True
         found = not include or any(search(line.text) for search in include)
         return found and not any(search(line.text) for search in exclude)
@@ -184,15 +179,24 @@ def matches(query: Query) -> Callable[[LogLine], bool]:
     return is_match
 
 
-def _literals(query: Query, *, ends: bool) -> tuple[bytes, ...]:
-    literals = required_literals(query.include)
-    if not literals:
+def _literals(
+    log: LogFile, sides: Mapping[str, LogFile], searched: Literals, *, ends: bool
+) -> Literals:
+    """Add the records that are shown whatever is searched for.
+
+    A side file has those of lost bytes, too. As short a literal as theirs takes four times as long
+    to look for as a word.
+    """
+    if not searched:
         return ()
-    return (*literals, *_GAPS, *((b" z ",) if ends else ()))
+    side = sides.get(log.node)
+    has_none = not ends and side is not None and not has_gaps(side)
+    ends_too = (END_LITERAL,) if ends else ()
+    return (*searched, *ends_too) if has_none else (*searched, GAP_LITERAL, *ends_too)
 
 
 def _stretch(file: LogFile, query: Query) -> tuple[int, int]:
-    if file.kind is Kind.PLAIN:
+    if file.kind is FileKind.PLAIN:
         return 0, file_size(file.path)
     end = file_size(file.path)
     if query.until_us is not None:

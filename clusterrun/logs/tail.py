@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from enum import Flag, auto
 from itertools import chain, islice
 
+from clusterrun.logformat import LogLine
 from clusterrun.logs.dedup import LineCount
-from clusterrun.logs.lines import LogLine
-from clusterrun.logs.merge import merge_rounds
-from clusterrun.logs.narrow import Tell, say_nothing
+from clusterrun.logs.merge import Report, merge_rounds, report_nothing
 from clusterrun.logs.newest import find_newest
 from clusterrun.logs.query import Query
 from clusterrun.logs.sources import Source, errors_of
@@ -44,7 +43,7 @@ def last_lines(
     count: int | None,
     *,
     folded: bool = False,
-    tell: Tell = say_nothing,
+    report: Report = report_nothing,
 ) -> Tail:
     """Find the last `count` lines (None: all) of what was chosen for a query.
 
@@ -52,8 +51,8 @@ def last_lines(
     """
     sources = list(sources)
     if count is None:
-        return Tail(rounds=merge_rounds(sources, tell))
-    found = find_newest(sources, count, folded=folded, tell=tell)
+        return Tail(rounds=merge_rounds(sources, report))
+    found = find_newest(sources, count, folded=folded, report=report)
     if not isinstance(found.lines, list):
         cut = Cut.NOTHING if found.is_all else Cut.LINES | Cut.ERRORS
         rest = iter(found.lines)

@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from clusterrun.logformat import MAX_SPEAKERS, RECORDS, Gap, LogLine, Stream, parse_gap
 from clusterrun.logs.dedup import Copies, Dedup
 from clusterrun.logs.joining import Joiner
-from clusterrun.logs.lines import MAX_SPEAKERS, LogLine, Stream
-from clusterrun.logs.losses import parse_loss
 from clusterrun.logs.stamps import Stamp, stamp_writer
 from clusterrun.logs.text import highlighted, readable, strip_controls
 from clusterrun.logs.tracebacks import Tracebacks
@@ -21,7 +20,7 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _RED = "\x1b[31m"
 _RESET = "\x1b[0m"
 _DETAILS = " a{} {:<8}"  # attempt and stream, in full prefixes
-_RECORDS = frozenset({Stream.GAP, Stream.END})
+_STREAM_NAMES = {Stream.OUT: "stdout", Stream.ERR: "stderr"}
 _MARKS = {Stream.ERR: "!", Stream.GAP: "~"}
 
 
@@ -37,6 +36,13 @@ def source_name(line: LogLine) -> str:
     """Name who wrote a line: `node:rank`, or the node alone for launcher and agent."""
     node = _printable(line.node)
     return node if line.rank is None else f"{node}:{line.rank}"
+
+
+def gap_sentence(gap: Gap) -> str:
+    """Return what people read at a place where bytes are missing."""
+    name = _STREAM_NAMES.get(gap.stream, "output")
+    why = f": {gap.reason}" if gap.reason else ""
+    return f"{gap.size_bytes:,} bytes of {name} lost{why}"
 
 
 def _printable(name: str) -> str:
@@ -88,7 +94,7 @@ class TextView:
 
     def show(self, line: LogLine) -> None:
         """Take a line; what can be shown now is written."""
-        if line.stream in _RECORDS:
+        if line.stream in RECORDS:
             self._show_record(line)
             return
         whole = self._joiner.feed(line)
@@ -143,10 +149,10 @@ class TextView:
             self._take(line, readable(line.text, keep_colours=self._style.colour))
 
     def _show_record(self, line: LogLine) -> None:
-        loss = parse_loss(line) if line.stream is Stream.GAP else None
-        if loss:
-            self._take_all(self._joiner.cut_off(line.node, line.rank, loss.stream))
-            self._take(line, strip_controls(str(loss), keep_colours=False))
+        gap = parse_gap(line.text) if line.stream is Stream.GAP else None
+        if gap:
+            self._take_all(self._joiner.cut_off(line.node, line.rank, gap.stream))
+            self._take(line, strip_controls(gap_sentence(gap), keep_colours=False))
 
     def _write(self, line: LogLine, body: str, copies: Copies | None = None) -> None:
         style = self._style

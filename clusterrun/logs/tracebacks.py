@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logformat import LogLine, Stream
 from clusterrun.symptoms import Classifier
 
 WAIT_US = 300_000

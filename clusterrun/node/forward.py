@@ -21,8 +21,8 @@ from clusterrun.node.appended import AppendedFile
 from clusterrun.node.caps import Caps, Loss
 from clusterrun.node.clock import Clock
 from clusterrun.node.error_files import ErrorFiles
-from clusterrun.node.logfile import LogFile
-from clusterrun.node.source import Source, water_level
+from clusterrun.node.logfile import NodeLog
+from clusterrun.node.source import SpoolReader, water_level
 from clusterrun.node.spool import Output, Spool
 from clusterrun.node.stamp import Piece
 from clusterrun.node.stderr import say_on_stderr
@@ -60,7 +60,7 @@ class Forwarder(threading.Thread):
     ) -> None:
         super().__init__(name="forwarder", daemon=True)
         self._spool, self._limits, self._clock = spool, limits, clock or Clock()
-        self._log, self._events = LogFile(log, index, errors), AppendedFile(events)
+        self._log, self._events = NodeLog(log, index, errors), AppendedFile(events)
         self._error_files = ErrorFiles(error_path)
         self._caps = Caps(limits.lines_per_s, limits.line_bytes)
         self._lanes: dict[Output, _Lane] = {}
@@ -174,7 +174,7 @@ class Forwarder(threading.Thread):
             if output in self._lanes:
                 continue
             try:
-                self._lanes[output] = _Lane(Source(output, since_us))
+                self._lanes[output] = _Lane(SpoolReader(output, since_us))
             except OSError:
                 self._listed = (0, since_us)  # try again in the next round
 
@@ -236,7 +236,7 @@ class Forwarder(threading.Thread):
             if self._log.problem or not source.is_due(now, is_last=is_last):
                 return
 
-    def _time_of(self, source: Source, now_us: int) -> int:
+    def _time_of(self, source: SpoolReader, now_us: int) -> int:
         """Say when a rank wrote what is unread: its file's time of change, if that can be."""
         is_plausible = source.read_until_us - PLAUSIBLE_US <= source.mtime_us <= now_us
         return self._clock.corrected(source.mtime_us if is_plausible else now_us)
@@ -280,7 +280,7 @@ class Forwarder(threading.Thread):
 class _Lane:
     """One output on its way, and what was lost of it but not yet recorded."""
 
-    source: Source
+    source: SpoolReader
     waiting: int = 0  # bytes that were given to the log but may not have reached it
     lost: Loss = Loss(0, "")  # noqa: RUF009 - it is a tuple
     told_us: int = 0

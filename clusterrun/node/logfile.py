@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
+from clusterrun.logformat import (
+    OF_NO_RANK,
+    IndexEntry,
+    Stream,
+    end_text,
+    gap_text,
+    line_head,
+    pack_index_entry,
+)
 from clusterrun.node.appended import AppendedFile
 from clusterrun.node.caps import Loss
 from clusterrun.node.sidefile import SideFile
-from clusterrun.node.stamp import Piece, line_head, stamp
+from clusterrun.node.stamp import Piece, stamp
 
 INDEX_BYTES = 1 << 20
 INDEX_US = 5_000_000
 BUFFER_BYTES = 1 << 20
-ENTRY = struct.Struct("<QQQ")
 
 
-class LogFile:
+class NodeLog:
     """What one node's agent leaves of an attempt; times never run backwards in it."""
 
     def __init__(self, log: Path, index: Path, errors: Path) -> None:
@@ -58,16 +65,16 @@ class LogFile:
     def add_gap(self, loss: Loss, time_us: int, rank: str, stream: str) -> None:
         """Take note that bytes of a stream were lost at this place."""
         time_us = self._next(time_us)
-        text = f"{stream} {loss.size} {loss.reason}".encode()
+        text = gap_text(stream, loss.size, loss.reason)
         self._errors.add_gap(time_us, rank, stream, text, self._offset)
-        self._append(line_head(time_us, rank, "g") + text + b"\n", 1)
+        self._append(line_head(time_us, rank, Stream.GAP.value) + text + b"\n", 1)
 
     def add_end(self, code: int, reason: str, time_us: int) -> None:
         """Take the last line."""
         time_us = self._next(time_us)
-        text = f"{code} {' '.join(reason.split())}".encode(errors="replace")
+        text = end_text(code, reason)
         self._errors.add_end(time_us, text, self._offset)
-        self._append(line_head(time_us, "-", "z") + text + b"\n", 1)
+        self._append(line_head(time_us, OF_NO_RANK, Stream.END.value) + text + b"\n", 1)
 
     def _next(self, time_us: int) -> int:
         """Clamp a time to what was written before, and index it where that is due."""
@@ -77,7 +84,7 @@ class LogFile:
             or self._time_us - self._indexed[1] >= INDEX_US
         ):
             self._indexed = (self._offset, self._time_us)
-            self._index.add(ENTRY.pack(self._time_us, self._offset, self._lines))
+            self._index.add(pack_index_entry(IndexEntry(self._time_us, self._offset, self._lines)))
         return self._time_us
 
     def _append(self, lines: bytes, count: int) -> None:

@@ -6,15 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from clusterrun.logformat import (
+    OF_NO_RANK,
+    SIDE_TEXT_BYTES,
+    SideEntry,
+    Stream,
+    left_out_text,
+    line_head,
+    side_text,
+)
 from clusterrun.node.appended import AppendedFile
-from clusterrun.node.stamp import Piece, line_head, whole_characters
+from clusterrun.node.stamp import Piece, whole_characters
 from clusterrun.symptoms import Classifier, may_hold_errors
 
 FILE_BYTES = 200_000
 SEVERE_BYTES = 50_000  # of them, for severe lines alone
 SEVERE = frozenset({"traceback", "exception", "oom", "nccl", "cuda", "signal"})
 REPEATS = 20
-TEXT_BYTES = 4096  # of a line
 HEAD_BYTES = 64  # of a record, at most
 TELLING_S = 5
 _DIGITS = b"0123456789"
@@ -71,8 +79,8 @@ class SideFile:
         kind = "" if stream == "a" else self._classifier.classify(source, text)
         if not kind and rank != "-":
             return None
-        is_taken = self._has_room(rank, kind, text[:TEXT_BYTES])
-        return _Line(kind=kind or "-", room=TEXT_BYTES if is_taken else 0)
+        is_taken = self._has_room(rank, kind, text[:SIDE_TEXT_BYTES])
+        return _Line(kind=kind, room=SIDE_TEXT_BYTES if is_taken else 0)
 
     def _go_on(self, line: _Line, place: _Place, text: bytes, *, is_cut: bool) -> None:
         """Take more of a line; its last record says that it ends, so that none is joined to it."""
@@ -84,7 +92,7 @@ class SideFile:
             if not self._fits(line.kind, len(text)):
                 text, is_end, has_more = b"", True, True
             line.room = 0 if is_end else line.room - len(text)
-            self._write(place, line.kind + "+" * has_more, text, is_cut=not is_end)
+            self._write(place, line.kind, text, is_cut=not is_end, has_more=has_more)
             self._reserved += (line.room > 0) - line.is_open
             line.is_open = line.room > 0
         if is_cut:
@@ -106,10 +114,18 @@ class SideFile:
         ends = (self._reserved + 1) * HEAD_BYTES
         return self._size + HEAD_BYTES + text_bytes + ends <= room
 
-    def _write(self, place: _Place, kind: str, text: bytes, *, is_cut: bool = False) -> None:
+    def _write(
+        self,
+        place: _Place,
+        kind: str,
+        text: bytes,
+        *,
+        is_cut: bool = False,
+        has_more: bool = False,
+    ) -> None:
         stream = place.stream.upper() if is_cut else place.stream
         head = line_head(place.time_us, place.rank, stream)
-        line = head + b"%s %d %s\n" % (kind.encode(), place.offset, text)
+        line = head + side_text(SideEntry(kind, has_more, place.offset, text)) + b"\n"
         self._size += len(line)
         self.file.add(line)
 
@@ -118,15 +134,15 @@ class SideFile:
         line = self._begun.pop((rank, stream), None)
         if line is not None:
             self._reserved -= line.is_open
-        if self._has_room(rank, "-", text):
-            self._write(_Place(time_us, rank, "g", offset), "-", text)
+        if self._has_room(rank, "", text):
+            self._write(_Place(time_us, rank, Stream.GAP.value, offset), "", text)
         elif line is not None and line.is_open:
             self._write(_Place(time_us, rank, stream, offset), line.kind, b"")
 
     def add_end(self, time_us: int, text: bytes, offset: int) -> None:
         """Take the last record, behind the last word on what was left out."""
         self._tell(time_us, offset)
-        self.file.add(line_head(time_us, "-", "z") + b"- %d %s\n" % (offset, text))
+        self._add_record(Stream.END, time_us, text, offset)
 
     def tell(self, time_us: int, offset: int) -> None:
         """Say how many lines were left out, if that is news.
@@ -139,6 +155,9 @@ class SideFile:
 
     def _tell(self, time_us: int, offset: int) -> None:
         if self._left_out > self._told:
-            text = b"- %d x %d repeated, or more than this file may hold\n"
-            self.file.add(line_head(time_us, "-", "g") + text % (offset, self._left_out))
+            self._add_record(Stream.GAP, time_us, left_out_text(self._left_out), offset)
             self._told, self._told_us = self._left_out, time_us
+
+    def _add_record(self, stream: Stream, time_us: int, text: bytes, offset: int) -> None:
+        head = line_head(time_us, OF_NO_RANK, stream.value)
+        self.file.add(head + side_text(SideEntry("", False, offset, text)) + b"\n")

@@ -6,8 +6,9 @@ import contextlib
 import ctypes
 import os
 
+from clusterrun.logformat import LINE_BYTES
 from clusterrun.node.spool import Output
-from clusterrun.node.stamp import LINE_BYTES, Piece, split_pieces
+from clusterrun.node.stamp import Piece, split_pieces
 
 BLOCK_BYTES = 1 << 17  # read and stamped at once: 3 MiB of memory where each line is empty
 HELD_S = 1.0  # how long the beginning of a line waits for its end
@@ -16,7 +17,7 @@ FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
 _PAGE_BYTES = 4096
 
 
-class Source:
+class SpoolReader:
     """A rank's stream, or the launcher's, as far as it was forwarded.
 
     The file is never truncated: that could lose what its rank writes at this moment.

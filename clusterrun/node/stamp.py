@@ -1,10 +1,10 @@
-"""Stamp lines: `<epoch µs> <rank> <stream> <text>`, whole blocks at a time."""
+"""Split what a stream wrote into pieces, and stamp their lines, whole blocks at a time."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-LINE_BYTES = 1 << 16  # a longer line is cut
+from clusterrun.logformat import LINE_BYTES, line_head
 
 
 class Piece(NamedTuple):
@@ -57,13 +57,8 @@ def whole_characters(data: bytes, end: int) -> int:
     return end
 
 
-def line_head(time_us: int, rank: str, stream: str) -> bytes:
-    """Return what stands in front of a text."""
-    return b"%016d %s %s " % (time_us, rank.encode(), stream.encode())
-
-
 def stamp(piece: Piece, time_us: int, rank: str, stream: str) -> bytes:
-    """Give each line of a piece its head; a stream in upper case says that the line goes on."""
+    """Return the lines of a piece with their heads."""
     if piece.is_cut:
         return line_head(time_us, rank, stream.upper()) + piece.text + b"\n"
     head = line_head(time_us, rank, stream)

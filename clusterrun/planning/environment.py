@@ -26,7 +26,7 @@ def decide_environment(
 ) -> JobEnvironment:
     """Choose the variables that do not depend on the node.
 
-    Raises UsageError for variables that break the launch or would write a secret down.
+    Raises UsageError for variables that break the launch.
     """
     check_variables(spec)
     timeout_s = spec.timeout_s or 0

@@ -10,10 +10,10 @@ from clusterrun.errors import UsageError
 from clusterrun.planning.environment import decide_environment
 from clusterrun.planning.facts import Facts, version_of
 from clusterrun.planning.own import ANY_PRECISION, OwnFiles, read_own_files
+from clusterrun.planning.passed_on import SBATCH, SRUN, check_options
 from clusterrun.planning.plan import Plan, Precision
 from clusterrun.planning.recovery import on_interrupt, survives_lost_nodes, warning_s
 from clusterrun.planning.slurm import (
-    check_sbatch_args,
     cpus_per_task,
     directives,
     srun_options,
@@ -38,7 +38,8 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     environment = decide_environment(spec, facts, world=world, strategy=strategy, threads=threads)
     name = _name(spec)
     lines = directives(spec, name=name, world=world, cpus=cpus)
-    check_sbatch_args(spec.sbatch_args, lines)
+    check_options(SBATCH, spec.sbatch_args, lines)
+    check_options(SRUN, spec.srun_args)
     template = _template(strategy, own)
     return Plan(
         name=name,
@@ -57,8 +58,9 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         setup=spec.setup,
         directives=lines,
         sbatch_args=spec.sbatch_args,
-        srun_args=srun_options(
-            nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec)
+        srun_args=(
+            *srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec)),
+            *spec.srun_args,
         ),
         env=environment.variables,
         pass_env=tuple(dict.fromkeys(spec.pass_env)),
@@ -278,6 +280,8 @@ def _request_notes(spec: JobSpec, facts: Facts, world: World, cpus: int) -> tupl
         notes.append(f"{idle} of {world.gpus_per_node} GPUs of each node stay idle")
     if facts.cluster is Cluster.LOCAL and spec.sbatch_args:
         notes.append("--sbatch-arg means nothing on this machine")
+    if facts.cluster is Cluster.LOCAL and spec.srun_args:
+        notes.append("--srun-arg means nothing on this machine")
     if facts.cluster is Cluster.SLURM and spec.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
             "no CPUs were asked for: a site without a default gives one a node (--cpus-per-gpu)"

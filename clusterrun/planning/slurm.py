@@ -2,71 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from clusterrun.errors import UsageError
+from clusterrun.planning.passed_on import refuse_undecodable, sets_cpus
 from clusterrun.planning.plan import Directive
 from clusterrun.planning.recovery import signal_request
 from clusterrun.planning.world import World, asks_for_gpus
 from clusterrun.spec import GpuRequest, JobSpec
-
-# Options of sbatch that would take the launch out of our hands, and what to use in their place.
-_OWNED: dict[str, str] = {
-    "array": "one job is one run: submit once for each",
-    "chdir": "the ranks run in the directory that you submit from",
-    "cpus-per-gpu": "use clusterrun's own --cpus-per-gpu",
-    "error": "clusterrun keeps the output in the run directory",
-    "export": "use --env NAME=VALUE or --pass-env NAME",
-    "export-file": "use --env NAME=VALUE or --pass-env NAME",
-    "help": "see 'sbatch --help'",
-    "input": "the ranks read no standard input",
-    "no-requeue": "use clusterrun's own --no-requeue",
-    "nodes": "use -N",
-    "ntasks": "use -N and --nproc-per-node: Slurm starts one task a node",
-    "ntasks-per-core": "Slurm starts one task a node",
-    "ntasks-per-gpu": "Slurm starts one task a node",
-    "ntasks-per-node": "use --nproc-per-node: Slurm starts one task a node",
-    "ntasks-per-socket": "Slurm starts one task a node",
-    "output": "clusterrun keeps the output in the run directory",
-    "parsable": "use 'clusterrun submit --parsable'",
-    "requeue": "clusterrun asks for it unless --no-requeue is given",
-    "tasks-per-node": "use --nproc-per-node: Slurm starts one task a node",
-    "test-only": "use 'clusterrun submit --test-only'",
-    "usage": "see 'sbatch --help'",
-    "version": "see 'sbatch --version'",
-    "wait": "use 'clusterrun submit --wait'",
-    "wrap": "name a script",
-}
-_SHORT = {
-    "A": "account",
-    "C": "constraint",
-    "D": "chdir",
-    "H": "hold",
-    "J": "job-name",
-    "M": "clusters",
-    "N": "nodes",
-    "V": "version",
-    "W": "wait",
-    "a": "array",
-    "b": "begin",
-    "c": "cpus-per-task",
-    "d": "dependency",
-    "e": "error",
-    "h": "help",
-    "i": "input",
-    "n": "ntasks",
-    "o": "output",
-    "p": "partition",
-    "q": "qos",
-    "t": "time",
-    "w": "nodelist",
-    "x": "exclude",
-}
-# Short options without a value: getopt reads what follows one in a word as further options.
-_SHORT_FLAGS = frozenset("HOQVWhksv")
-# Whole names of options that are also the beginning of others.
-_WHOLE = frozenset(("gpus", "mem", "time"))
-_MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Directive, ...]:
@@ -89,15 +30,8 @@ def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Di
         Directive(name="ignore-pbs"),
     ]
     for line in lines:
-        _refuse_undecodable(line)
+        refuse_undecodable(line)
     return tuple(lines)
-
-
-def _refuse_undecodable(line: Directive) -> None:
-    try:
-        (line.value or "").encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"--{line.name} {line.value!r} is not text in UTF-8") from error
 
 
 def _gpus(spec: JobSpec) -> list[Directive]:
@@ -134,8 +68,7 @@ def cpus_per_task(spec: JobSpec, world: World) -> int:
         return spec.cpus_per_gpu * spec.gpus_per_node
     if spec.cpus_per_task:
         return spec.cpus_per_task
-    says_so = any(option_name(arg).startswith("cpus-per-") for arg in spec.sbatch_args)
-    if spec.gpus_per_node or spec.exclusive or says_so:
+    if spec.gpus_per_node or spec.exclusive or any(map(sets_cpus, spec.sbatch_args)):
         return 0  # sites give CPUs with a GPU or a whole node; a number here would lower it
     return world.procs_per_node
 
@@ -192,71 +125,6 @@ def _plain(spec: JobSpec) -> list[Directive]:
         for name, value in asked.items()
         if value
     ]
-
-
-def option_name(arg: str) -> str:
-    """Name the long option that an argument of sbatch sets.
-
-    >>> option_name("--nice=100"), option_name("-c8"), option_name("-k")
-    ('nice', 'cpus-per-task', 'k')
-    """
-    if arg.startswith("--"):
-        return arg[2:].partition("=")[0]
-    return _SHORT.get(arg[1:2], arg[1:2])
-
-
-def check_sbatch_args(args: tuple[str, ...], lines: tuple[Directive, ...]) -> None:
-    """Refuse options of sbatch that clusterrun sets or that break the launch.
-
-    Raises UsageError.
-    """
-    ours = frozenset(line.name for line in lines)
-    for arg in args:
-        if not re.match(r"--?[A-Za-z]", arg):
-            raise UsageError(
-                f"--sbatch-arg {arg!r} is not an option of sbatch",
-                hint="write it as one word: --sbatch-arg=--nice=100",
-            )
-        _refuse_bundled(arg)
-        _refuse_owned(arg)
-        _refuse_said_twice(arg, ours)
-        _refuse_undecodable(Directive(name="sbatch-arg", value=arg))
-
-
-def _refuse_bundled(arg: str) -> None:
-    if arg[1] in _SHORT_FLAGS and len(arg) > 2:
-        raise UsageError(
-            f"--sbatch-arg {arg} is several options in one word",
-            hint=f"write each by itself: --sbatch-arg=-{arg[1]} --sbatch-arg=-{arg[2:]}",
-        )
-
-
-def _refuse_owned(arg: str) -> None:
-    for full, hint in _OWNED.items():
-        if _may_be(arg, full):
-            raise UsageError(f"--sbatch-arg {arg} is not for a job of clusterrun", hint=hint)
-
-
-def _refuse_said_twice(arg: str, ours: frozenset[str]) -> None:
-    clash = next((name for name in sorted(ours) if _may_be(arg, name)), "")
-    if not clash and any(_may_be(arg, name) for name in _MEMORY):
-        clash = next((name for name in _MEMORY if name in ours), "")
-    if clash:
-        raise UsageError(
-            f"--sbatch-arg {arg} and clusterrun's --{clash} are one request said twice",
-            hint=f"clusterrun writes --{clash}; say it in one place",
-        )
-
-
-def _may_be(arg: str, full: str) -> bool:
-    """Say whether sbatch may read an argument as this long option.
-
-    It takes any unambiguous beginning: --arr is --array. Which are, differs between versions.
-    """
-    name = option_name(arg)
-    if name in _WHOLE or not arg.startswith("--"):
-        return name == full
-    return full.startswith(name)
 
 
 def srun_options(*, nodes: int, cpus: int, outlives_nodes: bool) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from clusterrun.errors import UsageError
-from clusterrun.loading.secrets import is_secret_name, is_secret_value
 from clusterrun.spec import JobSpec
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -33,14 +32,13 @@ _BASH_KEEPS = re.compile(
 
 
 def check_variables(spec: JobSpec) -> None:
-    """Refuse variables that would break the launch or put a secret into a file.
+    """Refuse variables that would break the launch.
 
     Raises UsageError.
     """
     for variables in (spec.network_env, spec.env):
         for name, value in variables.items():
             _refuse_owned(name)
-            _refuse_secret(name, value)
             _refuse_harmful(name, value)
     for name in spec.pass_env:
         if not _NAME.match(name):
@@ -72,14 +70,6 @@ def _refuse_unset_first(name: str) -> None:
         raise UsageError(
             f"{name} of your shell is taken for another launcher's leftover and unset on the nodes",
             hint=f"say that it is meant: --env {name}=VALUE",
-        )
-
-
-def _refuse_secret(name: str, value: str) -> None:
-    if is_secret_name(name) or is_secret_value(value):
-        raise UsageError(
-            f"{name} looks like a secret, and its value would be written into the run directory",
-            hint=f"export it in your shell and pass --pass-env {name}",
         )
 
 

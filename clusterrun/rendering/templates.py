@@ -55,14 +55,16 @@ class Renderer:
             raise ConfigError(
                 f"template {name} needs {error.name}, which is nowhere", hint="check template_dirs"
             ) from error
-        except (jinja2.UndefinedError, ValueError, TypeError) as error:
+        except (jinja2.TemplateRuntimeError, ValueError, TypeError) as error:
             raise ConfigError(f"template {name} cannot be rendered", cause=str(error)) from error
 
 
 def _environment(directories: tuple[Path, ...]) -> Environment:
     import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = jinja2.Environment(
+    # A project's template is text of whoever wrote the project: it may not reach Python's objects.
+    environment = ImmutableSandboxedEnvironment(
         loader=jinja2.FileSystemLoader([str(directory) for directory in directories]),
         undefined=jinja2.StrictUndefined,
         finalize=_only_quoted,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from clusterrun import record
+from clusterrun.backends import layout
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.planning.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.spec import Cluster, Device, Network, OnInterrupt, Strategy
+from tests import patience
 
 
 def make_plan(root: Path, **changes: Any) -> Plan:
@@ -64,17 +64,10 @@ def make_bundle(plan: Plan, node_sh: str = "exit 0\n", sbatch: str = "#!/bin/bas
 
 
 def make_run(root: Path, plan: Plan, bundle: Bundle) -> RunPaths:
-    run_id = record.new_run_id(datetime.now(), random.Random())
-    return record.create_run(RunsDir(root=root / "runs"), plan.name, run_id, bundle)
+    run_id = layout.new_run_id(datetime.now(), random.Random())
+    return layout.create_run(RunsDir(root=root / "runs"), plan.name, run_id, bundle)
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 15, what: str = "it") -> Any:
     """Wait until a condition holds; fail the test with `what` when it does not."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not happen within {timeout_s} s")
-        time.sleep(0.02)
+    return patience.wait_for(condition, what, timeout_s, every_s=0.02)

@@ -169,8 +169,8 @@ def test_an_interruption_can_be_the_end(site: Site) -> None:
 
 def test_a_job_that_is_cancelled_is_not_started_again(site: Site) -> None:
     site.ends(1, KILLED, checkpoint=100)
-    waits = "touch {root}/up; trap 'cp {root}/outcome.1 \"$1/attempts/$2/outcome.json\"; exit 137'"
-    job_id, paths = site.start(waits + " TERM\nwhile :; do sleep 0.05; done\n")
+    waits = "trap 'cp {root}/outcome.1 \"$1/attempts/$2/outcome.json\"; exit 137' TERM\n"
+    job_id, paths = site.start(f"{waits}touch {{root}}/up\nwhile :; do sleep 0.05; done\n")
     wait_for((site.root / "up").exists)
     site.backend.cancel([job_id])
     assert site.end(job_id) == (JobState.CANCELLED, 137)

@@ -19,25 +19,14 @@ from .builders import make_bundle, make_plan, make_run
 from .conftest import Stubs
 
 
-def test_auto_takes_slurm_where_sbatch_is_found(stubs: Stubs) -> None:
-    stubs.add("sbatch")
-    assert select.choose(Cluster.AUTO) == select.Choice(cluster=Cluster.SLURM)
-
-
-def test_auto_says_that_it_stays_on_this_machine(stubs: Stubs) -> None:
-    choice = select.choose(Cluster.AUTO)
-    assert choice.cluster is Cluster.LOCAL
-    assert "sbatch was not found" in choice.note
-    assert "\n" not in choice.note
-
-
-def test_what_was_asked_for_is_taken(stubs: Stubs) -> None:
-    assert select.choose(Cluster.LOCAL) == select.Choice(cluster=Cluster.LOCAL)
+def test_slurm_without_sbatch_is_refused(stubs: Stubs, tmp_path: Path) -> None:
+    runs = RunsDir(root=tmp_path)
     with pytest.raises(UsageError, match="sbatch was not found") as absent:
-        select.choose(Cluster.SLURM)
+        select.backend(Cluster.SLURM, runs)
     assert "--cluster local" in absent.value.hints[0]
+    assert select.backend(Cluster.LOCAL, runs) == LocalBackend(runs_dir=runs)
     stubs.add("sbatch")
-    assert select.choose(Cluster.SLURM) == select.Choice(cluster=Cluster.SLURM)
+    assert select.backend(Cluster.SLURM, runs) == SlurmBackend()
 
 
 def test_jobs_of_one_scheduler_are_asked_about_together(tmp_path: Path) -> None:

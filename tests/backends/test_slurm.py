@@ -12,7 +12,7 @@ from submitit.core import core
 
 from clusterrun import record
 from clusterrun.backends import sbatch, slurm
-from clusterrun.backends.base import Submission
+from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.environment import sbatch_variables, scrubbed
 from clusterrun.backends.sbatch import parse_submission
 from clusterrun.backends.slurm import SlurmBackend
@@ -98,13 +98,41 @@ def test_p16_a_backslash_in_the_runs_directory_is_refused(site: Stubs, tmp_path:
         ("53", Submission(job_id="53")),
         ("53;tuxA", Submission(job_id="53", slurm_cluster="tuxA")),
         ("Your budget: 3 hours\\n53\\n", Submission(job_id="53")),
+        ("53\\n1200\\n", Submission(job_id="53")),
+        ("Submitted 53\\nCredits left:\\n1200\\n", Submission(job_id="53")),
     ],
 )
 def test_p35_the_id_is_read_past_what_plugins_print(
     site: Stubs, tmp_path: Path, printed: str, expected: Submission
 ) -> None:
     site.add("sbatch", f"printf '{printed}'; echo 'lua: welcome' >&2")
-    assert submit(tmp_path) == expected
+    plan, paths = make(tmp_path)
+    site.add("squeue", f"echo '53|{paths.root}/job.sbatch {paths.root}'")
+    assert SlurmBackend().submit(plan, paths, make_bundle(plan)) == expected
+
+
+def test_a_number_that_is_printed_beside_words_is_the_id_if_squeue_is_silent(
+    site: Stubs, tmp_path: Path
+) -> None:
+    site.add("sbatch", "echo 'Your budget: 3 hours'; echo '53;tuxA'")
+    site.add("squeue", "exit 1")
+    assert submit(tmp_path) == Submission(job_id="53", slurm_cluster="tuxA")
+
+
+def test_of_two_numbers_none_is_guessed_to_be_the_id(site: Stubs, tmp_path: Path) -> None:
+    site.add("sbatch", "echo 53; echo 1200")
+    site.add("squeue")
+    with pytest.raises(SchedulerUnreachableError, match="printed more than a job id; the job may"):
+        submit(tmp_path)
+
+
+def test_a_silent_submission_is_looked_for_on_its_own_cluster(site: Stubs, tmp_path: Path) -> None:
+    site.add("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
+    plan, paths = make(tmp_path, directives=(Directive(name="clusters", value="tuxA"),))
+    found = f"echo '77|{paths.root}/job.sbatch {paths.root}'"
+    site.add("squeue", f"[[ $* == *--clusters=tuxA* ]] && {found}; exit 0")
+    done = SlurmBackend().submit(plan, paths, make_bundle(plan))
+    assert done == Submission(job_id="77", slurm_cluster="tuxA")
 
 
 def test_no_id_is_an_error_with_what_was_printed_instead() -> None:
@@ -335,6 +363,20 @@ def test_ctrl_c_while_sbatch_hangs_takes_the_job_back(site: Stubs, tmp_path: Pat
         SlurmBackend().submit(plan, paths, make_bundle(plan))
     assert site.calls("scancel") == [["scancel", "77"]]
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("broken", ["squeue", "scancel"])
+def test_ctrl_c_keeps_the_directory_of_a_job_that_may_be_queued(
+    site: Stubs, tmp_path: Path, broken: str
+) -> None:
+    site.add("sbatch", f"kill -INT {os.getpid()}; /bin/sleep 60")
+    plan, paths = make(tmp_path)
+    site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
+    site.add("scancel")
+    site.add(broken, "echo 'no' >&2; exit 1")
+    with pytest.raises(PerhapsSubmittedError, match="interrupted; the job may be in the queue"):
+        SlurmBackend().submit(plan, paths, make_bundle(plan))
+    assert paths.script.exists()
 
 
 # Cancelling and asking

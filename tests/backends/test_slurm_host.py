@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterrun import record as records
 from clusterrun import shell
-from clusterrun.backends import preemption, slurm_host
+from clusterrun.backends import layout, preemption, slurm_host
 from clusterrun.backends.sbatch import CHAINED
 from clusterrun.backends.slurm_host import BY_HAND, SlurmHost
 from clusterrun.end import write_end
@@ -146,7 +145,7 @@ def test_whoever_submitted_a_job_has_time_to_record_it(
 def test_a_run_that_was_submitted_by_hand_is_registered_once(tmp_path: Path) -> None:
     runs = RunsDir(root=tmp_path / "runs")
     plan = on_slurm(name="demo")
-    paths = records.create_run(runs, "demo", "42", make_bundle(plan))
+    paths = layout.create_run(runs, "demo", "42", make_bundle(plan))
     given = host(paths.root)
     given.register()
     before = paths.record.stat()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from clusterrun.backends import slurm_query
@@ -290,14 +292,46 @@ def test_p32_without_accounting_scontrol_knows_the_exit_status(
     assert not slurm_query.is_known(answer["8"])
 
 
-def test_scontrol_is_asked_for_all_where_several_are_missing(stubs: Stubs) -> None:
+@pytest.mark.parametrize(("few", "asked"), [(16, [["7"], ["8"]]), (1, [[]])])
+def test_scontrol_loads_the_jobs_of_all_users_only_where_many_are_missing(
+    stubs: Stubs, monkeypatch: pytest.MonkeyPatch, few: int, asked: list[list[str]]
+) -> None:
+    monkeypatch.setattr(slurm_query, "FEW", few)
     stubs.add("squeue", f"echo '{FAILED}'; echo '{FAILED.replace('7|', '8|', 1)}'")
     rows = [SCONTROL.replace("JobId=10", f"JobId={number}").strip() for number in (6, 7, 8)]
     stubs.add("scontrol", "\n".join(f"echo '{row}'" for row in rows))
     answer = slurm_query.ask(["7", "8"])
     assert sorted(answer) == ["7", "8"]
     assert {job.exit_code for job in answer.values()} == {3}
-    assert stubs.calls("scontrol") == [["scontrol", "--oneliner", "show", "job"]]
+    calls = [["scontrol", "--oneliner", "show", "job", *ids] for ids in asked]
+    assert stubs.calls("scontrol") == calls
+
+
+@pytest.mark.parametrize(
+    ("ids", "own", "names_the_user"),
+    [(["7", "8"], True, True), (["7", "8"], False, False), (["7"], True, False)],
+)
+def test_squeue_is_asked_for_one_job_or_one_user_where_that_is_all(
+    stubs: Stubs, ids: list[str], own: bool, names_the_user: bool
+) -> None:
+    stubs.add("squeue")
+    stubs.add("sacct")
+    slurm_query.ask(ids, own=own)
+    assert (f"--user={os.getuid()}" in stubs.calls("squeue")[0]) is names_the_user
+
+
+def test_more_ids_than_an_argument_holds_are_asked_about_in_pieces(
+    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_query, "IDS_A_CALL", 2)
+    running = RUNNING.replace("7|", "$id|", 1)
+    stubs.add(
+        "squeue", f'for id in 1 2 3; do [[ $* == *--jobs=*$id* ]] && echo "{running}"; done; :'
+    )
+    stubs.add("sacct")
+    assert sorted(slurm_query.ask(["1", "2", "3", "4"])) == ["1", "2", "3"]
+    asked = [word for call in stubs.calls() for word in call if word.startswith("--jobs")]
+    assert asked == ["--jobs=1,2", "--jobs=3,4", "--jobs=4"]
 
 
 def test_a_silent_slurmctld_is_no_obstacle_for_jobs_that_accounting_saw_end(stubs: Stubs) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from clusterrun import record
+from clusterrun.backends import layout
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.evidence import (
     HEAD_BYTES,
@@ -45,7 +46,12 @@ class Scheduler:
     asked: list[list[str]] = field(default_factory=list)
 
     def query(
-        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
+        self,
+        job_ids: Sequence[str],
+        *,
+        since: float | None = None,
+        max_age_s: float | None = None,
+        own: bool = False,
     ) -> dict[str, SchedulerJob]:
         self.asked.append(list(job_ids))
         if self.error:
@@ -66,7 +72,7 @@ def runs(tmp_path: Path) -> RunsDir:
 
 def make(runs: RunsDir, job_id: str = "7", **changes: Any) -> JobRecord:
     plan = make_plan(runs.root.parent, cluster=Cluster.SLURM, time_minutes=60)
-    paths = record.create_run(runs, plan.name, f"r{job_id}", make_bundle(plan))
+    paths = layout.create_run(runs, plan.name, f"r{job_id}", make_bundle(plan))
     made = record.new_record(plan, paths, argv=(), now=T0 - 100)
     made = dataclasses.replace(made, job_id=job_id, **changes)
     record.write(made)

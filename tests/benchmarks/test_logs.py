@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.logs import corpus
 from benchmarks.logs.corpus import Corpus
-from clusterrun.node.logfile import LogFile
+from clusterrun.node.logfile import NodeLog
 from clusterrun.node.stamp import Piece
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +77,7 @@ def test_the_files_of_a_corpus_are_those_that_a_node_would_write(
     made: Corpus, tmp_path: Path
 ) -> None:
     theirs = [tmp_path / f"node.{end}" for end in ("log", "idx", "err")]
-    writer = LogFile(*theirs)
+    writer = NodeLog(*theirs)
     *lines, last = Path(made.files[72]).read_bytes().split(b"\n")[:-1]
     for line in lines:
         at, rank, stream, text = line.split(b" ", 3)
@@ -126,6 +126,7 @@ def test_a_search_is_measured_and_written_down(tmp_path: Path) -> None:
     assert section["machine"]["scale"] == "1e-05 (10 GB scaled to 0 MB)"  # type: ignore[index]  # JSON
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_all_that_others_do_not_suffer_from_can_be_measured(tmp_path: Path) -> None:
     only = [word for name in WITHOUT_ROOT for word in ("--only", name)]

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.torch  # DeepSpeed's estimator imports it
 def test_each_command_is_measured_beside_the_floor(tmp_path: Path) -> None:
     results = tmp_path / "results"
@@ -21,4 +22,5 @@ def test_each_command_is_measured_beside_the_floor(tmp_path: Path) -> None:
     rows = {row["command"]: row["over the floor"] for row in section["rows"]}
     assert rows.pop("python, nothing") == 1
     assert set(rows) > {"plan", "plan --json", "plan --what-if strategy", "plan --recommend"}
-    assert all(ratio > 1 for ratio in rows.values())
+    assert rows.pop("DeepSpeed's ZeRO-3 estimator") > 24  # it imports torch
+    assert all(1 < ratio < 24 for ratio in rows.values()), rows  # docs/plan.md says eight

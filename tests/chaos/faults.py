@@ -15,6 +15,7 @@ from pathlib import Path
 from clusterrun.node.ports import candidate_ports
 from tests.chaos.training import (
     SAVE_EVERY,
+    SCRIPT,
     STEPS,
     Training,
     submit,
@@ -24,7 +25,7 @@ from tests.chaos.training import (
 from tests.cluster import network
 from tests.cluster.cluster import Cluster
 from tests.cluster.small_disk import SmallDisk
-from tests.road import wait_for
+from tests.patience import wait_for
 
 IN_BETWEEN = SAVE_EVERY * 3 // 2  # a step in the middle between two checkpoints
 AFTER_TWO = SAVE_EVERY * 5 // 2
@@ -76,7 +77,7 @@ class Fault:
     inject: Callable[[Scene], float]
     submit: Callable[..., Training] = submit
     options: tuple[str, ...] = ()
-    script: str = "train_lm.py"
+    script: str = SCRIPT
     steps: int = STEPS
     at: int = IN_BETWEEN
     attempts: int | None = 2
@@ -290,7 +291,7 @@ FAULTS = {
             name="time limit",
             inject=reach_time_limit,
             options=("--time", "2", "--signal", "B:USR2@85", "--on-interrupt", "successor"),
-            steps=1500,
+            steps=3000,
             at=1,
             attempts=None,
             warned=True,
@@ -317,7 +318,7 @@ FAULTS = {
             name="run directory full",
             inject=fill_disk,
             options=RESTARTS,
-            steps=600,  # several checkpoints while it is full, and some after
+            steps=360,  # several checkpoints while it is full, and some after
             attempts=None,
             trace="training goes on",
         ),

@@ -10,10 +10,10 @@ import pytest
 
 from tests.chaos.checks import Reference, problems
 from tests.chaos.faults import IN_BETWEEN, RESTARTS, UNDISTURBED
-from tests.chaos.training import Training, submit
+from tests.chaos.training import Training, add_scripts, submit
 from tests.road import Project, project
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.torch, pytest.mark.timeout(400)]
 
 LOCAL = ("--cluster", "local")
 
@@ -21,7 +21,7 @@ LOCAL = ("--cluster", "local")
 @pytest.fixture(scope="module", name="here")
 def _here(tmp_path_factory: pytest.TempPathFactory) -> Project:
     directory = tmp_path_factory.mktemp("local")
-    return project(directory / "project", directory / "state")
+    return add_scripts(project(directory / "project", directory / "state"))
 
 
 @pytest.fixture(scope="module", name="reference")

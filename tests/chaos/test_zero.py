@@ -13,7 +13,7 @@ from tests.chaos.undergo import stage, wait_until_over
 from tests.cluster.cluster import Cluster
 from tests.road import Project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.long, pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(500)]
 
 STEPS, SAVE_EVERY, HURT_AT = 60, 20, 30
 TOLERANCE = 0.002  # of losses from 5.6 down to 3, which are printed to 0.001

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,13 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests.road import Project, wait_for
+from tests.patience import wait_for
+from tests.road import Project
 
-# A step of about 25 ms: a fault can be placed between two checkpoints.
-STEPS, SAVE_EVERY = 200, 40
+# A step of about 25 ms, of which paced.py sleeps most: a fault can be placed between two saves.
+STEPS, SAVE_EVERY = 120, 24
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = "paced.py"
 MODEL = (
-    *("--layers", "1", "--width", "64", "--heads", "4"),
-    *("--seq-len", "128", "--batch-size", "12", "--held-out", "16"),
+    *("--layers", "1", "--width", "32", "--heads", "2"),
+    *("--seq-len", "32", "--batch-size", "2", "--held-out", "4"),
 )
 RUN = (
     *("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "1", "--device", "cpu"),
@@ -149,6 +153,13 @@ class Training:
         return int(next(event["pid"] for event in started if event["node"] == node))
 
 
+def add_scripts(project: Project) -> Project:
+    """Put the scripts that faults need into a project."""
+    for script in SCRIPTS.glob("*.py"):
+        shutil.copy(script, project.path)
+    return project
+
+
 def arguments(steps: int = STEPS, save_every: int = SAVE_EVERY) -> tuple[str, ...]:
     """Give the example's own flags; the script comes before them."""
     every = ("--max-steps", str(steps), "--save-every", str(save_every), "--log-every", "1")
@@ -158,7 +169,7 @@ def arguments(steps: int = STEPS, save_every: int = SAVE_EVERY) -> tuple[str, ..
 def submit(
     project: Project,
     *options: str,
-    script: str = "train_lm.py",
+    script: str = SCRIPT,
     steps: int = STEPS,
     save_every: int = SAVE_EVERY,
 ) -> Training:
@@ -171,7 +182,7 @@ def submit(
 def submit_and_die(
     project: Project,
     *options: str,
-    script: str = "train_lm.py",
+    script: str = SCRIPT,
     steps: int = STEPS,
     save_every: int = SAVE_EVERY,
 ) -> Training:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.faults import Fault, Scene
-from tests.chaos.training import Training
+from tests.chaos.training import Training, add_scripts
 from tests.cluster.cluster import OVER, Cluster
 from tests.cluster.small_disk import small_disk
+from tests.patience import PATIENCE
 from tests.road import Project, project
 
 DISK_MIB = 128
 OVER_S = 300.0
-SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +41,7 @@ class Undergone:
 @contextmanager
 def stage(directory: Path, cluster: Cluster) -> Iterator[Project]:
     """Make a project whose runs lie on a small file system; leave no job and no fault behind."""
-    here = project(directory / "project", directory / "state")
-    for script in SCRIPTS.glob("*.py"):
-        shutil.copy(script, here.path)
+    here = add_scripts(project(directory / "project", directory / "state"))
     with small_disk(here.path / "runs", DISK_MIB):
         try:
             yield here
@@ -74,7 +71,7 @@ def wait_until_over(
     training: Training, cluster: Cluster, timeout_s: float = OVER_S
 ) -> list[JobState]:
     """Wait until the run's newest job is over and no other has followed it; tell its states."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * PATIENCE
     seen: list[JobState] = []
     while True:
         newest = training.job_ids[-1]

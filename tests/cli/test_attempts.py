@@ -251,6 +251,19 @@ def test_who_follows_the_logs_has_it_start_now_too(here: Here) -> None:
     assert here.asked("scontrol")[-3:] == UPDATE
 
 
+def test_who_submits_and_waits_has_it_start_now_too(here: Here) -> None:
+    here.slurm(f'mkdir -p "${{@: -1}}/attempts/1"; echo "${{@: -1}}" > {here.bin}/root; echo 4711')
+    end = '{"state": "COMPLETED", "exit_code": 0, "ended_at": 7}'
+    show = "JobId=4711 JobState=PENDING Restarts=1 Command=/x"
+    write = f"read -r root < {here.bin}/root; echo '{end}' > $root/end.json"
+    here.program("scontrol", f"[[ $1 == update ]] && {{ {write}; }}\necho '{show}'")
+    queue(here, HELD)
+    said = here("submit", "--wait", "train.py")
+    assert said.code == 0
+    assert "Slurm was asked to start it now" in said.err
+    assert here.asked("scontrol")[-3:] == UPDATE
+
+
 def test_who_only_looks_changes_nothing(here: Here) -> None:
     requeued(here)
     said = here("status", "4711")

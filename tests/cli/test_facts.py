@@ -163,10 +163,18 @@ def test_a_missing_file_of_the_users_is_named(tmp_path: Path) -> None:
     assert raised.value.cause == "No such file or directory"
 
 
-def test_versions_of_another_interpreter_are_asked_from_it(tmp_path: Path) -> None:
-    program(tmp_path, "python", f'exec {sys.executable} "$@"')
-    found = facts.installed_versions(str(tmp_path / "python"))
-    assert found == facts.installed_versions(sys.executable)
+def test_versions_of_another_interpreter_are_read_from_its_packages(tmp_path: Path) -> None:
+    packages = tmp_path / "lib/python3.12/site-packages"
+    (packages / "torch-2.5.1.dist-info").mkdir(parents=True)
+    (packages / "torch-2.5.1.dist-info/METADATA").write_text("Name: torch\nVersion: 2.5.1\n")
+    program(tmp_path / "bin", "python", f"touch {tmp_path}/ran")
+    found = facts.installed_versions(str(tmp_path / "bin/python"))
+    assert found == {"torch": "2.5.1", "accelerate": "", "deepspeed": ""}
+    assert not (tmp_path / "ran").exists()
+
+
+def test_versions_of_this_interpreter_are_its_own() -> None:
+    found = facts.installed_versions(sys.executable)
     assert found["accelerate"] == importlib.metadata.version("accelerate")
 
 

@@ -101,18 +101,7 @@ def test_unknown_help_topic_is_a_mistake() -> None:
     assert result.stderr == "error: no command 'sumbit'\n  hint: use 'submit'\n"
 
 
-def test_reader_that_goes_away_leaves_no_noise() -> None:
-    command = f"{sys.executable} -m clusterrun help exit-codes"
-    script = f"{command} | true; echo ${{PIPESTATUS[0]}}"
-    # The pipe may still be open when the answer is written, so the status is one of two.
-    result = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert result.stdout.strip() in ("0", "141")
-    assert result.stderr == ""
-
-
-def test_closed_pipe_gives_the_status_of_sigpipe() -> None:
+def test_a_reader_that_goes_away_gives_the_status_of_sigpipe_and_no_noise() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     result = subprocess.run(

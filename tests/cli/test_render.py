@@ -128,6 +128,17 @@ def test_templates_beside_no_configuration_are_somebody_elses(here: Here) -> Non
     assert here("render", "--cluster", "local", "train.py").out.startswith("#!/bin/bash\n")
 
 
+def test_templates_of_a_relative_config_home_are_ignored_like_its_configuration(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    templates = here.path / "config/clusterrun/templates"
+    templates.mkdir(parents=True)
+    (templates / "job.sbatch.j2").write_text("#!/bin/bash\n# foreign\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    monkeypatch.setenv("HOME", str(here.path.parent))
+    assert "# foreign" not in here("render", "--cluster", "local", "train.py").out
+
+
 def test_slurms_options_behind_the_script_are_the_scripts_and_that_is_told(here: Here) -> None:
     said = here("render", *SLURM, "train.py", "--nodes", "8")
     assert said.code == 0

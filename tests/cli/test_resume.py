@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from clusterrun import checkpoints
+from clusterrun import checkpoints, locks, resumption
+from clusterrun.backends.base import Submission
+from clusterrun.backends.slurm import SlurmBackend
+from clusterrun.errors import ClusterrunError
 from clusterrun.node.conclude import past
 from clusterrun.outcome import Outcome
 from clusterrun.paths import RunPaths
@@ -268,6 +271,8 @@ def test_a_refusal_of_sbatch_leaves_all_as_it_was(here: Here, has_end: bool) -> 
     assert "cause: sbatch: error: no" in said.err
     after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     kept = root / "attempts/1/config"
+    (root / ".resume.lock").unlink()
+    after.pop(root / ".resume.lock")
     assert {path: text for path, text in after.items() if path.parent != kept} == before
 
 
@@ -408,6 +413,51 @@ def test_of_two_that_resume_a_run_one_is_refused(here: Here) -> None:
     assert sorted(process.returncode for process in both) == [0, 2]
     assert sorted(out for out, _ in said) == ["", "Submitted batch job 4714\n"]
     assert sum("job 4714 is still PENDING" in err for _, err in said) == 1
+
+
+def test_a_run_is_locked_while_its_files_are_replaced(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed(here)
+    monkeypatch.setattr(locks, "WAIT_S", 0.1)
+    others: list[str] = []
+
+    def meanwhile(*_: object, **__: object) -> Submission:
+        with pytest.raises(ClusterrunError) as refused:
+            resumption.resume("4711", nodes=3)
+        others.append(refused.value.message)
+        return Submission(job_id="4714")
+
+    monkeypatch.setattr(SlurmBackend, "submit_again", meanwhile)
+    assert resumption.resume("4711", nodes=4).job_id == "4714"
+    assert len(others) == 1
+    assert f"process {os.getpid()} on" in others[0]
+
+
+def test_a_job_that_cannot_be_released_is_taken_back_and_nothing_changes(here: Here) -> None:
+    root = failed(here, "--hold", "train.py")
+    before = (root / "plan.json").read_bytes()
+    here.program("scontrol", "echo 'Access/permission denied' >&2; exit 1")
+    known = "4714|CANCELLED||0:00|1:00:00|N/A|N/A|None"
+    here.program("squeue", f"[[ $* == *4714* ]] && echo '{known}' || echo '{FAILED}'")
+    said = here("resume", "4711", "--time", "60")
+    assert said.code == 1
+    assert "error: job 4714 could not be released and was cancelled\n" in said.err
+    assert here.asked("scancel") == ["4714"]
+    assert (root / "plan.json").read_bytes() == before
+    assert record_of(root).job_id == "4711"
+
+
+def test_a_job_that_can_be_neither_released_nor_cancelled_is_recorded(here: Here) -> None:
+    root = failed(here, "--hold", "train.py")
+    for name in ("scontrol", "scancel"):
+        here.program(name, "echo 'no' >&2; exit 1")
+    said = here("resume", "4711", "--time", "60")
+    assert said.code == 1
+    assert "error: job 4714 is in the queue, but held" in said.err
+    assert "scontrol release 4714" in said.err
+    assert record_of(root).job_id == "4714"
+    assert json.loads((root / "plan.json").read_text())["time_minutes"] == 60
 
 
 def test_a_run_that_cannot_be_written_is_told(here: Here) -> None:

@@ -5,6 +5,8 @@ python -m tests.cluster up --nodes 4 --gpus-per-node 4
 export SLURM_CONF=$(python -m tests.cluster conf)
 srun -N4 hostname
 python -m tests.cluster down
+
+`up --newer-slurm` makes it of Slurm 24.11, whatever version the system has.
 """
 
 from tests.cluster.cluster import Cluster

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.cluster import packages
 from tests.cluster.cluster import Cluster
 from tests.cluster.commands import ClusterError
+from tests.cluster.newer import NewerSlurm
 from tests.cluster.shape import Shape, default_state_dir
 
 
@@ -19,6 +20,9 @@ def _install(_: Shape) -> int:
     if packages.missing_programs():
         _need_root()
     asked = packages.install()
+    newer = NewerSlurm.default()
+    if newer.install():
+        asked.append(str(newer.prefix))
     print(f"installed {' '.join(asked)}" if asked else "everything is installed")
     return 0
 
@@ -31,6 +35,8 @@ def _up(shape: Shape) -> int:
     else:
         print("already up", file=sys.stderr)
     print(f"export SLURM_CONF={shape.slurm_conf}")
+    if shape.newer:
+        print(f"export PATH={shape.newer.programs}:$PATH")
     return 0
 
 
@@ -76,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpus-per-node", type=int, default=4)
     parser.add_argument("--cpus-per-node", type=int, default=64)
     parser.add_argument("--no-accounting", dest="accounting", action="store_false")
+    newer = NewerSlurm.default().prefix
+    parser.add_argument("--newer-slurm", action="store_const", const=newer, help="Slurm 24.11")
     parser.add_argument("--slot", type=int, default=0, help="another slot: another cluster beside")
     parser.add_argument("--state-dir", type=Path, help="default: $CLUSTERRUN_CLUSTER_DIR or /tmp")
     return parser

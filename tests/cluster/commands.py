@@ -6,6 +6,8 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from tests.patience import PATIENCE
+
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -29,7 +31,7 @@ def run(
             input="" if stdin is None else stdin,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=timeout_s * PATIENCE,
             check=False,
         )
     except FileNotFoundError as error:

@@ -24,6 +24,7 @@ SlurmdDebug=info
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
+{newer}
 MpiDefault=none
 MailProg=/bin/true
 JobAcctGatherType=jobacct_gather/linux
@@ -49,6 +50,7 @@ RealMemory={mem}{gres} State=UNKNOWN
 {nodes}
 PartitionName=DEFAULT Nodes={node_list} MaxTime=INFINITE State=UP GraceTime=20
 PartitionName=low PriorityTier=1
+PartitionName=quick PriorityTier=1 GraceTime=3
 PartitionName=main PriorityTier=10 Default=YES
 PartitionName=high PriorityTier=100
 """
@@ -65,6 +67,7 @@ StorageHost=localhost
 StorageUser=slurm
 StorageLoc=slurm_acct_db
 PidFile={state}/run/slurmdbd.pid
+{newer}
 LogFile={state}/log/slurmdbd.log
 DebugLevel=info
 """
@@ -81,6 +84,7 @@ def slurm_conf(shape: Shape) -> str:
         slurmd_timeout=shape.slurmd_timeout_s,
         state=shape.state_dir,
         accounting=_accounting(shape),
+        newer=_plugins(shape),
         cpus=shape.cpus_per_node,
         mem=shape.mem_mib_per_node,
         gres=f" Gres=gpu:h100:{shape.gpus_per_node}" if shape.gpus_per_node else "",
@@ -97,6 +101,11 @@ def gres_conf(shape: Shape) -> str:
     return f"NodeName={_node_list(shape)} Name=gpu Type=h100 File={devices}\n"
 
 
+def cgroup_conf(shape: Shape) -> str:
+    """Return the text of cgroup.conf: a newer slurmd looks for cgroups that no plugin needs."""
+    return "CgroupPlugin=disabled\n" if shape.newer else ""
+
+
 def slurmdbd_conf(shape: Shape) -> str:
     """Return the text of slurmdbd.conf."""
     return SLURMDBD_CONF.format(
@@ -104,6 +113,7 @@ def slurmdbd_conf(shape: Shape) -> str:
         head_address=shape.head_address,
         dbd_port=shape.dbd_port,
         state=shape.state_dir,
+        newer=_plugins(shape),
     )
 
 
@@ -120,6 +130,10 @@ def _accounting(shape: Shape) -> str:
             "AccountingStorageTRES=gres/gpu",
         )
     )
+
+
+def _plugins(shape: Shape) -> str:
+    return f"PluginDir={shape.newer.plugins}" if shape.newer else ""
 
 
 def _node_list(shape: Shape) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster import config, network, processes
-from tests.cluster.commands import SYSTEM_PATH, ClusterError, run
+from tests.cluster.commands import SYSTEM_PATH, ClusterError, run, whole_path
 from tests.cluster.shape import Shape
+from tests.patience import PATIENCE
 
 READY_TIMEOUT_S = 60.0
 
@@ -21,12 +22,17 @@ READY_TIMEOUT_S = 60.0
 def environment(shape: Shape) -> dict[str, str]:
     """Return the daemons' whole environment, the mark that finds them included."""
     return {
-        "PATH": SYSTEM_PATH,
+        "PATH": shape.path(SYSTEM_PATH),
         "LANG": "C.UTF-8",
         "SLURM_CONF": str(shape.slurm_conf),
         "MYSQL_UNIX_PORT": str(shape.state_dir / "mysql" / "socket"),
         processes.MARK: shape.bridge,
     }
+
+
+def client_environment(shape: Shape) -> dict[str, str]:
+    """Return the variables by which Slurm's commands find this cluster."""
+    return {"SLURM_CONF": str(shape.slurm_conf), "PATH": shape.path(whole_path())}
 
 
 def write_files(shape: Shape) -> None:
@@ -38,6 +44,7 @@ def write_files(shape: Shape) -> None:
     shape.state_dir.chmod(0o755)
     shape.slurm_conf.write_text(config.slurm_conf(shape))
     (shape.state_dir / "gres.conf").write_text(config.gres_conf(shape))
+    (shape.state_dir / "cgroup.conf").write_text(config.cgroup_conf(shape))
     dbd_conf = shape.state_dir / "slurmdbd.conf"
     dbd_conf.touch(mode=0o600)  # slurmdbd refuses a file that others can read
     dbd_conf.write_text(config.slurmdbd_conf(shape))
@@ -105,7 +112,8 @@ def start_slurmctld(shape: Shape) -> None:
 def start_slurmd(shape: Shape, node: str) -> None:
     """Start the slurmd of a node, on that node."""
     argv = ["slurmd", "-f", str(shape.slurm_conf), "-N", node]
-    _run(shape, [*network.enter(shape, node), *argv])
+    own_stepd = ["-d", str(shape.newer.programs / "slurmstepd")] if shape.newer else []
+    _run(shape, [*network.enter(shape, node), *argv, *own_stepd])
 
 
 def stop(shape: Shape, daemon: str) -> None:
@@ -171,7 +179,7 @@ def _run(shape: Shape, argv: list[str]) -> None:
             stdout=output,
             stderr=output,
             cwd=shape.state_dir,
-            timeout=READY_TIMEOUT_S,
+            timeout=READY_TIMEOUT_S * PATIENCE,
         )
     if code != 0:
         raise ClusterError(f"{' '.join(argv)} ended with {code}: {log.read_text()[-2000:]}")
@@ -184,11 +192,11 @@ def _sql(shape: Shape, statement: str) -> int:
 
 
 def _slurm_code(shape: Shape, argv: list[str]) -> int:
-    return run(argv, env={"SLURM_CONF": str(shape.slurm_conf)}, check=False).returncode
+    return run(argv, env=client_environment(shape), check=False).returncode
 
 
 def _wait(what: str, ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + READY_TIMEOUT_S
+    deadline = time.monotonic() + READY_TIMEOUT_S * PATIENCE
     while not ready():
         if time.monotonic() > deadline:
             raise ClusterError(f"{what} did not answer in {READY_TIMEOUT_S:.0f} s")

@@ -9,10 +9,12 @@ import pytest
 
 from tests.cluster import network, packages
 from tests.cluster.cluster import Cluster
+from tests.cluster.newer import NewerSlurm
 from tests.cluster.shape import Shape, default_state_dir, own_slot
 
 REQUIRE = "CLUSTERRUN_REQUIRE_SLURM"
 NO_ACCOUNTING = 1
+NEWER = 4
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +53,29 @@ def no_accounting_cluster() -> Iterator[Cluster]:
     second.down()
 
 
+@pytest.fixture(scope="session")
+def newer_slurm_cluster() -> Iterator[Cluster]:
+    """Bring up a cluster of a newer Slurm than the system's."""
+    _need_a_fit_machine()
+    newer = NewerSlurm.default()
+    if not newer.installed:
+        _absent(f"missing {newer.prefix}: python -m tests.cluster install")
+    slot = own_slot(NEWER)
+    shape = Shape(state_dir=default_state_dir(slot), slot=slot, newer_slurm=newer.prefix)
+    third = Cluster(shape=shape)
+    third.up()
+    yield third
+    third.down()
+
+
+@pytest.fixture
+def newer_cluster(newer_slurm_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Point SLURM_CONF and PATH at the cluster of the newer Slurm, for one test."""
+    monkeypatch.setenv("SLURM_CONF", str(newer_slurm_cluster.shape.slurm_conf))
+    monkeypatch.setenv("PATH", newer_slurm_cluster.shape.path(os.environ["PATH"]))
+    return newer_slurm_cluster
+
+
 @pytest.fixture
 def cluster_no_accounting(
     no_accounting_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
@@ -72,6 +97,7 @@ def _serves(found: Shape, wanted: Shape) -> bool:
         found.nodes >= wanted.nodes
         and found.gpus_per_node >= wanted.gpus_per_node
         and found.accounting
+        and found.newer_slurm == wanted.newer_slurm
     )
 
 

@@ -122,4 +122,7 @@ def _write_hosts(shape: Shape, *, names: bool) -> None:
         lines = [f"{shape.head_address} {shape.bridge}-head"]
         lines += [f"{shape.address(node)} {node}" for node in shape.node_names]
         text = "\n".join((text.removesuffix("\n"), begin, *lines, end, ""))
-    HOSTS.write_text(text)
+    with HOSTS.open("r+") as hosts:  # not emptied first: others look names up meanwhile
+        hosts.write(text)
+        hosts.flush()
+        hosts.truncate()

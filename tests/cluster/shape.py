@@ -9,6 +9,8 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.cluster.newer import NewerSlurm
+
 MAX_NODES = 1000  # a Linux bridge has 1,024 ports
 MAX_SLOT = 99
 FIRST_NODE_OFFSET = 256
@@ -41,6 +43,7 @@ class Shape:
     accounting: bool = True
     slot: int = 0
     slurmd_timeout_s: int = 45  # well above the 20 s for which a cut cable must be survived
+    newer_slurm: Path | None = None  # the folder of a newer Slurm; None: the system's
 
     def __post_init__(self) -> None:
         """Refuse what the addressing plan can't hold."""
@@ -102,6 +105,15 @@ class Shape:
         """Return the file that SLURM_CONF names."""
         return self.state_dir / "slurm.conf"
 
+    @property
+    def newer(self) -> NewerSlurm | None:
+        """Return the newer Slurm that this cluster is made of; None: it is the system's."""
+        return None if self.newer_slurm is None else NewerSlurm(prefix=self.newer_slurm)
+
+    def path(self, rest: str) -> str:
+        """Return PATH with this cluster's own Slurm before the rest."""
+        return f"{self.newer.programs}:{rest}" if self.newer else rest
+
     def number(self, node: str) -> int:
         """Return 1 for the first node."""
         return self.node_names.index(node) + 1
@@ -129,10 +141,13 @@ class Shape:
 
     def to_json(self) -> str:
         """Return the text of cluster.json."""
-        return json.dumps({**asdict(self), "state_dir": str(self.state_dir)}, indent=2)
+        return json.dumps(asdict(self), indent=2, default=str)
 
     @classmethod
     def from_json(cls, text: str) -> Shape:
         """Return the shape that cluster.json tells of."""
         known = json.loads(text)
-        return cls(**{**known, "state_dir": Path(known["state_dir"])})
+        paths = {
+            name: Path(known[name]) for name in ("state_dir", "newer_slurm") if known.get(name)
+        }
+        return cls(**{**known, **paths})

@@ -14,6 +14,7 @@ from tests.cluster import processes
 from tests.cluster.cluster import Cluster
 from tests.cluster.commands import ClusterError, run
 from tests.cluster.shape import Shape, default_state_dir, own_slot
+from tests.patience import wait_for
 
 pytestmark = pytest.mark.slurm
 
@@ -60,9 +61,13 @@ def _traces(shape: Shape) -> dict[str, object]:
     return {
         "processes": processes.marked(shape.bridge),
         "namespaces": sorted(Path("/run/netns").glob(f"{shape.bridge}-*")),
-        "links": [word for word in links if word.startswith((shape.bridge, f"cr{shape.slot}n"))],
-        "mounts": str(shape.state_dir) in Path("/proc/self/mounts").read_text(),
-        "names": shape.bridge in Path("/etc/hosts").read_text(),
+        "links": [
+            word
+            for word in links
+            if word == f"{shape.bridge}:" or word.startswith(f"cr{shape.slot}n")
+        ],
+        "mounts": f"{shape.state_dir}/" in Path("/proc/self/mounts").read_text(),
+        "names": f" {shape.bridge}-head\n" in Path("/etc/hosts").read_text(),
         "devices": shape.device_dir.exists(),
         "files": shape.state_dir.exists(),
     }
@@ -75,21 +80,20 @@ def _reaches_head(cluster: Cluster, node: str) -> bool:
 
 
 def _eventually(fact: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(fact, timeout_s=timeout_s)
 
 
 def test_two_nodes_have_host_names_of_their_own(cluster: Cluster) -> None:
-    done = cluster.run(["srun", "-w", "node1,node2", "hostname"])
-    assert sorted(done.stdout.split()) == ["node1", "node2"]
+    two = cluster.nodes[:2]
+    done = cluster.run(["srun", "-w", ",".join(two), "hostname"])
+    assert sorted(done.stdout.split()) == list(two)
 
 
 def test_a_name_means_the_same_address_on_a_node_and_on_the_login_side(cluster: Cluster) -> None:
-    query = ["getent", "hosts", "node2"]
-    on_node, on_login = cluster.run_on("node1", query).stdout, cluster.run(query).stdout
-    assert on_node.split() == on_login.split() == ["10.77.1.2", "node2"]
+    one, other = cluster.nodes[:2]
+    query = ["getent", "hosts", other]
+    on_node, on_login = cluster.run_on(one, query).stdout, cluster.run(query).stdout
+    assert on_node.split() == on_login.split() == [cluster.shape.address(other), other]
 
 
 def test_a_job_sees_the_gpus_that_it_asked_for(cluster: Cluster) -> None:
@@ -98,7 +102,7 @@ def test_a_job_sees_the_gpus_that_it_asked_for(cluster: Cluster) -> None:
 
 
 def test_two_jobs_on_one_node_get_different_gpus(cluster: Cluster, tmp_path: Path) -> None:
-    where = ("-w", "node3", "--gpus-per-node=2", "-n1")
+    where = ("-w", cluster.nodes[2], "--gpus-per-node=2", "-n1")
     first = cluster.sbatch(
         *where, "-o", str(tmp_path / "seen"), "--wrap=echo $CUDA_VISIBLE_DEVICES; sleep 60"
     )
@@ -116,24 +120,22 @@ def test_sacct_knows_how_a_job_ended(cluster: Cluster, code: int, state: str) ->
     job_id = cluster.sbatch("-o", "/dev/null", f"--wrap=exit {code}")
     assert cluster.wait_job(job_id) == state
     argv = ["sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,ExitCode"]
-    deadline = time.monotonic() + 20
     # slurmctld tells slurmdbd in batches, so sacct learns of an end a little later.
-    while (said := cluster.run(argv).stdout.strip()) != f"{state}|{code}:0":
-        assert time.monotonic() < deadline, said
-        time.sleep(0.2)
+    _eventually(lambda: cluster.run(argv).stdout.strip() == f"{state}|{code}:0")
 
 
 @pytest.mark.torch
 def test_gloo_all_reduce_crosses_nodes(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "all_reduce.py"
     script.write_text(textwrap.dedent(ALL_REDUCE))
-    ask = ["srun", "-w", "node1,node2", "--ntasks-per-node=1", "--export=ALL,HEAD=node1"]
+    two = cluster.nodes[:2]
+    ask = ["srun", "-w", ",".join(two), "--ntasks-per-node=1", f"--export=ALL,HEAD={two[0]}"]
     done = cluster.run([*ask, sys.executable, str(script)])
-    assert sorted(done.stdout.splitlines()) == ["node1 11", "node2 11"]
+    assert sorted(done.stdout.splitlines()) == [f"{node} 11" for node in two]
 
 
 def test_a_preempted_job_is_requeued(cluster: Cluster) -> None:
-    where = ("-w", "node4", "--gpus-per-node=4", "-o", "/dev/null")
+    where = ("-w", cluster.nodes[3], "--gpus-per-node=4", "-o", "/dev/null")
     # The batch shell outlives its step: Slurm 22.05 requeues only what it had to kill itself, a
     # job that ends within the grace time has just ended.
     low = cluster.sbatch("-p", "low", *where, "--wrap=srun sleep 300; sleep 300")
@@ -150,7 +152,8 @@ def test_a_preempted_job_is_requeued(cluster: Cluster) -> None:
 
 def test_processes_on_a_node_are_seen_and_gone_after_cancel(cluster: Cluster) -> None:
     nap = "sleep 298.75"
-    job_id = cluster.sbatch("-w", "node1,node2", "-o", "/dev/null", f"--wrap=srun {nap}")
+    two = cluster.nodes[:2]
+    job_id = cluster.sbatch("-w", ",".join(two), "-o", "/dev/null", f"--wrap=srun {nap}")
 
     def napping(node: str) -> bool:
         found = cluster.processes_on(node)
@@ -158,12 +161,12 @@ def test_processes_on_a_node_are_seen_and_gone_after_cancel(cluster: Cluster) ->
 
     try:
         cluster.wait_job(job_id, "RUNNING")
-        _eventually(lambda: napping("node1") and napping("node2"))
+        _eventually(lambda: all(map(napping, two)))
     finally:
         cluster.run(["scancel", job_id], check=False)
     cluster.wait_job(job_id, "CANCELLED")
-    _eventually(lambda: not napping("node1") and not napping("node2"))
-    assert "slurmd" not in {process.name for process in cluster.processes_on("node1")}
+    _eventually(lambda: not any(map(napping, two)))
+    assert "slurmd" not in {process.name for process in cluster.processes_on(two[0])}
 
 
 def test_up_twice_changes_nothing(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from clusterrun.estimates.setup import Model, Setup, total
 from clusterrun.spec import Strategy
 from tests.examples.worlds import SCRIPT, command
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.torch, pytest.mark.timeout(400)]
 pytest.importorskip("accelerate", reason="checkpoints are written by the extra 'train'")
 
 # FSDP's writer adds some 2 kB for each tensor and rank, which a smaller model would show.

@@ -315,6 +315,7 @@ def test_without_a_sequence_length_nothing_is_told_of_activations(setup: Setup) 
 # What two ranks of examples/train_lm.py really took on CPUs
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(

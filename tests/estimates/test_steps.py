@@ -228,6 +228,7 @@ accelerator.end_training()
 """
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("samples", "micro_batch", "accumulation", "world"),
@@ -253,6 +254,7 @@ def test_processes_that_train_together_run_as_many_steps(
     }
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.usefixtures("accelerate_state")
 @pytest.mark.parametrize(

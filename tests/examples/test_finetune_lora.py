@@ -126,6 +126,7 @@ def test_every_shell_block_is_one_that_a_test_runs() -> None:
     assert kinds == {"local", "zero", "steps"}
 
 
+@pytest.mark.long
 def test_the_tour_learns_and_leaves_the_whole_tree(tour: Tour) -> None:
     out = tour.whole
     assert sorted(path.name for path in out.iterdir()) == [
@@ -144,6 +145,7 @@ def test_the_tour_learns_and_leaves_the_whole_tree(tour: Tour) -> None:
     assert "= 16 samples a step, 16 steps an epoch" in tour.printed
 
 
+@pytest.mark.long
 def test_the_losses_are_in_the_logs_for_tensorboard(tour: Tour) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -153,6 +155,7 @@ def test_the_losses_are_in_the_logs_for_tensorboard(tour: Tour) -> None:
     assert [event.step for event in events.Scalars("train/loss")] == [10, 20, 30, 40]
 
 
+@pytest.mark.long
 def test_the_record_says_how_the_run_was_made(tour: Tour) -> None:
     record = json.loads((tour.whole / "run_config.json").read_text())
     assert record["flags"]["samples"] == 256
@@ -166,12 +169,14 @@ def test_the_record_says_how_the_run_was_made(tour: Tour) -> None:
     assert record["run"]["attempt"] == 1
 
 
+@pytest.mark.long
 def test_a_run_that_was_cancelled_with_a_checkpoint_ends_in_the_same_adapters(tour: Tour) -> None:
     record = json.loads((tour.cut / "run_config.json").read_text())
     assert record["run"]["attempt"] == 2
     assert same(tour.whole, tour.cut)
 
 
+@pytest.mark.long
 def test_the_base_stays_as_it_was_and_the_adapters_make_the_difference(
     tour: Tour, finetune: Any, tmp_path: Path
 ) -> None:
@@ -193,6 +198,7 @@ def test_the_base_stays_as_it_was_and_the_adapters_make_the_difference(
     assert trainer.evaluate()["eval_loss"] == pytest.approx(after, abs=0.01)
 
 
+@pytest.mark.long
 def test_2500_samples_at_64_a_step_are_40_steps_an_epoch(tmp_path: Path) -> None:
     out = test_readme.run(blocks("steps"), tmp_path)
     assert "batch 8 x 8 accumulation x 1 ranks = 64 samples a step, 40 steps an epoch" in out
@@ -200,6 +206,7 @@ def test_2500_samples_at_64_a_step_are_40_steps_an_epoch(tmp_path: Path) -> None
     assert [checkpoints.read(path).step for _, path in listed] == [120, 80, 40]
 
 
+@pytest.mark.long
 def test_deepspeed_by_name_and_by_json_train_alike(tmp_path: Path) -> None:
     out = test_readme.run(blocks("zero"), tmp_path)
     assert out.count("world 2 ranks, deepspeed zero-2, precision no") == 2
@@ -226,6 +233,7 @@ def in_world(
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["zero2", "fsdp"])
 def test_a_sharded_run_that_was_cut_in_an_epoch_goes_on_with_the_same_steps(
     tmp_path: Path, strategy: str
@@ -259,6 +267,7 @@ def _plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "out", printed(by_hand(folder, *EPOCH, "--output", "out"))
 
 
+@pytest.mark.long
 def test_gradient_checkpointing_and_a_launchers_bf16_change_memory_and_rounding(
     tmp_path: Path, plain: tuple[Path, str]
 ) -> None:
@@ -274,6 +283,7 @@ def test_gradient_checkpointing_and_a_launchers_bf16_change_memory_and_rounding(
     assert held_out(rounded)[0] == pytest.approx(held_out(text)[0], abs=0.05)
 
 
+@pytest.mark.long
 def test_what_would_be_another_training_is_refused(tmp_path: Path, plain: tuple[Path, str]) -> None:
     flags = (*EPOCH, "--output", "out")
     shutil.copytree(plain[0], tmp_path / "out")

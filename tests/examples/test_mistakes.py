@@ -30,6 +30,7 @@ def refused(folder: Path, script: str, flags: str = "", **environ: str) -> tuple
     return done.returncode, line.split("error: ", 1)[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", GUIDES)
 def test_an_output_that_can_be_no_directory_is_refused(tmp_path: Path, script: str) -> None:
     (tmp_path / "file").touch()
@@ -37,6 +38,7 @@ def test_an_output_that_can_be_no_directory_is_refused(tmp_path: Path, script: s
     assert said == (2, "argument --output: file: File exists")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", list(GUIDES)[1:])  # the first has a test of its own
 def test_a_rate_that_is_none_is_refused(tmp_path: Path, script: str) -> None:
     assert refused(tmp_path, script, "--lr nan") == (2, "--lr nan is no learning rate")
@@ -48,6 +50,7 @@ def test_fp16_on_a_cpu_is_refused(tmp_path: Path, script: str) -> None:
     assert said == (1, "fp16 needs a GPU: accelerate would train in fp32, and not say so")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", ["train_lm.py", *list(GUIDES)[2:]])
 def test_ranks_that_accelerate_did_not_join_are_refused(tmp_path: Path, script: str) -> None:
     """On a CPU, torchrun's ranks would train side by side, each the first of one."""
@@ -55,6 +58,7 @@ def test_ranks_that_accelerate_did_not_join_are_refused(tmp_path: Path, script: 
     assert said == (1, "the launcher has started 2 ranks, and accelerate did not join them")
 
 
+@pytest.mark.long
 def test_ranks_that_the_trainer_did_not_join_are_refused(tmp_path: Path) -> None:
     (_, *script), environ = command(
         tmp_path, "none", 1, example=EXAMPLES / "finetune_lora/finetune.py"

@@ -79,6 +79,7 @@ def test_the_configuration_says_what_the_script_does() -> None:
     assert (resolved.spec.samples, resolved.spec.micro_batch, resolved.spec.lr) == (29_500, 4, 1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_the_readme_takes_the_path_from_one_process_to_two_nodes(tmp_path: Path) -> None:
     out = run("\n".join(commands(HERE, "local")), tmp_path)
@@ -107,6 +108,7 @@ def test_the_commands_for_a_cluster_ask_for_the_four_stages(tmp_path: Path) -> N
     assert asked == [("1", "1"), ("1", "2"), ("1", "4"), ("2", "4")]
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_an_epoch_that_is_cut_and_resumed_has_each_sample_once(tmp_path: Path) -> None:
     options = ("--samples", "2950", "--output", "out")
@@ -126,6 +128,7 @@ def test_an_epoch_that_is_cut_and_resumed_has_each_sample_once(tmp_path: Path) -
     assert EPOCH.findall(resumed.stdout) == EPOCH.findall(expected.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("flags", "environ", "why"),
@@ -143,6 +146,7 @@ def test_neither_a_world_apart_nor_a_loss_that_is_no_number_is_success(
     assert f"error: {why}" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_a_run_that_is_over_says_that_nothing_is_left(tmp_path: Path) -> None:
     words = ("--samples", "100", "--output", "out")
@@ -151,6 +155,7 @@ def test_a_run_that_is_over_says_that_nothing_is_left(tmp_path: Path) -> None:
     assert again.stdout.splitlines()[-1].startswith("nothing is left to do: all epochs are in ")
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_another_stage_does_not_go_on_with_a_checkpoint(tmp_path: Path) -> None:
     options = ("--samples", "100", "--output", "out")

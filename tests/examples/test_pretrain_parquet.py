@@ -156,6 +156,7 @@ def _whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, train(folder, "--host-memory", "12")
 
 
+@pytest.mark.long
 @torch_only
 def test_a_killed_run_goes_on_with_the_next_row_and_ends_in_the_same_bits(
     tmp_path: Path, whole: tuple[Path, str]
@@ -178,6 +179,7 @@ def test_a_killed_run_goes_on_with_the_next_row_and_ends_in_the_same_bits(
     assert ends[0].read_bytes() == ends[1].read_bytes()
 
 
+@pytest.mark.long
 @torch_only
 def test_with_memory_for_it_a_worker_reads_ahead_and_nothing_else_changes(
     tmp_path: Path, whole: tuple[Path, str]
@@ -190,6 +192,7 @@ def test_with_memory_for_it_a_worker_reads_ahead_and_nothing_else_changes(
     assert len(steps(text)) == 2 * ROWS // 8
 
 
+@pytest.mark.long
 @torch_only
 def test_another_training_is_refused_in_words(whole: tuple[Path, str]) -> None:
     process = start(whole[0], "--accumulation", "2")
@@ -199,6 +202,7 @@ def test_another_training_is_refused_in_words(whole: tuple[Path, str]) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.long
 @torch_only
 @pytest.mark.parametrize("gib", ["12", "64"])
 def test_a_bad_row_ends_the_training_with_one_line(tmp_path: Path, gib: str) -> None:
@@ -212,6 +216,7 @@ def test_a_bad_row_ends_the_training_with_one_line(tmp_path: Path, gib: str) -> 
     assert err == f"error: {where} has a row without response\n"
 
 
+@pytest.mark.long
 @torch_only
 def test_the_tour_learns_to_answer_and_keeps_the_best(tmp_path: Path) -> None:
     blocks = BLOCK.findall((HERE / "README.md").read_text())
@@ -232,6 +237,7 @@ def test_the_tour_learns_to_answer_and_keeps_the_best(tmp_path: Path) -> None:
     assert "COMPLETED" in out
 
 
+@pytest.mark.long
 @torch_only
 def test_two_ranks_that_are_asked_to_save_go_on_in_the_same_run(tmp_path: Path) -> None:
     here = project(tmp_path / "examples", tmp_path / "state")

@@ -112,6 +112,7 @@ def steps(text: str) -> dict[int, tuple[str, str]]:
     return {int(step): (loss, rate) for step, loss, rate in STEP.findall(text)}
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_the_readme_sorts_stops_goes_on_and_tracks(tmp_path: Path) -> None:
     out = run("\n".join(commands(HERE, "local")), tmp_path)
@@ -125,6 +126,7 @@ def test_the_readme_sorts_stops_goes_on_and_tracks(tmp_path: Path) -> None:
     assert list(example.glob("wandb/offline-run-*/run-*.wandb"))
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_one_process_goes_on_to_the_same_losses(here: Project, whole: Whole) -> None:
     whole.copy(here)
@@ -136,6 +138,7 @@ def test_one_process_goes_on_to_the_same_losses(here: Project, whole: Whole) -> 
     assert steps(resumed.stdout).items() <= steps(whole.printed).items()
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -157,6 +160,7 @@ def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) 
     assert sorted(steps(resumed.stdout)) == [8, 9, 10, 11, 12]  # each once: rank 0 alone speaks
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_what_would_be_another_training_is_refused(here: Project, whole: Whole) -> None:
     whole.copy(here)
@@ -168,6 +172,7 @@ def test_what_would_be_another_training_is_refused(here: Project, whole: Whole) 
     assert "lr was 0.002 and is 0.1" in other.stderr
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.parametrize("preset", ["small-gpu", "large-gpu"])
 def test_a_gpus_preset_trains_on_a_cpu_in_the_launchers_precision(
@@ -179,12 +184,14 @@ def test_a_gpus_preset_trains_on_a_cpu_in_the_launchers_precision(
     assert list(steps(done.stdout)) == [1]
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_mixed_precision_can_be_switched_off(here: Project) -> None:
     done = alone(here, "--max-steps", "1", "--no-mixed-precision", environ=BF16)
     assert "precision no, cpu" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_tensorboards_files_hold_the_losses_that_were_printed(whole: Whole) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -196,6 +203,7 @@ def test_tensorboards_files_hold_the_losses_that_were_printed(whole: Whole) -> N
     assert [event.step for event in events.Scalars("sorted")] == [12]
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_wandb_without_a_key_says_how_to_hand_it_on(here: Project) -> None:
     done = alone(here, *ALONE, "--wandb")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from clusterrun.control import ControlPage, Decision
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train, train_until
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long]
 
 TINY = "--layers 1 --width 32 --held-out 9 --batch-size 4 --warmup 3 --max-steps 8 --log-every 1"
 SAVING = "--output out --save-every 3 --keep 9"

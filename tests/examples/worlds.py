@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
+
+from tests.patience import PATIENCE
+from tests.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "train_lm.py"
@@ -46,9 +48,6 @@ IN_A_RUN = {
 
 def accelerate_config(strategy: str, processes: int, json_file: Path | None) -> dict[str, Any]:
     """Return the accelerate config of one machine with these CPU processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     plain = strategy in {"ddp", "fsdp"}
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -58,7 +57,7 @@ def accelerate_config(strategy: str, processes: int, json_file: Path | None) -> 
         "num_processes": processes,
         "machine_rank": 0,
         "main_process_ip": "127.0.0.1",
-        "main_process_port": port,
+        "main_process_port": free_port(),
         "mixed_precision": "no",
     }
     if json_file:
@@ -113,7 +112,7 @@ def train(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=300 * PATIENCE,
         check=False,
     )
 

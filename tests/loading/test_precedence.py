@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -365,8 +366,46 @@ def test_a_mistake_in_a_spec_made_in_python(tmp_path: Path, spec: JobSpec, messa
         adopt_spec(spec, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("word", ["--hf-token", "--api_key=x"])
-def test_an_argument_that_looks_like_a_secret_is_warned_of(workplace: Workplace, word: str) -> None:
-    resolved = workplace.load({"script": "a.py", "args": (word, "x", "--max-tokens", "5")})
+HF = "hf_" + "a1B2" * 8
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("--hf-token", "--hf-token"),
+        ("--api_key=x", "--api_key"),
+        ("wandb.api_key=x", "wandb.api_key"),
+        ("+logger.wandb.api_key=x", "+logger.wandb.api_key"),
+        (HF, "hf_..."),
+        (f"hub={HF}", "hub"),
+        ("--url=https://me:pw@host/x", "--url"),
+        ("https://me:pw@host/x", "htt..."),
+    ],
+)
+def test_an_argument_that_looks_like_a_secret_is_warned_of(
+    workplace: Workplace, word: str, named: str
+) -> None:
+    args = (word, "x", "--max-tokens", "5", "pad_token=0", "wandb.api_key=${oc.env:KEY}")
+    resolved = workplace.load({"script": "a.py", "args": args})
     assert len(resolved.notes) == 1
-    assert resolved.notes[0].startswith(f"argument {word.partition('=')[0]} looks like a secret")
+    assert resolved.notes[0].startswith(f"argument {named} looks like a secret")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"setup": (f"huggingface-cli login --token {HF}",)},
+        {"setup": ("export HTTPS_PROXY=http://me:hunter2@proxy:3128",)},
+        {"comment": HF},
+        {"sbatch_args": (f"--comment={HF}",)},
+        {"srun_args": ("--container-image=https://me:hunter2@registry/image",)},
+    ],
+)
+def test_what_slurm_or_bash_would_show_to_others_holds_no_secret(
+    workplace: Workplace, flags: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="holds what looks like a secret") as caught:
+        workplace.load({"script": "a.py", **flags})
+    told = repr((caught.value.message, caught.value.hints, caught.value.cause))
+    assert HF not in told
+    assert "hunter2" not in told

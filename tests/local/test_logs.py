@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.road import Project, project, wait_for
+from tests.patience import wait_for
+from tests.road import LIGHT, Project, project
 from tests.scripts import chatter
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
-LIGHT = ("--cluster", "local", "--nodes", "2", "--device", "cpu", "--no-world-contract")
+TWO = ("--cluster", "local", "--nodes", "2", *LIGHT)
 
 
 @pytest.fixture(name="here")
@@ -19,8 +20,9 @@ def _here(tmp_path: Path) -> Project:
     return project(tmp_path / "project", tmp_path / "state")
 
 
+@pytest.mark.long
 def test_every_byte_of_every_rank_and_stream_is_there(here: Project) -> None:
-    argv = (*LIGHT, "--gpus-per-node", "2", "chatter.py", "bytes", "11")
+    argv = (*TWO, "--gpus-per-node", "2", "chatter.py", "bytes", "11")
     done = here.cli("submit", "--wait", *argv)
     assert done.returncode == 0, done.stderr
     for rank in range(4):
@@ -31,7 +33,7 @@ def test_every_byte_of_every_rank_and_stream_is_there(here: Project) -> None:
 
 def test_a_burst_of_a_million_lines_is_followed_whole_and_in_order(here: Project) -> None:
     amount = 500_000
-    job_id = here.submit(*LIGHT, "--gpus-per-node", "1", "chatter.py", "burst", str(amount))
+    job_id = here.submit(*TWO, "--gpus-per-node", "1", "chatter.py", "burst", str(amount))
     watcher = here.start("logs", job_id, "-f", "-a", "-n", "all", "-o", "raw")
     try:
         wait_for(lambda: len(here.events_of(job_id, "rank_start")) == 2, "both ranks")
@@ -50,9 +52,10 @@ def test_a_burst_of_a_million_lines_is_followed_whole_and_in_order(here: Project
         assert chatter.difference(b"".join(mine), expected) == "", rank
 
 
+@pytest.mark.long
 def test_caps_that_were_asked_for_count_what_they_leave_out(here: Project) -> None:
     caps = ("--set", "logs.max_lines_per_s=50", "--set", "logs.max_line=100")
-    argv = (*LIGHT, "--nodes", "1", "--gpus-per-node", "1", *caps, "chatter.py", "lines", "1000")
+    argv = (*TWO, "--nodes", "1", "--gpus-per-node", "1", *caps, "chatter.py", "lines", "1000")
     done = here.cli("submit", "--wait", *argv)
     assert done.returncode == 0, done.stderr
     told = here.json_lines("logs", "L1", "--rank", "0", "-n", "all")

@@ -23,7 +23,7 @@ def _here(tmp_path: Path) -> Project:
     return project(tmp_path / "project", tmp_path / "state")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.long)])
 def test_the_ranks_train_as_was_planned(here: Project, strategy: str) -> None:
     told = [word for setting in PLANNED for word in ("--set", f"training.{setting}")]
     job_id = here.submit(*RUN, "--strategy", strategy, *told, "train_lm.py", "--max-steps", "2")
@@ -31,6 +31,7 @@ def test_the_ranks_train_as_was_planned(here: Project, strategy: str) -> None:
     assert "batch 2 x 3 accumulation x 2 ranks = 12 windows a step" in here.logs(job_id)
 
 
+@pytest.mark.long
 def test_a_checkpoint_and_the_memory_of_a_run_are_as_they_were_told(here: Project) -> None:
     saving = ("train_lm.py", "--max-steps", "200", "--save-every", "100")
     job_id = here.submit(*RUN, *saving)
@@ -43,6 +44,7 @@ def test_a_checkpoint_and_the_memory_of_a_run_are_as_they_were_told(here: Projec
     assert table.splitlines()[0].split() == ["WHAT", "PREDICTED", "MEASURED", "RATIO"]
 
 
+@pytest.mark.long
 def test_a_run_that_has_told_nothing_is_not_compared(here: Project) -> None:
     (here.path / "quiet.py").write_text("import time; time.sleep(30)")
     job_id = here.submit(*RUN, "--no-world-contract", "quiet.py")

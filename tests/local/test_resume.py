@@ -8,7 +8,8 @@ import pytest
 
 from clusterrun import checkpoints
 from tests.local.test_main_road_local import wait_for_none
-from tests.road import Project, project, wait_for
+from tests.patience import wait_for
+from tests.road import Project, project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logformat import LogLine, Stream
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.query import EVERYTHING
 from clusterrun.logs.sources import choose_sources

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from unittest.mock import patch
 
+from clusterrun.logformat import LogLine, Stream
 from clusterrun.logs import index, merge, newest
-from clusterrun.logs.files import Kind, LogFile
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.sources import Part, Source
 
 
-def write(directory: Path, node: str, content: bytes, kind: Kind = Kind.LOG) -> LogFile:
+def write(directory: Path, node: str, content: bytes, kind: FileKind = FileKind.LOG) -> LogFile:
     path = directory / f"{node}.{kind.value}"
     path.write_bytes(content)
     return LogFile(node=node, path=path, kind=kind)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import strategies as st
 
 from clusterrun.hostlist import natural_key
-from clusterrun.logs.lines import LogLine, parse_line
+from clusterrun.logformat import LogLine, parse_line
 from tests.logs.corpus import T0, raw
 
 TEXTS = st.one_of(

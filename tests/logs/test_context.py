@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.logformat import LogLine
 from clusterrun.logs.context import Break, around, context_of, with_context
 from clusterrun.logs.files import LogFile
-from clusterrun.logs.lines import LogLine
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.query import EVERYTHING
 from clusterrun.logs.sources import sources_of

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logformat import LINE_BYTES, LogLine, Stream
 from clusterrun.logs.text_view import TextView
 from clusterrun.node.source import HELD_S
-from clusterrun.node.stamp import LINE_BYTES, split_pieces, stamp
+from clusterrun.node.stamp import split_pieces, stamp
 from clusterrun.paths import RunPaths
 from tests.logs.corpus import everything, write_log
 

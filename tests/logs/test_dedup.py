@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.logformat import LogLine
 from clusterrun.logs import dedup
 from clusterrun.logs.dedup import QUIET_US, WINDOW_US, Copies, Dedup
-from clusterrun.logs.lines import LogLine
 from clusterrun.logs.tracebacks import WAIT_US, Tracebacks
 from tests.logs.corpus import T0, line
 
@@ -102,7 +102,7 @@ def test_what_a_rank_says_twice_is_shown_twice() -> None:
     assert fold(*twice) == ["[0 1 2] a", "[0 1 2] b", "[0 1 2] a"]
 
 
-def test_lines_of_equal_text_find_each_other_among_those_of_equal_shape() -> None:
+def test_the_nth_lines_of_equal_shape_of_each_rank_find_each_other() -> None:
     shards = [(rank, f"shard {n}") for rank in range(3) for n in (1, 2, 3)]
     assert fold(*shards) == ["[0 1 2] shard 1", "[0 1 2] shard 2", "[0 1 2] shard 3"]
 
@@ -188,7 +188,7 @@ def test_held_lines_are_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> N
         folded.feed(0, f"{chr(97 + n % 26)}{n:02}")
     assert len(folded.dedup._queue) <= 10
     assert len(folded.take()) + len(folded.drain()) == 100
-    assert not any([*folded.dedup._by_key.values(), *folded.dedup._by_text.values()])
+    assert not folded.dedup._open
 
 
 def test_what_was_folded_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

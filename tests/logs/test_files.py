@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.logs.files import Kind, OpenFiles, find_files
+from clusterrun.logs.files import FileKind, OpenFiles, find_files
 from clusterrun.paths import RunPaths
 from tests.logs.corpus import write_log
 
@@ -37,8 +37,16 @@ def test_each_file_says_what_it_holds(paths: RunPaths) -> None:
     world = {"schema": "clusterrun.world/1", "nodes": ["n2", "n10"], "procs_per_node": 4}
     paths.world(1).write_text(json.dumps(world))
     _, log, unknown, side = find_files(paths, 1)
-    assert (log.kind, log.ranks, log.index) == (Kind.LOG, range(4, 8), paths.log_index(1, "n10"))
-    assert (side.kind, side.ranks, side.path) == (Kind.ERRORS, range(4), paths.log_errors(1, "n2"))
+    assert (log.kind, log.ranks, log.index) == (
+        FileKind.LOG,
+        range(4, 8),
+        paths.log_index(1, "n10"),
+    )
+    assert (side.kind, side.ranks, side.path) == (
+        FileKind.ERRORS,
+        range(4),
+        paths.log_errors(1, "n2"),
+    )
     assert unknown.ranks is None
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logs.files import Kind, LogFile
+from clusterrun.logformat import STAMPED
+from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.index import count_lines, has_left_out, seek_time
-from clusterrun.logs.lines import STAMPED
 from tests.logs.corpus import T0, raw
 from tests.logs.reading import blocks_of, write
 from tests.logs.strategies import contents
@@ -99,7 +99,7 @@ def test_the_index_saves_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_side_files_are_searched_too(tmp_path: Path) -> None:
     lines = [raw(T0 + i, 0, "e", f"error {i * 100} text") for i in range(500)]
-    file = write(tmp_path, "n1", b"".join(lines), Kind.ERRORS)
+    file = write(tmp_path, "n1", b"".join(lines), FileKind.ERRORS)
     end = file.path.stat().st_size
     assert seek_time(file, T0 + 321, end) == len(b"".join(lines[:321]))
 
@@ -133,7 +133,7 @@ def test_the_count_starts_where_the_index_ends(tmp_path: Path) -> None:
 
 def test_a_side_file_that_had_no_room_for_all_says_so(tmp_path: Path) -> None:
     line = raw(T0, 3, "e", "error 100 says - g - 7 x 9")
-    full = write(tmp_path, "n1", line * 3 + raw(T0, None, "g", "- 400 x 12 full"), Kind.ERRORS)
-    gap = write(tmp_path, "n2", line + raw(T0, 3, "g", "- 400 o 12 full"), Kind.ERRORS)
+    full = write(tmp_path, "n1", line * 3 + raw(T0, None, "g", "- 400 x 12 full"), FileKind.ERRORS)
+    gap = write(tmp_path, "n2", line + raw(T0, 3, "g", "- 400 o 12 full"), FileKind.ERRORS)
     assert has_left_out(full)
     assert not has_left_out(gap)

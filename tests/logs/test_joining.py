@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.logformat import LogLine
 from clusterrun.logs import joining
 from clusterrun.logs.joining import QUIET_PAUSES, WHOLE_BYTES, Joiner
-from clusterrun.logs.lines import LogLine
 from clusterrun.logs.raw_view import RawView
 from tests.logs.corpus import T0, line
 

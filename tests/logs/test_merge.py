@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.errors import ClusterrunError
+from clusterrun.logformat import LogLine, Stream
 from clusterrun.logs import merge
-from clusterrun.logs.files import MAX_LINE_BYTES, Kind, LogFile
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, LogFile
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
 from clusterrun.logs.sources import Part, Source
@@ -113,7 +113,7 @@ def test_lines_of_one_node_from_two_files_go_by_their_place_in_its_log(tmp_path:
         tmp_path,
         "n1",
         b"".join(raw(T0, 1, "o", f"error {places[i]} {i}") for i in (1, 3, 5)),
-        Kind.ERRORS,
+        FileKind.ERRORS,
     )
     chosen = [whole(side, part=Part.NOTES), whole(log, takes=lambda rank, stream: rank == 0)]
     for block in (1, 30, 10_000):
@@ -166,9 +166,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_lines_that_nobody_stamped_have_the_time_of_their_file(tmp_path: Path) -> None:
-    file = write(tmp_path, "n1", b"first\n\n" + raw(T0, 0, "o", "last"), Kind.PLAIN)
+    file = write(tmp_path, "n1", b"first\n\n" + raw(T0, 0, "o", "last"), FileKind.PLAIN)
     os.utime(file.path, ns=(0, 1_700_000_000_123_456_789))
-    one_rank = LogFile(node="n1", path=file.path, kind=Kind.PLAIN, ranks=range(7, 8))
+    one_rank = LogFile(node="n1", path=file.path, kind=FileKind.PLAIN, ranks=range(7, 8))
     for given_file, rank in ((file, None), (one_rank, 7)):
         found = list(merge_sources([whole(given_file)]))
         assert {line[:4] for line in found} == {(1_700_000_000_123_456, "n1", rank, Stream.OUT)}
@@ -191,7 +191,7 @@ def test_few_descriptors_are_enough_for_many_files(tmp_path: Path) -> None:
 _READ_ALL = """
 import resource, sys
 from pathlib import Path
-from clusterrun.logs.files import Kind, LogFile
+from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
 from clusterrun.logs.sources import Source
@@ -199,7 +199,7 @@ hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 if sys.argv[2] == "few":
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 paths = Path(sys.argv[1]).iterdir()
-files = [LogFile(node=path.stem, path=path, kind=Kind(path.suffix[1:])) for path in paths]
+files = [LogFile(node=path.stem, path=path, kind=FileKind(path.suffix[1:])) for path in paths]
 sources = [Source(file=file, start=0, end=file.path.stat().st_size) for file in files]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 read = merge_sources if len(sys.argv) < 4 else lambda s: newest(s, int(sys.argv[3]))
@@ -231,10 +231,10 @@ def test_memory_is_bounded_over_files_of_very_different_size(
     assert grown_kib < 110 * 1024
 
 
-@pytest.mark.parametrize("kind", [Kind.LOG, Kind.PLAIN])
+@pytest.mark.parametrize("kind", [FileKind.LOG, FileKind.PLAIN])
 @pytest.mark.parametrize("tail", [(), ("9",), ("2000",)])
 def test_memory_is_bounded_over_files_with_long_lines(
-    tmp_path: Path, kind: Kind, tail: tuple[str, ...]
+    tmp_path: Path, kind: FileKind, tail: tuple[str, ...]
 ) -> None:
     for node in range(250):
         path = tmp_path / f"n{node}.{kind.value}"
@@ -249,8 +249,8 @@ def test_memory_is_bounded_over_files_with_long_lines(
 
 
 def test_lines_of_a_file_of_stderr_are_of_that_stream(tmp_path: Path) -> None:
-    path = write(tmp_path, "n1", b"warning\n", Kind.PLAIN).path
-    file = LogFile(node="n1", path=path, kind=Kind.PLAIN, stream=Stream.ERR)
+    path = write(tmp_path, "n1", b"warning\n", FileKind.PLAIN).path
+    file = LogFile(node="n1", path=path, kind=FileKind.PLAIN, stream=Stream.ERR)
     takes_out = whole(file, takes=lambda rank, stream: stream is Stream.OUT)
     assert [line.stream for line in merge_sources([whole(file)])] == [Stream.ERR]
     assert not list(merge_sources([takes_out]))
@@ -258,7 +258,7 @@ def test_lines_of_a_file_of_stderr_are_of_that_stream(tmp_path: Path) -> None:
 
 def test_what_nobody_stamped_is_as_long_as_its_file(tmp_path: Path) -> None:
     for text in (b"no newline", b"first\nsecond", b"whole\n", b"x" * (MAX_LINE_BYTES + 9), b"\n\n"):
-        file = write(tmp_path, "n1", text, Kind.PLAIN)
+        file = write(tmp_path, "n1", text, FileKind.PLAIN)
         for found in (merge_sources([whole(file)]), newest([whole(file)], 9)):
             pieces = [line.text if line.partial else line.text + b"\n" for line in found]
             assert b"".join(pieces) == text

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.logformat import LogLine, Stream
 from clusterrun.logs import newest as newest_module
-from clusterrun.logs.files import Kind, LogFile, OpenFiles
-from clusterrun.logs.lines import LogLine, Stream
+from clusterrun.logs.files import FileKind, LogFile, OpenFiles
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
 from clusterrun.logs.sources import Part, Source
@@ -64,7 +64,7 @@ def test_lines_of_one_node_from_two_files_go_by_their_place_in_its_log(
     places = [sum(map(len, parts[:i])) for i in range(6)]
     log = write(tmp_path, "n1", b"".join(parts))
     entries = [raw(T0, 1, "o", f"error {places[i]} {i}") for i in (1, 3, 5)]
-    side = write(tmp_path, "n1", b"".join(entries), Kind.ERRORS)
+    side = write(tmp_path, "n1", b"".join(entries), FileKind.ERRORS)
     chosen = [whole(side, part=Part.NOTES), whole(log, takes=lambda rank, stream: rank == 0)]
     for block in (1, 30, 10_000):
         with blocks_of(block):
@@ -141,7 +141,7 @@ def test_a_file_that_is_gone_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_the_end_of_what_nobody_stamped_is_found(tmp_path: Path) -> None:
-    file = write(tmp_path, "n1", b"".join(b"line %d\n" % i for i in range(9999)), Kind.PLAIN)
+    file = write(tmp_path, "n1", b"".join(b"line %d\n" % i for i in range(9999)), FileKind.PLAIN)
     assert texts(newest([whole(file)], 2)) == ["line 9997", "line 9998"]
 
 

@@ -15,7 +15,7 @@ import pytest
 from clusterrun.cli.log_printer import LogPrinter
 from clusterrun.cli.log_request import Request
 from clusterrun.errors import ClusterrunError
-from clusterrun.logs.lines import Stream
+from clusterrun.logformat import Stream
 from clusterrun.logs.query import EVERYTHING, Query
 from tests.logs.corpus import T0, line
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from clusterrun.logformat import STAMPED
 from clusterrun.logs import scan
-from clusterrun.logs.lines import STAMPED
 from clusterrun.logs.scan import find_stretches, required_literals
 from tests.logs.strategies import contents
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.logs.files import Kind, LogFile, find_files
-from clusterrun.logs.lines import Stream
+from clusterrun.logformat import SIDE_TEXT_BYTES, Stream
+from clusterrun.logs.files import FileKind, LogFile, find_files
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
 from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
 from clusterrun.logs.sources import choose_sources, sources_of
-from clusterrun.node.logfile import LogFile as AgentLog
-from clusterrun.node.sidefile import TEXT_BYTES
+from clusterrun.node.logfile import NodeLog as AgentLog
 from clusterrun.node.stamp import Piece
 from clusterrun.paths import RunPaths
 from tests.logs.corpus import T0, raw, texts, write_log
@@ -100,6 +99,18 @@ def test_an_overview_reads_the_log_of_rank_0_and_what_the_side_files_hold(run: R
     run.write()
     assert run.read(OVERVIEW) == NOTED
     assert run.opened(OVERVIEW) == ["n1.log", "n1.err", "n2.err"]
+
+
+def test_a_search_shows_lost_bytes_and_looks_for_them_where_a_side_file_has_them(run: Run) -> None:
+    query = Query(include=(re.compile(b"Error"),))
+    run.write()
+    assert run.read(query) == ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
+    assert [source.literals for source in choose_sources(run.paths, 1, query)] == [
+        (b"Error",),
+        (b"Error", b" g "),
+    ]
+    run.paths.log_errors(1, "n2").unlink()
+    assert run.read(query) == ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
 
 
 def test_errors_are_read_from_side_files_alone(run: Run) -> None:
@@ -255,7 +266,7 @@ def long_error(run: Run) -> Run:
     """A line that is longer in the log than what the side file has of it."""
     run.say("n2", 9, 3, "e", LONG, "exception")
     place = len(b"".join(run.logs["n2"][:-1]))
-    run.sides["n2"][-1] = raw(T0 + 9, 3, "e", f"exception+ {place} {LONG[:TEXT_BYTES]}")
+    run.sides["n2"][-1] = raw(T0 + 9, 3, "e", f"exception+ {place} {LONG[:SIDE_TEXT_BYTES]}")
     return run
 
 
@@ -277,7 +288,7 @@ def test_a_long_error_line_that_the_log_lacks_ends_with_a_mark(
 ) -> None:
     paths = long_error.write()
     paths.log(1, "n2").write_bytes(content)
-    assert long_error.read(ERRORS)[-1] == LONG[:TEXT_BYTES] + "…"
+    assert long_error.read(ERRORS)[-1] == LONG[:SIDE_TEXT_BYTES] + "…"
 
 
 @pytest.mark.parametrize("query", [ERRORS, OVERVIEW])
@@ -304,7 +315,7 @@ def test_files_of_chosen_nodes_alone_are_read(run: Run) -> None:
 def test_output_that_nobody_stamped_is_searched_too(tmp_path: Path) -> None:
     path = tmp_path / "slurm-1.out"
     path.write_bytes(b"step 1\nValueError: no\n")
-    file = LogFile(node="n1", path=path, kind=Kind.PLAIN)
+    file = LogFile(node="n1", path=path, kind=FileKind.PLAIN)
 
     def read(query: Query) -> list[str]:
         return texts(merge_sources(sources_of([file], query)))

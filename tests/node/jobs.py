@@ -20,6 +20,7 @@ from clusterrun.planning.make import make_plan
 from clusterrun.planning.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.spec import Cluster, Device, JobSpec
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = Path(__file__).parent / "stub"  # accelerate and torch, without the seconds they take
@@ -77,7 +78,7 @@ class Job:
 
     def wait(self, timeout_s: float = 60) -> list[int]:
         """Wait for all agents and return their exit statuses."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * PATIENCE
         return [agent.wait(max(0.1, deadline - time.monotonic())) for agent in self.agents]
 
     def log(self, node: str = "local0") -> list[tuple[int, str, str, str]]:
@@ -103,7 +104,7 @@ class Job:
 
     def wait_for(self, text: str, count: int = 1, timeout_s: float = 60) -> None:
         """Wait until the nodes have logged a text so many times."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * PATIENCE
         while self.text().count(text) < count:
             assert time.monotonic() < deadline, f"{text!r} never came\n{self.text()}{self.errors()}"
             assert any(agent.poll() is None for agent in self.agents), self.text() + self.errors()
@@ -123,7 +124,7 @@ class Job:
         return found
 
     def rank_pid(self, rank: int, timeout_s: float = 10) -> int:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * PATIENCE
         while time.monotonic() < deadline:
             for event in self.events("rank_start"):
                 if event["rank"] == rank:
@@ -136,7 +137,7 @@ class Job:
 
     def assert_clean(self, timeout_s: float = 5) -> None:
         """No process of the job is left."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * PATIENCE
         while left := self.processes():
             assert time.monotonic() < deadline, [p.cmdline() for p in left]
             time.sleep(0.05)

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.logformat import SIDE_TEXT_BYTES
 from clusterrun.node.appended import AppendedFile
 from clusterrun.node.caps import Loss
-from clusterrun.node.logfile import LogFile
-from clusterrun.node.sidefile import FILE_BYTES, REPEATS, SEVERE_BYTES, TEXT_BYTES
+from clusterrun.node.logfile import NodeLog
+from clusterrun.node.sidefile import FILE_BYTES, REPEATS, SEVERE_BYTES
 from clusterrun.node.stamp import Piece
 
 T0 = 1_700_000_000_000_000
@@ -25,7 +26,7 @@ class Files:
 
     def __init__(self, root: Path) -> None:
         self.log, self.index, self.errors = (root / f"n1.{end}" for end in ("log", "idx", "err"))
-        self.file = LogFile(self.log, self.index, self.errors)
+        self.file = NodeLog(self.log, self.index, self.errors)
 
     def add(self, text: bytes, time_us: int = T0, rank: str = "0", stream: str = "o") -> None:
         self.file.add(Piece(text, is_cut=not text.endswith(b"\n")), time_us, rank, stream)
@@ -158,7 +159,7 @@ def test_an_error_line_that_never_ends_is_bounded(files: Files) -> None:
     *pieces, (stream, _, _), last = texts(files)
     assert {piece[0] for piece in pieces} == {b"E"}
     assert stream == b"e"
-    assert sum(len(piece[2]) for piece in pieces) <= TEXT_BYTES
+    assert sum(len(piece[2]) for piece in pieces) <= SIDE_TEXT_BYTES
     assert last == (b"e", b"error", b"ValueError: next")
 
 
@@ -265,7 +266,7 @@ def test_a_long_error_line_is_shortened_in_the_side_file(files: Files) -> None:
     files.add(b"error: " + b"x" * 60_000 + b"\n")
     files.file.flush()
     (line,) = files.error_lines()
-    assert len(line[5]) == TEXT_BYTES
+    assert len(line[5]) == SIDE_TEXT_BYTES
     assert line[3] == b"error+"  # the log has more
 
 

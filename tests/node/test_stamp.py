@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.logformat import LINE_BYTES
 from clusterrun.node.caps import Caps, Loss
-from clusterrun.node.stamp import LINE_BYTES, Piece, split_pieces, stamp, whole_characters
+from clusterrun.node.stamp import Piece, split_pieces, stamp, whole_characters
 
 NOW_US = 1_700_000_000_123_456
 

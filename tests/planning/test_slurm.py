@@ -227,6 +227,7 @@ def test_p4_p15_p22_p31_one_task_a_node_and_all_end_together() -> None:
         "--test-only",
         "--chdir=/tmp",
         "-D/tmp",
+        "-Mtux",
         "--cpus-per-gpu=2",
         "--no-requeue",
         "--open-mode=truncate",
@@ -272,6 +273,52 @@ def test_any_other_option_of_sbatch_is_taken_verbatim(arg: str) -> None:
     assert on_slurm(sbatch_args=(arg,)).sbatch_args == (arg,)
 
 
+@pytest.mark.parametrize("value", ["", "=expedite"])
+def test_an_expedited_requeue_is_refused_for_what_it_does(value: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        on_slurm(sbatch_args=(f"--requeue{value}",))
+    assert "would hold every job that ends with an error" in refused.value.hints[0]
+    assert "requeue_delay" in refused.value.hints[0]
+
+
+@pytest.mark.parametrize(
+    "arg",
+    [
+        "--container-image=nvcr.io#nvidia/pytorch:26.01-py3",
+        "--no-container-mount-home",
+        "--container=/images/bundle",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--gres=gpu:4",
+        "-v",
+    ],
+)
+def test_an_option_of_srun_follows_our_own(arg: str) -> None:
+    plan = on_slurm(srun_args=(arg,))
+    assert plan.srun_args == (*on_slurm().srun_args, arg)
+    assert plan.sbatch_args == ()
+
+
+@pytest.mark.parametrize(
+    "arg",
+    [
+        *("-N2", "--nodes=2", "--no", "-n4", "--ntasks=4", "--ntasks-per-node=4", "-c8", "-lu"),
+        *("--exclude=n1", "-wn1", "--export=NONE", "--output=x", "-ex", "--input=y", "--label"),
+        *("--wait=5", "-W5", "--kill-on-bad-exit=0", "-K0", "--no-kill", "--overlap", "--pty"),
+        *("--chdir=/tmp", "--het-group=0", "--multi-prog", "-I60", "--jobid=7", "-q", "-X1"),
+    ],
+)
+def test_options_of_srun_that_make_the_step_are_refused_with_a_hint(arg: str) -> None:
+    with pytest.raises(UsageError, match=f"--srun-arg {arg}") as refused:
+        on_slurm(srun_args=(arg,))
+    assert refused.value.hints
+
+
+def test_what_is_no_option_of_srun_is_refused() -> None:
+    with pytest.raises(UsageError, match="--srun-arg 'image' is not an option of srun"):
+        on_slurm(srun_args=("image",))
+
+
 def test_one_request_is_not_said_twice() -> None:
     for asked, arg in [
         ({"time_minutes": 5}, "--time=10"),
@@ -282,7 +329,7 @@ def test_one_request_is_not_said_twice() -> None:
         ({"mem": "1G"}, "--mem-per=1G"),
         ({"mem_per_cpu": "1G"}, "--mem=1G"),
     ]:
-        with pytest.raises(UsageError, match="said twice"):
+        with pytest.raises(UsageError, match="duplicates clusterrun's own"):
             on_slurm(sbatch_args=(arg,), **asked)  # type: ignore[arg-type]  # a table of kinds
     for arg in ("--gres=gpu:1", "--gre=gpu:4", "--gpu=4", "--gpus=4", "-G4"):
         with pytest.raises(UsageError, match="asked for twice"):
@@ -324,3 +371,4 @@ def test_cpus_of_a_cpu_job_are_shared_by_its_ranks() -> None:
 
 def test_options_of_sbatch_mean_nothing_here_and_it_is_said() -> None:
     assert "--sbatch-arg means nothing on this machine" in here(sbatch_args=("--nice",)).notes
+    assert "--srun-arg means nothing on this machine" in here(srun_args=("--mpi=none",)).notes

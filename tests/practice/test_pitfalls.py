@@ -54,7 +54,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def submitted(**asked: object) -> clusterrun.JobRecord:
     fields = {"script": "train.py", "cluster": "slurm", "nodes": 2, **asked}
-    return clusterrun.submit(JobSpec(**fields))  # type: ignore[arg-type]  # values of many types
+    return clusterrun.submit(JobSpec(**fields)).record  # type: ignore[arg-type]  # values of many types
 
 
 def sbatch_was_given(project: Path, what: str) -> list[str]:
@@ -233,8 +233,8 @@ def test_p36_a_run_is_found_by_its_id_whatever_other_runs_are_called(project: Pa
     (project.parent / "bin" / "sbatch").write_text("#!/bin/bash\necho 2\n")
     second = submitted(name="train")
     assert (first.job_id, second.job_id) == ("4711", "2")
-    assert clusterrun.find_job("2").run_dir == second.run_dir
-    assert clusterrun.find_job("4711").run_dir == first.run_dir
+    assert str(clusterrun.find_job("2").run_dir) == second.run_dir
+    assert str(clusterrun.find_job("4711").run_dir) == first.run_dir
     assert os.path.realpath(project / "runs" / "by-job" / "4711") == first.run_dir
 
 

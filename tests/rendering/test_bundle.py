@@ -172,6 +172,9 @@ def test_a_site_overrides_a_template_by_name(tmp_path: Path) -> None:
         ("{{ plan.env | sh }}", "neither a text nor a number"),
         ("{% if %}", "Expected an expression"),
         ("{{ plan.workdir | quote }}", "No filter named 'quote'"),
+        ("{{ cycler.__init__.__globals__.os.name | sh }}", "is unsafe"),
+        ("{{ plan.env.__class__.__base__.__subclasses__() | sh }}", "is unsafe"),
+        ("{{ plan.accelerate.update(strategy='none') | sh }}", "is unsafe"),
     ],
 )
 def test_a_template_that_quotes_nothing_or_is_broken_is_refused(

@@ -1,19 +1,29 @@
-"""Join the world, then let one rank end in the way that is asked for; the others would go on."""
+"""Let one rank end in the way that is asked for; the others would go on.
+
+The ranks have joined their world before, unless ALONE is set: then they need no torch.
+"""
 
 import os
 import signal
 import sys
 import time
 
-import torch.distributed as dist
-from accelerate import PartialState
+
+def join() -> int:
+    """Join the world and return the rank."""
+    import torch.distributed as dist
+    from accelerate import PartialState
+
+    state = PartialState()
+    if state.num_processes > 1:
+        dist.barrier()
+    return state.process_index
+
 
 how, victim = sys.argv[1], int(sys.argv[2])
-state = PartialState()
-if state.num_processes > 1:
-    dist.barrier()
-print(f"rank {state.process_index} ready", flush=True)
-if state.process_index == victim:
+rank = int(os.environ["RANK"]) if os.environ.get("ALONE") else join()
+print(f"rank {rank} ready", flush=True)
+if rank == victim:
     if how == "exit":
         sys.exit(3)
     if how == "kill":

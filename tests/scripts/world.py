@@ -16,4 +16,7 @@ hosts = gather_object([socket.gethostname()])
 print(f"rank {state.process_index}/{state.num_processes} on {socket.gethostname()}", flush=True)
 if state.is_main_process:
     print(f"sum {int(total.item())} hosts {len(set(hosts))} args {sys.argv[1:]}", flush=True)
+    if state.num_processes > 1:
+        group = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
+        print(f"timeout {group.options._timeout.total_seconds():.0f} s", flush=True)
     print(f"threads {os.environ['OMP_NUM_THREADS']}", flush=True)

@@ -4,6 +4,8 @@ from tests.cluster.fixtures import (
     cluster,
     cluster_no_accounting,
     cluster_slurmdbd_stopped,
+    newer_cluster,
+    newer_slurm_cluster,
     no_accounting_cluster,
 )
 
@@ -11,5 +13,7 @@ __all__ = [
     "cluster",
     "cluster_no_accounting",
     "cluster_slurmdbd_stopped",
+    "newer_cluster",
+    "newer_slurm_cluster",
     "no_accounting_cluster",
 ]

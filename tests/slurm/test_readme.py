@@ -10,6 +10,7 @@ import pytest
 from tests.test_readme import blocks, run
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_the_tour_on_slurm(tmp_path: Path, cluster: Any) -> None:
     # The commands as they stand; the training that the first of them starts is a shorter one.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 from clusterrun import checkpoints
 from clusterrun.control import ControlPage, Decision
 from clusterrun.errors import ClusterrunError
+from tests.patience import PATIENCE
+from tests.ports import free_port
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,9 +60,7 @@ accelerator.end_training()
 def train(folder: Path, strategy: str, *, ranks: int = 2, **environ: str) -> tuple[list[str], str]:
     """Train in a directory of their own; return what ranks printed last, and 0's stderr."""
     folder.mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CLUSTERRUN"))}
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -76,12 +75,15 @@ def train(folder: Path, strategy: str, *, ranks: int = 2, **environ: str) -> tup
         )
         for n in range(ranks)
     ]
-    told = [rank.communicate(timeout=200) for rank in started]
+    told = [rank.communicate(timeout=200 * PATIENCE) for rank in started]
     assert [rank.returncode for rank in started] == [0] * ranks, told
     return [out.splitlines()[-1] for out, _ in told], told[0][1]
 
 
-@pytest.mark.parametrize(("strategy", "saved"), [("steps", [9, 6, 4]), ("epoch", [9, 4])])
+@pytest.mark.parametrize(
+    ("strategy", "saved"),
+    [("steps", [9, 6, 4]), pytest.param("epoch", [9, 4], marks=pytest.mark.long)],
+)
 def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_weights(
     tmp_path: Path, strategy: str, saved: list[int]
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.long
 def test_a_trainer_that_goes_on_with_another_batch_says_so(tmp_path: Path) -> None:
     train(tmp_path, "steps", ranks=1, MAX_STEPS="3")
     said = train(tmp_path, "steps")[1]

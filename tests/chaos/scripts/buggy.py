@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import paced
 import train_lm
 
 BUG_AT = 70
-set_rate = train_lm.Training.set_rate
+set_rate = paced.set_rate_in_time
 
 
 def set_no_rate(training: train_lm.Training, step: int) -> float:

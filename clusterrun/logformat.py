@@ -1,0 +1,278 @@
+"""The format of a node's log, its index and its side file: agents write it, readers parse it.
+
+docs/architecture.md describes it, under "Contracts between the rooms".
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from enum import Enum
+from typing import NamedTuple
+
+
+class Stream(str, Enum):
+    """Where a line came from; the value is the letter in the log file.
+
+    GAP and END are records of the agent: bytes that were lost, and the end of this node's log.
+    """
+
+    OUT = "o"
+    ERR = "e"
+    LAUNCHER = "l"
+    AGENT = "a"
+    GAP = "g"
+    END = "z"
+
+    @property
+    def label(self) -> str:
+        """Name the stream for people and for JSON."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    Stream.OUT: "out",
+    Stream.ERR: "err",
+    Stream.LAUNCHER: "launcher",
+    Stream.AGENT: "agent",
+    Stream.GAP: "gap",
+    Stream.END: "end",
+}
+_LETTERS = {stream.value.encode(): (stream, False) for stream in Stream} | {
+    stream.value.upper().encode(): (stream, True) for stream in Stream
+}
+RECORDS = frozenset({Stream.GAP, Stream.END})
+OF_NO_RANK = "-"  # the rank of a line of the launcher or the agent
+BEFORE_ALL = b"0" * 16  # a stamp
+MAX_HEAD_BYTES = 32
+MAX_SPEAKERS = 20_000  # that are remembered: a damaged file may name any number of ranks
+LINE_BYTES = 1 << 16  # agents cut longer lines
+SIDE_TEXT_BYTES = 4096  # of a line in a side file
+STAMPED = re.compile(  # the head of a line; 16 digits of µs: until 2286, which datetime can write
+    rb"([0-9]{16}) (-|[0-9]{1,9}) ([oelagzOELAGZ])(?= |\n|\Z)"
+)
+# What a block holds if a line of this kind is in it.
+GAP_LITERAL, END_LITERAL = b" g ", b" z "
+SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
+
+_GAP = re.compile(rb"([oela]) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
+_END = re.compile(rb"^[0-9]{16} - z [^\n]*\n\Z", re.MULTILINE)
+_LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
+_LEFT_OUT_TEXT = b"x "
+_NO_CLASS = b"-"
+_MAX_OFFSET_DIGITS = 18
+_INDEX_ENTRY = struct.Struct("<QQQ")
+INDEX_ENTRY_BYTES = _INDEX_ENTRY.size
+
+
+# Lines
+
+
+class LogLine(NamedTuple):
+    """A line as its node's agent stamped it.
+
+    `rank` is None for the launcher and the agent. `text` has no newline; `partial` says that the
+    next line of this rank and stream continues it. `offset` is the line's place in its node's log.
+    """
+
+    epoch_us: int
+    node: str
+    rank: int | None
+    stream: Stream
+    text: bytes
+    partial: bool
+    offset: int
+
+
+def line_head(time_us: int, rank: str, stream: str) -> bytes:
+    """Return what stands in front of a text; a stream in upper case says that the line goes on."""
+    return b"%016d %s %s " % (time_us, rank.encode(), stream.encode())
+
+
+def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
+    """Parse `<epoch µs> <rank> <stream> <text>`, the newline taken off.
+
+    A line without that head (a torn write, a hole) becomes one of the launcher, whole, with the
+    time of its neighbour.
+
+    >>> line = parse_line(b"1700000000000000 3 E 50 %", node="n1", offset=0, near_us=0)
+    >>> line.rank, line.stream.label, line.text, line.partial
+    (3, 'err', b'50 %', True)
+    """
+    head = STAMPED.match(raw)
+    if not head:
+        return LogLine(
+            epoch_us=near_us,
+            node=node,
+            rank=None,
+            stream=Stream.LAUNCHER,
+            text=raw,
+            partial=False,
+            offset=offset,
+        )
+    rank, stream, partial = who_wrote(head)
+    return LogLine(
+        epoch_us=int(head[1]),
+        node=node,
+        rank=rank,
+        stream=stream,
+        text=raw[head.end() + 1 :],
+        partial=partial,
+        offset=offset,
+    )
+
+
+def who_wrote(head: re.Match[bytes]) -> tuple[int | None, Stream, bool]:
+    """Read rank and stream of a head, and whether the line was cut."""
+    stream, partial = _LETTERS[head[3]]
+    return None if head[2] == b"-" else int(head[2]), stream, partial
+
+
+def find_stamped(data: bytes, start: int = 0) -> int:
+    """Find the first line with a head that begins at or after `start`, itself a line's beginning.
+
+    -1 where there is none.
+    """
+    while start < len(data):
+        if STAMPED.match(data, start):
+            return start
+        newline = data.find(b"\n", start)
+        if newline < 0:
+            return -1
+        start = newline + 1
+    return -1
+
+
+def last_stamped(data: bytes) -> int:
+    """Find the last line that has a head, `data` being the beginning of one; -1 for none."""
+    end = len(data)
+    while end > 0:
+        start = data.rfind(b"\n", 0, end - 1) + 1
+        if STAMPED.match(data, start):
+            return start
+        end = start
+    return -1
+
+
+def last_stamp(data: bytes) -> bytes | None:
+    """Find the stamp of the last line that has a head."""
+    start = last_stamped(data)
+    return data[start : start + 16] if start >= 0 else None
+
+
+def pattern_of_lines(rank: int | None, stream: Stream) -> re.Pattern[bytes]:
+    """Return a pattern of the lines of a rank, or of a stream of no rank, within a block."""
+    speaker = OF_NO_RANK.encode() if rank is None else b"%d" % rank
+    letters = b"oe" if rank is not None else stream.value.encode()
+    letters += letters.upper()
+    return re.compile(rb"^[0-9]{1,16} %s [%s](?: .*)?$" % (speaker, letters), re.MULTILINE)
+
+
+# Records
+
+
+class Gap(NamedTuple):
+    """How many bytes of a stream are missing at a place, and why."""
+
+    stream: Stream
+    size_bytes: int
+    reason: str
+
+
+def gap_text(stream: str, size_bytes: int, reason: str) -> bytes:
+    """Return the text of a line of stream GAP."""
+    return f"{stream} {size_bytes} {reason}".encode()
+
+
+def parse_gap(text: bytes) -> Gap | None:
+    """Parse the text of a line of stream GAP; None for a damaged one, or one of a side file."""
+    found = _GAP.match(text)
+    if found is None:
+        return None
+    reason = (found[3] or b"").decode("utf-8", "replace")
+    return Gap(Stream(found[1].decode()), int(found[2]), reason)
+
+
+def left_out_text(lines: int) -> bytes:
+    """Return the text of a side file's record of lines that it has not."""
+    return _LEFT_OUT_TEXT + b"%d repeated, or more than this file may hold" % lines
+
+
+def is_left_out(line: LogLine) -> bool:
+    """Return whether a line is a side file's record of lines that it has not."""
+    return line.stream is Stream.GAP and line.text.startswith(_LEFT_OUT_TEXT)
+
+
+def holds_left_out(data: bytes) -> bool:
+    """Return whether a block of a side file has such a record."""
+    return b" - g - " in data and _LEFT_OUT.search(data) is not None
+
+
+def end_text(code: int, reason: str) -> bytes:
+    """Return the text of the last line of a log."""
+    return f"{code} {' '.join(reason.split())}".encode(errors="replace")
+
+
+def parse_end(text: bytes) -> tuple[int, str]:
+    """Parse the text of a line of stream END: exit status and reason; 0 for a damaged status."""
+    code, _, reason = text.partition(b" ")
+    number = int(code) if re.fullmatch(rb"[0-9]{1,9}", code) else 0
+    return number, reason.decode("utf-8", "replace")
+
+
+def is_complete(tail: bytes) -> bool:
+    """Return whether the last bytes of a log are the record of its end."""
+    return _END.search(tail) is not None
+
+
+# Side file
+
+
+class SideEntry(NamedTuple):
+    """The text of a side file's line: its class ("" for none), its place in the log, and itself.
+
+    `has_more` says that the log has more of it.
+    """
+
+    kind: str
+    has_more: bool
+    offset: int
+    text: bytes
+
+
+def side_text(entry: SideEntry) -> bytes:
+    """Return the text of a line in a side file."""
+    kind = (entry.kind.encode() or _NO_CLASS) + b"+" * entry.has_more
+    return b"%s %d %s" % (kind, entry.offset, entry.text)
+
+
+def parse_side_text(text: bytes) -> SideEntry | None:
+    """Parse the text of a line in a side file; None for a damaged one."""
+    kind, _, rest = text.partition(b" ")
+    offset, _, body = rest.partition(b" ")
+    if not offset.isdigit() or len(offset) > _MAX_OFFSET_DIGITS:
+        return None
+    name = kind.rstrip(b"+")
+    decoded = "" if name == _NO_CLASS else name.decode("utf-8", "replace")
+    return SideEntry(decoded, kind.endswith(b"+"), int(offset), body)
+
+
+# Index
+
+
+class IndexEntry(NamedTuple):
+    """The time of a line, its place in the log, and its number."""
+
+    time_us: int
+    offset: int
+    line: int
+
+
+def pack_index_entry(entry: IndexEntry) -> bytes:
+    """Return the bytes of an entry."""
+    return _INDEX_ENTRY.pack(*entry)
+
+
+def unpack_index_entry(raw: bytes) -> IndexEntry | None:
+    """Read an entry; None for a part of one."""
+    return IndexEntry(*_INDEX_ENTRY.unpack(raw)) if len(raw) == INDEX_ENTRY_BYTES else None

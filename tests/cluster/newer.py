@@ -1,0 +1,158 @@
+"""A newer Slurm beside the system's: the next Debian's packages, unpacked into a folder.
+
+Nothing is installed: apt downloads with a configuration of its own, dpkg unpacks, and each program
+gets the loader and the libraries of the folder written into it. A variable such as LD_LIBRARY_PATH
+would do the same for Slurm, and break the programs of its jobs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.commands import ClusterError, run
+
+VERSION = "24.11"
+RELEASE = "trixie"  # the Debian that has this version
+PACKAGES = ("slurm-client", "slurmctld", "slurmd", "slurmdbd", "slurm-wlm-mysql-plugin")
+CLIENTS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
+# Each daemon, with its file: Debian's own programs of these names are links to alternatives.
+DAEMONS = {
+    "slurmctld": "slurmctld-wlm",
+    "slurmd": "slurmd-wlm",
+    "slurmstepd": "slurmstepd-wlm",
+    "slurmdbd": "slurmdbd",
+}
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+CACHE = "CLUSTERRUN_TEST_CACHE"
+
+APT_CONF = """\
+Dir::Etc::SourceList "{work}/sources.list";
+Dir::Etc::SourceParts "/dev/null";
+Dir::State "{work}/state";
+Dir::State::status "{work}/status";
+Dir::Cache "{work}/cache";
+Acquire::Languages "none";
+APT::Install-Recommends "false";
+APT::Sandbox::User "";
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewerSlurm:
+    """Where the newer Slurm is, or would be."""
+
+    prefix: Path
+
+    @classmethod
+    def default(cls) -> NewerSlurm:
+        """Return the one in this user's cache."""
+        cache = os.environ.get(CACHE) or Path.home() / ".cache" / "clusterrun-tests"
+        return cls(prefix=Path(cache).absolute() / f"slurm-{VERSION}")
+
+    @property
+    def installed(self) -> bool:
+        """Return whether it is there; a folder is only moved here when it is complete."""
+        return self.programs.is_dir()
+
+    @property
+    def programs(self) -> Path:
+        """Return the folder of its programs."""
+        return self.prefix / "bin"
+
+    @property
+    def plugins(self) -> Path:
+        """Return the folder of its plugins."""
+        return next((self.prefix / "usr" / "lib").glob("*/slurm-wlm"))
+
+    def install(self) -> bool:
+        """Install it where it is missing; return whether it was."""
+        if self.installed:
+            return False
+        self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self.prefix.parent / f"{self.prefix.name}.lock"):
+            if self.installed:
+                return False
+            mirror = _mirror()
+            with tempfile.TemporaryDirectory(dir=self.prefix.parent) as work:
+                _download(mirror, Path(work))
+                unpacked = _unpack(Path(work))
+                self._adopt_programs(unpacked)
+                shutil.rmtree(self.prefix, ignore_errors=True)
+                unpacked.rename(self.prefix)
+        return True
+
+    def _adopt_programs(self, unpacked: Path) -> None:
+        """Make the folder of programs, which use the loader and libraries of this prefix."""
+        programs = unpacked / "bin"
+        programs.mkdir()
+        for name in CLIENTS:
+            shutil.copy(unpacked / "usr/bin" / name, programs / name)
+        for name, file in DAEMONS.items():
+            shutil.copy(unpacked / "usr/sbin" / file, programs / name)
+        files = [str(file) for file in programs.iterdir()]
+        patch, loader = _patchelf(unpacked, files[0])
+        libraries = self.prefix / "usr/lib" / next(unpacked.glob("usr/lib/*/slurm-wlm")).parent.name
+        # RPATH and not RUNPATH: it counts for the libraries of plugins, too.
+        rpath = f"{libraries}:{libraries}/slurm-wlm"
+        interpreter = f"{self.prefix}/usr{loader}"
+        argv = ["--set-interpreter", interpreter, "--force-rpath", "--set-rpath", rpath]
+        run([*patch, *argv, *files])
+
+
+def _patchelf(unpacked: Path, program: str) -> tuple[list[str], str]:
+    """Return how to start the unpacked patchelf, and the loader that `program` asks for."""
+    libraries = next(unpacked.glob("usr/lib/*/slurm-wlm")).parent
+    for loader in (*unpacked.glob("usr/lib*/ld-linux*.so.*"), *libraries.glob("ld-linux*.so.*")):
+        patch = [str(loader), "--library-path", str(libraries), str(unpacked / "usr/bin/patchelf")]
+        return patch, run([*patch, "--print-interpreter", program]).stdout.strip()
+    raise ClusterError(f"no loader in {unpacked}")
+
+
+def _download(mirror: str, work: Path) -> None:
+    """Download the packages and all that they depend on; to apt nothing is installed yet."""
+    for name in ("cache/archives/partial", "state/lists/partial"):
+        (work / name).mkdir(parents=True)
+    (work / "status").touch()
+    signed = f" [signed-by={KEYRING}]" if KEYRING.exists() else ""
+    (work / "sources.list").write_text(f"deb{signed} {mirror} {RELEASE} main\n")
+    (work / "apt.conf").write_text(APT_CONF.format(work=work))
+    env = {"APT_CONFIG": str(work / "apt.conf"), "DEBIAN_FRONTEND": "noninteractive"}
+    run(["apt-get", "update", "-q", "--error-on=any"], env=env, timeout_s=600)
+    argv = ["apt-get", "install", "-q", "-y", "--download-only", *PACKAGES, "patchelf"]
+    run(argv, env=env, timeout_s=1800)
+
+
+def _unpack(work: Path) -> Path:
+    target = work / "unpacked"
+    target.mkdir(mode=0o755)
+    for package in sorted((work / "cache/archives").glob("*.deb")):
+        run(["dpkg", "-x", str(package), str(target)])
+        package.unlink()
+    for name in ("etc", "var", "usr/share"):
+        shutil.rmtree(target / name, ignore_errors=True)
+    return target
+
+
+def _mirror() -> str:
+    """Return the mirror from which this machine has its own Debian."""
+    fields = "$(SITE) $(ORIGIN) $(LABEL) $(COMPONENT)"
+    asked = ["apt-get", "indextargets", "--format", fields, "Created-By: Packages"]
+    for line in run(asked).stdout.splitlines():
+        site, *rest = line.split()
+        if rest == ["Debian", "Debian", "main"]:
+            return site
+    raise ClusterError("apt knows no mirror of Debian here")
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,35 @@
+"""How patient the tests are: every wait, and every bound on how long something takes, is scaled.
+
+On a machine that is busy, with other work or with tests side by side, everything takes longer.
+CLUSTERRUN_TEST_PATIENCE sets the factor; else it is measured when the tests start.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def _measured() -> float:
+    """Return how many processes want each core: the load now, and the workers of this run."""
+    cores = len(os.sched_getaffinity(0))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(1.0, (os.getloadavg()[0] + workers) / cores)
+
+
+PATIENCE = float(os.environ.get("CLUSTERRUN_TEST_PATIENCE") or _measured())
+
+
+def wait_for(
+    condition: Callable[[], T], what: str = "it", timeout_s: float = 120, every_s: float = 0.1
+) -> T:
+    """Wait until the condition holds, and return its value."""
+    deadline = time.monotonic() + timeout_s * PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s * PATIENCE:.0f} s"
+        time.sleep(every_s)
+    return value
