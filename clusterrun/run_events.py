@@ -19,40 +19,20 @@ LAST_BYTES = 64 * 1024  # the last steps and saves
 
 
 class EventType(str, Enum):
-    """What happened."""
+    """What happened: the types that are read; docs/architecture.md lists all that are written."""
 
     STARTED = "started"
-    CLOCK = "clock"
-    RENDEZVOUS = "rendezvous"
-    RANK_START = "rank_start"
     WORLD_READY = "world_ready"
     STEP = "step"
-    RESUMED = "resumed"
     CHECKPOINT = "checkpoint"
     UNSAVED = "unsaved"
     PEAKS = "peaks"
-    RANK_EXIT = "rank_exit"
     INTERRUPTED = "interrupted"
-    FAILED = "failed"
-    ENDED = "ended"
-
-
-# What commands and the rule book read of them; docs/architecture.md lists what is written.
-_FIELDS: Mapping[EventType, Mapping[str, type]] = {
-    EventType.STARTED: {"host": str, "nodelist": str},
-    EventType.WORLD_READY: {"world_size": int},
-    EventType.STEP: {"step": int, "total": int},
-    EventType.RESUMED: {"step": int},
-    EventType.CHECKPOINT: {"step": int, "path": str},
-    EventType.UNSAVED: {"step": int, "reason": str},
-    EventType.PEAKS: {"rss_bytes": int, "cuda_allocated_bytes": int},
-    EventType.INTERRUPTED: {"heard": bool},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One event; a field that is missing, or is of another type, is None."""
+    """One event; a field that it lacks, or that is of another type, is None."""
 
     at: float
     type: EventType
@@ -63,11 +43,17 @@ class Event:
     path: str | None = None
     reason: str | None = None
     host: str | None = None
-    nodelist: str | None = None
     world_size: int | None = None
     rss_bytes: int | None = None
     cuda_allocated_bytes: int | None = None
     heard: bool | None = None
+
+
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("path", "reason", "host"), str),
+    **dict.fromkeys(("step", "total", "world_size", "rss_bytes", "cuda_allocated_bytes"), int),
+    "heard": bool,
+}
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
@@ -80,25 +66,19 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 def parse(line: bytes) -> Event | None:
-    """Read one event; None for a line that is none, and for a script's own events."""
-    data = parse_object(line)
-    if data is None:
-        return None
+    """Read one event; None for a line that is none, and for events of other types."""
+    data = parse_object(line) or {}
     try:
         kind = EventType(data["type"])
         at, attempt = float(data["ts"]), data["attempt"]
     except (KeyError, TypeError, ValueError):
         return None
-    if not _is(attempt, int):
+    if type(attempt) is not int:
         return None
-    values = {name: data.get(name) for name in _FIELDS.get(kind, ())}
-    kept = {name: v for name, v in values.items() if _is(v, _FIELDS[kind][name])}
+    kept: dict[str, Any] = {
+        name: value for name, value in data.items() if type(value) is _TYPES.get(name)
+    }
     return Event(at=at, type=kind, attempt=attempt, node=str(data.get("node", "")), **kept)
-
-
-def _is(value: object, wanted: type) -> bool:
-    """Return whether a value has exactly this type: to Python, True is a number as well."""
-    return type(value) is wanted
 
 
 def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:

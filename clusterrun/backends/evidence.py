@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.end import End
-from clusterrun.node.stderr import PREFIX
+from clusterrun.node.printed import last_word
 from clusterrun.outcome import Cause, Outcome, read_world
 from clusterrun.paths import RunPaths
 from clusterrun.run_events import Event, EventType, read_ends
@@ -16,7 +16,6 @@ from clusterrun.state import JobState
 
 UNHEARD = "no rank had asked runtime.should_checkpoint() when all were to save"
 FEW = 8  # files that are looked at before it is known which node is the head
-WORDS_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +130,7 @@ def first_failure(paths: RunPaths, end: End | None, newest: Outcome | None) -> O
         return newest if newest.code and newest.cause.is_failure else None
     if end is None or end.state is not JobState.FAILED:
         return None
-    words = _last_words(paths.batch_output)
+    words = last_word(paths.batch_output)
     if not words:
         return None
     return Outcome(
@@ -144,15 +143,3 @@ def first_failure(paths: RunPaths, end: End | None, newest: Outcome | None) -> O
         cause=Cause.LAUNCHER,
         reason=words,
     )
-
-
-def _last_words(output: Path) -> str:
-    """Read the last line in which the batch script itself reports something."""
-    try:
-        with output.open("rb") as file:
-            file.seek(max(0, output.stat().st_size - WORDS_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
-    own = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
-    return own[-1] if own else ""

@@ -17,9 +17,17 @@ def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
     A line of a node's own scripts, the last one, else the last error.
     """
     lines = _lines(output, since)
-    marks = tuple(f"{PREFIX}{node}: " for node in nodes)
-    own = [line.removeprefix(PREFIX) for line in lines if line.startswith(marks)]
+    own = _own(lines, tuple(f"{PREFIX}{node}: " for node in nodes))
     return next((found[-1] for found in (own, _errors(lines)) if found), "")
+
+
+def last_word(output: Path) -> str:
+    """Find the last line of a script of ours; "" if there is none."""
+    return next(reversed(_own(_lines(output, 0), (PREFIX,))), "")
+
+
+def _own(lines: Iterable[str], marks: tuple[str, ...]) -> list[str]:
+    return [line.removeprefix(PREFIX) for line in lines if line.startswith(marks)]
 
 
 def _errors(lines: Sequence[str]) -> list[str]:

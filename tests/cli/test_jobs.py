@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterrun.cli.list import HEAD
-from clusterrun.outcome import Cause
+from clusterrun.outcome import Cause, Next
 from tests.cli.conftest import Here
 from tests.cli.outcomes import outcome
 
@@ -77,6 +77,38 @@ def test_status_of_a_running_job(here: Here) -> None:
         "logs       clusterrun logs 4711\n"
     )
     assert said.err == ""
+
+
+def test_a_training_that_has_gone_silent_is_not_estimated(here: Here) -> None:
+    root = submitted(here)
+    queue(here, running())
+    then = time.time() - 125
+    steps = [{"type": "step", "step": n, "total": 9, "ts": then + n} for n in (1, 3)]
+    events(root, *steps)
+    assert "step       3/9  1 steps/s, last reported 00:02:0" in here("status", "4711").out
+    slow = {"type": "step", "step": 4, "total": 9, "ts": then + 120}
+    events(root, slow)
+    assert "to go" in here("status", "4711").out
+
+
+def test_a_failure_gives_way_to_why_the_job_waits_now(here: Here) -> None:
+    root = submitted(here)
+    outcome(root, next=Next.REQUEUE)
+    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|BeginTime")
+    said = here("list").out
+    assert "requeued; Slurm holds it back for two minutes" in said
+    assert "killed" not in said
+
+
+def test_what_a_job_says_does_nothing_to_the_terminal(here: Here) -> None:
+    root = submitted(here)
+    words = "a\x1b]52;c;ZWNobw==\x07b\x1b[2J\x1b]0;title\x07c\x9bd"
+    outcome(root, cause=Cause.EXCEPTION, message=words, reason=words)
+    ended(root, "FAILED", 137)
+    for command in (("status", "4711"), ("list",)):
+        said = here(*command)
+        assert "abcd" in said.out
+        assert not set("\x1b\x07\r\x9b") & set(said.out + said.err)
 
 
 def test_status_without_a_job_takes_the_newest_and_says_so(here: Here) -> None:

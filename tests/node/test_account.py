@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from clusterrun.node.endings import Cause, Ending, Failure, NodeError, cancelled
 from clusterrun.node.identity import Identity
 from clusterrun.node.preparation import Attempt
 from clusterrun.node.recovery import LOSSES
-from clusterrun.outcome import Next, Outcome
+from clusterrun.outcome import Next, Outcome, write_outcome
 from clusterrun.paths import RunPaths
 from tests.planning.samples import here
 
@@ -122,6 +123,14 @@ def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
     second.take({"type": "step", "step": 3})
     second.close(Ending.of_first([FAILURE]))
     assert (outcome(paths, 2).step, outcome(paths, 2).checkpoint) == (3, 100)
+
+
+def test_a_successor_that_became_a_requeue_is_told_as_one(paths: RunPaths) -> None:
+    account(paths).close(Ending.of(lost_node("n2", "gone")))
+    first = dataclasses.replace(outcome(paths), next=Next.SUCCESSOR, why="n2 is lost")
+    write_outcome(paths, first)
+    account(paths, 2).open()
+    assert (outcome(paths).next, outcome(paths).why) == (Next.REQUEUE, "n2 is lost")
 
 
 def test_a_cancellation_that_was_a_requeue_is_told_as_one(paths: RunPaths) -> None:

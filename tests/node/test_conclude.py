@@ -299,6 +299,35 @@ def test_what_was_killed_after_a_warning_was_interrupted(
     assert decision.next is Next.REQUEUE
 
 
+NO_MODULE = """Traceback (most recent call last):
+  File "agent.py", line 1, in <module>
+    import psutil
+ModuleNotFoundError: No module named 'psutil'
+srun: error: n1: task 0: Exited with exit code 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"{NO_MODULE}clusterrun: n1: a setup line failed\n", "n1: a setup line failed"),
+        (NO_MODULE, "ModuleNotFoundError: No module named 'psutil'"),
+        ("srun: error: no\n", "the agents exited with status 1 and reported no reason"),
+    ],
+    ids=["a script of a node", "an exception", "nothing"],
+)
+def test_what_an_attempt_printed_tells_why_no_agent_could(run: Run, text: str, reason: str) -> None:
+    run.attempt(1, {"checkpoint": 5})
+    run.paths.batch_output.parent.mkdir()
+    run.paths.batch_output.write_text("clusterrun: n1: of attempt 1\n")
+    run.conclude(1)
+    with run.paths.batch_output.open("a") as output:
+        output.write(f"clusterrun: attempt 1: relaunch: x\n{text}")
+    run.attempt(2)
+    _, outcome = run.conclude(2, 1)
+    assert (outcome.reason, outcome.cause) == (reason, Cause.LAUNCHER)
+
+
 @pytest.mark.parametrize(
     ("left_s", "reason"), [(1800, Reason.SIGNAL), (150, Reason.TIME_LIMIT), (0, Reason.TIME_LIMIT)]
 )
