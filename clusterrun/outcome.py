@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from clusterrun.errors import NodeExit
@@ -148,8 +147,11 @@ class Outcome:
 
 
 def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
-    """Read how an attempt ended: the head's word, else that of nodes that have lost the head."""
-    return _read(paths.outcome(attempt)) or _read(paths.members_outcome(attempt))
+    """Read how an attempt ended; None if nobody could write it, or only in part."""
+    try:
+        return Outcome.from_json(paths.outcome(attempt).read_text(encoding="utf-8"))
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
 
 
 def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
@@ -157,19 +159,7 @@ def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
     write_whole(paths.outcome(outcome.attempt), outcome.to_json())
 
 
-def write_members_outcome(paths: RunPaths, outcome: Outcome) -> None:
-    """Write what a node found that has lost the head."""
-    write_whole(paths.members_outcome(outcome.attempt), outcome.to_json())
-
-
 def read_world(paths: RunPaths, attempt: int) -> tuple[str, ...]:
     """Name the nodes of an attempt in rank order; none before they have met."""
     nodes = (read_json(paths.world(attempt)) or {}).get("nodes", ())
     return tuple(map(str, nodes)) if isinstance(nodes, list) else ()
-
-
-def _read(path: Path) -> Outcome | None:
-    try:
-        return Outcome.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, KeyError, TypeError, ValueError):
-        return None

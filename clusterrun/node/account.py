@@ -14,7 +14,7 @@ from clusterrun.node.conclude import past
 from clusterrun.node.endings import Ending, NodeError, NodeExit
 from clusterrun.node.preparation import Attempt
 from clusterrun.node.recovery import LOSSES
-from clusterrun.outcome import Cause, Next, Outcome, write_members_outcome, write_outcome
+from clusterrun.outcome import Cause, Next, Outcome, write_outcome
 
 
 class Account:
@@ -47,8 +47,8 @@ class Account:
         is_same_job = last.job_id == self._attempt.who.job_id
         was_cancelled = last.cause is Cause.CANCELLED and last.next is Next.STOP
         is_requeued = is_same_job and (was_cancelled or last.next is Next.SUCCESSOR)
-        is_wordless = not self._attempt.paths.outcome(last.attempt).exists()
-        if is_wordless or is_requeued:
+        is_undecided = last.code != 0 and not last.why
+        if is_undecided or is_requeued:
             why = last.why if last.next is Next.SUCCESSOR else "Slurm started the job again"
             with contextlib.suppress(OSError):
                 mended = dataclasses.replace(last, next=Next.REQUEUE, why=why)
@@ -79,14 +79,15 @@ class Account:
         outcome = self._outcome(ending)
         with contextlib.suppress(OSError):
             files.create(paths.verdict(number), f"{ending.code}\n")
-            if not self._attempt.who.is_head:
-                write_members_outcome(paths, outcome)
         if self._attempt.who.is_head:
             with contextlib.suppress(OSError, ValueError):  # another node may be writing it
                 code = int(paths.verdict(number).read_text(encoding="ascii"))
                 outcome = dataclasses.replace(outcome, code=code)
             with contextlib.suppress(OSError):
                 write_outcome(paths, outcome)
+        else:
+            with contextlib.suppress(OSError):  # FileExistsError: the head's word, or another's
+                files.create(paths.outcome(number), outcome.to_json())
 
     def _outcome(self, ending: Ending) -> Outcome:
         who, failure = self._attempt.who, ending.failure

@@ -23,7 +23,7 @@ from clusterrun.backends.reasons import REASONS, explain
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.end import read_end
 from clusterrun.errors import SchedulerUnreachableError
-from clusterrun.outcome import Cause, Next, Outcome, write_members_outcome, write_outcome
+from clusterrun.outcome import Cause, Next, Outcome, write_outcome
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.record import JobRecord
 from clusterrun.run_events import FIRST_BYTES, LAST_BYTES
@@ -409,26 +409,22 @@ def test_what_a_script_tells_of_itself_is_not_taken_for_the_agents_word(runs: Ru
     assert status(made, said(JobState.RUNNING)).notes == ()
 
 
-def ends(made: JobRecord, attempt: int = 1, *, members: bool = False, **values: Any) -> Outcome:
+def ends(made: JobRecord, attempt: int = 1, **values: Any) -> Outcome:
     """Write how an attempt ended."""
     about = {"attempt": attempt, "job_id": "7", "started_at": T0, "ended_at": T0 + 9}
     values = {"nodes": ("n1", "n2"), "code": 123, "cause": Cause.NODE_LOST, "reason": "x", **values}
     made.paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
     outcome = Outcome(**about, **values)
-    (write_members_outcome if members else write_outcome)(made.paths, outcome)
+    write_outcome(made.paths, outcome)
     return outcome
 
 
-def test_of_two_sides_of_a_cut_the_heads_word_counts(runs: RunsDir) -> None:
+def test_of_two_sides_of_a_cut_the_outcome_tells_who_failed(runs: RunsDir) -> None:
     made = make(runs)
     gone = {"type": "failed", "code": 123, "cause": "node_lost", "message": "its agent is gone"}
     events(made.paths, "n2", {**gone, "ts": T0 + 1}, {**gone, "node": "n1", "ts": T0 + 2})
-    ends(made, node="n1", members=True)
-    end(made.paths, "FAILED", 123)
-    failure = status(made, None).failure
-    assert failure is not None
-    assert failure.node == "n1"
     head = ends(made, node="n2")
+    end(made.paths, "FAILED", 123)
     assert status(made, None).failure == head
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from clusterrun.node import conclude as module
 from clusterrun.node.conclude import conclude, past
 from clusterrun.node.recovery import Decision
 from clusterrun.node.told import MARKERS, Told
-from clusterrun.outcome import Cause, Next, Outcome, Reason, write_members_outcome, write_outcome
+from clusterrun.outcome import Cause, Next, Outcome, Reason, write_outcome
 from clusterrun.paths import RunPaths
 from tests.planning.samples import here, on_slurm
 
@@ -113,16 +112,8 @@ def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
     assert (outcome.nodes, outcome.node, outcome.job_id) == (("n1", "n2"), "n1", "42")
 
 
-def test_the_heads_word_counts_more_than_that_of_nodes_that_lost_it(run: Run) -> None:
-    run.attempt(1, {"checkpoint": 100})
-    theirs = Outcome.from_json(run.paths.outcome(1).read_text())
-    write_members_outcome(run.paths, dataclasses.replace(theirs, reason="n1: gone"))
-    assert run.conclude(1)[1].reason == "rank 1 on n2: killed by SIGKILL"
-
-
 def test_where_the_head_is_lost_its_events_tell_how_far_it_came(run: Run) -> None:
     run.attempt(1, LOST)
-    run.paths.outcome(1).rename(run.paths.members_outcome(1))
     run.world(1)
     run.events("n1", {"type": "step", "step": 120, "attempt": 1})
     assert run.conclude(1, 123)[1].step == 120
