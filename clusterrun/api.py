@@ -48,6 +48,8 @@ Wanted = JobSpec | Resolved
 """What can be submitted: a spec as it stands, or one that was loaded with its origins."""
 
 POLL_S: Final = 0.5  # looks at files only; a scheduler is asked every 10 s at most
+POLL_MOST_S: Final = 5.0  # between two looks at a job that stays as it is
+POLL_GROWTH: Final = 1.1
 FORGOTTEN_S: Final = 30.0  # accounting lags behind slurmctld by seconds
 PLACES_OF_ONE_MACHINE: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
@@ -362,6 +364,7 @@ def wait(
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
     known_at = time.monotonic()
     release = Release()
+    pause_s, state = POLL_S, None
     while True:
         seen = status(record)
         if seen.error or seen.state is not JobState.UNKNOWN:
@@ -374,7 +377,9 @@ def wait(
             return seen
         if time.monotonic() >= deadline:
             raise TimeoutError(f"job {record.job_id} is {seen.state.value} after {timeout_s} s")
-        time.sleep(POLL_S)
+        pause_s = min(POLL_MOST_S, pause_s * POLL_GROWTH) if seen.state is state else POLL_S
+        state = seen.state
+        time.sleep(pause_s)
 
 
 def read_logs(

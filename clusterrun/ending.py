@@ -18,15 +18,13 @@ from clusterrun.backends.slurm_query import is_known
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.end import read_end
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
-from clusterrun.outcome import Next, Outcome
+from clusterrun.outcome import Cause, Next, Reason, read_outcome
 from clusterrun.record import JobRecord
 from clusterrun.state import JobState
 
 if TYPE_CHECKING:
     from clusterrun.api import Which
 
-CANCEL: Final = "cancel"  # save, leave, and do not go on
-INTERRUPTED: Final = "interrupted"  # an outcome's cause where the ranks saved and left
 POLL_S: Final = 0.5
 ASK_S: Final = 10.0  # between two questions to the scheduler
 END_S: Final = 15.0  # from the end of an attempt to that of its job
@@ -100,7 +98,7 @@ def _is_submitting(record: JobRecord) -> bool:
     paths = record.paths
     if read_end(paths) is not None:
         return False
-    outcome = _outcome(record, paths.newest_attempt())
+    outcome = read_outcome(paths, paths.newest_attempt())
     return (
         outcome is not None and outcome.job_id == record.job_id and outcome.next is Next.SUCCESSOR
     )
@@ -155,7 +153,7 @@ def _write_request(seen: JobStatus) -> None:
     path = seen.record.paths.request(seen.attempt)
     try:
         with contextlib.suppress(FileExistsError):
-            files.create(path, f"{CANCEL}\n")
+            files.create(path, f"{Reason.CANCEL.value}\n")
     except OSError as error:
         raise ClusterrunError(f"cannot write {path}", cause=str(error)) from error
 
@@ -201,7 +199,7 @@ class _Look:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SavedState:
     """A run's newest checkpoint, when it was saved, and whether the ranks left with it."""
 
     path: Path
@@ -209,7 +207,7 @@ class Saved:
     is_last: bool
 
 
-def saved_since(seen: JobStatus, asked_at: float) -> Saved | None:
+def saved_since(seen: JobStatus, asked_at: float) -> SavedState | None:
     """Find the newest checkpoint of a run, and whether the ranks left with it since then.
 
     A script that saves now and then by itself may have done so meanwhile, and gone on. One that
@@ -224,9 +222,9 @@ def saved_since(seen: JobStatus, asked_at: float) -> Saved | None:
         told, at = str(found.path), found.saved_at
     if told is None or at is None:
         return None
-    outcome = _outcome(seen.record, seen.attempt)
-    has_left = outcome is not None and outcome.cause == INTERRUPTED
-    return Saved(path=Path(told), at=at, is_last=has_left and at >= asked_at)
+    outcome = read_outcome(paths, seen.attempt)
+    has_left = outcome is not None and outcome.cause is Cause.INTERRUPTED
+    return SavedState(path=Path(told), at=at, is_last=has_left and at >= asked_at)
 
 
 def unsaved(record: JobRecord) -> str:
@@ -238,10 +236,3 @@ def has_completed(record: JobRecord) -> bool:
     """Say whether a run has come to its end by itself."""
     end = read_end(record.paths)
     return end is not None and end.state is JobState.COMPLETED
-
-
-def _outcome(record: JobRecord, attempt: int) -> Outcome | None:
-    try:
-        return Outcome.from_json(record.paths.outcome(attempt).read_text())
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from clusterrun import checkpoints
 from clusterrun.paths import RunPaths
+from clusterrun.run_events import Event, EventType, read
 
 SHORTEST_S = 0.5  # between two reports of steps; those of a last step come at once
 
@@ -31,25 +30,25 @@ class Measured:
 
 
 def measure(paths: RunPaths) -> Measured:
-    """Read what the ranks of a run have told."""
-    spans: list[tuple[float, int]] = []
+    """Read what the ranks of a run have reported."""
+    spans: list[float] = []
     steps: list[int] = []
     gpu: list[int] = []
     hosts: dict[tuple[str, int], int] = defaultdict(int)
     before: dict[int, tuple[float, int]] = {}
     for event in _events(paths):
-        attempt = event["attempt"]
-        if event["type"] == "step":
-            now = (float(event["ts"]), int(event["step"]))
-            if attempt in before and now[0] - before[attempt][0] >= SHORTEST_S:
-                spans.append((now[0] - before[attempt][0], now[1] - before[attempt][1]))
-            before[attempt] = now
-            steps.append(now[1])
-        else:
-            hosts[str(event["node"]), attempt] += int(event["rss_bytes"])
-            gpu.append(int(event.get("cuda_allocated_bytes", 0)))
+        if event.type is EventType.PEAKS:
+            hosts[event.node, event.attempt] += event.rss_bytes or 0
+            gpu.append(event.cuda_allocated_bytes or 0)
+        elif event.step is not None:
+            at, step = before.get(event.attempt, (event.at, event.step))
+            # A counter may repeat or restart, as one of each epoch does.
+            if event.at - at >= SHORTEST_S and event.step > step:
+                spans.append((event.at - at) / (event.step - step))
+            before[event.attempt] = (event.at, event.step)
+            steps.append(event.step)
     return Measured(
-        step_s=statistics.median(s / n for s, n in spans if n > 0) if spans else None,
+        step_s=statistics.median(spans) if spans else None,
         steps=max(steps, default=None),
         gpu_bytes=max(gpu, default=0) or None,
         host_bytes=max(hosts.values(), default=None),
@@ -57,29 +56,9 @@ def measure(paths: RunPaths) -> Measured:
     )
 
 
-def _events(paths: RunPaths) -> Iterator[dict[str, Any]]:
-    """Yield the events that tell of steps and of peaks; a damaged line tells nothing."""
+def _events(paths: RunPaths) -> Iterator[Event]:
     for file in sorted(paths.events_dir.glob("*.jsonl")):
-        with open(file, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if '"step"' not in line and '"peaks"' not in line:
-                    continue
-                event = _event(line)
-                if event is not None:
-                    yield event
-
-
-def _event(line: str) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-        kind = event["type"]
-        if kind == "step":
-            int(event["step"]), float(event["ts"])
-        elif kind == "peaks":
-            str(event["node"]), int(event["rss_bytes"]), int(event.get("cuda_allocated_bytes", 0))
-        return event if kind in ("step", "peaks") and isinstance(event["attempt"], int) else None
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return None
+        yield from read(file, (EventType.STEP, EventType.PEAKS))
 
 
 def _checkpoint_bytes(paths: RunPaths) -> int | None:

@@ -154,10 +154,6 @@ class RunPaths:
         """The step that one attempt went on from, as digits; 0 is the beginning."""
         return self.attempt(attempt) / "resumed"
 
-    def members_outcome(self, attempt: int) -> Path:
-        """What nodes that have lost the head found of one attempt; the head's own word wins."""
-        return self.attempt(attempt) / "outcome.members.json"
-
     def followed(self, attempt: int) -> Path:
         """Who sees to what follows one attempt: whoever makes it; a node that does names itself."""
         return self.attempt(attempt) / "followed"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import submitit
@@ -310,6 +311,20 @@ def test_a_run_whose_submission_was_interrupted_cannot_be_cancelled(
 def test_cancel_of_nothing_is_refused(project: Path, jobs: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="no job was named"):
         clusterrun.cancel(*jobs)
+
+
+def test_wait_looks_less_often_at_a_job_that_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = [JobState.PENDING] * 3 + [JobState.RUNNING] * 60 + [JobState.COMPLETED]
+    looks = iter(SimpleNamespace(state=state, error=None) for state in states)
+    pauses: list[float] = []
+    monkeypatch.setattr(api, "find_record", lambda job: SimpleNamespace(job_id=job))
+    monkeypatch.setattr(api, "Release", lambda: lambda _: False)
+    monkeypatch.setattr(api, "status", lambda *_, **__: next(looks))
+    monkeypatch.setattr(api.time, "sleep", pauses.append)
+    assert clusterrun.wait("7").state is JobState.COMPLETED
+    assert (pauses[0], pauses[3], max(pauses)) == (api.POLL_S, api.POLL_S, api.POLL_MOST_S)
 
 
 def test_wait_ends_for_a_job_that_nobody_knows_any_more(

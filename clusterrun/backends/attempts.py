@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-from clusterrun.outcome import Outcome
+from clusterrun.outcome import Cause, Outcome, read_outcome, read_world
 from clusterrun.paths import RunPaths
 
-# Hangs in which nothing of the rank ran: of the node, or of somebody at it, if not of the script.
-_HALTED = ("stopped by a", "blocked in the kernel")
 HALTS = 2  # on one node; once may be chance
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class AttemptSummary:
     """One attempt; `outcome` is None while it runs, and where nobody could write it.
 
     `lost_steps` were done again by a later attempt, `lost_s` is about how long they had taken.
@@ -27,10 +24,10 @@ class Attempt:
     lost_s: float | None = None
 
 
-def read_attempts(paths: RunPaths) -> tuple[Attempt, ...]:
+def read_attempts(paths: RunPaths) -> tuple[AttemptSummary, ...]:
     """Read all attempts of a run, the first one first."""
     numbers = range(1, paths.newest_attempt() + 1)
-    outcomes = {number: _outcome(paths, number) for number in numbers}
+    outcomes = {number: read_outcome(paths, number) for number in numbers}
     return tuple(_attempt(paths, number, outcomes) for number in numbers)
 
 
@@ -38,33 +35,24 @@ def bad_nodes(paths: RunPaths) -> tuple[str, ...]:
     """Name the nodes that gave no sign of life, and those where ranks were halted several times."""
     outcomes = [attempt.outcome for attempt in read_attempts(paths) if attempt.outcome]
     silent = [node for outcome in outcomes for node in outcome.exclude]
-    halts = [outcome.node for outcome in outcomes if _is_halt(outcome)]
+    halts = [outcome.node for outcome in outcomes if outcome.cause is Cause.HALTED]
     halting = [node for node in halts if node and halts.count(node) >= HALTS]
     return tuple(dict.fromkeys((*silent, *halting)))
 
 
-def _is_halt(outcome: Outcome) -> bool:
-    return outcome.cause == "hung" and any(words in outcome.reason for words in _HALTED)
-
-
-def _outcome(paths: RunPaths, number: int) -> Outcome | None:
-    try:
-        return Outcome.from_json(paths.outcome(number).read_text())
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> Attempt:
+def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> AttemptSummary:
     outcome = outcomes[number]
-    nodes = outcome.nodes if outcome else _nodes(paths, number)
-    if outcome is None or outcome.step is None or outcome.cause == "completed":
-        return Attempt(number=number, nodes=nodes, outcome=outcome)
+    nodes = outcome.nodes if outcome else read_world(paths, number)
+    if outcome is None or outcome.step is None or outcome.cause is Cause.COMPLETED:
+        return AttemptSummary(number=number, nodes=nodes, outcome=outcome)
     first = _gone_on_from(paths, number, outcomes)
     lost = max(0, outcome.step - _gone_on_from(paths, number + 1, outcomes))
     done = outcome.step - first
     spent_s = outcome.ended_at - outcome.started_at
     lost_s = spent_s * min(1.0, lost / done) if done > 0 else None
-    return Attempt(number=number, nodes=nodes, outcome=outcome, lost_steps=lost, lost_s=lost_s)
+    return AttemptSummary(
+        number=number, nodes=nodes, outcome=outcome, lost_steps=lost, lost_s=lost_s
+    )
 
 
 def _gone_on_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> int:
@@ -74,10 +62,3 @@ def _gone_on_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | No
     except (OSError, ValueError):
         before = outcomes.get(number - 1)
         return (before.checkpoint if before else None) or 0
-
-
-def _nodes(paths: RunPaths, number: int) -> tuple[str, ...]:
-    try:
-        return tuple(json.loads(paths.world(number).read_text())["nodes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ()

@@ -60,9 +60,9 @@ def remember_ended(cluster: str, answer: Answer) -> None:
     }
     with contextlib.suppress(OSError):
         for job_id, job in settled.items():
-            file = _ended_file(cluster, job_id)
-            _write(file, {job_id: job})
-            _forget_old(file.parent, FORGET_ENDED_S)
+            _write(_ended_file(cluster, job_id), {job_id: job})
+        if settled:
+            _forget_old(_ended_dir(), FORGET_ENDED_S)
 
 
 def recall_ended(cluster: str, job_ids: Sequence[str], since: float = 0.0) -> Answer:
@@ -78,9 +78,13 @@ def recall_ended(cluster: str, job_ids: Sequence[str], since: float = 0.0) -> An
 
 
 def _ended_file(cluster: str, job_id: str) -> Path:
+    return _ended_dir() / f"{_digest((cluster, job_id))}.json"
+
+
+def _ended_dir() -> Path:
     directory = state_dir() / "ended"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return directory / f"{_digest((cluster, job_id))}.json"
+    return directory
 
 
 def _directory() -> Path:

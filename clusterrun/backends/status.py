@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from clusterrun.backends.attempts import Attempt, read_attempts
+from clusterrun.backends.attempts import AttemptSummary, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
 from clusterrun.backends.evidence import (
-    UNHEARD,
     Evidence,
-    Failure,
-    Progress,
+    TrainingProgress,
+    first_failure,
     read_evidence,
 )
 from clusterrun.backends.reasons import PendingReason, explain
 from clusterrun.end import End, read_end
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
-from clusterrun.outcome import Next
+from clusterrun.outcome import Next, Outcome
 from clusterrun.record import JobRecord, continued_by
 from clusterrun.spec import Cluster
 from clusterrun.state import JobState
@@ -46,10 +46,10 @@ class JobStatus:
     exit_signal: int | None = None
     attempt: int = 0
     world_size: int | None = None
-    progress: Progress = field(default_factory=Progress)
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
     checkpoint: str | None = None
-    failure: Failure | None = None
-    attempts: tuple[Attempt, ...] = ()
+    failure: Outcome | None = None
+    attempts: tuple[AttemptSummary, ...] = ()
     notes: tuple[str, ...] = ()
     error: ClusterrunError | None = None
 
@@ -130,16 +130,16 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     state = _state(end, job, evidence)
     waits = state is JobState.PENDING and job is not None
     over = state.is_terminal
-    attempts = read_attempts(record.paths)
+    attempts = _told_apart(read_attempts(record.paths), record, waits=waits)
     start = _started(attempts, evidence) or (job.start if job else None)
     ended = (end.ended_at if end else None) or (job.end if job else None)
     code, number = _exit(end, job) if over else (None, None)
     return JobStatus(
         record=record,
         state=state,
-        reason=job.reason if job and not waits else "",
+        reason=_remark(job, state),
         pending=_pending(record, job, evidence) if waits and job else None,
-        nodelist=(job.nodelist if job else "") or ",".join(evidence.nodes),
+        nodelist=(job.nodelist if job else "") or _nodelist(record, evidence),
         elapsed_s=_elapsed(job, start, ended),
         limit_s=(job.limit_s if job else None) or record.time_minutes * 60 or None,
         expected_start=job.expected_start if job and waits else None,
@@ -151,11 +151,34 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         world_size=evidence.world_size,
         progress=evidence.progress,
         checkpoint=evidence.checkpoint,
-        failure=evidence.failure,
+        failure=first_failure(record.paths, end, attempts[-1].outcome if attempts else None),
         attempts=attempts,
         notes=_notes(record, state, job, answer, evidence),
         error=answer.error if answer and not over else None,
     )
+
+
+def _nodelist(record: JobRecord, evidence: Evidence) -> str:
+    """Name the nodes by the files; simulated ones are all on one host."""
+    return ",".join(evidence.hosts if record.cluster is Cluster.LOCAL else evidence.nodes)
+
+
+def _remark(job: SchedulerJob | None, state: JobState) -> str:
+    """Return the scheduler's remark on the state that is shown, if it says more than that."""
+    is_about_it = job is not None and job.state is state and state is not JobState.PENDING
+    return job.reason if job and is_about_it and job.reason != "NonZeroExitCode" else ""
+
+
+def _told_apart(
+    attempts: tuple[AttemptSummary, ...], record: JobRecord, *, waits: bool
+) -> tuple[AttemptSummary, ...]:
+    """Correct the last attempt: a job that waits itself was requeued instead of followed."""
+    last = attempts[-1].outcome if attempts else None
+    is_requeued = waits and last is not None and last.job_id == record.job_id
+    if last is None or not is_requeued or last.next is not Next.SUCCESSOR:
+        return attempts
+    outcome = dataclasses.replace(last, next=Next.REQUEUE)
+    return (*attempts[:-1], dataclasses.replace(attempts[-1], outcome=outcome))
 
 
 def _state(end: End | None, job: SchedulerJob | None, evidence: Evidence) -> JobState:
@@ -184,7 +207,7 @@ def _later(one: float | None, other: float | None) -> bool:
 
 
 def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> PendingReason:
-    reason = explain(job.reason)
+    reason = explain(job.reason, record.job_id)
     text = ""
     if reason.code == "BeginTime" and evidence.attempt > 0:
         text = "requeued; Slurm holds it back for two minutes"
@@ -201,7 +224,7 @@ def _exit(end: End | None, job: SchedulerJob | None) -> tuple[int | None, int | 
     return (job.exit_code, job.exit_signal) if job else (None, None)
 
 
-def _started(attempts: Sequence[Attempt], evidence: Evidence) -> float | None:
+def _started(attempts: Sequence[AttemptSummary], evidence: Evidence) -> float | None:
     """Say when the allocation of the newest attempt began: with the attempts before it there."""
     start = evidence.started_at
     for attempt in reversed(attempts[:-1]):
@@ -224,7 +247,7 @@ def _notes(
     answer: _Answer | None,
     evidence: Evidence,
 ) -> tuple[str, ...]:
-    is_late = state is JobState.COMPLETED and evidence.unsaved == UNHEARD  # it has done without
+    is_late = state is JobState.COMPLETED and evidence.is_unheard  # it has done without
     notes = [evidence.unsaved] if evidence.unsaved and not is_late else []
     if not record.job_id:
         notes.append("its submission was interrupted; look for it with 'squeue --me'")

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from clusterrun.cli.times import clock, timestamp
 from clusterrun.hostlist import fold_hosts
-from clusterrun.outcome import Next
+from clusterrun.outcome import Cause, Next
 from clusterrun.wording import count
 
 if TYPE_CHECKING:
-    from clusterrun.backends.attempts import Attempt
+    from clusterrun.backends.attempts import AttemptSummary
     from clusterrun.outcome import Outcome
 
 
-def attempt_lines(attempts: Sequence[Attempt], *, is_over: bool) -> Iterator[tuple[str, str]]:
+def attempt_lines(
+    attempts: Sequence[AttemptSummary], *, is_over: bool
+) -> Iterator[tuple[str, str]]:
     """Yield label and text of each attempt; nothing of a run that needed but one.
 
     `is_over`: nothing follows the last; else Slurm may start a job again that it has ended.
     """
     outcomes = [attempt.outcome for attempt in attempts if attempt.outcome]
-    if len(attempts) < 2 and all(outcome.cause == "completed" for outcome in outcomes):
+    if len(attempts) < 2 and all(outcome.cause is Cause.COMPLETED for outcome in outcomes):
         return
     for attempt in attempts:
         is_last = attempt is attempts[-1]
@@ -30,7 +32,7 @@ def attempt_lines(attempts: Sequence[Attempt], *, is_over: bool) -> Iterator[tup
         yield label, f"{attempt.number}  {_text(attempt, is_last=is_last, is_over=is_over)}"
 
 
-def _text(attempt: Attempt, *, is_last: bool, is_over: bool) -> str:
+def _text(attempt: AttemptSummary, *, is_last: bool, is_over: bool) -> str:
     nodes = fold_hosts(attempt.nodes)
     outcome = attempt.outcome
     if outcome is None:
@@ -48,8 +50,8 @@ def _times(outcome: Outcome) -> tuple[str, ...]:
     return f"{start:%m-%d %H:%M:%S}", clock(outcome.ended_at - outcome.started_at)
 
 
-def _facts(attempt: Attempt, outcome: Outcome, *, is_end: bool) -> Iterator[str]:
-    how = " ".join((outcome.reason or outcome.cause).split())
+def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterator[str]:
+    how = " ".join((outcome.reason or outcome.cause.value).split())
     yield how if outcome.step is None else f"{how} at step {outcome.step}"
     if outcome.checkpoint is not None:
         yield f"checkpoint {outcome.checkpoint}"
@@ -57,12 +59,12 @@ def _facts(attempt: Attempt, outcome: Outcome, *, is_end: bool) -> Iterator[str]
         about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
         yield f"lost {count(attempt.lost_steps, 'step')}{about}"
     went_on = outcome.next is Next.STOP and not is_end  # Slurm or a person had it go on
-    if outcome.cause != "completed" and not went_on:
+    if outcome.cause is not Cause.COMPLETED and not went_on:
         has_news = outcome.why not in ("", outcome.reason)
         yield f"{outcome.next.value}: {outcome.why}" if has_news else outcome.next.value
 
 
-def attempt_object(attempt: Attempt) -> dict[str, Any]:
+def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
     """Describe an attempt for JSON; null is what nobody could say."""
     outcome = attempt.outcome
     timed = outcome if outcome and outcome.started_at else None
@@ -74,7 +76,7 @@ def attempt_object(attempt: Attempt) -> dict[str, Any]:
         "end": timestamp(timed.ended_at) if timed else None,
         "elapsed_s": round(timed.ended_at - timed.started_at, 3) if timed else None,
         "code": outcome.code if outcome else None,
-        "cause": outcome.cause if outcome else None,
+        "cause": outcome.cause.value if outcome else None,
         "reason": outcome.reason if outcome else None,
         "step": outcome.step if outcome else None,
         "checkpoint": outcome.checkpoint if outcome else None,

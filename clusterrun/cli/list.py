@@ -100,7 +100,7 @@ def _row(seen: JobStatus) -> tuple[str, ...]:
         str(gpus) if gpus else "-",
         f"{spent} / {limit}",
         step,
-        failure_text(seen.failure) if seen.failure else where_or_why(seen),
+        failure_text(seen.failure) if seen.failure and not seen.pending else where_or_why(seen),
     )
 
 

@@ -155,7 +155,7 @@ class PlainLogs:
         job = next(part.job for part in self.parts if part.job.state is state)
         return Standing(
             state=state,
-            waits_for=explain(job.reason).text if state in WAITING else "",
+            waits_for=explain(job.reason, self.job_id).text if state in WAITING else "",
             elapsed_s=job.elapsed_s,
             exit_code=job.exit_code,
         )

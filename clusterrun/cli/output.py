@@ -13,6 +13,7 @@ from typing import Any, Final, TextIO
 import click
 
 from clusterrun.errors import ClusterrunError, Exit
+from clusterrun.logs.text import strip_controls
 
 # A job on more nodes is submitted, and ended, only after a yes.
 CONFIRM_ABOVE_NODES: Final = 64
@@ -84,14 +85,19 @@ def confirm(question: str, *, otherwise: str) -> None:
         click.get_current_context().exit(Exit.FAILED)
 
 
-def answer(text: str, *, end: str = "\n") -> None:
+def answer(text: str) -> None:
     """Print the result of the command on stdout."""
-    _write(text + end, err=False, session=current_session())
+    _write(_safe(text) + "\n", err=False, session=current_session())
+
+
+def answer_exactly(text: str) -> None:
+    """Print a file that the user may save or pipe on, byte for byte."""
+    _write(text, err=False, session=current_session())
 
 
 def say(text: str) -> None:
     """Print a line beside the result, on stderr."""
-    _write(text + "\n", err=True, session=current_session())
+    _write(_safe(text) + "\n", err=True, session=current_session())
 
 
 def note(text: str) -> None:
@@ -134,7 +140,7 @@ def painted_state(state: str) -> str:
 
 def print_error(error: ClusterrunError, session: Session) -> None:
     """Print an error for people on stderr, and as an object on stdout where JSON was asked for."""
-    _write(_error_text(error) + "\n", err=True, session=session)
+    _write(_safe(_error_text(error)) + "\n", err=True, session=session)
     if session.json:
         _write(json.dumps(_error_object(error), indent=2) + "\n", err=False, session=session)
 
@@ -163,6 +169,13 @@ def _error_object(error: ClusterrunError) -> dict[str, Any]:
 
 def _painted(cell: str, width: int) -> str:
     return painted_state(cell) + " " * (width - len(cell))
+
+
+def _safe(text: str) -> str:
+    """Take out what a job's words could do to a terminal; our own colours stay."""
+    if "\x1b" not in text and text.replace("\n", "").isprintable():
+        return text
+    return "\n".join(strip_controls(line, keep_colours=True) for line in text.split("\n"))
 
 
 def _write(text: str, *, err: bool, session: Session) -> None:

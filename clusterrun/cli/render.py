@@ -115,7 +115,7 @@ def warnings_of(
 def show(prepared: Prepared, *, as_json: bool) -> None:
     """Print the batch script alone, or all files as one object."""
     if not as_json:
-        output.answer(prepared.bundle.script, end="")
+        output.answer_exactly(prepared.bundle.script)
         return
     output.answer_json(
         {

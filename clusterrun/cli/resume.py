@@ -137,7 +137,7 @@ def _failure(plan: Resumption) -> str:
     last = plan.seen.attempts[-1].outcome if plan.seen.attempts else None
     if last is not None:
         at = f" at step {last.step}" if last.step is not None else ""
-        return f"{last.reason or last.cause}{at}"
+        return f"{last.reason or last.cause.value}{at}"
     return failure_text(plan.seen.failure) if plan.seen.failure else plan.seen.state.value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,19 @@ from clusterrun.cli.attempts import attempt_lines, attempt_object
 from clusterrun.cli.times import SECONDS_A_DAY, clock, timestamp
 from clusterrun.errors import Exit, UsageError
 from clusterrun.hostlist import fold_hosts, parse_hostlist
+from clusterrun.outcome import Cause
 from clusterrun.spec import Cluster
 from clusterrun.state import JobState
 from clusterrun.wording import count
 
 if TYPE_CHECKING:
-    from clusterrun.backends.evidence import Failure
+    from clusterrun.backends.evidence import TrainingProgress
     from clusterrun.backends.status import JobStatus
+    from clusterrun.outcome import Outcome
     from clusterrun.record import JobRecord
+
+SILENCE_S = 10.0  # a script that reports its steps does so each second
+SILENT_STEPS = 3  # or less often, if they take longer
 
 
 @click.command()
@@ -158,29 +164,39 @@ def _world(seen: JobStatus) -> str:
 
 
 def _progress(seen: JobStatus) -> str:
-    """Write how far a training is: `380/46880  1.2/s, 10:45:00 to go`."""
+    """Write how far a training is: `380/46880  1.2 steps/s, 10:45:00 to go`."""
     progress = seen.progress
     done = str(progress.step) if progress.total is None else f"{progress.step}/{progress.total}"
-    if not progress.rate_per_s:
-        return done
-    done += f"  {progress.rate_per_s:.3g} steps/s"
+    rate = progress.rate_per_s
+    done += f"  {rate:.3g} steps/s" if rate else ""
     if seen.state is not JobState.RUNNING:
         return done
-    if progress.total is None or progress.step is None or progress.step >= progress.total:
-        return done
-    return f"{done}, {clock((progress.total - progress.step) / progress.rate_per_s)} to go"
+    left = (progress.total or 0) - (progress.step or 0)
+    if silence := _silence(progress):
+        return f"{done}, {silence}"
+    return f"{done}, {clock(left / rate)} to go" if rate and left > 0 else done
 
 
-def failure_text(failure: Failure) -> str:
-    """Name the first failure that a node reported, on one line."""
-    message = " ".join(failure.message.split())
+def _silence(progress: TrainingProgress) -> str:
+    """Say for how long no step was reported, if that is unusual: the estimate is void then."""
+    silent_s = time.time() - (progress.reported_at or 0.0)
+    usual_s = 1.0 / progress.rate_per_s if progress.rate_per_s else SILENCE_S
+    if silent_s <= max(SILENCE_S, SILENT_STEPS * usual_s) or progress.step == progress.total:
+        return ""
+    return f"last reported {clock(silent_s)} ago"
+
+
+def failure_text(failure: Outcome) -> str:
+    """Name the failure that ended an attempt, on one line."""
     how = f"exit {failure.code}" if failure.code else ""
-    if failure.signal:
-        how = "" if message.startswith("killed by") else f"killed by signal {failure.signal}"
-    return ": ".join(part for part in (_who(failure), how, message) if part)
+    if failure.signal:  # a rank's message names its signal
+        how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
+    who = _who(failure) if failure.message else ""  # else the reason names it
+    message = " ".join((failure.message or failure.reason).split())
+    return ": ".join(part for part in (who, how, message) if part)
 
 
-def _who(failure: Failure) -> str:
+def _who(failure: Outcome) -> str:
     if failure.rank is None:
         return f"node {failure.node}" if failure.node else ""
     return f"rank {failure.rank}" + (f" on {failure.node}" if failure.node else "")
@@ -249,6 +265,7 @@ def job_object(seen: JobStatus) -> dict[str, Any]:
             "step": seen.progress.step,
             "total": seen.progress.total,
             "rate_per_s": seen.progress.rate_per_s,
+            "reported": timestamp(seen.progress.reported_at),
         },
         "checkpoint": seen.checkpoint,
         "attempts": [attempt_object(attempt) for attempt in seen.attempts],
@@ -268,13 +285,13 @@ def _reason(seen: JobStatus) -> dict[str, Any] | None:
     return None
 
 
-def _verdict(failure: Failure | None) -> dict[str, Any] | None:
+def _verdict(failure: Outcome | None) -> dict[str, Any] | None:
     if failure is None:
         return None
     return {
         "rank": failure.rank,
         "node": failure.node or None,
         "code": failure.code,
-        "signal": failure.signal,
-        "message": failure.message,
+        "signal": failure.signal or None,
+        "message": failure.message or failure.reason,
     }

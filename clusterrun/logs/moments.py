@@ -5,23 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, tzinfo
-from pathlib import Path
 from typing import Final
 from zoneinfo import ZoneInfo
 
 from clusterrun.durations import parse_seconds
 from clusterrun.errors import UsageError
 from clusterrun.paths import RunPaths
+from clusterrun.run_events import EventType, read
 
 _SPAN: Final = re.compile(r"[0-9]{1,12}[smhd]")
 _AGE: Final = re.compile(rf"(?:{_SPAN.pattern})+\Z")
 _CLOCK: Final = re.compile(r"[0-2]?[0-9]:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?\Z")
 _STEP: Final = re.compile(r"step:([0-9]{1,15})\Z")
-_REPORTED: Final = re.compile(
-    rb'"ts": (?P<ts>[0-9]{1,12}(?:[.][0-9]{1,9})?), '
-    rb'"type": "step", "attempt": (?P<attempt>[0-9]{1,9}),'
-    rb'.*?"step": (?P<step>[0-9]{1,15})\b'
-)
 _HINT: Final = "write 10m, 1h30m, 12:30, 2026-08-01, 2026-08-01T12:30 or step:4000"
 Steps = Callable[[int], int]
 
@@ -111,22 +106,11 @@ def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:
 
 def _reports(paths: RunPaths, attempt: int) -> Iterator[tuple[int, int]]:
     """Yield (epoch µs, step) of an attempt in the order in which they were told."""
-    wanted = str(attempt).encode()
     for path in sorted(paths.events_dir.glob("*.jsonl")):
         found = False
-        for match in _matches(path):
-            if match["attempt"] == wanted:
+        for event in read(path, (EventType.STEP,)):
+            if event.attempt == attempt and event.step is not None:
                 found = True
-                yield round(float(match["ts"]) * 1_000_000), int(match["step"])
+                yield round(event.at * 1_000_000), event.step
         if found:
             return  # rank 0 alone tells of steps, and is on one node
-
-
-def _matches(path: Path) -> Iterator[re.Match[bytes]]:
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if match := _REPORTED.search(line):
-                    yield match
-    except OSError:
-        return

@@ -45,7 +45,7 @@ def strip_controls(text: str, *, keep_colours: bool) -> str:
     if not keep_colours:
         return _CONTROL.sub("", text)
     kept = _CONTROL.sub(lambda match: match["sgr"] or "", text)
-    return kept + _RESET if "\x1b[" in kept else kept
+    return kept + _RESET if "\x1b[" in kept and not kept.endswith(_RESET) else kept
 
 
 def last_state(text: str) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterrun import files
-from clusterrun.node.conclude import VANISHED, past, write_outcome, write_outcome_to
-from clusterrun.node.endings import Cause, Ending, NodeError, NodeExit
+from clusterrun.node.conclude import past
+from clusterrun.node.endings import Ending, NodeError, NodeExit
 from clusterrun.node.preparation import Attempt
 from clusterrun.node.recovery import LOSSES
-from clusterrun.outcome import Next, Outcome
+from clusterrun.outcome import Cause, Next, Outcome, write_outcome
 
 
 class Account:
@@ -35,7 +35,7 @@ class Account:
         self.checkpoint = max(
             (o.checkpoint for o in before if o.checkpoint is not None), default=None
         )
-        vanished = [outcome for outcome in before[-LOSSES:] if outcome.reason == VANISHED]
+        vanished = [outcome for outcome in before[-LOSSES:] if outcome.cause is Cause.VANISHED]
         if len(vanished) == LOSSES:
             text = f"{LOSSES} attempts in a row left no word: each took the batch host with it"
             raise NodeError(NodeExit.NODE_LOST, text)
@@ -45,10 +45,11 @@ class Account:
     def _mend(self, last: Outcome) -> None:
         """Say what came next of an attempt that Slurm ended only to start the job again."""
         is_same_job = last.job_id == self._attempt.who.job_id
-        is_requeued = is_same_job and last.cause == Cause.CANCELLED.value
-        is_wordless = not self._attempt.paths.outcome(last.attempt).exists()
-        if is_wordless or (is_requeued and last.next is Next.STOP):
-            why = "Slurm started the job again"
+        was_cancelled = last.cause is Cause.CANCELLED and last.next is Next.STOP
+        is_requeued = is_same_job and (was_cancelled or last.next is Next.SUCCESSOR)
+        is_undecided = last.code != 0 and not last.why
+        if is_undecided or is_requeued:
+            why = last.why if last.next is Next.SUCCESSOR else "Slurm started the job again"
             with contextlib.suppress(OSError):
                 mended = dataclasses.replace(last, next=Next.REQUEUE, why=why)
                 write_outcome(self._attempt.paths, mended)
@@ -78,14 +79,15 @@ class Account:
         outcome = self._outcome(ending)
         with contextlib.suppress(OSError):
             files.create(paths.verdict(number), f"{ending.code}\n")
-            if not self._attempt.who.is_head:
-                write_outcome_to(paths.members_outcome(number), outcome)
         if self._attempt.who.is_head:
             with contextlib.suppress(OSError, ValueError):  # another node may be writing it
                 code = int(paths.verdict(number).read_text(encoding="ascii"))
                 outcome = dataclasses.replace(outcome, code=code)
             with contextlib.suppress(OSError):
                 write_outcome(paths, outcome)
+        else:
+            with contextlib.suppress(OSError):  # FileExistsError: the head's word, or another's
+                files.create(paths.outcome(number), outcome.to_json())
 
     def _outcome(self, ending: Ending) -> Outcome:
         who, failure = self._attempt.who, ending.failure
@@ -96,11 +98,14 @@ class Account:
             ended_at=time.time(),
             nodes=who.nodes,
             code=ending.code,
-            cause=ending.cause.value,
+            cause=ending.cause,
             reason=ending.reason,
+            interruption=ending.interruption,
             node=failure.node if failure else None,
             rank=failure.rank if failure else None,
             where=(failure.where or None) if failure else None,
+            signal=failure.signal if failure else 0,
+            message=failure.message if failure else "",
             alike=ending.alike,
             step=self._step,
             checkpoint=self.checkpoint,

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clusterrun import checkpoints, files
+from clusterrun import checkpoints
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.hostlist import parse_hostlist
-from clusterrun.node.endings import Cause
+from clusterrun.node import printed
 from clusterrun.node.reach import unreachable
 from clusterrun.node.recovery import Decision, Ground, decide
-from clusterrun.node.request import Reason
+from clusterrun.node.request import read_request
 from clusterrun.node.told import Told
-from clusterrun.outcome import Next, Outcome
+from clusterrun.outcome import (
+    Cause,
+    Next,
+    Outcome,
+    Reason,
+    read_outcome,
+    read_world,
+    write_outcome,
+)
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster
@@ -27,9 +35,9 @@ _CAUSES = {
     int(NodeExit.NODE_UNFIT): Cause.NODE_UNFIT,
     int(NodeExit.RENDEZVOUS_FAILED): Cause.RENDEZVOUS,
 }
-_KILLED = (Cause.SIGNAL.value, Cause.LAUNCHER.value, Cause.CANCELLED.value)
-VANISHED = "it left no word"
-_INTERRUPTIONS = {r.value: r.text for r in (Reason.TIME_LIMIT, Reason.PREEMPT)}
+_KILLED = (Cause.SIGNAL, Cause.LAUNCHER, Cause.CANCELLED)
+_INTERRUPTIONS = (Reason.TIME_LIMIT, Reason.PREEMPT)  # after which Slurm takes the nodes
+EARLY_S = 120.0  # Slurm warns up to a minute early, and the ranks take their time to leave
 
 
 def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> Decision:
@@ -41,10 +49,11 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     plan = _plan(paths)
     told = _told(paths, number)
     before = [_as_told(outcome, told) for outcome in past(paths, number)]
-    newest = _read(paths, number) or _of_members(paths, number)
-    newest = newest or _wordless(paths, number, code, env)
+    newest = read_outcome(paths, number) or _wordless(paths, number, code, env, before)
+    newest = _unless_interrupted(paths, newest, plan.cluster)
     newest = dataclasses.replace(
-        _unless_interrupted(paths, newest, plan.cluster),
+        _unless_signalled([*before, newest], plan, env),
+        printed_bytes=printed.size(paths.batch_output),
         step=told.ended.get(number) if newest.step is None else newest.step,
         checkpoint=_saved(paths, [*before, newest], told),
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
@@ -53,7 +62,7 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
         _ground(plan, env),
         saved_before=_saved_before(paths, number),
         savers=told.savers,
-        is_ending=_requested(paths, number) in _INTERRUPTIONS,
+        is_ending=read_request(paths.request(number)) in _INTERRUPTIONS,
     )
     decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
     outcome = dataclasses.replace(
@@ -78,10 +87,7 @@ def past(paths: RunPaths, number: int) -> list[Outcome]:
     more.
     """
     first = _first(paths, number)
-    return [
-        _read(paths, n) or _of_members(paths, n) or _vanished(paths, n)
-        for n in range(first, number)
-    ]
+    return [read_outcome(paths, n) or _vanished(paths, n) for n in range(first, number)]
 
 
 def _vanished(paths: RunPaths, number: int) -> Outcome:
@@ -90,10 +96,10 @@ def _vanished(paths: RunPaths, number: int) -> Outcome:
         job_id="",
         started_at=0.0,
         ended_at=0.0,
-        nodes=_world(paths, number),
+        nodes=read_world(paths, number),
         code=int(NodeExit.NODE_LOST),
-        cause=Cause.NODE_LOST.value,
-        reason=VANISHED,
+        cause=Cause.VANISHED,
+        reason="it left no report",
         next=Next.REQUEUE,
     )
 
@@ -103,32 +109,14 @@ def _first(paths: RunPaths, number: int) -> int:
     return 1 + max((n for n in range(1, number) if paths.earlier_end(n).exists()), default=0)
 
 
-def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
-    """Write outcome.json whole, readable by its owner only."""
-    write_outcome_to(paths.outcome(outcome.attempt), outcome)
-
-
-def write_outcome_to(path: Path, outcome: Outcome) -> None:
-    """Write an outcome whole, readable by its owner only."""
-    files.write_whole(path, outcome.to_json())
-
-
-def _of_members(paths: RunPaths, number: int) -> Outcome | None:
-    """Read what the other nodes found where the head has left no word."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return Outcome.from_json(paths.members_outcome(number).read_text())
-    return None
-
-
-def _read(paths: RunPaths, number: int) -> Outcome | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return Outcome.from_json(paths.outcome(number).read_text())
-    return None
-
-
-def _wordless(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -> Outcome:
-    """Say what can be said where the agents left no outcome."""
-    nodes = _world(paths, number)
+def _wordless(
+    paths: RunPaths, number: int, code: int, env: Mapping[str, str], before: Sequence[Outcome]
+) -> Outcome:
+    """Report what is known when the agents left no outcome."""
+    nodes = read_world(paths, number)
+    since = before[-1].printed_bytes if before else 0
+    hosts = (*_allocated(env), socket.gethostname())
+    message = printed.last_reason(paths.batch_output, since, hosts)
     return Outcome(
         attempt=number,
         job_id=env.get("SLURM_JOB_ID") or env.get("CLUSTERRUN_LOCAL_JOB_ID", ""),
@@ -136,8 +124,9 @@ def _wordless(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -
         ended_at=time.time(),
         nodes=nodes,
         code=code,
-        cause=_CAUSES.get(code, Cause.LAUNCHER).value,
-        reason=f"the agents left without a word, with status {code}",
+        cause=_CAUSES.get(code, Cause.LAUNCHER),
+        reason=message or f"the agents exited with status {code} and reported no reason",
+        message=message,
         node=next(iter(nodes), None),
     )
 
@@ -147,26 +136,44 @@ def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Ou
 
     A run that a person ends does not go on, whatever its ranks died of while they saved.
     """
-    requested = _requested(paths, found.attempt)
-    if requested == Reason.CANCEL.value and found.cause != Cause.INTERRUPTED.value:
-        return dataclasses.replace(found, cause=Cause.CANCELLED.value)
+    requested = read_request(paths.request(found.attempt))
+    if requested is Reason.CANCEL and found.cause is not Cause.INTERRUPTED:
+        return dataclasses.replace(found, cause=Cause.CANCELLED)
     if found.cause not in _KILLED:
         return found
-    why = _INTERRUPTIONS.get(requested)
     # Of a preemption only the agents are told; the batch shell hears of all other ends.
-    if not requested and found.cause == Cause.CANCELLED.value and cluster is Cluster.SLURM:
-        why = _INTERRUPTIONS[Reason.PREEMPT.value]
-    if why is None:
+    if requested is None and found.cause is Cause.CANCELLED and cluster is Cluster.SLURM:
+        requested = Reason.PREEMPT
+    if requested not in _INTERRUPTIONS:
         return found
     code = int(NodeExit.INTERRUPTED)
-    return dataclasses.replace(found, code=code, cause=Cause.INTERRUPTED.value, reason=why)
+    return _interrupted(dataclasses.replace(found, code=code), requested)
 
 
-def _requested(paths: RunPaths, number: int) -> str:
-    """Return who interrupted an attempt, as one word; "" where nobody did."""
-    with contextlib.suppress(OSError, ValueError):
-        return paths.request(number).read_text().strip()
-    return ""
+def _interrupted(found: Outcome, reason: Reason) -> Outcome:
+    return dataclasses.replace(
+        found, cause=Cause.INTERRUPTED, interruption=reason, reason=reason.text
+    )
+
+
+def _unless_signalled(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> Outcome:
+    """Tell a signal that somebody sent from Slurm's warning: the time that is left decides."""
+    newest = history[-1]
+    is_near = _left_s(history, plan, env) <= plan.warning_s + EARLY_S
+    if newest.interruption is not Reason.TIME_LIMIT or is_near:
+        return newest
+    return _interrupted(newest, Reason.SIGNAL)
+
+
+def _left_s(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> float:
+    """Return how much of the job's time was left when its newest attempt ended."""
+    newest = history[-1]
+    if env.get("SLURM_JOB_END_TIME", "").isdigit():
+        return int(env["SLURM_JOB_END_TIME"]) - newest.ended_at
+    if not plan.time_minutes:
+        return float("inf")
+    start = next(o.started_at for o in history if o.job_id == newest.job_id)
+    return start + plan.time_minutes * 60 - newest.ended_at
 
 
 def _saved(paths: RunPaths, history: Sequence[Outcome], told: Told) -> int | None:
@@ -190,28 +197,25 @@ def _as_told(outcome: Outcome, told: Told) -> Outcome:
 
 def _saved_before(paths: RunPaths, number: int) -> int:
     """Find the newest checkpoint of the attempts that count no more; -1 where there is none."""
-    earlier = [_read(paths, n) for n in range(1, _first(paths, number))]
+    earlier = [read_outcome(paths, n) for n in range(1, _first(paths, number))]
     return max((o.checkpoint for o in earlier if o and o.checkpoint is not None), default=-1)
 
 
 def _told(paths: RunPaths, number: int) -> Told:
     attempts = range(_first(paths, number), number + 1)
-    heads = [nodes[0] for n in attempts if (nodes := _world(paths, n))]
+    heads = [nodes[0] for n in attempts if (nodes := read_world(paths, n))]
     return Told.by(paths, heads, attempts)
-
-
-def _world(paths: RunPaths, number: int) -> tuple[str, ...]:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return tuple(json.loads(paths.world(number).read_text())["nodes"])
-    return ()
 
 
 def _ground(plan: Plan, env: Mapping[str, str]) -> Ground:
     if plan.cluster is Cluster.LOCAL:
         nodes = tuple(f"local{rank}" for rank in range(plan.nodes))
         return Ground(plan=plan, allocated=nodes, unreachable=lambda nodes: ())
+    return Ground(plan=plan, allocated=_allocated(env), unreachable=unreachable)
+
+
+def _allocated(env: Mapping[str, str]) -> tuple[str, ...]:
     try:
-        allocated = tuple(parse_hostlist(env.get("SLURM_JOB_NODELIST", "")))
+        return tuple(parse_hostlist(env.get("SLURM_JOB_NODELIST", "")))
     except ClusterrunError:
-        allocated = ()
-    return Ground(plan=plan, allocated=allocated, unreachable=unreachable)
+        return ()

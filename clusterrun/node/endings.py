@@ -8,10 +8,10 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from clusterrun.errors import NodeExit
+from clusterrun.outcome import Cause, Reason
 
 __all__ = [
     "Cause",
@@ -43,24 +43,6 @@ class NodeError(Exception):
         self.code = int(code)
         self.message = message
         self.is_told = is_told
-
-
-class Cause(str, Enum):
-    """The kind of a failure."""
-
-    EXCEPTION = "exception"
-    EXIT = "exit"
-    SIGNAL = "signal"
-    WORLD = "world"
-    WORLD_ELSEWHERE = "world_elsewhere"  # broken, but not by the node that noticed
-    LAUNCHER = "launcher"
-    NODE_LOST = "node_lost"
-    NODE_UNFIT = "node_unfit"
-    RENDEZVOUS = "rendezvous"
-    CANCELLED = "cancelled"
-    HUNG = "hung"
-    INTERRUPTED = "interrupted"  # the ranks saved and left, or were to
-    COMPLETED = "completed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +148,7 @@ class Ending:
     failure: Failure | None = None
     alike: int = 0
     cause: Cause = Cause.COMPLETED
+    interruption: Reason | None = None
 
     @classmethod
     def of(cls, failure: Failure) -> Ending:
@@ -198,16 +181,19 @@ class Ending:
         """Write the ending as JSON data."""
         failure = self.failure.to_data() if self.failure else None
         about = {"code": self.code, "reason": self.reason, "failure": failure}
-        return {**about, "alike": self.alike, "cause": self.cause.value}
+        about |= {"alike": self.alike, "cause": self.cause.value}
+        return {**about, "interruption": self.interruption.value if self.interruption else None}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Ending:
         """Read what `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         failure = Failure.from_data(data["failure"]) if data.get("failure") else None
+        interruption = data.get("interruption")
         return cls(
             code=int(data["code"]),
             reason=str(data["reason"]),
             failure=failure,
             alike=int(data.get("alike", 0)),
             cause=Cause(data.get("cause", Cause.COMPLETED)),
+            interruption=Reason(interruption) if interruption else None,
         )

@@ -89,7 +89,7 @@ class HangWatch:
                 rank=suspect.rank if suspect else None,
                 code=int(NodeExit.HUNG),
                 signal=0,
-                cause=Cause.HUNG,
+                cause=Cause.HALTED if suspect and suspect.is_halted else Cause.HUNG,
                 message=text,
                 where=suspect.where.partition(" ")[0] if suspect else "",
             )

@@ -127,7 +127,9 @@ class Interruption:
     def _interrupted(self) -> Ending:
         reason = self.reason or Reason.PREEMPT
         code = NodeExit.CANCELLED if reason is Reason.CANCEL else NodeExit.INTERRUPTED
-        return Ending(code=int(code), reason=reason.text, cause=Cause.INTERRUPTED)
+        return Ending(
+            code=int(code), reason=reason.text, cause=Cause.INTERRUPTED, interruption=reason
+        )
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

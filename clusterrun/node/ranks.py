@@ -13,7 +13,8 @@ from typing import Any
 
 from clusterrun.node.endings import Cause, Failure
 from clusterrun.node.processes import exit_and_signal, is_running, wait_status
-from clusterrun.node.spool import EventReader, Spool
+from clusterrun.node.spool import Spool
+from clusterrun.run_events import EventReader
 
 LAST_WORDS_S = 3.0  # how long a rank that said that it failed may take to leave
 _CAUSES = {cause.value: cause for cause in Cause}

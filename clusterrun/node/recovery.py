@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from clusterrun.errors import NodeExit
-from clusterrun.node.endings import Cause
-from clusterrun.outcome import Next, Outcome
+from clusterrun.outcome import Cause, Next, Outcome, Reason
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import Cluster, OnInterrupt
 from clusterrun.state import JobState
@@ -17,23 +16,24 @@ from clusterrun.wording import count
 FRUITLESS = 2  # attempts that may die one after the other without a new checkpoint
 LOSSES = 5  # the same, those that lost a node included, or that only made up for lost checkpoints
 PREEMPTIONS = 20  # the same, of preemptions: whoever sends SIGTERM may be taken for Slurm
-PREEMPTED = "preempted"
 MEETINGS = 2  # tries to bring the nodes together
 
 # What another try would only repeat.
 _LASTING = {
     **dict.fromkeys(
-        (Cause.WORLD.value, Cause.WORLD_ELSEWHERE.value),
+        (Cause.WORLD, Cause.WORLD_ELSEWHERE),
         "the ranks did not become one world; another try would not either",
     ),
-    Cause.NODE_UNFIT.value: "a node is unfit, as another try would find too",
+    Cause.NODE_UNFIT: "a node is unfit, as another try would find too",
 }
+_LOST = (Cause.NODE_LOST, Cause.VANISHED)
 # What may be the first sign of a lost node.
-_LOSSES = (
-    Cause.NODE_LOST.value,
-    Cause.LAUNCHER.value,
-    Cause.HUNG.value,
-    Cause.RENDEZVOUS.value,
+_LOSS_SIGNS = (
+    *_LOST,
+    Cause.LAUNCHER,
+    Cause.HUNG,
+    Cause.HALTED,
+    Cause.RENDEZVOUS,
 )
 
 
@@ -70,18 +70,19 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
     newest = history[-1]
     if newest.code == 0:
         return _stop("complete")
-    if newest.cause == Cause.CANCELLED.value:
+    if newest.cause is Cause.CANCELLED:
         return _stop("cancelled")
-    if newest.cause == Cause.INTERRUPTED.value:
+    if newest.cause is Cause.INTERRUPTED:
         return _after_interruption(history, ground)
     if newest.cause in _LASTING:
         return _stop(_LASTING[newest.cause])
     if ground.plan.cluster is Cluster.SLURM and _never_started(history):
         return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
-    reason = _futile(history, ground)
-    if reason:  # a person who goes on may want to know which nodes are bad
-        return _stop(reason, (*newest.exclude, *_lost(newest, ground)))
-    return _again(newest, ground)
+    lost = _lost(newest, ground)
+    reason = _futile(history, ground, is_lost=bool(lost))
+    if reason:  # a person who resumes may want to know which nodes are bad
+        return _stop(reason, (*newest.exclude, *lost))
+    return _again(newest, ground, lost)
 
 
 def _never_started(history: Sequence[Outcome]) -> bool:
@@ -92,7 +93,7 @@ def _never_started(history: Sequence[Outcome]) -> bool:
 
 def _is_unstarted(outcome: Outcome) -> bool:
     """Say whether no agent came as far as to meet the others, as where Slurm refuses a step."""
-    return outcome.cause == Cause.LAUNCHER.value and not outcome.nodes
+    return outcome.cause is Cause.LAUNCHER and not outcome.nodes
 
 
 def _stop(why: str, exclude: tuple[str, ...] = ()) -> Decision:
@@ -103,7 +104,7 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
     newest = history[-1]
     if newest.code == NodeExit.CANCELLED:
         return _stop("cancelled")
-    if newest.reason == PREEMPTED:
+    if newest.interruption is Reason.PREEMPT:
         if len(_unsaved(history, ground)) >= PREEMPTIONS:
             return _stop(f"{PREEMPTIONS} attempts were ended without a new checkpoint")
     elif len(_blamed(_fruitless(history, ground))) >= FRUITLESS:
@@ -123,8 +124,8 @@ def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> De
     return Decision(next=step, why=why, exclude=exclude)
 
 
-def _futile(history: Sequence[Outcome], ground: Ground) -> str:
-    """Say why no other try is made; empty where one is."""
+def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str:
+    """Return why no other try is made; "" if one is."""
     plan = ground.plan
     newest = history[-1]
     failed = [outcome for outcome in history if _is_failure(outcome)]
@@ -136,9 +137,10 @@ def _futile(history: Sequence[Outcome], ground: Ground) -> str:
         what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
         return f"{what} failed alike at {newest.where}: a fault of the script"
     fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
-    if newest.cause == Cause.RENDEZVOUS.value and len(stuck) < LOSSES:
+    if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:
         return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
-    if plan.max_restarts is None and newest.checkpoint is None:
+    is_lost |= newest.cause in _LOST  # that says nothing about the script
+    if plan.max_restarts is None and newest.checkpoint is None and not is_lost:
         return "no checkpoint was saved from which to go on"
     if len(_blamed(fruitless)) >= FRUITLESS or len(stuck) >= LOSSES:
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
@@ -148,11 +150,7 @@ def _futile(history: Sequence[Outcome], ground: Ground) -> str:
 
 def _is_failure(outcome: Outcome) -> bool:
     """Say whether an end counts against --max-restarts: one of the training's own."""
-    is_from_outside = outcome.cause in (
-        Cause.INTERRUPTED.value,
-        Cause.CANCELLED.value,
-        Cause.NODE_LOST.value,
-    )
+    is_from_outside = outcome.cause in (Cause.INTERRUPTED, Cause.CANCELLED, *_LOST)
     return outcome.code != 0 and not is_from_outside and not _is_unstarted(outcome)
 
 
@@ -162,7 +160,7 @@ def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
 
 
 def _not_preempted(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    return [outcome for outcome in outcomes if outcome.reason != PREEMPTED]
+    return [outcome for outcome in outcomes if outcome.interruption is not Reason.PREEMPT]
 
 
 def _unsaved(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
@@ -188,7 +186,7 @@ def _saved(outcome: Outcome) -> int:
 
 def _blamed(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Leave out the attempts whose end says little about the training: those that lost a node."""
-    return [outcome for outcome in outcomes if outcome.cause != Cause.NODE_LOST.value]
+    return [outcome for outcome in outcomes if outcome.cause not in _LOST]
 
 
 def _repeated(history: Sequence[Outcome]) -> int:
@@ -201,9 +199,8 @@ def _repeated(history: Sequence[Outcome]) -> int:
     return count
 
 
-def _again(newest: Outcome, ground: Ground) -> Decision:
+def _again(newest: Outcome, ground: Ground, lost: tuple[str, ...]) -> Decision:
     """Start again at once on the nodes that are left, or else through the queue."""
-    lost = _lost(newest, ground)
     exclude = tuple(dict.fromkeys((*newest.exclude, *lost)))
     if ground.is_ending:
         return _in_the_queue(ground, newest.reason, exclude)
@@ -221,4 +218,4 @@ def _lost(newest: Outcome, ground: Ground) -> tuple[str, ...]:
     Both sides of a cut blame the other, and the first sign of a lost node may be a hang: all are
     asked.
     """
-    return ground.unreachable(newest.nodes) if newest.cause in _LOSSES else ()
+    return ground.unreachable(newest.nodes) if newest.cause in _LOSS_SIGNS else ()

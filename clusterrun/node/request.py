@@ -3,32 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from enum import Enum
 from pathlib import Path
 
 from clusterrun import files
-
-
-class Reason(str, Enum):
-    """Why an attempt is interrupted."""
-
-    END = "end"
-    CANCEL = "cancel"
-    TIME_LIMIT = "time-limit"
-    PREEMPT = "preempt"
-
-    @property
-    def text(self) -> str:
-        """Word it for people."""
-        return _TEXTS[self]
-
-
-_TEXTS = {
-    Reason.END: "cancelled",
-    Reason.CANCEL: "cancelled, after a checkpoint",
-    Reason.TIME_LIMIT: "the time limit",
-    Reason.PREEMPT: "preempted",
-}
+from clusterrun.outcome import Reason as Reason
 
 
 def read_request(path: Path) -> Reason | None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import socket
 import tempfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clusterrun.node.processes import is_running
 
@@ -157,27 +154,3 @@ def _is_mine(entry: os.DirEntry[str]) -> bool:
     with contextlib.suppress(OSError):
         return entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.getuid()
     return False
-
-
-class EventReader:
-    """Read whole lines of a file of events as they come."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the events since the last call; a line that is no event is passed over."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    yield event

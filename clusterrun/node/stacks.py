@@ -50,6 +50,11 @@ class Place:
     state: str = ""
     stack: int = 0
 
+    @property
+    def is_halted(self) -> bool:
+        """Whether the process is there and does not run."""
+        return self.state in _STATES.values()
+
 
 async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[Place]:
     """Ask the ranks for their stacks, give them a moment, and say where each is."""

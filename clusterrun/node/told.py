@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,6 +11,7 @@ from pathlib import Path
 from clusterrun import checkpoints
 from clusterrun.checkpoints import IncompleteError
 from clusterrun.paths import RunPaths
+from clusterrun.run_events import EventType, read
 
 MARKERS = 8  # of a run that keeps hundreds, each lists all files of all ranks
 
@@ -36,18 +36,18 @@ class Told:
         told = cls()
         for attempt, step in islice(_marked(paths.checkpoints_dir), MARKERS):
             if attempt in attempts:
-                told._take(attempt, "checkpoint", step)
+                told._take(attempt, EventType.CHECKPOINT, step)
         for node in sorted(set(heads)):
-            for attempt, kind, step in _steps(paths.events(node)):
-                if attempt in attempts:
-                    told._take(attempt, kind, step)
+            for event in read(paths.events(node), (EventType.STEP, EventType.CHECKPOINT)):
+                if event.attempt in attempts and event.step is not None:
+                    told._take(event.attempt, event.type, event.step)
         return told
 
-    def _take(self, attempt: int, kind: str, step: int) -> None:
-        if kind == "step":
+    def _take(self, attempt: int, kind: EventType, step: int) -> None:
+        if kind is EventType.STEP:
             self.began[attempt] = min(step, self.began.get(attempt, step))
             self.ended[attempt] = max(step, self.ended.get(attempt, step))
-        elif kind == "checkpoint":
+        elif kind is EventType.CHECKPOINT:
             self.saved.setdefault(attempt, set()).add(step)
 
     def newest(self, attempt: int) -> int | None:
@@ -76,21 +76,3 @@ def _marked(directory: Path) -> Iterator[tuple[int, int]]:
             with contextlib.suppress(IncompleteError):
                 found, _ = checkpoints.read_marker(path)
                 yield found.attempt, found.step
-
-
-def _steps(path: Path) -> Iterator[tuple[int, str, int]]:
-    with contextlib.suppress(OSError), path.open(errors="replace") as lines:
-        for line in lines:
-            if '"step"' in line and (found := _step(line)):
-                yield found
-
-
-def _step(line: str) -> tuple[int, str, int] | None:
-    try:
-        event = json.loads(line)
-        attempt, kind, step = event["attempt"], event["type"], event["step"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    if isinstance(attempt, int) and isinstance(step, int):
-        return attempt, str(kind), step
-    return None

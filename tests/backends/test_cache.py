@@ -149,6 +149,17 @@ def test_a_job_that_ended_before_this_one_was_submitted_is_another_of_its_number
     assert stubs.calls("squeue")[-1][3] == "--jobs=7,8"
 
 
+def test_to_remember_many_ended_jobs_looks_for_old_ones_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[Path] = []
+    monkeypatch.setattr(cache, "_forget_old", lambda directory, _: looks.append(directory))
+    ended = {str(n): job(state=JobState.FAILED, exit_code=1, end=5.0) for n in range(50)}
+    cache.remember_ended("", ended)
+    assert len(cache.recall_ended("", list(ended))) == 50
+    assert len(looks) == 1
+
+
 def test_a_job_that_ended_just_now_is_asked_about_again(stubs: Stubs) -> None:
     stubs.add("squeue", "exit 0")
     stubs.add("sacct", f"echo '7|FAILED|3:0|n1|2|10|1795000000|{int(time.time()) - 5}|None'")

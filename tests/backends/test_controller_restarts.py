@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from clusterrun.backends.local import LocalBackend
-from clusterrun.outcome import Next, Outcome
+from clusterrun.outcome import Cause, Next, Outcome, Reason
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.spec import OnInterrupt
 from clusterrun.state import JobState
@@ -40,9 +40,14 @@ if [[ $CLUSTERRUN_LOCAL_NODE_RANK == 0 ]]; then
 fi
 while [[ ! -e {root}/done.$2 ]]; do sleep 0.05; done
 """
-KILLED = {"code": 137, "cause": "signal", "reason": "rank 1 on local1: killed by SIGKILL"}
-PREEMPTED = {"code": 125, "cause": "interrupted", "reason": "preempted"}
-CANCELLED = {"code": 124, "cause": "interrupted", "reason": "cancelled, after a checkpoint"}
+KILLED = {"code": 137, "cause": Cause.SIGNAL, "reason": "rank 1 on local1: killed by SIGKILL"}
+PREEMPTED = {
+    "code": 125,
+    "cause": Cause.INTERRUPTED,
+    "interruption": Reason.PREEMPT,
+    "reason": "preempted",
+}
+CANCELLED = {"code": 124, "cause": Cause.INTERRUPTED, "reason": "cancelled, after a checkpoint"}
 
 
 class Site:
@@ -139,7 +144,7 @@ def test_agents_that_die_without_a_word_do_not_go_on_for_ever(site: Site) -> Non
     job_id, paths = site.start(NODE.replace("exit 0", "kill -KILL $$"))
     assert site.end(job_id) == (JobState.FAILED, 137)
     assert attempts(paths) == ["1", "2", "3"]
-    assert outcome(paths, 2).reason == "the agents left without a word, with status 137"
+    assert outcome(paths, 2).reason == "the agents exited with status 137 and reported no reason"
 
 
 def test_what_the_nodes_of_an_attempt_leave_behind_does_not_run_beside_the_next(site: Site) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,17 @@ from clusterrun import record
 from clusterrun.backends import layout
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.evidence import (
-    HEAD_BYTES,
-    TAIL_BYTES,
-    Failure,
-    Progress,
+    TrainingProgress,
     read_evidence,
 )
 from clusterrun.backends.reasons import REASONS, explain
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.end import read_end
 from clusterrun.errors import SchedulerUnreachableError
-from clusterrun.outcome import Next, Outcome
+from clusterrun.outcome import Cause, Next, Outcome, write_outcome
 from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.record import JobRecord
+from clusterrun.run_events import FIRST_BYTES, LAST_BYTES
 from clusterrun.spec import Cluster
 from clusterrun.state import JobState
 
@@ -134,7 +133,7 @@ def test_the_time_of_a_job_counts_its_restarts_in_place(
     made = make(runs)
     first = Outcome(
         **{"attempt": 1, "job_id": "7", "started_at": T0, "ended_at": T0 + 49, "nodes": ("n1",)},
-        **{"code": 137, "cause": "signal", "reason": "killed", "next": Next(what_followed)},
+        **{"code": 137, "cause": Cause.SIGNAL, "reason": "killed", "next": Next(what_followed)},
     )
     (made.paths.attempts_dir / "2").mkdir(parents=True)
     made.paths.outcome(1).parent.mkdir()
@@ -315,11 +314,34 @@ def test_p24_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) ->
             True,
         ),
         ("AReasonOf2031", "AReasonOf2031", None),
+        (
+            "QOSMaxCpuPerJobLimit",
+            "asks for more CPUs per job than the QOS allows; it will not start",
+            False,
+        ),
+        (
+            "QOSMaxMemoryPerNode",
+            "asks for more memory per node than the QOS allows; it will not start",
+            False,
+        ),
+        (
+            "AssocMaxMemPerNode",
+            "asks for more memory per node than the account allows; it will not start",
+            False,
+        ),
+        (
+            "AssocMaxGRESPerJob",
+            "asks for more GPUs per job than the account allows; it will not start",
+            False,
+        ),
+        ("QOSMaxWallDurationPerJobLimit", "--time exceeds the limit of the QOS", False),
+        ("ReservationInvalid", "its reservation is not valid; it will not start", False),
+        ("JobHeldUser", "held by you; release it: scontrol release 7", False),
         ("", "the scheduler has not looked at it yet", True),
     ],
 )
 def test_reasons_are_put_in_plain_words(reason: str, text: str, can_start: bool | None) -> None:
-    found = explain(reason)
+    found = explain(reason, "7")
     assert (found.text, found.can_start) == (text, can_start)
 
 
@@ -332,7 +354,7 @@ def test_no_reason_shouts_or_ends_in_a_full_stop() -> None:
 # What the nodes wrote
 
 
-def test_progress_world_checkpoint_and_failure_come_from_the_newest_attempt(
+def test_progress_world_and_checkpoint_come_from_the_newest_attempt(
     runs: RunsDir,
 ) -> None:
     made = make(runs)
@@ -345,22 +367,16 @@ def test_progress_world_checkpoint_and_failure_come_from_the_newest_attempt(
         {"type": "step", "step": 10, "total": 100, "ts": T0 + 10},
         {"type": "step", "step": 30, "total": 100, "ts": T0 + 20},
         {"type": "checkpoint", "path": "/c/30", "step": 30, "ts": T0 + 21},
-        {"type": "failed", "rank": 4, "code": 1, "message": "later", "ts": T0 + 31},
         attempt=2,
     )
-    events(
-        made.paths,
-        "n2",
-        {"type": "started", "host": "n2", "ts": T0 + 1.5},
-        {"type": "failed", "rank": 5, "code": 3, "message": "first", "ts": T0 + 30},
-        attempt=2,
-    )
+    events(made.paths, "n2", {"type": "started", "host": "n2", "ts": T0 + 1.5}, attempt=2)
     found = read_evidence(made.paths)
     assert found.attempt == 2
     assert (found.nodes, found.world_size, found.started_at) == (("n1", "n2"), 8, T0 + 1)
-    assert found.progress == Progress(step=30, total=100, rate_per_s=2.0)
+    assert found.progress == TrainingProgress(
+        step=30, total=100, rate_per_s=2.0, reported_at=T0 + 20
+    )
     assert found.checkpoint == "/c/30"
-    assert found.failure == Failure(node="n2", rank=5, code=3, signal=None, message="first")
 
 
 def test_a_save_that_failed_is_noted_until_one_succeeds(runs: RunsDir) -> None:
@@ -399,63 +415,118 @@ def test_what_a_script_tells_of_itself_is_not_taken_for_the_agents_word(runs: Ru
     assert status(made, said(JobState.RUNNING)).notes == ()
 
 
-def test_being_cancelled_is_no_failure(runs: RunsDir) -> None:
+def ends(made: JobRecord, attempt: int = 1, **values: Any) -> Outcome:
+    """Write how an attempt ended."""
+    about = {"attempt": attempt, "job_id": "7", "started_at": T0, "ended_at": T0 + 9}
+    values = {"nodes": ("n1", "n2"), "code": 123, "cause": Cause.NODE_LOST, "reason": "x", **values}
+    made.paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
+    outcome = Outcome(**about, **values)
+    write_outcome(made.paths, outcome)
+    return outcome
+
+
+def test_of_two_sides_of_a_cut_the_outcome_tells_who_failed(runs: RunsDir) -> None:
     made = make(runs)
-    events(
-        made.paths,
-        "n1",
-        {"type": "failed", "code": 124, "cause": "cancelled", "message": "cancelled"},
-    )
-    assert read_evidence(made.paths).failure is None
-    events(
-        made.paths, "n1", {"type": "failed", "rank": 1, "code": 124, "cause": "exit", "ts": T0 + 1}
-    )
-    assert read_evidence(made.paths).failure is not None
+    gone = {"type": "failed", "code": 123, "cause": "node_lost", "message": "its agent is gone"}
+    events(made.paths, "n2", {**gone, "ts": T0 + 1}, {**gone, "node": "n1", "ts": T0 + 2})
+    head = ends(made, node="n2")
+    end(made.paths, "FAILED", 123)
+    assert status(made, None).failure == head
 
 
-WENT_ON = """clusterrun: attempt 1: successor: the time limit
-clusterrun: job 8 goes on with the run
-"""
-NO_MODULE = """Traceback (most recent call last):
-  File "agent.py", line 1, in <module>
-    import psutil
-ModuleNotFoundError: No module named 'psutil'
-srun: error: n1: task 0: Exited with exit code 1
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (
-            "clusterrun: a setup line failed\nclusterrun: attempt 2: stop: it would again\n",
-            "a setup",
-        ),
-        (f"{NO_MODULE}clusterrun: attempt 2: stop: 2 attempts died\n", "ModuleNotFoundError: No"),
-        ("srun: error: no\nclusterrun: attempt 2: stop: 2 attempts died\n", "attempt 2: stop: 2"),
-    ],
-    ids=["what a script of ours said", "an exception before our own words", "what was decided"],
-)
-def test_a_failure_before_any_event_is_told_by_the_last_attempts_output(
-    runs: RunsDir, text: str, why: str
-) -> None:
+@pytest.mark.parametrize("cause", [Cause.CANCELLED, Cause.INTERRUPTED])
+def test_being_cancelled_or_interrupted_is_no_failure(runs: RunsDir, cause: Cause) -> None:
     made = make(runs)
-    made.paths.attempt(2).mkdir(parents=True)
+    ends(made, code=124, cause=cause)
+    assert status(made, None).failure is None
+    ends(made, code=124, cause=Cause.EXIT)
+    assert status(made, None).failure is not None
+
+
+def test_a_failure_of_an_earlier_attempt_is_none_of_the_newest(runs: RunsDir) -> None:
+    made = make(runs)
+    ends(made)
+    made.paths.attempt(2).mkdir()
+    assert status(made, said(JobState.RUNNING)).failure is None
+
+
+def test_a_script_that_could_not_conclude_is_heard(runs: RunsDir) -> None:
+    made = make(runs)
+    made.paths.attempt(1).mkdir(parents=True)
     made.paths.batch_output.parent.mkdir(exist_ok=True)
-    made.paths.batch_output.write_text(WENT_ON + text)
+    made.paths.batch_output.write_text("clusterrun: python cannot start\nsrun: error: no\n")
     end(made.paths, "FAILED", 1)
-    failure = read_evidence(made.paths).failure
+    failure = status(made, None).failure
     assert failure is not None
-    assert failure.message.startswith(why)
+    assert (failure.code, failure.reason) == (1, "python cannot start")
+
+
+def test_a_job_that_was_requeued_instead_of_followed_says_so(runs: RunsDir) -> None:
+    made = make(runs)
+    ends(made, next=Next.SUCCESSOR, why="n2 is lost")
+    (attempt,) = status(made, said(JobState.PENDING, reason="BeginTime")).attempts
+    assert attempt.outcome is not None
+    assert attempt.outcome.next is Next.REQUEUE
+    (attempt,) = status(made, said(JobState.COMPLETING)).attempts
+    assert attempt.outcome is not None
+    assert attempt.outcome.next is Next.SUCCESSOR
+
+
+def test_a_remark_of_slurms_that_says_nothing_more_is_left_out(runs: RunsDir) -> None:
+    made = make(runs)
+    end(made.paths, "CANCELLED", 124)
+    assert (
+        status(made, said(JobState.FAILED, reason="NonZeroExitCode", source="sacct")).reason == ""
+    )
+    assert status(made, said(JobState.CANCELLED, reason="Limits")).reason == "Limits"
+
+
+def test_only_the_heads_events_are_read(runs: RunsDir) -> None:
+    made = make(runs)
+    for node in ("n1", "n2"):
+        events(made.paths, node, {"type": "started", "host": node})
+    made.paths.world(1).write_text(json.dumps({"nodes": ["n2", "n1"]}))
+    with noted_opens() as opened:
+        found = read_evidence(made.paths)
+    assert found.nodes == ("n2", "n1")
+    assert [path.name for path in opened if path.suffix == ".jsonl"] == ["n2.jsonl"]
+
+
+@contextlib.contextmanager
+def noted_opens() -> Iterator[list[Path]]:
+    """Note which files are opened by their paths."""
+    opened: list[Path] = []
+    real = Path.open
+
+    def noting(path: Path, *args: Any, **kwargs: Any) -> Any:
+        opened.append(path)
+        return real(path, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", noting)
+        yield opened
+
+
+def test_the_world_of_a_restarted_run_is_found_far_into_a_long_file(runs: RunsDir) -> None:
+    made = make(runs)
+    many = (FIRST_BYTES + LAST_BYTES) // 40
+    rows = [{"type": "step", "step": step, "ts": T0 + step} for step in range(many)]
+    events(made.paths, "n1", {"type": "world_ready", "world_size": 4}, *rows)
+    again = [{**row, "ts": row["ts"] + many} for row in rows]
+    begin = {"type": "world_ready", "world_size": 8, "ts": T0 + many}
+    events(made.paths, "n1", begin, *again, attempt=2)
+    found = read_evidence(made.paths)
+    assert (found.world_size, found.progress.step) == (8, many - 1)
+    assert found.progress.rate_per_s == pytest.approx(1.0)
 
 
 def test_a_long_file_is_read_at_its_ends(runs: RunsDir) -> None:
     made = make(runs)
     events(made.paths, "n1", {"type": "started", "host": "n1"})
-    many = (HEAD_BYTES + TAIL_BYTES) // 60
+    many = (FIRST_BYTES + LAST_BYTES) // 60
     rows = [{"type": "step", "step": step, "ts": T0 + step} for step in range(many)]
     events(made.paths, "n1", *rows)
-    assert made.paths.events("n1").stat().st_size > HEAD_BYTES + TAIL_BYTES
+    assert made.paths.events("n1").stat().st_size > FIRST_BYTES + LAST_BYTES
     found = read_evidence(made.paths)
     assert found.nodes == ("n1",)
     assert found.progress.step == many - 1
@@ -467,9 +538,13 @@ def test_lines_that_are_no_events_harm_nothing(runs: RunsDir) -> None:
     events(made.paths, "n1", {"type": "step", "step": 1, "total": None})
     with made.paths.events("n1").open("ab") as file:
         file.write(b'\n\xff\xfe\n[1]\n{"ts": "x"}\n{"type": "step", "ts": 5}\n{"ts": 17')
-    assert read_evidence(made.paths).progress == Progress(step=1)
+    assert read_evidence(made.paths).progress == TrainingProgress(step=1, reported_at=T0)
 
 
 def test_a_run_that_never_started_has_no_evidence(runs: RunsDir) -> None:
     found = read_evidence(make(runs).paths)
-    assert (found.attempt, found.nodes, found.failure, found.progress) == (0, (), None, Progress())
+    assert (found.attempt, found.nodes, found.progress) == (
+        0,
+        (),
+        TrainingProgress(),
+    )

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.attempts import bad_nodes, read_attempts
-from clusterrun.outcome import Next
+from clusterrun.outcome import Cause, Next
 from clusterrun.paths import RunPaths
 from tests.cli.conftest import Here
+from tests.cli.outcomes import outcome
 from tests.cli.test_jobs import ended, queue, running, submitted
-from tests.cli.test_resume import outcome
 
 HELD = "4711|PENDING||0:00|1:00:00|1795257574|N/A|BeginTime"
 
@@ -86,7 +86,7 @@ def test_the_attempts_stand_in_json_too(here: Here) -> None:
         "end": "1970-01-01T00:19:00.000Z",
         "elapsed_s": 140.0,
         "code": 137,
-        "cause": "signal",
+        "cause": Cause.SIGNAL,
         "reason": "rank 1 on node18: killed by SIGKILL",
         "step": 140,
         "checkpoint": 100,
@@ -115,14 +115,14 @@ def test_an_attempt_that_left_no_word_has_no_times(here: Here) -> None:
 
 def test_a_run_that_needed_one_attempt_shows_none(here: Here) -> None:
     root = submitted(here)
-    outcome(root, 1, cause="completed", reason="", code=0)
+    outcome(root, 1, cause=Cause.COMPLETED, reason="", code=0)
     ended(root, "COMPLETED", 0)
     assert "attempts" not in here("status", "4711").out
 
 
 def test_nothing_is_lost_where_the_ranks_saved_before_they_left(here: Here) -> None:
     root = submitted(here)
-    outcome(root, 1, cause="interrupted", reason="time limit", step=140, checkpoint=140)
+    outcome(root, 1, cause=Cause.INTERRUPTED, reason="time limit", step=140, checkpoint=140)
     ended(root, "TIMEOUT", 125)
     (line,) = lines(here("status", "4711").out, "attempts")
     assert line.endswith("time limit at step 140; checkpoint 140; stop")
@@ -130,7 +130,7 @@ def test_nothing_is_lost_where_the_ranks_saved_before_they_left(here: Here) -> N
 
 def test_an_attempt_that_slurm_ended_is_no_stop_while_the_job_waits(here: Here) -> None:
     root = submitted(here)
-    outcome(root, 1, cause="cancelled", reason="node17: cancelled")
+    outcome(root, 1, cause=Cause.CANCELLED, reason="node17: cancelled")
     queue(here, HELD)
     (line,) = lines(here("status", "4711").out, "attempts")
     assert line.endswith("checkpoint 100; lost 40 steps (about 00:00:40)")
@@ -174,34 +174,28 @@ def test_a_rank_or_an_agent_that_died_is_no_evidence_against_its_node(
 
 
 def test_nodes_that_gave_no_sign_of_life_are_bad_whatever_was_seen_first(tmp_path: Path) -> None:
-    outcome(tmp_path, 1, cause="node_lost", node="node1", exclude=("node2",))
-    outcome(tmp_path, 2, cause="launcher", node="node1", exclude=("node2", "node3"))
+    outcome(tmp_path, 1, cause=Cause.NODE_LOST, node="node1", exclude=("node2",))
+    outcome(tmp_path, 2, cause=Cause.LAUNCHER, node="node1", exclude=("node2", "node3"))
     assert bad_nodes(RunPaths(root=tmp_path)) == ("node2", "node3")
-
-
-STOPPED = "rank 1 stopped by a signal; 3 ranks (as rank 0) at train.py:9 in step"
-BLOCKED = "rank 1 blocked in the kernel, by a file system or a driver"
-BUSY = "rank 1 at train.py:9 in step"
 
 
 @pytest.mark.parametrize(
     ("hangs", "bad"),
     [
-        ([("node1", STOPPED)], ()),
-        ([("node1", STOPPED), ("node2", STOPPED)], ()),
-        ([("node1", STOPPED), ("node2", STOPPED), ("node1", BLOCKED)], ("node1",)),
-        ([("node1", BUSY), ("node1", BUSY)], ()),
-        ([("node1", BUSY), ("node1", BLOCKED)], ()),
-        ([(None, BLOCKED), (None, BLOCKED)], ()),
+        ([("node1", Cause.HALTED)], ()),
+        ([("node1", Cause.HALTED), ("node2", Cause.HALTED)], ()),
+        ([("node1", Cause.HALTED), ("node2", Cause.HALTED), ("node1", Cause.HALTED)], ("node1",)),
+        ([("node1", Cause.HUNG), ("node1", Cause.HUNG)], ()),
+        ([("node1", Cause.HUNG), ("node1", Cause.HALTED)], ()),
+        ([(None, Cause.HALTED), (None, Cause.HALTED)], ()),
     ],
     ids=["once", "two nodes", "twice", "busy", "busy and once", "unnamed"],
 )
 def test_a_node_is_bad_where_ranks_halted_twice(
-    tmp_path: Path, hangs: list[tuple[str | None, str]], bad: tuple[str, ...]
+    tmp_path: Path, hangs: list[tuple[str | None, Cause]], bad: tuple[str, ...]
 ) -> None:
-    for attempt, (node, reason) in enumerate(hangs, 1):
-        reason = f"no step ended for 900 s: {reason}"
-        outcome(tmp_path, attempt, cause="hung", node=node, reason=reason)
+    for attempt, (node, cause) in enumerate(hangs, 1):
+        outcome(tmp_path, attempt, cause=cause, node=node, reason="stopped by a signal")
     assert bad_nodes(RunPaths(root=tmp_path)) == bad
 
 

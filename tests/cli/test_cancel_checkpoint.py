@@ -14,10 +14,11 @@ import pytest
 
 from clusterrun import checkpoints, ending
 from clusterrun.cli import cancel
-from clusterrun.outcome import Next
+from clusterrun.outcome import Cause, Next
 from tests.cli.conftest import Here
+from tests.cli.outcomes import outcome
 from tests.cli.test_jobs import ended, events, queue, running, submitted
-from tests.cli.test_resume import checkpoint, outcome
+from tests.cli.test_resume import checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,8 @@ def leaving(here: Here, root: Path, *deeds: str) -> None:
         f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})",
         "from pathlib import Path",
         "from tests.cli.test_jobs import ended",
-        "from tests.cli.test_resume import checkpoint, outcome",
+        "from tests.cli.outcomes import outcome",
+        "from tests.cli.test_resume import checkpoint",
         f"root = Path({str(root)!r})",
         *deeds,
     ]
@@ -227,7 +229,7 @@ def test_cancel_ends_the_job_by_which_the_run_was_about_to_go_on(here: Here) -> 
     """It is submitted from inside the job, and known to nobody when that is cancelled."""
     root = submitted(here)
     queue(here, running(), running("4712"))
-    outcome(root, cause="interrupted", code=125, next=Next.SUCCESSOR)
+    outcome(root, cause=Cause.INTERRUPTED, code=125, next=Next.SUCCESSOR)
     later = followed(root, "later.json")
     here.program("scancel", f"(sleep 0.5; mv -f {later} {root}/job.json) > /dev/null 2>&1 &")
     assert here("cancel", "4711").code == 0
@@ -238,7 +240,7 @@ def test_cancel_ends_the_job_by_which_the_run_was_about_to_go_on(here: Here) -> 
 def test_cancel_ends_the_job_by_which_the_run_has_gone_on_meanwhile(here: Here, state: str) -> None:
     """It may train already when Slurm says how the one before stands."""
     root = at_work(here)
-    outcome(root, cause="interrupted", code=125, next=Next.SUCCESSOR)
+    outcome(root, cause=Cause.INTERRUPTED, code=125, next=Next.SUCCESSOR)
     later = followed(root, "later.json")
     queue(here, running().replace("RUNNING", state), running("4712"))
     asked = here.bin / "squeue"

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from clusterrun.cli.list import HEAD
+from clusterrun.outcome import Cause, Next
 from tests.cli.conftest import Here
+from tests.cli.outcomes import outcome
 
 SQUEUE = "printf '%s\\n' "
 
@@ -53,12 +55,13 @@ def ended(root: Path, state: str, code: int | None) -> None:
 def test_status_of_a_running_job(here: Here) -> None:
     root = submitted(here)
     queue(here, running())
+    now = time.time()
     events(
         root,
         {"type": "started", "host": "node17"},
         {"type": "world_ready", "world_size": 2},
-        {"type": "step", "step": 100, "total": 1100, "ts": 100.0},
-        {"type": "step", "step": 200, "total": 1100, "ts": 150.0},
+        {"type": "step", "step": 100, "total": 1100, "ts": now - 50},
+        {"type": "step", "step": 200, "total": 1100, "ts": now},
         {"type": "checkpoint", "path": "/saved/200", "step": 200},
     )
     said = here("status", "4711")
@@ -74,6 +77,38 @@ def test_status_of_a_running_job(here: Here) -> None:
         "logs       clusterrun logs 4711\n"
     )
     assert said.err == ""
+
+
+def test_a_training_that_has_gone_silent_is_not_estimated(here: Here) -> None:
+    root = submitted(here)
+    queue(here, running())
+    then = time.time() - 125
+    steps = [{"type": "step", "step": n, "total": 9, "ts": then + n} for n in (1, 3)]
+    events(root, *steps)
+    assert "step       3/9  1 steps/s, last reported 00:02:0" in here("status", "4711").out
+    slow = {"type": "step", "step": 4, "total": 9, "ts": then + 120}
+    events(root, slow)
+    assert "to go" in here("status", "4711").out
+
+
+def test_a_failure_gives_way_to_why_the_job_waits_now(here: Here) -> None:
+    root = submitted(here)
+    outcome(root, next=Next.REQUEUE)
+    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|BeginTime")
+    said = here("list").out
+    assert "requeued; Slurm holds it back for two minutes" in said
+    assert "killed" not in said
+
+
+def test_what_a_job_says_does_nothing_to_the_terminal(here: Here) -> None:
+    root = submitted(here)
+    words = "a\x1b]52;c;ZWNobw==\x07b\x1b[2J\x1b]0;title\x07c\x9bd"
+    outcome(root, cause=Cause.EXCEPTION, message=words, reason=words)
+    ended(root, "FAILED", 137)
+    for command in (("status", "4711"), ("list",)):
+        said = here(*command)
+        assert "abcd" in said.out
+        assert not set("\x1b\x07\r\x9b") & set(said.out + said.err)
 
 
 def test_status_without_a_job_takes_the_newest_and_says_so(here: Here) -> None:
@@ -126,15 +161,15 @@ def test_status_of_a_pending_job_says_why_it_waits(here: Here) -> None:
 def test_status_of_a_failed_job_names_the_first_failure(here: Here) -> None:
     root = submitted(here)
     message = "RuntimeError: no such\n  tokenizer"
-    failure = {"rank": 3, "code": 1, "signal": None, "message": message}
-    events(root, {"type": "failed", **failure}, node="node18")
+    failure = {"rank": 3, "code": 1, "message": message}
+    outcome(root, cause=Cause.EXCEPTION, node="node18", **failure)
     ended(root, "FAILED", 1)
     said = here("status", "4711", "--exit-status")
     assert said.code == 3
     assert "failed     rank 3 on node18: exit 1: RuntimeError: no such tokenizer\n" in said.out
     assert "world      2 nodes x 1 rank, not formed\n" in said.out
     answer = json.loads(here("status", "4711", "--json").out)
-    assert answer["verdict"] == {"node": "node18", **failure}
+    assert answer["verdict"] == {"node": "node18", "signal": None, **failure}
     assert answer["exit"] == {"code": 1, "signal": None}
     assert answer["end"] == "1970-01-01T00:00:07.500Z"
     assert here("status", "4711").code == 0
@@ -189,7 +224,8 @@ def test_ctrl_c_while_waiting_gives_130_and_no_traceback(here: Here) -> None:
 def test_list_shows_what_runs_and_why_the_rest_does_not(here: Here) -> None:
     failed = submitted(here, "4698", "-N2", "--gpus-per-node", "4", "train.py")
     ended(failed, "FAILED", 1)
-    events(failed, {"type": "failed", "rank": 1, "code": 1, "message": "CUDA out of memory"})
+    oom = {"rank": 1, "node": "node17", "code": 1, "message": "CUDA out of memory"}
+    outcome(failed, cause=Cause.EXCEPTION, step=None, **oom)
     submitted(here, "4711", "-J", "a-name-that-is-longer-than-any-column-would-be", "train.py")
     submitted(here, "4713")
     queue(here, running("4711"), "4713|PENDING||0:00|UNLIMITED|N/A|N/A|Priority")

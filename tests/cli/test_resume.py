@@ -16,33 +16,14 @@ from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm import SlurmBackend
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.conclude import past
-from clusterrun.outcome import Outcome
+from clusterrun.outcome import Cause
 from clusterrun.paths import RunPaths
 from clusterrun.record import JobRecord, read
 from tests.cli.conftest import Here
+from tests.cli.outcomes import outcome
 from tests.cli.test_jobs import ended, queue, running, submitted
 
 FAILED = "4711|FAILED|node[17-18]|0:31:09|1-00:00:00|1000|2000|NonZeroExitCode"
-
-
-def outcome(root: Path, attempt: int = 1, **said: Any) -> Outcome:
-    """Say how an attempt ended."""
-    values: dict[str, Any] = {
-        "attempt": attempt,
-        "job_id": "4711",
-        "started_at": 1000.0,
-        "ended_at": 1140.0,
-        "nodes": ("node17", "node18"),
-        "code": 137,
-        "cause": "signal",
-        "reason": "rank 1 on node18: killed by SIGKILL",
-        "step": 140,
-        "checkpoint": 100,
-    }
-    made = Outcome(**{**values, **said})
-    (root / "attempts" / str(attempt)).mkdir(parents=True, exist_ok=True)
-    (root / "attempts" / str(attempt) / "outcome.json").write_text(made.to_json())
-    return made
 
 
 def checkpoint(root: Path, step: int, *, world: int = 2, **settings: Any) -> Path:
@@ -330,8 +311,8 @@ def test_shards_of_another_strategy_are_refused(here: Here, settings: dict[str, 
 
 def test_nodes_with_evidence_against_them_are_left_out(here: Here) -> None:
     root = failed(here, "-N2", "-x", "node3", "train.py")
-    outcome(root, 1, cause="node_lost", node="node18", exclude=("node18",))
-    outcome(root, 2, cause="hung", exclude=("node17",))
+    outcome(root, 1, cause=Cause.NODE_LOST, node="node18", exclude=("node18",))
+    outcome(root, 2, cause=Cause.HUNG, exclude=("node17",))
     said = here("resume", "4711", "--exclude-bad")
     assert said.code == 0
     assert "  changes    slurm.exclude: node3 -> node[3,17-18]\n" in said.err
@@ -484,7 +465,7 @@ def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: Here) -> Non
 
 def test_resubmit_leaves_out_bad_nodes_too(here: Here) -> None:
     root = failed(here)
-    outcome(root, 1, cause="node_lost", node="node18", exclude=("node18",))
+    outcome(root, 1, cause=Cause.NODE_LOST, node="node18", exclude=("node18",))
     said = here("resubmit", "4711", "--exclude-bad", "--json")
     answer = json.loads(said.out)
     assert answer["schema"] == "clusterrun.resubmit/1"

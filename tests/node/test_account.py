@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from clusterrun.node.endings import Cause, Ending, Failure, NodeError, cancelled
 from clusterrun.node.identity import Identity
 from clusterrun.node.preparation import Attempt
 from clusterrun.node.recovery import LOSSES
-from clusterrun.outcome import Next, Outcome
+from clusterrun.outcome import Next, Outcome, write_outcome
 from clusterrun.paths import RunPaths
 from tests.planning.samples import here
 
@@ -93,11 +94,12 @@ def test_a_good_end_names_nobody(paths: RunPaths) -> None:
 
 def test_the_heads_word_wins_over_that_of_a_node_that_lost_it(paths: RunPaths) -> None:
     """Both sides of a cut blame the other; the status is that of the first."""
-    lost_head = lost_node("n1", "its agent is gone")
-    account(paths, rank=1).close(Ending.of(lost_head))
+    lost_head = Ending.of(lost_node("n1", "its agent is gone"))
+    account(paths, rank=1).close(lost_head)
+    assert outcome(paths).node == "n1"
     account(paths).close(Ending.of(lost_node("n2", "its agent is gone")))
+    account(paths, rank=2).close(lost_head)
     assert (outcome(paths).node, paths.verdict(1).read_text()) == ("n2", "123\n")
-    assert Outcome.from_json(paths.members_outcome(1).read_text()).node == "n1"
 
 
 def test_a_setup_line_that_failed_is_not_talked_over(paths: RunPaths) -> None:
@@ -124,6 +126,14 @@ def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
     assert (outcome(paths, 2).step, outcome(paths, 2).checkpoint) == (3, 100)
 
 
+def test_a_successor_that_became_a_requeue_is_told_as_one(paths: RunPaths) -> None:
+    account(paths).close(Ending.of(lost_node("n2", "gone")))
+    first = dataclasses.replace(outcome(paths), next=Next.SUCCESSOR, why="n2 is lost")
+    write_outcome(paths, first)
+    account(paths, 2).open()
+    assert (outcome(paths).next, outcome(paths).why) == (Next.REQUEUE, "n2 is lost")
+
+
 def test_a_cancellation_that_was_a_requeue_is_told_as_one(paths: RunPaths) -> None:
     account(paths).close(Ending.of_first([cancelled("n1")]))
     account(paths, 2).open()
@@ -135,9 +145,16 @@ def test_a_cancellation_that_was_a_requeue_is_told_as_one(paths: RunPaths) -> No
 
 def test_what_was_decided_of_a_failure_is_not_changed_later(paths: RunPaths) -> None:
     account(paths).close(Ending.of_first([FAILURE]))
-    before = outcome(paths)
+    before = dataclasses.replace(outcome(paths), why="no checkpoint was saved")
+    write_outcome(paths, before)
     account(paths, 2).open()
     assert outcome(paths) == before
+
+
+def test_a_failure_that_nobody_decided_on_was_followed_by_slurm(paths: RunPaths) -> None:
+    account(paths).close(Ending.of_first([FAILURE]))
+    account(paths, 2).open()
+    assert outcome(paths).next is Next.REQUEUE
 
 
 def test_an_older_checkpoint_does_not_hide_a_newer(paths: RunPaths) -> None:

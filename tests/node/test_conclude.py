@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,15 +11,15 @@ import pytest
 
 from clusterrun import checkpoints
 from clusterrun.node import conclude as module
-from clusterrun.node.conclude import conclude, past, write_outcome, write_outcome_to
+from clusterrun.node.conclude import conclude, past
 from clusterrun.node.recovery import Decision
 from clusterrun.node.told import MARKERS, Told
-from clusterrun.outcome import Next, Outcome
+from clusterrun.outcome import Cause, Next, Outcome, Reason, write_outcome
 from clusterrun.paths import RunPaths
 from tests.planning.samples import here, on_slurm
 
 ON_SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n[1-3]"}
-LOST = {"code": 123, "cause": "node_lost", "reason": "n2: its agent is gone", "node": "n2"}
+LOST = {"code": 123, "cause": Cause.NODE_LOST, "reason": "n2: its agent is gone", "node": "n2"}
 
 
 class Run:
@@ -38,7 +37,7 @@ class Run:
     def attempt(self, number: int, outcome: Mapping[str, Any] | None = None) -> None:
         self.paths.attempt(number).mkdir()
         about = {"attempt": number, "job_id": "42", "started_at": 1.0, "ended_at": 2.0}
-        killed = {"code": 137, "cause": "signal", "reason": "rank 1 on n2: killed by SIGKILL"}
+        killed = {"code": 137, "cause": Cause.SIGNAL, "reason": "rank 1 on n2: killed by SIGKILL"}
         if outcome is not None:
             values = {**about, "nodes": ("n1", "n2"), **killed, **outcome}
             write_outcome(self.paths, Outcome(**values))
@@ -47,7 +46,7 @@ class Run:
         self.paths.world(number).write_text(json.dumps({"nodes": ["n1", "n2"]}))
 
     def events(self, node: str, *events: Mapping[str, Any]) -> None:
-        lines = "".join(f"{json.dumps(event)}\n" for event in events)
+        lines = "".join(f"{json.dumps({'ts': 1.0, **event})}\n" for event in events)
         self.paths.events(node).write_text(f"{lines}half a li")
 
     def conclude(self, number: int, code: int = 137, **env: str) -> tuple[Decision, Outcome]:
@@ -108,21 +107,13 @@ def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
     decision, outcome = run.conclude(1, 137)
     assert decision.next is Next.RELAUNCH
     assert (outcome.code, outcome.cause) == (137, "launcher")
-    assert outcome.reason == "the agents left without a word, with status 137"
+    assert outcome.reason == "the agents exited with status 137 and reported no reason"
     assert (outcome.step, outcome.checkpoint) == (120, 100)
     assert (outcome.nodes, outcome.node, outcome.job_id) == (("n1", "n2"), "n1", "42")
 
 
-def test_the_heads_word_counts_more_than_that_of_nodes_that_lost_it(run: Run) -> None:
-    run.attempt(1, {"checkpoint": 100})
-    theirs = Outcome.from_json(run.paths.outcome(1).read_text())
-    write_outcome_to(run.paths.members_outcome(1), dataclasses.replace(theirs, reason="n1: gone"))
-    assert run.conclude(1)[1].reason == "rank 1 on n2: killed by SIGKILL"
-
-
 def test_where_the_head_is_lost_its_events_tell_how_far_it_came(run: Run) -> None:
     run.attempt(1, LOST)
-    run.paths.outcome(1).rename(run.paths.members_outcome(1))
     run.world(1)
     run.events("n1", {"type": "step", "step": 120, "attempt": 1})
     assert run.conclude(1, 123)[1].step == 120
@@ -293,9 +284,62 @@ def test_what_was_killed_after_a_warning_was_interrupted(
 ) -> None:
     run.attempt(1, {"cause": cause, "checkpoint": 100})
     run.paths.request(1).write_text(f"{request_word}\n")
-    decision, outcome = run.conclude(1)
-    assert (outcome.cause, outcome.reason) == ("interrupted", reason)
+    decision, outcome = run.conclude(1, SLURM_JOB_END_TIME="60")
+    assert (outcome.cause, outcome.reason) == (Cause.INTERRUPTED, reason)
+    assert outcome.interruption is Reason(request_word)
     assert decision.next is Next.REQUEUE
+
+
+NO_MODULE = """Traceback (most recent call last):
+  File "agent.py", line 1, in <module>
+    import psutil
+ModuleNotFoundError: No module named 'psutil'
+srun: error: n1: task 0: Exited with exit code 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"{NO_MODULE}clusterrun: n1: a setup line failed\n", "n1: a setup line failed"),
+        (NO_MODULE, "ModuleNotFoundError: No module named 'psutil'"),
+        ("srun: error: no\n", "the agents exited with status 1 and reported no reason"),
+    ],
+    ids=["a script of a node", "an exception", "nothing"],
+)
+def test_what_an_attempt_printed_tells_why_no_agent_could(run: Run, text: str, reason: str) -> None:
+    run.attempt(1, {"checkpoint": 5})
+    run.paths.batch_output.parent.mkdir()
+    run.paths.batch_output.write_text("clusterrun: n1: of attempt 1\n")
+    run.conclude(1)
+    with run.paths.batch_output.open("a") as output:
+        output.write(f"clusterrun: attempt 1: relaunch: x\n{text}")
+    run.attempt(2)
+    _, outcome = run.conclude(2, 1)
+    assert (outcome.reason, outcome.cause) == (reason, Cause.LAUNCHER)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "reason"), [(1800, Reason.SIGNAL), (150, Reason.TIME_LIMIT), (0, Reason.TIME_LIMIT)]
+)
+def test_a_signal_with_time_left_is_not_the_time_limit(
+    run: Run, left_s: int, reason: Reason
+) -> None:
+    left = {"code": 125, "cause": Cause.INTERRUPTED, "interruption": Reason.TIME_LIMIT}
+    run.attempt(1, {**left, "reason": "the time limit", "checkpoint": 100, "ended_at": 5000.0})
+    decision, outcome = run.conclude(1, 125, SLURM_JOB_END_TIME=str(5000 + left_s))
+    assert (outcome.interruption, outcome.reason) == (reason, reason.text)
+    assert decision.next is Next.REQUEUE
+
+
+def test_without_slurms_word_the_first_attempt_of_the_job_tells_the_time_left(run: Run) -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=2, time_minutes=60)
+    run.plan(plan.to_json())
+    left = {"code": 125, "cause": Cause.INTERRUPTED, "interruption": Reason.TIME_LIMIT}
+    run.attempt(1, {"checkpoint": 50, "next": Next.RELAUNCH})
+    left |= {"reason": "x", "checkpoint": 100, "started_at": 3000.0, "ended_at": 3590.0}
+    run.attempt(2, left)
+    assert run.conclude(2, 125)[1].interruption is Reason.TIME_LIMIT
 
 
 def test_a_node_that_is_lost_after_a_warning_is_left_out_of_the_next_job(
@@ -309,14 +353,14 @@ def test_a_node_that_is_lost_after_a_warning_is_left_out_of_the_next_job(
 
 
 def test_ranks_that_saved_for_a_person_are_known_to_have_left(run: Run) -> None:
-    run.attempt(1, {"code": 124, "cause": "interrupted", "checkpoint": 100})
+    run.attempt(1, {"code": 124, "cause": Cause.INTERRUPTED, "checkpoint": 100})
     run.paths.request(1).write_text("cancel\n")
     decision, outcome = run.conclude(1, 124)
     assert (decision.next, outcome.cause, outcome.state) == (Next.STOP, "interrupted", "CANCELLED")
 
 
 def test_an_exception_after_a_warning_is_still_one(run: Run) -> None:
-    run.attempt(1, {"code": 1, "cause": "exception", "checkpoint": 100, "reason": "x"})
+    run.attempt(1, {"code": 1, "cause": Cause.EXCEPTION, "checkpoint": 100, "reason": "x"})
     run.paths.request(1).write_text("time-limit\n")
     assert run.conclude(1)[1].cause == "exception"
 
@@ -334,7 +378,9 @@ def test_nodes_that_slurm_is_about_to_take_are_not_trained_on_once_more(
 
 @pytest.mark.parametrize("request_word", ["end", "cancel"])
 def test_what_was_killed_on_request_is_not_started_again(run: Run, request_word: str) -> None:
-    run.attempt(1, {"code": 124, "cause": "cancelled", "reason": "n1: cancelled", "checkpoint": 9})
+    run.attempt(
+        1, {"code": 124, "cause": Cause.CANCELLED, "reason": "n1: cancelled", "checkpoint": 9}
+    )
     run.paths.request(1).write_text(f"{request_word}\n")
     decision, outcome = run.conclude(1, 124)
     assert (decision.next, outcome.cause) == (Next.STOP, "cancelled")
@@ -350,14 +396,16 @@ def test_what_a_person_ends_does_not_go_on_where_its_save_failed(run: Run, cause
 
 
 def test_agents_that_were_ended_without_a_request_were_preempted(run: Run) -> None:
-    run.attempt(1, {"code": 124, "cause": "cancelled", "reason": "n2: cancelled", "checkpoint": 9})
+    run.attempt(
+        1, {"code": 124, "cause": Cause.CANCELLED, "reason": "n2: cancelled", "checkpoint": 9}
+    )
     decision, outcome = run.conclude(1, 124)
     assert (decision.next, outcome.reason) == (Next.REQUEUE, "preempted")
 
 
 def test_on_this_machine_agents_that_were_ended_were_cancelled(run: Run) -> None:
     run.plan(here(nodes=2, nproc_per_node=2).to_json())
-    run.attempt(1, {"code": 124, "cause": "cancelled", "reason": "local0: cancelled"})
+    run.attempt(1, {"code": 124, "cause": Cause.CANCELLED, "reason": "local0: cancelled"})
     assert run.conclude(1, 124)[0].next is Next.STOP
 
 

@@ -20,6 +20,7 @@ from clusterrun.node.progress import EXTENSIONS
 from clusterrun.node.questions import Questions
 from clusterrun.node.saving import Page
 from clusterrun.node.spool import Spool
+from clusterrun.outcome import Cause
 
 
 class Clock:
@@ -114,6 +115,18 @@ def test_the_rank_that_the_others_wait_for_is_named(play: Callable[..., list[Fai
         "no step ended for 61 s: 3 ranks (as rank 0) at train.py:9 in step;"
         " rank 3 at data.py:3 in load"
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [("stopped by a signal", Cause.HALTED), ("gone", Cause.HUNG), ("", Cause.HUNG)],
+)
+def test_a_rank_that_does_not_run_is_told_from_one_that_waits(
+    play: Callable[..., list[Failure]], state: str, cause: Cause
+) -> None:
+    there = place(3, "train.py:9 in step")
+    (failure,) = play(hang, stacks.to_data([dataclasses.replace(there, state=state)]))
+    assert failure.cause is cause
 
 
 def test_a_node_that_is_silent_is_said_and_the_others_are_heard(

@@ -15,10 +15,9 @@ import pytest
 
 from clusterrun.node import conclude as conclude_module
 from clusterrun.node import heir
-from clusterrun.node.conclude import write_outcome_to
 from clusterrun.node.identity import Identity
 from clusterrun.node.preparation import Attempt
-from clusterrun.outcome import Outcome
+from clusterrun.outcome import Cause, Outcome, write_outcome
 from clusterrun.paths import RunPaths
 from clusterrun.shell import Completed
 from tests.planning.samples import on_slurm
@@ -50,7 +49,8 @@ class Scene:
             head_host="n1",
             is_local=False,
         )
-        write_outcome_to(self.paths.members_outcome(attempt), lost_head(attempt))
+        if not self.paths.outcome(attempt).exists():
+            write_outcome(self.paths, lost_head(attempt))
         given = Attempt(plan=plan, paths=self.paths, number=attempt, who=who)
         heir.inherit(given, self.said.append)
         return self
@@ -74,7 +74,7 @@ def lost_head(attempt: int, checkpoint: int | None = 40) -> Outcome:
         ended_at=2.0,
         nodes=NODES,
         code=heir.LOST,
-        cause="node_lost",
+        cause=Cause.NODE_LOST,
         reason="n1: its agent is gone",
         node="n1",
         checkpoint=checkpoint,
@@ -149,7 +149,7 @@ def test_nothing_is_done_where_the_batch_script_has_begun_to(scene: Scene) -> No
     scene.paths.followed(1).touch()
     scene.lose_head()
     assert scene.asked == []
-    assert not scene.paths.outcome(1).exists()
+    assert Outcome.from_json(scene.paths.outcome(1).read_text()).why == ""
 
 
 def test_the_batch_script_can_tell_that_it_was_taken_for_lost(scene: Scene) -> None:
@@ -174,8 +174,8 @@ def test_a_head_that_is_not_the_first_node_has_no_batch_script_to_lose(
 
 def test_a_run_that_is_complete_is_said_to_be(scene: Scene) -> None:
     scene.paths.attempt(1).mkdir()
-    done = dataclasses.replace(lost_head(1), code=0, cause="completed", node=None)
-    write_outcome_to(scene.paths.outcome(1), done)
+    done = dataclasses.replace(lost_head(1), code=0, cause=Cause.COMPLETED, node=None)
+    write_outcome(scene.paths, done)
     scene.lose_head()
     end = json.loads(scene.paths.end.read_text())
     assert (end["state"], end["exit_code"]) == ("COMPLETED", 0)

@@ -194,7 +194,7 @@ def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
         os.kill(pid, signal.SIGSTOP)
     assert job.wait() == [NodeExit.HUNG] * 2
     left = outcome(job)
-    assert (left["code"], left["cause"], left["rank"]) == (NodeExit.HUNG, "hung", 0)
+    assert (left["code"], left["cause"], left["rank"]) == (NodeExit.HUNG, "halted", 0)
     assert "2 ranks (as rank 0) stopped by a signal" in left["reason"]
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
     job.assert_clean()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clusterrun.errors import NodeExit
 from clusterrun.node.recovery import FRUITLESS, LOSSES, PREEMPTIONS, Decision, Ground, decide
-from clusterrun.outcome import Next, Outcome
+from clusterrun.outcome import Cause, Next, Outcome, Reason
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import OnInterrupt
 from tests.planning.samples import here, on_slurm
@@ -20,18 +20,25 @@ from tests.planning.samples import here, on_slurm
 NODES = ("n1", "n2")
 RELAUNCH, REQUEUE, SUCCESSOR, STOP = Next.RELAUNCH, Next.REQUEUE, Next.SUCCESSOR, Next.STOP
 
-KILLED = {"code": 137, "cause": "signal", "reason": "rank 1 on n2: killed by SIGKILL", "rank": 1}
-LOST = {"code": 123, "cause": "node_lost", "reason": "n2: its agent is gone", "node": "n2"}
-HUNG = {"code": 126, "cause": "hung", "reason": "rank 1 on n2: no step ended for 900 s"}
-LAUNCHER = {"code": 137, "cause": "launcher", "reason": "n2: the launcher ended", "node": "n2"}
-TIME_LIMIT = {"code": 125, "cause": "interrupted", "reason": "the time limit"}
-PREEMPTED = {"code": 125, "cause": "interrupted", "reason": "preempted"}
-ASKED = {"code": 124, "cause": "interrupted", "reason": "cancelled, after a checkpoint"}
-CANCELLED = {"code": 124, "cause": "cancelled", "reason": "n1: cancelled"}
-APART = {"code": 121, "cause": "rendezvous", "reason": "waited 60 s for n2"}
-UNLIKE = {"code": 120, "cause": "world", "reason": "rank 0 on n1: 2 of 4 ranks"}
-UNFIT = {"code": 122, "cause": "node_unfit", "reason": "n2: 1 GPUs were given to this node"}
-COMPLETED = {"code": 0, "cause": "completed", "reason": "completed"}
+KILLED = {
+    "code": 137,
+    "cause": Cause.SIGNAL,
+    "reason": "rank 1 on n2: killed by SIGKILL",
+    "rank": 1,
+}
+LOST = {"code": 123, "cause": Cause.NODE_LOST, "reason": "n2: its agent is gone", "node": "n2"}
+GONE = {"code": 123, "cause": Cause.VANISHED, "reason": "it left no report"}
+HUNG = {"code": 126, "cause": Cause.HUNG, "reason": "rank 1 on n2: no step ended for 900 s"}
+LAUNCHER = {"code": 137, "cause": Cause.LAUNCHER, "reason": "n2: the launcher ended", "node": "n2"}
+LEFT = {"code": 125, "cause": Cause.INTERRUPTED}
+TIME_LIMIT = {**LEFT, "interruption": Reason.TIME_LIMIT, "reason": "the time limit"}
+PREEMPTED = {**LEFT, "interruption": Reason.PREEMPT, "reason": "some words"}
+ASKED = {"code": 124, "cause": Cause.INTERRUPTED, "reason": "cancelled, after a checkpoint"}
+CANCELLED = {"code": 124, "cause": Cause.CANCELLED, "reason": "n1: cancelled"}
+APART = {"code": 121, "cause": Cause.RENDEZVOUS, "reason": "waited 60 s for n2"}
+UNLIKE = {"code": 120, "cause": Cause.WORLD, "reason": "rank 0 on n1: 2 of 4 ranks"}
+UNFIT = {"code": 122, "cause": Cause.NODE_UNFIT, "reason": "n2: 1 GPUs were given to this node"}
+COMPLETED = {"code": 0, "cause": Cause.COMPLETED, "reason": "completed"}
 
 
 def ended(what: dict[str, Any], checkpoint: int | None = None, **more: Any) -> Outcome:
@@ -71,8 +78,8 @@ def after(
         (ended(HUNG, 100), RELAUNCH),
         (ended(LAUNCHER, 100), RELAUNCH),
         (ended(LOST, 100), RELAUNCH),
-        (ended({"code": 1, "cause": "exception", "reason": "x"}, 100, alike=1), RELAUNCH),
-        (ended({"code": 3, "cause": "exit", "reason": "x"}, 100), RELAUNCH),
+        (ended({"code": 1, "cause": Cause.EXCEPTION, "reason": "x"}, 100, alike=1), RELAUNCH),
+        (ended({"code": 3, "cause": Cause.EXIT, "reason": "x"}, 100), RELAUNCH),
         (ended(APART), RELAUNCH),
         (ended(UNLIKE, 100), STOP),
         (ended(UNFIT, 100), STOP),
@@ -178,7 +185,7 @@ def test_a_checkpoint_before_the_first_step_is_progress_only_once() -> None:
 
 
 def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
-    broken = {"code": 1, "cause": "exception", "reason": "x", "where": "train.py:7"}
+    broken = {"code": 1, "cause": Cause.EXCEPTION, "reason": "x", "where": "train.py:7"}
     every = after(ended(broken, 100, alike=4))
     assert (every.next, every.why) == (
         STOP,
@@ -266,13 +273,13 @@ def test_without_a_spare_node_another_job_leaves_the_lost_one_out(choice: OnInte
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "choice"), [(None, OnInterrupt.REQUEUE), (100, OnInterrupt.STOP)]
+    ("attempts", "choice"), [(LOSSES, OnInterrupt.REQUEUE), (1, OnInterrupt.STOP)]
 )
-def test_a_lost_node_is_known_where_the_run_stops(
-    checkpoint: int | None, choice: OnInterrupt
-) -> None:
-    end = ended(LOST, checkpoint, exclude=("n3",))
-    decision = after(end, plan=slurm(on_interrupt=choice), allocated=("n1", "n2"), gone=("n2",))
+def test_a_lost_node_is_known_where_the_run_stops(attempts: int, choice: OnInterrupt) -> None:
+    history = [ended(LOST, exclude=("n3",))] * attempts
+    decision = after(
+        *history, plan=slurm(on_interrupt=choice), allocated=("n1", "n2"), gone=("n2",)
+    )
     assert (decision.next, decision.exclude) == (STOP, ("n3", "n2"))
 
 
@@ -288,7 +295,7 @@ def test_nodes_that_were_left_out_stay_out_of_the_same_allocation() -> None:
     assert after(end, allocated=("n1", "n2", "n3")).exclude == ("n3",)
 
 
-_CAUSES = st.sampled_from((KILLED, HUNG, LAUNCHER, APART, TIME_LIMIT, LOST, UNFIT, ASKED))
+_CAUSES = st.sampled_from((KILLED, HUNG, LAUNCHER, APART, TIME_LIMIT, LOST, UNFIT, ASKED, GONE))
 _CHECKPOINTS = st.one_of(st.none(), st.integers(0, 5))
 _PASTS = st.lists(st.tuples(_CAUSES, _CHECKPOINTS), max_size=6)
 
@@ -309,6 +316,31 @@ def test_a_run_that_saves_nothing_new_ends_after_a_few_attempts(
     assert len(history) - len(past) <= LOSSES + FRUITLESS
 
 
+@given(
+    st.lists(st.sampled_from((LOST, GONE)), max_size=LOSSES - 2),
+    st.one_of(st.none(), st.integers(0, 5)),
+    st.sets(st.sampled_from(NODES), max_size=1),
+    st.sampled_from((NODES, ("n1", "n2", "n3"))),
+)
+def test_a_lost_node_is_never_taken_for_a_fault_of_the_script(
+    before: list[dict[str, Any]],
+    checkpoint: int | None,
+    gone: set[str],
+    allocated: tuple[str, ...],
+) -> None:
+    """Neither before the first checkpoint nor after it; a spare node is used at once."""
+    history = [ended(what, checkpoint) for what in (*before, LOST)]
+    decision = after(*history, allocated=allocated, gone=tuple(gone))
+    has_room = not gone or len(allocated) > len(NODES)
+    assert decision.next is (RELAUNCH if has_room else SUCCESSOR)
+    assert decision.exclude == tuple(gone)
+
+
+def test_a_launcher_that_died_of_a_lost_node_is_no_fault_of_the_script() -> None:
+    assert after(ended(LAUNCHER), gone=("n2",)).next is SUCCESSOR
+    assert after(ended(LAUNCHER)).next is STOP
+
+
 @given(_PASTS, _CAUSES, st.sets(st.sampled_from(("n1", "n2", "n3"))))
 def test_no_node_is_left_out_without_evidence(
     past: list[tuple[dict[str, Any], int | None]], what: dict[str, Any], gone: set[str]
@@ -317,13 +349,13 @@ def test_no_node_is_left_out_without_evidence(
     decision = after(
         *history, ended(what, 9, node="n2"), allocated=("n1", "n2", "n3"), gone=tuple(gone)
     )
-    is_evident = what["cause"] in ("node_lost", "launcher", "hung", "rendezvous")
+    is_evident = what["cause"] in ("node_lost", "vanished", "launcher", "hung", "rendezvous")
     assert set(decision.exclude) <= (gone if is_evident else set())
 
 
 @pytest.mark.parametrize("code", [int(NodeExit.WORLD_BROKEN), int(NodeExit.NODE_UNFIT)])
 def test_what_another_try_would_find_again_is_not_tried(code: int) -> None:
-    end = ended({"code": code, "cause": "world", "reason": "x"}, 100)
+    end = ended({"code": code, "cause": Cause.WORLD, "reason": "x"}, 100)
     assert after(end, plan=slurm(max_restarts=9)).next is STOP
 
 

@@ -26,6 +26,7 @@ def _paths(tmp_path: Path) -> RunPaths:
     paths = RunPaths(root=tmp_path)
     paths.attempt(1).mkdir(parents=True)
     paths.events_dir.mkdir()
+    paths.world(1).write_text(json.dumps({"nodes": NODES, "procs_per_node": 8}))
     begin = [
         _event("started", node_rank=0, nodes=NODES, host=NODES[0]),
         *(_event("rank_start", rank=rank, host=NODES[0]) for rank in range(8)),

@@ -1,0 +1,165 @@
+"""Events of a run, `events/<node>.jsonl`: which there are, what they hold, and how they are read.
+
+Each line is a JSON object with `ts` (epoch seconds), `type`, `attempt`, `node` and the fields
+below. Ranks write the same lines, without attempt and node, for their agent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+FIRST_BYTES = 256 * 1024  # started, rendezvous, world_ready: they name all nodes, maybe thousands
+LAST_BYTES = 64 * 1024  # the last steps and saves
+
+
+class EventType(str, Enum):
+    """What happened: the types that are read; docs/architecture.md lists all that are written."""
+
+    STARTED = "started"
+    WORLD_READY = "world_ready"
+    STEP = "step"
+    CHECKPOINT = "checkpoint"
+    UNSAVED = "unsaved"
+    PEAKS = "peaks"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One event; a field that it lacks, or that is of another type, is None."""
+
+    at: float
+    type: EventType
+    attempt: int
+    node: str
+    step: int | None = None
+    total: int | None = None
+    path: str | None = None
+    reason: str | None = None
+    host: str | None = None
+    world_size: int | None = None
+    rss_bytes: int | None = None
+    cuda_allocated_bytes: int | None = None
+    heard: bool | None = None
+
+
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("path", "reason", "host"), str),
+    **dict.fromkeys(("step", "total", "world_size", "rss_bytes", "cuda_allocated_bytes"), int),
+    "heard": bool,
+}
+
+
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    """Read a line as a JSON object; None for anything else, as for a line half written."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def parse(line: bytes) -> Event | None:
+    """Read one event; None for a line that is none, and for events of other types."""
+    data = parse_object(line) or {}
+    try:
+        kind = EventType(data["type"])
+        at, attempt = float(data["ts"]), data["attempt"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    if type(attempt) is not int:
+        return None
+    kept: dict[str, Any] = {
+        name: value for name, value in data.items() if type(value) is _TYPES.get(name)
+    }
+    return Event(at=at, type=kind, attempt=attempt, node=str(data.get("node", "")), **kept)
+
+
+def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
+    """Yield the events of some types in the order of the file; none if it can't be read.
+
+    A run of a month reports millions of steps: other lines are not parsed.
+    """
+    names = tuple(f'"{kind.value}"'.encode() for kind in types)
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                if any(name in line for name in names) and (event := parse(line)):
+                    yield event
+    except OSError:
+        return
+
+
+def read_ends(path: Path, attempt: int) -> Iterator[Event]:
+    """Yield the first and the last events of an attempt; in between at most those of no step."""
+    first, last = _ends(path, attempt)
+    has_step = False
+    for line in first.split(b"\n"):
+        is_step = b': "step"' in line
+        if not (is_step and has_step) and (event := parse(line)) and event.attempt == attempt:
+            has_step |= is_step
+            yield event
+    for line in last.split(b"\n"):
+        if (event := parse(line)) and event.attempt == attempt:
+            yield event
+
+
+def _ends(path: Path, attempt: int) -> tuple[bytes, bytes]:
+    """Read the first and the last part of an attempt's lines, whole lines only."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = _start(file, size, attempt)
+            file.seek(start)
+            if size - start <= FIRST_BYTES + LAST_BYTES:
+                return b"", file.read()
+            first = file.read(FIRST_BYTES)
+            file.seek(size - LAST_BYTES)
+            last = file.read()
+    except OSError:
+        return b"", b""
+    return first.rpartition(b"\n")[0], last.partition(b"\n")[2]
+
+
+def _start(file: BinaryIO, size: int, attempt: int) -> int:
+    """Find by bisection an offset from which all lines of an attempt follow.
+
+    A file holds one attempt after the other; with a small rest a scan is as quick.
+    """
+    low, high = 0, size
+    while attempt > 1 and high - low > LAST_BYTES:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()  # the rest of a line
+        found = parse_object(file.readline()) or {}
+        if isinstance(found.get("attempt"), int) and found["attempt"] < attempt:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class EventReader:
+    """Read the whole lines of a rank's file of events as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the objects since the last call."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        yield from filter(None, map(parse_object, whole.splitlines()))

@@ -1,0 +1,55 @@
+"""The house rules that can be counted: one name for one thing, short functions, a small package."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "clusterrun"
+TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+MOST_LINES = 31_500  # may only shrink
+# Names that two classes still share. This list may only shrink.
+SHARED_NAMES = {
+    *("Agreement", "Decision", "Gpu", "Member"),
+    *("Place", "Verdict"),
+}
+
+
+def shared_names() -> set[str]:
+    """Name the public classes that are defined more than once."""
+    places: dict[str, list[Path]] = defaultdict(list)
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path)
+    return {name for name, found in places.items() if len(found) > 1}
+
+
+def function_lines() -> Iterator[int]:
+    """Count the lines of each function."""
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    assert shared_names() - SHARED_NAMES == set()
+
+
+def test_a_name_that_is_shared_no_more_leaves_the_list() -> None:
+    assert SHARED_NAMES - shared_names() == set()
+
+
+def test_functions_are_short() -> None:
+    lines = sorted(function_lines())
+    assert statistics.median(lines) <= 8
+    assert lines[int(0.95 * len(lines))] <= 25
+    assert lines[-1] <= 62
+
+
+def test_the_package_does_not_grow() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in TREES) < MOST_LINES

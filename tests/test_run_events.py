@@ -1,0 +1,44 @@
+"""Events are read by their fields, whatever else stands in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.run_events import Event, EventType, parse, read, read_ends
+
+STEP = {"type": "step", "step": 7, "total": 9, "node": "n1", "attempt": 2, "ts": 5}
+
+
+def test_the_order_of_the_keys_does_not_count() -> None:
+    wanted = Event(at=5.0, type=EventType.STEP, attempt=2, node="n1", step=7, total=9)
+    for keys in (sorted(STEP), sorted(STEP, reverse=True)):
+        assert parse(json.dumps({key: STEP[key] for key in keys}).encode()) == wanted
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ts": "x"}, {"ts": None}, {"attempt": True}, {"attempt": "1"}, {"type": "own"}, {"type": []}],
+)
+def test_what_is_no_event_is_none(change: dict[str, Any]) -> None:
+    assert parse(json.dumps({**STEP, **change}).encode()) is None
+
+
+def test_a_field_of_another_type_is_none() -> None:
+    found = parse(json.dumps({**STEP, "step": "many", "total": 1.5}).encode())
+    assert found is not None
+    assert (found.step, found.total) == (None, None)
+
+
+def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "n1.jsonl"
+    line = json.dumps(STEP).encode()
+    path.write_bytes(b"\n".join((line, b'{"type": "step"', b"\xff", b"[" * 9999, line, b'{"ty')))
+    assert [event.step for event in read(path, (EventType.STEP,))] == [7, 7]
+    assert list(read(path, (EventType.PEAKS,))) == []
+    assert list(read(tmp_path / "missing", (EventType.STEP,))) == []
+    assert [event.step for event in read_ends(path, 2)] == [7, 7]
+    assert list(read_ends(path, 1)) == []
