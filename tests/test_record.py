@@ -8,6 +8,7 @@ import os
 import random
 import re
 import stat
+import tempfile
 import threading
 from datetime import datetime
 from pathlib import Path
@@ -128,12 +129,12 @@ def test_a_directory_in_which_others_can_replace_a_run_is_refused(
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("place", ["", "by-job"])
 def test_a_colleagues_directory_is_named_before_anything_is_submitted(
-    place: str, tmp_path_factory: pytest.TempPathFactory
+    place: str, request: pytest.FixtureRequest
 ) -> None:
-    top = tmp_path_factory.mktemp("shared")
-    for above in (top, *top.parents[:2]):
-        above.chmod(0o755)
-    runs = RunsDir(root=top / "runs")
+    top = tempfile.TemporaryDirectory()
+    request.addfinalizer(top.cleanup)
+    Path(top.name).chmod(0o755)
+    runs = RunsDir(root=Path(top.name) / "runs")
     make(runs, job_id="7")
     runs.root.chmod(0o1777 if place else 0o700)
     os.seteuid(65534)
