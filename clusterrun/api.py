@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from clusterrun import record as records
 from clusterrun import shell
-from clusterrun.backends import layout, refusal, select
+from clusterrun.backends import layout, refusal, select, slurm_query
 from clusterrun.backends.base import Backend
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.status import JobStatus as JobStatus
 from clusterrun.backends.status import statuses
-from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.errors import ClusterrunError, Exit, JobNotFoundError, UsageError
 from clusterrun.facts import gather_facts, working_directory
 from clusterrun.loading import Resolved as Resolved
 from clusterrun.loading import adopt_spec
@@ -299,13 +299,24 @@ def _place_notes(plan: Plan) -> list[str]:
 
 
 def find_record(job: Which | None = None) -> JobRecord:
-    """Find a run by job id, name, run id or a path in it; None is the newest of this project.
+    """Find a run by job id, SLUID, name, run id or a path in it; None is this project's newest.
 
     Raises JobNotFoundError.
     """
     if job is None or isinstance(job, str):
-        return records.resolve_job(job, places_of_runs())
+        return _named(job)
     return job if isinstance(job, JobRecord) else _record_of(job)
+
+
+def _named(job: str | None) -> JobRecord:
+    places = places_of_runs()
+    try:
+        return records.resolve_job(job, places)
+    except JobNotFoundError:
+        number = slurm_query.job_of_sluid(job or "")
+        if not number:
+            raise
+        return records.resolve_job(number, places)
 
 
 def _record_of(handle: Job) -> JobRecord:

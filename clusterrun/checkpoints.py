@@ -110,7 +110,8 @@ def check_room(directory: Path) -> None:
     needed = sum(size for size, _ in last.values())
     disk = shutil.disk_usage(directory)  # of 0 bytes where the file system does not tell
     if disk.total and disk.free < needed:
-        words = f"{needed >> 20} MiB are needed, {disk.free >> 20} MiB are free"
+        unit, bits = ("MiB", 20) if needed >= 1 << 20 else ("KiB", 10)
+        words = f"{-(-needed >> bits)} {unit} are needed, {disk.free >> bits} {unit} are free"
         raise OSError(errno.ENOSPC, words)
 
 

@@ -15,7 +15,7 @@ from clusterrun.errors import SchedulerUnreachableError
 
 TIMEOUT_S = 30.0  # Slurm's own clients give up after about 10 s without slurmctld
 PAUSES_S = (0.5, 2.0)  # between the three tries
-PATIENCE_S = 20.0  # no new try begins after this
+PATIENCE_S = 5.0  # no new try begins after this: each takes 9 s if slurmctld is down
 TIMED_OUT = -1000  # a status that no process has
 
 # What Slurm's clients say when the fault may pass, and when it will not.

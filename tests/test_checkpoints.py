@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -269,3 +271,22 @@ def test_a_changed_world_and_changed_settings_are_said(
 
 def test_settings_that_json_changes_are_no_difference() -> None:
     assert saved_by(4, {"betas": [0.9, 0.95]}).difference(4, {"betas": (0.9, 0.95)}) == ""
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (1000, "1 KiB are needed, 0 KiB are free"),
+        ((3 << 20) + 1, "4 MiB are needed, 0 MiB are free"),
+    ],
+)
+def test_a_disk_that_lacks_little_room_is_described_in_numbers_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, told: str
+) -> None:
+    saved = tmp_path / "step-00000001"
+    saved.mkdir()
+    (saved / "model.pt").write_bytes(b"x" * size)
+    checkpoints.mark(saved, 1, world_size=1, settings={})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, free=900))
+    with pytest.raises(OSError, match=told):
+        checkpoints.check_room(tmp_path)

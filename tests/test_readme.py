@@ -76,3 +76,16 @@ def test_the_python_lines_render_a_script() -> None:
     argv = [sys.executable, "-c", text]
     done = subprocess.run(argv, cwd=ROOT / "examples", capture_output=True, text=True, check=True)
     assert done.stdout.startswith("#!/bin/bash\n")
+
+
+def test_the_lines_about_a_handle_run(tmp_path: Path) -> None:
+    (text,) = blocks("handle")
+    (tmp_path / "clusterrun.yaml").write_text("script: train_lm.py\n")
+    (tmp_path / "train_lm.py").write_text("")
+    (tmp_path / "templates").mkdir()
+    write = 'mkdir -p "$1/logs/a1"; echo "1700000000000100 0 o trained" > "$1/logs/a1/n0.log"'
+    (tmp_path / "templates/node.sh.j2").write_text(f"#!/bin/bash\n{write}\n")
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    argv = [sys.executable, "-c", text]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "L1 COMPLETED 0\ntrained\n"

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import stat
+import tempfile
 import threading
 from datetime import datetime
 from pathlib import Path
@@ -104,11 +105,51 @@ def test_removing_a_run_spares_its_neighbours_and_a_users_own_directory(
     assert list(runs.root.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", ["", "demo", "by-job"])
+@pytest.mark.parametrize(
+    ("group", "mode", "is_refused"),
+    [(65534, 0o775, True), (65534, 0o1775, False), (0, 0o775, False), (0, 0o757, True)],
+)
+def test_a_directory_in_which_others_can_replace_a_run_is_refused(
+    runs: RunsDir, place: str, group: int, mode: int, is_refused: bool
+) -> None:
+    shared = runs.root / place
+    shared.mkdir(parents=True)
+    shared.chmod(mode)
+    os.chown(shared, -1, group)
+    if not is_refused:
+        assert laid_out(runs, "r1").script.exists()
+        return
+    with pytest.raises(UsageError, match="others can write in") as refused:
+        laid_out(runs, "r1")
+    assert f"--run-dir {runs.root}/{record.current_user()}" in refused.value.hints[0]
+    assert not any(path.is_file() for path in runs.root.rglob("*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("place", ["", "by-job"])
+def test_a_colleagues_directory_is_named_before_anything_is_submitted(
+    place: str, request: pytest.FixtureRequest
+) -> None:
+    top = tempfile.TemporaryDirectory()
+    request.addfinalizer(top.cleanup)
+    Path(top.name).chmod(0o755)
+    runs = RunsDir(root=Path(top.name) / "runs")
+    make(runs, job_id="7")
+    runs.root.chmod(0o1777 if place else 0o700)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(UsageError, match=f"{runs.root / place} belongs to root") as refused:
+            layout.create_run(runs, "other", "r1", Bundle(files={}))
+    finally:
+        os.seteuid(0)
+    assert f"--run-dir {runs.root}/" in refused.value.hints[0]
+
+
 def test_removing_a_run_removes_what_was_made_for_it_and_no_empty_directory_else(
     runs: RunsDir,
 ) -> None:
     only = laid_out(runs, "r1")
-    runs.by_job.mkdir()
     layout.remove_run(only)
     assert not runs.root.exists()
     (runs.root / "demo").mkdir(parents=True)

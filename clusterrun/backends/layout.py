@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import grp
 import os
+import pwd
 import random
 import shutil
+import stat
 from datetime import datetime
 from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterrun import files
-from clusterrun.errors import ClusterrunError
+from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.paths import RunPaths, RunsDir, directory_name
+from clusterrun.record import current_user
 
 if TYPE_CHECKING:
     from clusterrun.rendering.bundle import Bundle
@@ -30,17 +34,21 @@ def new_run_id(now: datetime, rng: random.Random) -> str:
 def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> RunPaths:
     """Make the directory of a run with all files of its bundle, private to the user.
 
-    On an error nothing of it is left. Raises ClusterrunError with the path and the reason.
+    On an error nothing of it is left. Raises ClusterrunError with the path and the reason,
+    UsageError for a place where others can write.
     """
     root = RunsDir(root=runs_dir.root.absolute())
     paths = root.run(directory_name(name), run_id)
     above = (paths.root.parent, root.by_job, root.root)
     paths = dataclasses.replace(paths, made=tuple(filterfalse(os.path.lexists, above)))
     try:
-        _make_parents(paths.root.parent)
+        _make_parents(root, paths)
         paths.root.mkdir(mode=0o700)
-    except OSError as error:
-        raise _cannot_write(paths, error) from error
+    except BaseException as error:
+        _remove_made(paths)
+        if isinstance(error, OSError):
+            raise _cannot_write(paths, error) from error
+        raise
     try:
         paths.slurm_dir.mkdir(mode=0o700)
         for file, text in bundle.files.items():
@@ -53,11 +61,51 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
     return paths
 
 
-def _make_parents(directory: Path) -> None:
-    """Make the directory of a name, and of all runs, private; what is above it by the umask."""
-    directory.parent.parent.mkdir(parents=True, exist_ok=True)
-    directory.parent.mkdir(mode=0o700, exist_ok=True)
-    directory.mkdir(mode=0o700, exist_ok=True)
+def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
+    """Make the directories of all runs, private; what is above them by the umask.
+
+    Raises UsageError for one in which somebody else could put a run of theirs in place of ours.
+    """
+    runs_dir.root.parent.mkdir(parents=True, exist_ok=True)
+    for directory in (runs_dir.root, runs_dir.by_job, paths.root.parent):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
+            owner = _owner(directory.stat().st_uid)
+            raise UsageError(
+                f"{directory} belongs to {owner}, and you cannot write in it",
+                hint=f"use a directory of your own: --run-dir {runs_dir.root / current_user()}",
+            )
+        if _is_shared(directory.stat()):
+            raise UsageError(
+                f"others can write in {directory}, and could replace your run by theirs",
+                hint=(
+                    f"use a directory of your own: --run-dir {runs_dir.root / current_user()}",
+                    f"or close it: chmod go-w {directory}",
+                ),
+            )
+
+
+def _is_shared(found: os.stat_result) -> bool:
+    """Whether other users can rename what is in a directory."""
+    if found.st_mode & stat.S_ISVTX:
+        return False
+    by_group = found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid)
+    return bool(found.st_mode & stat.S_IWOTH or by_group)
+
+
+def _is_private(group_id: int) -> bool:
+    """Whether a group is a user's own, as with a umask of 002."""
+    try:
+        return grp.getgrgid(group_id).gr_name == current_user()
+    except KeyError:
+        return False
+
+
+def _owner(user_id: int) -> str:
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return f"user {user_id}"
 
 
 def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
@@ -80,6 +128,10 @@ def remove_run(paths: RunPaths) -> None:
     Only what `create_run` returned knows what that is.
     """
     shutil.rmtree(paths.root, ignore_errors=True)
+    _remove_made(paths)
+
+
+def _remove_made(paths: RunPaths) -> None:
     for directory in paths.made:
         with contextlib.suppress(OSError):
             directory.rmdir()

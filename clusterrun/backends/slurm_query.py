@@ -34,6 +34,7 @@ WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHe
 NOBODY = "nobody"  # the source of an answer that nobody could give
 
 _EXIT = re.compile(r"([0-9]+):([0-9]+)\Z")
+_SLUID = re.compile(r"s[0-9A-Z]{13}\Z")
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)\Z")
 _PAIR = re.compile(r"(?:^| )(\w+)=(\S*)")
 
@@ -331,6 +332,23 @@ def find_by_command(
     ids = [int(job_id) for job_id, _, command in rows if command.rstrip().endswith(ends)]
     new = [job_id for job_id in ids if str(job_id) not in known]
     return str(max(new)) if new else None
+
+
+def job_of_sluid(text: str) -> str:
+    """Return the number of the job with this SLUID, Slurm's second name for it since 26.05.
+
+    Empty for any other text, or if nobody knows the job.
+    """
+    if not _SLUID.match(text):
+        return ""
+    for argv in (
+        ["squeue", "--noheader", "--states=all", "--format=%A", f"--jobs={text}"],
+        ["sacct", "--allocations", "--noheader", "--format=JobIDRaw%20", f"--jobs={text}"],
+    ):
+        done = shell.run(argv, env=environment()) if shell.find(argv[0]) else None
+        if done and done.rc == 0 and done.stdout.strip().isdecimal():
+            return done.stdout.strip()
+    return ""
 
 
 # Values

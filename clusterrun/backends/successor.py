@@ -80,10 +80,10 @@ def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None
     try:
         records.update(record.paths, lambda now: records.continued_by(now, new.job_id))
         records.link_job(record.runs_dir, new.job_id, record.paths)
-    except OSError as error:
+    except (OSError, ClusterrunError) as error:
         with contextlib.suppress(ClusterrunError):
             backend.cancel([new.job_id])
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ClusterrunError):
             records.update(record.paths, lambda _: record)
         raise ClusterrunError(f"cannot write {record.paths.record}", cause=str(error)) from error
 
