@@ -160,16 +160,15 @@ class Sieve:
 
     def _parse_plain(self, data: bytes, offset: int) -> list[LogLine]:
         file = self._source.file
-        rank = file.ranks[0] if file.ranks is not None and len(file.ranks) == 1 else None
-        if not self._source.takes(rank, file.stream) or not holds_any(data, self._source.literals):
+        if not self._source.takes(None, file.stream) or not holds_any(data, self._source.literals):
             return []
         epoch_us, lines = int(self.near), []
         *whole, rest = data.split(b"\n")
         for raw in whole:
-            lines.append(LogLine(epoch_us, file.node, rank, file.stream, raw, False, offset))
+            lines.append(LogLine(epoch_us, file.node, None, file.stream, raw, False, offset))
             offset += len(raw) + 1
         if rest:
-            lines.append(LogLine(epoch_us, file.node, rank, file.stream, rest, True, offset))
+            lines.append(LogLine(epoch_us, file.node, None, file.stream, rest, True, offset))
         return lines
 
     def _without_class(self, lines: list[LogLine]) -> Iterator[LogLine]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, tzinfo
@@ -17,11 +19,6 @@ _SPAN: Final = re.compile(r"[0-9]{1,12}[smhd]")
 _AGE: Final = re.compile(rf"(?:{_SPAN.pattern})+\Z")
 _CLOCK: Final = re.compile(r"[0-2]?[0-9]:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?\Z")
 _STEP: Final = re.compile(r"step:([0-9]{1,15})\Z")
-_REPORTED: Final = re.compile(
-    rb'"ts": (?P<ts>[0-9]{1,12}(?:[.][0-9]{1,9})?), '
-    rb'"type": "step", "attempt": (?P<attempt>[0-9]{1,9}),'
-    rb'.*?"step": (?P<step>[0-9]{1,15})\b'
-)
 _HINT: Final = "write 10m, 1h30m, 12:30, 2026-08-01, 2026-08-01T12:30 or step:4000"
 Steps = Callable[[int], int]
 
@@ -110,23 +107,25 @@ def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:
 
 
 def _reports(paths: RunPaths, attempt: int) -> Iterator[tuple[int, int]]:
-    """Yield (epoch µs, step) of an attempt in the order in which they were told."""
-    wanted = str(attempt).encode()
+    """Yield (epoch µs, step) of an attempt in the order in which rank 0 reported them."""
     for path in sorted(paths.events_dir.glob("*.jsonl")):
-        found = False
-        for match in _matches(path):
-            if match["attempt"] == wanted:
-                found = True
-                yield round(float(match["ts"]) * 1_000_000), int(match["step"])
+        found = [(us, step) for number, us, step in _steps(path) if number == attempt]
         if found:
-            return  # rank 0 alone tells of steps, and is on one node
+            yield from found
+            return  # rank 0 alone reports steps, and is on one node
 
 
-def _matches(path: Path) -> Iterator[re.Match[bytes]]:
+def _steps(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Yield (attempt, epoch µs, step) of the events of a node; a damaged line is passed over."""
     try:
         with path.open("rb") as file:
             for line in file:
-                if match := _REPORTED.search(line):
-                    yield match
+                if b'"step"' not in line:
+                    continue
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    event = json.loads(line)
+                    if event["type"] == "step":
+                        ts_us = round(float(event["ts"]) * 1_000_000)
+                        yield int(event["attempt"]), ts_us, int(event["step"])
     except OSError:
         return
