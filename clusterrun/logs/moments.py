@@ -84,9 +84,9 @@ def parse_zone(name: str) -> tzinfo:
 
 
 def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:
-    """Make a function that says when a step was reached, from what rank 0 told of.
+    """Return a function that finds when a step was reached, from the reports of rank 0.
 
-    Ranks tell of a step a second at most. `before` gives the report ahead of the step, so that no
+    Ranks report one step a second at most. `before` takes the report ahead of the step, so that no
     line of the step itself is left out; else the first report of it or of a later one.
     """
 
