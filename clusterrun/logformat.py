@@ -26,7 +26,7 @@ class Stream(str, Enum):
 
     @property
     def label(self) -> str:
-        """Name the stream for people and for JSON."""
+        """The name of the stream for people and for JSON."""
         return _LABELS[self]
 
 
@@ -85,7 +85,7 @@ class LogLine(NamedTuple):
 
 
 def line_head(time_us: int, rank: str, stream: str) -> bytes:
-    """Return what stands in front of a text; a stream in upper case says that the line goes on."""
+    """Return what stands in front of a text; a stream in upper case means that the line was cut."""
     return b"%016d %s %s " % (time_us, rank.encode(), stream.encode())
 
 

@@ -1,4 +1,4 @@
-"""Which lines of a log tell of an error, and of what kind."""
+"""Which lines of a log report an error, and of what kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRACEBACK, EXCEPTION, ERROR = "traceback", "exception", "error"
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """A kind of error line: `pattern` decides, where a block holds one of `literals` at all.
+    """A kind of error line: `pattern` decides, if a block holds one of `literals` at all.
 
     Literals are searched in letters alone, upper and lower case alike (see `may_hold_errors`).
     """
@@ -122,7 +122,7 @@ _LITERALS = _shortest(
 
 
 def may_hold_errors(block: bytes) -> bool:
-    """Say whether a closer look at these lines is worth it.
+    """Return whether a closer look at these lines is worth it.
 
     Without digits and bars most lines of a training are one and the same: only what differs is
     searched, three times as fast. `E0801 …` (glog) has no letters to go by. Lines may have a
@@ -135,19 +135,19 @@ def may_hold_errors(block: bytes) -> bool:
 
 
 class Classifier:
-    """Name the kind of each line, for many sources whose lines come in turns."""
+    """Names the kind of each line, for many sources whose lines come in turns."""
 
     def __init__(self) -> None:
         self._in_traceback: set[Hashable] = set()
 
     def is_in_traceback(self, source: Hashable) -> bool:
-        """Say whether the next line of a source belongs to what came before it."""
+        """Return whether the next line of a source continues a traceback."""
         return source in self._in_traceback
 
     def classify(self, source: Hashable, text: bytes) -> str:
-        """Return the id of a line's kind, "" for a line that tells of no error.
+        """Return the id of a line's kind, "" for a line that reports no error.
 
-        A traceback goes on to its first line that is not indented, which says what was raised.
+        A traceback ends with its first line that is not indented, which names what was raised.
 
         >>> classifier = Classifier()
         >>> lines = [b"Traceback (most recent call last):", b'  File "a.py"', b"KeyError: 3", b"x"]
@@ -190,7 +190,7 @@ def _kind(shown: bytes) -> str:
 
 @lru_cache(maxsize=512)
 def _kind_of_form(form: bytes) -> str:
-    """Name the kind of all lines that differ in their digits alone: errors come in floods."""
+    """Return the kind of all lines that differ only in their digits: errors come in floods."""
     if _PYTHON_WARNING.search(form):
         return ""
     for symptom in SYMPTOMS:

@@ -90,7 +90,7 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
 
 
 def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
-    """Pass the lines on, and tell of what happens beside them."""
+    """Pass the lines on, and report events on stderr."""
     left: list[Left] = []
     incomplete: set[str] = set()
     for entry in entries:
@@ -137,7 +137,7 @@ def _tell_left(left: list[Left], printer: LogPrinter) -> None:
 
 @dataclass(kw_only=True)
 class _Watch:
-    """Knows whether the job has ended; asks seldom, and at once when its files say so."""
+    """Knows whether the job has ended; asks seldom, and at once if its files say so."""
 
     job: LogJob
     standing: Standing | None = None
@@ -147,7 +147,7 @@ class _Watch:
     _said: str = ""
 
     def ended(self) -> bool:
-        """Say whether the job has ended, or is forgotten by everybody."""
+        """Return whether the job has ended, or nobody knows it any more."""
         end = self.job.end_mark()
         is_news = end is not None and end != self._end_seen
         if is_news or time.monotonic() - self._asked_at >= self._interval_s():

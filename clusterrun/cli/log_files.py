@@ -43,7 +43,7 @@ def _paths(request: Request) -> list[str]:
 
 
 def list_files(request: Request) -> None:
-    """Print a table of the log files; of all attempts where none was named."""
+    """Print a table of the log files, of all attempts unless one was named."""
     catalogue = request.catalogue
     newest = catalogue.newest_attempt()
     attempts = request.attempts if request.is_chosen else range(1, newest + 1)
@@ -89,7 +89,7 @@ def save(request: Request, target: str) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Say whether a path leads to what must not be replaced by a file: a device, a FIFO."""
+    """Return whether a path leads to something that a file must not replace: a device, a FIFO."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterrun import api
+from clusterrun import api, shell
 from clusterrun import record as records
 from clusterrun.backends import foreign
 from clusterrun.backends.foreign import ForeignPart
@@ -39,13 +39,13 @@ def find_log_job(name: str | None) -> Named:
     try:
         return _find_run(name)
     except JobNotFoundError as error:
-        parts = foreign.ask(name) if foreign.is_job_id(name) else []
-        if parts:
-            return _named_by_slurm(name, parts)
-        if foreign.is_job_id(name):
+        if not foreign.is_job_id(name) or shell.find("scontrol") is None:
+            raise
+        parts = foreign.ask(name)
+        if not parts:
             hint = "Slurm forgets a job some minutes after its end; name its log file instead"
             raise JobNotFoundError(error.message, hint=(*error.hints, hint)) from None
-        raise
+        return _named_by_slurm(name, parts)
 
 
 def _is_file(name: str) -> bool:

@@ -21,7 +21,7 @@ WAITING = (JobState.PENDING, JobState.CONFIGURING)
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How a job stands; `waits_for` is why it has not started, `error` why nobody could say.
+    """How a job stands; `waits_for` is why it has not started, `error` why that is unknown.
 
     `is_held`: it was requeued, and Slurm holds it back.
     """
@@ -35,7 +35,7 @@ class Standing:
 
 
 def waiting(job: LogJob, standing: Standing) -> str:
-    """Say what a job that has not started waits for."""
+    """Return a sentence that says what a job waits for."""
     state = f"{job.title} is {standing.state.value.lower()}"
     return f"{state}: {standing.waits_for}" if standing.waits_for else state
 
@@ -49,23 +49,23 @@ class RunLogs:
 
     @property
     def title(self) -> str:
-        """Name it by its job, which may be another by now, or by its run where it has none."""
+        """Its job, which may be another by now, or its run if it has no job yet."""
         record = records.read_again(self.record)
         return f"job {record.job_id}" if record.job_id else f"run {record.run_id}"
 
     @property
     def name(self) -> str:
-        """Name it by its id, or its directory's name."""
+        """Its job id, or the name of its directory."""
         return self.record.job_id or self.record.run_id
 
     @property
     def world_size(self) -> int:
-        """Count its ranks."""
+        """The number of its ranks."""
         return self.record.world_size
 
     @property
     def procs_per_node(self) -> int:
-        """Count the ranks of a node."""
+        """The number of ranks of a node."""
         return self.record.procs_per_node
 
     def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
@@ -76,12 +76,12 @@ class RunLogs:
         return PlainFiles(candidates=lambda: [output])
 
     def file_of(self, attempt: int, node: str) -> str:
-        """Name the file within the run directory."""
+        """Return the file of a node within the run directory."""
         paths = self.record.paths
         return str(paths.log(attempt, node).relative_to(paths.root))
 
     def standing(self, *, fresh: bool = False) -> Standing:
-        """Ask the files first, and the scheduler for what they can't know."""
+        """Ask the files first, then the scheduler for the rest."""
         from clusterrun import api
 
         status = api.status(self.record, max_age_s=0) if fresh else api.status(self.record)
@@ -95,13 +95,13 @@ class RunLogs:
         )
 
     def release(self) -> bool:
-        """Ask once for each time that it was requeued."""
+        """Have Slurm start a requeued job at once; ask only once per requeue."""
         from clusterrun import api
 
         return self.held(api.status(self.record))
 
     def end_mark(self) -> int | None:
-        """Give the time of end.json."""
+        """Return the time of end.json, None if there is none."""
         end = stat_file(self.record.paths.end)
         return end.st_mtime_ns if end else None
 
@@ -110,7 +110,7 @@ class RunLogs:
 class PlainLogs:
     """Output without times or ranks: of a job that clusterrun did not start, or a file by its path.
 
-    `parts` are what slurmctld said last of the job.
+    `parts` are the last answer of slurmctld.
     """
 
     job_id: str = ""
@@ -122,12 +122,12 @@ class PlainLogs:
 
     @property
     def title(self) -> str:
-        """Name it by its id, or by its file."""
+        """Its job id, or its file."""
         return f"job {self.job_id}" if self.job_id else self.name
 
     @property
     def name(self) -> str:
-        """Name it by its id, or by its file."""
+        """Its job id, or its file."""
         return self.job_id or str(self.path)
 
     def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> PlainFiles:
@@ -140,7 +140,7 @@ class PlainLogs:
         return files_of_parts(self.parts)
 
     def file_of(self, attempt: int, node: str) -> str:
-        """Name the file."""
+        """Return the file of a node."""
         return next((str(file.path) for file in self._files() if file.node == node), node)
 
     def standing(self, *, fresh: bool = False) -> Standing:

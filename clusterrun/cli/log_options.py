@@ -51,7 +51,7 @@ class AttemptType(click.ParamType):  # type: ignore[type-arg]  # as above
 
 
 def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[int]:
-    """List the attempts that are meant, oldest first; none where the run has not started.
+    """List the wanted attempts, oldest first; none if the run has not started.
 
     Raises UsageError for one that does not exist.
     """

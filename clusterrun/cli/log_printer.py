@@ -57,12 +57,12 @@ class LogPrinter:
 
     @property
     def count(self) -> int:
-        """Count the lines that were written."""
+        """The number of lines that were written."""
         return self._writer.count
 
     @property
     def is_cut(self) -> bool:
-        """Say whether there were more lines than were wanted."""
+        """Whether there were more lines than were wanted."""
         return self._writer.is_cut
 
     def print_line(self, line: LogLine) -> None:
@@ -92,12 +92,12 @@ class LogPrinter:
             writer.last = max(room - (writer.count - written), 0)
 
     def print_break(self) -> None:
-        """Say to people that the lines before and those after are not neighbours."""
+        """Show people that lines are left out here."""
         if isinstance(self._view, TextView):
             self._view.show_break()
 
     def start_attempt(self, attempt: int) -> None:
-        """Say that the run was started again."""
+        """Report that the run was started again."""
         self._view.start_attempt(attempt)
         self._writer.flush()
         self._writer.last = self._kept_lines()
@@ -106,25 +106,25 @@ class LogPrinter:
         self._attempt = attempt
 
     def print_truncated(self, node: str) -> None:
-        """Say that a file was truncated."""
+        """Report that a file was truncated."""
         gap = {"type": "gap", "node": node, "reason": "truncated"}
         self._say(f"~ {node} file was truncated, continuing", gap)
 
     def print_joined(self, nodes: str, ranks: int) -> None:
-        """Say beside the lines that logs of nodes have appeared; `ranks` 0 where not known."""
+        """Report on stderr that logs of nodes have appeared; `ranks` is 0 if unknown."""
         self._note(f"+ {nodes} ({wording.count(ranks, 'rank')})" if ranks else f"+ {nodes}")
 
     def print_left(self, nodes: str, code: int, reason: str) -> None:
-        """Say beside the lines that logs are complete, unless all went well there."""
+        """Report on stderr that logs are complete, unless all went well there."""
         if code:
             self._note(f"- {nodes} exited {code}" + (f": {reason}" if reason else ""))
 
     def print_left_out(self, nodes: str) -> None:
-        """Say beside the lines that side files had no room for all error lines."""
+        """Report on stderr that side files had no room for all error lines."""
         self._note(f"note: not all error lines of {nodes} are among them (--errors)")
 
     def print_end(self, state: str, exit_code: int | None) -> None:
-        """Say to programs how the job ended."""
+        """Report to programs how the job ended."""
         if self.request.form == "json":
             self._writer.held.append(
                 to_json({"type": "end", "state": state, "exit_code": exit_code})
@@ -178,7 +178,7 @@ class LogPrinter:
         )
 
     def _kept_lines(self) -> int | None:
-        """Count what is to be written of folded lines; neighbours of lines do not count."""
+        """Return how many folded lines are written at most; context lines do not count."""
         request = self.request
         is_all = self.is_following or request.context or not request.folds
         return None if is_all or (request.tail or 0) > MOST_KEPT else request.tail

@@ -35,7 +35,7 @@ Chapter = tuple[int, Tail]
 
 
 class Scanning:
-    """Says in the last row of a terminal how far a search is, once it takes long."""
+    """Shows in the last row of a terminal how far a search is, once it takes long."""
 
     def __init__(self) -> None:
         self._due_at = time.monotonic() + PATIENCE_S if sys.stderr.isatty() else float("inf")
@@ -68,7 +68,7 @@ def read(request: Request) -> None:
 
 
 def print_lines(request: Request, printer: LogPrinter) -> Cut:
-    """Give the printer all lines that are wanted, attempt by attempt; say what they lack."""
+    """Print all wanted lines, attempt by attempt; return what was left out."""
     cut = Cut.NOTHING
     for attempt, tail in _chapters(request):
         cut |= tail.cut
@@ -102,7 +102,7 @@ def all_lines(request: Request) -> Iterator[LogLine]:
 def find_files(request: Request) -> list[LogFile]:
     """List the logs of the attempts that are read.
 
-    Raises UsageError where none of the nodes that were named has one.
+    Raises UsageError if none of the named nodes has one.
     """
     files = [
         file
@@ -153,13 +153,13 @@ def _is_among(lines: Iterable[LogLine]) -> Callable[[LogLine], bool]:
 
 
 def exit_status(request: Request, standing: Standing) -> int:
-    """Give 3 for a job that ended badly, where that was asked for."""
+    """Return 3 for a job that did not complete, if --exit-status was given."""
     ended_badly = standing.state.is_terminal and not standing.state.is_success
     return Exit.NO if request.exit_status and ended_badly else Exit.OK
 
 
 def ask_exit_status(request: Request) -> int:
-    """Find out how the job stands, where that was asked for."""
+    """Ask for the state of the job, if --exit-status was given."""
     if not request.exit_status:
         return Exit.OK
     standing = request.job.standing()
@@ -169,9 +169,9 @@ def ask_exit_status(request: Request) -> int:
 
 
 def _tell_nothing_yet(request: Request) -> None:
-    """Say why there are no lines.
+    """Report why there are no lines.
 
-    Raises ClusterrunError where there should be some.
+    Raises ClusterrunError if there should be some.
     """
     job = request.job
     standing = job.standing()
@@ -221,7 +221,7 @@ def _end_of_batch_output(request: Request) -> str | None:
 
 
 def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -> None:
-    """Say of which lines the `count` that were printed are the last, out of `size` bytes."""
+    """Report of which lines the `count` printed ones are the last, out of `size` bytes."""
     if request.tail == 0:
         return
     if count == 0:

@@ -26,11 +26,11 @@ _OF_RANKS = frozenset({Stream.OUT, Stream.ERR})
 class Request:
     """Which lines of which job are wanted, and in what form.
 
-    `attempts` are those to read, oldest first, none where the run has not started; `is_chosen`
-    says that one of them was named. `tail` None means all lines of each, `nodes` None all nodes.
+    `attempts` are those to read, oldest first, none if the run has not started; `is_chosen`
+    means that one of them was named. `tail` None means all lines of each, `nodes` None all nodes.
     `form` is text, raw or json; `prefix` auto, full or none; `timestamps` none, clock (whole
     seconds), time, iso or delta. `has_times` says that the lines carry any.
-    `tz` None is the local zone; `dedup` None folds where that helps people; `interval_s` None is
+    `tz` None is the local zone; `dedup` None folds if that helps people; `interval_s` None is
     a pace that suits the number of files.
     """
 
@@ -70,7 +70,7 @@ class Request:
 
     @property
     def folds(self) -> bool:
-        """Whether equal lines of several ranks become one line of text: where it helps people."""
+        """Whether equal lines of several ranks become one line of text."""
         if self.form != "text" or self.dedup is not None:
             return self.form == "text" and self.dedup is True
         ranks = self.query.ranks

@@ -23,7 +23,7 @@ _CLEAR = b"\r\x1b[K"
 class LogWriter:
     """Holds lines for a moment, and writes them to `target` (None: stdout).
 
-    Of more than `lines_per_s` the later ones of each second are left out, and `tell` told how many.
+    Of more than `lines_per_s` the later ones of each second are left out; `tell` reports how many.
     With `last` all wait for `flush`, and only so many of the last are written; `is_cut` says that
     there were more. `count` are written.
     """
@@ -74,7 +74,7 @@ class LogWriter:
         self._put(_CLEAR + status)
 
     def finish(self) -> None:
-        """Write all, and tell what was left out."""
+        """Write all, and report what was left out."""
         self.flush()
         self._tell_skipped(self.clock())
 
@@ -110,7 +110,7 @@ class LogWriter:
 
     @contextmanager
     def _stream(self) -> Iterator[BinaryIO]:
-        """Give the stream; a reader that went away is no error of ours, a full disk is told."""
+        """Yield the output; a closed pipe is passed on, a full disk reported."""
         name = "stdout" if self.target is None else "the file"
         try:
             yield sys.stdout.buffer if self.target is None else self.target

@@ -1,6 +1,6 @@
 """Turn stretches of a file into the lines of it that are wanted.
 
-This is where the time of reading goes, so what can be decided on the bytes is: whole stretches by
+Most of the time of reading is spent here, so as much as possible is decided on bytes: blocks by
 the literals of a search, a line by its head ` 149 o `; only wanted lines become objects.
 """
 
@@ -83,7 +83,7 @@ def parse_log(
 
 
 class Sieve:
-    """Gives the wanted lines of one source, whose stretches come in order.
+    """Picks the wanted lines of one source out of blocks that come in order.
 
     Where it is decided by the text which lines are wanted, a piece of a cut line is given as a
     line of its own, with a mark: others may lie between it and the next one that is wanted.
@@ -101,7 +101,7 @@ class Sieve:
             self.near = b"%016d" % (found.st_mtime_ns // 1000)
 
     def skips(self, data: bytes, offset: int) -> bool:
-        """Say whether whole lines hold nothing that is wanted, and then go on behind them."""
+        """Return whether whole lines hold nothing wanted; if so, move on behind them."""
         if self._errors is not None:
             is_empty = not self._errors.may_be_in(data) and not holds_any(data, self._errors.others)
         else:
@@ -118,7 +118,7 @@ class Sieve:
             self.place = offset + len(data)
 
     def pick(self, data: bytes, offset: int) -> list[LogLine]:
-        """Give the wanted ones of whole lines that begin at `offset`.
+        """Return the wanted ones of whole lines that begin at `offset`.
 
         `near` is then the last stamp, and `place` where the next line may be in its node's log.
         """
@@ -160,16 +160,15 @@ class Sieve:
 
     def _parse_plain(self, data: bytes, offset: int) -> list[LogLine]:
         file = self._source.file
-        rank = file.ranks[0] if file.ranks is not None and len(file.ranks) == 1 else None
-        if not self._source.takes(rank, file.stream) or not holds_any(data, self._source.literals):
+        if not self._source.takes(None, file.stream) or not holds_any(data, self._source.literals):
             return []
         epoch_us, lines = int(self.near), []
         *whole, rest = data.split(b"\n")
         for raw in whole:
-            lines.append(LogLine(epoch_us, file.node, rank, file.stream, raw, False, offset))
+            lines.append(LogLine(epoch_us, file.node, None, file.stream, raw, False, offset))
             offset += len(raw) + 1
         if rest:
-            lines.append(LogLine(epoch_us, file.node, rank, file.stream, rest, True, offset))
+            lines.append(LogLine(epoch_us, file.node, None, file.stream, rest, True, offset))
         return lines
 
     def _without_class(self, lines: list[LogLine]) -> Iterator[LogLine]:
@@ -186,7 +185,7 @@ class Sieve:
                 yield self._in_full(noted) if entry.has_more else noted
 
     def _in_full(self, noted: LogLine) -> LogLine:
-        """Read a line where its log has it; one that is not there ends with a mark."""
+        """Read the whole line from the log; one that is missing there ends with a mark."""
         log = self._source.file.log
         size, raw = _FULL_BYTES, b""
         while log is not None and b"\n" not in raw and size <= MAX_LINE_BYTES:
@@ -204,7 +203,7 @@ def _as_whole(piece: LogLine) -> LogLine:
 
 
 class _ErrorLines:
-    """Says which lines of a log its side file would hold."""
+    """Decides which lines of a log its side file would hold."""
 
     def __init__(self, part: Part) -> None:
         self._takes_speakers = part is Part.NOTES
@@ -214,12 +213,12 @@ class _ErrorLines:
         self._begun: set[Hashable] = set()  # error lines that were cut, and go on
 
     def may_be_in(self, data: bytes) -> bool:
-        """Say whether lines of these may be errors, or belong to one before them."""
+        """Return whether some of these lines may be errors, or belong to an earlier one."""
         goes_on = any(self._classifier.is_in_traceback(source) for source in self._seen)
         return goes_on or bool(self._begun) or may_hold_errors(data)
 
     def holds(self, line: LogLine) -> bool:
-        """Say so of the next line."""
+        """Return whether the next line belongs there."""
         if line.stream in RECORDS:
             return True
         source = (line.rank, line.stream)

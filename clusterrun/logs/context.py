@@ -28,7 +28,7 @@ Writer = tuple[str, "int | None", "Stream | None"]
 
 
 def writer_of(line: LogLine) -> Writer:
-    """Name who wrote a line; what a rank writes to stdout and to stderr belongs together."""
+    """Return who wrote a line; stdout and stderr of a rank belong together."""
     return line.node, line.rank, line.stream if line.rank is None else None
 
 

@@ -32,7 +32,7 @@ class FileKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """A file of log lines of one node; `ranks` None where it is not known whose they are.
+    """A file of log lines of one node; `ranks` is None if it is not known whose they are.
 
     `stream` is that of all lines of a PLAIN file; `log` is the file that one of ERRORS points into.
     """
@@ -87,7 +87,7 @@ def _nodes_with(suffix: str, names: list[str], nodes: frozenset[str] | None) -> 
 
 
 def _ranks_by_node(world: Path) -> dict[str, range]:
-    """Read which ranks each node has; a world that can't be read costs time alone."""
+    """Read which ranks each node has; if the file is unreadable, reading only takes longer."""
     try:
         found = json.loads(world.read_bytes())
         procs = int(found["procs_per_node"])
@@ -152,7 +152,7 @@ class OpenFiles:
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
 
     def read(self, path: Path, offset: int, size: int) -> bytes:
-        """Read up to `size` bytes; none where the file is not there or ends before.
+        """Read up to `size` bytes; none if the file does not exist or is shorter.
 
         Raises ClusterrunError for a file that can't be read.
         """
@@ -193,7 +193,7 @@ class OpenFiles:
 
 
 def find_line_end(path: Path, start: int, end: int) -> int:
-    """Find where the last whole line between two offsets ends; `start` when there is none yet.
+    """Return where the last whole line between two offsets ends; `start` if there is none yet.
 
     A stretch that is too long for a line counts as whole, so that a reader gets on.
     """

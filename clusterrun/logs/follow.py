@@ -55,7 +55,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Truncated:
-    """A node's file was truncated or replaced; reading goes on at its beginning."""
+    """A node's file was truncated or replaced; reading continues at its beginning."""
 
     node: str
 
@@ -83,9 +83,9 @@ def follow(
     """Yield the last `tail` lines (all for None), then each line as it comes, until the end.
 
     `folded` counts lines that many ranks wrote alike once.
-    It starts at `attempt`, without one at the newest, and goes on to later ones unless it
-    `is_chosen`. It ends when `ended()` said so before everything was read. Waits for files that
-    are not there yet.
+    Starts at `attempt` (default: the newest) and continues with later ones unless it `is_chosen`.
+    Stops once everything was read after `ended()` had returned True. Waits for files that do not
+    exist yet.
     """
     number = attempt or catalogue.newest_attempt()
     current = _Attempt(catalogue=catalogue, number=number, query=query)
@@ -112,7 +112,7 @@ def follow(
 
 @dataclass(kw_only=True)
 class _Place:
-    """How far a source was read."""
+    """How far a source has been read."""
 
     source: Source
     inode: int
@@ -142,7 +142,7 @@ class _Attempt:
 
     @property
     def interval_s(self) -> float:
-        """Say how long to wait between two looks."""
+        """How long to wait between two looks."""
         return INTERVAL_S if len(self._places) < MANY_FILES else INTERVAL_OF_MANY_S
 
     def news(self, *, last: bool) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""Find a time's place in a file, with the sparse index of a log where it holds."""
+"""Find the place of a time in a file, by bisection and the sparse index of a log."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NOWHERE = 2**62
 
 
 def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
-    """Find the first line before `end` that is not older than a time; `end` where there is none.
+    """Return the place of the first line before `end` that is not older than a time, else `end`.
 
-    What the index says is believed only where the log says so, too. Side files have none.
+    The index is believed only if the log confirms it. Side files have no index.
     """
     stamp = b"%016d" % min(max(epoch_us, 0), 10**16 - 1)
     with OpenFiles(2) as files:
@@ -41,7 +41,7 @@ def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
 
 
 def _stamp_at(files: OpenFiles, path: Path, offset: int) -> bytes | None:
-    """Give the stamp of the line that begins at an offset; None where none does."""
+    """Return the stamp of the line that begins at an offset, or None."""
     before = 1 if offset else 0
     if not 0 <= offset < _NOWHERE:
         return None
@@ -92,7 +92,7 @@ def _bisect(files: OpenFiles, path: Path, stamp: bytes, low: int, high: int) -> 
 def _stamped_lines(
     files: OpenFiles, path: Path, start: int, end: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Give place and stamp of the lines with a head that begin between two offsets."""
+    """Yield place and stamp of the lines with a head that begin between two offsets."""
     while start < end:
         size = min(_LOOK_BYTES, end - start)
         before = 1 if start else 0  # a line begins after a newline
@@ -114,7 +114,7 @@ def _stamped_lines(
 def count_lines(file: LogFile) -> int:
     """Count the whole lines of a file, from the last entry of its index on.
 
-    The record of its end is no line of anybody.
+    The record of its end does not count.
     """
     with OpenFiles(2) as files:
         number, position = _last_entry(files, file)
@@ -126,7 +126,7 @@ def count_lines(file: LogFile) -> int:
 
 
 def _last_entry(files: OpenFiles, file: LogFile) -> tuple[int, int]:
-    """Give number and offset of the last line in the index that the log has there, too."""
+    """Return number and offset of the last line of the index, if the log confirms it."""
     count = file_size(file.index) // INDEX_ENTRY_BYTES if file.index else 0
     entry = _entry(files, file.index, count - 1) if file.index and count else None
     if entry is None:
@@ -141,7 +141,7 @@ def has_left_out(side: LogFile) -> bool:
 
 
 def has_gaps(side: LogFile) -> bool:
-    """Return whether a side file tells of lost bytes, or of lines that it left out."""
+    """Return whether a side file has records of lost bytes or of lines that it left out."""
     return any(GAP_LITERAL in data for data in _overlapping(side))
 
 

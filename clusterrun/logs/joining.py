@@ -1,4 +1,4 @@
-"""Join the pieces of cut lines again, each rank and stream by itself."""
+"""Join the pieces of cut lines again, separately for each rank and stream."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Shown(_Open):
 
 @dataclass(kw_only=True)
 class Joiner:
-    """Takes lines and pieces of lines, and gives whole lines.
+    """Turns lines and pieces of lines into whole lines.
 
     `begun` has what waits for its end. What it gives with `partial` has no end yet. For people
     (`exact` False) such a line ends with a mark, and so does a long one, and a progress bar is what
@@ -78,7 +78,7 @@ class Joiner:
     _held_bytes: int = 0
 
     def feed(self, line: LogLine) -> LogLine | None:
-        """Give the line that is whole now that this one has come, or a piece that is too long."""
+        """Return the line that this one completes, or a piece that is too long to wait."""
         source = (line.node, line.rank, line.stream)
         entry = self.begun.get(source)
         if entry is None:
@@ -95,13 +95,13 @@ class Joiner:
         return self._take(source, ends=not line.partial)
 
     def cut_off(self, node: str, rank: int | None, stream: Stream) -> Iterator[LogLine]:
-        """Give the line that a source has begun: its rest was lost."""
+        """Yield the line that a source has begun: its rest was lost."""
         source = (node, rank, stream)
         if source in self.begun:
             yield self._take(source, ends=False)
 
     def pause(self) -> Iterator[LogLine]:
-        """Give what has waited for its end for long: prompts, progress bars."""
+        """Yield what has waited long for its end: prompts, progress bars."""
         for source, entry in list(self.begun.items()):
             entry.pauses += 1
             entry.quiet_pauses += 1
@@ -109,12 +109,12 @@ class Joiner:
                 yield self._take(source, ends=False)
 
     def drain(self) -> Iterator[LogLine]:
-        """Give every line that has no end yet."""
+        """Yield every line that has no end yet."""
         for source in list(self.begun):
             yield self._take(source, ends=False)
 
     def unfinished(self) -> LogLine | None:
-        """Show the line that was begun last, as far as it has come, and go on waiting."""
+        """Return the line that was begun last, as it is so far, and keep waiting for the rest."""
         entry = next(reversed(self.begun.values()), None)
         return entry.line(ends=True) if entry else None
 

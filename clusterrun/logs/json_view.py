@@ -23,7 +23,7 @@ def to_json(data: Mapping[str, Any]) -> bytes:
 
 
 class JsonView:
-    """Gives `write` one object for each line, and with `dedup` one for all copies of a text.
+    """Calls `write` with one object per line, or with `dedup` one for all copies of a text.
 
     `file_of` names a node's log of an attempt, relative to the run directory.
     """

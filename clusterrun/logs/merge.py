@@ -109,16 +109,16 @@ def total_bytes(sources: Iterable[Source]) -> int:
 
 
 def count_files(sources: Iterable[Source]) -> int:
-    """Count the files that reading may open."""
+    """Return how many files may be open at once."""
     paths = {path for source in sources for path in (source.file.path, source.file.log)}
     return len(paths - {None})
 
 
 def _read_ahead(live: list[_Reader]) -> None:
-    """Read on where files hold up the others: until half of them do, as far as memory permits.
+    """Read the files that hold up the others, until half of them do, within the memory bound.
 
-    So a round moves many files at once; where one lags far behind, it moves much of that one.
-    Long lines are read where there is room for them, or where all others wait for that file.
+    So a round advances many files at once, or one that lags far behind by much.
+    Long lines are read if there is room for them, or if all others wait for that file.
     """
     first = min(live, key=lambda reader: reader.reached)
     room = _MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
@@ -160,7 +160,7 @@ class _Reader:
 
     @property
     def is_long(self) -> bool:
-        """Say whether the next line is longer than a block."""
+        """Whether the next line is longer than a block."""
         return self._long_bytes > 0
 
     def read(self) -> None:

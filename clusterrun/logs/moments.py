@@ -82,9 +82,9 @@ def parse_zone(name: str) -> tzinfo:
 
 
 def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:
-    """Make a function that says when a step was reached, from what rank 0 told of.
+    """Return a function that finds when a step was reached, from the reports of rank 0.
 
-    Ranks tell of a step a second at most. `before` gives the report ahead of the step, so that no
+    Ranks report one step a second at most. `before` takes the report ahead of the step, so that no
     line of the step itself is left out; else the first report of it or of a later one.
     """
 
@@ -105,7 +105,7 @@ def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:
 
 
 def _reports(paths: RunPaths, attempt: int) -> Iterator[tuple[int, int]]:
-    """Yield (epoch µs, step) of an attempt in the order in which they were told."""
+    """Yield (epoch µs, step) of an attempt in the order in which rank 0 reported them."""
     for path in sorted(paths.events_dir.glob("*.jsonl")):
         found = False
         for event in read(path, (EventType.STEP,)):
@@ -113,4 +113,4 @@ def _reports(paths: RunPaths, attempt: int) -> Iterator[tuple[int, int]]:
                 found = True
                 yield round(event.at * 1_000_000), event.step
         if found:
-            return  # rank 0 alone tells of steps, and is on one node
+            return  # rank 0 alone reports steps, and is on one node

@@ -1,4 +1,4 @@
-"""Find the newest lines of many files, each read from its end and only as far as it takes."""
+"""Find the newest lines of many files, reading each backwards and only as far as necessary."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class _Backward:
 
     @property
     def is_done(self) -> bool:
-        """Say whether everything was read."""
+        """Whether everything was read."""
         return self._position <= self._start and not self._first
 
     @property
@@ -187,7 +187,7 @@ class _Backward:
         self._rest = rest
 
     def _line_start(self, data: bytes, position: int) -> int:
-        """Find where a line begins, not before `position`; one with a head, as others need it."""
+        """Return where the first line with a head begins at or after `position`."""
         if position <= 0:
             return 0
         newline = data.find(b"\n", position - 1)
@@ -211,7 +211,7 @@ class _Backward:
         return sieve
 
     def _near(self, data: bytes) -> bytes:
-        """Give the time of the first line, of one too long to find its head that of the next."""
+        """Return the time of the first line, or of the next if it is too long to find its head."""
         if STAMPED.match(data):
             return data[:16]
         is_first = self._position <= self._source.start

@@ -10,10 +10,10 @@ from clusterrun.logs.text_view import gap_sentence, source_name
 
 
 class RawView:
-    """Gives `write` the bytes of lines, in order for every rank and stream.
+    """Calls `write` with the bytes of lines, in order for every rank and stream.
 
     Lines of several sources are not torn into each other; only one source can be passed on piece
-    by piece. What was lost is told to `note`, as stdout is for the bytes alone.
+    by piece. `note` reports what was lost, as stdout is for the bytes alone.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Find where a search may match at all, by what every match of it must contain."""
+"""Find where a search can match, by literals that every match must contain."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _REPEATS = tuple(
 
 
 def holds_any(data: bytes, literals: Literals) -> bool:
-    """Say whether these bytes hold one of the literals, where there are any."""
+    """Return whether the bytes hold one of the literals; True if there are none."""
     return not literals or any(literal in data for literal in literals)
 
 

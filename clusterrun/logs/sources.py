@@ -1,4 +1,4 @@
-"""Decide what to read for a query: which files, between which offsets, and what of them."""
+"""Decide what to read for a query: which files, which part of each, and which lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterrun.symptoms import Classifier
 
 
 class Part(Enum):
-    """How much of a file is read.
+    """Which lines of a file are read.
 
     NOTES is what a side file holds: error lines, lines of launcher and agent, and records; ERRORS
     leaves the launcher's and the agent's other lines out. A log is classified for it.
@@ -58,7 +58,7 @@ def choose_sources(
 def sources_of(
     files: Iterable[LogFile], query: Query, *, ends: bool = False, live: bool = False
 ) -> list[Source]:
-    """Choose what to read of some files; logs and side files of a node are read for each other.
+    """Choose what to read of some files; a side file can stand in for the log of its node.
 
     `ends` takes the records of the logs' ends, too; `live` chooses also those files that have
     nothing wanted yet. What is written from now on is not read. Raises ClusterrunError for a file
@@ -121,7 +121,7 @@ def _parts(
 
 
 def _notes(log: LogFile, side: LogFile | None, query: Query) -> LogFile | None:
-    """Choose where a node's error lines are read; None where it has none.
+    """Choose the file from which a node's error lines are read; None if it has none.
 
     A side file that had no room for all is enough for an overview, which shows how many it lacks.
     """
@@ -166,7 +166,7 @@ def _wants(query: Query) -> Callable[[LogLine], bool] | None:
 
 
 def matches(query: Query) -> Callable[[LogLine], bool]:
-    """Give what says whether a line of the right rank and stream is one that a query looks for."""
+    """Return a test of whether a line of the right rank and stream matches a query."""
     wants = _wants(query)
     classifier = Classifier() if query.errors else None
 

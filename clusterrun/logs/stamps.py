@@ -10,7 +10,7 @@ Stamp = Callable[[int], str]
 
 
 def stamp_writer(form: str, zone: tzinfo | None = None) -> Stamp:
-    """Give the function that writes what stands in front of a line with a time in epoch µs.
+    """Return a function that formats the time in front of a line from epoch µs.
 
     `zone` None is the local one; `delta` counts from the line before.
     """
@@ -25,7 +25,7 @@ def stamp_writer(form: str, zone: tzinfo | None = None) -> Stamp:
 
 
 def clock_time(epoch_us: int, zone: tzinfo | None = None) -> str:
-    """Write a time of day with ms; dashes where no time is known."""
+    """Write a time of day with ms; dashes if no time is known."""
     if not epoch_us:
         return "--:--:--.---"
     seconds, us = divmod(epoch_us, 1_000_000)
@@ -33,7 +33,7 @@ def clock_time(epoch_us: int, zone: tzinfo | None = None) -> str:
 
 
 def iso_time(epoch_us: int, zone: tzinfo | None = None) -> str:
-    """Write an RFC 3339 time with its zone; a dash where no time is known."""
+    """Write an RFC 3339 time with its zone; a dash if no time is known."""
     if not epoch_us:
         return "-"
     seconds, us = divmod(epoch_us, 1_000_000)
@@ -42,7 +42,7 @@ def iso_time(epoch_us: int, zone: tzinfo | None = None) -> str:
 
 
 def utc_time(epoch_us: int) -> str | None:
-    """Write an RFC 3339 time in UTC, as our JSON has it; None where no time is known."""
+    """Write an RFC 3339 time in UTC, as our JSON has it; None if no time is known."""
     if not epoch_us:
         return None
     seconds, us = divmod(epoch_us, 1_000_000)

@@ -1,4 +1,4 @@
-"""Choose the last lines; of an overview error lines before them, too: the cause may be old."""
+"""Choose the last lines; for an overview also earlier error lines: the cause may be old."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _with_room(
 
 
 def _before(lines: list[LogLine], errors: list[LogLine]) -> list[LogLine]:
-    """Choose the error lines that are older than all lines, and none of them."""
+    """Return the error lines that are older than all lines."""
     shown = set(map(_place, lines))
     return [e for e in errors if e.epoch_us <= lines[0].epoch_us and _place(e) not in shown]
 

@@ -72,7 +72,7 @@ def highlighted(body: str, patterns: Iterable[re.Pattern[bytes]]) -> str:
 
 
 def _found(seen: bytes, patterns: Iterable[re.Pattern[bytes]]) -> bytearray:
-    """Say for each byte whether a pattern found it, or a part of its character."""
+    """Return for each byte whether a pattern matched it, or a part of its character."""
     found = bytearray(len(seen))
     for pattern in patterns:
         for match in pattern.finditer(seen):

@@ -25,7 +25,7 @@ _MARKS = {Stream.ERR: "!", Stream.GAP: "~"}
 
 
 def node_colour(node: str) -> int:
-    """Choose a node's colour by a hash of its name (FNV-1a), the same in every run."""
+    """Return a node's colour, chosen by a hash of its name (FNV-1a), the same in every run."""
     value = 2166136261
     for byte in node.encode("utf-8", "surrogateescape"):
         value = ((value ^ byte) * 16777619) % 2**32
@@ -33,7 +33,7 @@ def node_colour(node: str) -> int:
 
 
 def source_name(line: LogLine) -> str:
-    """Name who wrote a line: `node:rank`, or the node alone for launcher and agent."""
+    """Return who wrote a line: `node:rank`, or the node alone for launcher and agent."""
     node = _printable(line.node)
     return node if line.rank is None else f"{node}:{line.rank}"
 
@@ -63,7 +63,7 @@ PLAIN = Style()
 
 
 class TextView:
-    """Gives `write` each line to show, newline included.
+    """Calls `write` with each line to show, newline included.
 
     The prefix is as wide as the longest name in `nodes` with the highest rank; only a longer name
     that comes later makes it wider.
@@ -123,7 +123,7 @@ class TextView:
             self._dedup.drain()
 
     def show_break(self) -> None:
-        """Write that the next line is no neighbour of the last."""
+        """Write that the next line does not follow the last directly."""
         self.write_held()
         self._put(b"--\n")
 
@@ -134,7 +134,7 @@ class TextView:
         self._heads.clear()
 
     def unfinished(self) -> str | None:
-        """Show the line that was begun last as far as it has come, without colours or newline."""
+        """Return the unfinished line that was begun last, without colours or newline."""
         line = self._joiner.unfinished()
         if line is None:
             return None

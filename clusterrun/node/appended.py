@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class AppendedFile:
-    """What can't be written now waits, and goes on at the byte where it stopped."""
+    """What can't be written now waits; writing continues at the byte where it stopped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -31,7 +31,7 @@ class AppendedFile:
             self.pending_bytes += len(data)
 
     def flush(self) -> bool:
-        """Write what waits, as far as that is possible; say whether it was."""
+        """Write what waits; return whether all of it could be written."""
         if not self._waiting:
             return True
         data = memoryview(b"".join(self._waiting))

@@ -1,4 +1,4 @@
-"""Cap what a rank may write into the log, where that was asked for; what is lost is counted."""
+"""Cap what a rank may write into the log, if that was asked for, and count what is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Loss(NamedTuple):
 
 
 class Caps:
-    """The caps of all ranks of a node; 0 is none. What is no rank's has none."""
+    """The caps of all ranks of a node; 0 means none. Launcher and agent have none."""
 
     def __init__(self, lines_per_s: int, line_bytes: int) -> None:
         self._lines_per_s, self._line_bytes = lines_per_s, line_bytes

@@ -44,13 +44,13 @@ class NodeLog:
 
     @property
     def is_written(self) -> bool:
-        """Say whether everything has reached the run directory."""
+        """Whether everything has reached the run directory."""
         files = (self._log, self._index, self._errors.file)
         return not any(file.pending_bytes for file in files)
 
     @property
     def problem(self) -> str:
-        """Why the log can't be written, "" where it can."""
+        """Why the log can't be written, "" if it can."""
         return self._log.problem
 
     def add(self, piece: Piece, time_us: int, rank: str, stream: str) -> None:
@@ -77,7 +77,7 @@ class NodeLog:
         self._append(line_head(time_us, OF_NO_RANK, Stream.END.value) + text + b"\n", 1)
 
     def _next(self, time_us: int) -> int:
-        """Clamp a time to what was written before, and index it where that is due."""
+        """Clamp a time to what was written before, and index it if an entry is due."""
         self._time_us = max(time_us, self._time_us)
         if self._indexed is None or (
             self._offset - self._indexed[0] >= INDEX_BYTES

@@ -47,7 +47,7 @@ class _Line:
 
 
 class SideFile:
-    """Error lines, and what launcher and agent said; bounded, what is left out is counted."""
+    """Error lines, and those of launcher and agent; bounded, and what is left out is counted."""
 
     def __init__(self, path: Path) -> None:
         self.file = AppendedFile(path)
@@ -99,7 +99,7 @@ class SideFile:
             self._begun[place.rank, place.stream] = line
 
     def _has_room(self, rank: str, kind: str, text: bytes) -> bool:
-        """Say whether a new line is taken; if not, it is counted."""
+        """Return whether a new line is taken; if not, count it."""
         key = (rank, text.translate(None, _DIGITS))
         times = self._times.get(key, 0)
         if times >= REPEATS or not self._fits(kind, len(text)):
@@ -109,7 +109,7 @@ class SideFile:
         return True
 
     def _fits(self, kind: str, text_bytes: int) -> bool:
-        """Say whether there is room, also for the ends of the lines that have none yet."""
+        """Return whether there is room, including for the ends of unfinished lines."""
         room = FILE_BYTES - (0 if kind in SEVERE else SEVERE_BYTES)
         ends = (self._reserved + 1) * HEAD_BYTES
         return self._size + HEAD_BYTES + text_bytes + ends <= room
@@ -145,9 +145,9 @@ class SideFile:
         self._add_record(Stream.END, time_us, text, offset)
 
     def tell(self, time_us: int, offset: int) -> None:
-        """Say how many lines were left out, if that is news.
+        """Record how many lines were left out, if that is news.
 
-        Only where they became a tenth more, so that these records stay few in a month, too.
+        Only after a tenth more, so that these records stay few even in a month.
         """
         is_time = time_us - self._told_us >= TELLING_S * 1_000_000
         if is_time and self._left_out * 10 >= self._told * 11:

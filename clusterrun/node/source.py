@@ -18,7 +18,7 @@ _PAGE_BYTES = 4096
 
 
 class SpoolReader:
-    """A rank's stream, or the launcher's, as far as it was forwarded.
+    """Reads the stream of a rank or the launcher as it grows.
 
     The file is never truncated: that could lose what its rank writes at this moment.
     """
@@ -46,7 +46,7 @@ class SpoolReader:
         self.size, self.mtime_us = found.st_size, found.st_mtime_ns // 1000
 
     def is_due(self, now: float, *, is_last: bool) -> bool:
-        """Say whether there is more to forward than the beginning of a line that still waits."""
+        """Return whether there is more to forward than the beginning of a line that still waits."""
         if not self.unread or self._held is None or is_last:
             return bool(self.unread)
         position, size, since = self._held
@@ -80,7 +80,7 @@ class SpoolReader:
         return end - start
 
     def give_back(self) -> None:
-        """Free the space of what was forwarded, where the file system can do that."""
+        """Free the space of what was forwarded, if the file system can do that."""
         end = self.position // _PAGE_BYTES * _PAGE_BYTES
         if not self._can_give_back or end - self._given_back < GIVE_BACK_BYTES:
             return
@@ -94,7 +94,7 @@ class SpoolReader:
 
 
 def _next_start(near: bytes) -> int:
-    """Find where the next line starts, else the next character."""
+    """Return where the next line starts, else the next character."""
     newline = near.find(b"\n")
     if newline >= 0:
         return newline + 1

@@ -168,12 +168,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_lines_that_nobody_stamped_have_the_time_of_their_file(tmp_path: Path) -> None:
     file = write(tmp_path, "n1", b"first\n\n" + raw(T0, 0, "o", "last"), FileKind.PLAIN)
     os.utime(file.path, ns=(0, 1_700_000_000_123_456_789))
-    one_rank = LogFile(node="n1", path=file.path, kind=FileKind.PLAIN, ranks=range(7, 8))
-    for given_file, rank in ((file, None), (one_rank, 7)):
-        found = list(merge_sources([whole(given_file)]))
-        assert {line[:4] for line in found} == {(1_700_000_000_123_456, "n1", rank, Stream.OUT)}
-        assert [line.offset for line in found] == [0, 6, 7]
-        assert found[2].text == raw(T0, 0, "o", "last").rstrip()
+    found = list(merge_sources([whole(file)]))
+    assert {line[:4] for line in found} == {(1_700_000_000_123_456, "n1", None, Stream.OUT)}
+    assert [line.offset for line in found] == [0, 6, 7]
+    assert found[2].text == raw(T0, 0, "o", "last").rstrip()
 
 
 def test_few_descriptors_are_enough_for_many_files(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ def paths(tmp_path: Path) -> RunPaths:
     events: list[dict[str, object]] = [{"ts": 5.0, "type": "started", "attempt": 1, "node": "n1"}]
     for attempt, ts, step in ((1, 10.5, 0), (1, 11.5, 40), (1, 12.5, 80), (2, 20.0, 60)):
         about = {"attempt": attempt, "node": "n1", "rank": 0, "step": step, "total": 100}
-        events.append({"ts": ts, "type": "step", **about, "metrics": {"step": 7}})
+        event = {"ts": ts, "type": "step", **about, "metrics": {"step": 7}}
+        events.append(event if step != 40 else dict(reversed(event.items())))  # in any order
     text = "".join(json.dumps(event) + "\n" for event in events)
     paths.events("n1").write_text(text + '{"ts": 30.0, "type": "st')
     paths.events("a0").write_text('{"ts": 1.0, "type": "started", "attempt": 1, "node": "a0"}\n')
