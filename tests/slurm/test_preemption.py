@@ -102,7 +102,9 @@ def _preempted(
             runs[way] = Run(here=here, cluster=cluster, first_job=job)
         for run in runs.values():
             here.wait_for_line(run.first_job, "attempt 1 begins at step 0")
-        dependent = cluster.sbatch(f"-dafterok:{runs['requeue'].first_job}", "--wrap=true")
+        dependent = cluster.sbatch(
+            f"-dafterok:{runs['requeue'].first_job}", "-o", "/dev/null", "--wrap=true"
+        )
         preempt(cluster, runs["deaf"].first_job)
         enough.touch()
         wait_for(runs["requeue"].begins_again, "the second attempt of what was requeued")
