@@ -26,6 +26,7 @@ WAYS = {
     "stop": ("--on-interrupt", "stop"),
     "no requeue": ("--no-requeue",),
     "deaf": (),
+    "be killed": ("-p", "abrupt"),
 }
 INTERRUPTED = 125
 DONE = frozenset({*OVER, "PREEMPTED"})
@@ -107,7 +108,8 @@ def _preempted(
         )
         preempt(cluster, runs["deaf"].first_job)
         enough.touch()
-        wait_for(runs["requeue"].begins_again, "the second attempt of what was requeued")
+        for way in ("requeue", "be killed"):
+            wait_for(runs[way].begins_again, f"the second attempt of the run that was to {way}")
         with suppress(AssertionError):  # the tests tell what is wrong with which run
             wait_for(lambda: all(run.rests() for run in runs.values()), "the end of all", 60)
         yield Preempted(runs=runs, dependent=dependent)
@@ -129,6 +131,12 @@ def seconds_of(moment: str) -> float:
 
 def test_a_requeued_training_goes_on_once_and_is_over(preempted: Preempted) -> None:
     run = preempted.runs["requeue"]
+    assert (run.state, run.attempts) == ("COMPLETED", 2)
+    assert (run.slurm()["JobState"], run.slurm()["Restarts"]) == ("COMPLETED", "1")
+
+
+def test_a_training_that_is_killed_without_a_grace_time_goes_on_once(preempted: Preempted) -> None:
+    run = preempted.runs["be killed"]
     assert (run.state, run.attempts) == ("COMPLETED", 2)
     assert (run.slurm()["JobState"], run.slurm()["Restarts"]) == ("COMPLETED", "1")
 
