@@ -15,11 +15,11 @@ import pytest
 
 from tests.cluster.cluster import OVER, Cluster
 from tests.patience import wait_for
-from tests.road import Project, project
+from tests.road import LIGHT, Project, project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
-SMALL = ("-N1", "--gpus-per-node", "1", "--cpus-per-task", "1", "--device", "cpu", "-p", "low")
+SMALL = ("-N1", "--gpus-per-node", "1", "--cpus-per-task", "1", *LIGHT, "-p", "low")
 WAYS = {
     "requeue": ("--on-interrupt", "requeue"),
     "successor": ("--on-interrupt", "successor"),
