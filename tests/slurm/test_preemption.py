@@ -17,7 +17,11 @@ from tests.cluster.cluster import OVER, Cluster
 from tests.patience import wait_for
 from tests.road import LIGHT, Project, project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("a newer Slurm"),
+]
 
 SMALL = ("-N1", "--gpus-per-node", "1", "--cpus-per-task", "1", *LIGHT, "-p", "low")
 WAYS = {
