@@ -11,12 +11,13 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 from clusterrun import shell
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.sbatch import CHAINED
 from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.paths import RunPaths
 from clusterrun.state import JobState, parse_slurm_state
 
 # The reason comes last: it is the only free text, so that a separator in it does no harm.
@@ -319,7 +320,10 @@ def _scontrol_job(job_id: str, pairs: dict[str, str]) -> SchedulerJob:
 def find_by_command(
     part: str, slurm_cluster: str | None, *, known: Collection[str] = ()
 ) -> str | None:
-    """Find the newest job of this user that runs for `part`, a run directory; none of `known`."""
+    """Find the newest job of this user that runs for `part`, a run directory; none of `known`.
+
+    Before Slurm 23.02 the script's arguments follow its path.
+    """
     argv = [
         *("squeue", "--noheader", "--states=all", *cluster_option(slurm_cluster)),
         *(f"--user={os.getuid()}", f"--format=%A{SEPARATOR}%o"),
@@ -328,8 +332,8 @@ def find_by_command(
     if done.rc != 0:
         raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
     rows = [line.partition(SEPARATOR) for line in done.stdout.splitlines()]
-    ends = (f" {part}", f" {part} {CHAINED}")
-    ids = [int(job_id) for job_id, _, command in rows if command.rstrip().endswith(ends)]
+    script = f"{RunPaths(root=Path(part)).script} "
+    ids = [int(job_id) for job_id, _, command in rows if f"{command} ".startswith(script)]
     new = [job_id for job_id in ids if str(job_id) not in known]
     return str(max(new)) if new else None
 

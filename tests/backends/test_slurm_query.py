@@ -344,13 +344,11 @@ def test_a_silent_slurmctld_is_no_obstacle_for_jobs_that_accounting_saw_end(stub
     assert silent.value.cause == words
 
 
-def test_find_by_command_takes_the_newest_job_of_the_run(stubs: Stubs) -> None:
-    rows = [
-        "9|/runs/demo/r1/job.sbatch /runs/demo/r1",
-        "53|/runs/demo/r1/job.sbatch /runs/demo/r1",
-        "60|/runs/demo/r10/job.sbatch /runs/demo/r10",
-        "61|(null)",
-    ]
+@pytest.mark.parametrize("given", [" /runs/demo/{run}", " /runs/demo/{run} chained", ""])
+def test_find_by_command_takes_the_newest_job_of_the_run(stubs: Stubs, given: str) -> None:
+    scripts = {9: "r1", 53: "r1", 60: "r10"}
+    rows = [f"{job}|/runs/demo/{r}/job.sbatch{given.format(run=r)}" for job, r in scripts.items()]
+    rows.append("61|(null)")
     stubs.add("squeue", "\n".join(f"echo '{row}'" for row in rows))
     assert slurm_query.find_by_command("/runs/demo/r1", None) == "53"
     assert slurm_query.find_by_command("/runs/demo/r2", None) is None

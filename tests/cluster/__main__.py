@@ -13,7 +13,7 @@ from tests.cluster import packages
 from tests.cluster.cluster import Cluster
 from tests.cluster.commands import ClusterError
 from tests.cluster.newer import NewerSlurm
-from tests.cluster.shape import Shape, default_state_dir
+from tests.cluster.shape import Shape, default_state_dir, own_slot
 
 
 def _install(_: Shape) -> int:
@@ -84,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-accounting", dest="accounting", action="store_false")
     newer = NewerSlurm.default().prefix
     parser.add_argument("--newer-slurm", action="store_const", const=newer, help="Slurm 24.11")
-    parser.add_argument("--slot", type=int, default=0, help="another slot: another cluster beside")
+    parser.add_argument(
+        "--slot", type=int, default=own_slot(), help="another: another cluster beside"
+    )
     parser.add_argument("--state-dir", type=Path, help="default: $CLUSTERRUN_CLUSTER_DIR or /tmp")
     return parser
 

@@ -11,6 +11,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.commands import ClusterError, run
 from tests.cluster.newer import CACHE, VERSION, NewerSlurm
 
+pytestmark = pytest.mark.xdist_group("a newer Slurm")
+
 ROOT = Path(__file__).parents[2]
 
 

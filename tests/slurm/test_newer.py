@@ -1,0 +1,94 @@
+"""A newer Slurm answers as the system's does: tests of both, and what it alone says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.road import Project, project
+from tests.slurm.test_backend import (
+    Submit,
+    own_memory,
+    submitter,
+    test_a_job_is_found_by_its_run_directory,
+    test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing,
+    test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended,
+    test_cancelling_a_job_that_slurm_does_not_know_is_told,
+    test_jobs_are_asked_about_together_and_unknown_ones_are_missing,
+    test_p24_a_requeued_job_waits_and_says_so_and_is_not_over,
+    test_p35_an_sbatch_that_gives_up_too_early_does_not_lose_its_job,
+    test_states_follow_a_job_from_the_queue_to_its_end,
+    test_the_exit_status_is_the_scripts,
+    test_times_nodes_and_limits_are_those_of_slurm,
+    test_with_slurmdbd_down_the_answer_is_the_same,
+)
+from tests.slurm.test_main_road import (
+    test_a_rendered_directory_submitted_by_hand_is_the_same_run,
+    test_status_list_logs_and_cancel_work_without_accounting,
+    test_submit_wait_returns_the_status_of_the_job,
+)
+
+__all__ = [
+    "own_memory",
+    "test_a_job_is_found_by_its_run_directory",
+    "test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing",
+    "test_a_rendered_directory_submitted_by_hand_is_the_same_run",
+    "test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended",
+    "test_cancelling_a_job_that_slurm_does_not_know_is_told",
+    "test_jobs_are_asked_about_together_and_unknown_ones_are_missing",
+    "test_p24_a_requeued_job_waits_and_says_so_and_is_not_over",
+    "test_p35_an_sbatch_that_gives_up_too_early_does_not_lose_its_job",
+    "test_states_follow_a_job_from_the_queue_to_its_end",
+    "test_status_list_logs_and_cancel_work_without_accounting",
+    "test_submit_wait_returns_the_status_of_the_job",
+    "test_the_exit_status_is_the_scripts",
+    "test_times_nodes_and_limits_are_those_of_slurm",
+    "test_with_slurmdbd_down_the_answer_is_the_same",
+]
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("a newer Slurm"),
+]
+
+
+@pytest.fixture(name="cluster")
+def _cluster(newer_cluster: Cluster) -> Iterator[Cluster]:
+    yield newer_cluster
+    newer_cluster.run(["scancel", "--me"])
+    newer_cluster.wait_no_processes(30)
+
+
+@pytest.fixture(name="submit")
+def _submit(cluster: Cluster, tmp_path: Path) -> Submit:
+    return submitter(tmp_path)
+
+
+@pytest.fixture(name="here")
+def _here(cluster: Cluster, tmp_path: Path) -> Project:
+    return project(tmp_path / "project", tmp_path / "state")
+
+
+# Fields that a newer scontrol shows behind the name of the output file.
+@pytest.mark.parametrize("option", ["--oom-kill-step=0", "--gres-flags=disable-binding"])
+def test_the_output_of_another_tools_job_is_found(
+    cluster: Cluster, here: Project, option: str
+) -> None:
+    argv = (
+        "-D",
+        str(here.path),
+        "-o",
+        "my train.log",
+        "-e",
+        "train.err",
+        option,
+        "--wrap",
+        "echo hi",
+    )
+    job_id = cluster.sbatch(*argv)
+    assert cluster.wait_job(job_id) == "COMPLETED"
+    assert here.ok("logs", job_id, "--prefix", "none") == "hi\n"
