@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.loading import load_spec
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"<!-- test: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
@@ -41,7 +42,7 @@ def run(script: str, tmp_path: Path) -> str:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script.replace("/tmp/", f"{scratch}/")],
         cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=500, check=False,
+        timeout=500 * PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -54,6 +55,27 @@ def test_the_tour_on_this_machine(tmp_path: Path) -> None:
     assert "held-out loss" in out
     assert "#SBATCH --gpus-per-node=4" in out
     assert "COMPLETED" in out
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("steps", [5, pytest.param(150, marks=pytest.mark.long)])
+def test_the_demo_trains_on_a_machine_without_slurm(tmp_path: Path, steps: int) -> None:
+    """`make demo`, shorter first, with the environment of the tests instead of a new one."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
+    recipes = (ROOT / "Makefile").read_text()
+    assert "--max-steps 150" in recipes
+    (tmp_path / "Makefile").write_text(recipes.replace("--max-steps 150", f"--max-steps {steps}"))
+    venv = Path(sys.executable).parents[1]
+    done = subprocess.run(
+        ["make", "-o", f"{venv}/.train", f"VENV={venv}", "demo"],
+        cwd=tmp_path, env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=200 * PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert f"step {steps}/{steps}" in done.stdout
+    assert "held-out loss" in done.stdout
+    assert "rank 0/4 on local0" in done.stdout
 
 
 def test_the_configuration_is_valid(tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ def alone(
     quiet = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HOME": str(here.path)}
     return subprocess.run(
         [sys.executable, "train.py", *argv], cwd=here.path, env=inherited | quiet | dict(environ),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+        check=False,
     )  # fmt: skip
 
 
