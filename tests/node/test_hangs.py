@@ -48,7 +48,7 @@ class Scene:
         self.root = root
         self.failures: list[Failure] = []
         self.control = ControlPage(root / "control", 1)
-        self.calls = 0
+        self.calls = self.signs = 0
         self.questions = Questions(self._send, lambda: {1})
         self.watch = HangWatch(
             floor_s=60,
@@ -57,6 +57,7 @@ class Scene:
             page=Page(self.control, 1),
             questions=self.questions,
             own_places=self._own,
+            own_signs=lambda: self.signs,
             failed=self.failures.append,
         )
 
@@ -67,6 +68,11 @@ class Scene:
 
     async def _own(self) -> list[stacks.Place]:
         return WAITING
+
+    async def settle(self) -> None:
+        """Let the tasks that were started come to their end."""
+        while len(self.watch._tasks):
+            await asyncio.wait(self.watch._tasks)
 
     async def idle(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -90,8 +96,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         async def scene() -> list[Failure]:
             scene = Scene(tmp_path, clock, answer)
             await deed(scene)
-            if scene.watch._task is not None:
-                await scene.watch._task
+            await scene.settle()
             return scene.failures
 
         return asyncio.run(scene())
@@ -164,7 +169,7 @@ def test_ranks_that_went_on_while_they_were_asked_do_not_hang(
 
     async def deed(scene: Scene) -> None:
         await hang(scene)
-        assert scene.watch._task is not None
+        assert len(scene.watch._tasks) == 1
         scene.call()
 
     assert play(deed, {"places": []}) == []
@@ -186,8 +191,8 @@ def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
         for _ in range(EXTENSIONS + 1):
             await scene.idle(100)
             found.append(len(scene.failures))
-            assert scene.watch._task is not None
-            await scene.watch._task
+            assert len(scene.watch._tasks) == 1
+            await scene.settle()
 
     assert len(play(deed, {"places": []})) == 1
     assert found == [0] * (EXTENSIONS + 1)

@@ -14,6 +14,7 @@ from clusterrun.node.endings import NodeError
 from clusterrun.node.identity import Identity
 from clusterrun.node.preparation import Attempt, conclude, gpu_problem, open_link
 from clusterrun.node.report import Report
+from clusterrun.node.shared_disk import SharedDisk
 from clusterrun.paths import RunPaths
 from clusterrun.spec import Device, MixedPrecision
 from tests.planning.samples import on_slurm
@@ -75,7 +76,7 @@ def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
 
 def test_the_rendezvous_port_is_the_jobs_and_its_interface_the_addresses() -> None:
     agreement = conclude(attempt(), reports(H100), "127.0.0.1")
-    assert 20000 <= agreement.port < 32768
+    assert 20000 <= agreement.port < 30000
     assert (agreement.address, agreement.interface) == ("127.0.0.1", "lo")
 
 
@@ -95,7 +96,7 @@ def test_p38_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: st
 def test_p38_one_unfit_node_alone_says_so() -> None:
     unfit = Report(node="n0", node_rank=0, versions={}, problem="no GPU")
     with pytest.raises(NodeError, match="n0: no GPU"):
-        open_link(attempt(nodes=1), unfit, Clock(), lambda offset: None, {})
+        open_link(attempt(nodes=1), unfit, Clock(), lambda offset: None, {}, SharedDisk())
 
 
 def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:
