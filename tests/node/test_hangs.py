@@ -196,3 +196,79 @@ def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
 
     assert len(play(deed, {"places": []})) == 1
     assert found == [0] * (EXTENSIONS + 1)
+
+
+def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
+    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubles: list[BaseException] = []
+
+    async def own(scene: Scene) -> list[stacks.Place]:
+        raise PermissionError(1, "Operation not permitted")
+
+    def note(loop: Any, context: dict[str, Any]) -> None:
+        troubles.append(context["exception"])
+
+    monkeypatch.setattr(Scene, "_own", own)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
+    (failure,) = play(hang, {"places": []})
+    assert failure.message == (
+        "no step ended for 61 s; where the ranks are cannot be found:"
+        " [Errno 1] Operation not permitted"
+    )
+    assert [type(trouble) for trouble in troubles] == [PermissionError]
+
+
+@pytest.mark.parametrize("is_saving", [False, True])
+def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
+    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch, is_saving: bool
+) -> None:
+    monkeypatch.setattr(module, "LEAVERS_LOOK_S", 0.001)
+    found: list[int] = []
+
+    async def deed(scene: Scene) -> None:
+        def signs() -> int:
+            scene.clock.now += 10
+            scene.signs += is_saving and scene.clock.now < 3000
+            return scene.signs
+
+        scene.watch._own_signs = signs
+        for _ in range(2):
+            scene.watch.leaving()
+        while scene.clock.now < 2900 and not scene.failures:
+            await asyncio.sleep(0.01)
+        found.append(len(scene.failures))
+
+    late = [place(3, "train.py:99 in <module>", waits=False)]
+    monkeypatch.setattr(Scene, "_own", lambda scene: asyncio.sleep(0, []))
+    (failure,) = play(deed, {**stacks.to_data(late), "signs": 7})
+    assert found == [0 if is_saving else 1]
+    assert (failure.node, failure.rank, failure.cause.value) == ("n2", 3, "hung")
+    assert failure.message == (
+        "other ranks have ended, nothing has moved for 70 s: rank 3 at train.py:99 in <module>"
+    )
+
+
+def test_ranks_that_outlive_others_and_compute_are_left_alone(
+    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAVERS_LOOK_S", 0.001)
+    monkeypatch.setattr(module, "AGAIN_S", 0.001)
+    looks = iter(range(20))
+
+    async def own(scene: Scene) -> list[stacks.Place]:
+        return [dataclasses.replace(WAITING[0], stack=next(looks, 99))]
+
+    monkeypatch.setattr(Scene, "_own", own)
+
+    async def deed(scene: Scene) -> None:
+        def signs() -> int:
+            scene.clock.now += 10
+            return 0
+
+        scene.watch._own_signs = signs
+        scene.watch.leaving()
+
+    (failure,) = play(deed, {"places": []})
+    assert next(looks, None) is None
+    assert failure.rank == 0

@@ -12,7 +12,13 @@ import pytest
 from clusterrun.node.clock import Clock
 from clusterrun.node.endings import NodeError
 from clusterrun.node.identity import Identity
-from clusterrun.node.preparation import Attempt, conclude, gpu_problem, open_link
+from clusterrun.node.preparation import (
+    Attempt,
+    check_descriptors,
+    conclude,
+    gpu_problem,
+    open_link,
+)
 from clusterrun.node.report import Report
 from clusterrun.node.shared_disk import SharedDisk
 from clusterrun.paths import RunPaths
@@ -112,3 +118,21 @@ def test_p2_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
     there = dataclasses.replace(here, paths=RunPaths(root=Path("/elsewhere/job/r1")))
     ports = [conclude(one, reports(H100, H100), "127.0.0.1").port for one in (here, there)]
     assert ports[0] != ports[1]
+
+
+def test_a_head_that_may_not_open_enough_files_says_so_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("clusterrun.node.preparation.raise_descriptor_limit", lambda: 4096)
+    check_descriptors(attempt(nodes=900))
+    with pytest.raises(NodeError) as caught:
+        check_descriptors(attempt(nodes=1000))
+    assert caught.value.code == 122
+    assert caught.value.message == (
+        "n0: a process may open 4096 files here (ulimit -Hn), 4256 are needed for 2000 ranks"
+    )
+
+
+def test_both_ports_are_of_the_users_range() -> None:
+    narrow = attempt(port_range="23450-23453")
+    assert 23450 <= conclude(narrow, reports(H100), "127.0.0.1").port <= 23453
