@@ -128,6 +128,7 @@ class Member:
                 for port in self._ports:
                     if port not in knocks:
                         knocks[port] = asyncio.ensure_future(self._enter(port, report))
+                        knocks[port].add_done_callback(_pass_over)
                     left_s = deadline - time.monotonic()
                     if channel := await self._answered(knocks, min(self._patience_s, left_s)):
                         return channel
@@ -266,3 +267,9 @@ class Member:
         self._tasks.cancel()
         if self._channel is not None:
             await self._channel.close()
+
+
+def _pass_over(knock: asyncio.Task[Channel | None]) -> None:
+    """Look at how a knock ended, for one that nobody waits for any more."""
+    if not knock.cancelled():
+        knock.exception()
