@@ -266,11 +266,17 @@ def is_superseded() -> bool:
     """
     here, _ = joined_world()
     run_dir, later = os.environ.get("CLUSTERRUN_RUN_DIR", ""), own_attempt() + 1
-    has_begun = here == 0 and bool(run_dir) and os.path.exists(f"{run_dir}/attempts/{later}")
-    is_late = told(has_begun)
+    is_late = told(here == 0 and bool(run_dir) and _has_begun(run_dir, later))
     if is_late and here == 0:
         _say_once(f"attempt {later} of this run has begun: attempt {later - 1} saves no more")
     return is_late
+
+
+def _has_begun(run_dir: str, attempt: int) -> bool:
+    try:  # a list is new, where NFS remembers for a minute that a name was not there
+        return str(attempt) in os.listdir(f"{run_dir}/attempts")
+    except OSError:
+        return False
 
 
 def say_unsaved(step: int, problem: str) -> None:

@@ -344,6 +344,14 @@ class JobSpec(Training):
         "--network-interface",
         "socket interface; default: the one that routes to the other nodes",
     )
+    port_range: str = declared(
+        "network.port_range",
+        Kind.TEXT,
+        "--port-range",
+        "ports on which the first node listens, for the agents and for the rendezvous",
+        default="20000-29999",
+        metavar="LOW-HIGH",
+    )
     network_env: Mapping[str, str] = declared(
         "network.env", Kind.MAPPING, "", "further NCCL or fabric variables", default=()
     )

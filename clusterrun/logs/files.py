@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from types import TracebackType
 
+from clusterrun.descriptors import raise_descriptor_limit
 from clusterrun.errors import ClusterrunError
 from clusterrun.hostlist import natural_key
 from clusterrun.logformat import Stream
@@ -131,12 +132,8 @@ class OpenFiles:
     def __init__(self, count: int) -> None:
         self.bytes_read = 0
         self._descriptors: dict[Path, int] = {}
-        self._limits = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = count + _SPARE_DESCRIPTORS
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        self._room = count if soft == resource.RLIM_INFINITY else soft - _SPARE_DESCRIPTORS
+        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._room = raise_descriptor_limit(count + _SPARE_DESCRIPTORS) - _SPARE_DESCRIPTORS
 
     def __enter__(self) -> OpenFiles:
         return self

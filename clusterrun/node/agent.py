@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from clusterrun.hostlist import fold_hostlist
 from clusterrun.node import stacks
@@ -31,6 +33,7 @@ from clusterrun.node.member import Member
 from clusterrun.node.preparation import (
     Attempt,
     accelerate_launcher,
+    check_descriptors,
     node_report,
     open_link,
     write_world,
@@ -40,14 +43,16 @@ from clusterrun.node.questions import Answerer
 from clusterrun.node.ranks import Ranks
 from clusterrun.node.report import Agreement
 from clusterrun.node.saving import Page
+from clusterrun.node.shared_disk import SharedDisk
 from clusterrun.node.spool import Spool
 from clusterrun.node.stderr import say_on_stderr
+from clusterrun.node.tasks import Tasks, guarded
 
+LINE_CHARS = 1000
 TICK_S = 0.1
 LOOK_S = 1.0
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 SHIELDED_GRACE_S = 0.3  # where all ranks have SIGTERM do nothing
-_T = TypeVar("_T")
 
 
 class Agent:
@@ -67,7 +72,7 @@ class Agent:
         self._interruption: Interruption | None = None
         self._hangs: HangWatch | None = None
         self._was_warned = False
-        self._next_look = 0.0
+        self._disk, self._tasks = SharedDisk(), Tasks()
         self._is_told_to_end = False
         self.has_lost_node = False
         self.has_lost_head = False
@@ -96,22 +101,26 @@ class Agent:
 
     async def run(self) -> int:
         """Take part from start to end; return the job's exit status."""
+        asyncio.get_running_loop().set_exception_handler(self._task_failed)
         self._event("started", **self._start())
-        report = node_report(self._plan, self._who)
         try:
-            if self._who.is_head:
-                self._account.open()
-            link = open_link(
-                self._attempt, report, self._clock, self._clock_compared, self._answerers()
-            )
-            agreement = await self._or_cancelled(link.meet(report))
+            link, agreement = await guarded(self._meet(), self._raise_when_cancelled())
         except NodeError as error:
             is_apart = error.code in (NodeExit.NODE_LOST, NodeExit.RENDEZVOUS_FAILED)
             self.has_lost_head = is_apart and not self._who.is_head
-            return self._ended(Ending.refused(error), tell=not error.is_told)
+            return await self._ended(Ending.refused(error), tell=not error.is_told)
         self._event("rendezvous", **vars(agreement))
         self._say_hello(agreement)
         return await self._train(link, agreement)
+
+    async def _meet(self) -> tuple[Leader | Member, Agreement]:
+        check_descriptors(self._attempt)
+        if self._who.is_head:
+            await self._disk.do(self._account.open)
+        report = await self._disk.do(partial(node_report, self._plan, self._who))
+        compared, answerers = self._clock_compared, self._answerers()
+        link = open_link(self._attempt, report, self._clock, compared, answerers, self._disk)
+        return link, await link.meet(report)
 
     async def _train(self, link: Leader | Member, agreement: Agreement) -> int:
         ranks = self._ranks = Ranks(
@@ -123,13 +132,14 @@ class Agent:
         if isinstance(link, Member):
             self._member = link
         else:
-            self._write_world()
+            self._tasks.start(self._write_world())
             self._lead(link)
         launcher = accelerate_launcher(self._attempt, agreement, self._spool)
         launcher.start()
-        ending = await self._first(link.ending(), self._watch(launcher, ranks, link))
+        ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
+        self._tasks.cancel()
         await self._stop(launcher, ranks)
-        code = self._ended(ending)
+        code = await self._ended(ending)
         await link.leave()
         # srun would wait for a silent node as for a lost one
         self.has_lost_node |= not isinstance(link, Member) and link.left_behind
@@ -143,6 +153,7 @@ class Agent:
             "hold": page.hold,
             "decide": page.decide,
             "stacks": self._stacks,
+            "signs": self._signs,
         }
 
     async def _places(self) -> list[stacks.Place]:
@@ -151,6 +162,14 @@ class Agent:
 
     async def _stacks(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return stacks.to_data(await self._places())
+
+    async def _signs(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {"signs": self._own_signs()}
+
+    def _own_signs(self) -> int:
+        """Count what the ranks do, in no unit: it grows while one of them gets on."""
+        pids = self._ranks.pids if self._ranks else {}
+        return self._page.calls() + stacks.bytes_moved(pids.values())
 
     def _lead(self, leader: Leader) -> None:
         """Listen to who interrupts the attempt, and watch for hangs, for all nodes."""
@@ -164,6 +183,7 @@ class Agent:
             cancel=self._cancelled.set,
             has_saved=lambda: self._account.checkpoint is not None,
             is_through=lambda: self._account.is_through,
+            disk=self._disk,
         )
         self._hangs = HangWatch(
             floor_s=self._plan.hang_timeout_s,
@@ -172,9 +192,11 @@ class Agent:
             page=self._page,
             questions=leader.questions,
             own_places=self._places,
+            own_signs=self._own_signs,
             failed=leader.report_failure,
         )
-        self._interruption.look()
+        self._tasks.start(self._watch_run(leader, self._interruption))
+        self._tasks.start(self._watch_progress(leader, self._hangs))
         if self._was_warned:
             self._interruption.warned()
 
@@ -194,31 +216,15 @@ class Agent:
             f"the clock here is {seconds:.3f} s {side} the head's; it is corrected", tell=False
         )
 
-    def _write_world(self) -> None:
+    async def _write_world(self) -> None:
         try:
-            write_world(self._attempt)
+            await self._disk.do(partial(write_world, self._attempt))
         except OSError as error:  # those who read logs do without it
             self._say(f"cannot write {self._attempt.paths.world(self._attempt.number)}: {error}")
-
-    async def _or_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for something that a cancellation may interrupt."""
-        return await self._first(work, self._raise_when_cancelled())
 
     async def _raise_when_cancelled(self) -> None:
         await self._cancelled.wait()
         raise NodeError(NodeExit.CANCELLED, "cancelled")
-
-    async def _first(self, work: Coroutine[Any, Any, _T], guard: Coroutine[Any, Any, None]) -> _T:
-        """Wait for `work` while `guard` runs; what the guard raises ends the waiting."""
-        working, guarding = asyncio.ensure_future(work), asyncio.ensure_future(guard)
-        await asyncio.wait({working, guarding}, return_when=asyncio.FIRST_COMPLETED)
-        try:
-            if not working.done():
-                guarding.result()
-            return await working
-        finally:
-            working.cancel()
-            guarding.cancel()
 
     # While the ranks run
 
@@ -226,7 +232,6 @@ class Agent:
         """Look after ranks and launcher, and tell the others how they ended."""
         while not self._cancelled.is_set():
             ranks.look()
-            self._look_around(link)
             # A launcher takes another second to leave after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
                 link.report_done()
@@ -239,21 +244,27 @@ class Agent:
         await self._cancelled.wait()
         link.report_failure(cancelled(self._who.node))
 
-    def _look_around(self, link: Leader | Member) -> None:
-        """See, as the head, once a second whether somebody interrupts, or the training hangs.
+    async def _watch_run(self, leader: Leader, interruption: Interruption) -> None:
+        """See, as the head, whether somebody interrupts, or the run has begun elsewhere.
 
         Slurm starts a job elsewhere whose nodes it has lost touch with: two must not train.
         """
-        now = time.monotonic()
-        if self._interruption is None or self._hangs is None or now < self._next_look:
-            return
-        self._next_look = now + LOOK_S
-        self._interruption.look()
-        self._hangs.look()
-        later = self._attempt.number + 1
-        if self._attempt.paths.attempt(later).exists():
-            text = f"attempt {later} of this run has begun elsewhere"
-            link.report_failure(lost_node(self._who.node, text))
+        later, newest = self._attempt.number + 1, 0
+        while newest < later:
+            await interruption.look()
+            with contextlib.suppress(OSError):  # a list is new, where NFS remembers single names
+                newest = await self._disk.do(self._attempt.paths.newest_attempt)
+            await asyncio.sleep(LOOK_S)
+        text = f"attempt {later} of this run has begun elsewhere"
+        leader.report_failure(lost_node(self._who.node, text))
+
+    async def _watch_progress(self, leader: Leader, hangs: HangWatch) -> None:
+        """See, as the head, whether the training hangs, or ranks do not follow those that end."""
+        while True:
+            hangs.look()
+            if leader.has_leavers or (self._ranks and self._ranks.ended_well):
+                hangs.leaving()
+            await asyncio.sleep(LOOK_S)
 
     def _launcher_ended(self, verdict: Verdict, ranks: Ranks, link: Leader | Member) -> None:
         ranks.look()
@@ -293,7 +304,7 @@ class Agent:
         ranks.look()
         return launcher.verdict() is not None or ranks.all_ended(self._plan.procs_per_node)
 
-    def _ended(self, ending: Ending, *, tell: bool = False) -> int:
+    async def _ended(self, ending: Ending, *, tell: bool = False) -> int:
         """Write down how it ended; the head says it to the user, or who has lost the head."""
         failure, head = ending.failure, self._who.nodes[0]
         if failure is not None:
@@ -306,7 +317,7 @@ class Agent:
             self.has_lost_node = is_lost
             self.has_lost_head = is_head_lost
         if tell or self._who.is_head:
-            self._account.close(ending)
+            await self._disk.do(partial(self._account.close, ending))
         self._event("ended", code=ending.code, reason=ending.reason)
         self._forwarder.end(ending.code, ending.reason)
         if ending.code:
@@ -317,7 +328,10 @@ class Agent:
 
     def _rank_event(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
-        self._account.take(event)
+        if kind == "resumed":  # it writes a file
+            self._disk.do(partial(self._account.take, dict(event)))
+        else:
+            self._account.take(event)
         if kind == "checkpoint" and self._interruption is not None:
             self._interruption.saved()
         if self._hangs is not None:
@@ -327,6 +341,12 @@ class Agent:
         if isinstance(event.get("ts"), (int, float)):
             event["ts"] = round(self._clock.corrected_s(event["ts"]), 6)
         self._event(event.pop("type", "unknown"), **event)
+
+    def _task_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say in a line what went wrong beside the main work, instead of asyncio's traceback."""
+        error = context.get("exception")
+        what = f": {type(error).__name__}: {error}" if error else ""
+        self._say(f"internal error: {context['message']}{what}"[:LINE_CHARS])
 
     def _event(self, kind: str, **fields: Any) -> None:
         at = round(self._clock.corrected_s(time.time()), 6)

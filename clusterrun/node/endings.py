@@ -65,11 +65,13 @@ class Failure:
     @property
     def is_consequence(self) -> bool:
         """Say whether something else must have come before, as when a launcher ended this rank."""
-        return (
-            self.signal == signal.SIGTERM
-            or self.cause in (Cause.LAUNCHER, Cause.WORLD_ELSEWHERE)
-            or (self.cause is Cause.EXCEPTION and bool(_LOST_PEER.search(self.message)))
-        )
+        is_passed_on = self.cause in (Cause.LAUNCHER, Cause.WORLD_ELSEWHERE)
+        return self.signal == signal.SIGTERM or is_passed_on or self.has_lost_peer
+
+    @property
+    def has_lost_peer(self) -> bool:
+        """Say whether the rank failed since another one was gone."""
+        return self.cause is Cause.EXCEPTION and bool(_LOST_PEER.search(self.message))
 
     def to_data(self) -> dict[str, Any]:
         """Write the failure as JSON data."""

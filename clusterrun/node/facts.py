@@ -6,12 +6,15 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 
+from clusterrun.node.endings import NodeError, NodeExit
+
 LIBRARIES = ("torch", "accelerate")
-TORCH_ANSWER_S = 60
+TORCH_ANSWER_S = 300  # a cold start from a file system that all nodes load
 _ASK_TORCH = """
 import json, torch
 print(json.dumps([torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]))
@@ -111,7 +114,10 @@ def _capability(pynvml: object, name: str) -> tuple[int, int]:
 
 
 def _torch_capabilities() -> Capabilities:
-    """Ask torch in a process of its own, so that the agent never holds a CUDA context."""
+    """Ask torch in a process of its own, so that the agent never holds a CUDA context.
+
+    Raises NodeError if it takes too long, which says nothing against the node.
+    """
     argv = [sys.executable, "-c", _ASK_TORCH]
     try:
         done = subprocess.run(
@@ -119,5 +125,8 @@ def _torch_capabilities() -> Capabilities:
         )
         rows = json.loads(done.stdout.splitlines()[-1])
         return tuple((int(major), int(minor)) for major, minor in rows)
+    except subprocess.TimeoutExpired as error:
+        text = f"{socket.gethostname()}: torch was not imported within {TORCH_ANSWER_S} s"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
         return ()

@@ -1,7 +1,12 @@
-"""Prove to each other that two agents belong to the same attempt, without sending the secret."""
+"""Prove to each other that two agents belong to the same attempt, without sending the secret.
+
+The proofs name the address and port of the head's end of the connection, as each side sees it: who
+passes the messages on to the head has another.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -13,6 +18,7 @@ from typing import Any
 
 from clusterrun.files import write_whole
 from clusterrun.node.endings import NodeError
+from clusterrun.node.shared_disk import SharedDisk
 from clusterrun.paths import RunPaths
 
 
@@ -32,11 +38,16 @@ class Realm:
         secret_file, verdict = paths.link_secret(attempt), paths.verdict(attempt)
         return cls(run=run, attempt=attempt, secret_file=secret_file, verdict=verdict)
 
-    def check_open(self) -> None:
-        """See whether a node has already found that it can't take part.
+    async def watch(self, disk: SharedDisk, pause_s: float) -> None:
+        """Look again and again whether a node has found that it can't take part.
 
         Raises NodeError with the status that it left.
         """
+        while True:
+            await disk.do(self._check_open)
+            await asyncio.sleep(pause_s)
+
+    def _check_open(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             code = int(self.verdict.read_text(encoding="ascii"))
             text = f"another node cannot take part: it left with status {code}"
@@ -72,12 +83,22 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
-def proof(secret: bytes, *parts: object) -> str:
-    """Sign some values with the secret."""
-    text = "\x00".join(map(str, parts))
-    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+def nonce_in(message: Mapping[str, Any]) -> str:
+    """Read the other side's nonce; empty if a stranger sent something else."""
+    given = message.get("nonce")
+    return given if isinstance(given, str) else ""
 
 
-def is_proof(given: object, secret: bytes, *parts: object) -> bool:
-    """Check a signature in constant time."""
-    return isinstance(given, str) and hmac.compare_digest(given, proof(secret, *parts))
+def proof(secret: bytes, *parts: str) -> str:
+    """Sign some texts with the secret."""
+    return hmac.new(secret, _bytes("\x00".join(parts)), hashlib.sha256).hexdigest()
+
+
+def is_proof(given: object, secret: bytes, *parts: str) -> bool:
+    """Check a signature in constant time, whatever a stranger gave."""
+    right = _bytes(proof(secret, *parts))
+    return isinstance(given, str) and hmac.compare_digest(_bytes(given), right)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")

@@ -14,9 +14,11 @@ from clusterrun.node.progress import Progress
 from clusterrun.node.questions import Questions
 from clusterrun.node.saving import Page
 from clusterrun.node.spool import Spool
+from clusterrun.node.tasks import Tasks
 from clusterrun.wording import count
 
 AGAIN_S = 5.0  # between two looks at where the ranks are
+LEAVERS_LOOK_S = 10.0  # between two looks at ranks that outlive others
 
 
 class HangWatch:
@@ -31,15 +33,17 @@ class HangWatch:
         page: Page,
         questions: Questions,
         own_places: Callable[[], Awaitable[list[stacks.Place]]],
+        own_signs: Callable[[], int],
         failed: Callable[[Failure], None],
     ) -> None:
-        self._progress = Progress(floor_s=floor_s)
+        self._floor_s, self._progress = floor_s, Progress(floor_s=floor_s)
         self._node, self._spool, self._page = node, spool, page
         self._questions, self._own_places, self._failed = questions, own_places, failed
+        self._own_signs = own_signs
         self._reported = 0
         self._said = 0
-        self._is_through = False
-        self._task: asyncio.Task[None] | None = None
+        self._is_through = self._is_leaving = self._is_reported = False
+        self._tasks = Tasks()
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """Take note of what a rank says; who knows how long it takes after the last step?"""
@@ -52,13 +56,39 @@ class HangWatch:
     def look(self) -> None:
         """See whether it is too long since anything moved; report it once."""
         now = time.monotonic()
-        if self._task is not None or self._is_through:
+        is_off = self._is_through or self._is_leaving or self._is_reported
+        if is_off or len(self._tasks):
             return
         printed = sum(_size(output.path) for output in self._spool.outputs())
         self._progress.look(now, steps=self._steps(), printed=printed + self._said)
         stalled_s = self._progress.stalled_s
         if stalled_s:
-            self._task = asyncio.ensure_future(self._report(stalled_s))
+            self._tasks.start(self._report(stalled_s))
+
+    def leaving(self) -> None:
+        """Look no more at steps once ranks have ended well, but at whether the others follow."""
+        if not self._is_leaving and self._floor_s:
+            self._is_leaving = True
+            self._tasks.start(self._watch_leavers())
+
+    async def _watch_leavers(self) -> None:
+        """Ranks that are left may save or compute for long; one that is stuck does nothing."""
+        is_stuck = False
+        while not is_stuck:
+            progress = Progress(floor_s=self._floor_s)
+            while not progress.stalled_s:
+                progress.look(time.monotonic(), steps=1, printed=await self._signs())
+                await asyncio.sleep(min(LEAVERS_LOOK_S, self._floor_s / 4))
+            found, unheard, is_moving = await self._look_twice()
+            is_stuck = not is_moving
+        text = f"other ranks have ended, nothing has moved for {progress.stalled_s:.0f} s"
+        self._fail(text, found, unheard)
+
+    async def _signs(self) -> int:
+        """Count what the ranks that are left have read, written and asked."""
+        answers = await self._questions.ask("signs")
+        given = (message.get("signs") for message in answers.given.values())
+        return self._own_signs() + sum(signs for signs in given if isinstance(signs, int))
 
     def _steps(self) -> int:
         return self._page.calls() + self._reported
@@ -69,19 +99,32 @@ class HangWatch:
         found = own + [p for given in answers.given.values() for p in stacks.from_data(given)]
         return found, len(answers.silent)
 
-    async def _report(self, stalled_s: float) -> None:
-        """Say where the ranks are, unless one gets on: a long evaluation is no hang."""
-        steps = self._steps()
+    async def _look_twice(self) -> tuple[list[stacks.Place], int, bool]:
         before, _ = await self._places()
         await asyncio.sleep(AGAIN_S)
         found, unheard = await self._places()
+        return found, unheard, stacks.is_moving(before, found)
+
+    async def _report(self, stalled_s: float) -> None:
+        """Say where the ranks are, unless one gets on: a long evaluation is no hang."""
+        steps = self._steps()
+        text = f"no step ended for {stalled_s:.0f} s"
+        try:
+            found, unheard, is_moving = await self._look_twice()
+        except Exception as error:
+            self._fail(f"{text}; where the ranks are cannot be found: {error}", [], 0)
+            raise
         has_gone_on = self._steps() > steps  # to look takes its time
-        if has_gone_on or (stacks.is_moving(before, found) and self._progress.extend()):
-            self._task = None
-            return
+        if not has_gone_on and not (is_moving and self._progress.extend()):
+            self._fail(text, found, unheard)
+
+    def _fail(self, text: str, found: list[stacks.Place], unheard: int) -> None:
+        self._is_reported = True
         suspect = stacks.suspect(found)
+        if self._is_leaving and found:
+            suspect = suspect or found[0]
+        where = f": {stacks.sentence(found)}" if found else ""
         silent = f"; {count(unheard, 'node')} did not answer" if unheard else ""
-        text = f"no step ended for {stalled_s:.0f} s: {stacks.sentence(found)}{silent}"
         self._failed(
             Failure(
                 at=time.time(),
@@ -90,7 +133,7 @@ class HangWatch:
                 code=int(NodeExit.HUNG),
                 signal=0,
                 cause=Cause.HALTED if suspect and suspect.is_halted else Cause.HUNG,
-                message=text,
+                message=f"{text}{where}{silent}",
                 where=suspect.where.partition(" ")[0] if suspect else "",
             )
         )

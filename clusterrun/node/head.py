@@ -12,12 +12,12 @@ from typing import Any
 
 from clusterrun.node.clock import now_us
 from clusterrun.node.endings import Ending, Failure, NodeError, NodeExit, lost_node
-from clusterrun.node.handshake import Realm, is_proof, nonce, proof
+from clusterrun.node.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.identity import LOOPBACK, Identity
 from clusterrun.node.link import (
     ANSWER_S,
     LEAVE_S,
-    LINE_BYTES,
+    STRANGER_BYTES,
     Channel,
     Decision,
     failure_in,
@@ -25,8 +25,13 @@ from clusterrun.node.link import (
 from clusterrun.node.ports import listening_socket
 from clusterrun.node.questions import Questions
 from clusterrun.node.report import Agreement, Report, problems
+from clusterrun.node.shared_disk import SharedDisk
+from clusterrun.node.tasks import Tasks, guarded
 
 LOOK_S = 0.5  # at what other nodes may have left, while they are waited for
+RETURN_S = 20.0  # for a node that left while the others were waited for
+STRANGERS = 64  # handshakes that may be open besides those of all nodes
+BACKLOG = 1024
 Conclude = Callable[[Sequence[Report], str], Agreement]
 
 
@@ -50,15 +55,18 @@ class Head:
         ports: Sequence[int],
         timeout_s: float,
         conclude: Conclude,
+        disk: SharedDisk,
     ) -> None:
-        self._who, self._realm, self._ports = who, realm, ports
+        self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
         self._timeout_s, self._conclude = timeout_s, conclude
         self._members: dict[int, Member] = {}
-        self._all_here = asyncio.Event()
+        self._left: dict[int, float] = {}  # by node rank, those that were here, and until when
+        self._is_launched = False
+        self._changed = asyncio.Event()
         self._all_done = asyncio.Event()
         self._is_done = False
         self._decision = Decision()
-        self._readers: set[asyncio.Task[None]] = set()
+        self._readers, self._handshakes = Tasks(), Tasks()
         self.questions = Questions(self._send_all, self._present)
         self.interrupted: Callable[[], None] = lambda: None
         self.left_behind = False
@@ -68,47 +76,57 @@ class Head:
         self._secret = await self._shared_secret()
         server = await self._listen()
         try:
-            await self._wait_for_all()
+            return await guarded(self._agree(report), self._realm.watch(self._disk, LOOK_S))
         except NodeError as error:
-            raise await self._refuse(error.code, error.message, is_told=error.is_told) from None
+            self._broadcast(Ending(code=error.code, reason=error.message))
+            await self._close()
+            raise
         finally:
             server.close()
-        reports = [report, *(m.report for _, m in sorted(self._members.items()))]
-        gone = [m.report.node for m in self._members.values() if m.is_gone]
-        if gone:
-            text = f"{', '.join(gone)} left before the launch"
-            raise await self._refuse(NodeExit.NODE_LOST, text)
-        found = problems(reports)
-        if found:
-            raise await self._refuse(NodeExit.NODE_UNFIT, "; ".join(found))
-        try:
-            agreement = self._conclude(reports, self._address())
-        except NodeError as error:
-            raise await self._refuse(error.code, error.message) from None
-        for member in self._members.values():
-            member.channel.send("welcome", port=agreement.port, precision=agreement.precision)
-        return agreement
+            self._handshakes.cancel()
 
     async def _shared_secret(self) -> bytes:
         """Leave the secret where all nodes find it, once the disk takes it: it may be full."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                return self._realm.create_secret()
+                return await self._disk.do(self._realm.create_secret)
             except OSError as error:
                 if time.monotonic() > deadline:
                     text = f"{self._who.node}: cannot write {self._realm.secret_file}: {error}"
                     raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
             await asyncio.sleep(LOOK_S)
 
-    async def _wait_for_all(self) -> None:
+    async def _agree(self, report: Report) -> Agreement:
+        """Wait for all nodes, then welcome them before one can leave unseen."""
         deadline = time.monotonic() + self._timeout_s
-        while not self._all_here.is_set():
-            if time.monotonic() > deadline:
+        while not self._is_complete:
+            self._changed.clear()
+            now = time.monotonic()
+            gone = [self._who.nodes[n] for n, at in self._left.items() if now - at > RETURN_S]
+            if gone:
+                text = f"{', '.join(gone)} left before the launch"
+                raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+            if now > deadline:
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, self._missing())
-            self._realm.check_open()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._all_here.wait(), LOOK_S)
+                await asyncio.wait_for(self._changed.wait(), LOOK_S)
+        return self._welcome([report, *(m.report for _, m in sorted(self._members.items()))])
+
+    @property
+    def _is_complete(self) -> bool:
+        """Say whether no other node need be waited for: all are here, or one is unfit."""
+        members = self._members.values()
+        return len(members) == len(self._who.nodes) - 1 or any(m.report.problem for m in members)
+
+    def _welcome(self, reports: Sequence[Report]) -> Agreement:
+        found = problems(reports)
+        if found:
+            raise NodeError(NodeExit.NODE_UNFIT, "; ".join(found))
+        agreement = self._conclude(reports, self._address())
+        self._is_launched = True
+        self._send_all("welcome", port=agreement.port, precision=agreement.precision)
+        return agreement
 
     async def _listen(self) -> asyncio.Server:
         host = LOOPBACK if self._who.is_local else ""
@@ -118,7 +136,7 @@ class Head:
             except OSError:
                 continue
             return await asyncio.start_server(
-                self._accept, sock=listener, limit=LINE_BYTES, backlog=len(self._who.nodes)
+                self._knocked, sock=listener, limit=STRANGER_BYTES, backlog=BACKLOG
             )
         text = f"{self._who.node}: none of the ports {self._ports[0]}… is free to meet the others"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
@@ -131,23 +149,24 @@ class Head:
         """Choose the address at which most nodes reached this one."""
         return Counter(m.channel.own_address for m in self._members.values()).most_common(1)[0][0]
 
-    async def _refuse(self, code: int, message: str, *, is_told: bool = False) -> NodeError:
-        self._broadcast(Ending(code=int(code), reason=message))
-        await self._close()
-        return NodeError(code, message, is_told=is_told)
+    def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Begin a handshake; if strangers hold too many open, the oldest gives way."""
+        for oldest in list(self._handshakes)[: 1 - len(self._who.nodes) - STRANGERS]:
+            oldest.cancel()
+        self._handshakes.start(self._admit(reader, writer))
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        channel = Channel(reader, writer)
-        member = await self._handshake(channel)
-        if member is None:
-            await channel.close()
-            return
-        self._members[member.report.node_rank] = member
-        if len(self._members) == len(self._who.nodes) - 1 or member.report.problem:
-            self._all_here.set()
-        task = asyncio.ensure_future(self._listen_to(member))
-        self._readers.add(task)
-        task.add_done_callback(self._readers.discard)
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        member = None
+        try:
+            member = await self._handshake(Channel(reader, writer))
+        finally:
+            if member is None:
+                writer.close()
+        if member is not None:
+            self._members[member.report.node_rank] = member
+            self._left.pop(member.report.node_rank, None)
+            self._changed.set()
+            self._readers.start(self._listen_to(member))
 
     async def _handshake(self, channel: Channel) -> Member | None:
         """Let in who proves to know the attempt's secret, and is a node that is still missing."""
@@ -156,7 +175,8 @@ class Head:
         hello = await channel.receive(ANSWER_S)
         if hello is None or hello.get("type") != "hello" or not self._realm.is_named_in(hello):
             return None
-        if not is_proof(hello.get("proof"), self._secret, "member", challenge, hello.get("nonce")):
+        own_end, theirs = channel.own_end, nonce_in(hello)
+        if not is_proof(hello.get("proof"), self._secret, "member", challenge, theirs, own_end):
             return None
         try:
             report = Report.from_data(hello["report"])
@@ -165,22 +185,29 @@ class Head:
         if not 0 < report.node_rank < len(self._who.nodes) or report.node_rank in self._members:
             channel.send("refused", reason=f"there already is a node {report.node_rank}")
             return None
-        channel.send("joined", proof=proof(self._secret, "head", hello["nonce"]))
+        channel.send("joined", proof=proof(self._secret, "head", theirs, own_end))
+        channel.trust()
         return Member(report=report, channel=channel)
 
     async def _listen_to(self, member: Member) -> None:
         while (message := await member.channel.receive()) is not None:
             self._handle(member, message)
+        if not self._is_launched:  # it may knock again
+            del self._members[member.report.node_rank]
+            self._left[member.report.node_rank] = time.monotonic()
+            self._changed.set()
+            return
         member.is_gone = True
         if not member.is_done and not self._decision.is_made:
             text = "its agent is gone: the connection to it closed"
             self._decision.add(lost_node(member.report.node, text))
-            self._all_here.set()  # waiting for the rest makes no sense any more
         self._look_around()
 
     def _handle(self, member: Member, message: dict[str, Any]) -> None:
         if message.get("type") == "ping":
             member.channel.send("pong", clock_us=now_us())
+        elif message.get("type") == "alive":
+            member.channel.send("alive")
         elif message.get("type") == "failed":
             self._decision.add(failure_in(message, member.report.node))
         elif message.get("type") == "done":
@@ -198,6 +225,11 @@ class Head:
             self._all_done.set()
         if self._is_done and all(member.is_done for member in members):
             self._decision.complete()
+
+    @property
+    def has_leavers(self) -> bool:
+        """Say whether a node's ranks have all ended well."""
+        return self._is_done or any(member.is_done for member in self._members.values())
 
     def report_failure(self, failure: Failure) -> None:
         """Decide on this failure, or on one that came before it on another node."""
@@ -245,5 +277,4 @@ class Head:
 
     async def _close(self) -> None:
         await asyncio.gather(*(member.channel.close() for member in self._members.values()))
-        for task in self._readers:
-            task.cancel()
+        self._readers.cancel()

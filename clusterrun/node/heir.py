@@ -67,7 +67,7 @@ def _is_orphaned(attempt: Attempt) -> bool:
     if not 0 < who.node_rank <= HEIRS:
         return False
     is_batch_host = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))[:1] == [who.nodes[0]]
-    has_gone_on = attempt.paths.attempt(attempt.number + 1).exists()
+    has_gone_on = attempt.paths.newest_attempt() > attempt.number
     if not is_batch_host or has_gone_on or _is_ended(attempt):
         return False
     before = who.nodes[: who.node_rank]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from clusterrun.node.endings import Cause, Ending, NodeExit
 from clusterrun.node.link import Leader
 from clusterrun.node.request import Reason, read_request, write_request
 from clusterrun.node.saving import Page, Saving
+from clusterrun.node.shared_disk import SharedDisk
+from clusterrun.node.tasks import Tasks
 
 LOOK_S = 0.05
 WORD_S = 0.5  # how long the batch shell may take to say that SIGTERM is a cancellation
+CLAIM_S = 5.0  # for the disk to say who interrupted first
 LEAVE_S = 60.0  # how long ranks that have saved may go on
 LAST_S = 30.0  # of a long warning, to end the ranks and say how to go on; of a short one a fifth
 TRIES = 3  # to have all ranks save, where nodes do not answer
@@ -39,12 +42,13 @@ class Interruption:
         cancel: Callable[[], None],
         has_saved: Callable[[], bool],
         is_through: Callable[[], bool],
+        disk: SharedDisk,
     ) -> None:
         self._request, self._page, self._leader = request, page, leader
         self._warning_s, self._happened, self._say = warning_s, happened, say
         self._cancel, self._has_saved, self._is_through = cancel, has_saved, is_through
-        self._saving = Saving(page, leader.questions)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._saving, self._disk = Saving(page, leader.questions), disk
+        self._tasks = Tasks()
         self._is_ending = False
         self.reason: Reason | None = None
         leader.interrupted = self.ending
@@ -52,8 +56,7 @@ class Interruption:
 
     def warned(self) -> None:
         """Do what is requested; Slurm's own signal, without a request, warns of the time limit."""
-        write_request(self._request, Reason.TIME_LIMIT)
-        self._interrupt(self.requested() or Reason.TIME_LIMIT)
+        self._tasks.start(self._claim(Reason.TIME_LIMIT))
 
     def ending(self) -> None:
         """Take SIGTERM: a preemption, unless the batch shell says that the job is to end."""
@@ -61,11 +64,11 @@ class Interruption:
             self._cancel()
         elif not self._is_ending:  # all nodes get SIGTERM, and say so
             self._is_ending = True
-            self._start(self._end_or_leave())
+            self._tasks.start(self._end_or_leave())
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Do what is requested, however one hears of it: signals only make that quicker."""
-        if reason := self.requested():
+        if reason := await self._disk.do(self._requested):
             self._interrupt(reason)
 
     def _interrupt(self, reason: Reason) -> None:
@@ -79,25 +82,38 @@ class Interruption:
             self._cancel()
         elif self.reason is None:
             self.reason = reason
-            self._start(self._leave(reason))
+            self._tasks.start(self._leave(reason))
 
     def saved(self) -> None:
         """Take note that a checkpoint is complete."""
         if self.reason is not None:
             self._after(LEAVE_S)
 
-    def requested(self) -> Reason | None:
-        """Read who interrupts the attempt; None where nobody does."""
+    def _requested(self) -> Reason | None:
+        """Read who interrupts the attempt; None if nobody does."""
         return read_request(self._request)
 
     async def _end_or_leave(self) -> None:
-        for _ in range(int(WORD_S / LOOK_S)):
-            if self.requested() is Reason.END:
-                break
-            await asyncio.sleep(LOOK_S)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._until_end(), WORD_S)
+        await self._claim(Reason.PREEMPT)
         self._is_ending = False
-        write_request(self._request, Reason.PREEMPT)
-        self._interrupt(self.requested() or Reason.PREEMPT)
+
+    async def _until_end(self) -> None:
+        while await self._disk.do(self._requested) is not Reason.END:
+            await asyncio.sleep(LOOK_S)
+
+    async def _claim(self, reason: Reason) -> None:
+        """Leave word of a reason and do what the first word says; a disk that stalls says none."""
+
+        def claimed() -> Reason | None:
+            write_request(self._request, reason)
+            return self._requested()
+
+        first: Reason | None = None
+        with contextlib.suppress(asyncio.TimeoutError):
+            first = await asyncio.wait_for(self._disk.do(claimed), CLAIM_S)
+        self._interrupt(first or reason)
 
     async def _leave(self, reason: Reason) -> None:
         self._say(f"{reason.text}: the ranks are asked to save and leave")
@@ -130,8 +146,3 @@ class Interruption:
         return Ending(
             code=int(code), reason=reason.text, cause=Cause.INTERRUPTED, interruption=reason
         )
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -18,9 +18,13 @@ from clusterrun.node.questions import Questions
 from clusterrun.node.report import Agreement, Report
 
 LINE_BYTES = 1 << 20
+STRANGER_BYTES = 4096  # of a line from who has not proved to be an agent
+TEXT_CHARS = 8192  # of each text in a message
+HELLO_CHARS = 512  # the same to a stranger, which reads no more
 SETTLE_S = 0.4  # after the first failure, so that one that came earlier elsewhere can arrive
+CAUSE_S = 10.0  # the same if ranks only lost others, which may take long to die
 LEAVE_S = 12.0  # longer than an agent needs to end what ignores SIGTERM
-ANSWER_S = 10.0
+ANSWER_S = 60.0  # a busy node, or one whose file system stalls, is slow
 
 
 class Link(Protocol):
@@ -52,6 +56,10 @@ class Leader(Link, Protocol):
     interrupted: Callable[[], None]
     left_behind: bool  # a node that did not say that nothing of it runs any more
 
+    @property
+    def has_leavers(self) -> bool:
+        """Say whether a node's ranks have all ended well."""
+
     def conclude(self, ending: Ending) -> None:
         """End the attempt on all nodes."""
 
@@ -60,25 +68,62 @@ class Leader(Link, Protocol):
 
 
 class Channel:
-    """One connection to another agent, as messages."""
+    """One connection to another agent, as messages.
+
+    Until the other side has proved to be one, it may send little.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self._received = bytearray()
+        self._is_trusted = self._is_skipping = False
         keep_alive(writer.get_extra_info("socket"))
 
+    def trust(self) -> None:
+        """Take long messages, and pass over what cannot be read: the other side is an agent."""
+        self._is_trusted = True
+
     async def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """Wait for the next message; None when the other side is gone or talks nonsense."""
+        """Wait for the next message; None if the other side is gone, or a stranger."""
         try:
-            line = await asyncio.wait_for(self._reader.readline(), timeout_s)
-            message = json.loads(line) if line else None
-        except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+            return await asyncio.wait_for(self._message(), timeout_s)
+        except (OSError, EOFError, asyncio.TimeoutError):
             return None
-        return message if isinstance(message, dict) else None
+
+    async def _message(self) -> dict[str, Any] | None:
+        while True:
+            message = _parsed(await self._line())
+            if message is not None or not self._is_trusted:
+                return message
+
+    async def _line(self) -> bytes:
+        """Wait for a whole line; empty if it was too long. Raises EOFError after the last."""
+        while (end := self._received.find(b"\n")) < 0:
+            data = await self._reader.read(LINE_BYTES)
+            if not data:
+                raise EOFError
+            self._received += data
+            if len(self._received) > (LINE_BYTES if self._is_trusted else STRANGER_BYTES):
+                self._skip()
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        was_skipping, self._is_skipping = self._is_skipping, False
+        return b"" if was_skipping else line
+
+    def _skip(self) -> None:
+        """Forget a line that is too long, but for what follows it."""
+        if not self._is_trusted:
+            raise EOFError
+        if b"\n" not in self._received:
+            self._received.clear()
+            self._is_skipping = True
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message; a connection that is gone is noticed by who reads it."""
+        """Send a message, long texts cut; a connection that is gone is noticed by who reads it."""
         with contextlib.suppress(OSError, RuntimeError):
-            self._writer.write(json.dumps({"type": kind, **fields}).encode() + b"\n")
+            size = TEXT_CHARS if self._is_trusted else HELLO_CHARS
+            message = {"type": kind, **_cut(fields, size)}
+            self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def close(self) -> None:
         """Send what is left and close."""
@@ -95,6 +140,37 @@ class Channel:
     def peer_address(self) -> str:
         """The address of the other host on the connection."""
         return plain_address(self._writer.get_extra_info("peername"))
+
+    @property
+    def own_end(self) -> str:
+        """Address and port of this side, for the head's proof."""
+        return _end(self._writer.get_extra_info("sockname"))
+
+    @property
+    def peer_end(self) -> str:
+        """Address and port of the other side, for a member's proof."""
+        return _end(self._writer.get_extra_info("peername"))
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _cut(value: Any, size: int) -> Any:
+    """Cut the texts in a message, so that the other side takes the line."""
+    if isinstance(value, str):
+        return value[:size]
+    if isinstance(value, Mapping):
+        return {name: _cut(part, size) for name, part in value.items()}
+    return [_cut(part, size) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _end(name: Any) -> str:
+    return f"{plain_address(name)} {name[1]}" if name else ""
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -121,7 +197,7 @@ class Decision:
         self._failures: list[Failure] = []
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
-        self._waited_longer = False
+        self._waited_s = 0.0
         self.completion: Callable[[], Ending] = Ending.completed
 
     @property
@@ -151,12 +227,18 @@ class Decision:
         return await asyncio.shield(self._ending)
 
     def _decide(self) -> None:
-        only_consequences = all(failure.is_consequence for failure in self._failures)
-        if only_consequences and not self._waited_longer:
-            self._waited_longer = True  # their cause may be on its way from a busy node
+        self._waited_s += SETTLE_S
+        if self._waited_s < self._patience_s() and not self.is_made:
             asyncio.get_running_loop().call_later(SETTLE_S, self._decide)
             return
         self.make(Ending.of_first(self._failures))
+
+    def _patience_s(self) -> float:
+        """Return how long the cause of the failures may take to arrive, if they have another."""
+        if not all(failure.is_consequence for failure in self._failures):
+            return SETTLE_S
+        has_lost_peer = any(failure.has_lost_peer for failure in self._failures)
+        return CAUSE_S if has_lost_peer else 2 * SETTLE_S
 
 
 def failure_in(message: Mapping[str, Any], node: str) -> Failure:
@@ -175,7 +257,7 @@ class Alone:
         self._decision = Decision()
         self.questions = Questions(lambda kind, **fields: None, lambda: ())
         self.interrupted: Callable[[], None] = lambda: None
-        self.left_behind = False
+        self.left_behind = self.has_leavers = False
 
     async def meet(self, report: Report) -> Agreement:
         """Agree with oneself."""

@@ -7,21 +7,27 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from clusterrun.node import reach
 from clusterrun.node.clock import Clock, Comparison, Offset
 from clusterrun.node.endings import Ending, Failure, NodeError, NodeExit, lost_node
-from clusterrun.node.handshake import Realm, is_proof, nonce, proof
+from clusterrun.node.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.identity import Identity
-from clusterrun.node.link import ANSWER_S, LEAVE_S, LINE_BYTES, Channel, Decision
+from clusterrun.node.link import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, Decision
 from clusterrun.node.questions import Answerer, answer
 from clusterrun.node.report import Agreement, Report
+from clusterrun.node.shared_disk import SharedDisk
+from clusterrun.node.tasks import Tasks, guarded
 
 RETRY_S = 0.1
 RETRY_MOST_S = 2.0
 PATIENCE_S = 0.2  # with a port that is silent, before the next is tried beside it
 BUSY_S = 0.005  # the same for each node at which a head may be busy
 HEAD_DECIDES_S = 5.0
+ALIVE_S = 15.0  # between two questions whether the head is alive
+UNANSWERED = 20  # of them, until a head is given up that Slurm or a debugger may have halted
 
 
 class Member:
@@ -37,50 +43,84 @@ class Member:
         clock: Clock,
         compared: Callable[[Offset], None],
         answerers: Mapping[str, Answerer],
+        disk: SharedDisk,
     ) -> None:
-        self._who, self._realm, self._ports = who, realm, ports
+        self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
         self._timeout_s, self._interface_of = timeout_s, interface_of
         self._clock, self._compared = clock, compared
         self._answerers = answerers
-        self._answering: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._comparison = Comparison(clock)
         self._channel: Channel | None = None
         self._decision = Decision()
         self._closed = asyncio.Event()
         self._is_done = False
         self._is_alone = False
-        self._reader: asyncio.Task[None] | None = None
+        self._host = who.head_host
+        self._unanswered = 0
         self._last = "it does not answer"
         self._patience_s = PATIENCE_S + BUSY_S * len(who.nodes)
 
     async def meet(self, report: Report) -> Agreement:
         """Join the head and wait for its welcome."""
-        deadline = time.monotonic() + self._timeout_s
-        self._channel = await self._join(report, deadline)
+        joining = self._join(report, time.monotonic() + self._timeout_s)
+        channel = await guarded(joining, self._realm.watch(self._disk, RETRY_MOST_S))
+        self._channel = channel
         # From here on the head, which may have started later, says when the time is up.
-        self._ping(self._channel)
-        while (message := await self._channel.receive()) and message.get("type") == "pong":
-            self._pong(self._channel, message)
-        if message is None:
-            text = f"{self._who.node}: the head {self._who.nodes[0]} left before the launch"
-            raise NodeError(NodeExit.NODE_LOST, text)
+        self._ping(channel)
+        message = await guarded(self._welcome(channel), self._give_up(channel))
         if message.get("type") != "welcome":
             code = int(message.get("code", NodeExit.RENDEZVOUS_FAILED))
             reason = str(message.get("reason", "the head sent no welcome"))
             raise NodeError(code, reason, is_told=True)
-        self._reader = asyncio.ensure_future(self._listen(self._channel))
+        self._tasks.start(self._listen(channel))
+        self._tasks.start(self._watch_head(channel))
         return Agreement(
-            address=self._channel.peer_address,
+            address=channel.peer_address,
             port=int(message["port"]),
-            interface=self._interface_of(self._channel.own_address),
+            interface=self._interface_of(channel.own_address),
             precision=str(message["precision"]),
         )
+
+    async def _welcome(self, channel: Channel) -> dict[str, Any]:
+        while message := await channel.receive():
+            self._unanswered = 0
+            if message.get("type") in ("welcome", "stop"):
+                return message
+            self._pong(channel, message)
+        raise self._lost("left before the launch")
+
+    def _lost(self, how: str) -> NodeError:
+        text = f"{self._who.node}: the head {self._who.nodes[0]} {how}"
+        return NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+
+    async def _give_up(self, channel: Channel) -> None:
+        raise self._lost(await self._silence(channel))
+
+    async def _watch_head(self, channel: Channel) -> None:
+        self._head_is_lost(f"its agent {await self._silence(channel)}")
+
+    async def _silence(self, channel: Channel) -> str:
+        """Wait until the head gives no sign of life; its host may still answer for it.
+
+        Questions are counted, not seconds: Slurm may suspend a job for hours.
+        """
+        while self._unanswered < UNANSWERED:
+            channel.send("alive")
+            self._unanswered += 1
+            await asyncio.sleep(ALIVE_S)
+        return f"has not answered for {ALIVE_S * UNANSWERED:.0f} s"
+
+    def _head_is_lost(self, text: str) -> None:
+        self._decision.make(Ending.of(lost_node(self._who.nodes[0], text)))
+        self._closed.set()
 
     async def _join(self, report: Report, deadline: float) -> Channel:
         """Knock at one port after the other; one that is silent is tried on beside the next.
 
         What listens there may be no agent, or a head that is busy with many nodes.
         """
+        self._host = await self._disk.do(partial(reach.known_address, self._who.head_host))
         knocks: dict[int, asyncio.Task[Channel | None]] = {}
         pause_s = RETRY_S
         try:
@@ -88,10 +128,10 @@ class Member:
                 for port in self._ports:
                     if port not in knocks:
                         knocks[port] = asyncio.ensure_future(self._enter(port, report))
+                        knocks[port].add_done_callback(_pass_over)
                     left_s = deadline - time.monotonic()
                     if channel := await self._answered(knocks, min(self._patience_s, left_s)):
                         return channel
-                self._realm.check_open()
                 if channel := await self._answered(knocks, pause_s):
                     return channel
                 pause_s = min(2 * pause_s, RETRY_MOST_S)
@@ -114,7 +154,7 @@ class Member:
             try:
                 if channel := knocks.pop(port).result():
                     return channel
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - what a stranger answers must not end us
                 self._last = str(error)
         return None
 
@@ -129,7 +169,7 @@ class Member:
         return channel if is_admitted else None
 
     async def _connect(self, port: int) -> Channel:
-        opening = asyncio.open_connection(self._who.head_host, port, limit=LINE_BYTES)
+        opening = asyncio.open_connection(self._host, port, limit=STRANGER_BYTES)
         try:
             return Channel(*await asyncio.wait_for(opening, ANSWER_S))
         except asyncio.TimeoutError as error:
@@ -141,37 +181,35 @@ class Member:
         if challenge is None or not self._realm.is_named_in(challenge):
             return False
         try:
-            secret = self._realm.read_secret()
+            secret = await self._disk.do(self._realm.read_secret)
         except OSError:
             return False
-        ours = nonce()
+        ours, theirs, head_end = nonce(), nonce_in(challenge), channel.peer_end
         channel.send(
             "hello",
             nonce=ours,
-            proof=proof(secret, "member", challenge.get("nonce"), ours),
+            proof=proof(secret, "member", theirs, ours, head_end),
             report=report.to_data(),
             **self._realm.label,
         )
         answer = await channel.receive(ANSWER_S)
-        return answer is not None and is_proof(answer.get("proof"), secret, "head", ours)
+        given = answer.get("proof") if answer else None
+        is_head = is_proof(given, secret, "head", ours, head_end)
+        if is_head:
+            channel.trust()
+        return is_head
 
     async def _listen(self, channel: Channel) -> None:
         while (message := await channel.receive()) is not None:
+            self._unanswered = 0
             if message.get("type") == "pong":
                 self._pong(channel, message)
             elif message.get("type") == "ask":
-                self._answer(channel, message)
+                self._tasks.start(answer(message, self._answerers, channel.send))
             elif message.get("type") == "stop":
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     self._decision.make(Ending.from_data(message))
-        text = "its agent is gone: the connection to it closed"
-        self._decision.make(Ending.of(lost_node(self._who.nodes[0], text)))
-        self._closed.set()
-
-    def _answer(self, channel: Channel, message: Mapping[str, Any]) -> None:
-        task = asyncio.ensure_future(answer(message, self._answerers, channel.send))
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        self._head_is_lost("its agent is gone: the connection to it closed")
 
     def _ping(self, channel: Channel) -> None:
         self._comparison.ping()
@@ -226,5 +264,12 @@ class Member:
         self.report_done()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._closed.wait(), LEAVE_S)
+        self._tasks.cancel()
         if self._channel is not None:
             await self._channel.close()
+
+
+def _pass_over(knock: asyncio.Task[Channel | None]) -> None:
+    """Look at how a knock ended, for one that nobody waits for any more."""
+    if not knock.cancelled():
+        knock.exception()

@@ -1,24 +1,36 @@
-"""Ports that differ between jobs which share a node, below Linux's ephemeral range."""
+"""Ports that differ between jobs which share a node."""
 
 from __future__ import annotations
 
+import errno
 import socket
 import zlib
+from typing import NamedTuple
 
-FIRST, LAST = 20000, 32767  # Linux hands out 32768-60999 by itself
-CANDIDATES = 16
+CANDIDATES = 16  # for each of the two purposes
 _STRIDE = 797  # prime, so that the candidates of neighbouring jobs do not run in step
 
 
-def candidate_ports(job: str, attempt: int, purpose: str) -> tuple[int, ...]:
-    """Derive the ports to try from job and attempt; `purpose` separates the link from torch's.
+class Ports(NamedTuple):
+    """The ports to try for the agents' link and for torch's rendezvous; none is in both."""
+
+    link: tuple[int, ...]
+    rendezvous: tuple[int, ...]
+
+
+def candidate_ports(job: str, attempt: int, within: tuple[int, int]) -> Ports:
+    """Derive the ports to try from job and attempt; `within` are the first and the last allowed.
 
     `job` tells the job from all others that may share the node: its id and its run directory,
     since the ids of this machine's own jobs are counted by each directory of runs.
     """
-    size = LAST - FIRST + 1
-    start = zlib.crc32(f"{purpose}:{job}:{attempt}".encode())
-    return tuple(FIRST + (start + number * _STRIDE) % size for number in range(CANDIDATES))
+    first, last = within
+    size = last - first + 1
+    stride = _STRIDE if size % _STRIDE else 1
+    start = zlib.crc32(f"{job}:{attempt}".encode())
+    numbers = range(min(size, 2 * CANDIDATES))
+    ports = tuple(first + (start + number * stride) % size for number in numbers)
+    return Ports(link=ports[0::2], rendezvous=ports[1::2])
 
 
 def listening_socket(port: int, host: str = "") -> socket.socket:
@@ -30,8 +42,11 @@ def listening_socket(port: int, host: str = "") -> socket.socket:
             return socket.create_server(
                 ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
             )
-        except OSError:
-            pass  # IPv6 may be switched off in the kernel although the library has it
+        except OSError as error:
+            # IPv6 may be switched off in the kernel although the library has it. A port that is
+            # taken on IPv6 alone is somebody's who would get what is meant for us.
+            if error.errno == errno.EADDRINUSE:
+                raise
     return socket.create_server(("", port), backlog=1024)
 
 

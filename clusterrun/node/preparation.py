@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterrun.descriptors import raise_descriptor_limit
 from clusterrun.files import write_whole
 from clusterrun.node import facts
 from clusterrun.node.clock import Clock, Offset
@@ -21,14 +22,17 @@ from clusterrun.node.identity import LOOPBACK, Identity
 from clusterrun.node.launcher import AccelerateLauncher, Launcher
 from clusterrun.node.link import Alone, Leader
 from clusterrun.node.member import Member
-from clusterrun.node.ports import candidate_ports, free_port
+from clusterrun.node.ports import Ports, candidate_ports, free_port
 from clusterrun.node.questions import Answerer
 from clusterrun.node.report import Agreement, Report, precision_problem
+from clusterrun.node.shared_disk import SharedDisk
 from clusterrun.node.spool import Spool
 from clusterrun.paths import RunPaths
 from clusterrun.planning.launch import launch_argv
 from clusterrun.planning.plan import Plan, Precision
 from clusterrun.spec import Device
+
+SPARE_DESCRIPTORS = 256  # for everything else that a process opens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,21 @@ def node_report(plan: Plan, who: Identity) -> Report:
     )
 
 
+def check_descriptors(attempt: Attempt) -> None:
+    """See that the head may open a connection to each node, and rank 0 one to each rank.
+
+    Raises NodeError if not even the hard limit allows it.
+    """
+    plan, who = attempt.plan, attempt.who
+    wanted = 2 * plan.nodes + plan.world_size + SPARE_DESCRIPTORS
+    limit = raise_descriptor_limit()
+    if who.is_head and limit < wanted:
+        text = (
+            f"{who.node}: a process may open {limit} files here (ulimit -Hn), {wanted} are needed"
+        )
+        raise NodeError(NodeExit.NODE_UNFIT, f"{text} for {plan.world_size} ranks")
+
+
 def gpu_problem(plan: Plan, env: Mapping[str, str]) -> str:
     """Say whether the node was given fewer GPUs than it has ranks; empty where it is fit."""
     count = facts.visible_gpus(env)
@@ -68,6 +87,7 @@ def open_link(
     clock: Clock,
     compared: Callable[[Offset], None],
     answerers: Mapping[str, Answerer],
+    disk: SharedDisk,
 ) -> Leader | Member:
     """Choose this node's end of the link; raises NodeError where it is alone and unfit.
 
@@ -80,12 +100,12 @@ def open_link(
             raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {report.problem}")
         return Alone(conclusion([report], LOOPBACK))
     realm = Realm.of(attempt.paths, attempt.number)
-    ports = candidate_ports(_job(attempt), attempt.number, "link")
+    ports = _ports(attempt).link
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     if who.is_head:
-        return Head(who, realm, ports, timeout_s, conclusion)
+        return Head(who, realm, ports, timeout_s, conclusion, disk)
     interface_of = facts.interface_of
-    return Member(who, realm, ports, timeout_s, interface_of, clock, compared, answerers)
+    return Member(who, realm, ports, timeout_s, interface_of, clock, compared, answerers, disk)
 
 
 def conclude(attempt: Attempt, reports: Sequence[Report], address: str) -> Agreement:
@@ -118,11 +138,14 @@ def _job(attempt: Attempt) -> str:
     return f"{attempt.who.job_id}:{attempt.paths.root}"
 
 
+def _ports(attempt: Attempt) -> Ports:
+    return candidate_ports(_job(attempt), attempt.number, attempt.plan.port_range)
+
+
 def _rendezvous_port(attempt: Attempt) -> int:
     fixed = attempt.plan.main_process_port
-    ports = candidate_ports(_job(attempt), attempt.number, "rendezvous")
     try:
-        return free_port((fixed,) if fixed else ports)
+        return free_port((fixed,) if fixed else _ports(attempt).rendezvous)
     except OSError as error:
         where = f"{attempt.who.node}: port {fixed}" if fixed else attempt.who.node
         text = f"{where}: no port is free for the rendezvous: {error}"

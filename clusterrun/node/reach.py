@@ -33,6 +33,16 @@ def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
     return tuple(node for node in nodes if not answers.get(node, True))
 
 
+def known_address(node: str) -> str:
+    """Return a node's name if it resolves, else the address that Slurm has for it (NodeAddr)."""
+    try:
+        socket.getaddrinfo(node, None)
+    except (OSError, UnicodeError):
+        found = _ADDRESS.search(_shown("--oneliner", "node", node))
+        return found[1] if found else node
+    return node
+
+
 def _places(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
     if not nodes:
         return {}

@@ -61,7 +61,7 @@ async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[Place
     before = {rank: _size(spool.stacks(rank)) for rank in pids}
     states = {rank: _state(pid) for rank, pid in pids.items()}
     for pid in pids.values():
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             os.kill(pid, STACKS_SIGNAL)
     await asyncio.sleep(ANSWER_S)
     return [
@@ -69,6 +69,16 @@ async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[Place
         for rank, pid in pids.items()
         for path in (spool.stacks(rank),)
     ]
+
+
+def bytes_moved(pids: Iterable[int]) -> int:
+    """Count what processes have read and written: it grows while they save or print."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error, OSError):
+            counters = psutil.Process(pid).io_counters()
+            total += counters.read_chars + counters.write_chars
+    return total
 
 
 def _size(path: Path) -> int:

@@ -21,6 +21,8 @@ from clusterrun.planning.slurm import (
 from clusterrun.planning.world import World, decide_world
 from clusterrun.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 
+_PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
+
 
 def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     """Decide everything that a job needs.
@@ -73,6 +75,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         timeout_s=environment.timeout_s,
         rendezvous_timeout_s=spec.rendezvous_timeout_s,
         main_process_port=_port(spec),
+        port_range=_port_range(spec),
         time_minutes=spec.time_minutes or 0,
         world_contract=spec.world_contract,
         spare_nodes=spec.spare_nodes,
@@ -236,8 +239,19 @@ def _interface(spec: JobSpec) -> str:
 def _port(spec: JobSpec) -> int:
     port = spec.main_process_port or 0
     if port > 65535:
-        raise UsageError(f"--main-process-port {port} is no port", hint="use 20000 to 32767")
+        raise UsageError(f"--main-process-port {port} is no port", hint="use 20000 to 29999")
     return port
+
+
+def _port_range(spec: JobSpec) -> tuple[int, int]:
+    match = _PORT_RANGE.fullmatch(spec.port_range)
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1024 <= low < high <= 65535:  # the agents need one port, the rendezvous another
+        raise UsageError(
+            f"--port-range {spec.port_range} is not a range of ports",
+            hint="give two ports between 1024 and 65535, as 20000-29999",
+        )
+    return low, high
 
 
 def _template(strategy: Strategy, own: OwnFiles) -> str:

@@ -98,6 +98,7 @@ class Plan:
     log_lines_per_s: int
     log_line_bytes: int
     accelerate_text: str = ""
+    port_range: tuple[int, int] = (20000, 29999)
     notes: tuple[str, ...] = ()
 
     @property

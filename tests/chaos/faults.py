@@ -233,11 +233,8 @@ signal.pause()
 def take_ports(scene: Scene) -> float:
     """Listen, and say nothing, on the head's ports where the next attempt would meet first."""
     job = f"{scene.job_id}:{scene.training.root}"
-    ports = [
-        str(port)
-        for purpose in ("link", "rendezvous")
-        for port in candidate_ports(job, scene.attempt + 1, purpose)[:2]
-    ]
+    wanted = candidate_ports(job, scene.attempt + 1, (20000, 29999))
+    ports = [str(port) for ports in wanted for port in ports[:2]]
     argv = [*network.enter(scene.cluster.shape, scene.head), sys.executable, "-c", LISTEN]
     thief = subprocess.Popen([*argv, *ports], stdout=subprocess.PIPE)
     scene.undo.callback(thief.wait)

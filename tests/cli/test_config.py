@@ -47,11 +47,12 @@ def test_show_of_a_section_lists_its_keys_and_each_name_of_a_mapping(
     (project / "clusterrun.yaml").write_text("env:\n  B: 'x\ty'\n  A: ''\n")
     assert main(["config", "show", "env", "network"]) == 0
     assert capsys.readouterr().out == (
-        "KEY                VALUE\n"
-        'env.A              ""\n'
-        "env.B              x\\ty\n"
-        "network.preset     auto\n"
-        "network.interface  -\n"
+        "KEY                 VALUE\n"
+        'env.A               ""\n'
+        "env.B               x\\ty\n"
+        "network.preset      auto\n"
+        "network.interface   -\n"
+        "network.port_range  20000-29999\n"
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +16,7 @@ import psutil
 import pytest
 
 from clusterrun.node.agent_process import missing_text
+from clusterrun.node.ports import candidate_ports
 from clusterrun.node.spool import Output
 from clusterrun.spec import Device, MixedPrecision
 from tests.node.jobs import ROOT, STUB, Job
@@ -409,16 +413,47 @@ def test_one_node_alone_needs_no_link(stub_job: Make) -> None:
     assert "rank 1 of 2" in job.text()
 
 
-def test_p2_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make) -> None:
+def test_p2_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make, tmp_path: Path) -> None:
+    """They share job id and name of the run; that their directories differ is passed over here."""
+    change = "from clusterrun.node import preparation; preparation._job = lambda attempt: 'one'"
+    (tmp_path / "alike").mkdir()
+    (tmp_path / "alike" / "sitecustomize.py").write_text(
+        f"import sys\nif 'clusterrun.node' in sys.orig_argv:\n    {change}\n"
+    )
+    env = {"PYTHONPATH": f"{tmp_path / 'alike'}:{STUB}:{ROOT}"}
     jobs = [stub_job(HELLO, f"job {n}", job_id="L7") for n in range(2)]
-    jobs[0].start_node(0)
-    jobs[1].start_node(1)
-    time.sleep(1)
-    jobs[1].start_node(0)
-    jobs[0].start_node(1)
+    jobs[0].start_node(0, **env)
+    jobs[1].start_node(1, **env)  # knocks at the head of the other job
+    wait_for_listener(candidate_ports("one", 1, jobs[0].plan.port_range).link[0])
+    jobs[1].start_node(0, **env)
+    jobs[0].start_node(1, **env)
     assert [job.wait() for job in jobs] == [[0, 0], [0, 0]]
     for number, job in enumerate(jobs):
         assert job.text().count(f"['job {number}']") == 4
+
+
+def wait_for_listener(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nobody listens at port {port}")
+
+
+def test_ranks_may_open_as_many_files_as_the_host_allows(stub_job: Make) -> None:
+    """Rank 0 of a large job needs a connection to every other rank."""
+    script = "import resource; print('limits', *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    job = stub_job(script, nodes=1, nproc_per_node=1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        job.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert job.wait() == [0]
+    assert f"limits {min(hard, 1 << 20)} {hard}" in job.text()
 
 
 def test_a_node_with_fewer_ranks_breaks_the_world_contract(stub_job: Make) -> None:

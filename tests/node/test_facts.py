@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from clusterrun.node import facts
+from clusterrun.node.endings import Cause, Ending, NodeError
 
 CAPABILITIES = {"0": (9, 0), "1": (7, 5), "GPU-abc": (8, 6)}
 
@@ -74,3 +76,16 @@ def test_versions_name_python_and_what_trains() -> None:
     found = facts.versions()
     assert found["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
     assert set(found) <= {"python", "torch", "accelerate"}
+
+
+def test_a_slow_start_of_torch_says_nothing_against_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/bash\nexec sleep 30\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    monkeypatch.setattr(facts, "TORCH_ANSWER_S", 0.2)
+    with pytest.raises(NodeError, match="torch was not imported within") as caught:
+        facts._torch_capabilities()
+    assert Ending.refused(caught.value).cause is Cause.RENDEZVOUS

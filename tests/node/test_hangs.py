@@ -49,7 +49,7 @@ class Scene:
         self.root = root
         self.failures: list[Failure] = []
         self.control = ControlPage(root / "control", 1)
-        self.calls = 0
+        self.calls = self.signs = 0
         self.questions = Questions(self._send, lambda: {1})
         self.watch = HangWatch(
             floor_s=60,
@@ -58,6 +58,7 @@ class Scene:
             page=Page(self.control, 1),
             questions=self.questions,
             own_places=self._own,
+            own_signs=lambda: self.signs,
             failed=self.failures.append,
         )
 
@@ -68,6 +69,11 @@ class Scene:
 
     async def _own(self) -> list[stacks.Place]:
         return WAITING
+
+    async def settle(self) -> None:
+        """Let the tasks that were started come to their end."""
+        while len(self.watch._tasks):
+            await asyncio.wait(self.watch._tasks)
 
     async def idle(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -91,8 +97,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         async def scene() -> list[Failure]:
             scene = Scene(tmp_path, clock, answer)
             await deed(scene)
-            if scene.watch._task is not None:
-                await scene.watch._task
+            await scene.settle()
             return scene.failures
 
         return asyncio.run(scene())
@@ -177,7 +182,7 @@ def test_ranks_that_went_on_while_they_were_asked_do_not_hang(
 
     async def deed(scene: Scene) -> None:
         await hang(scene)
-        assert scene.watch._task is not None
+        assert len(scene.watch._tasks) == 1
         scene.call()
 
     assert play(deed, {"places": []}) == []
@@ -199,8 +204,84 @@ def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
         for _ in range(EXTENSIONS + 1):
             await scene.idle(100)
             found.append(len(scene.failures))
-            assert scene.watch._task is not None
-            await scene.watch._task
+            assert len(scene.watch._tasks) == 1
+            await scene.settle()
 
     assert len(play(deed, {"places": []})) == 1
     assert found == [0] * (EXTENSIONS + 1)
+
+
+def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
+    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubles: list[BaseException] = []
+
+    async def own(scene: Scene) -> list[stacks.Place]:
+        raise PermissionError(1, "Operation not permitted")
+
+    def note(loop: Any, context: dict[str, Any]) -> None:
+        troubles.append(context["exception"])
+
+    monkeypatch.setattr(Scene, "_own", own)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
+    (failure,) = play(hang, {"places": []})
+    assert failure.message == (
+        "no step ended for 61 s; where the ranks are cannot be found:"
+        " [Errno 1] Operation not permitted"
+    )
+    assert [type(trouble) for trouble in troubles] == [PermissionError]
+
+
+@pytest.mark.parametrize("is_saving", [False, True])
+def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
+    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch, is_saving: bool
+) -> None:
+    monkeypatch.setattr(module, "LEAVERS_LOOK_S", 0.001)
+    found: list[int] = []
+
+    async def deed(scene: Scene) -> None:
+        def signs() -> int:
+            scene.clock.now += 10
+            scene.signs += is_saving and scene.clock.now < 3000
+            return scene.signs
+
+        scene.watch._own_signs = signs
+        for _ in range(2):
+            scene.watch.leaving()
+        while scene.clock.now < 2900 and not scene.failures:
+            await asyncio.sleep(0.01)
+        found.append(len(scene.failures))
+
+    late = [place(3, "train.py:99 in <module>", waits=False)]
+    monkeypatch.setattr(Scene, "_own", lambda scene: asyncio.sleep(0, []))
+    (failure,) = play(deed, {**stacks.to_data(late), "signs": 7})
+    assert found == [0 if is_saving else 1]
+    assert (failure.node, failure.rank, failure.cause.value) == ("n2", 3, "hung")
+    assert failure.message == (
+        "other ranks have ended, nothing has moved for 70 s: rank 3 at train.py:99 in <module>"
+    )
+
+
+def test_ranks_that_outlive_others_and_compute_are_left_alone(
+    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAVERS_LOOK_S", 0.001)
+    monkeypatch.setattr(module, "AGAIN_S", 0.001)
+    looks = iter(range(20))
+
+    async def own(scene: Scene) -> list[stacks.Place]:
+        return [dataclasses.replace(WAITING[0], stack=next(looks, 99))]
+
+    monkeypatch.setattr(Scene, "_own", own)
+
+    async def deed(scene: Scene) -> None:
+        def signs() -> int:
+            scene.clock.now += 10
+            return 0
+
+        scene.watch._own_signs = signs
+        scene.watch.leaving()
+
+    (failure,) = play(deed, {"places": []})
+    assert next(looks, None) is None
+    assert failure.rank == 0

@@ -200,6 +200,24 @@ def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
     job.assert_clean()
 
 
+def wait_for_exits(job: Job, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(job.events("rank_exit")) < count:
+        assert time.monotonic() < deadline, job.text()
+        time.sleep(0.05)
+
+
+def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> None:
+    """A rank may hang in the teardown of NCCL or gloo when all others have left."""
+    job = stub_job(LEAVES_EARLY, nproc_per_node=1, nodes=3, hang_timeout_s=2)
+    start_hurried(job, "hangs.AGAIN_S = stacks.ANSWER_S = 0.5")
+    assert job.wait() == [NodeExit.HUNG] * 3
+    left = outcome(job)
+    assert (left["cause"], left["node"], left["rank"]) == ("hung", "local2", 2)
+    assert left["reason"].startswith("rank 2 on local2: other ranks have ended, nothing has moved")
+    job.assert_clean()
+
+
 def wait_for_steps(job: Job) -> None:
     deadline = time.monotonic() + 60
     while not job.events("step"):
@@ -223,9 +241,8 @@ def test_a_node_whose_head_is_lost_before_all_have_met_sees_to_what_follows(
     if head_comes:
         job.start_node(0, **environ)
         await_started(job, 2)
-        time.sleep(1)  # they find each other
         os.kill(job.agent_pid("local0"), signal.SIGKILL)
-    assert member.wait(60) in (NodeExit.NODE_LOST, NodeExit.RENDEZVOUS_FAILED)
+    assert member.wait(60) == NodeExit.RENDEZVOUS_FAILED
     assert "what follows is asked here" in [text for *_, text in job.log("local1")]
 
 
@@ -236,10 +253,20 @@ def await_started(job: Job, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_an_attempt_ends_once_a_later_one_has_begun(stub_job: Make) -> None:
+LEAVES_EARLY = """
+import os, time
+print("ready", flush=True)
+while int(os.environ["RANK"]) > 1:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("script", [TRAIN, LEAVES_EARLY])
+def test_an_attempt_ends_once_a_later_one_has_begun(stub_job: Make, script: str) -> None:
     """Slurm starts a job elsewhere whose nodes it has lost touch with; these train on."""
-    job = stub_job(TRAIN)
+    job = stub_job(script)
     job.start(**changed_agents(job, ORPHANS)).wait_for("ready", ranks(job))
+    wait_for_exits(job, 2 if script is LEAVES_EARLY else 0)
     job.paths.attempt(2).mkdir()
     assert job.wait() == [int(NodeExit.NODE_LOST)] * 2
     assert "what follows is asked here" not in [text for *_, text in job.log("local0")]

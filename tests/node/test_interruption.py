@@ -18,6 +18,7 @@ from clusterrun.node.link import Alone
 from clusterrun.node.report import Agreement
 from clusterrun.node.request import Reason, write_request
 from clusterrun.node.saving import Page
+from clusterrun.node.shared_disk import SharedDisk
 
 Deed = Callable[["Scene"], Awaitable[None]]
 AGREEMENT = Agreement(address="127.0.0.1", port=1, interface="lo", precision="no")
@@ -47,6 +48,7 @@ class Scene:
             cancel=self._cancel,
             has_saved=lambda: self.has_saved,
             is_through=lambda: self.is_through,
+            disk=SharedDisk(),
         )
 
     def _cancel(self) -> None:
@@ -157,7 +159,7 @@ def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
 def test_a_request_that_came_before_the_agent_is_found(tmp_path: Path) -> None:
     async def deed(scene: Scene) -> Reason | None:
         write_request(scene.file, Reason.CANCEL)
-        scene.interruption.look()
+        await scene.interruption.look()
         await scene.settle()
         return scene.interruption.reason
 
@@ -166,7 +168,7 @@ def test_a_request_that_came_before_the_agent_is_found(tmp_path: Path) -> None:
 
 def test_without_a_request_a_look_does_nothing(tmp_path: Path) -> None:
     async def deed(scene: Scene) -> None:
-        scene.interruption.look()
+        await scene.interruption.look()
         await scene.settle()
         assert (scene.interruption.reason, scene.decisions()) == (None, (0, False))
 
@@ -318,7 +320,7 @@ def test_an_end_after_the_warning_is_that_of_the_time_limit(tmp_path: Path) -> N
         scene.interruption.warned()
         await scene.settle()
         write_request(scene.file, Reason.END)
-        scene.interruption.look()
+        await scene.interruption.look()
         return await scene.ending()
 
     ending = play(tmp_path, deed)

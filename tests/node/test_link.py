@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
+import os
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ from clusterrun.node.identity import Identity
 from clusterrun.node.member import Member
 from clusterrun.node.ports import candidate_ports
 from clusterrun.node.report import Agreement, Report
+from clusterrun.node.shared_disk import SharedDisk
 from clusterrun.paths import RunPaths
 
-PORTS = candidate_ports("test of the link", 1, "link")
+PORTS = candidate_ports(f"test of the link {os.getpid()}", 1, (20000, 29999)).link
 
 
 def who(rank: int, nodes: int = 3) -> Identity:
@@ -70,6 +73,7 @@ def member(
         clock or Clock(),
         lambda offset: None,
         {},
+        SharedDisk(),
     )
 
 
@@ -78,7 +82,7 @@ class Nodes:
 
     def __init__(self, path: Path, nodes: int = 3, timeout_s: float = 10) -> None:
         place = realm(path)
-        self.head = Head(who(0, nodes), place, PORTS, timeout_s, conclude)
+        self.head = Head(who(0, nodes), place, PORTS, timeout_s, conclude, SharedDisk())
         self.members = [member(rank, nodes, place, timeout_s) for rank in range(1, nodes)]
 
     @property
@@ -89,6 +93,13 @@ class Nodes:
         given = reports or tuple(report(rank) for rank in range(len(self.all)))
         meeting = (node.meet(one) for node, one in zip(self.all, given, strict=True))
         return await asyncio.gather(*meeting, return_exceptions=True)
+
+    async def meet_late(self) -> list[Agreement]:
+        """Have the members come once the head listens."""
+        meeting = asyncio.ensure_future(self.head.meet(report(0)))
+        await asyncio.sleep(0.1)
+        joining = (node.meet(report(rank)) for rank, node in enumerate(self.members, 1))
+        return [*await asyncio.gather(*joining), await meeting]
 
     async def end(self) -> list[Ending]:
         endings = await asyncio.gather(*(node.ending() for node in self.all))
@@ -185,7 +196,7 @@ def test_a_node_with_another_clock_finds_the_time_of_the_head(tmp_path: Path) ->
     async def story() -> None:
         nodes, clock, found = Nodes(tmp_path, nodes=2), Clock(lambda: now_us() + 2_000_000), []
         nodes.members = [
-            Member(who(1, 2), realm(tmp_path), PORTS, 9, str, clock, lambda o: found.append(o), {})
+            Member(who(1, 2), realm(tmp_path), PORTS, 9, str, clock, found.append, {}, SharedDisk())
         ]
         await nodes.meet()
         await compared(clock)
@@ -255,6 +266,211 @@ def test_a_lost_head_ends_the_members(tmp_path: Path) -> None:
         assert [(e.code, e.reason.split(":")[0]) for e in endings] == [(123, "n0")] * 2
 
     run(story())
+
+
+def test_a_member_that_loses_the_head_before_the_launch_may_be_tried_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path)
+        head = asyncio.ensure_future(nodes.head.meet(report(0)))
+        early = asyncio.ensure_future(nodes.members[0].meet(report(1)))
+        while not nodes.head._members:
+            await asyncio.sleep(0.01)
+        head.cancel()
+        await nodes.head._close()
+        with pytest.raises(NodeError, match="n1: the head n0 left before the launch") as caught:
+            await early
+        assert Ending.refused(caught.value).cause is Cause.RENDEZVOUS
+
+    run(story())
+
+
+async def knock_and_leave(nodes: Nodes, member: Member) -> None:
+    """Join as a node whose agent dies before all are here."""
+    channel = await member._join(report(1), time.monotonic() + 10)
+    while not nodes.head._members:
+        await asyncio.sleep(0.01)
+    await channel.close()
+
+
+def test_a_node_that_comes_back_before_the_launch_takes_its_own_place(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path)
+        meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
+        await knock_and_leave(nodes, member(1, 3, realm(tmp_path), 10))
+        others = [node.meet(report(rank)) for rank, node in enumerate(nodes.members, 1)]
+        assert [agreement.port for agreement in await asyncio.gather(*others)] == [3, 3]
+        assert (await meeting).port == 3
+
+    run(story())
+
+
+def test_a_node_that_leaves_before_the_launch_is_waited_for_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterrun.node.head.RETURN_S", 0.2)
+
+    async def story() -> None:
+        nodes = Nodes(tmp_path, timeout_s=60)
+        meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
+        await knock_and_leave(nodes, nodes.members[0])
+        with pytest.raises(NodeError, match="n1 left before the launch") as caught:
+            await meeting
+        assert Ending.refused(caught.value).cause is Cause.RENDEZVOUS
+
+    run(story())
+
+
+STALL_S = 1.5
+
+
+@pytest.mark.parametrize("what", ["_check_open", "create_secret", "read_secret"])
+def test_a_shared_file_system_that_stalls_does_not_keep_nodes_from_meeting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Nobody's patience with the others is as long as the stall."""
+    original = getattr(Realm, what)
+
+    def stalled(place: Realm) -> Any:
+        time.sleep(STALL_S)
+        return original(place)
+
+    monkeypatch.setattr(Realm, what, stalled)
+    monkeypatch.setattr("clusterrun.node.member.ANSWER_S", STALL_S / 3)
+    gaps: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            since = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - since)
+
+    async def story() -> None:
+        beating = asyncio.ensure_future(beat())
+        agreements = await Nodes(tmp_path, nodes=40, timeout_s=25).meet()
+        beating.cancel()
+        assert {agreement.port for agreement in agreements} == {40}
+
+    run(story())
+    assert max(gaps) < STALL_S  # the loop has not waited
+
+
+def test_a_member_notices_a_head_that_gives_no_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterrun.node.member.ALIVE_S", 0.1)
+    monkeypatch.setattr("clusterrun.node.member.UNANSWERED", 5)
+
+    async def story() -> None:
+        nodes = Nodes(tmp_path, nodes=2)
+        await nodes.meet()
+        await asyncio.sleep(1)
+        assert not nodes.members[0]._decision.is_made
+        nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
+        ending = await nodes.members[0].ending()
+        assert (ending.code, ending.cause) == (123, Cause.NODE_LOST)
+        assert ending.reason == "n0: its agent has not answered for 0 s"
+
+    run(story())
+
+
+def test_a_member_notices_before_the_launch_that_the_head_is_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterrun.node.member.ALIVE_S", 0.1)
+    monkeypatch.setattr("clusterrun.node.member.UNANSWERED", 5)
+
+    async def story() -> None:
+        nodes = Nodes(tmp_path, nodes=3)
+        nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
+        meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
+        with pytest.raises(NodeError, match="the head n0 has not answered") as caught:
+            await nodes.members[0].meet(report(1))
+        assert Ending.refused(caught.value).cause is Cause.RENDEZVOUS
+        meeting.cancel()
+
+    run(story())
+
+
+def test_a_message_that_is_too_long_is_no_lost_node(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path)
+        await nodes.meet()
+        channel = nodes.members[0]._channel
+        assert channel is not None
+        channel._writer.write(b'{"type": "failed", "message": "' + b"x" * (3 << 20) + b'"}\n')
+        channel._writer.write(b"no message\n")
+        long = dataclasses.replace(failure(1, time.time()), message="é" * (2 << 20))
+        nodes.members[0].report_failure(long)
+        endings = await nodes.end()
+        assert {(ending.code, ending.cause) for ending in endings} == {(3, Cause.EXIT)}
+        assert endings[0].reason.startswith("rank 1 on n1: éé")
+        assert len(endings[0].reason) < 10_000
+
+    run(story())
+
+
+def test_the_cause_of_lost_connections_may_come_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may take many seconds to die after its connections are closed."""
+    monkeypatch.setattr(link_module, "SETTLE_S", 0.02)
+    lost = dataclasses.replace(
+        failure(1, time.time(), code=1),
+        cause=Cause.EXCEPTION,
+        message="[..] Connection closed by peer [127.0.0.1]",
+    )
+
+    async def story(other: Failure, message: str) -> Ending:
+        decision = link_module.Decision()
+        decision.add(dataclasses.replace(lost, message=message))
+        await asyncio.sleep(0.5)
+        decision.add(other)
+        return await decision.wait()
+
+    own = failure(0, time.time() + 1, code=139)
+    assert run(story(own, lost.message)).code == 139
+    assert run(story(own, "ValueError")).code == 1  # what fails by itself is decided at once
+
+
+def test_a_connection_to_a_host_that_is_gone_is_given_up_within_a_minute(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path, nodes=2)
+        await nodes.meet()
+        channel = nodes.members[0]._channel
+        assert channel is not None
+        for end in (channel, nodes.head._members[1].channel):
+            ours = end._writer.get_extra_info("socket")
+            assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+            def option(name: int, of: Any = ours) -> int:
+                return int(of.getsockopt(socket.IPPROTO_TCP, name))
+
+            probes_s = option(socket.TCP_KEEPINTVL) * option(socket.TCP_KEEPCNT)
+            assert option(socket.TCP_KEEPIDLE) + probes_s <= 60
+            assert 0 < option(socket.TCP_USER_TIMEOUT) <= 60_000
+
+    run(story())
+
+
+def test_a_head_whose_name_is_unknown_is_found_at_its_address_in_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/bash\necho "$@" >> {tmp_path}/asked\necho NodeName=x NodeAddr=127.0.0.1\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+    async def story() -> None:
+        nodes = Nodes(tmp_path, nodes=2)
+        far = dataclasses.replace(who(1, 2), head_host="cloud-0.invalid")
+        nodes.members[0]._who = far
+        assert [agreement.port for agreement in await nodes.meet()] == [2, 2]
+
+    run(story())
+    assert (tmp_path / "asked").read_text() == "--oneliner show node cloud-0.invalid\n"
 
 
 def test_a_head_waits_for_a_disk_that_is_full(
@@ -384,9 +600,43 @@ def test_p2_ports_that_are_taken_by_something_silent_cost_no_wait(tmp_path: Path
     run(story())
 
 
+HELLO = {"type": "hello", "run": "job/run", "attempt": 1, "nonce": "1", "report": {}}
+
+
+def hello(**changes: Any) -> bytes:
+    return json.dumps({**HELLO, **changes}).encode() + b"\n"
+
+
+@pytest.fixture(name="no_trouble")
+def _no_trouble(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """See that asyncio has nothing to print of tasks and callbacks that fail."""
+    found: list[str] = []
+
+    def note(loop: Any, context: dict[str, Any]) -> None:
+        found.append(repr(context))
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
+    yield
+    gc.collect()  # tasks whose failure nobody saw say so when they go
+    assert found == []
+
+
+@pytest.mark.usefixtures("no_trouble")
 @pytest.mark.parametrize(
     "said",
-    [b"", b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"type": "hello"}\n', b"\xff" * 100 + b"\n"],
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[1]\n",
+        b'{"type": "hello"}\n',
+        b"\xff" * 100 + b"\n",
+        b"[" * 4000 + b"\n",
+        b"x" * 5000,
+        hello(),
+        hello(proof="é"),
+        hello(proof="\ud800", nonce="\ud800"),
+        hello(nonce=[[]], proof=None),
+    ],
 )
 def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: bytes) -> None:
     async def story() -> None:
@@ -397,13 +647,118 @@ def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: bytes) -> 
         challenge = json.loads(await reader.readline())
         assert set(challenge) == {"type", "nonce", "run", "attempt"}
         writer.write(said)
-        writer.write_eof()
-        assert await reader.read() == b""
+        if not said:
+            writer.write_eof()
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
         await nodes.members[0].meet(report(1))
         assert (await meeting).port == 2
 
     run(story())
+
+
+@pytest.mark.usefixtures("no_trouble")
+def test_strangers_can_hold_only_so_many_handshakes_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterrun.node.head.STRANGERS", 3)
+
+    async def story() -> None:
+        nodes = Nodes(tmp_path, nodes=2)
+        meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
+        await asyncio.sleep(0.05)
+        strangers = [await asyncio.open_connection("127.0.0.1", PORTS[0]) for _ in range(20)]
+        while len(nodes.head._handshakes) > 2 + 3:
+            await asyncio.sleep(0.01)
+        await nodes.members[0].meet(report(1))
+        assert (await meeting).port == 2
+        for reader, writer in strangers:  # not one is left
+            assert b"challenge" in await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+
+    run(story())
+
+
+class Stranger:
+    """Stands on the port where members knock first, and answers what a test wants."""
+
+    def __init__(self, *answers: dict[str, Any] | bytes) -> None:
+        self.answers, self.knocks = answers, 0
+
+    async def __aenter__(self) -> Stranger:
+        self.server = await asyncio.start_server(self._answer, "127.0.0.1", PORTS[0])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.knocks += 1
+        for answer in self.answers:
+            writer.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+            writer.write(b"\n")
+            with contextlib.suppress(OSError):
+                await reader.readline()
+        writer.close()
+
+
+CHALLENGE = {"type": "challenge", "run": "job/run", "attempt": 1, "nonce": "1"}
+
+
+@pytest.mark.usefixtures("no_trouble")
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (b"[" * 4000,),
+        (b"x" * 10_000,),
+        (b"null",),
+        ({**CHALLENGE, "nonce": "\ud800"}, {"type": "joined", "proof": "\ud800"}),
+        ({**CHALLENGE, "nonce": [[]]}, {"type": "joined"}),
+        (CHALLENGE, {"type": "joined", "proof": "é"}),
+        (CHALLENGE, b"[" * 4000),
+    ],
+)
+def test_no_answer_of_a_stranger_ends_a_member(
+    tmp_path: Path, answers: tuple[dict[str, Any] | bytes, ...]
+) -> None:
+    async def story() -> None:
+        async with Stranger(*answers) as stranger:
+            assert [agreement.port for agreement in await Nodes(tmp_path, nodes=2).meet_late()] == [
+                2,
+                2,
+            ]
+            assert stranger.knocks
+
+    run(story())
+
+
+def test_who_passes_messages_on_to_the_head_is_not_taken_for_it(tmp_path: Path) -> None:
+    """A foreign user of the head's node may listen where members knock first."""
+    passed_on: list[bytes] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            passed_on.append(line)
+            writer.write(line.replace(b'"port": 2', b'"port": 31337'))
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_head, to_head = await asyncio.open_connection("127.0.0.1", PORTS[1])
+        await asyncio.gather(pump(reader, to_head), pump(from_head, writer))
+
+    async def story() -> None:
+        server = await asyncio.start_server(relay, "127.0.0.1", PORTS[0])
+        assert [agreement.port for agreement in await Nodes(tmp_path, nodes=2).meet_late()] == [
+            2,
+            2,
+        ]
+        server.close()
+
+    run(story())
+    kinds = [json.loads(line)["type"] for line in passed_on]
+    assert "hello" in kinds
+    assert "joined" not in kinds
 
 
 def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> None:
@@ -452,6 +807,28 @@ def test_a_member_decides_alone_when_the_head_is_silent(
         assert (await nodes.members[0].ending()).code == 3
         await asyncio.sleep(0.3)  # the second decides nothing
         assert nodes.members[0].decided_alone
+
+    run(story())
+
+
+@pytest.mark.usefixtures("no_trouble")
+def test_a_knock_that_fails_while_it_is_cancelled_is_passed_over(tmp_path: Path) -> None:
+    """As asyncio.wait_for does where the connection is refused at that moment."""
+
+    async def enter(port: int, report: Report) -> Any:
+        if port == PORTS[0]:
+            await asyncio.sleep(0.5)
+            return "the head"
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ConnectionRefusedError
+
+    async def story() -> None:
+        here = member(1, 2, realm(tmp_path), 10)
+        here._enter = enter  # type: ignore[method-assign]
+        assert str(await here._join(report(1), time.monotonic() + 10)) == "the head"
+        await asyncio.sleep(0.05)
 
     run(story())
 

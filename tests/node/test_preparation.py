@@ -12,8 +12,15 @@ import pytest
 from clusterrun.node.clock import Clock
 from clusterrun.node.endings import NodeError
 from clusterrun.node.identity import Identity
-from clusterrun.node.preparation import Attempt, conclude, gpu_problem, open_link
+from clusterrun.node.preparation import (
+    Attempt,
+    check_descriptors,
+    conclude,
+    gpu_problem,
+    open_link,
+)
 from clusterrun.node.report import Report
+from clusterrun.node.shared_disk import SharedDisk
 from clusterrun.paths import RunPaths
 from clusterrun.spec import Device, MixedPrecision
 from tests.planning.samples import on_slurm
@@ -75,7 +82,7 @@ def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
 
 def test_the_rendezvous_port_is_the_jobs_and_its_interface_the_addresses() -> None:
     agreement = conclude(attempt(), reports(H100), "127.0.0.1")
-    assert 20000 <= agreement.port < 32768
+    assert 20000 <= agreement.port < 30000
     assert (agreement.address, agreement.interface) == ("127.0.0.1", "lo")
 
 
@@ -95,7 +102,7 @@ def test_p38_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: st
 def test_p38_one_unfit_node_alone_says_so() -> None:
     unfit = Report(node="n0", node_rank=0, versions={}, problem="no GPU")
     with pytest.raises(NodeError, match="n0: no GPU"):
-        open_link(attempt(nodes=1), unfit, Clock(), lambda offset: None, {})
+        open_link(attempt(nodes=1), unfit, Clock(), lambda offset: None, {}, SharedDisk())
 
 
 def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:
@@ -111,3 +118,21 @@ def test_p2_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
     there = dataclasses.replace(here, paths=RunPaths(root=Path("/elsewhere/job/r1")))
     ports = [conclude(one, reports(H100, H100), "127.0.0.1").port for one in (here, there)]
     assert ports[0] != ports[1]
+
+
+def test_a_head_that_may_not_open_enough_files_says_so_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("clusterrun.node.preparation.raise_descriptor_limit", lambda: 4096)
+    check_descriptors(attempt(nodes=900))
+    with pytest.raises(NodeError) as caught:
+        check_descriptors(attempt(nodes=1000))
+    assert caught.value.code == 122
+    assert caught.value.message == (
+        "n0: a process may open 4096 files here (ulimit -Hn), 4256 are needed for 2000 ranks"
+    )
+
+
+def test_both_ports_are_of_the_users_range() -> None:
+    narrow = attempt(port_range="23450-23453")
+    assert 23450 <= conclude(narrow, reports(H100), "127.0.0.1").port <= 23453

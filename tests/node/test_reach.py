@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.node import reach
-from clusterrun.node.reach import unreachable
+from clusterrun.node.reach import known_address, unreachable
 
 
 @pytest.fixture(name="scontrol")
@@ -48,3 +48,15 @@ def test_nothing_is_known_where_not_even_this_node_answers(scontrol: Path) -> No
 
 def test_no_node_is_no_question(scontrol: Path) -> None:
     assert unreachable([]) == ()
+
+
+def test_a_name_that_resolves_is_not_asked_for(scontrol: Path) -> None:
+    scontrol.write_text("NodeName=localhost NodeAddr=192.0.2.1\n")
+    assert known_address("localhost") == "localhost"
+
+
+def test_a_node_whose_name_is_unknown_is_at_its_address_in_slurm(scontrol: Path) -> None:
+    scontrol.write_text("NodeName=cloud-1 Arch=x86_64 NodeAddr=192.0.2.1 NodeHostName=ip-1\n")
+    assert known_address("cloud-1.invalid") == "192.0.2.1"
+    scontrol.write_text("")
+    assert known_address("cloud-1.invalid") == "cloud-1.invalid"

@@ -159,6 +159,20 @@ def test_a_port_beyond_the_last_is_refused() -> None:
         on_slurm(main_process_port=65536)
 
 
+def test_a_range_of_ports_holds_two_at_least() -> None:
+    assert on_slurm().port_range == (20000, 29999)
+    assert on_slurm(port_range="1024-1025").port_range == (1024, 1025)
+
+
+@pytest.mark.parametrize(
+    "text", ["20000", "2000-1000", "5000-5000", "80-90", "20000-70000", "a-b", "20000-", "1-2-3"]
+)
+def test_what_is_no_range_of_ports_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--port-range {text} is not a range of ports") as caught:
+        on_slurm(port_range=text)
+    assert caught.value.hints == ("give two ports between 1024 and 65535, as 20000-29999",)
+
+
 def test_facts_are_decided_before_planning() -> None:
     with pytest.raises(ValueError, match="decides"):
         Facts(cluster=Cluster.AUTO, python="/p", workdir="/w", runs_dir="/r", versions={})

@@ -1,0 +1,20 @@
+"""Raise how many files this process may have open: the usual limit of 1,024 is for small jobs."""
+
+from __future__ import annotations
+
+import resource
+
+ENOUGH = 1 << 20  # a limit of 10^9, as containers have, makes programs slow that close all of them
+
+
+def raise_descriptor_limit(wanted: int = ENOUGH) -> int:
+    """Raise the soft limit to what is wanted, as far as the hard one allows; return it then.
+
+    Processes that are started later inherit it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= possible:
+        return wanted if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    return possible

@@ -1,0 +1,58 @@
+"""Start what an agent does beside its main work, and notice how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Tasks:
+    """Tasks that run until they end or are cancelled.
+
+    What one raises goes to the loop's exception handler, at once: nobody waits for these tasks.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[asyncio.Task[None], None] = {}
+
+    def __iter__(self) -> Iterator[asyncio.Task[None]]:
+        return iter(tuple(self._running))  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task and keep it until it ends."""
+        task = asyncio.ensure_future(work)
+        self._running[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel all that still run."""
+        for task in self:
+            task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            name = getattr(task.get_coro(), "__qualname__", "a task")
+            context = {"message": f"{name} failed", "exception": error}
+            task.get_loop().call_exception_handler(context)
+
+
+async def guarded(work: Coroutine[Any, Any, _T], guard: Coroutine[Any, Any, None]) -> _T:
+    """Wait for `work` while `guard` runs; what the guard raises ends the waiting."""
+    working, guarding = asyncio.ensure_future(work), asyncio.ensure_future(guard)
+    try:
+        await asyncio.wait({working, guarding}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            guarding.result()
+        return await working
+    finally:
+        working.cancel()
+        guarding.cancel()

@@ -1,0 +1,92 @@
+"""What an agent does beside its main work: a task that fails is noticed, a disk may stall."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from clusterrun.node.shared_disk import SharedDisk
+from clusterrun.node.tasks import Tasks, guarded
+
+
+async def fail(after_s: float = 0.0) -> None:
+    await asyncio.sleep(after_s)
+    raise ValueError("it broke")
+
+
+def test_a_task_that_fails_is_noticed_and_others_run_on() -> None:
+    found: list[tuple[str, str]] = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(
+            lambda loop, context: found.append((context["message"], str(context["exception"])))
+        )
+        tasks = Tasks()
+        tasks.start(fail())
+        lasting = tasks.start(asyncio.sleep(60))
+        await asyncio.sleep(0.05)
+        assert list(tasks) == [lasting]
+        tasks.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(tasks) == 0
+
+    asyncio.run(story())
+    assert found == [("fail failed", "it broke")]
+
+
+def test_what_a_guard_raises_ends_the_waiting() -> None:
+    async def story() -> None:
+        with pytest.raises(ValueError, match="it broke"):
+            await guarded(asyncio.sleep(60), fail())
+        assert await guarded(asyncio.sleep(0.01, "done"), fail(60)) == "done"
+
+    asyncio.run(story())
+
+
+def test_work_on_the_shared_disk_is_done_in_order_while_the_loop_runs() -> None:
+    done: list[int] = []
+
+    def slow(number: int) -> int:
+        time.sleep(0.3 if number == 0 else 0)
+        done.append(number)
+        return number
+
+    async def story() -> None:
+        disk = SharedDisk()
+        futures = [disk.do(lambda number=number: slow(number)) for number in range(3)]
+        await asyncio.sleep(0.05)
+        assert done == []
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(futures[0], 0.01)
+        assert await asyncio.gather(*futures[1:]) == [1, 2]
+        assert done == [0, 1, 2]
+
+    asyncio.run(story())
+
+
+def test_what_goes_wrong_on_the_shared_disk_is_raised_where_it_is_awaited() -> None:
+    def broken() -> None:
+        raise OSError(116, "Stale file handle")
+
+    async def story() -> None:
+        disk = SharedDisk()
+        with pytest.raises(OSError, match="Stale"):
+            await disk.do(broken)
+        assert await disk.do(lambda: 5) == 5
+
+    asyncio.run(story())
+
+
+def test_a_disk_that_hangs_keeps_nobody_from_leaving() -> None:
+    async def story() -> Any:
+        return SharedDisk().do(threading.Event().wait)
+
+    since = time.monotonic()
+    asyncio.run(story())
+    assert time.monotonic() - since < 5
