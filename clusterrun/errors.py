@@ -100,3 +100,16 @@ def describe(error: Exception) -> str:
     """Word an error in one line, with the words of the program below."""
     cause = getattr(error, "cause", "") or ""
     return ": ".join(filter(None, (str(error), " ".join(cause.split()))))
+
+
+MESSAGE_LETTERS = 4096
+
+
+def shortened(text: str, letters: int = MESSAGE_LETTERS) -> str:
+    """Return a text that is passed on between processes: of a long one its beginning and its end.
+
+    >>> shortened("a tensor of 100 numbers", 19)
+    'a ten ... numbers'
+    """
+    half = (letters - 5) // 2
+    return text if len(text) <= letters else f"{text[:half]} ... {text[-half:]}"

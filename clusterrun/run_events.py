@@ -143,23 +143,3 @@ def _start(file: BinaryIO, size: int, attempt: int) -> int:
         else:
             high = middle
     return low
-
-
-class EventReader:
-    """Read the whole lines of a rank's file of events as they come."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the objects since the last call."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        yield from filter(None, map(parse_object, whole.splitlines()))

@@ -26,10 +26,9 @@ import sys
 from pathlib import Path
 from clusterrun.node.forward import Forwarder
 from clusterrun.node.spool import Spool
+from clusterrun.paths import RunPaths
 root = Path(sys.argv[1])
-thread = Forwarder(Spool(root=root / "spool"), log=root / "n1.log", index=root / "n1.idx",
-                   errors=root / "n1.err", events=root / "n1.jsonl",
-                   error_path=lambda rank: root / f"{rank}.json")
+thread = Forwarder(Spool(root=root / "spool"), RunPaths(root=root), 1, "n1")
 thread.start()
 print("ready", flush=True)
 sys.stdin.read()
@@ -47,9 +46,9 @@ def finish(directory: Path, *, runs: int, scale: float) -> Section:
         ]
     return Section(
         title="When a rank that prints is over",
-        about="From the start of the process to its end: `python -u -m clusterrun.worker SCRIPT`, "
-        "as the launcher starts it, with a forwarder beside it, and `python -u SCRIPT` into a "
-        "file of the same file system. The script imports torch, as ranks do, prints, and is over. "
+        about="From the start of the process to its end: `clusterrun.worker SCRIPT`, as our "
+        "launcher starts it, with a forwarder beside it, and `python -u SCRIPT`, as torchrun does, "
+        "into a file of the same file system. The script imports torch, prints, and is over. "
         f"In turns, {runs} pairs. Budget: a median ratio of 1.05.",
         rows=rows,
     )
@@ -60,12 +59,12 @@ def _row(place: Path, lines: int, width: int, *, runs: int) -> dict[str, Value]:
     ours, plain = [], []
     with _forwarder(place) as env:
         for _ in range(runs + 1):
-            ours.append(_seconds(["-u", "-m", "clusterrun.worker", *script], env, os.devnull))
+            ours.append(_seconds(["-m", "clusterrun.worker", *script], env, os.devnull))
             plain.append(_seconds(["-u", *script], dict(os.environ), str(place / "plain.out")))
             _wait_until_forwarded(place, lines * width * len(ours))
     ratios = [one / other for one, other in zip(ours[1:], plain[1:], strict=True)]
     return {
-        "load": f"{lines:,} lines of {width} bytes, python -u",
+        "load": f"{lines:,} lines of {width} bytes",
         "ours_s": median(ours[1:]),
         "plain_s": median(plain[1:]),
         "ratio": median(ratios),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterrun.errors import NodeExit
+from clusterrun.errors import NodeExit, shortened
 from clusterrun.outcome import Cause, Reason
 
 __all__ = [
@@ -61,6 +61,11 @@ class Failure:
     cause: Cause
     message: str
     where: str = ""
+
+    def __post_init__(self) -> None:
+        """Bound the message and make it text in UTF-8: it goes through the link and into files."""
+        text = shortened(self.message).encode(errors="replace").decode()
+        object.__setattr__(self, "message", text)
 
     @property
     def is_consequence(self) -> bool:

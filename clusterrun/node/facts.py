@@ -16,6 +16,7 @@ from clusterrun.node.endings import NodeError, NodeExit
 LIBRARIES = ("torch", "accelerate")
 TORCH_ANSWER_S = 300  # a cold start from a file system that all nodes load
 _ASK_TORCH = """
+import sys; sys.path[:] = filter(None, sys.path)
 import json, torch
 print(json.dumps([torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]))
 """
