@@ -18,9 +18,10 @@ from clusterrun import checkpoints
 from clusterrun.checkpoints import Checkpoint, IncompleteError, Sums
 from clusterrun.errors import ClusterrunError
 from clusterrun.events import emit, say
+from clusterrun.tidying import Tidying
 
 # A shared file system may show a directory that another node made only after a while.
-SHOWN_WITHIN_S = 10.0
+SHOWN_WITHIN_S = 120.0
 # Full, over the quota, failing, or remounted read-only.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 # How torch (without an errno) and safetensors (in Rust's words) say so.
@@ -53,7 +54,7 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint must be kept")
         self.directory = Path(os.path.abspath(found))
-        self._keep = keep
+        self._tidying = Tidying(self.directory, keep)
         self._settings = dict(settings or {})
 
     def newest(self) -> Checkpoint | None:
@@ -100,7 +101,7 @@ class Checkpoints:
             )
             checkpoints.publish(unfinished, final)
 
-        files, problem = self._written(unfinished, write)
+        files, problem = self._written(step, unfinished, write)
         if not (files or problem):
             if here == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -119,16 +120,23 @@ class Checkpoints:
             return None
         if here == 0:
             emit("checkpoint", path=str(final), step=step)
-            self._prune(step)
+            self._tidying.start(up_to=step)
         return final
 
-    def _written(self, unfinished: Path, write: Callable[[Path], object]) -> tuple[Sums, str]:
+    def _written(
+        self, step: int, unfinished: Path, write: Callable[[Path], object]
+    ) -> tuple[Sums, str]:
         """Have all ranks write, and the files on the disk; return as `settled_together` does."""
 
         def begin() -> None:
-            checkpoints.remove_unfinished(self.directory, own_attempt())
+            checkpoints.set_unfinished_aside(self.directory, own_attempt())
             unfinished.mkdir(parents=True)
-            checkpoints.check_room(self.directory)
+            try:
+                checkpoints.check_room(self.directory)
+            except OSError:
+                self._tidying.start(up_to=step)  # there may be room once it is through
+                self._tidying.wait()
+                checkpoints.check_room(self.directory)
 
         def fill() -> None:
             _await_directory(unfinished)
@@ -140,12 +148,6 @@ class Checkpoints:
         here, _ = joined_world()
         problem = agreed_problem(begin if here == 0 else None) or agreed_problem(fill)
         return ({}, problem) if problem else settled_together(unfinished)
-
-    def _prune(self, step: int) -> None:
-        try:
-            checkpoints.prune(self.directory, self._keep, up_to=step)
-        except OSError as error:
-            say(f"an older checkpoint could not be removed: {error}")
 
 
 @contextlib.contextmanager
@@ -241,7 +243,7 @@ def settled_together(path: Path) -> tuple[Sums, str]:
     names, problem = told(_named(path) if here == 0 else ([], ""))
     if problem:
         return {}, problem
-    mine = names[here::world_size]
+    mine = checkpoints.own_share(names, here, world_size)
     parts, problem = shared(lambda: checkpoints.settled(path, mine))
     found = {name: sums for part in parts for name, sums in part.items()}
     return ({} if problem else {name: found[name] for name in names}), problem
@@ -298,7 +300,7 @@ def _verified(path: Path) -> tuple[Checkpoint | None, str]:
     found, files, problem = told(_marker(path) if here == 0 else (None, {}, ""))
     if problem:
         return None, problem
-    mine = {name: files[name] for name in list(files)[here::world_size]}
+    mine = {name: files[name] for name in checkpoints.own_share(list(files), here, world_size)}
 
     def fault_by(check: Callable[[Path, Sums], None]) -> str:
         _await_directory(path)
@@ -360,10 +362,18 @@ def agreed_problem(deed: Callable[[], object] | None) -> str:
 def _await_directory(path: Path) -> None:
     """Wait until a directory that rank 0 made or found is seen here, too."""
     deadline = time.monotonic() + SHOWN_WITHIN_S
-    while not path.is_dir():
+    while not _is_listed(path):
         if time.monotonic() > deadline:
             raise ClusterrunError(
                 f"{path} is on rank 0's node and not on this one: "
                 "checkpoints need a directory that all nodes share"
             )
         time.sleep(0.05)
+
+
+def _is_listed(path: Path) -> bool:
+    """Look a directory up in its parent: a list is new, where NFS remembers single names."""
+    try:
+        return path.name in os.listdir(path.parent)
+    except OSError:
+        return False

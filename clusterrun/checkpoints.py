@@ -33,6 +33,9 @@ _Result = TypeVar("_Result")
 _THREADS = 8
 _NAME = re.compile(r"(?:step|checkpoint)-(\d+)", re.ASCII)
 _UNFINISHED = re.compile(r"\.step-\d+\.a(\d+)\.tmp", re.ASCII)
+# Files of a rank as torch, accelerate and DeepSpeed name them: rank_3, __3_0.distcp, states_3.pkl.
+_OWNER = re.compile(r"(?:rank_?|__)(\d+)|(?<!-of)[_-](\d+)\.\w+$", re.ASCII)
+_GONE = ".gone"
 Sums = Mapping[str, tuple[int, int]]  # name: size and checksum
 
 
@@ -146,8 +149,8 @@ def mark(
 
 
 def publish(unfinished: Path, final: Path) -> None:
-    """Give a marked checkpoint its name; an older one of that name goes."""
-    older = unfinished_directory(final.parent, 0, 0)
+    """Give a marked checkpoint its name; an older one of that name is set aside."""
+    older = _aside(final)
     with contextlib.suppress(FileNotFoundError):
         final.rename(older)
     try:
@@ -157,11 +160,10 @@ def publish(unfinished: Path, final: Path) -> None:
             older.rename(final)
         raise
     _sync_directory(final.parent)
-    shutil.rmtree(older, ignore_errors=True)
 
 
 def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
-    """Remove what is older than the newest `keep` complete checkpoints.
+    """Set aside what is older than the newest `keep` complete checkpoints.
 
     Those beyond step `up_to`, left by a training that was set back, are not counted and stay.
     Contents are not read: what is complete is said by markers and sizes.
@@ -170,17 +172,28 @@ def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
     complete = 0
     for path in found if len(found) > keep else ():
         if complete == keep:
-            shutil.rmtree(path)
+            path.rename(_aside(path))
         elif _has_all(path):
             complete += 1
 
 
-def remove_unfinished(directory: Path, attempt: int) -> None:
-    """Remove what saves of this attempt, or of one before, have left that were cut short."""
+def set_unfinished_aside(directory: Path, attempt: int) -> None:
+    """Set aside what saves of this attempt, or of one before, have left that were cut short."""
     for path in directory.iterdir() if directory.is_dir() else ():
         match = _UNFINISHED.fullmatch(path.name)
         if match and int(match[1]) <= attempt:
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                path.rename(_aside(path))
+
+
+def _aside(path: Path) -> Path:
+    """Name where a checkpoint goes that nobody needs: what removes it may be cut short."""
+    return path.with_name(f".{path.name.lstrip('.')}.{time.time_ns()}{_GONE}")
+
+
+def set_aside(directory: Path) -> list[Path]:
+    """List what was set aside and is still there."""
+    return [path for path in directory.iterdir() if path.name.endswith(_GONE)]
 
 
 class IncompleteError(Exception):
@@ -239,6 +252,19 @@ def file_names(path: Path) -> list[str]:
     walk = os.walk(path, onerror=_refuse)
     found = (os.path.join(folder, name) for folder, _, names in walk for name in names)
     return sorted({os.path.relpath(file, path) for file in found} - {MARKER})
+
+
+def own_share(names: Sequence[str], here: int, world_size: int) -> list[str]:
+    """Choose the files that this rank looks after: of those named for a rank its own.
+
+    Its node wrote them, so that it has them in memory, and is the one to have them on the disk.
+    """
+    owners = [match and int(match[1] or match[2]) for match in map(_OWNER.search, names)]
+    return [
+        name
+        for number, (name, owner) in enumerate(zip(names, owners, strict=True))
+        if (number if owner is None else owner) % world_size == here
+    ]
 
 
 def _refuse(error: OSError) -> None:

@@ -355,7 +355,10 @@ class JobSpec(Training):
         default=1 << 30,
     )
     log_lines_per_s: int | None = declared(
-        "logs.max_lines_per_s", Kind.COUNT, "", "lines a second kept of each rank; default: all"
+        "logs.max_lines_per_s",
+        Kind.COUNT,
+        "",
+        "lines a second kept of each rank; default: all, above 64 nodes 2000",
     )
     log_line_bytes: int | None = declared(
         "logs.max_line", Kind.BYTES, "", "bytes kept of each line; default: all"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +164,18 @@ def test_a_save_that_was_cut_off_is_never_seen_and_can_be_removed(tmp_path: Path
     save(tmp_path, "step-00000020").rename(tmp_path / ".step-00000020.a3.tmp")
     (tmp_path / ".keep").mkdir()
     assert checkpoints.newest(tmp_path) == (None, [])
-    checkpoints.remove_unfinished(tmp_path, attempt=3)
-    assert [path.name for path in tmp_path.iterdir()] == [".keep"]
+    checkpoints.set_unfinished_aside(tmp_path, attempt=3)
+    [aside] = checkpoints.set_aside(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".keep", aside.name}
+    assert checkpoints.newest(tmp_path) == (None, [])
 
 
 def test_what_a_later_attempt_is_writing_stays(tmp_path: Path) -> None:
     for attempt in (9, 10, 11):
         checkpoints.unfinished_directory(tmp_path, 20, attempt).mkdir()
-    checkpoints.remove_unfinished(tmp_path, attempt=10)
-    assert [path.name for path in tmp_path.iterdir()] == [".step-00000020.a11.tmp"]
+    checkpoints.set_unfinished_aside(tmp_path, attempt=10)
+    assert [*tmp_path.glob(".step-*.tmp")] == [tmp_path / ".step-00000020.a11.tmp"]
+    assert len(checkpoints.set_aside(tmp_path)) == 2
 
 
 def test_a_checkpoint_saved_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -202,7 +206,25 @@ def test_one_process_that_looks_for_the_newest_need_not_read_it(tmp_path: Path) 
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(path.name.rpartition("-")[2].lstrip("0") for path in directory.iterdir())
+    return sorted(str(step) for step, _ in checkpoints.listed(directory))
+
+
+@pytest.mark.parametrize(
+    "names_of",
+    [
+        lambda rank: f"rng_state_{rank}.pth",
+        lambda rank: f"__{rank}_0.distcp",
+        lambda rank: f"model/bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
+        lambda rank: f"random_states_{rank}.pkl",
+    ],
+)
+def test_a_rank_looks_after_the_files_that_it_wrote(names_of: Callable[[int], str]) -> None:
+    of_all = ["config.json", *(f"model-0000{n}-of-00012.safetensors" for n in range(1, 4))]
+    every = sorted([*of_all, *(names_of(rank) for rank in range(12))])
+    shares = [checkpoints.own_share(every, rank, 12) for rank in range(12)]
+    assert [names_of(rank) in share for rank, share in enumerate(shares)] == [True] * 12
+    assert sorted(name for share in shares for name in share) == every
+    assert max(map(len, shares)) == 2  # what is no rank's is spread
 
 
 def test_pruning_counts_only_complete_checkpoints(tmp_path: Path) -> None:

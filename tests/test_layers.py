@@ -70,7 +70,7 @@ def _readers(document: str) -> frozenset[str]:
 
 
 # What the user's process imports too, so that it stays light.
-SHARED = frozenset({"control", "checkpoints", "files"})
+SHARED = frozenset({"control", "checkpoints", "files", "given"})
 
 ROW = _table(DOCUMENT)
 APART = _apart(DOCUMENT)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from clusterrun.given import as_given
 from clusterrun.planning.plan import Plan
 
-# A job inside a job, a launcher's leftovers, another scheduler's view: each of these has
-# changed or broken a launch without a word.
+# Another scheduler's view and what other launchers leave in a shell: each of these has changed or
+# broken a launch without a word. What clusterrun itself adds to a job is known without a list.
 SCRUBBED_PREFIXES = (
     "SLURM_",
     "SLURMD_",
@@ -43,16 +44,7 @@ SCRUBBED = frozenset(
         "HIP_VISIBLE_DEVICES",
         "GPU_DEVICE_ORDINAL",
         "ZE_AFFINITY_MASK",
-        "CLUSTERRUN_RUN_DIR",
-        "CLUSTERRUN_ATTEMPT",
         "CLUSTERRUN_BATCH_PID",
-        "CLUSTERRUN_JOB_ID",
-        "CLUSTERRUN_NODE",
-        "CLUSTERRUN_SPOOL",
-        "CLUSTERRUN_WORLD_SIZE",
-        "CLUSTERRUN_WORLD_CONTRACT",
-        "CLUSTERRUN_TIMEOUT_S",
-        "CLUSTERRUN_BACKEND",
     }
 )
 KEPT_PREFIXES = ("SLURM_CONF",)  # SLURM_CONF and SLURM_CONF_SERVER: where Slurm is
@@ -101,10 +93,13 @@ class SbatchVariable:
 def scrubbed(
     environ: Mapping[str, str], *, keep: Collection[str] = (), keep_sbatch: bool = False
 ) -> dict[str, str]:
-    """Return the environment without what would leak into a job; `keep` names exceptions."""
+    """Return the environment without what would leak into a job; `keep` names exceptions.
+
+    Inside a job it is the one that the job was given, and what its script has set since.
+    """
     return {
         name: value
-        for name, value in environ.items()
+        for name, value in as_given(environ).items()
         if name in keep
         or not _is_scrubbed(name)
         or (keep_sbatch and (name.startswith("SBATCH_") or name in SBATCH_OPTIONS))

@@ -1,4 +1,4 @@
-"""The arguments of `accelerate launch` on one node: the machine facts beat the file."""
+"""How Python is started on a node: our modules, and `accelerate launch` with its arguments."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ from clusterrun.spec import Device, Strategy
 
 WORKER_MODULE = "clusterrun.worker"
 
+# Runs a module as `python -m` does, but without the working directory on sys.path: a project's own
+# secrets.py or logging/ must not replace the standard library's (`python -P` needs 3.11).
+RUN_MODULE = (
+    "import sys; sys.path[:] = filter(None, sys.path); del sys.argv[0]; "
+    "import runpy; runpy._run_module_as_main(sys.argv[0])"
+)
+
+
+def module_argv(python: str, module: str, *words: str) -> tuple[str, ...]:
+    """Return the command that runs one of our modules in any working directory."""
+    return (python, "-c", RUN_MODULE, module, *words)
+
 
 def launch_argv(
     plan: Plan,
     *,
+    python: str,
     config_file: str,
     deepspeed_file: str,
     machine_rank: int,
@@ -24,15 +37,15 @@ def launch_argv(
     """Name the arguments for accelerate's `launch` parser, ending in the worker and its arguments.
 
     `precision` is what the head published (`no`, `fp16`, `bf16`); `file` or an empty text leaves
-    it to the configuration file. `deepspeed_file` is empty where the run has none. `worker_argv`
-    follows `--module clusterrun.worker`, usually `plan.entry`.
+    it to the configuration file. `deepspeed_file` is empty if the run has none. `worker_argv` is
+    usually `plan.entry`, run by the interpreter `python`.
     """
     return (
         *("--config_file", config_file),
         *_machine_facts(plan, machine_rank, address, port),
         *_precision(precision),
         *_strategy_flags(plan, deepspeed_file),
-        *("--module", WORKER_MODULE, *worker_argv),
+        *("--no_python", *module_argv(python, WORKER_MODULE, *worker_argv)),
     )
 
 

@@ -21,6 +21,9 @@ from clusterrun.planning.slurm import (
 from clusterrun.planning.world import World, decide_world
 from clusterrun.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 
+LARGE_JOB_NODES = 64
+LARGE_JOB_LINES_PER_S = 2000
+
 
 def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     """Decide everything that a job needs.
@@ -81,7 +84,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         warning_s=warning_s(spec),
         hang_timeout_s=spec.hang_timeout_s,
         log_spool_bytes=spec.log_spool_bytes,
-        log_lines_per_s=spec.log_lines_per_s or 0,
+        log_lines_per_s=spec.log_lines_per_s or _lines_per_s(spec.nodes),
         log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
         notes=(*world.notes, *environment.notes, *_request_notes(spec, facts, world, cpus)),
@@ -214,6 +217,11 @@ def _wanted_precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
 
 def _only(precisions: frozenset[Precision]) -> Precision:
     return min(precisions, key=lambda precision: precision.value)
+
+
+def _lines_per_s(nodes: int) -> int:
+    """Cap what each rank of a large job may log: all nodes share one file system; 0 is no cap."""
+    return LARGE_JOB_LINES_PER_S if nodes > LARGE_JOB_NODES else 0
 
 
 def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:

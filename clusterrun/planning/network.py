@@ -84,7 +84,6 @@ def base_environment(
     `threads` and `timeout_s` are 0 where nothing is known or asked for.
     """
     return (
-        EnvVar(name="PYTHONUNBUFFERED", value="1", why="the last lines survive a crash"),
         EnvVar(name="PYTHONFAULTHANDLER", value="1", why="stacks at SIGSEGV, SIGABRT and SIGBUS"),
         *_threads(threads),
         *(_for_gpus(network, torch) if world.device is Device.CUDA else ()),

@@ -9,6 +9,7 @@ from pathlib import Path
 from clusterrun import __version__
 from clusterrun.errors import NodeExit, UsageError
 from clusterrun.paths import directory_name
+from clusterrun.planning.launch import RUN_MODULE
 from clusterrun.planning.plan import Plan
 from clusterrun.rendering.quoting import Quoted
 from clusterrun.rendering.templates import Renderer
@@ -49,6 +50,7 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
     values = {
         "plan": plan,
         "version": __version__,
+        "run_module": RUN_MODULE,
         "unfit": int(NodeExit.NODE_UNFIT),
         "cancelled": int(NodeExit.CANCELLED),
         "interrupted": int(NodeExit.INTERRUPTED),

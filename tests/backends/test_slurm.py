@@ -173,7 +173,7 @@ def test_p14_what_would_leak_into_the_job_is_left_out(
     site.add("sbatch", "echo 53")
     leaks = ["SLURM_CPU_BIND", "SLURM_JOB_ID", "SBATCH_PARTITION", "SRUN_DEBUG", "PMIX_RANK"]
     leaks += ["PET_STANDALONE", "TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "LOCAL_RANK"]
-    leaks += ["CUDA_VISIBLE_DEVICES", "CLUSTERRUN_ATTEMPT", "CLUSTERRUN_RUN_DIR"]
+    leaks += ["CUDA_VISIBLE_DEVICES", "CLUSTERRUN_LOCAL_JOB_ID"]
     kept = ["SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "WANDB_MODE", "RANKS", "PETS"]
     for name in [*leaks, *kept]:
         monkeypatch.setenv(name, "x")

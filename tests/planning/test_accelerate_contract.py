@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def launch(plan: Plan, directory: Path, *, rank: int = 0, precision: str = "") -
         (directory / name).write_text(text)
     argv = launch_argv(
         plan,
+        python=sys.executable,
         config_file=str(directory / "accelerate.yaml"),
         deepspeed_file=str(directory / "ds_config.json") if plan.deepspeed else "",
         machine_rank=rank,
@@ -91,8 +93,8 @@ def launch(plan: Plan, directory: Path, *, rank: int = 0, precision: str = "") -
     args, defaults, stated = _validate_launch_command(launch_command_parser().parse_args(argv))
     fields = [*defaults.deepspeed_config, *(["mixed_precision"] if stated else [])]
     args.deepspeed_fields_from_accelerate_config = ",".join(fields)
-    assert args.training_script == "clusterrun.worker"
-    assert tuple(args.training_script_args) == plan.entry
+    assert args.training_script == sys.executable
+    assert tuple(args.training_script_args[3:]) == plan.entry
     return _launcher(args)
 
 

@@ -24,7 +24,6 @@ NEVER = re.compile(
 
 def test_a_gpu_job_gets_this_environment_and_no_more() -> None:
     assert variables(on_slurm(gpus_per_node=4)) == {
-        "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "NCCL_DEBUG": "WARN",
         "TORCH_FR_BUFFER_SIZE": "2000",
@@ -34,7 +33,6 @@ def test_a_gpu_job_gets_this_environment_and_no_more() -> None:
 
 def test_a_cpu_job_says_so_to_accelerate_and_hides_the_gpus() -> None:
     assert variables(on_slurm(nproc_per_node=2)) == {
-        "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.planning.launch import launch_argv
+from clusterrun.planning.launch import RUN_MODULE, launch_argv
 from clusterrun.planning.plan import Plan
 from clusterrun.spec import Strategy
 from tests.planning.samples import on_slurm
@@ -16,6 +16,7 @@ def argv(plan: Plan, **changes: Any) -> tuple[str, ...]:
     return launch_argv(
         plan,
         **{
+            "python": "/usr/bin/python3",
             "config_file": "/runs/r/accelerate.yaml",
             "deepspeed_file": "",
             "machine_rank": 1,
@@ -53,8 +54,7 @@ def test_p1_p4_p38_p39_the_whole_line_of_a_node() -> None:
         "all",
         "--mixed_precision",
         "bf16",
-        "--module",
-        "clusterrun.worker",
+        *("--no_python", "/usr/bin/python3", "-c", RUN_MODULE, "clusterrun.worker"),
         "train.py",
         "--lr",
         "1e-4",

@@ -34,6 +34,7 @@ done
 exit "$status"
 """
 _PYTHON = r"""#!/bin/bash
+[[ $1 == -c && $2 == *run_module_as_main* ]] && set -- -m "${@:3}"
 where=$STUB_DIR/python.$3.${SLURM_NODEID:-batch}
 printf '%s\0' "$@" > "$where.args"
 env -0 > "$where.env"

@@ -164,7 +164,7 @@ def test_the_status_that_the_agents_agreed_on_explains_sruns(
 ) -> None:
     plan = site.plan()
     if agreed is not None:
-        agent = f'#!/bin/bash\necho {agreed} > "$4/attempts/$5/status"\n'
+        agent = f'#!/bin/bash\necho {agreed} > "${{@: -2:1}}/attempts/${{@: -1}}/status"\n'
         (site.stubs / "python").write_text(agent)
     bundle = rendered(plan)
     run_dir = site.run_dir(bundle)

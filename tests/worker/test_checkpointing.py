@@ -10,8 +10,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +44,7 @@ def weights(folder: Path) -> None:
 
 
 def names(store: Checkpoints) -> list[str]:
+    store._tidying.wait()
     return sorted(path.name for path in store.directory.iterdir())
 
 
@@ -83,6 +86,48 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         store.save(step, weights)
     assert names(store) == ["step-00000002", "step-00000003"]
+
+
+def test_no_rank_waits_while_old_checkpoints_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, may_go_on = Checkpoints(tmp_path / "out", keep=1), threading.Event()
+    remove = shutil.rmtree
+
+    def slow(path: Path) -> None:
+        assert may_go_on.wait(60)
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    for step in (1, 2, 3):
+        assert store.save(step, weights)
+    assert store.newest() is not None
+    may_go_on.set()
+    assert names(store) == ["step-00000003"]
+
+
+def test_what_a_removal_that_was_cut_short_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path / "out", keep=1)
+    (store.directory / ".step-00000001.1.gone" / "half").mkdir(parents=True)
+    store.save(2, weights)
+    assert names(store) == ["step-00000002"]
+
+
+def test_a_save_waits_for_the_room_that_old_checkpoints_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Checkpoints(tmp_path / "out", keep=1)
+    for step in (1, 2):
+        store.save(step, weights)
+    names(store)
+    (store.directory / ".step-00000001.1.gone").mkdir()
+
+    def free(directory: Path) -> object:
+        is_full = checkpoints.set_aside(directory) != []
+        return SimpleNamespace(total=100, free=0 if is_full else 100)
+
+    monkeypatch.setattr(shutil, "disk_usage", free)
+    assert store.save(3, weights)
 
 
 def test_what_a_killed_save_left_is_removed_by_the_next(store: Checkpoints) -> None:
@@ -489,11 +534,11 @@ told["unsettled"] = step(store.save(3, shard))
 told["unread"] = newest()
 breaks = False
 told["settled again"] = step(store.save(3, shard))
-is_dir = Path.is_dir
+is_listed = checkpointing._is_listed
 if rank == 1:  # as on a node with another disk at this place
-    Path.is_dir = lambda path: False
+    checkpointing._is_listed = lambda path: False
 told["unshared"] = newest()
-Path.is_dir = is_dir
+checkpointing._is_listed = is_listed
 harm(3, "optim_2", "model_1")
 told["newest but damaged"] = newest()
 harm(2, "optim_1")

@@ -1,0 +1,69 @@
+"""The environment that a job was given: what is submitted from inside the job starts from that.
+
+env.sh notes it before it adds anything: the names in CLUSTERRUN_GIVEN, and in CLUSTERRUN_WAS_<name>
+each value that is changed later. A rank notes what its script starts with, as checksums, so that no
+secret is copied and what the script sets itself is known.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, MutableMapping
+
+GIVEN = "CLUSTERRUN_GIVEN"
+WAS = "CLUSTERRUN_WAS_"
+STARTED = "CLUSTERRUN_STARTED"
+
+
+def noting_changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment `after`, with the values of `before` that it has changed."""
+    given = before.get(GIVEN, "").split()
+    changed = {name: before[name] for name in given if name in before}
+    changed = {name: old for name, old in changed.items() if after.get(name) != old}
+    return {**after, **{WAS + name: old for name, old in changed.items()}, **_noted(before)}
+
+
+def _noted(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name.startswith(WAS)}
+
+
+def note_start(environ: MutableMapping[str, str]) -> None:
+    """Note what a rank's script starts with."""
+    started = {name: _checksum(value) for name, value in environ.items() if name != STARTED}
+    environ[STARTED] = json.dumps(started)
+
+
+def as_given(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the job around this process was given, and what its script has set since.
+
+    Outside a job nothing is changed.
+    """
+    if GIVEN not in environ:
+        return dict(environ)
+    names = set(environ[GIVEN].split())
+    started = _started(environ)
+    found = {name: value for name, value in environ.items() if name in names or _is_no_name(name)}
+    found |= {name.removeprefix(WAS): value for name, value in _noted(environ).items()}
+    if started is not None:
+        for name, value in environ.items():
+            if name != STARTED and started.get(name) != _checksum(value):
+                found[name] = value
+    return found
+
+
+def _is_no_name(name: str) -> bool:
+    """Whether bash takes a name for none of a variable, as those of exported functions."""
+    return not (name.isascii() and name.isidentifier())
+
+
+def _started(environ: Mapping[str, str]) -> dict[str, int] | None:
+    try:
+        found = json.loads(environ.get(STARTED, "null"))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _checksum(value: str) -> int:
+    return zlib.crc32(value.encode(errors="surrogateescape"))

@@ -1,0 +1,90 @@
+"""What is submitted from inside a job starts from the environment that the job was given."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from clusterrun import given
+from clusterrun.backends.environment import scrubbed
+from clusterrun.planning.plan import Plan
+from clusterrun.rendering.bundle import render_bundle
+from clusterrun.spec import Network
+from tests.planning.samples import on_slurm
+
+SHELL = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/home/ada",
+    "NCCL_NET": "IB",
+    "MULTI": "two\nlines 'and' $quotes",
+    "BASH_FUNC_module%%": "() {  :\n}",
+    "MY_TOKEN": "s3cr3t",
+    "TRITON_CACHE_DIR": "/mine",
+}
+
+
+def in_the_job(plan: Plan, tmp_path: Path, **before: str) -> dict[str, str]:
+    """Source env.sh as a node does; return the environment that its agent has."""
+    script = tmp_path / "env.sh"
+    script.write_text(render_bundle(plan, resolved_yaml="").files["env.sh"])
+    argv = ["bash", "-c", f"source {script} && exec env -0"]
+    done = subprocess.run(argv, env={**SHELL, **before}, capture_output=True, check=True)
+    pairs = (entry.partition("=") for entry in done.stdout.decode().split("\0")[:-1])
+    return {name: value for name, _, value in pairs if name not in ("_", "SHLVL", "PWD")}
+
+
+def plan_with_setup(*setup: str, **env: str) -> Plan:
+    return on_slurm(nodes=2, gpus_per_node=4, setup=setup, env=env)
+
+
+def test_what_env_sh_adds_and_changes_is_undone(tmp_path: Path) -> None:
+    setup = ('export PATH="/opt/cuda/bin:$PATH"', "export MODULES=cuda", "unset TRITON_CACHE_DIR")
+    env = in_the_job(plan_with_setup(*setup, NCCL_NET="Socket"), tmp_path)
+    assert (env["NCCL_NET"], env["MODULES"]) == ("Socket", "cuda")
+    assert given.as_given(env) == SHELL
+
+
+def test_a_second_look_at_env_sh_in_the_same_job_changes_nothing(tmp_path: Path) -> None:
+    plan = plan_with_setup('export PATH="/opt/cuda/bin:$PATH"', NCCL_NET="Socket")
+    batch_host = in_the_job(plan, tmp_path)
+    node = in_the_job(plan, tmp_path, **batch_host)
+    assert given.as_given(node) == SHELL
+
+
+def test_no_secret_is_copied(tmp_path: Path) -> None:
+    env = in_the_job(plan_with_setup("export MY_TOKEN=an0th3r"), tmp_path)
+    given.note_start(env)
+    assert [name for name, value in env.items() if "s3cr3t" in value] == []
+    assert [name for name, value in env.items() if "an0th3r" in value] == ["MY_TOKEN"]
+    assert given.as_given(env)["MY_TOKEN"] == "an0th3r"
+
+
+def test_what_agent_and_launcher_add_is_dropped_and_what_the_script_sets_stays(
+    tmp_path: Path,
+) -> None:
+    job = in_the_job(plan_with_setup(), tmp_path)
+    rank = given.noting_changes(
+        job, {**job, "HOME": "/spool", "CLUSTERRUN_SPOOL": "/spool", "GLOO_SOCKET_IFNAME": "lo"}
+    )
+    rank |= {"NCCL_P2P_DISABLE": "1", "MASTER_ADDR": "10.0.0.1"}  # by the launcher
+    given.note_start(rank)
+    assert scrubbed(rank) == SHELL
+    rank |= {"TRITON_CACHE_DIR": "/the/scripts/own", "GLOO_SOCKET_IFNAME": "ib7"}
+    del rank["MULTI"]
+    own = {"TRITON_CACHE_DIR": "/the/scripts/own", "GLOO_SOCKET_IFNAME": "ib7"}
+    kept = {name: value for name, value in SHELL.items() if name != "MULTI"}
+    assert scrubbed(rank) == {**kept, **own}
+
+
+def test_what_says_nothing_of_a_start_is_no_environment_of_a_rank() -> None:
+    environ = {"CLUSTERRUN_GIVEN": "HOME", "HOME": "/h", "CLUSTERRUN_STARTED": "{", "X": "1"}
+    assert given.as_given(environ) == {"HOME": "/h"}
+    assert given.as_given({"HOME": "/h", "X": "1"}) == {"HOME": "/h", "X": "1"}
+
+
+def test_every_variable_of_the_plan_is_undone(tmp_path: Path) -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=4, network=Network.ETHERNET)
+    assert "NCCL_NET" in {variable.name for variable in plan.env}
+    env = in_the_job(plan, tmp_path)
+    assert {variable.name for variable in plan.env} <= env.keys()
+    assert given.as_given(env) == SHELL
