@@ -94,3 +94,16 @@ class WorldContractError(ClusterrunError):
     """The ranks did not become the one world that was asked for."""
 
     code = "world_broken"
+
+
+MESSAGE_LETTERS = 4096
+
+
+def shortened(text: str, letters: int = MESSAGE_LETTERS) -> str:
+    """Return a text that is passed on between processes: of a long one its beginning and its end.
+
+    >>> shortened("a tensor of 100 numbers", 19)
+    'a ten ... numbers'
+    """
+    half = (letters - 5) // 2
+    return text if len(text) <= letters else f"{text[:half]} ... {text[-half:]}"

@@ -10,6 +10,8 @@ import sys
 import time
 from typing import Any
 
+from clusterrun.errors import shortened
+
 
 def rank() -> int:
     """Read the global rank from the environment; 0 where there is none."""
@@ -17,22 +19,32 @@ def rank() -> int:
     return int(text) if text.isdigit() else 0
 
 
-def emit(kind: str, **fields: Any) -> None:
-    """Append one event, a line of JSON, to the rank's file in the spool, where there is one."""
+def emit(kind: str, /, **fields: Any) -> None:
+    """Append one event, a line of JSON, to the rank's file in the spool, if there is one.
+
+    Any name is fine for a field; `type` and `rank` stay those of the event. Of a long text the
+    middle is left out.
+    """
     spool = os.environ.get("CLUSTERRUN_SPOOL")
     if not spool:
         return
-    event = {"ts": round(time.time(), 6), "type": kind, "rank": rank(), **fields}
+    about = {"type": kind, "rank": rank()}
     path = os.path.join(spool, f"rank_{rank()}.events")
     try:
+        event = {"ts": round(time.time(), 6), **about, **_short(fields), **about}
         line = json.dumps(event, default=str).encode() + b"\n"
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
-    except (OSError, ValueError, TypeError):
-        return  # a full or vanished disk must not end a training
+    except Exception:  # noqa: BLE001 - neither a full disk nor an odd value may end a training
+        return
+
+
+def _short(fields: dict[str, Any]) -> dict[str, Any]:
+    texts = {name: shortened(value) for name, value in fields.items() if isinstance(value, str)}
+    return {**fields, **texts}
 
 
 def say(line: str) -> None:

@@ -186,17 +186,17 @@ class RunPaths:
         """The side file of one node's log: its error lines, and what launcher and agent said."""
         return self.logs_dir / f"a{attempt}" / f"{node}.err"
 
-    def nccl_dir(self, attempt: int) -> Path:
-        """NCCL's own debug files of one attempt."""
-        return self.logs_dir / f"a{attempt}" / "nccl"
+    def nccl_log(self, attempt: int, node: str) -> Path:
+        """What NCCL wrote on one node besides the ranks' output."""
+        return self.logs_dir / f"a{attempt}" / "nccl" / f"{node}.log"
 
-    def flight_dir(self, attempt: int) -> Path:
-        """Flight-recorder dumps of one attempt."""
-        return self.root / "fr" / f"a{attempt}"
+    def flight_dumps(self, attempt: int, node: str) -> Path:
+        """One node's dumps of the flight recorder, as torch names them, in a tar file."""
+        return self.root / "fr" / f"a{attempt}" / f"{node}.tar"
 
-    def error(self, attempt: int, rank: int) -> Path:
-        """One rank's error file in torchelastic's form."""
-        return self.root / "errors" / f"a{attempt}" / f"rank_{rank}.json"
+    def rank_errors(self, attempt: int, node: str) -> Path:
+        """One node's error files in torchelastic's form, a line for each rank that wrote one."""
+        return self.root / "errors" / f"a{attempt}" / f"{node}.jsonl"
 
     def newest_attempt(self) -> int:
         """Count the attempts that were started; 0 when none was."""

@@ -5,11 +5,6 @@ from __future__ import annotations
 import atexit
 import errno
 import io
-import os
-import resource
-import stat
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,68 +12,19 @@ from typing import Any
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
 _Write = Callable[[Any], "int | None"]
 
-# Who fills a disk from above this floor within one interval writes 32 GB a second.
-LITTLE_ROOM = 8 << 30
-LOOK_INTERVAL_S = 0.25
-
 
 def forgive_full_disk(*given: io.TextIOWrapper) -> None:
-    """Let prints to the standard streams succeed where their disk takes no more.
+    """Let prints to the standard streams succeed if their disk takes no more.
 
     A stream stays as it is, with its encoding, and text is buffered as ever: only the `write` of
     its binary buffer is replaced, which costs 0.1 µs a write. A class of our own in its place would
-    cost more, since it would take the shortcuts away that `io` has for its own. Under `python -u`,
-    where each print is two writes, that is a twelfth of a print: there it is replaced only while
-    the disk has little room, and a sleeping thread looks for that. It sees no user's quota on
-    the node's own disk, and no disk that fails: only with buffered text are those forgiven too.
+    cost more, since it would take the shortcuts away that `io` has for its own.
 
     Bytes that a script writes to the binary buffer itself are not buffered: those would be left in
     there, and raise at each later flush, once the disk is full.
     """
-    unwatched = []
     for stream in given:
-        losses = _Losses(stream.buffer)
-        atexit.register(losses.tell)
-        is_raw = not hasattr(stream.buffer, "raw")
-        if is_raw and _has_room(stream.fileno()) and not _is_limited():
-            losses.let_through()
-            unwatched.append((stream.fileno(), losses))
-    if unwatched:
-        _watch(unwatched)
-
-
-def _is_limited() -> bool:
-    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
-
-
-def _has_room(descriptor: int) -> bool:
-    """Say whether the descriptor is a file on a file system with much room; asks the kernel."""
-    try:
-        room = os.fstatvfs(descriptor)
-        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-    except OSError:
-        return False
-    return is_file and room.f_bavail * room.f_frsize >= LITTLE_ROOM
-
-
-def _watch(streams: list[tuple[int, _Losses]]) -> None:
-    """Guard the streams while their disk has little room; a forked process guards its own."""
-
-    def guard_all() -> None:
-        for _, losses in streams:
-            losses.guard()
-
-    def look() -> None:
-        while True:
-            time.sleep(LOOK_INTERVAL_S)
-            for descriptor, losses in streams:
-                if _has_room(descriptor):
-                    losses.let_through()
-                else:
-                    losses.guard()
-
-    os.register_at_fork(after_in_child=guard_all)
-    threading.Thread(target=look, name="clusterrun-room", daemon=True).start()
+        atexit.register(_Losses(stream.buffer).tell)
 
 
 class _Losses:
@@ -88,21 +34,8 @@ class _Losses:
         self._buffer = buffer
         self._put: _Write = getattr(buffer, "raw", buffer).write  # under `python -u` it is raw
         self._write = buffer.write = self._guarded(self._put)
-        self._is_guarded = True
         self._lost = 0
         self._reason = ""
-
-    def guard(self) -> None:
-        """Replace the buffer's `write` by the one that survives a full disk."""
-        if not self._is_guarded:
-            self._is_guarded = True
-            self._buffer.write = self._write_after_loss if self._lost else self._write
-
-    def let_through(self) -> None:
-        """Give the buffer its own `write` back, unless there are losses to tell of."""
-        if self._is_guarded and not self._lost:
-            self._is_guarded = False
-            del self._buffer.write
 
     def _guarded(self, put: _Write) -> _Write:
         def write(data: Any) -> int | None:

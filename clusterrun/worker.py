@@ -1,4 +1,4 @@
-"""The inner entrypoint of each rank: `python -m clusterrun.worker SCRIPT ARGS…` (or `-m MODULE`).
+"""The inner entrypoint of each rank: `clusterrun.worker SCRIPT ARGS…` (or `-m MODULE`).
 
 It moves the rank's output into files of its own, holds the world contract, leaves an error file
 behind, and otherwise runs the script as plain Python would.
@@ -27,12 +27,13 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from clusterrun import runtime, streams, world
+from clusterrun import given, runtime, streams, world
 from clusterrun.control import STACKS_SIGNAL
-from clusterrun.errors import NodeExit, WorldContractError
+from clusterrun.errors import NodeExit, WorldContractError, shortened
 from clusterrun.files import write_whole
 
 PR_SET_PDEATHSIG = 1
+STACK_LETTERS = 1 << 16  # a stack ends with the message, which may be of any length
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _MACHINERY = (__file__, runpy.__file__, "<frozen runpy>")
 _INSTALLED = (os.path.dirname(__file__), "site-packages", "dist-packages", "/lib/python", "<frozen")
@@ -54,6 +55,7 @@ def main() -> None:
     if os.environ.pop("CLUSTERRUN_QUIET_LAUNCHER", ""):
         os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
     runtime.emit("rank_start", pid=os.getpid(), host=os.uname().nodename)
+    given.note_start(os.environ)
     contract = world.Contract(os.environ, ending.break_off)
     contract.check_environment(os.environ)
     if contract.expected:
@@ -88,7 +90,7 @@ def _move_output(spool: str | None) -> None:
     moved = [file for file in (sys.stdout, sys.stderr) if isinstance(file, io.TextIOWrapper)]
     streams.forgive_full_disk(*moved)
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
-        sys.stdout.reconfigure(line_buffering=True)
+        sys.stdout.reconfigure(line_buffering=True)  # whole lines outlive a crash
 
 
 def _show_stacks(spool: str | None) -> None:
@@ -108,7 +110,7 @@ def _run(argv: Sequence[str], contract: world.Contract, ending: _Ending) -> None
             contract.check_end()
         else:
             said = str(stop.code).strip().splitlines() if isinstance(stop.code, str) else []
-            why = f": {said[0]}" if said else ""
+            why = f": {shortened(said[0])}" if said else ""
             ending.fail(code, f"the script exited with status {code}{why}", "exit", stop)
         raise
     except BaseException as error:  # noqa: BLE001 - whatever ends the script is its failure
@@ -129,15 +131,16 @@ def _execute(argv: Sequence[str]) -> None:
     sys.modules["__main__"] = main_module
     if argv[0] == "-m":
         sys.argv = ["-m", *argv[2:]]
+        _look_first_in(os.getcwd())
         runpy._run_module_as_main(argv[1])  # type: ignore[attr-defined]  # what `python -m` calls
         return
     sys.argv = list(argv)
     script = argv[0]
     if os.path.isdir(script) or not _is_source(script):
-        _replace_path(os.path.abspath(script))
+        _look_first_in(os.path.abspath(script))
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # python DIR
         return
-    _replace_path(os.path.dirname(os.path.realpath(script)))
+    _look_first_in(os.path.dirname(os.path.realpath(script)))
     path = os.path.abspath(script)
     main_module.__dict__.update(
         __file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path)
@@ -153,10 +156,10 @@ def _is_source(script: str) -> bool:
         return not file.read(4).startswith(b"PK\x03\x04")
 
 
-def _replace_path(entry: str) -> None:
-    """Put the script's directory where `-m` had put the working directory."""
+def _look_first_in(directory: str) -> None:
+    """Look for the script's modules where Python does; so far only the installed ones counted."""
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = entry
+        sys.path.insert(0, directory)
 
 
 def _status(stop: SystemExit) -> int:
@@ -171,7 +174,7 @@ def _exception_status(error: BaseException) -> int:
 
 def _one_line(error: BaseException) -> str:
     lines = traceback.format_exception_only(type(error), error)
-    return lines[-1].strip() if lines else type(error).__name__
+    return shortened(lines[-1].strip()) if lines else type(error).__name__
 
 
 def _where(error: BaseException) -> str:
@@ -206,7 +209,8 @@ class _Ending:
             return  # a process that the script forked speaks for itself
         self._code = code
         at = round(time.time(), 6)
-        callstack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        callstack = shortened("".join(lines), STACK_LETTERS)
         _write_error_files(message, callstack, at)
         where = _where(error)
         runtime.emit("rank_exit", code=code, message=message, cause=cause, where=where, ts=at)
@@ -290,7 +294,7 @@ def _write_error_files(message: str, callstack: str, at: float) -> None:
     The time is a JSON number: torch reads it with `int()`, which takes a fraction only there.
     """
     extra = {"py_callstack": callstack, "timestamp": at, "rank": runtime.rank()}
-    text = json.dumps({"message": {"message": message, "extraInfo": extra}})
+    text = json.dumps({"message": {"message": message, "extraInfo": extra}}) + "\n"
     spool = os.environ.get("CLUSTERRUN_SPOOL")
     ours = os.path.join(spool, f"rank_{runtime.rank()}.error.json") if spool else None
     for path in filter(None, (os.environ.get("TORCHELASTIC_ERROR_FILE"), ours)):

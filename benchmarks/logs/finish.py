@@ -26,10 +26,9 @@ import sys
 from pathlib import Path
 from clusterrun.node.forward import Forwarder
 from clusterrun.node.spool import Spool
+from clusterrun.paths import RunPaths
 root = Path(sys.argv[1])
-thread = Forwarder(Spool(root=root / "spool"), log=root / "n1.log", index=root / "n1.idx",
-                   errors=root / "n1.err", events=root / "n1.jsonl",
-                   error_path=lambda rank: root / f"{rank}.json")
+thread = Forwarder(Spool(root=root / "spool"), RunPaths(root=root), 1, "n1")
 thread.start()
 print("ready", flush=True)
 sys.stdin.read()

@@ -1,4 +1,4 @@
-"""Run accelerate's launcher: `python -m clusterrun.node.accelerate_main FAILURES.json ARGS…`.
+"""Run accelerate's launcher: `clusterrun.node.accelerate_main FAILURES.json ARGS…`.
 
 It dies with the agent, ignores the signals that are meant for ranks, and leaves a list of the
 ranks that failed, since accelerate itself exits with 1 whatever happened.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.files import write_whole
+from clusterrun.node.launcher import WARNINGS
 from clusterrun.node.processes import die_with_parent
 
 
@@ -25,8 +26,9 @@ def main(argv: Sequence[str]) -> int:
     failures_file, arguments = Path(argv[0]), list(argv[1:])
     die_with_parent(int(os.environ["CLUSTERRUN_AGENT_PID"]))
     os.environ["CLUSTERRUN_LAUNCHER_PID"] = str(os.getpid())
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    for number in WARNINGS:
+        signal.signal(number, signal.SIG_IGN)  # so do the ranks, which inherit it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
     # Slurm's SIGTERM may reach every process of a step: what it means is for the agent to say. A
     # handler, since the ranks would inherit that it is ignored; and torch's own would end them.
     signal.signal(signal.SIGTERM, lambda *_: None)

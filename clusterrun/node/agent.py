@@ -35,7 +35,7 @@ from clusterrun.node.preparation import (
     open_link,
     write_world,
 )
-from clusterrun.node.processes import kill_descendants
+from clusterrun.node.processes import kill_descendants, reap_adopted
 from clusterrun.node.questions import Answerer
 from clusterrun.node.ranks import Ranks
 from clusterrun.node.report import Agreement
@@ -226,6 +226,7 @@ class Agent:
         """Look after ranks and launcher, and tell the others how they ended."""
         while not self._cancelled.is_set():
             ranks.look()
+            reap_adopted(besides={launcher.pid, *ranks.pids.values()})
             self._look_around(link)
             # A launcher takes another second to leave after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
@@ -324,11 +325,13 @@ class Agent:
             self._hangs.heard(event)
         if kind == "rank_start":
             event.setdefault("device", self._plan.device.value)
-        if isinstance(event.get("ts"), (int, float)):
-            event["ts"] = round(self._clock.corrected_s(event["ts"]), 6)
-        self._event(event.pop("type", "unknown"), **event)
+        event["ts"] = round(self._clock.corrected_s(event["ts"]), 6)
+        # What a script calls its own values is up to it.
+        about = {"attempt", "node", "type"}
+        fields = {name: value for name, value in event.items() if name not in about}
+        self._event(event["type"], **fields)
 
-    def _event(self, kind: str, **fields: Any) -> None:
+    def _event(self, kind: str, /, **fields: Any) -> None:
         at = round(self._clock.corrected_s(time.time()), 6)
         about = {"ts": at, "type": kind, "attempt": self._attempt.number}
         self._forwarder.event({**about, "node": self._who.node, **fields})
@@ -352,6 +355,9 @@ class Agent:
 def _launcher_failure(node: str, verdict: Verdict, when: str) -> Failure:
     number = max(0, -verdict.code)
     words = f": {verdict.last_words}" if verdict.last_words else ""
+    what = f"the launcher ended with status {verdict.code}{when}"
+    if not verdict.was_started:
+        what = "the launcher cannot be started"
     return Failure(
         at=time.time(),
         node=node,
@@ -359,5 +365,5 @@ def _launcher_failure(node: str, verdict: Verdict, when: str) -> Failure:
         code=128 + number if number else verdict.code or 1,
         signal=number,
         cause=Cause.LAUNCHER,
-        message=f"the launcher ended with status {verdict.code}{when}{words}",
+        message=what + words,
     )

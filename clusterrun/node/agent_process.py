@@ -14,7 +14,7 @@ from clusterrun.control import ControlPage
 from clusterrun.node.agent import Agent
 from clusterrun.node.clock import Clock
 from clusterrun.node.endings import NodeError, NodeExit
-from clusterrun.node.forward import Forwarder, Limits
+from clusterrun.node.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.heir import inherit
 from clusterrun.node.identity import Identity, identity
 from clusterrun.node.preparation import Attempt
@@ -45,21 +45,7 @@ def run_agent(run_dir: Path, number: int) -> int:
         say_on_stderr(f"{socket.gethostname()}: {error.message}")
         return error.code
     clock = Clock()
-    limits = Limits(
-        spool_bytes=plan.log_spool_bytes,
-        lines_per_s=plan.log_lines_per_s,
-        line_bytes=plan.log_line_bytes,
-    )
-    forwarder = Forwarder(
-        spool,
-        log=paths.log(number, who.node),
-        index=paths.log_index(number, who.node),
-        errors=paths.log_errors(number, who.node),
-        events=paths.events(who.node),
-        error_path=lambda rank: paths.error(number, rank),
-        limits=limits,
-        clock=clock,
-    )
+    forwarder = Forwarder(spool, paths, number, who.node, limits=_limits(plan), clock=clock)
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
     agent: Agent | None = None
@@ -72,13 +58,24 @@ def run_agent(run_dir: Path, number: int) -> int:
             signal.signal(signal_number, signal.SIG_IGN)
         if agent is not None and agent.is_orphaned:
             inherit(attempt, say=forwarder.say)
-        if not forwarder.finish(DRAIN_S):
+        if forwarder.finish(DRAIN_S):
+            spool.remove()
+        else:
             why, missing = forwarder.problem or "too slow", missing_text(forwarder.unwritten())
             text = f"{who.node}: not all logs could be written to {run_dir} ({why}){missing}"
-            say_on_stderr(text)
-        spool.remove()
+            say_on_stderr(f"{text}; the ranks' own files are kept on {who.node} in {spool.keep()}")
         if agent is not None and agent.has_lost_node:
             _tell_batch_shell(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
+
+
+def _limits(plan: Plan) -> Limits:
+    """Share the file system: all nodes together flush a thousand times a second at most."""
+    return Limits(
+        spool_bytes=plan.log_spool_bytes,
+        lines_per_s=plan.log_lines_per_s,
+        line_bytes=plan.log_line_bytes,
+        poll_s=max(POLL_S, plan.nodes / 1000),
+    )
 
 
 def _tell_batch_shell(pid: str) -> None:

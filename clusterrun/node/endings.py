@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from clusterrun.errors import NodeExit
+from clusterrun.errors import NodeExit, shortened
 
 __all__ = [
     "Cause",
@@ -79,6 +79,11 @@ class Failure:
     cause: Cause
     message: str
     where: str = ""
+
+    def __post_init__(self) -> None:
+        """Bound the message and make it text in UTF-8: it goes through the link and into files."""
+        text = shortened(self.message).encode(errors="replace").decode()
+        object.__setattr__(self, "message", text)
 
     @property
     def is_consequence(self) -> bool:

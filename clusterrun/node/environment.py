@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterrun.given import noting_changes
 from clusterrun.node.identity import LOOPBACK, Identity
 from clusterrun.node.report import Agreement
+from clusterrun.node.spool import FLIGHT, NCCL
 from clusterrun.paths import RunPaths
 from clusterrun.planning.network import spellings
 from clusterrun.planning.plan import Plan
@@ -39,21 +41,22 @@ def rank_environment(
 ) -> dict[str, str]:
     """Add to `base`, where env.sh has exported the plan's variables, what this node knows.
 
-    What the plan or the user has set stays, but for what makes this process a rank of ours.
+    What the plan or the user has set stays, except for what makes this process a rank of ours.
     """
     suggested = {
         **_sockets(plan, who, agreement),
         **_caches(spool, facts),
-        **_traces(paths, attempt, who, facts),
+        **_traces(spool, facts),
         # accelerate has no --rdzv_id; with "none" for all, two jobs could meet in one store.
         "PET_RDZV_ID": f"{who.job_id}-{attempt}",
     }
-    return {
+    env = {
         **suggested,
-        **_threads(base, plan, who, facts),
         **base,
+        **_threads(plan, who, facts),
         **_contract(plan, paths, attempt, who, spool, facts),
     }
+    return noting_changes(base, env)
 
 
 def _contract(
@@ -96,13 +99,11 @@ def _caches(spool: Path, facts: NodeFacts) -> dict[str, str]:
     }
 
 
-def _traces(paths: RunPaths, attempt: int, who: Identity, facts: NodeFacts) -> dict[str, str]:
-    dumps = str(paths.flight_dir(attempt) / "rank_")  # torch appends the rank
+def _traces(spool: Path, facts: NodeFacts) -> dict[str, str]:
+    """Have each rank write its own on this node: the agent makes one file of them."""
+    dumps = str(spool / f"{FLIGHT}_rank_")  # torch appends the rank
     names = spellings("TORCH_FR_DUMP_TEMP_FILE", _major_minor(facts.torch))
-    return {
-        "NCCL_DEBUG_FILE": str(paths.nccl_dir(attempt) / f"{who.node}.%h.%p"),
-        **dict.fromkeys(names, dumps),
-    }
+    return {"NCCL_DEBUG_FILE": str(spool / f"{NCCL}.%h.%p"), **dict.fromkeys(names, dumps)}
 
 
 def _major_minor(version: str) -> tuple[int, int] | None:
@@ -112,10 +113,9 @@ def _major_minor(version: str) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[1])
 
 
-def _threads(
-    base: Mapping[str, str], plan: Plan, who: Identity, facts: NodeFacts
-) -> dict[str, str]:
-    if plan.threads_per_process:
-        return {"OMP_NUM_THREADS": str(plan.threads_per_process)}
+def _threads(plan: Plan, who: Identity, facts: NodeFacts) -> dict[str, str]:
+    """Share the node's CPUs, if env.sh could not know them: as there, a shell's own 1 loses."""
+    if any(variable.name == "OMP_NUM_THREADS" for variable in plan.env):
+        return {}
     sharing = plan.procs_per_node * (len(who.nodes) if who.is_local else 1)
     return {"OMP_NUM_THREADS": str(max(1, facts.cpus // sharing))}

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 LIBRARIES = ("torch", "accelerate")
 TORCH_ANSWER_S = 60
 _ASK_TORCH = """
+import sys; sys.path[:] = filter(None, sys.path)
 import json, torch
 print(json.dumps([torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]))
 """

@@ -12,7 +12,6 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,13 @@ from typing import Any
 from clusterrun.node.appended import AppendedFile
 from clusterrun.node.caps import Caps, Loss
 from clusterrun.node.clock import Clock
-from clusterrun.node.error_files import ErrorFiles
+from clusterrun.node.leftovers import Leftovers
 from clusterrun.node.logfile import NodeLog
 from clusterrun.node.source import SpoolReader, water_level
 from clusterrun.node.spool import Output, Spool
 from clusterrun.node.stamp import Piece
 from clusterrun.node.stderr import say_on_stderr
+from clusterrun.paths import RunPaths
 
 POLL_S = 0.1
 RETRY_S = 0.5  # while the run directory can't be written
@@ -41,27 +41,28 @@ class Limits:
     spool_bytes: int = 1 << 30
     lines_per_s: int = 0
     line_bytes: int = 0
+    poll_s: float = POLL_S
 
 
 class Forwarder(threading.Thread):
-    """Write the node's log, its events and the ranks' error files while the agent goes on."""
+    """Write the node's log, its events and what else the ranks leave, beside the agent."""
 
     def __init__(
         self,
         spool: Spool,
+        paths: RunPaths,
+        attempt: int,
+        node: str,
         *,
-        log: Path,
-        index: Path,
-        errors: Path,
-        events: Path,
-        error_path: Callable[[int], Path],
         limits: Limits = Limits(),
         clock: Clock | None = None,
     ) -> None:
         super().__init__(name="forwarder", daemon=True)
         self._spool, self._limits, self._clock = spool, limits, clock or Clock()
-        self._log, self._events = NodeLog(log, index, errors), AppendedFile(events)
-        self._error_files = ErrorFiles(error_path)
+        log, index = paths.log(attempt, node), paths.log_index(attempt, node)
+        self._log = NodeLog(log, index, paths.log_errors(attempt, node))
+        self._events = AppendedFile(paths.events(node))
+        self._leftovers = Leftovers(spool, paths, attempt, node)
         self._caps = Caps(limits.lines_per_s, limits.line_bytes)
         self._lanes: dict[Output, _Lane] = {}
         self._listed: tuple[int, int] = (0, 0)  # the spool's own time of change, and when it was
@@ -115,10 +116,12 @@ class Forwarder(threading.Thread):
         """Forward until told to finish, then drain what is left."""
         while not self._ending.is_set():
             if not self._forward_safely():
-                self._ending.wait(RETRY_S if self._log.problem else POLL_S)
+                self._ending.wait(RETRY_S if self._log.problem else self._limits.poll_s)
         while self._forward_safely() or self._has_work:
             if not self._is_written:
                 time.sleep(POLL_S)  # until `finish` gives up
+        while not self._leftovers.pack_dumps():
+            time.sleep(POLL_S)
         if self._end is not None:
             self._log.add_end(*self._end, self._clock.corrected(self._clock.now_us()))
         while not self._log.flush() or not self._is_written:
@@ -133,7 +136,8 @@ class Forwarder(threading.Thread):
 
     @property
     def _is_written(self) -> bool:
-        return self._log.is_written and not self._events.pending_bytes
+        is_written = self._log.is_written and self._leftovers.is_written
+        return is_written and not self._events.pending_bytes
 
     def _forward_safely(self) -> bool:
         try:
@@ -150,7 +154,7 @@ class Forwarder(threading.Thread):
         now_us = self._clock.now_us()
         self._find_files(now_us)
         self._write_events()
-        self._error_files.copy()
+        self._leftovers.copy(is_last=self._ending.is_set())
         for lane in self._lanes.values():
             lane.source.look()
         self._bound_backlog()
@@ -169,7 +173,7 @@ class Forwarder(threading.Thread):
             return
         since_us = self._listed[1] or now_us  # what is found now was not there yet
         self._listed = (changed_us, now_us)
-        self._error_files.found(self._spool.error_files())
+        self._leftovers.look()
         for output in self._spool.outputs():
             if output in self._lanes:
                 continue
@@ -272,6 +276,7 @@ class Forwarder(threading.Thread):
     def _close(self) -> None:
         self._log.close()
         self._events.close()
+        self._leftovers.close()
         for lane in self._lanes.values():
             lane.source.close()
 

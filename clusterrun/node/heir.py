@@ -21,6 +21,7 @@ from clusterrun.node.preparation import Attempt
 from clusterrun.node.reach import unreachable
 from clusterrun.node.recovery import Decision
 from clusterrun.outcome import Next
+from clusterrun.planning.launch import module_argv
 from clusterrun.state import JobState
 
 HEIRS = 3  # nodes after the head's: more are hardly lost at once, and each would ask Slurm
@@ -96,8 +97,9 @@ def _decision(attempt: Attempt) -> Decision:
 
 
 def _successor(attempt: Attempt, decision: Decision) -> str:
-    argv = [sys.executable, "-m", "clusterrun.backends", "successor", str(attempt.paths.root)]
-    done = shell.run([*argv, ",".join(decision.exclude)], timeout_s=SUBMIT_S)
+    words = ("successor", str(attempt.paths.root), ",".join(decision.exclude))
+    argv = module_argv(sys.executable, "clusterrun.backends", *words)
+    done = shell.run(argv, timeout_s=SUBMIT_S)
     if done.rc:
         raise ClusterrunError(" ".join(done.stderr.split()) or f"status {done.rc}")
     return done.stdout.strip()

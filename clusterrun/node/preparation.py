@@ -130,7 +130,11 @@ def _rendezvous_port(attempt: Attempt) -> int:
 
 
 def write_world(attempt: Attempt) -> None:
-    """Write down which nodes have which ranks: the head's task, before the launch."""
+    """Write down which nodes have which ranks: the head's task, before the launch.
+
+    The directory of checkpoints is made now, so that no node looks for it in vain and remembers.
+    """
+    attempt.paths.checkpoints_dir.mkdir(mode=0o700, exist_ok=True)
     world = {
         "schema": "clusterrun.world/1",
         "nodes": list(attempt.who.nodes),
@@ -142,8 +146,6 @@ def write_world(attempt: Attempt) -> None:
 def accelerate_launcher(attempt: Attempt, agreement: Agreement, spool: Spool) -> Launcher:
     """Set up accelerate's launcher for this node's ranks."""
     plan, paths = attempt.plan, attempt.paths
-    for directory in (paths.nccl_dir, paths.flight_dir):
-        directory(attempt.number).mkdir(mode=0o700, parents=True, exist_ok=True)
     env = rank_environment(
         os.environ,
         plan=plan,
@@ -156,6 +158,7 @@ def accelerate_launcher(attempt: Attempt, agreement: Agreement, spool: Spool) ->
     )
     arguments = launch_argv(
         plan,
+        python=sys.executable,
         config_file=str(paths.accelerate),
         deepspeed_file=str(paths.deepspeed) if plan.deepspeed else "",
         machine_rank=attempt.who.node_rank,

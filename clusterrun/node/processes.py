@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -75,6 +76,15 @@ def kill_descendants(deadline_s: float = KILL_S) -> list[int]:
             return [process.pid for process in left]
         time.sleep(0.02)
     return []
+
+
+def reap_adopted(besides: Collection[int]) -> None:
+    """Reap what ended of the processes whose parents are gone; others wait for `besides`."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in besides:
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def _reap() -> None:

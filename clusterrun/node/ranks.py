@@ -58,11 +58,11 @@ class Ranks:
 
     def _listen(self, rank: Rank) -> None:
         for event in rank.reader.read():
-            kind, pid = event.get("type"), event.get("pid")
+            kind, pid = event["type"], event.get("pid")
             if kind == "rank_exit" and isinstance(event.get("code"), int):
                 rank.said = event  # told on when the process has really ended
                 continue
-            if kind == "rank_start" and isinstance(pid, int):
+            if kind == "rank_start" and isinstance(pid, int) and not rank.pid:
                 self._follow(rank, pid)
             self.happened(event)
 
@@ -95,7 +95,7 @@ class Ranks:
             rank.ended_at, rank.status = time.time(), wait_status(rank.pid)
         is_known = rank.ended_at and (rank.status is not None or rank.said is not None)
         said = rank.said or {}
-        is_overdue = said.get("code") and time.time() - _said_at(said) > LAST_WORDS_S
+        is_overdue = said.get("code") and time.time() - said["ts"] > LAST_WORDS_S
         if is_known or is_overdue:
             self._settle(rank)
 
@@ -165,7 +165,7 @@ def _failure(rank: Rank, node: str) -> Failure | None:
     said = rank.said or {}
     if said.get("code"):
         return Failure(
-            at=_said_at(said),
+            at=said["ts"],
             node=node,
             rank=rank.number,
             code=int(said["code"]),
@@ -186,11 +186,6 @@ def _failure(rank: Rank, node: str) -> Failure | None:
         cause=Cause.SIGNAL if number else Cause.EXIT,
         message=_how(code, number, ended_well=bool(rank.said)),
     )
-
-
-def _said_at(said: dict[str, Any]) -> float:
-    at = said.get("ts")
-    return float(at) if isinstance(at, (int, float)) else time.time()
 
 
 def _how(code: int, number: int, *, ended_well: bool) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 
 from clusterrun.logformat import LINE_BYTES
+from clusterrun.node.holes import ReadSpace
 from clusterrun.node.spool import Output
 from clusterrun.node.stamp import Piece, split_pieces
 
 BLOCK_BYTES = 1 << 17  # read and stamped at once: 3 MiB of memory where each line is empty
 HELD_S = 1.0  # how long the beginning of a line waits for its end
 GIVE_BACK_BYTES = 1 << 22
-FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
-_PAGE_BYTES = 4096
 
 
 class SpoolReader:
@@ -29,8 +27,7 @@ class SpoolReader:
         self.mtime_us = 0
         self.read_until_us = now_us  # what is unread was written after that
         self._held: tuple[int, int, float] | None = None  # position, size, since when
-        self._given_back = 0
-        self._can_give_back = True
+        self._space = ReadSpace(GIVE_BACK_BYTES)
         self._descriptor = os.open(output.path, os.O_RDWR | os.O_CLOEXEC)
 
     @property
@@ -42,7 +39,8 @@ class SpoolReader:
         """See how far the file has grown, and when."""
         found = os.fstat(self._descriptor)
         if found.st_size < self.position:  # the script truncated its own output
-            self.position = self._given_back = 0
+            self.position = 0
+            self._space.start_again()
         self.size, self.mtime_us = found.st_size, found.st_mtime_ns // 1000
 
     def is_due(self, now: float, *, is_last: bool) -> bool:
@@ -81,11 +79,7 @@ class SpoolReader:
 
     def give_back(self) -> None:
         """Free the space of what was forwarded, where the file system can do that."""
-        end = self.position // _PAGE_BYTES * _PAGE_BYTES
-        if not self._can_give_back or end - self._given_back < GIVE_BACK_BYTES:
-            return
-        self._can_give_back = _punch(self._descriptor, self._given_back, end - self._given_back)
-        self._given_back = end
+        self._space.give_back(self._descriptor, self.position)
 
     def close(self) -> None:
         """Close the file."""
@@ -99,16 +93,6 @@ def _next_start(near: bytes) -> int:
     if newline >= 0:
         return newline + 1
     return next((i for i, byte in enumerate(near[:4]) if byte & 0xC0 != 0x80), 0)
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def _punch(descriptor: int, offset: int, length: int) -> bool:
-    """Make a hole in a file (fallocate(2)); say whether its file system could."""
-    mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-    result: int = _LIBC.fallocate(descriptor, mode, ctypes.c_long(offset), ctypes.c_long(length))
-    return result == 0
 
 
 def water_level(amounts: list[int], budget: int) -> int:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
 import socket
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterrun.node.holes import ReadSpace
 from clusterrun.node.processes import is_running
 
+NCCL, FLIGHT = "nccl", "flight"  # how the names of their files begin
+KEPT_S = 7 * 86400
+EVENT_BYTES = 1 << 20  # of events that were read, before their space is given back
 _NAME = re.compile(r"clusterrun-([0-9a-f]{8})-(\d+)-.+-[^-]+\Z")
+_KEPT = "clusterrun-kept-"
 _OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
 _EVENTS = re.compile(r"rank_(\d+)\.events\Z")
 _LOCK = re.compile(r"rank_(\d+)\.lock\Z")
@@ -85,9 +92,17 @@ class Spool:
         """Map each rank that has said something to its file of events."""
         return self._by_rank(_EVENTS)
 
-    def error_files(self) -> dict[int, Path]:
-        """Map each rank that failed with words to its error file."""
-        return self._by_rank(_ERROR)
+    def error_files(self) -> list[Path]:
+        """List the error files of the ranks that failed with words."""
+        return list(self._by_rank(_ERROR).values())
+
+    def nccl_files(self) -> list[Path]:
+        """List what NCCL has opened for its messages, a file a process."""
+        return [self.root / name for name in self._names() if name.startswith(f"{NCCL}.")]
+
+    def dumps(self) -> list[Path]:
+        """List the dumps of the flight recorder."""
+        return [self.root / name for name in self._names() if name.startswith(f"{FLIGHT}_")]
 
     def _by_rank(self, pattern: re.Pattern[str]) -> dict[int, Path]:
         matches = ((name, pattern.match(name)) for name in self._names())
@@ -96,7 +111,7 @@ class Spool:
     def _names(self) -> list[str]:
         try:
             return sorted(os.listdir(self.root))
-        except FileNotFoundError:
+        except OSError:  # gone, or no descriptor is left: the next look may see more
             return []
 
     def locks(self) -> dict[int, Path]:
@@ -120,6 +135,13 @@ class Spool:
         """Remove the spool with all that is in it."""
         shutil.rmtree(self.root, ignore_errors=True)
 
+    def keep(self) -> Path:
+        """Keep the spool for a week under a name that no later agent takes for abandoned."""
+        kept = self.root.with_name(_KEPT + self.root.name.removeprefix("clusterrun-"))
+        with contextlib.suppress(OSError):
+            return self.root.rename(kept)
+        return self.root
+
 
 def create_spool(job_id: str, attempt: int, node_rank: int) -> Spool:
     """Make a spool that only this user can read, and clear those whose agents were killed."""
@@ -133,12 +155,20 @@ def _clear_abandoned(base: Path) -> None:
     here = _pid_space()
     with contextlib.suppress(OSError):
         for entry in os.scandir(base):
+            if entry.name.startswith(_KEPT):
+                _clear_old(entry)
+                continue
             match = _NAME.match(entry.name)
             is_ours = match is not None and match[1] == here and _is_mine(entry)
             if match and is_ours and not is_running(int(match[2])):
                 abandoned = Spool(root=Path(entry.path))
                 abandoned.unlock()
                 abandoned.remove()
+
+
+def _clear_old(entry: os.DirEntry[str]) -> None:
+    if _is_mine(entry) and time.time() - entry.stat().st_mtime > KEPT_S:
+        Spool(root=Path(entry.path)).remove()
 
 
 def _pid_space() -> str:
@@ -160,24 +190,34 @@ def _is_mine(entry: os.DirEntry[str]) -> bool:
 
 
 class EventReader:
-    """Read whole lines of a file of events as they come."""
+    """Read whole lines of a file of events as they come; each event has a time and a type."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._space = ReadSpace(EVENT_BYTES)
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the events since the last call; a line that is no event is passed over."""
         try:
-            with open(self._path, "rb") as file:
+            with open(self._path, "r+b") as file:
                 file.seek(self._offset)
                 data = file.read()
+                whole = data[: data.rfind(b"\n") + 1]
+                self._offset += len(whole)
+                self._space.give_back(file.fileno(), self._offset)
         except OSError:
             return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 event = json.loads(line)
                 if isinstance(event, dict):
-                    yield event
+                    yield {**event, "ts": _time(event.get("ts")), "type": str(event.get("type"))}
+
+
+def _time(value: object) -> float:
+    """Return an event's time, the present one if a script has given it another kind of value."""
+    with contextlib.suppress(OverflowError):
+        if isinstance(value, (int, float)) and math.isfinite(float(value)):
+            return float(value)
+    return time.time()

@@ -23,7 +23,7 @@ def paths(tmp_path: Path) -> RunPaths:
         write_log(paths, 1, node, [b"x\n"])
     paths.log_errors(1, "n2").write_bytes(b"")
     paths.log_index(1, "n2").write_bytes(b"")
-    paths.nccl_dir(1).mkdir()
+    paths.nccl_log(1, "n2").parent.mkdir()
     return paths
 
 

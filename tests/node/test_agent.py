@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,9 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from clusterrun.errors import MESSAGE_LETTERS
 from clusterrun.node.agent_process import missing_text
 from clusterrun.node.spool import Output
 from clusterrun.spec import Device, MixedPrecision
+from clusterrun.worker import STACK_LETTERS
 from tests.node.jobs import ROOT, STUB, Job
 from tests.patience import PATIENCE
 
@@ -102,14 +105,15 @@ def test_one_failing_rank_ends_all_nodes_with_its_status(
     assert job.errors().count("rank 3 on local1") == 1
 
 
-def test_the_error_file_of_a_rank_lands_in_the_run_directory(stub_job: Make) -> None:
+def test_the_error_files_of_a_nodes_ranks_come_home_as_one(stub_job: Make) -> None:
     job = stub_job(victim("raise ValueError('no such tokenizer')", rank=0)).start()
     assert job.wait() == [1, 1]
-    error = json.loads(job.paths.error(1, 0).read_text())["message"]
+    [line] = job.paths.rank_errors(1, "local0").read_text().splitlines()
+    error = json.loads(line)["message"]
     assert error["message"] == "ValueError: no such tokenizer"
     assert "script.py" in error["extraInfo"]["py_callstack"]
     assert error["extraInfo"]["timestamp"] == job.events("failed")[0]["ts"]
-    assert not job.paths.error(1, 1).exists()
+    assert not job.paths.rank_errors(1, "local1").exists()
 
 
 def test_ranks_that_ignore_sigterm_are_killed(stub_job: Make) -> None:
@@ -383,7 +387,9 @@ def test_what_could_not_be_written_is_counted_in_the_last_words(
     assert f"No space left on device): up to 25 bytes of 2 outputs are missing: {sizes}" in (
         job.errors()
     )
-    assert job.spools() == []
+    [kept] = job.spools()
+    assert f"are kept on local0 in {kept}" in job.errors()
+    assert (kept / "rank_0.out").read_text() == "rank 0 of 1 []\n"
 
 
 def test_many_outputs_of_which_something_is_missing_are_not_named_each() -> None:
@@ -451,3 +457,122 @@ def test_a_plan_that_cannot_be_read_is_said_so(stub_job: Make) -> None:
     job.start()
     assert job.wait() == [122]
     assert f"cannot read {job.paths.plan}" in job.errors()
+
+
+# What a project or a script may do without harm
+
+SHADOWS = ("secrets", "platform", "statistics", "logging", "json", "types", "threading", "psutil")
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_modules_of_the_project_replace_no_others_but_in_the_script(
+    stub_job: Make, as_module: bool
+) -> None:
+    script = "import os, sys; print('first', sys.path[0], os.getcwd())\nimport secrets\n"
+    job = stub_job("src.train" if as_module else "", "x", as_module=as_module)
+    root = Path(job.plan.workdir)
+    (root / "src").mkdir()
+    (root / "src" / "train.py").write_text(script)
+    for name in SHADOWS:
+        (root / f"{name}.py").write_text(f"print('shadow {name}'); raise ImportError('{name}')")
+    if not as_module:
+        (root / "script.py").write_text("import runpy; runpy.run_path('src/train.py')")
+    job.start()
+    assert job.wait() == [1, 1], job.text()
+    assert "ImportError: secrets" in job.text()  # the script's own are found, as by plain Python
+    assert f"first {root} {root}" in job.text()
+    assert not [name for name in SHADOWS[1:] if f"shadow {name}" in job.text() + job.errors()]
+    assert "ImportError: secrets" in str(job.events("failed"))
+
+
+def test_a_script_below_the_projects_root_runs_as_under_plain_python(stub_job: Make) -> None:
+    job = stub_job("")
+    root = Path(job.plan.workdir)
+    (root / "script.py").unlink()
+    (root / "src").mkdir()
+    script = "import json, logging, secrets, sys, threading; print('path', sys.path[0])"
+    (root / "src" / "train.py").write_text(script)
+    for name in SHADOWS:
+        (root / f"{name}.py").write_text("raise ImportError('a module of the project')")
+    plan = dataclasses.replace(job.plan, entry=("src/train.py",))
+    job.paths.plan.write_text(plan.to_json())
+    assert job.start().wait() == [0, 0], job.text() + job.errors()
+    assert f"path {root}/src" in job.text()
+
+
+@pytest.mark.parametrize("name", ["self", "kind", "type", "ts", "node", "attempt", "rank", "code"])
+def test_a_script_may_call_its_metrics_as_it_likes(stub_job: Make, name: str) -> None:
+    odd = f"runtime.emit('evaluated', **{{'{name}': 'odd'}}, deep=deep)"
+    script = (
+        "from clusterrun import runtime\n"
+        "deep = []\nfor _ in range(100_000):\n    deep = [deep]\nruntime.emit('deep', deep=deep)\n"
+        f"deep = 10 ** 400\n{odd}\nprint('went on')\n"
+    )
+    job = stub_job(script).start()
+    assert job.wait() == [0, 0], job.errors()
+    assert job.text().count("went on") == 4
+    events = job.events("evaluated")
+    assert [event["attempt"] for event in events] == [1] * 4
+    assert {event["node"] for event in events} == {"local0", "local1"}
+
+
+def test_a_message_of_megabytes_is_a_failure_of_the_script(stub_job: Make) -> None:
+    job = stub_job(victim("raise ValueError('x' * (2 << 20) + ' the end')")).start()
+    assert job.wait() == [1, 1]
+    [failed] = job.events("failed")
+    assert (failed["rank"], failed["cause"]) == (3, "exception")
+    assert failed["message"].startswith("ValueError: xxx")
+    assert failed["message"].endswith("x the end")
+    assert len(failed["message"]) <= MESSAGE_LETTERS
+    assert job.paths.rank_errors(1, "local1").stat().st_size < 3 * STACK_LETTERS
+
+
+def test_what_outlived_its_parent_in_a_rank_is_reaped(stub_job: Make) -> None:
+    script = """
+import os, sys, time
+if os.fork() == 0:
+    for _ in range(5):
+        if os.fork() == 0:
+            os._exit(0)
+    os._exit(0)
+os.wait()
+print("ready", flush=True)
+time.sleep(60)
+"""
+    job = stub_job(script, nproc_per_node=1).start()
+    job.wait_for("ready", 2)
+    agent = psutil.Process(job.agent_pid("local1"))
+    deadline = time.monotonic() + 15
+
+    def zombies() -> list[psutil.Process]:
+        return [p for p in agent.children() if p.status() == psutil.STATUS_ZOMBIE]
+
+    while zombies():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(agent.children()) == 1  # the launcher
+
+
+NO_ROOM = """
+import subprocess
+def Popen(*args, **options):
+    raise OSError(28, "No space left on device")
+subprocess.Popen = Popen
+"""
+
+
+def test_a_launcher_that_the_system_does_not_start_fails_the_job_in_words(
+    stub_job: Make, tmp_path: Path
+) -> None:
+    job = stub_job(WAIT)
+    (tmp_path / "sitecustomize.py").write_text(NO_ROOM)
+    job.start_node(0)
+    job.start_node(1, PYTHONPATH=f"{tmp_path}:{STUB}:{ROOT}")
+    assert job.wait() == [1, 1], job.errors()
+    [failed] = job.events("failed")
+    assert failed["message"] == "the launcher cannot be started: No space left on device"
+    assert (failed["node"], failed["cause"]) == ("local1", "launcher")
+    assert "Traceback" not in job.errors() + job.text()
+    assert job.paths.verdict(1).read_text() == "1\n"
+    assert json.loads(job.paths.outcome(1).read_text())["cause"] == "launcher"
+    assert job.log("local1")[-1][2:] == ("z", "1 local1: " + failed["message"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from clusterrun.node.environment import NodeFacts, rank_environment
 from clusterrun.node.identity import Identity
 from clusterrun.node.report import Agreement
@@ -97,10 +99,30 @@ def test_p2_the_rendezvous_id_is_the_jobs_and_the_attempts() -> None:
 def test_threads_are_the_cpus_by_the_ranks() -> None:
     assert environment()["OMP_NUM_THREADS"] == "4"
     plan = on_slurm(nodes=2, gpus_per_node=4, threads_per_process=3)
-    assert environment(plan=plan)["OMP_NUM_THREADS"] == "3"
-    assert environment({"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert environment({"OMP_NUM_THREADS": "3"}, plan)["OMP_NUM_THREADS"] == "3"  # by env.sh
     few = NodeFacts(**{**vars(FACTS), "cpus": 2})
     assert environment(facts=few)["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("cpus_per_task", [None, 16])
+def test_the_threads_of_a_login_shell_lose_whether_the_cpus_are_known_or_not(
+    cpus_per_task: int | None,
+) -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=4, cpus_per_task=cpus_per_task)
+    shell = {"OMP_NUM_THREADS": "1"}
+    exported = {variable.name: variable.value for variable in plan.env}
+    assert environment({**shell, **exported}, plan)["OMP_NUM_THREADS"] == "4"
+    asked = on_slurm(nodes=2, gpus_per_node=4, env={"OMP_NUM_THREADS": "7"})
+    exported = {variable.name: variable.value for variable in asked.env}
+    assert environment({**shell, **exported}, asked)["OMP_NUM_THREADS"] == "7"
+
+
+def test_what_the_job_was_given_is_kept_beside_what_replaces_it() -> None:
+    base = {"OMP_NUM_THREADS": "1", "HOME": "/home/ada", "CLUSTERRUN_GIVEN": "OMP_NUM_THREADS HOME"}
+    env = environment(base)
+    assert {name: value for name, value in env.items() if name.startswith("CLUSTERRUN_WAS_")} == {
+        "CLUSTERRUN_WAS_OMP_NUM_THREADS": "1"
+    }
 
 
 def test_caches_are_the_jobs_but_for_what_takes_long_to_build() -> None:
@@ -111,13 +133,13 @@ def test_caches_are_the_jobs_but_for_what_takes_long_to_build() -> None:
     assert env["TORCH_EXTENSIONS_DIR"] == kept
 
 
-def test_traces_go_into_the_run_directory_in_the_installed_spelling() -> None:
+def test_traces_stay_on_the_node_in_the_installed_spelling() -> None:
     env = environment()
-    assert env["NCCL_DEBUG_FILE"] == "/runs/job/r1/logs/a2/nccl/n2.%h.%p"
-    assert env["TORCH_FR_DUMP_TEMP_FILE"] == "/runs/job/r1/fr/a2/rank_"
+    assert env["NCCL_DEBUG_FILE"] == "/tmp/spool/nccl.%h.%p"
+    assert env["TORCH_FR_DUMP_TEMP_FILE"] == "/tmp/spool/flight_rank_"
     assert "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in env
     old = environment(facts=NodeFacts(**{**vars(FACTS), "torch": "2.5.1"}))
-    assert old["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/runs/job/r1/fr/a2/rank_"
+    assert old["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/tmp/spool/flight_rank_"
 
 
 def test_what_the_user_set_stays() -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from clusterrun.node.clock import Clock
 from clusterrun.node.forward import Forwarder, Limits
 from clusterrun.node.spool import Spool
+from clusterrun.paths import RunPaths
 
 LINE = re.compile(rb"(\d{16}) (\d+|-) ([oeaOElLgz]) (.*)", re.DOTALL)
 
@@ -31,15 +33,7 @@ def log_path(root: Path) -> Path:
 
 def forwarder(root: Path, **options: Any) -> Forwarder:
     (root / "spool").mkdir(exist_ok=True)
-    return Forwarder(
-        Spool(root=root / "spool"),
-        log=log_path(root),
-        index=root / "logs" / "a1" / "n1.idx",
-        errors=root / "logs" / "a1" / "n1.err",
-        events=root / "events" / "n1.jsonl",
-        error_path=lambda rank: root / "errors" / f"rank_{rank}.json",
-        **options,
-    )
+    return Forwarder(Spool(root=root / "spool"), RunPaths(root=root), 1, "n1", **options)
 
 
 def read_log(root: Path) -> Iterator[tuple[int, str, str, bytes]]:
@@ -90,7 +84,6 @@ def test_all_files_of_the_spool_are_forwarded_to_the_end(tmp_path: Path) -> None
     (spool / "rank_0.out").write_bytes(b"a\nb")
     (spool / "rank_10.err").write_bytes(b"x" * 3_000_000 + b"\n")
     (spool / "launcher.out").write_bytes(b"torch says\n")
-    (spool / "rank_0.error.json").write_text("{}")
     (spool / "something else").write_text("no")
     thread.say("two\nlines")
     thread.event({"type": "started"})
@@ -101,7 +94,41 @@ def test_all_files_of_the_spool_are_forwarded_to_the_end(tmp_path: Path) -> None
     assert {(b"-", b"a", b"two"), (b"-", b"a", b"lines")} <= set(parts)
     assert sum(len(text) for rank, _, text in parts if rank == b"10") == 3_000_000
     assert (tmp_path / "events" / "n1.jsonl").read_text() == '{"type": "started"}\n'
-    assert (tmp_path / "errors" / "rank_0.json").read_text() == "{}"
+
+
+def test_what_ranks_leave_beside_their_output_comes_home_as_a_file_a_node(tmp_path: Path) -> None:
+    paths, thread = RunPaths(root=tmp_path), forwarder(tmp_path)
+    thread.start()
+    spool = tmp_path / "spool"
+    for rank in (0, 1):
+        (spool / f"rank_{rank}.error.json").write_text(f'{{"rank": {rank}}}\n')
+        (spool / f"flight_rank_{rank}").write_bytes(b"dump %d" % rank)
+        (spool / f"nccl.n1.{rank}").write_text(f"n1:{rank} NCCL WARN one\nn1:{rank} NCCL")
+    (spool / "nccl.n1.2").touch()
+    wait_until(paths.nccl_log(1, "n1").exists)
+    (spool / "nccl.n1.0").write_text("n1:0 NCCL WARN one\nn1:0 NCCL WARN two\n")
+    assert thread.finish(20)
+    assert paths.rank_errors(1, "n1").read_text() == '{"rank": 0}\n{"rank": 1}\n'
+    lines = paths.nccl_log(1, "n1").read_text().splitlines()
+    assert sorted(lines) == [
+        *("n1:0 NCCL WARN one", "n1:0 NCCL WARN two", "n1:1 NCCL", "n1:1 NCCL WARN one")
+    ]
+    with tarfile.open(paths.flight_dumps(1, "n1")) as archive:
+        assert archive.getnames() == ["rank_0", "rank_1"]
+    brought = [path for path in tmp_path.rglob("*") if path.is_file() and spool not in path.parents]
+    homes = (paths.rank_errors(1, "n1"), paths.nccl_log(1, "n1"), paths.flight_dumps(1, "n1"))
+    logs = (paths.log(1, "n1"), paths.log_index(1, "n1"), paths.log_errors(1, "n1"))
+    assert {*brought} <= {*homes, *logs, paths.events("n1")}
+
+
+def test_empty_files_make_none_in_the_run_directory(tmp_path: Path) -> None:
+    thread = forwarder(tmp_path)
+    (tmp_path / "spool" / "nccl.n1.2").touch()
+    (tmp_path / "spool" / "flight_rank_0").touch()
+    thread.start()
+    assert thread.finish(20)
+    found = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"nccl.n1.2", "flight_rank_0"}
 
 
 def test_lines_show_up_while_the_rank_still_writes(tmp_path: Path) -> None:
@@ -481,10 +508,9 @@ import sys, time
 from pathlib import Path
 from clusterrun.node.forward import Forwarder
 from clusterrun.node.spool import Spool
+from clusterrun.paths import RunPaths
 root = Path(sys.argv[1])
-log = root / "logs" / "a1" / "n1.log"
-thread = Forwarder(Spool(root=root / "spool"), log=log, index=root / "i", errors=root / "e",
-                   events=root / "v", error_path=lambda rank: root / "x")
+thread = Forwarder(Spool(root=root / "spool"), RunPaths(root=root), 1, "n1")
 thread.start()
 print("up", flush=True)
 sys.stdin.read()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from clusterrun.node.spool import create_spool
+from clusterrun.node.spool import EVENT_BYTES, KEPT_S, EventReader, Spool, create_spool
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +46,38 @@ def test_another_nodes_spool_stays_where_nodes_share_the_directory(tmp_path: Pat
     elsewhere = left.rename(tmp_path / f"{prefix}-00000000-{pid}-{rest}")  # that pid lives there
     create_spool("4712", 1, 0)
     assert elsewhere.is_dir()
+
+
+def test_what_was_kept_stays_for_a_week(tmp_path: Path) -> None:
+    kept = Spool(root=spool_of_a_process_that_ended(tmp_path)).keep()
+    (kept / "rank_0.out").write_text("not written")
+    create_spool("4712", 1, 0)
+    assert (kept / "rank_0.out").read_text() == "not written"
+    week_ago = time.time() - KEPT_S - 60
+    os.utime(kept, (week_ago, week_ago))
+    create_spool("4713", 1, 0)
+    assert not kept.exists()
+
+
+def test_events_that_were_read_take_no_room(tmp_path: Path) -> None:
+    path = tmp_path / "rank_0.events"
+    reader = EventReader(path)
+    line = json.dumps({"ts": 1.0, "type": "step", "text": "x" * 1000}) + "\n"
+    for _ in range(4):
+        with path.open("a") as file:
+            file.write(line * (EVENT_BYTES // len(line) + 1))
+        assert len(list(reader.read())) == EVENT_BYTES // len(line) + 1
+    assert path.stat().st_size > 4 * EVENT_BYTES
+    assert path.stat().st_blocks * 512 < EVENT_BYTES
+    with path.open("a") as file:
+        file.write(line)
+    assert [event["ts"] for event in reader.read()] == [1.0]
+
+
+@pytest.mark.parametrize("ts", ["soon", None, [1], float("nan"), 10**400, True])
+def test_every_event_has_a_time_and_a_type(tmp_path: Path, ts: object) -> None:
+    path = tmp_path / "rank_0.events"
+    path.write_text(json.dumps({"ts": ts, "type": ["odd"]}) + "\n[1]\n" + "[" * 100_000 + "\n")
+    [event] = EventReader(path).read()
+    assert isinstance(event["ts"], float)
+    assert event["type"] == "['odd']"

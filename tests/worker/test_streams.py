@@ -43,13 +43,6 @@ def _small_disk(place: Place) -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture(name="roomy_disk")
-def _roomy_disk(place: Place) -> Iterator[Path]:
-    """Make the spool an empty file system of 16 GiB."""
-    with _disk(place.spool, "16g") as path:
-        yield path
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_every_byte_is_written_or_counted_when_the_disk_fills_up(
@@ -166,68 +159,6 @@ def test_the_streams_say_of_themselves_what_plain_ones_say(
     plain = (place.path / "about").read_text()
     place.rank("s.py", **env)
     assert (place.path / "about").read_text() == plain
-
-
-GUARDED = "any('write' in vars(s.buffer) for s in (sys.stdout, sys.stderr))"
-
-
-@pytest.mark.parametrize(
-    ("unbuffered", "limit", "is_guarded"),
-    [("1", "unlimited", False), ("1", "1000000", True), ("", "unlimited", True)],
-)
-def test_unbuffered_streams_with_much_room_pay_for_no_guard(
-    place: Place, roomy_disk: Path, unbuffered: str, limit: str, is_guarded: bool
-) -> None:
-    place.write(
-        "s.py",
-        f"""
-        import os, sys, time
-        time.sleep(1)
-        open("about", "w").write(str({GUARDED}))
-        if os.fork() == 0:
-            open("child", "w").write(str({GUARDED}))
-            os._exit(0)
-        os.wait()
-        """,
-    )
-    shell = ["sh", "-c", f'ulimit -f {limit}; exec "$@"', "sh"]
-    assert place.rank("s.py", before=shell, PYTHONUNBUFFERED=unbuffered).returncode == 0
-    assert (place.path / "about").read_text() == str(is_guarded)
-    assert (place.path / "child").read_text() == "True"
-
-
-def test_unbuffered_streams_are_guarded_once_the_room_shrinks_and_freed_again(
-    place: Place, roomy_disk: Path
-) -> None:
-    place.write(
-        "s.py",
-        f"""
-        import subprocess, sys, time
-        def wait_for(state):
-            until = time.monotonic() + 60
-            while ({GUARDED}) is not state:
-                assert time.monotonic() < until
-                time.sleep(0.05)
-        def resize(size):
-            subprocess.run(["mount", "-o", f"remount,size={{size}}", "{roomy_disk}"], check=True)
-        wait_for(False)
-        resize("64k")
-        wait_for(True)
-        for number in range(10000):
-            print("line", number)
-        resize("16g")
-        print("there is room")
-        wait_for(False)
-        print("the end")
-        """,
-    )
-    done = place.rank("s.py", PYTHONUNBUFFERED="1")
-    assert done.returncode == 0, done.stderr
-    kept, notice = (roomy_disk / "rank_3.out").read_text().split("\nclusterrun: ")
-    lost = sum(len(f"line {number}\n") for number in range(10000)) - len(kept)
-    words = f"{lost} bytes of output were lost here: {FULL}"
-    assert notice == f"{words}\nthere is room\nthe end\n"
-    assert lost > 0
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape", "backslashreplace"])

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from clusterrun.planning.launch import module_argv
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -50,7 +52,7 @@ class Place:
     def worker(
         self, *argv: str, before: Sequence[str] = (), **env: str
     ) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", "clusterrun.worker", *argv, before=before, **env)
+        return self.python(*module_argv("", "clusterrun.worker", *argv)[1:], before=before, **env)
 
     def rank(
         self, *argv: str, before: Sequence[str] = (), **env: str

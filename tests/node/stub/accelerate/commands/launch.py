@@ -21,7 +21,7 @@ def launch_command_parser():
         parser.add_argument(f"--{name}")
     for name in ("max_restarts", "gpu_ids", "mixed_precision"):
         parser.add_argument(f"--{name}")
-    parser.add_argument("--module", action="store_true")
+    parser.add_argument("--no_python", action="store_true")
     parser.add_argument("rest", nargs=argparse.REMAINDER)
     return parser
 
@@ -47,8 +47,7 @@ def launch_command(args):
                 "MASTER_PORT": args.main_process_port,
                 "TORCHELASTIC_ERROR_FILE": f"{args.log_dir}.{number}.json",
             }
-            argv = [sys.executable, "-u", "-m", *args.rest]
-            ranks[number] = subprocess.Popen(argv, env=env, start_new_session=True)
+            ranks[number] = subprocess.Popen(args.rest, env=env, start_new_session=True)
         _wait(ranks, first)
     finally:
         _end(ranks)

@@ -1,0 +1,37 @@
+"""Give back the space of a file's beginning while others still write to its end."""
+
+from __future__ import annotations
+
+import ctypes
+
+FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
+_PAGE_BYTES = 4096
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class ReadSpace:
+    """The beginning of a file that was read; its size stays, so that no writer notices."""
+
+    def __init__(self, every_bytes: int) -> None:
+        self._every_bytes = every_bytes
+        self._given_back = 0
+        self._can_give_back = True
+
+    def give_back(self, descriptor: int, position: int) -> None:
+        """Free what lies before a position, if it is much and the file system can do that."""
+        end = position // _PAGE_BYTES * _PAGE_BYTES
+        if not self._can_give_back or end - self._given_back < self._every_bytes:
+            return
+        self._can_give_back = _punch(descriptor, self._given_back, end - self._given_back)
+        self._given_back = end
+
+    def start_again(self) -> None:
+        """Begin at the first byte: the file was truncated."""
+        self._given_back = 0
+
+
+def _punch(descriptor: int, offset: int, length: int) -> bool:
+    """Make a hole in a file (fallocate(2)); return whether its file system could."""
+    mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+    result: int = _LIBC.fallocate(descriptor, mode, ctypes.c_long(offset), ctypes.c_long(length))
+    return result == 0
