@@ -29,7 +29,7 @@ class Load:
 
     @property
     def name(self) -> str:
-        how = "python -u" if self.buffering == "own" else "blocks of 8 KiB"
+        how = "line by line" if self.buffering == "own" else "blocks of 8 KiB"
         return f"{self.lines:,} lines of {self.width} bytes, {how}"
 
     def ask(self, rank: Rank) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def cost(directory: Path, *, runs: int, scale: float) -> Section:
         title="What the logs cost a rank that prints",
         about="The same script under clusterrun, its forwarder at work on the same machine, and by "
         "plain python into a file of the same file system; the time is the rank's own, around its "
-        "printing. torch's launcher starts ranks as `python -u`, so plain python gets `-u` too; "
+        "printing. Plain python gets `-u`, as torchrun starts ranks: two writes a line, not one; "
         "with blocks, the script opens the same descriptor with a buffer, in both. "
         f"In turns, {runs} pairs. Budget: a median ratio of 1.05.",
         rows=rows,

@@ -46,9 +46,9 @@ def finish(directory: Path, *, runs: int, scale: float) -> Section:
         ]
     return Section(
         title="When a rank that prints is over",
-        about="From the start of the process to its end: `python -u -m clusterrun.worker SCRIPT`, "
-        "as the launcher starts it, with a forwarder beside it, and `python -u SCRIPT` into a "
-        "file of the same file system. The script imports torch, as ranks do, prints, and is over. "
+        about="From the start of the process to its end: `clusterrun.worker SCRIPT`, as our "
+        "launcher starts it, with a forwarder beside it, and `python -u SCRIPT`, as torchrun does, "
+        "into a file of the same file system. The script imports torch, prints, and is over. "
         f"In turns, {runs} pairs. Budget: a median ratio of 1.05.",
         rows=rows,
     )
@@ -59,12 +59,12 @@ def _row(place: Path, lines: int, width: int, *, runs: int) -> dict[str, Value]:
     ours, plain = [], []
     with _forwarder(place) as env:
         for _ in range(runs + 1):
-            ours.append(_seconds(["-u", "-m", "clusterrun.worker", *script], env, os.devnull))
+            ours.append(_seconds(["-m", "clusterrun.worker", *script], env, os.devnull))
             plain.append(_seconds(["-u", *script], dict(os.environ), str(place / "plain.out")))
             _wait_until_forwarded(place, lines * width * len(ours))
     ratios = [one / other for one, other in zip(ours[1:], plain[1:], strict=True)]
     return {
-        "load": f"{lines:,} lines of {width} bytes, python -u",
+        "load": f"{lines:,} lines of {width} bytes",
         "ours_s": median(ours[1:]),
         "plain_s": median(plain[1:]),
         "ratio": median(ratios),
