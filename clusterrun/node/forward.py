@@ -120,11 +120,9 @@ class Forwarder(threading.Thread):
         while self._forward_safely() or self._has_work:
             if not self._is_written:
                 time.sleep(POLL_S)  # until `finish` gives up
-        while not self._leftovers.pack_dumps():
-            time.sleep(POLL_S)
         if self._end is not None:
             self._log.add_end(*self._end, self._clock.corrected(self._clock.now_us()))
-        while not self._log.flush() or not self._is_written:
+        while not (self._log.flush() and self._is_written and self._leftovers.pack_dumps()):
             time.sleep(POLL_S)
         self._is_drained = True
         self._close()

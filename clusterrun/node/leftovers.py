@@ -42,11 +42,11 @@ class Leftovers:
 
     def pack_dumps(self) -> bool:
         """Pack the dumps, once no rank runs any more; return whether the disk took them."""
-        dumps = [path for path in self._spool.dumps() if path.stat().st_size]
-        if not dumps:
-            return True
         temporary = self._dumps.with_name(f".{self._dumps.name}.tmp")
         try:
+            dumps = [path for path in self._spool.dumps() if path.stat().st_size]
+            if not dumps:
+                return True
             temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:

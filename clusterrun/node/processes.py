@@ -79,7 +79,10 @@ def kill_descendants(deadline_s: float = KILL_S) -> list[int]:
 
 
 def reap_adopted(besides: Collection[int]) -> None:
-    """Reap what ended of the processes whose parents are gone; others wait for `besides`."""
+    """Reap what ended of the processes whose parents are gone; others wait for `besides`.
+
+    Not while another thread waits for a process of its own, whose status this would take.
+    """
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in besides:
