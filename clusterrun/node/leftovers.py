@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from clusterrun.files import open_new, replacing
 from clusterrun.node.appended import AppendedFile
 from clusterrun.node.spool import Spool
 from clusterrun.paths import RunPaths
@@ -42,17 +42,18 @@ class Leftovers:
 
     def pack_dumps(self) -> bool:
         """Pack the dumps, once no rank runs any more; return whether the disk took them."""
-        temporary = self._dumps.with_name(f".{self._dumps.name}.tmp")
         try:
             dumps = [path for path in self._spool.dumps() if path.stat().st_size]
             if not dumps:
                 return True
-            temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
+            self._dumps.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (
+                replacing(self._dumps) as temporary,
+                open_new(temporary) as file,
+                tarfile.open(fileobj=file, mode="w") as archive,
+            ):
                 for path in dumps:
                     archive.add(path, path.name.removeprefix("flight_"))  # as torch names them
-            temporary.rename(self._dumps)
         except OSError:
             return False
         return True
