@@ -21,7 +21,7 @@ from clusterrun.end import write_end
 from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError, describe
 from clusterrun.node.claims import claim, followed_by, take_attempt
 from clusterrun.node.host import Host, Step
-from clusterrun.node.request import Reason, read_request, write_request
+from clusterrun.node.request import Reason, write_request
 from clusterrun.node.signals import held
 from clusterrun.node.stderr import print_trouble, say_on_stderr
 from clusterrun.outcome import Next
@@ -109,13 +109,13 @@ class Conductor:
         if finish.state is not None and not self.goes_on:
             self._write_end(finish)
             if not self.terminated:
-                self.host.stay_down(is_preempted=self._is_preempted(finish))
+                self.host.stay_down()
         return finish.code
 
     def _conduct(self) -> Finish:
         if reason := self.host.nothing_left():
             say_on_stderr(reason)
-            self.host.stay_down(is_preempted=False)
+            self.host.stay_down()
             return Finish(state=None, code=0)
         self._take()
         self.paths.end.unlink(missing_ok=True)  # an earlier attempt's
@@ -241,7 +241,7 @@ class Conductor:
             return ELSEWHERE
         if job_id := self._successor(decision.exclude):
             say_on_stderr(f"job {job_id} goes on with the run")
-            self.host.stay_down(is_preempted=True)
+            self.host.stay_down()
             return Finish(state=None, code=(self.terminated or ELSEWHERE).code)
         if decision.next is Next.SUCCESSOR and not self.terminated and self._requeue():
             say_on_stderr("this job is requeued instead")
@@ -283,11 +283,6 @@ class Conductor:
         self.goes_on = True
         say_on_stderr(who)
         raise _OverError(ELSEWHERE)
-
-    def _is_preempted(self, finish: Finish) -> bool:
-        """Return whether Slurm's GraceTime may be what the job ends in."""
-        requested = read_request(self.paths.request(self.attempt))
-        return requested is Reason.PREEMPT or finish.state is JobState.TIMEOUT
 
     # Signals and time
 

@@ -50,7 +50,7 @@ RealMemory={mem}{gres} State=UNKNOWN
 {nodes}
 PartitionName=DEFAULT Nodes={node_list} MaxTime=INFINITE State=UP GraceTime=20
 PartitionName=low PriorityTier=1
-PartitionName=quick PriorityTier=1 GraceTime=3
+PartitionName=abrupt PriorityTier=1 GraceTime=0
 PartitionName=main PriorityTier=10 Default=YES
 PartitionName=high PriorityTier=100
 """

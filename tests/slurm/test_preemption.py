@@ -15,17 +15,22 @@ import pytest
 
 from tests.cluster.cluster import OVER, Cluster
 from tests.patience import wait_for
-from tests.road import Project, project
+from tests.road import LIGHT, Project, project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("a newer Slurm"),
+]
 
-SMALL = ("-N1", "--gpus-per-node", "1", "--cpus-per-task", "1", "--device", "cpu", "-p", "low")
+SMALL = ("-N1", "--gpus-per-node", "1", "--cpus-per-task", "1", *LIGHT, "-p", "low")
 WAYS = {
     "requeue": ("--on-interrupt", "requeue"),
     "successor": ("--on-interrupt", "successor"),
     "stop": ("--on-interrupt", "stop"),
     "no requeue": ("--no-requeue",),
     "deaf": (),
+    "be killed": ("-p", "abrupt"),
 }
 INTERRUPTED = 125
 DONE = frozenset({*OVER, "PREEMPTED"})
@@ -102,10 +107,13 @@ def _preempted(
             runs[way] = Run(here=here, cluster=cluster, first_job=job)
         for run in runs.values():
             here.wait_for_line(run.first_job, "attempt 1 begins at step 0")
-        dependent = cluster.sbatch(f"-dafterok:{runs['requeue'].first_job}", "--wrap=true")
+        dependent = cluster.sbatch(
+            f"-dafterok:{runs['requeue'].first_job}", "-o", "/dev/null", "--wrap=true"
+        )
         preempt(cluster, runs["deaf"].first_job)
         enough.touch()
-        wait_for(runs["requeue"].begins_again, "the second attempt of what was requeued")
+        for way in ("requeue", "be killed"):
+            wait_for(runs[way].begins_again, f"the second attempt of the run that was to {way}")
         with suppress(AssertionError):  # the tests tell what is wrong with which run
             wait_for(lambda: all(run.rests() for run in runs.values()), "the end of all", 60)
         yield Preempted(runs=runs, dependent=dependent)
@@ -127,6 +135,12 @@ def seconds_of(moment: str) -> float:
 
 def test_a_requeued_training_goes_on_once_and_is_over(preempted: Preempted) -> None:
     run = preempted.runs["requeue"]
+    assert (run.state, run.attempts) == ("COMPLETED", 2)
+    assert (run.slurm()["JobState"], run.slurm()["Restarts"]) == ("COMPLETED", "1")
+
+
+def test_a_training_that_is_killed_without_a_grace_time_goes_on_once(preempted: Preempted) -> None:
+    run = preempted.runs["be killed"]
     assert (run.state, run.attempts) == ("COMPLETED", 2)
     assert (run.slurm()["JobState"], run.slurm()["Restarts"]) == ("COMPLETED", "1")
 
