@@ -19,7 +19,8 @@ def main(argv: Sequence[str]) -> int:
     signals = Signals()  # first of all: none may be lost, or end the job
     from clusterrun.backends.slurm_host import SlurmHost
     from clusterrun.end import write_end
-    from clusterrun.node.conductor import Conductor, print_trouble
+    from clusterrun.node.conductor import Conductor
+    from clusterrun.node.stderr import print_trouble
     from clusterrun.paths import RunPaths
     from clusterrun.planning.plan import Plan
     from clusterrun.state import JobState

@@ -13,6 +13,7 @@ from clusterrun import shell
 from clusterrun.errors import ClusterrunError
 
 SINCE = (24, 5)
+ASK_S = 10.0
 _VERSION = re.compile(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", re.MULTILINE)
 _BY_PARTITION = re.compile(r"^PreemptType\s*=\s*preempt/partition_prio", re.MULTILINE)
 _IN_GRACE_TIME = re.compile(r"\bPreemptTime=\d")
@@ -25,10 +26,10 @@ def requeues_itself(environ: Mapping[str, str]) -> bool:
 
     A second requeue would then follow the job's last end.
     """
+    job = _job(environ.get("SLURM_JOB_ID", ""))
+    if not (_IN_GRACE_TIME.search(job) and _MAY_REQUEUE.search(job)):
+        return False
     try:
-        job = _shown("job", environ.get("SLURM_JOB_ID", ""))
-        if not (_IN_GRACE_TIME.search(job) and _MAY_REQUEUE.search(job)):
-            return False
         config = _shown("config")
         version = _VERSION.search(config)
         if not version or (int(version[1]), int(version[2])) < SINCE:
@@ -39,8 +40,10 @@ def requeues_itself(environ: Mapping[str, str]) -> bool:
         return False
 
 
-def stay_down(job_id: str) -> str:
-    """Have Slurm not requeue this job once it has ended; return why that failed."""
+def stay_down(job_id: str, *, is_restarted: bool) -> str:
+    """Have Slurm not requeue this job once it has ended, if it might; return why that failed."""
+    if not is_restarted and not _IN_GRACE_TIME.search(_job(job_id)):
+        return ""
     try:
         done = shell.run(["scontrol", "update", f"JobId={job_id}", "Requeue=0"])
     except ClusterrunError as error:
@@ -48,5 +51,13 @@ def stay_down(job_id: str) -> str:
     return done.stderr.strip() if done.rc else ""
 
 
+def _job(job_id: str) -> str:
+    """Return what Slurm shows of a job; a completed one does not wait for a dead slurmctld."""
+    try:
+        return _shown("job", job_id)
+    except ClusterrunError:
+        return ""
+
+
 def _shown(*what: str) -> str:
-    return shell.run(["scontrol", "--oneliner", "show", *what]).stdout
+    return shell.run(["scontrol", "--oneliner", "show", *what], timeout_s=ASK_S, tries=1).stdout

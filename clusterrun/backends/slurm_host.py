@@ -148,12 +148,10 @@ class SlurmHost(Host):
         done = shell.run(["scontrol", "requeue", self.job_id], tries=1)
         return (done.stderr.strip() or f"status {done.rc}") if done.rc else ""
 
-    def stay_down(self, *, is_preempted: bool) -> None:
+    def stay_down(self) -> None:
         """Have Slurm not requeue this job once it has ended."""
-        if is_preempted or self._is_restarted:
-            refusal = preemption.stay_down(self.job_id)
-            if refusal:
-                say_on_stderr(f"Slurm may start this job again: {refusal}")
+        if refusal := preemption.stay_down(self.job_id, is_restarted=self._is_restarted):
+            say_on_stderr(f"Slurm may start this job again: {refusal}")
 
     def submit_successor(self, excluded: tuple[str, ...]) -> str:
         """Submit the job that continues the run. Raises ClusterrunError and OSError."""

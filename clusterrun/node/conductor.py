@@ -11,7 +11,6 @@ import errno
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,9 +21,9 @@ from clusterrun.end import write_end
 from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError, describe
 from clusterrun.node.claims import claim, followed_by, take_attempt
 from clusterrun.node.host import Host, Step
-from clusterrun.node.request import Reason, read_request, write_request
+from clusterrun.node.request import Reason, write_request
 from clusterrun.node.signals import held
-from clusterrun.node.stderr import say_on_stderr
+from clusterrun.node.stderr import print_trouble, say_on_stderr
 from clusterrun.outcome import Next
 from clusterrun.paths import RunPaths
 from clusterrun.planning.plan import Plan
@@ -90,6 +89,7 @@ class Conductor:
     agents_left: bool = False
     time_is_short: bool = False
     goes_on: bool = False  # elsewhere: the last word is not ours
+    ends_at: float = float("inf")  # by the clock, if nobody else holds the time limit
     due: dict[Callable[[], None], float] = field(default_factory=dict)
     owner: str = field(
         default_factory=lambda: f"{os.uname().nodename} {os.getpid()} {os.urandom(8).hex()}"
@@ -109,13 +109,13 @@ class Conductor:
         if finish.state is not None and not self.goes_on:
             self._write_end(finish)
             if not self.terminated:
-                self.host.stay_down(is_preempted=self._is_preempted(finish))
+                self.host.stay_down()
         return finish.code
 
     def _conduct(self) -> Finish:
         if reason := self.host.nothing_left():
             say_on_stderr(reason)
-            self.host.stay_down(is_preempted=False)
+            self.host.stay_down()
             return Finish(state=None, code=0)
         self._take()
         self.paths.end.unlink(missing_ok=True)  # an earlier attempt's
@@ -159,11 +159,9 @@ class Conductor:
 
     def _run_step(self) -> None:
         self.agents_left = False
-        is_relaunch = self.step is not None
+        again = self.step is not None
         try:
-            self.step = self.host.start(
-                self.attempt, is_relaunch=is_relaunch, excluded=self.excluded
-            )
+            self.step = self.host.start(self.attempt, is_relaunch=again, excluded=self.excluded)
         except OSError as error:
             say_on_stderr(f"attempt {self.attempt} cannot be started: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=127)) from error
@@ -188,10 +186,9 @@ class Conductor:
             write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
 
     def _limit_time(self) -> None:
-        limit_s = self.host.time_limit_s
         self.time_is_short = False
-        self.due[self._warn] = self.clock() + limit_s - self.plan.warning_s
-        self.due[self._terminate] = self.clock() + limit_s
+        self.ends_at = self.clock() + self.host.time_limit_s
+        self.due |= {self._warn: self.ends_at - self.plan.warning_s, self._terminate: self.ends_at}
 
     # What follows
 
@@ -206,10 +203,8 @@ class Conductor:
                 self._leave(who)
             self._check()
             if not is_said:
-                is_said = True
-                say_on_stderr(
-                    f"what follows attempt {self.attempt} waits: slurmctld does not answer"
-                )
+                is_said, what = True, f"what follows attempt {self.attempt}"
+                say_on_stderr(f"{what} waits: slurmctld does not answer")
             self._pause(SILENCE_S)
 
     def _claim(self) -> None:
@@ -223,9 +218,8 @@ class Conductor:
             self._leave(who)
 
     def _decide(self) -> Decision:
-        environ = self.host.environ
         try:
-            decision = self.decide(self.paths.root, self.attempt, self.code, environ)
+            decision = self.decide(self.paths.root, self.attempt, self.code, self.host.environ)
         except Exception as error:
             say_on_stderr(f"cannot decide what follows attempt {self.attempt}: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=self.code)) from error
@@ -247,7 +241,7 @@ class Conductor:
             return ELSEWHERE
         if job_id := self._successor(decision.exclude):
             say_on_stderr(f"job {job_id} goes on with the run")
-            self.host.stay_down(is_preempted=True)
+            self.host.stay_down()
             return Finish(state=None, code=(self.terminated or ELSEWHERE).code)
         if decision.next is Next.SUCCESSOR and not self.terminated and self._requeue():
             say_on_stderr("this job is requeued instead")
@@ -289,11 +283,6 @@ class Conductor:
         self.goes_on = True
         say_on_stderr(who)
         raise _OverError(ELSEWHERE)
-
-    def _is_preempted(self, finish: Finish) -> bool:
-        """Return whether Slurm's GraceTime may be what the job ends in."""
-        requested = read_request(self.paths.request(self.attempt))
-        return requested is Reason.PREEMPT or finish.state is JobState.TIMEOUT
 
     # Signals and time
 
@@ -347,7 +336,8 @@ class Conductor:
             return
         if self.attempt:
             write_request(self.paths.request(self.attempt), Reason.END)
-        state = JobState.TIMEOUT if self._is_over() else JobState.CANCELLED
+        is_over = self.host.is_over() or self.clock() >= self.ends_at
+        state = JobState.TIMEOUT if is_over else JobState.CANCELLED
         self.terminated = Finish(state=state, code=int(NodeExit.CANCELLED))
         if who := followed_by(self.paths, self.attempt, self.owner):
             self.goes_on = True
@@ -358,9 +348,6 @@ class Conductor:
                 write_end(self.paths, state, self.terminated.code)
         if self.step is not None:
             self.step.end()
-
-    def _is_over(self) -> bool:
-        return self.host.is_over() or (self.attempt > 0 and self._terminate not in self.due)
 
     def _register(self) -> None:
         """Record the job if whoever submitted it could not, and get ready to decide."""
@@ -405,9 +392,3 @@ class Conductor:
                 self._with_room(partial(write_end, self.paths, state, finish.code), is_last=True)
         except OSError as error:
             say_on_stderr(f"cannot write {self.paths.end}: {error}")
-
-
-def print_trouble() -> None:
-    """Print the traceback of the error at hand, unless the run's disk is full."""
-    with contextlib.suppress(OSError):
-        traceback.print_exc()

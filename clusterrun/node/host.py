@@ -60,7 +60,7 @@ class Host(Protocol):
         """Submit the run's next job and return its id. Raises ClusterrunError and OSError."""
         raise ClusterrunError(NO_QUEUE)
 
-    def stay_down(self, *, is_preempted: bool) -> None:
+    def stay_down(self) -> None:
         """Have nobody start this job again once it has ended."""
         return
 

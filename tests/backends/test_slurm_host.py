@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterrun import shell
-from clusterrun.backends import layout, preemption, slurm_host
+from clusterrun.backends import layout, slurm_host
 from clusterrun.backends.sbatch import CHAINED
 from clusterrun.backends.slurm_host import BY_HAND, SlurmHost
 from clusterrun.end import write_end
@@ -251,22 +251,32 @@ def test_a_job_is_requeued_by_hand_if_slurm_says_nothing(tmp_path: Path, slurm: 
     assert slurm.asked[-1] == "scontrol requeue 42"
 
 
+OFF = "scontrol update JobId=42 Requeue=0"
+
+
 @pytest.mark.parametrize(
-    ("restarts", "is_preempted", "asked"),
-    [("0", False, []), ("0", True, ["off"]), ("2", False, ["off"])],
+    ("restarts", "preempted", "is_off"),
+    [("0", "None", False), ("0", "2026-11-22T18:00:00", True), ("2", "None", True)],
 )
 def test_a_run_that_is_over_is_not_started_again(
-    tmp_path: Path, slurm: Slurm, restarts: str, is_preempted: bool, asked: list[str]
+    tmp_path: Path, slurm: Slurm, restarts: str, preempted: str, is_off: bool
 ) -> None:
-    given = host(tmp_path, env={"SLURM_RESTART_COUNT": restarts})
-    given.stay_down(is_preempted=is_preempted)
-    assert slurm.asked == ["scontrol update JobId=42 Requeue=0" for _ in asked]
+    in_grace_time(slurm, preempted=preempted)
+    host(tmp_path, env={"SLURM_RESTART_COUNT": restarts}).stay_down()
+    assert (OFF in slurm.asked) is is_off
+
+
+def test_a_run_that_is_over_does_not_wait_for_a_silent_slurmctld(
+    tmp_path: Path, slurm: Slurm
+) -> None:
+    slurm.answers["show"] = SchedulerUnreachableError("silent")
+    host(tmp_path).stay_down()
+    assert len(slurm.asked) == 1
 
 
 def test_a_refusal_to_stay_down_is_reported(
     tmp_path: Path, slurm: Slurm, capfd: pytest.CaptureFixture[str]
 ) -> None:
     slurm.says("update", "slurm_update error: Access denied", 1)
-    host(tmp_path).stay_down(is_preempted=True)
+    host(tmp_path, env={"SLURM_RESTART_COUNT": "1"}).stay_down()
     assert "may start this job again: slurm_update error" in capfd.readouterr().err
-    assert preemption.stay_down("42") != ""

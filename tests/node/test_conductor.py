@@ -122,8 +122,8 @@ class Scene(Host):
             raise answer
         return answer
 
-    def stay_down(self, *, is_preempted: bool) -> None:
-        self.asked.append(("stay_down", is_preempted))
+    def stay_down(self) -> None:
+        self.asked.append(("stay_down", self.end()))
 
     def submit_successor(self, excluded: tuple[str, ...]) -> str:
         self.asked.append(("successor", excluded))
@@ -440,7 +440,7 @@ def test_a_successor_leaves_nodes_out_and_keeps_slurm_from_requeueing_this_job(
 ) -> None:
     scene.decisions = [follow(Next.SUCCESSOR, "n2", "n5")]
     assert scene.fails(LOST).run() == INTERRUPTED
-    assert scene.asked[-2:] == [("successor", ("n2", "n5")), ("stay_down", True)]
+    assert scene.asked[-2:] == [("successor", ("n2", "n5")), ("stay_down", None)]
     assert scene.end() is None
 
 
@@ -492,24 +492,17 @@ def test_a_job_that_is_ended_while_its_successor_is_submitted(
 # A preemption's grace time
 
 
-@pytest.mark.parametrize(
-    ("request_", "code", "decision", "asked"),
-    [
-        (Reason.PREEMPT, 0, None, ("stay_down", True)),
-        (Reason.PREEMPT, 3, STOP, ("stay_down", True)),
-        (None, INTERRUPTED, follow(Next.STOP, state=JobState.TIMEOUT), ("stay_down", True)),
-        (None, 0, None, ("stay_down", False)),
-        (Reason.CANCEL, 0, None, ("stay_down", False)),
-    ],
-)
-def test_a_run_that_is_over_is_not_requeued_by_slurm(
-    scene: Scene, request_: Reason | None, code: int, decision: Decision | None, asked: object
-) -> None:
-    scene.decisions = [decision] if decision else []
-    if request_:
-        scene.at(0.5, lambda: write_request(scene.paths.request(1), request_))
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_run_that_is_over_is_not_requeued_by_slurm(scene: Scene, code: int) -> None:
+    scene.decisions = [STOP]
     scene.fails(code).run()
-    assert scene.asked[-1] == asked
+    assert scene.asked[-1] == ("stay_down", scene.end())
+
+
+def test_a_job_that_is_requeued_may_start_again(scene: Scene) -> None:
+    scene.decisions = [REQUEUE]
+    scene.fails(INTERRUPTED).run()
+    assert not [what for what in scene.asked if what[0] == "stay_down"]
 
 
 def test_a_job_that_slurm_cancels_asks_nothing_more_of_it(scene: Scene) -> None:
