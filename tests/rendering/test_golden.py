@@ -9,7 +9,7 @@ import pytest
 
 from tests.rendering.golden_cases import GOLDEN, SCRIPTS, bundle_of, golden_files
 
-FILES = golden_files()
+FILES = dict(sorted(golden_files().items()))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(GOLDEN)))

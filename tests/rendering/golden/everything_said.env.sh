@@ -1,10 +1,19 @@
 # Rendered by clusterrun VERSION: sourced by the batch script and on every node.
 
+# What the job was given: a job that is submitted from inside this one starts from that, too.
+declare -A clusterrun_given=()
+if [[ -z ${CLUSTERRUN_GIVEN:-} ]]; then
+  for clusterrun_name in $(compgen -e); do
+    clusterrun_given[$clusterrun_name]=${!clusterrun_name}
+  done
+  export CLUSTERRUN_GIVEN="${!clusterrun_given[*]}"
+fi
+
 # Leftovers of another launcher, or of the step around us, would change who a rank is.
 unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE NODE_RANK
 unset ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT MPI_LOCALRANKID MPI_LOCALNRANKS
 unset "${!PET_@}" "${!TORCHELASTIC_@}" "${!PMI_@}" "${!PMIX_@}" "${!OMPI_COMM_@}" "${!MV2_COMM_@}"
-unset "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_@}" "${!MEGATRON_LM_@}"
+unset CLUSTERRUN_STARTED "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_@}" "${!MEGATRON_LM_@}"
 
 # Setup lines, as configured.
 clusterrun_setup_failed() {
@@ -21,8 +30,6 @@ eval $'source \'my env/bin/activate\'' ||
 # Whatever those lines have switched on is not for what follows.
 set +e +u +o pipefail
 
-# the last lines survive a crash
-export PYTHONUNBUFFERED=1
 # stacks at SIGSEGV, SIGABRT and SIGBUS
 export PYTHONFAULTHANDLER=1
 # flight recorder: the last collectives of each rank, dumped when one times out
@@ -41,5 +48,12 @@ else
   printf 'clusterrun: %s: %s is not set in the environment of the job\n' \
     "${SLURMD_NODENAME:-$HOSTNAME}" HF_TOKEN >&2
 fi
+
+# Values that were changed; not those of secrets.
+for clusterrun_name in "${!clusterrun_given[@]}"; do
+  [[ ${!clusterrun_name-} == "${clusterrun_given[$clusterrun_name]}" ||
+    $clusterrun_name =~ ^(_|PWD|OLDPWD|SHLVL)$|KEY|TOKEN|SECRET|PASS ]] ||
+    export "CLUSTERRUN_WAS_$clusterrun_name=${clusterrun_given[$clusterrun_name]}"
+done
 
 return 0

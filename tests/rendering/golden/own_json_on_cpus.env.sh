@@ -1,13 +1,20 @@
 # Rendered by clusterrun VERSION: sourced by the batch script and on every node.
 
+# What the job was given: a job that is submitted from inside this one starts from that, too.
+declare -A clusterrun_given=()
+if [[ -z ${CLUSTERRUN_GIVEN:-} ]]; then
+  for clusterrun_name in $(compgen -e); do
+    clusterrun_given[$clusterrun_name]=${!clusterrun_name}
+  done
+  export CLUSTERRUN_GIVEN="${!clusterrun_given[*]}"
+fi
+
 # Leftovers of another launcher, or of the step around us, would change who a rank is.
 unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE NODE_RANK
 unset ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT MPI_LOCALRANKID MPI_LOCALNRANKS
 unset "${!PET_@}" "${!TORCHELASTIC_@}" "${!PMI_@}" "${!PMIX_@}" "${!OMPI_COMM_@}" "${!MV2_COMM_@}"
-unset "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_@}" "${!MEGATRON_LM_@}"
+unset CLUSTERRUN_STARTED "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_@}" "${!MEGATRON_LM_@}"
 
-# the last lines survive a crash
-export PYTHONUNBUFFERED=1
 # stacks at SIGSEGV, SIGABRT and SIGBUS
 export PYTHONFAULTHANDLER=1
 # the node's CPUs by its ranks; launchers set 1
@@ -20,5 +27,12 @@ export ACCELERATE_TORCH_DEVICE=cpu
 export DS_ACCELERATOR=cpu
 # --timeout, in minutes
 export DEEPSPEED_TIMEOUT=30
+
+# Values that were changed; not those of secrets.
+for clusterrun_name in "${!clusterrun_given[@]}"; do
+  [[ ${!clusterrun_name-} == "${clusterrun_given[$clusterrun_name]}" ||
+    $clusterrun_name =~ ^(_|PWD|OLDPWD|SHLVL)$|KEY|TOKEN|SECRET|PASS ]] ||
+    export "CLUSTERRUN_WAS_$clusterrun_name=${clusterrun_given[$clusterrun_name]}"
+done
 
 return 0
