@@ -35,7 +35,9 @@ def main(argv: Sequence[str]) -> int:
         write_end(paths, JobState.FAILED, 1)
         return 1
     host = SlurmHost(paths, plan, kind=kind, started=time.monotonic() - int(seconds))
-    return Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
+    code = Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
+    signals.ignore()
+    return code
 
 
 def _return_to(directory: str, environ: int) -> None:

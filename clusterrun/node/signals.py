@@ -39,6 +39,11 @@ class Signals:
         readable, _, _ = select.select([self._reader], [], [], max(0.0, seconds))
         return list(os.read(self._reader, 4096)) if readable else []
 
+    def ignore(self) -> None:
+        """Take no more of them: Python gives them back their defaults before it is gone."""
+        for number in HEARD:
+            signal.signal(number, signal.SIG_IGN)
+
 
 @contextlib.contextmanager
 def held(number: signal.Signals) -> Iterator[None]:

@@ -105,7 +105,8 @@ def test_a_second_call_of_the_same_job_gives_the_same_id(site: Stubs, tmp_path: 
 
 def test_a_job_that_was_submitted_but_not_recorded_is_taken(site: Stubs, tmp_path: Path) -> None:
     made = run_of(tmp_path)
-    site.add("squeue", f"echo '52|/x {made.run_dir}'; echo '57|/x {made.run_dir}'")
+    command = f"{made.paths.script} {made.run_dir}"
+    site.add("squeue", f"echo '52|{command}'; echo '57|{command}'")
     done = successor(made)
     assert (done.returncode, done.stdout) == (0, "57\n")
     assert site.calls("sbatch") == []
