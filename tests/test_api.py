@@ -19,6 +19,7 @@ from clusterrun import ClusterrunError, JobSpec, api, record
 from clusterrun.errors import JobNotFoundError, SubmissionError, UsageError
 from clusterrun.spec import Cluster, Strategy
 from clusterrun.state import JobState
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(name="project")
@@ -247,8 +248,11 @@ def test_two_submissions_at_once_get_a_run_and_an_id_each(project: Path) -> None
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    assert sorted(process.communicate(timeout=60)[0] for process in both) == ["L1\n", "L2\n"]
-    deadline = time.monotonic() + 30
+    assert sorted(process.communicate(timeout=60 * PATIENCE)[0] for process in both) == [
+        "L1\n",
+        "L2\n",
+    ]
+    deadline = time.monotonic() + 30 * PATIENCE
     while len(list(project.glob("runs/*/*/end.json"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(clusterrun.list_jobs()) == 2

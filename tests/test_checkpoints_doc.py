@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from clusterrun import checkpoints
-from tests.test_readme import BLOCK
+from tests.patience import PATIENCE
+from tests.readme import BLOCK
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = {
@@ -45,7 +46,7 @@ def run(script: str, cwd: Path, own: Path) -> str:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=200 * PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -33,12 +33,12 @@ def test_documented_examples_hold() -> None:
         (" 1:00:00 ", 60),
     ],
 )
-def test_p11_each_sbatch_format_is_read_as_whole_minutes(text: str, minutes: int) -> None:
+def test_each_sbatch_format_is_read_as_whole_minutes(text: str, minutes: int) -> None:
     assert parse_slurm_minutes(text) == minutes
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "infinite", "Unlimited", "0", "00:00:00", "-1"])
-def test_p11_a_job_without_a_limit_is_refused_since_it_never_backfills(text: str) -> None:
+def test_a_job_without_a_limit_is_refused_since_it_never_backfills(text: str) -> None:
     with pytest.raises(UsageError, match="means no limit") as caught:
         parse_slurm_minutes(text)
     assert "backfilled" in caught.value.hints[0]

@@ -40,7 +40,7 @@ def test_examples_in_the_docstrings_hold() -> None:
         ("a1, a2\n", ["a1", "a2"]),
     ],
 )
-def test_p37_node_lists_of_every_shape_are_expanded(text: str, hosts: list[str]) -> None:
+def test_node_lists_of_every_shape_are_expanded(text: str, hosts: list[str]) -> None:
     assert parse_hostlist(text) == hosts
 
 

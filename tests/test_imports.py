@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from clusterrun.cli.main import VERBS
+from tests.patience import PATIENCE
 
 HEAVY = {"accelerate", "deepspeed", "jinja2", "rich", "submitit", "torch", "transformers"}
 
@@ -39,7 +40,7 @@ def _loaded(*argv: str, program: str = "") -> set[str]:
             pass_fds=[writing],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=60 * PATIENCE,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ("templates", "accelerate_configs")
 
@@ -78,7 +80,7 @@ def _ran(*argv: str | Path, cwd: Path, environ: dict[str, str] | None = None) ->
         env=environ,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=300 * PATIENCE,
         check=False,
     )
     assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"

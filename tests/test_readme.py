@@ -13,39 +13,13 @@ import pytest
 
 from clusterrun.loading import load_spec
 from tests.patience import PATIENCE
-
-ROOT = Path(__file__).resolve().parents[1]
-BLOCK = re.compile(r"<!-- test: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
-
-
-def blocks(kind: str) -> list[str]:
-    found = BLOCK.findall((ROOT / "README.md").read_text())
-    return [text for name, _, text in found if name == kind]
+from tests.readme import ROOT, blocks, run
 
 
 def test_every_shell_block_is_one_that_a_test_runs_or_the_two_commands() -> None:
     shells = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     tested = {*blocks("local"), *blocks("slurm"), "make demo\nmake test\n"}
     assert set(shells) == tested
-
-
-def run(script: str, tmp_path: Path) -> str:
-    """Run a script beside a copy of the examples; /tmp is a directory of the test's own."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
-    scratch = tmp_path / "tmp"
-    scratch.mkdir()
-    env = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-    }
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script.replace("/tmp/", f"{scratch}/")],
-        cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=500 * PATIENCE, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.mark.torch

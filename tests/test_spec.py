@@ -55,7 +55,7 @@ def test_no_text_of_a_list_holds_a_nul_byte(name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "option"), [("sbatch_args", "--sbatch-arg"), ("srun_args", "--srun-arg")]
 )
-def test_p16_an_option_of_slurm_ends_at_its_line(text: str, field: str, option: str) -> None:
+def test_an_option_of_slurm_ends_at_its_line(text: str, field: str, option: str) -> None:
     with pytest.raises(UsageError, match=f"{option} holds a newline") as refused:
         JobSpec(**{field: (text,)})  # type: ignore[arg-type]  # a table of names
     assert refused.value.hints

@@ -41,18 +41,18 @@ def test_examples_in_the_docstrings_hold() -> None:
         ("SO", JobState.COMPLETING),
     ],
 )
-def test_p13_states_are_read_in_each_form_that_slurm_writes(text: str, expected: JobState) -> None:
+def test_states_are_read_in_each_form_that_slurm_writes(text: str, expected: JobState) -> None:
     assert parse_slurm_state(text) is expected
 
 
 @pytest.mark.parametrize("text", ["", " ", "+", "COMPLET+", "HIBERNATING", "LAUNCH_FAILED", "0"])
-def test_p13_an_unknown_state_is_unknown_and_counts_as_active(text: str) -> None:
+def test_an_unknown_state_is_unknown_and_counts_as_active(text: str) -> None:
     assert parse_slurm_state(text) is JobState.UNKNOWN
     assert not JobState.UNKNOWN.is_terminal
 
 
 @given(st.text())
-def test_p13_no_text_raises(text: str) -> None:
+def test_no_text_raises(text: str) -> None:
     assert isinstance(parse_slurm_state(text), JobState)
 
 

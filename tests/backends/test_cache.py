@@ -14,6 +14,7 @@ from clusterrun.backends import cache
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.slurm import SlurmBackend
 from clusterrun.state import JobState
+from tests.patience import PATIENCE
 
 from .conftest import Stubs
 
@@ -72,7 +73,7 @@ def test_ten_processes_that_ask_at_once_cost_one_call(stubs: Stubs) -> None:
     many = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(10)
     ]
-    assert {process.communicate(timeout=60)[0] for process in many} == {b"RUNNING\n"}
+    assert {process.communicate(timeout=60 * PATIENCE)[0] for process in many} == {b"RUNNING\n"}
     assert len(stubs.calls("squeue")) == 1
 
 

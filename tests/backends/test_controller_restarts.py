@@ -50,7 +50,7 @@ PREEMPTED = {
 CANCELLED = {"code": 124, "cause": Cause.INTERRUPTED, "reason": "cancelled, after a checkpoint"}
 
 
-class Site:
+class RestartingSite:
     """Runs on this machine, and what their attempts shall come to."""
 
     is_output_full = False
@@ -90,8 +90,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path)
+def site(tmp_path: Path) -> Iterator[RestartingSite]:
+    site = RestartingSite(tmp_path)
     yield site
     for left in site.processes():
         left.kill()
@@ -105,7 +105,7 @@ def attempts(paths: RunPaths) -> list[str]:
     return sorted(path.name for path in paths.attempts_dir.iterdir())
 
 
-def test_a_failure_with_a_checkpoint_is_followed_by_another_attempt(site: Site) -> None:
+def test_a_failure_with_a_checkpoint_is_followed_by_another_attempt(site: RestartingSite) -> None:
     site.ends(1, KILLED, checkpoint=100)
     site.ends(2, PREEMPTED, checkpoint=200)
     job_id, paths = site.start()
@@ -115,7 +115,7 @@ def test_a_failure_with_a_checkpoint_is_followed_by_another_attempt(site: Site) 
     assert "attempt 1: relaunch: rank 1 on local1" in paths.batch_output.read_text()
 
 
-def test_a_disk_that_takes_no_word_of_it_does_not_end_the_run(site: Site) -> None:
+def test_a_disk_that_takes_no_word_of_it_does_not_end_the_run(site: RestartingSite) -> None:
     site.is_output_full = True
     site.ends(1, KILLED, checkpoint=100)
     job_id, paths = site.start()
@@ -123,7 +123,7 @@ def test_a_disk_that_takes_no_word_of_it_does_not_end_the_run(site: Site) -> Non
     assert attempts(paths) == ["1", "2"]
 
 
-def test_a_failure_without_a_checkpoint_is_the_end(site: Site) -> None:
+def test_a_failure_without_a_checkpoint_is_the_end(site: RestartingSite) -> None:
     site.ends(1, KILLED)
     job_id, paths = site.start()
     assert site.end(job_id) == (JobState.FAILED, 137)
@@ -131,7 +131,7 @@ def test_a_failure_without_a_checkpoint_is_the_end(site: Site) -> None:
     assert "attempt 1: stop: no checkpoint was saved" in paths.batch_output.read_text()
 
 
-def test_attempts_that_save_nothing_new_are_the_end(site: Site) -> None:
+def test_attempts_that_save_nothing_new_are_the_end(site: RestartingSite) -> None:
     for number in (1, 2, 3, 4):
         site.ends(number, KILLED, checkpoint=100)
     job_id, paths = site.start()
@@ -139,7 +139,7 @@ def test_attempts_that_save_nothing_new_are_the_end(site: Site) -> None:
     assert attempts(paths) == ["1", "2", "3"]
 
 
-def test_agents_that_die_without_a_word_do_not_go_on_for_ever(site: Site) -> None:
+def test_agents_that_die_without_a_word_do_not_go_on_for_ever(site: RestartingSite) -> None:
     site.ends(1, KILLED, checkpoint=100)
     job_id, paths = site.start(NODE.replace("exit 0", "kill -KILL $$"))
     assert site.end(job_id) == (JobState.FAILED, 137)
@@ -147,7 +147,9 @@ def test_agents_that_die_without_a_word_do_not_go_on_for_ever(site: Site) -> Non
     assert outcome(paths, 2).reason == "the agents exited with status 137 and reported no reason"
 
 
-def test_what_the_nodes_of_an_attempt_leave_behind_does_not_run_beside_the_next(site: Site) -> None:
+def test_what_the_nodes_of_an_attempt_leave_behind_does_not_run_beside_the_next(
+    site: RestartingSite,
+) -> None:
     """An agent that is killed ends nothing that its ranks have started."""
     site.ends(1, KILLED, checkpoint=100)
     lock = "{root}/lock.$CLUSTERRUN_LOCAL_NODE_RANK"
@@ -158,21 +160,21 @@ def test_what_the_nodes_of_an_attempt_leave_behind_does_not_run_beside_the_next(
     assert site.end(job_id) == (JobState.COMPLETED, 0)
 
 
-def test_ranks_that_left_on_a_wish_to_cancel_are_not_started_again(site: Site) -> None:
+def test_ranks_that_left_on_a_wish_to_cancel_are_not_started_again(site: RestartingSite) -> None:
     site.ends(1, CANCELLED, checkpoint=100)
     job_id, paths = site.start()
     assert site.end(job_id) == (JobState.CANCELLED, 124)
     assert attempts(paths) == ["1"]
 
 
-def test_an_interruption_can_be_the_end(site: Site) -> None:
+def test_an_interruption_can_be_the_end(site: RestartingSite) -> None:
     site.ends(1, PREEMPTED, checkpoint=100)
     job_id, paths = site.start(on_interrupt=OnInterrupt.STOP)
     assert site.end(job_id) == (JobState.TIMEOUT, 125)
     assert attempts(paths) == ["1"]
 
 
-def test_a_job_that_is_cancelled_is_not_started_again(site: Site) -> None:
+def test_a_job_that_is_cancelled_is_not_started_again(site: RestartingSite) -> None:
     site.ends(1, KILLED, checkpoint=100)
     waits = "trap 'cp {root}/outcome.1 \"$1/attempts/$2/outcome.json\"; exit 137' TERM\n"
     job_id, paths = site.start(f"{waits}touch {{root}}/up\nwhile :; do sleep 0.05; done\n")
@@ -183,7 +185,7 @@ def test_a_job_that_is_cancelled_is_not_started_again(site: Site) -> None:
     assert paths.request(1).read_text() == "end\n"
 
 
-def test_a_request_is_passed_on_to_the_heads_agent(site: Site) -> None:
+def test_a_request_is_passed_on_to_the_heads_agent(site: RestartingSite) -> None:
     job_id, paths = site.start(ASKED)
     wait_for(paths.head_pid(1).exists)
     paths.request(1).write_text("cancel\n")
@@ -193,13 +195,13 @@ def test_a_request_is_passed_on_to_the_heads_agent(site: Site) -> None:
     assert (paths.root / "heard.1").read_text() == "cancel\n"
 
 
-def test_the_agents_are_warned_of_the_time_limit(site: Site) -> None:
+def test_the_agents_are_warned_of_the_time_limit(site: RestartingSite) -> None:
     job_id, paths = site.start(ASKED, time_minutes=1, warning_s=59)
     assert site.end(job_id) == (JobState.COMPLETED, 0)
     assert (paths.root / "heard.1").read_text() == "time-limit\n"
 
 
-def test_a_signal_without_agents_harms_nobody(site: Site) -> None:
+def test_a_signal_without_agents_harms_nobody(site: RestartingSite) -> None:
     waits = "touch {root}/up\nwhile [[ ! -e {root}/go ]]; do sleep 0.05; done\n"
     job_id, paths = site.start(waits)
     wait_for((site.root / "up").exists)

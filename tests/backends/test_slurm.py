@@ -73,7 +73,7 @@ def test_sbatch_gets_the_runs_own_script_and_what_differs_per_run(
     ]
 
 
-def test_p16_a_percent_in_the_runs_directory_is_no_pattern(site: Stubs, tmp_path: Path) -> None:
+def test_a_percent_in_the_runs_directory_is_no_pattern(site: Stubs, tmp_path: Path) -> None:
     site.add("sbatch", "echo 53")
     root = tmp_path / "100%j"
     root.mkdir()
@@ -82,7 +82,7 @@ def test_p16_a_percent_in_the_runs_directory_is_no_pattern(site: Stubs, tmp_path
     assert output.startswith(f"--output={tmp_path}/100%%j/runs/demo/")
 
 
-def test_p16_a_backslash_in_the_runs_directory_is_refused(site: Stubs, tmp_path: Path) -> None:
+def test_a_backslash_in_the_runs_directory_is_refused(site: Stubs, tmp_path: Path) -> None:
     site.add("sbatch", "echo 53")
     root = tmp_path / "a\\b"
     root.mkdir()
@@ -102,7 +102,7 @@ def test_p16_a_backslash_in_the_runs_directory_is_refused(site: Stubs, tmp_path:
         ("Submitted 53\\nCredits left:\\n1200\\n", Submission(job_id="53")),
     ],
 )
-def test_p35_the_id_is_read_past_what_plugins_print(
+def test_the_id_is_read_past_what_plugins_print(
     site: Stubs, tmp_path: Path, printed: str, expected: Submission
 ) -> None:
     site.add("sbatch", f"printf '{printed}'; echo 'lua: welcome' >&2")
@@ -141,7 +141,7 @@ def test_no_id_is_an_error_with_what_was_printed_instead() -> None:
     assert failed.value.cause == "Submitted batch job soon"
 
 
-def test_p35_a_job_whose_id_was_not_printed_is_found(site: Stubs, tmp_path: Path) -> None:
+def test_a_job_whose_id_was_not_printed_is_found(site: Stubs, tmp_path: Path) -> None:
     site.add("sbatch", "echo 'Submitted, have a nice day'")
     plan, paths = make(tmp_path)
     site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
@@ -150,7 +150,7 @@ def test_p35_a_job_whose_id_was_not_printed_is_found(site: Stubs, tmp_path: Path
 
 
 @pytest.mark.parametrize("printed", ["", "welcome", "Unable to contact slurm controller"])
-def test_p35_a_job_that_sbatch_took_without_an_id_keeps_its_directory(
+def test_a_job_that_sbatch_took_without_an_id_keeps_its_directory(
     site: Stubs, tmp_path: Path, printed: str
 ) -> None:
     site.add("sbatch", f"echo '{printed}'")
@@ -167,7 +167,7 @@ def test_p35_a_job_that_sbatch_took_without_an_id_keeps_its_directory(
 # Environment
 
 
-def test_p14_what_would_leak_into_the_job_is_left_out(
+def test_what_would_leak_into_the_job_is_left_out(
     site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add("sbatch", "echo 53")
@@ -183,7 +183,7 @@ def test_p14_what_would_leak_into_the_job_is_left_out(
     assert set(kept) <= seen
 
 
-def test_p10_sbatch_variables_are_kept_only_on_demand(
+def test_sbatch_variables_are_kept_only_on_demand(
     site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add("sbatch", "echo 53")
@@ -198,7 +198,7 @@ def test_what_the_user_passes_on_by_name_is_kept() -> None:
     assert kept == {"CUDA_VISIBLE_DEVICES": "3", "HF_TOKEN": "x"}
 
 
-def test_p10_variables_of_sbatch_name_what_they_would_override(tmp_path: Path) -> None:
+def test_variables_of_sbatch_name_what_they_would_override(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, directives=(Directive(name="partition", value="gpu"),))
     environ = {"SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "nlp", "SBATCH_MEM": "9", "A": "b"}
     found = {
@@ -307,7 +307,7 @@ UNREACHED = "sbatch: error: Batch job submission failed: Unable to contact slurm
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 
 
-def test_p35_a_controller_that_was_never_reached_has_no_job(site: Stubs, tmp_path: Path) -> None:
+def test_a_controller_that_was_never_reached_has_no_job(site: Stubs, tmp_path: Path) -> None:
     site.add("sbatch", f"echo '{UNREACHED}' >&2; exit 1")
     with pytest.raises(SchedulerUnreachableError) as silent:
         submit(tmp_path)
@@ -316,7 +316,7 @@ def test_p35_a_controller_that_was_never_reached_has_no_job(site: Stubs, tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
-def test_p35_a_job_that_was_queued_in_silence_is_found_not_submitted_twice(
+def test_a_job_that_was_queued_in_silence_is_found_not_submitted_twice(
     site: Stubs, tmp_path: Path
 ) -> None:
     site.add("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
@@ -328,7 +328,7 @@ def test_p35_a_job_that_was_queued_in_silence_is_found_not_submitted_twice(
 
 
 @pytest.mark.parametrize("squeue", ["true", "echo 'Socket timed out' >&2; exit 1"])
-def test_p35_a_job_that_may_be_queued_keeps_its_directory(
+def test_a_job_that_may_be_queued_keeps_its_directory(
     site: Stubs, tmp_path: Path, squeue: str
 ) -> None:
     site.add("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
@@ -342,7 +342,7 @@ def test_p35_a_job_that_may_be_queued_keeps_its_directory(
     assert len(site.calls("sbatch")) == 1
 
 
-def test_p35_a_hanging_sbatch_is_not_run_again(
+def test_a_hanging_sbatch_is_not_run_again(
     site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sbatch, "SBATCH_TIMEOUT_S", 0.3)

@@ -64,7 +64,7 @@ def srun(given: SlurmHost, *excluded: str, is_relaunch: bool = False) -> list[st
 # Steps
 
 
-def test_p7_p15_srun_gets_one_task_a_node_and_its_cpus(tmp_path: Path) -> None:
+def test_srun_gets_one_task_a_node_and_its_cpus(tmp_path: Path) -> None:
     assert srun(host(tmp_path, cpus_per_task=6)) == [
         *("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=6"),
         *("--export=ALL", "--no-kill", "--wait=0", "--unbuffered", "--input=none"),
@@ -81,7 +81,7 @@ def test_p7_p15_srun_gets_one_task_a_node_and_its_cpus(tmp_path: Path) -> None:
         ({}, []),
     ],
 )
-def test_p7_cpus_that_the_site_chose_are_read_from_the_job(
+def test_cpus_that_the_site_chose_are_read_from_the_job(
     tmp_path: Path, given: dict[str, str], cpus: list[str]
 ) -> None:
     argv = srun(host(tmp_path, env=given))

@@ -139,7 +139,7 @@ def test_a_job_name_that_imitates_fields_fools_nobody() -> None:
 
 
 @pytest.mark.parametrize("state", ["LAUNCH_FAILED", "A_STATE_OF_2031", "", "Ä"])
-def test_p13_an_unknown_state_is_unknown_and_active(state: str) -> None:
+def test_an_unknown_state_is_unknown_and_active(state: str) -> None:
     job = parse_squeue(f"7|{state}|n1|0:02|10:00|1795257574|N/A|None")["7"]
     assert job.state is JobState.UNKNOWN
     assert not job.state.is_terminal
@@ -182,14 +182,14 @@ def test_a_running_job_costs_one_squeue_and_nothing_else(stubs: Stubs) -> None:
     assert [call[0] for call in stubs.calls()] == ["squeue"]
 
 
-def test_p33_a_thousand_jobs_cost_one_call_of_each(stubs: Stubs) -> None:
+def test_a_thousand_jobs_cost_one_call_of_each(stubs: Stubs) -> None:
     stubs.add("squeue")
     stubs.add("sacct")
     assert slurm_query.ask([str(number) for number in range(1000, 2000)]) == {}
     assert [call[0] for call in stubs.calls()] == ["squeue", "sacct"]
 
 
-def test_p12_fields_are_named_and_json_is_not_asked_for(stubs: Stubs) -> None:
+def test_fields_are_named_and_json_is_not_asked_for(stubs: Stubs) -> None:
     stubs.add("squeue")
     stubs.add("sacct")
     slurm_query.ask(["7", "8"], slurm_cluster="tuxA", since=1795257574.0)
@@ -212,7 +212,7 @@ def test_p12_fields_are_named_and_json_is_not_asked_for(stubs: Stubs) -> None:
     ]
 
 
-def test_p32_sacct_searches_from_the_day_of_submission(stubs: Stubs) -> None:
+def test_sacct_searches_from_the_day_of_submission(stubs: Stubs) -> None:
     stubs.add("squeue")
     stubs.add("sacct")
     slurm_query.ask(["7"], since=1795257574.0)
@@ -253,7 +253,7 @@ def test_the_exit_status_comes_from_sacct(stubs: Stubs) -> None:
     assert (job.source, job.exit_code, job.reason) == ("sacct", 3, "NonZeroExitCode")
 
 
-def test_p32_accounting_that_lags_does_not_bring_a_job_back(stubs: Stubs) -> None:
+def test_accounting_that_lags_does_not_bring_a_job_back(stubs: Stubs) -> None:
     squeue_says(stubs, FAILED)
     stubs.add("sacct", "echo '7|RUNNING|0:0|n1|1|10|1795257574|Unknown|None'")
     stubs.add("scontrol", f"echo '{SCONTROL.replace('JobId=10', 'JobId=7').strip()}'")
@@ -277,7 +277,7 @@ def test_p32_accounting_that_lags_does_not_bring_a_job_back(stubs: Stubs) -> Non
         ),
     ],
 )
-def test_p32_without_accounting_scontrol_knows_the_exit_status(
+def test_without_accounting_scontrol_knows_the_exit_status(
     stubs: Stubs, sacct: str | None, words: str
 ) -> None:
     squeue_says(stubs, FAILED)

@@ -275,7 +275,7 @@ def test_a_waiting_job_says_why_and_when(runs: RunsDir) -> None:
     assert (found.expected_start, found.limit_s, found.elapsed_s) == (T0 + 600, 3600, None)
 
 
-def test_p24_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) -> None:
+def test_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) -> None:
     made = make(runs)
     events(made.paths, "n1", {"type": "started"})
     found = status(made, said(JobState.PENDING, reason="BeginTime", expected_start=T0 + 120))

@@ -19,6 +19,7 @@ from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.planning.plan import Directive
 from clusterrun.record import JobRecord
 from clusterrun.spec import Cluster
+from tests.patience import PATIENCE
 
 from .builders import make_bundle, make_plan, make_run
 from .conftest import Stubs
@@ -47,7 +48,7 @@ def successor(
         env={**os.environ, "SLURM_JOB_ID": job_id, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * PATIENCE,
         check=False,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.chaos.figures import row
 from tests.chaos.training import Training
-from tests.chaos.undergo import JobState, Undergone
+from tests.chaos.undergo import SeenState, Undergone
 from tests.road import Project
 
 
@@ -36,8 +36,8 @@ def test_the_way_from_a_fault_to_the_next_step_is_measured(tmp_path: Path) -> No
         event(113.0, "started", 2),
     ]
     logs = {1: [(104.0, 1), (109.0, 6)], 2: [(116.5, 5)]}
-    jobs = [JobState(at=110.0, job_id="7", state="RUNNING")]
-    jobs += [JobState(at=111.5, job_id="8", state="PENDING")]
+    jobs = [SeenState(at=110.0, job_id="7", state="RUNNING")]
+    jobs += [SeenState(at=111.5, job_id="8", state="PENDING")]
     training = run(tmp_path, events, logs)
     hurt = Undergone(training=training, hurt_at=110.0, state="COMPLETED", jobs=jobs)
     assert row(hurt) == {
@@ -56,6 +56,6 @@ def test_the_way_from_a_fault_to_the_next_step_is_measured(tmp_path: Path) -> No
 
 def test_a_run_that_was_not_interrupted_has_no_way_to_measure(tmp_path: Path) -> None:
     training = run(tmp_path, [event(100.0, "started", 1)], {1: [(104.0, 1)]})
-    jobs = [JobState(at=110.0, job_id="7", state="RUNNING")]
+    jobs = [SeenState(at=110.0, job_id="7", state="RUNNING")]
     calm = Undergone(training=training, hurt_at=110.0, state="COMPLETED", jobs=jobs)
     assert row(calm) == {"ends": "COMPLETED", "attempts": 1, "noticed_s": None}

@@ -20,7 +20,7 @@ OVER_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobState:
+class SeenState:
     """What Slurm said of a job of the run, and when it was first seen."""
 
     at: float
@@ -35,7 +35,7 @@ class Undergone:
     training: Training
     hurt_at: float
     state: str
-    jobs: list[JobState]
+    jobs: list[SeenState]
 
 
 @contextmanager
@@ -69,15 +69,15 @@ def undergo(fault: Fault, here: Project, cluster: Cluster) -> Undergone:
 
 def wait_until_over(
     training: Training, cluster: Cluster, timeout_s: float = OVER_S
-) -> list[JobState]:
+) -> list[SeenState]:
     """Wait until the run's newest job is over and no other has followed it; tell its states."""
     deadline = time.monotonic() + timeout_s * PATIENCE
-    seen: list[JobState] = []
+    seen: list[SeenState] = []
     while True:
         newest = training.job_ids[-1]
         state = cluster.job_state(newest)
         if not seen or (newest, state) != (seen[-1].job_id, seen[-1].state):
-            seen.append(JobState(at=time.time(), job_id=newest, state=state))
+            seen.append(SeenState(at=time.time(), job_id=newest, state=state))
         if state in OVER and training.job_ids[-1] == newest:
             return seen
         cluster.start_requeued(newest)

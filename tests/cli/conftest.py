@@ -25,7 +25,7 @@ class Said:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Here:
+class CommandLine:
     """A directory that clusterrun runs in, and the programs on its PATH."""
 
     path: Path
@@ -66,7 +66,7 @@ class Here:
 @pytest.fixture(name="here")
 def _here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Here:
+) -> CommandLine:
     project, programs = tmp_path / "project", tmp_path / "bin"
     project.mkdir()
     programs.mkdir()
@@ -87,4 +87,4 @@ def _here(
     monkeypatch.chdir(project)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     (project / "train.py").write_text("print('hello')\n")
-    return Here(path=project, bin=programs, capsys=capsys)
+    return CommandLine(path=project, bin=programs, capsys=capsys)

@@ -1,10 +1,11 @@
-"""How attempts ended, as their agents leave it."""
+"""How attempts ended, as their agents leave it, and the checkpoints that they left."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from clusterrun import checkpoints
 from clusterrun.outcome import Cause, Outcome
 
 
@@ -26,3 +27,12 @@ def outcome(root: Path, attempt: int = 1, **said: Any) -> Outcome:
     (root / "attempts" / str(attempt)).mkdir(parents=True, exist_ok=True)
     (root / "attempts" / str(attempt) / "outcome.json").write_text(made.to_json())
     return made
+
+
+def checkpoint(root: Path, step: int, *, world: int = 2, **settings: Any) -> Path:
+    """Save a complete checkpoint."""
+    path = root / "checkpoints" / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    (path / "model.pt").write_text(f"weights {step}")
+    checkpoints.mark(path, step, world_size=world, settings=settings)
+    return path

@@ -10,9 +10,9 @@ import pytest
 from clusterrun.backends.attempts import bad_nodes, read_attempts
 from clusterrun.outcome import Cause, Next
 from clusterrun.paths import RunPaths
-from tests.cli.conftest import Here
+from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
-from tests.cli.test_jobs import ended, queue, running, submitted
+from tests.cli.runs import ended, queue, running, submitted
 
 HELD = "4711|PENDING||0:00|1:00:00|1795257574|N/A|BeginTime"
 
@@ -22,7 +22,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
 
 
-def came_back(here: Here) -> Path:
+def came_back(here: CommandLine) -> Path:
     """Submit a job that failed once, started again in its allocation, and runs."""
     root = submitted(here)
     outcome(root, 1, next=Next.RELAUNCH, why="a rank died and progress was made")
@@ -43,7 +43,7 @@ def lines(text: str, label: str) -> list[str]:
     return found
 
 
-def test_each_attempt_has_a_line_with_what_it_lost(here: Here) -> None:
+def test_each_attempt_has_a_line_with_what_it_lost(here: CommandLine) -> None:
     came_back(here)
     said = here("status", "4711")
     assert said.code == 0
@@ -59,7 +59,9 @@ def test_each_attempt_has_a_line_with_what_it_lost(here: Here) -> None:
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "TIMEOUT", "COMPLETED"])
-def test_a_run_that_ended_early_and_has_saved_says_how_to_go_on(here: Here, state: str) -> None:
+def test_a_run_that_ended_early_and_has_saved_says_how_to_go_on(
+    here: CommandLine, state: str
+) -> None:
     root = submitted(here)
     outcome(root)
     ended(root, state, 0 if state == "COMPLETED" else 1)
@@ -67,7 +69,7 @@ def test_a_run_that_ended_early_and_has_saved_says_how_to_go_on(here: Here, stat
     assert says == ([] if state == "COMPLETED" else ["clusterrun resume 4711"])
 
 
-def test_a_chain_is_told_while_it_goes_on(here: Here) -> None:
+def test_a_chain_is_told_while_it_goes_on(here: CommandLine) -> None:
     root = submitted(here)
     data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712", "4713"]}
     (root / "job.json").write_text(json.dumps(data))
@@ -75,7 +77,7 @@ def test_a_chain_is_told_while_it_goes_on(here: Here) -> None:
     assert lines(here("status", "4711").out, "chain") == ["4712, 4713 go on after it"]
 
 
-def test_the_attempts_stand_in_json_too(here: Here) -> None:
+def test_the_attempts_stand_in_json_too(here: CommandLine) -> None:
     came_back(here)
     first, second = json.loads(here("status", "4711", "--json").out)["attempts"]
     assert first == {
@@ -100,7 +102,7 @@ def test_the_attempts_stand_in_json_too(here: Here) -> None:
     assert {second[key] for key in ("cause", "start", "lost_steps", "next")} == {None}
 
 
-def test_an_attempt_that_left_no_word_has_no_times(here: Here) -> None:
+def test_an_attempt_that_left_no_word_has_no_times(here: CommandLine) -> None:
     root = came_back(here)
     outcome(root, 1, started_at=0.0, ended_at=0.0, step=None, reason="it left no word")
     first, _ = lines(here("status", "4711").out, "attempts")
@@ -113,14 +115,14 @@ def test_an_attempt_that_left_no_word_has_no_times(here: Here) -> None:
     assert first == "1  node[17-18]  no word of its end"
 
 
-def test_a_run_that_needed_one_attempt_shows_none(here: Here) -> None:
+def test_a_run_that_needed_one_attempt_shows_none(here: CommandLine) -> None:
     root = submitted(here)
     outcome(root, 1, cause=Cause.COMPLETED, reason="", code=0)
     ended(root, "COMPLETED", 0)
     assert "attempts" not in here("status", "4711").out
 
 
-def test_nothing_is_lost_where_the_ranks_saved_before_they_left(here: Here) -> None:
+def test_nothing_is_lost_where_the_ranks_saved_before_they_left(here: CommandLine) -> None:
     root = submitted(here)
     outcome(root, 1, cause=Cause.INTERRUPTED, reason="time limit", step=140, checkpoint=140)
     ended(root, "TIMEOUT", 125)
@@ -128,7 +130,7 @@ def test_nothing_is_lost_where_the_ranks_saved_before_they_left(here: Here) -> N
     assert line.endswith("time limit at step 140; checkpoint 140; stop")
 
 
-def test_an_attempt_that_slurm_ended_is_no_stop_while_the_job_waits(here: Here) -> None:
+def test_an_attempt_that_slurm_ended_is_no_stop_while_the_job_waits(here: CommandLine) -> None:
     root = submitted(here)
     outcome(root, 1, cause=Cause.CANCELLED, reason="node17: cancelled")
     queue(here, HELD)
@@ -199,7 +201,7 @@ def test_a_node_is_bad_where_ranks_halted_twice(
     assert bad_nodes(RunPaths(root=tmp_path)) == bad
 
 
-def test_a_successor_says_which_job_it_waits_for(here: Here) -> None:
+def test_a_successor_says_which_job_it_waits_for(here: CommandLine) -> None:
     root = came_back(here)
     data = json.loads((root / "job.json").read_text())
     (root / "job.json").write_text(
@@ -214,7 +216,7 @@ def test_a_successor_says_which_job_it_waits_for(here: Here) -> None:
 # Released by who watches
 
 
-def requeued(here: Here, restarts: int = 1) -> Path:
+def requeued(here: CommandLine, restarts: int = 1) -> Path:
     """Submit a job that was requeued and is held back, until it is released; then it completes."""
     root = came_back(here)
     (root / "events").mkdir()
@@ -228,7 +230,7 @@ def requeued(here: Here, restarts: int = 1) -> Path:
 UPDATE = ["update", "JobId=4711", "StartTime=now+2"]
 
 
-def test_who_waits_has_slurm_start_a_requeued_job_now(here: Here) -> None:
+def test_who_waits_has_slurm_start_a_requeued_job_now(here: CommandLine) -> None:
     requeued(here)
     said = here("status", "4711", "--wait")
     assert said.code == 0
@@ -238,14 +240,14 @@ def test_who_waits_has_slurm_start_a_requeued_job_now(here: Here) -> None:
     assert here.asked("scontrol")[-3:] == UPDATE
 
 
-def test_who_follows_the_logs_has_it_start_now_too(here: Here) -> None:
+def test_who_follows_the_logs_has_it_start_now_too(here: CommandLine) -> None:
     requeued(here)
     said = here("logs", "-f", "4711")
     assert "Slurm was asked to start it now" in said.err
     assert here.asked("scontrol")[-3:] == UPDATE
 
 
-def test_who_submits_and_waits_has_it_start_now_too(here: Here) -> None:
+def test_who_submits_and_waits_has_it_start_now_too(here: CommandLine) -> None:
     here.slurm(f'mkdir -p "${{@: -1}}/attempts/1"; echo "${{@: -1}}" > {here.bin}/root; echo 4711')
     end = '{"state": "COMPLETED", "exit_code": 0, "ended_at": 7}'
     show = "JobId=4711 JobState=PENDING Restarts=1 Command=/x"
@@ -258,7 +260,7 @@ def test_who_submits_and_waits_has_it_start_now_too(here: Here) -> None:
     assert here.asked("scontrol")[-3:] == UPDATE
 
 
-def test_who_only_looks_changes_nothing(here: Here) -> None:
+def test_who_only_looks_changes_nothing(here: CommandLine) -> None:
     requeued(here)
     said = here("status", "4711")
     assert "waits      requeued; Slurm holds it back for two minutes; starts about" in said.out
@@ -266,7 +268,7 @@ def test_who_only_looks_changes_nothing(here: Here) -> None:
     assert here.asked("scontrol") == []
 
 
-def released(here: Here, root: Path) -> bool:
+def released(here: CommandLine, root: Path) -> bool:
     """Wait for a job a while, and say whether Slurm was asked to start it."""
     from clusterrun import api
     from clusterrun.release import Release
@@ -278,12 +280,14 @@ def released(here: Here, root: Path) -> bool:
 
 
 def test_a_job_that_the_user_wants_later_is_left_alone(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not released(here, requeued(here, restarts=0))
 
 
-def test_a_job_of_another_user_is_left_alone(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_another_user_is_left_alone(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = requeued(here)
     data = json.loads((root / "job.json").read_text()) | {"user": "somebody"}
     (root / "job.json").write_text(json.dumps(data))
@@ -291,7 +295,7 @@ def test_a_job_of_another_user_is_left_alone(here: Here, monkeypatch: pytest.Mon
 
 
 def test_a_release_that_is_refused_is_not_tried_again_at_once(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = requeued(here)
     here.program(

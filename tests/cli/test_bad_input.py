@@ -8,14 +8,14 @@ import pytest
 
 from clusterrun import shell
 from clusterrun.backends import sbatch, slurm
-from tests.cli.conftest import Here
+from tests.cli.conftest import CommandLine
 
 LOCAL = ("--cluster", "local")
 SLURM = ("--cluster", "slurm")
 PROJECT = ["train.py"]
 
 
-def refused(here: Here, *args: str, code: int = 2, files: list[str] | None = None) -> str:
+def refused(here: CommandLine, *args: str, code: int = 2, files: list[str] | None = None) -> str:
     """Run a submission that must fail; return what it said, having held the rest."""
     before = here.files() if files is None else files
     said = here("submit", *args)
@@ -27,40 +27,40 @@ def refused(here: Here, *args: str, code: int = 2, files: list[str] | None = Non
     return said.err
 
 
-def test_no_script_and_none_configured(here: Here) -> None:
+def test_no_script_and_none_configured(here: CommandLine) -> None:
     assert refused(here, *LOCAL) == (
         "error: no training script was named\n"
         "  hint: name it: clusterrun submit train.py (or script: in clusterrun.yaml)\n"
     )
 
 
-def test_missing_script_names_the_nearest(here: Here) -> None:
+def test_missing_script_names_the_nearest(here: CommandLine) -> None:
     assert refused(here, *LOCAL, "trian.py", "--lr", "1") == (
         "error: no script 'trian.py'\n  hint: did you mean 'train.py'\n"
     )
 
 
-def test_missing_script_in_a_missing_directory(here: Here) -> None:
+def test_missing_script_in_a_missing_directory(here: CommandLine) -> None:
     assert refused(here, *LOCAL, "sub/train.py") == (
         f"error: no script 'sub/train.py'\n  hint: there is no directory {here.path}/sub\n"
     )
 
 
-def test_missing_script_that_the_configuration_names(here: Here) -> None:
+def test_missing_script_that_the_configuration_names(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("name: x\nscript: tain.py\n")
     assert refused(here, *LOCAL) == (
         "error: no script 'tain.py'\n  --> clusterrun.yaml:2:9\n  hint: did you mean 'train.py'\n"
     )
 
 
-def test_script_that_is_a_directory(here: Here) -> None:
+def test_script_that_is_a_directory(here: CommandLine) -> None:
     (here.path / "src").mkdir()
     assert refused(here, *LOCAL, "src") == (
         "error: cannot read the script 'src'\n  cause: Is a directory\n"
     )
 
 
-def test_missing_config_file(here: Here) -> None:
+def test_missing_config_file(here: CommandLine) -> None:
     assert refused(here, "--config", "job.yaml", "train.py") == (
         "error: cannot read job.yaml\n  cause: No such file or directory\n"
     )
@@ -73,25 +73,25 @@ def test_missing_config_file(here: Here) -> None:
         ("--deepspeed-config", "DeepSpeed configuration"),
     ],
 )
-def test_missing_file_for_the_launcher(here: Here, option: str, what: str) -> None:
+def test_missing_file_for_the_launcher(here: CommandLine, option: str, what: str) -> None:
     assert refused(here, *LOCAL, option, "own.yaml", "train.py") == (
         f"error: cannot read the {what} 'own.yaml'\n  cause: No such file or directory\n"
     )
 
 
-def test_unknown_strategy_names_the_nearest(here: Here) -> None:
+def test_unknown_strategy_names_the_nearest(here: CommandLine) -> None:
     assert refused(here, *LOCAL, "--strategy", "zeor2", "train.py") == (
         "error: unknown strategy 'zeor2'\n  hint: use 'zero2'\n"
     )
 
 
-def test_unknown_option_names_the_nearest(here: Here) -> None:
+def test_unknown_option_names_the_nearest(here: CommandLine) -> None:
     assert refused(here, "--gpus-per-nod", "4", "train.py") == (
         "error: no option '--gpus-per-nod'\n  hint: use '--gpus-per-node'\n"
     )
 
 
-def test_unknown_key_has_its_place_and_the_nearest(here: Here) -> None:
+def test_unknown_key_has_its_place_and_the_nearest(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  gpus_per_nodes: 4\n")
     assert refused(here, *LOCAL) == (
         "error: unknown key 'gpus_per_nodes' in section [slurm]\n"
@@ -110,20 +110,20 @@ def test_unknown_key_has_its_place_and_the_nearest(here: Here) -> None:
         ("--nodes", "two", "--nodes must be a whole number, not 'two'"),
     ],
 )
-def test_counts_that_cannot_be(here: Here, option: str, value: str, message: str) -> None:
+def test_counts_that_cannot_be(here: CommandLine, option: str, value: str, message: str) -> None:
     assert refused(here, *LOCAL, option, value, "train.py") == f"error: {message}\n"
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\r", "a\x1b[31m", "a\x7f"])
 @pytest.mark.parametrize("option", ["--job-name", "--partition", "--comment"])
-def test_control_characters_in_names(here: Here, option: str, text: str) -> None:
+def test_control_characters_in_names(here: CommandLine, option: str, text: str) -> None:
     assert refused(here, *LOCAL, option, text, "train.py") == (
         f"error: {option} holds a newline or control character: {text!r}\n"
         "  hint: remove it; Slurm's directives end at the line\n"
     )
 
 
-def test_run_directory_that_cannot_be_made(here: Here) -> None:
+def test_run_directory_that_cannot_be_made(here: CommandLine) -> None:
     (here.path / "taken").write_text("")
     err = refused(here, *LOCAL, "--run-dir", "taken", "train.py", code=1)
     assert err.splitlines()[-3].startswith(
@@ -133,7 +133,7 @@ def test_run_directory_that_cannot_be_made(here: Here) -> None:
     assert err.splitlines()[-1] == "  hint: choose another place with --run-dir"
 
 
-def test_p20_run_directory_that_the_nodes_do_not_share_is_told(here: Here) -> None:
+def test_run_directory_that_the_nodes_do_not_share_is_told(here: CommandLine) -> None:
     here.slurm()
     said = here("render", *SLURM, "--run-dir", "/dev/shm/runs", "train.py")
     assert said.code == 0
@@ -142,14 +142,14 @@ def test_p20_run_directory_that_the_nodes_do_not_share_is_told(here: Here) -> No
     ) in said.err
 
 
-def test_slurm_without_sbatch(here: Here) -> None:
+def test_slurm_without_sbatch(here: CommandLine) -> None:
     assert refused(here, *SLURM, "train.py").endswith(
         "error: sbatch was not found on this machine\n"
         "  hint: go to a login node of the cluster, or run here with --cluster local\n"
     )
 
 
-def test_sbatch_that_refuses_is_quoted_and_what_there_is_is_told(here: Here) -> None:
+def test_sbatch_that_refuses_is_quoted_and_what_there_is_is_told(here: CommandLine) -> None:
     words = "sbatch: error: Batch job submission failed: Requested node configuration is not"
     here.slurm(f'echo "{words} available" >&2; exit 1')
     here.program("sinfo", "echo 'gpu*|4|gpu:h100:4|64|512000|1-00:00:00'")
@@ -162,7 +162,7 @@ def test_sbatch_that_refuses_is_quoted_and_what_there_is_is_told(here: Here) -> 
     )
 
 
-def test_slurm_that_cannot_be_reached(here: Here) -> None:
+def test_slurm_that_cannot_be_reached(here: CommandLine) -> None:
     words = "Unable to contact slurm controller (connect failure)"
     here.slurm(f'echo "sbatch: error: {words}" >&2; exit 1')
     err = refused(here, "train.py", code=5)
@@ -173,8 +173,8 @@ def test_slurm_that_cannot_be_reached(here: Here) -> None:
     )
 
 
-def test_p35_sbatch_that_does_not_answer_is_never_asked_twice(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+def test_sbatch_that_does_not_answer_is_never_asked_twice(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job may be in the queue: its run directory stays, and the user is told to look."""
     here.slurm("sleep 30")
@@ -192,7 +192,7 @@ def test_p35_sbatch_that_does_not_answer_is_never_asked_twice(
     assert here.asked("sbatch").count("--parsable") == 1
 
 
-def test_sbatch_that_prints_no_job_id_is_no_success(here: Here) -> None:
+def test_sbatch_that_prints_no_job_id_is_no_success(here: CommandLine) -> None:
     here.slurm("echo welcome")
     said = here("submit", "train.py")
     assert (said.code, said.out) == (5, "")
@@ -204,7 +204,7 @@ def test_sbatch_that_prints_no_job_id_is_no_success(here: Here) -> None:
     )
 
 
-def test_two_clusters_configured(here: Here) -> None:
+def test_two_clusters_configured(here: CommandLine) -> None:
     here.slurm()
     (here.path / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  clusters: one,two\n")
     assert refused(here) == (
@@ -215,7 +215,7 @@ def test_two_clusters_configured(here: Here) -> None:
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
-def test_unknown_job(here: Here, verb: str) -> None:
+def test_unknown_job(here: CommandLine, verb: str) -> None:
     said = here(verb, "47111")
     assert (said.code, said.out) == (4, "")
     assert said.err == (
@@ -225,7 +225,7 @@ def test_unknown_job(here: Here, verb: str) -> None:
     assert here.files() == PROJECT
 
 
-def test_unknown_job_names_the_newest_runs(here: Here) -> None:
+def test_unknown_job_names_the_newest_runs(here: CommandLine) -> None:
     here.slurm()
     assert here("submit", "--job-name", "llama", "train.py").code == 0
     said = here("status", "47111")
@@ -235,7 +235,7 @@ def test_unknown_job_names_the_newest_runs(here: Here) -> None:
     )
 
 
-def test_error_in_json_is_the_only_thing_on_stdout(here: Here) -> None:
+def test_error_in_json_is_the_only_thing_on_stdout(here: CommandLine) -> None:
     said = here("cancel", "--json", "47111")
     assert said.code == 4
     assert json.loads(said.out)["code"] == "job_not_found"
@@ -243,7 +243,7 @@ def test_error_in_json_is_the_only_thing_on_stdout(here: Here) -> None:
 
 
 def test_scheduler_that_is_silent_is_not_an_unknown_job(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.slurm()
     assert here("submit", "train.py").code == 0
@@ -264,7 +264,7 @@ def test_scheduler_that_is_silent_is_not_an_unknown_job(
     assert "UNKNOWN" in listed.out
 
 
-def test_several_jobs_are_not_cancelled_without_a_yes(here: Here) -> None:
+def test_several_jobs_are_not_cancelled_without_a_yes(here: CommandLine) -> None:
     here.slurm()
     here.program("squeue", "printf '%s|RUNNING|n1|1:00|UNLIMITED|N/A|N/A|None\\n' 4711 4712")
     assert here("submit", "train.py").code == 0
@@ -282,13 +282,13 @@ def test_several_jobs_are_not_cancelled_without_a_yes(here: Here) -> None:
 
 
 @pytest.mark.parametrize("jobs", [(), ("",), ("-y",), ("4711", "")])
-def test_cancel_refuses_an_empty_selection(here: Here, jobs: tuple[str, ...]) -> None:
+def test_cancel_refuses_an_empty_selection(here: CommandLine, jobs: tuple[str, ...]) -> None:
     said = here("cancel", *jobs)
     assert (said.code, said.out) == (2, "")
     assert said.err == "error: no job was named\n  hint: clusterrun list shows them\n"
 
 
-def test_many_nodes_need_a_yes_where_nobody_can_be_asked(here: Here) -> None:
+def test_many_nodes_need_a_yes_where_nobody_can_be_asked(here: CommandLine) -> None:
     here.slurm()
     err = refused(here, "-N", "65", "train.py")
     assert err[err.index("error:") :] == (
@@ -298,7 +298,7 @@ def test_many_nodes_need_a_yes_where_nobody_can_be_asked(here: Here) -> None:
     assert here("submit", "-y", "-N", "65", "train.py").code == 0
 
 
-def test_render_into_a_directory_that_is_not_empty(here: Here) -> None:
+def test_render_into_a_directory_that_is_not_empty(here: CommandLine) -> None:
     (here.path / "out").mkdir()
     (here.path / "out" / "mine").write_text("")
     before = here.files()
@@ -308,7 +308,7 @@ def test_render_into_a_directory_that_is_not_empty(here: Here) -> None:
     assert here.files() == before
 
 
-def test_render_that_cannot_write_leaves_nothing(here: Here) -> None:
+def test_render_that_cannot_write_leaves_nothing(here: CommandLine) -> None:
     (here.path / "file").write_text("")
     before = here.files()
     said = here("render", *LOCAL, "-O", "file/out", "train.py")
@@ -317,13 +317,13 @@ def test_render_that_cannot_write_leaves_nothing(here: Here) -> None:
     assert here.files() == before
 
 
-def test_secret_in_a_variable_is_refused_and_not_repeated(here: Here) -> None:
+def test_secret_in_a_variable_is_refused_and_not_repeated(here: CommandLine) -> None:
     err = refused(here, *LOCAL, "--env", "HF_TOKEN=hf_abcdefghijklmnop1234", "train.py")
     assert err.startswith("error: --env: HF_TOKEN looks like a secret")
     assert "abcdefgh" not in err
 
 
-def test_working_directory_that_is_gone(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_directory_that_is_gone(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = here.path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

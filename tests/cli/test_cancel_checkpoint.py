@@ -15,10 +15,10 @@ import pytest
 from clusterrun import checkpoints, ending
 from clusterrun.cli import cancel
 from clusterrun.outcome import Cause, Next
-from tests.cli.conftest import Here
-from tests.cli.outcomes import outcome
-from tests.cli.test_jobs import ended, events, queue, running, submitted
-from tests.cli.test_resume import checkpoint
+from tests.cli.conftest import CommandLine
+from tests.cli.outcomes import checkpoint, outcome
+from tests.cli.runs import ended, events, queue, running, submitted
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "POLL_S", 0.02)
 
 
-def at_work(here: Here) -> Path:
+def at_work(here: CommandLine) -> Path:
     """Submit a job that runs and has its first attempt."""
     root = submitted(here)
     queue(here, running())
@@ -34,7 +34,7 @@ def at_work(here: Here) -> Path:
     return root
 
 
-def leaving(here: Here, root: Path, *deeds: str) -> None:
+def leaving(here: CommandLine, root: Path, *deeds: str) -> None:
     """Let the ranks do something when they are asked to leave."""
     script = here.path / "leave.py"
     lines = [
@@ -58,7 +58,7 @@ SAVED = (
 )
 
 
-def test_the_ranks_are_asked_and_what_they_saved_is_said(here: Here) -> None:
+def test_the_ranks_are_asked_and_what_they_saved_is_said(here: CommandLine) -> None:
     root = at_work(here)
     leaving(here, root, *SAVED)
     said = here("cancel", "--checkpoint", "4711")
@@ -71,14 +71,16 @@ def test_the_ranks_are_asked_and_what_they_saved_is_said(here: Here) -> None:
     assert (request.read_text(), request.stat().st_mode & 0o777) == ("cancel\n", 0o600)
 
 
-def test_in_json_the_checkpoint_stands_beside_the_job(here: Here) -> None:
+def test_in_json_the_checkpoint_stands_beside_the_job(here: CommandLine) -> None:
     root = at_work(here)
     leaving(here, root, *SAVED)
     (job,) = json.loads(here("cancel", "--checkpoint", "4711", "--json").out)["jobs"]
     assert job["saved"] == f"{root}/checkpoints/step-00004200"
 
 
-def test_a_save_of_the_scripts_own_is_not_taken_for_the_one_that_was_asked_for(here: Here) -> None:
+def test_a_save_of_the_scripts_own_is_not_taken_for_the_one_that_was_asked_for(
+    here: CommandLine,
+) -> None:
     root = at_work(here)
     killed = "outcome(root, cause='cancelled', code=124)"
     leaving(here, root, SAVED[0], killed, SAVED[2])
@@ -88,7 +90,7 @@ def test_a_save_of_the_scripts_own_is_not_taken_for_the_one_that_was_asked_for(h
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_job_that_completes_instead_was_not_cancelled(here: Here, form: str) -> None:
+def test_a_job_that_completes_instead_was_not_cancelled(here: CommandLine, form: str) -> None:
     root = at_work(here)
     leaving(here, root, "ended(root, 'COMPLETED', 0)")
     said = here("cancel", "--checkpoint", "4711", *(["--json"] if form == "json" else []))
@@ -101,7 +103,7 @@ def test_a_job_that_completes_instead_was_not_cancelled(here: Here, form: str) -
         assert "note: job 4711 completed before it could be cancelled\n" in said.err
 
 
-def test_a_job_that_does_not_leave_in_time_is_ended(here: Here) -> None:
+def test_a_job_that_does_not_leave_in_time_is_ended(here: CommandLine) -> None:
     root = at_work(here)
     checkpoint(root, 100)
     os.utime(root / "checkpoints")
@@ -113,7 +115,7 @@ def test_a_job_that_does_not_leave_in_time_is_ended(here: Here) -> None:
 
 
 def test_what_keeps_the_ranks_from_saving_is_told_once(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = at_work(here)
     monkeypatch.setattr(cancel, "LOOK_S", 0.1)
@@ -125,7 +127,7 @@ def test_what_keeps_the_ranks_from_saving_is_told_once(
     assert said.count("still waiting for 4711") > 1
 
 
-def test_a_job_that_has_no_checkpoint_is_told(here: Here) -> None:
+def test_a_job_that_has_no_checkpoint_is_told(here: CommandLine) -> None:
     root = at_work(here)
     leaving(here, root, "ended(root, 'CANCELLED', 124)")
     said = here("cancel", "--checkpoint", "4711")
@@ -135,7 +137,7 @@ def test_a_job_that_has_no_checkpoint_is_told(here: Here) -> None:
 
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_what_a_script_saved_in_a_directory_of_its_own_is_found(
-    here: Here, is_marked: bool
+    here: CommandLine, is_marked: bool
 ) -> None:
     """In clusterrun's way, or in its own: it has told of it. An older one lies beside it."""
     root = at_work(here)
@@ -158,7 +160,7 @@ def test_what_a_script_saved_in_a_directory_of_its_own_is_found(
     assert f"checkpoint {place} written after 00:00:" in said.err
 
 
-def test_a_request_of_somebody_else_stays(here: Here) -> None:
+def test_a_request_of_somebody_else_stays(here: CommandLine) -> None:
     root = at_work(here)
     (root / "attempts/1/request").write_text("time-limit\n")
     leaving(here, root, *SAVED)
@@ -166,7 +168,7 @@ def test_a_request_of_somebody_else_stays(here: Here) -> None:
     assert (root / "attempts/1/request").read_text() == "time-limit\n"
 
 
-def test_a_job_that_waits_has_nothing_to_save(here: Here) -> None:
+def test_a_job_that_waits_has_nothing_to_save(here: CommandLine) -> None:
     root = submitted(here)
     queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources")
     said = here("cancel", "--checkpoint", "4711")
@@ -176,20 +178,20 @@ def test_a_job_that_waits_has_nothing_to_save(here: Here) -> None:
     assert not (root / "attempts").exists()
 
 
-def test_a_timeout_without_checkpoint_is_a_mistake(here: Here) -> None:
+def test_a_timeout_without_checkpoint_is_a_mistake(here: CommandLine) -> None:
     at_work(here)
     said = here("cancel", "--timeout", "1s", "4711")
     assert (said.code, here.asked("scancel")) == (2, [])
 
 
 @pytest.mark.parametrize("timeout", ["soon", "-3"])
-def test_a_timeout_that_is_no_time_is_a_mistake(here: Here, timeout: str) -> None:
+def test_a_timeout_that_is_no_time_is_a_mistake(here: CommandLine, timeout: str) -> None:
     at_work(here)
     assert here("cancel", "--checkpoint", f"--timeout={timeout}", "4711").code == 2
     assert here.asked("scancel") == []
 
 
-def test_ctrl_c_stops_the_waiting_alone(here: Here) -> None:
+def test_ctrl_c_stops_the_waiting_alone(here: CommandLine) -> None:
     at_work(here)
     process = subprocess.Popen(
         [sys.executable, "-m", "clusterrun", "cancel", "--checkpoint", "4711"],
@@ -202,7 +204,7 @@ def test_ctrl_c_stops_the_waiting_alone(here: Here) -> None:
     assert process.stderr is not None
     assert "waiting up to" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=60 * PATIENCE)
     assert (process.returncode, out) == (130, "")
     assert "no longer waiting; 4711 ends once it has saved\n" in err
     assert here.asked("scancel") == ["--signal=USR2", "4711"]
@@ -225,7 +227,7 @@ def followed(root: Path, name: str = "job.json") -> Path:
     return root / name
 
 
-def test_cancel_ends_the_job_by_which_the_run_was_about_to_go_on(here: Here) -> None:
+def test_cancel_ends_the_job_by_which_the_run_was_about_to_go_on(here: CommandLine) -> None:
     """It is submitted from inside the job, and known to nobody when that is cancelled."""
     root = submitted(here)
     queue(here, running(), running("4712"))
@@ -237,7 +239,9 @@ def test_cancel_ends_the_job_by_which_the_run_was_about_to_go_on(here: Here) -> 
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "FAILED"])
-def test_cancel_ends_the_job_by_which_the_run_has_gone_on_meanwhile(here: Here, state: str) -> None:
+def test_cancel_ends_the_job_by_which_the_run_has_gone_on_meanwhile(
+    here: CommandLine, state: str
+) -> None:
     """It may train already when Slurm says how the one before stands."""
     root = at_work(here)
     outcome(root, cause=Cause.INTERRUPTED, code=125, next=Next.SUCCESSOR)
@@ -250,7 +254,7 @@ def test_cancel_ends_the_job_by_which_the_run_has_gone_on_meanwhile(here: Here, 
     assert here.asked("scancel")[-1:] == ["4712"]
 
 
-def test_ranks_that_left_for_another_reason_do_not_go_on_in_the_next_job(here: Here) -> None:
+def test_ranks_that_left_for_another_reason_do_not_go_on_in_the_next_job(here: CommandLine) -> None:
     """The time limit was near: they save for the next job, not since they were asked to."""
     root = at_work(here)
     (root / "attempts/1/request").write_text("time-limit\n")
@@ -269,7 +273,7 @@ def test_ranks_that_left_for_another_reason_do_not_go_on_in_the_next_job(here: H
     assert here.asked("scancel") == ["--signal=USR2", "4711", "4712"]
 
 
-def test_cancel_ends_all_jobs_of_a_chain(here: Here) -> None:
+def test_cancel_ends_all_jobs_of_a_chain(here: CommandLine) -> None:
     root = submitted(here)
     chain(root)
     queue(here, running(), WAITS.format(4712), WAITS.format(4713))
@@ -278,7 +282,7 @@ def test_cancel_ends_all_jobs_of_a_chain(here: Here) -> None:
     assert here.asked("scancel") == ["4711", "4712", "4713"]
 
 
-def test_the_rest_of_a_chain_ends_where_its_job_has_ended(here: Here) -> None:
+def test_the_rest_of_a_chain_ends_where_its_job_has_ended(here: CommandLine) -> None:
     root = submitted(here)
     chain(root)
     ended(root, "FAILED", 3)
@@ -287,7 +291,7 @@ def test_the_rest_of_a_chain_ends_where_its_job_has_ended(here: Here) -> None:
     assert here.asked("scancel") == ["4712"]
 
 
-def test_a_chain_ends_before_its_job_saves(here: Here) -> None:
+def test_a_chain_ends_before_its_job_saves(here: CommandLine) -> None:
     root = at_work(here)
     chain(root)
     queue(here, running(), WAITS.format(4712), WAITS.format(4713))
@@ -296,7 +300,9 @@ def test_a_chain_ends_before_its_job_saves(here: Here) -> None:
     assert here.asked("scancel")[:4] == ["4712", "4713", "--signal=USR2", "4711"]
 
 
-def test_a_chain_whose_job_ran_into_the_limit_stands_as_its_next_job_does(here: Here) -> None:
+def test_a_chain_whose_job_ran_into_the_limit_stands_as_its_next_job_does(
+    here: CommandLine,
+) -> None:
     root = submitted(here)
     chain(root)
     ended(root, "TIMEOUT", 124)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from clusterrun.cli.main import VERBS
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def _run(argv: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        argv, env=environ, capture_output=True, text=True, timeout=60, check=False
+        argv, env=environ, capture_output=True, text=True, timeout=60 * PATIENCE, check=False
     )
 
 

@@ -47,7 +47,7 @@ def program(directory: Path, name: str, text: str) -> None:
         ("GPU-ff", ()),
     ],
 )
-def test_p38_cuda_visible_devices_is_honoured_as_cuda_reads_it(
+def test_cuda_visible_devices_is_honoured_as_cuda_reads_it(
     listed: str | None, ids: tuple[str, ...]
 ) -> None:
     environ = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}

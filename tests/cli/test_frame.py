@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.cli.main import VERBS
+from tests.patience import PATIENCE
 
 HEAVY = ("torch", "accelerate", "deepspeed", "transformers", "submitit", "jinja2", "rich")
 
@@ -26,7 +27,7 @@ def clusterrun(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * PATIENCE,
         check=False,
     )
 
@@ -60,7 +61,11 @@ def test_help_and_import_load_nothing_heavy() -> None:
         f"print([name for name in {HEAVY} if name in sys.modules], status, file=sys.stderr)\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60 * PATIENCE,
+        check=True,
     )
     assert result.stderr == "[] 0\n"
 
@@ -108,7 +113,7 @@ def test_a_reader_that_goes_away_gives_the_status_of_sigpipe_and_no_noise() -> N
         [sys.executable, "-m", "clusterrun", "help", "exit-codes"],
         stdout=writing,
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=60 * PATIENCE,
         check=False,
     )
     os.close(writing)
@@ -122,7 +127,7 @@ def test_full_disk_behind_stdout_is_told() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=60 * PATIENCE,
             check=False,
         )
     assert result.returncode == 1
@@ -152,7 +157,7 @@ def _in_terminal(*args: str, **environ: str) -> str:
             shown += chunk
     except OSError:  # how Linux says that the other end was closed
         pass
-    process.wait(timeout=60)
+    process.wait(timeout=60 * PATIENCE)
     os.close(master)
     return shown.decode()
 
@@ -222,7 +227,9 @@ def test_crash_leaves_its_traceback_in_a_private_file(tmp_path: Path) -> None:
     )
     argv = [sys.executable, str(broken), "help", "exit-codes"]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    result = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
+    result = subprocess.run(
+        argv, capture_output=True, text=True, env=env, timeout=60 * PATIENCE, check=False
+    )
     (crash,) = (tmp_path / "cache" / "clusterrun").iterdir()
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
@@ -232,7 +239,12 @@ def test_crash_leaves_its_traceback_in_a_private_file(tmp_path: Path) -> None:
     assert crash.stat().st_mode & 0o777 == 0o600
     assert "RuntimeError: boom" in crash.read_text()
     shown = subprocess.run(
-        [*argv, "--debug"], capture_output=True, text=True, env=env, timeout=60, check=False
+        [*argv, "--debug"],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=60 * PATIENCE,
+        check=False,
     )
     assert "Traceback (most recent call last)" in shown.stderr
     assert len(list((tmp_path / "cache" / "clusterrun").iterdir())) == 1

@@ -8,51 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clusterrun.cli.list import HEAD
 from clusterrun.outcome import Cause, Next
-from tests.cli.conftest import Here
+from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
-
-SQUEUE = "printf '%s\\n' "
-
-
-def submitted(here: Here, job_id: str = "4711", *argv: str) -> Path:
-    """Submit a job to the pretended Slurm and return its run directory."""
-    if not (here.bin / "srun").exists():
-        here.slurm()
-    here.program("sbatch", f"echo {job_id}")
-    assert here("submit", *(argv or ("-N2", "train.py"))).code == 0
-    return (here.path / "runs" / "by-job" / job_id).resolve()
+from tests.cli.runs import ended, events, queue, running, submitted
+from tests.patience import PATIENCE
 
 
-def queue(here: Here, *rows: str) -> None:
-    here.program("squeue", SQUEUE + " ".join(f"'{row}'" for row in rows))
-
-
-def running(job_id: str = "4711") -> str:
-    return f"{job_id}|RUNNING|node[17-18]|5:10:40|1-00:00:00|N/A|N/A|None"
-
-
-def events(root: Path, *entries: dict[str, Any], node: str = "node17") -> None:
-    (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
-    (root / "events").mkdir(exist_ok=True)
-    with (root / "events" / f"{node}.jsonl").open("a") as file:
-        for entry in entries:
-            file.write(json.dumps({"ts": 1.0, "attempt": 1, "node": node, **entry}) + "\n")
-
-
-def ended(root: Path, state: str, code: int | None) -> None:
-    (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
-    data = {"schema": "clusterrun.end/1", "state": state, "exit_code": code, "ended_at": 7.5}
-    (root / "end.json").write_text(json.dumps(data))
-
-
-def test_status_of_a_running_job(here: Here) -> None:
+def test_status_of_a_running_job(here: CommandLine) -> None:
     root = submitted(here)
     queue(here, running())
     now = time.time()
@@ -79,7 +46,7 @@ def test_status_of_a_running_job(here: Here) -> None:
     assert said.err == ""
 
 
-def test_a_training_that_has_gone_silent_is_not_estimated(here: Here) -> None:
+def test_a_training_that_has_gone_silent_is_not_estimated(here: CommandLine) -> None:
     root = submitted(here)
     queue(here, running())
     then = time.time() - 125
@@ -91,7 +58,7 @@ def test_a_training_that_has_gone_silent_is_not_estimated(here: Here) -> None:
     assert "to go" in here("status", "4711").out
 
 
-def test_a_failure_gives_way_to_why_the_job_waits_now(here: Here) -> None:
+def test_a_failure_gives_way_to_why_the_job_waits_now(here: CommandLine) -> None:
     root = submitted(here)
     outcome(root, next=Next.REQUEUE)
     queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|BeginTime")
@@ -100,7 +67,7 @@ def test_a_failure_gives_way_to_why_the_job_waits_now(here: Here) -> None:
     assert "killed" not in said
 
 
-def test_what_a_job_says_does_nothing_to_the_terminal(here: Here) -> None:
+def test_what_a_job_says_does_nothing_to_the_terminal(here: CommandLine) -> None:
     root = submitted(here)
     words = "a\x1b]52;c;ZWNobw==\x07b\x1b[2J\x1b]0;title\x07c\x9bd"
     outcome(root, cause=Cause.EXCEPTION, message=words, reason=words)
@@ -111,7 +78,7 @@ def test_what_a_job_says_does_nothing_to_the_terminal(here: Here) -> None:
         assert not set("\x1b\x07\r\x9b") & set(said.out + said.err)
 
 
-def test_status_without_a_job_takes_the_newest_and_says_so(here: Here) -> None:
+def test_status_without_a_job_takes_the_newest_and_says_so(here: CommandLine) -> None:
     submitted(here)
     queue(here, running())
     said = here("status")
@@ -120,14 +87,14 @@ def test_status_without_a_job_takes_the_newest_and_says_so(here: Here) -> None:
 
 
 @pytest.mark.parametrize("by", ["4711", "train", "run id", "directory", "file"])
-def test_a_job_is_found_by_any_of_its_names(here: Here, by: str) -> None:
+def test_a_job_is_found_by_any_of_its_names(here: CommandLine, by: str) -> None:
     root = submitted(here)
     queue(here, running())
     names = {"run id": root.name, "directory": str(root), "file": str(root / "job.sbatch")}
     assert here("status", names.get(by, by)).out.startswith("job        4711  train\n")
 
 
-def test_a_job_is_found_from_elsewhere(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_found_from_elsewhere(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     submitted(here)
     queue(here, running())
     elsewhere = here.path.parent / "elsewhere"
@@ -137,14 +104,14 @@ def test_a_job_is_found_from_elsewhere(here: Here, monkeypatch: pytest.MonkeyPat
     assert here("list", "--ids-only").out == "4711\n"
 
 
-def test_a_job_is_found_while_its_configuration_is_broken(here: Here) -> None:
+def test_a_job_is_found_while_its_configuration_is_broken(here: CommandLine) -> None:
     submitted(here)
     queue(here, running())
     (here.path / "clusterrun.yaml").write_text("script: [\n")
     assert here("status", "4711").code == 0
 
 
-def test_status_of_a_pending_job_says_why_it_waits(here: Here) -> None:
+def test_status_of_a_pending_job_says_why_it_waits(here: CommandLine) -> None:
     submitted(here)
     queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources")
     said = here("status", "4711")
@@ -158,7 +125,7 @@ def test_status_of_a_pending_job_says_why_it_waits(here: Here) -> None:
     assert answer["elapsed_s"] is None
 
 
-def test_status_of_a_failed_job_names_the_first_failure(here: Here) -> None:
+def test_status_of_a_failed_job_names_the_first_failure(here: CommandLine) -> None:
     root = submitted(here)
     message = "RuntimeError: no such\n  tokenizer"
     failure = {"rank": 3, "code": 1, "message": message}
@@ -175,7 +142,7 @@ def test_status_of_a_failed_job_names_the_first_failure(here: Here) -> None:
     assert here("status", "4711").code == 0
 
 
-def test_a_job_that_does_not_run_has_no_time_to_go(here: Here) -> None:
+def test_a_job_that_does_not_run_has_no_time_to_go(here: CommandLine) -> None:
     root = submitted(here)
     steps = ({"type": "step", "step": n, "total": 1100, "ts": float(n)} for n in (100, 200))
     events(root, *steps)
@@ -183,13 +150,13 @@ def test_a_job_that_does_not_run_has_no_time_to_go(here: Here) -> None:
     assert "step       200/1100  1 steps/s\n" in here("status", "4711").out
 
 
-def test_status_of_a_completed_job_asks_no_scheduler(here: Here) -> None:
+def test_status_of_a_completed_job_asks_no_scheduler(here: CommandLine) -> None:
     ended(submitted(here), "COMPLETED", 0)
     assert here("status", "4711", "--exit-status").code == 0
     assert here.asked("squeue") == []
 
 
-def test_wait_returns_when_the_job_has_ended(here: Here) -> None:
+def test_wait_returns_when_the_job_has_ended(here: CommandLine) -> None:
     root = submitted(here)
     queue(here, running())
     ended_data = '{"state": "FAILED", "exit_code": 9, "ended_at": 1}'
@@ -199,7 +166,7 @@ def test_wait_returns_when_the_job_has_ended(here: Here) -> None:
     assert "state      FAILED  exit 9" in said.out
 
 
-def test_ctrl_c_while_waiting_gives_130_and_no_traceback(here: Here) -> None:
+def test_ctrl_c_while_waiting_gives_130_and_no_traceback(here: CommandLine) -> None:
     submitted(here)
     queue(here, running())
     process = subprocess.Popen(
@@ -210,18 +177,18 @@ def test_ctrl_c_while_waiting_gives_130_and_no_traceback(here: Here) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * PATIENCE
     while not here.asked("squeue") and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=30 * PATIENCE)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     assert err.endswith("interrupted\n")
 
 
-def test_list_shows_what_runs_and_why_the_rest_does_not(here: Here) -> None:
+def test_list_shows_what_runs_and_why_the_rest_does_not(here: CommandLine) -> None:
     failed = submitted(here, "4698", "-N2", "--gpus-per-node", "4", "train.py")
     ended(failed, "FAILED", 1)
     oom = {"rank": 1, "node": "node17", "code": 1, "message": "CUDA out of memory"}
@@ -246,7 +213,7 @@ def test_list_shows_what_runs_and_why_the_rest_does_not(here: Here) -> None:
     ]
 
 
-def test_list_asks_the_scheduler_once_for_all_jobs(here: Here) -> None:
+def test_list_asks_the_scheduler_once_for_all_jobs(here: CommandLine) -> None:
     for number in range(3):
         submitted(here, str(4711 + number))
     queue(here, *(running(str(4711 + number)) for number in range(3)))
@@ -256,7 +223,7 @@ def test_list_asks_the_scheduler_once_for_all_jobs(here: Here) -> None:
     ]
 
 
-def test_list_is_short_by_default_and_says_what_it_left_out(here: Here) -> None:
+def test_list_is_short_by_default_and_says_what_it_left_out(here: CommandLine) -> None:
     for number in range(7):
         ended(submitted(here, str(4711 + number)), "COMPLETED", 0)
     said = here("list")
@@ -268,7 +235,7 @@ def test_list_is_short_by_default_and_says_what_it_left_out(here: Here) -> None:
     assert len(here("list", "--state", "completed", "--ids-only").out.splitlines()) == 7
 
 
-def test_list_in_json_holds_the_same_objects_as_status(here: Here) -> None:
+def test_list_in_json_holds_the_same_objects_as_status(here: CommandLine) -> None:
     submitted(here)
     queue(here, running())
     listed = json.loads(here("list", "--json").out)
@@ -277,13 +244,13 @@ def test_list_in_json_holds_the_same_objects_as_status(here: Here) -> None:
     assert listed == {"schema": "clusterrun.list/1", "jobs": [one]}
 
 
-def test_list_without_runs_says_so_beside_stdout(here: Here) -> None:
+def test_list_without_runs_says_so_beside_stdout(here: CommandLine) -> None:
     said = here("list")
     assert (said.code, said.out, said.err) == (0, "", "no runs yet\n")
     assert json.loads(here("list", "--json").out) == {"schema": "clusterrun.list/1", "jobs": []}
 
 
-def test_cancel_ends_a_job_and_says_how_it_stood(here: Here) -> None:
+def test_cancel_ends_a_job_and_says_how_it_stood(here: CommandLine) -> None:
     submitted(here)
     queue(here, running())
     said = here("cancel", "4711")
@@ -291,7 +258,7 @@ def test_cancel_ends_a_job_and_says_how_it_stood(here: Here) -> None:
     assert here.asked("scancel") == ["4711"]
 
 
-def test_cancelling_what_has_ended_is_no_mistake(here: Here) -> None:
+def test_cancelling_what_has_ended_is_no_mistake(here: CommandLine) -> None:
     ended(submitted(here), "COMPLETED", 0)
     said = here("cancel", "4711")
     assert (said.code, said.out) == (0, "")
@@ -310,21 +277,21 @@ def test_cancelling_what_has_ended_is_no_mistake(here: Here) -> None:
     ]
 
 
-def test_cancel_names_a_job_twice_and_it_is_one(here: Here) -> None:
+def test_cancel_names_a_job_twice_and_it_is_one(here: CommandLine) -> None:
     submitted(here)
     queue(here, running())
     assert here("cancel", "4711", "4711").code == 0
     assert here.asked("scancel") == ["4711"]
 
 
-def test_cancel_with_one_unknown_job_ends_none(here: Here) -> None:
+def test_cancel_with_one_unknown_job_ends_none(here: CommandLine) -> None:
     submitted(here)
     queue(here, running())
     assert here("cancel", "-y", "4711", "99").code == 4
     assert here.asked("scancel") == []
 
 
-def test_scancel_that_fails_is_quoted(here: Here) -> None:
+def test_scancel_that_fails_is_quoted(here: CommandLine) -> None:
     submitted(here)
     queue(here, running())
     here.program(
@@ -337,7 +304,7 @@ def test_scancel_that_fails_is_quoted(here: Here) -> None:
     )
 
 
-def test_a_job_that_was_cancelled_before_it_ran_shows_no_exit_0(here: Here) -> None:
+def test_a_job_that_was_cancelled_before_it_ran_shows_no_exit_0(here: CommandLine) -> None:
     submitted(here)
     queue(here)
     row = "4711|CANCELLED by 0|0:0|None assigned|0|UNLIMITED|None|1700000000|None"
@@ -345,7 +312,7 @@ def test_a_job_that_was_cancelled_before_it_ran_shows_no_exit_0(here: Here) -> N
     assert "state      CANCELLED\n" in here("status", "4711").out
 
 
-def test_nodes_stand_in_their_order_whichever_started_first(here: Here) -> None:
+def test_nodes_stand_in_their_order_whichever_started_first(here: CommandLine) -> None:
     root = submitted(here)
     ended(root, "COMPLETED", 0)
     for start, node in enumerate(("node18", "node17")):
@@ -354,7 +321,7 @@ def test_nodes_stand_in_their_order_whichever_started_first(here: Here) -> None:
     assert json.loads(here("status", "4711", "--json").out)["nodelist"] == "node[17-18]"
 
 
-def test_p13_an_unknown_state_is_shown_as_one(here: Here) -> None:
+def test_an_unknown_state_is_shown_as_one(here: CommandLine) -> None:
     submitted(here)
     queue(here, "4711|TELEPORTING|node1|1:00|UNLIMITED|N/A|N/A|None")
     assert json.loads(here("status", "4711", "--json").out)["state"] == "UNKNOWN"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Here
+from tests.cli.conftest import CommandLine
 
 KEYS = [
     ("spool", "2GiB", "log_spool_bytes", 2 << 30, 1 << 30),
@@ -16,7 +16,7 @@ KEYS = [
 ]
 
 
-def planned(here: Here, *args: str) -> dict[str, Any]:
+def planned(here: CommandLine, *args: str) -> dict[str, Any]:
     said = here("render", "--json", "--cluster", "local", *args, "train.py")
     assert said.code == 0, said.err
     plan: dict[str, Any] = json.loads(json.loads(said.out)["files"]["plan.json"])
@@ -25,7 +25,7 @@ def planned(here: Here, *args: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("key", "text", "name", "value", "default"), KEYS)
 def test_each_setting_reaches_the_plan_and_knows_its_default(
-    here: Here, key: str, text: str, name: str, value: int, default: int
+    here: CommandLine, key: str, text: str, name: str, value: int, default: int
 ) -> None:
     assert planned(here)[name] == default
     assert planned(here, "--set", f"logs.{key}={text}")[name] == value
@@ -33,7 +33,7 @@ def test_each_setting_reaches_the_plan_and_knows_its_default(
 
 @pytest.mark.parametrize(("key", "text", "name", "value", "default"), KEYS)
 def test_each_setting_is_read_from_a_file_and_a_variable(
-    here: Here,
+    here: CommandLine,
     monkeypatch: pytest.MonkeyPatch,
     key: str,
     text: str,
@@ -66,7 +66,7 @@ def test_each_setting_is_read_from_a_file_and_a_variable(
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_line(
-    here: Here, line: str, column: int, message: str, hint: str | None
+    here: CommandLine, line: str, column: int, message: str, hint: str | None
 ) -> None:
     (here.path / "clusterrun.yaml").write_text(f"logs:\n  {line}\n")
     said = here("config", "validate", "--json")

@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Here
+from tests.cli.conftest import CommandLine
 
 LLAMA = ("--model", "llama-3.1-8b", "--seq-len", "4096", "-N", "4", "--gpus-per-node", "8")
 H100 = ("--gpu", "h100-80g", "--strategy", "zero3", "--grad-ckpt", "--micro-batch", "4")
 BATCH = ("--accumulation", "2", "--samples", "1200000")
 
 
-def told(here: Here, *argv: str, code: int = 0) -> dict[str, Any]:
+def told(here: CommandLine, *argv: str, code: int = 0) -> dict[str, Any]:
     said = here("plan", *argv, "--json")
     assert said.code == code, said.err
     found: dict[str, Any] = json.loads(said.out)
     return found
 
 
-def test_a_person_reads_batch_steps_memory_time_and_disk(here: Here) -> None:
+def test_a_person_reads_batch_steps_memory_time_and_disk(here: CommandLine) -> None:
     said = here("plan", *LLAMA, *H100, *BATCH, "--epochs", "10", "--lr", "1e-5", "--base-batch=16")
     assert said.code == 0, said.err
     assert "model     llama-3.1-8b   8.03 B parameters   bf16   seq 4,096" in said.out
@@ -39,7 +39,7 @@ def test_a_person_reads_batch_steps_memory_time_and_disk(here: Here) -> None:
     assert re.search(r"micro-batch 16: [0-9.]+ GiB \([0-9]+ %\) NO", said.out)
 
 
-def test_a_program_reads_every_term_with_its_formula_and_source(here: Here) -> None:
+def test_a_program_reads_every_term_with_its_formula_and_source(here: CommandLine) -> None:
     answer = told(here, *LLAMA, *H100, *BATCH)
     assert answer["schema"] == "clusterrun.plan/1"
     assert answer["batch"] == {"effective": 256, "tokens": 1_048_576}
@@ -51,12 +51,12 @@ def test_a_program_reads_every_term_with_its_formula_and_source(here: Here) -> N
     assert [found["micro_batch"] for found in answer["what_if"]] == [8, 16]
 
 
-def test_what_does_not_fit_ends_with_3(here: Here) -> None:
+def test_what_does_not_fit_ends_with_3(here: CommandLine) -> None:
     answer = told(here, *LLAMA, "--gpu", "rtx3090", "--strategy", "ddp", code=3)
     assert answer["verdict"] == "no"
 
 
-def test_the_section_training_of_a_job_file_is_read(here: Here) -> None:
+def test_the_section_training_of_a_job_file_is_read(here: CommandLine) -> None:
     (here.path / "train.yaml").write_text(
         "slurm: {nodes: 2, gpus_per_node: 4}\n"
         "training: {model: gpt2, seq_len: 1024, micro_batch: 8, gpu: a100-40g, samples: 100000}\n"
@@ -66,7 +66,7 @@ def test_the_section_training_of_a_job_file_is_read(here: Here) -> None:
     assert told(here, "train.yaml", "-N", "1")["batch"]["effective"] == 32
 
 
-def test_a_config_json_of_the_project_is_a_model(here: Here) -> None:
+def test_a_config_json_of_the_project_is_a_model(here: CommandLine) -> None:
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = {"model_type": "llama", "intermediate_size": 128, "vocab_size": 256, **shape}
     (here.path / "mine").mkdir()
@@ -77,7 +77,7 @@ def test_a_config_json_of_the_project_is_a_model(here: Here) -> None:
 
 
 def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = here.path / "hub" / "models--my--model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -134,7 +134,7 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
-    here: Here, argv: tuple[str, ...], message: str, hint: str
+    here: CommandLine, argv: tuple[str, ...], message: str, hint: str
 ) -> None:
     more = ("--seq-len", "512", "--gpu", "a100") if "--mfu" in argv else ()
     said = here("plan", *argv, *more)
@@ -143,14 +143,14 @@ def test_what_cannot_be_meant_is_refused_in_one_line(
     assert hint in said.err
 
 
-def test_a_config_that_is_no_json_is_refused_with_the_cause(here: Here) -> None:
+def test_a_config_that_is_no_json_is_refused_with_the_cause(here: CommandLine) -> None:
     (here.path / "config.json").write_text("{broken")
     said = here("plan", "--model", "config.json")
     assert said.code == 2
     assert "cause: Expecting property name" in said.err
 
 
-def test_nodes_without_gpus_are_planned_as_they_are_submitted(here: Here) -> None:
+def test_nodes_without_gpus_are_planned_as_they_are_submitted(here: CommandLine) -> None:
     (here.path / "train.py").touch()
     nodes = ("-N", "2", "--gpus-per-node", "0")
     said = here("plan", "--model", "gpt2", *nodes, "--gpu", "h100-80g").out
@@ -163,7 +163,7 @@ def test_nodes_without_gpus_are_planned_as_they_are_submitted(here: Here) -> Non
     assert "and this is a training on CPUs" in refused.err
 
 
-def test_a_neighbour_is_shown_in_a_table_where_asked(here: Here) -> None:
+def test_a_neighbour_is_shown_in_a_table_where_asked(here: CommandLine) -> None:
     said = here("plan", *LLAMA, *H100, "--what-if", "strategy")
     assert said.code == 0
     rows = [line.split() for line in said.out.splitlines() if line.startswith(("zero", "ddp"))]
@@ -172,7 +172,7 @@ def test_a_neighbour_is_shown_in_a_table_where_asked(here: Here) -> None:
     assert next(row for row in rows if row[0] == "ddp")[-1] == "no"
 
 
-def test_the_fastest_way_that_fits_is_recommended_with_its_options(here: Here) -> None:
+def test_the_fastest_way_that_fits_is_recommended_with_its_options(here: CommandLine) -> None:
     said = here("plan", *LLAMA, "--gpu", "h100-80g", "--recommend", "--effective-batch", "256")
     assert said.code == 0
     first = said.out.splitlines()[1].split()
@@ -180,7 +180,7 @@ def test_the_fastest_way_that_fits_is_recommended_with_its_options(here: Here) -
     assert f"plan ... --strategy {first[0]} --micro-batch {first[1]}" in said.out
 
 
-def test_where_nothing_fits_that_is_the_answer(here: Here) -> None:
+def test_where_nothing_fits_that_is_the_answer(here: CommandLine) -> None:
     said = here("plan", *LLAMA[:4], "--gpu", "rtx3080", "--host-mem", "16GiB", "--recommend")
     assert (said.code, said.out) == (3, "")
     assert "nothing fits: --strategy zero3-offload --micro-batch 1" in said.err
@@ -197,7 +197,7 @@ def test_where_nothing_fits_that_is_the_answer(here: Here) -> None:
     ],
 )
 def test_who_chose_no_batch_is_told_what_to_start_with(
-    here: Here, device: tuple[str, ...], preset: str
+    here: CommandLine, device: tuple[str, ...], preset: str
 ) -> None:
     argv = ("plan", "--params", "10M", *device)
     assert f"preset    {preset}: micro-batch" in here(*argv).out
@@ -218,7 +218,7 @@ def test_planning_loads_nothing_heavy() -> None:
 
 
 def test_what_offloads_is_tight_at_best_where_the_memory_of_a_node_is_not_known(
-    here: Here,
+    here: CommandLine,
 ) -> None:
     argv = ("--model", "llama-2-70b", "--seq-len", "512", "--gpus-per-node", "1", "--gpu", "h100")
     said = here("plan", *argv, "--recommend", "--effective-batch", "8")
@@ -229,7 +229,7 @@ def test_what_offloads_is_tight_at_best_where_the_memory_of_a_node_is_not_known(
     assert little.code == 3
 
 
-def test_a_run_that_was_submitted_without_facts_is_not_compared(here: Here) -> None:
+def test_a_run_that_was_submitted_without_facts_is_not_compared(here: CommandLine) -> None:
     here.slurm()
     assert here("submit", "-N2", "train.py").code == 0
     said = here("plan", "--compare", "4711", "--model", "gpt2")
@@ -238,7 +238,7 @@ def test_a_run_that_was_submitted_without_facts_is_not_compared(here: Here) -> N
     assert "hint: the facts of a training stand under training: when it is submitted" in said.err
 
 
-def test_without_activations_nothing_fits_for_sure(here: Here) -> None:
+def test_without_activations_nothing_fits_for_sure(here: CommandLine) -> None:
     for more in ((), ("--host-mem", "64GiB")):
         assert told(here, "--params", "1B", "--gpu", "h100-80g", *more)["verdict"] is None
     answer = told(here, "--params", "70B", "--gpu", "h100-80g", code=3)
@@ -246,7 +246,7 @@ def test_without_activations_nothing_fits_for_sure(here: Here) -> None:
     assert any("activations are not counted" in note for note in answer["notes"])
 
 
-def test_experts_work_as_their_active_part_and_never_fit_for_sure(here: Here) -> None:
+def test_experts_work_as_their_active_part_and_never_fit_for_sure(here: CommandLine) -> None:
     argv = ("--seq-len", "4096", *LLAMA[4:], *H100[:4])
     sizes = ("--params", "46.7B", "--active-params", "12.9B")
     said = here("plan", *sizes, *argv)
@@ -262,7 +262,7 @@ def test_experts_work_as_their_active_part_and_never_fit_for_sure(here: Here) ->
         assert "experts" in refused.err
 
 
-def test_numbers_win_over_a_model_of_the_file(here: Here) -> None:
+def test_numbers_win_over_a_model_of_the_file(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("training: {model: gpt2}\n")
     assert (
         told(here, "--params", "7e9", "--host-mem=64GiB")["inputs"]["model"]["params"]
@@ -270,16 +270,18 @@ def test_numbers_win_over_a_model_of_the_file(here: Here) -> None:
     )
 
 
-def test_a_short_name_of_a_gpu_says_which_was_taken(here: Here) -> None:
+def test_a_short_name_of_a_gpu_says_which_was_taken(here: CommandLine) -> None:
     assert "'a100' is taken for the A100-40G" in here("plan", "--params", "1B", "--gpu=a100").err
 
 
-def test_a_preset_that_does_not_fit_is_not_suggested(here: Here) -> None:
+def test_a_preset_that_does_not_fit_is_not_suggested(here: CommandLine) -> None:
     argv = ("plan", "--model", "mistral-7b", "--seq-len", "4096", "--gpu", "rtx3090")
     assert "preset" not in here(*argv).out
 
 
-def test_what_is_recommended_keeps_to_the_disk(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_recommended_keeps_to_the_disk(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     argv = ("plan", *LLAMA, "--gpu", "h100-80g", "--recommend", "--effective-batch", "256")
     full = SimpleNamespace(total=10, used=9, free=1)
     monkeypatch.setattr("clusterrun.estimation.shutil.disk_usage", lambda path: full)
@@ -291,7 +293,7 @@ def test_what_is_recommended_keeps_to_the_disk(here: Here, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def project(here: Here) -> Path:
+def project(here: CommandLine) -> Path:
     here.slurm()
     (here.path / "train.py").write_text("")
     (here.path / "clusterrun.yaml").write_text(
@@ -301,24 +303,26 @@ def project(here: Here) -> Path:
     return here.path
 
 
-def test_submit_says_what_plan_says_no_to(here: Here, project: Path) -> None:
+def test_submit_says_what_plan_says_no_to(here: CommandLine, project: Path) -> None:
     said = here("submit")
     assert said.code == 0
     assert re.search(r"note: memory of a GPU: [0-9.]+ GiB are estimated of 79.6; see", said.err)
 
 
-def test_submit_without_facts_says_nothing_of_estimates(here: Here, project: Path) -> None:
+def test_submit_without_facts_says_nothing_of_estimates(here: CommandLine, project: Path) -> None:
     (project / "clusterrun.yaml").write_text("script: train.py\nslurm: {gpus_per_node: 8}\n")
     assert "estimate" not in here("submit").err
 
 
-def test_facts_that_make_no_sense_do_not_stop_a_submission(here: Here, project: Path) -> None:
+def test_facts_that_make_no_sense_do_not_stop_a_submission(
+    here: CommandLine, project: Path
+) -> None:
     said = here("submit", "--set", "training.model=gone")
     assert said.code == 0
     assert "note: no estimate was made: cannot read the model's size: 'gone'" in said.err
 
 
-def test_submit_says_once_that_no_estimate_was_made(here: Here, project: Path) -> None:
+def test_submit_says_once_that_no_estimate_was_made(here: CommandLine, project: Path) -> None:
     (project / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
     said = here("submit", "--deepspeed-config", "ds.json").err
     (note,) = [line for line in said.splitlines() if "estimate" in line]
@@ -327,7 +331,7 @@ def test_submit_says_once_that_no_estimate_was_made(here: Here, project: Path) -
 
 
 def test_submit_plan_sets_what_is_recommended_and_hands_it_to_the_ranks(
-    here: Here, project: Path
+    here: CommandLine, project: Path
 ) -> None:
     said = here("submit", "--plan")
     assert said.code == 0
@@ -342,7 +346,7 @@ def test_submit_plan_sets_what_is_recommended_and_hands_it_to_the_ranks(
     assert f'"strategy": "{words[1]}"' in (run / "job.json").read_text()
 
 
-def test_submit_plan_submits_nothing_that_does_not_fit(here: Here, project: Path) -> None:
+def test_submit_plan_submits_nothing_that_does_not_fit(here: CommandLine, project: Path) -> None:
     said = here("submit", "--plan", "--set", "training.gpu=rtx3080", "-N", "1", "--mem", "16G")
     assert said.code == 1
     assert "error: nothing fits" in said.err

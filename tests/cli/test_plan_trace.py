@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Here, Said
+from tests.cli.conftest import CommandLine, Said
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -27,13 +27,15 @@ NUMBERS = ("--params", "1e6", *SHAPE)
 GPUS = ("--gpu", "a100-40g", "--gpus-per-node", "2", "--micro-batch", "2")
 
 
-def _plan(here: Here, values: dict[str, Any], *argv: str, length: str = "256") -> Said:
+def _plan(here: CommandLine, values: dict[str, Any], *argv: str, length: str = "256") -> Said:
     (here.path / "config.json").write_text(json.dumps(values))
     length_options = ("--seq-len", length) if length else ()
     return here("plan", "--model", "config.json", "--trace", *length_options, *argv)
 
 
-def _told(here: Here, values: dict[str, Any], *argv: str, length: str = "256") -> dict[str, Any]:
+def _told(
+    here: CommandLine, values: dict[str, Any], *argv: str, length: str = "256"
+) -> dict[str, Any]:
     said = _plan(here, values, *argv, "--json", length=length)
     assert said.code == 0, said.err
     found: dict[str, Any] = json.loads(said.out)
@@ -44,7 +46,7 @@ def _told(here: Here, values: dict[str, Any], *argv: str, length: str = "256") -
 
 
 @pytest.mark.torch
-def test_a_person_sees_what_was_traced(here: Here) -> None:
+def test_a_person_sees_what_was_traced(here: CommandLine) -> None:
     pytest.importorskip("transformers")
     said = _plan(here, LLAMA, *GPUS)
     assert said.code == 0, said.err
@@ -55,7 +57,7 @@ def test_a_person_sees_what_was_traced(here: Here) -> None:
 
 
 @pytest.mark.torch
-def test_a_program_sees_the_source_of_each_term(here: Here) -> None:
+def test_a_program_sees_the_source_of_each_term(here: CommandLine) -> None:
     transformers = pytest.importorskip("transformers")
     answer = _told(here, LLAMA, *GPUS, "--grad-ckpt")
     sources = {term["name"]: term["source"] for term in answer["gpu_memory"]["terms"]}
@@ -66,7 +68,7 @@ def test_a_program_sees_the_source_of_each_term(here: Here) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt2"])
-def test_a_built_in_model_is_built_as_its_config_says(here: Here, name: str) -> None:
+def test_a_built_in_model_is_built_as_its_config_says(here: CommandLine, name: str) -> None:
     pytest.importorskip("transformers")
     said = here("plan", "--model", name, "--seq-len", "1024", "--trace", "--host-mem", "2TiB")
     assert said.code == 0, said.err
@@ -75,7 +77,7 @@ def test_a_built_in_model_is_built_as_its_config_says(here: Here, name: str) -> 
 
 @pytest.mark.torch
 def test_numbers_beside_a_config_give_the_size_of_a_family_that_can_not_be_counted(
-    here: Here,
+    here: CommandLine,
 ) -> None:
     pytest.importorskip("transformers")
     answer = _told(here, {**LLAMA, "model_type": "gemma"}, *NUMBERS, *GPUS)
@@ -88,7 +90,7 @@ def test_numbers_beside_a_config_give_the_size_of_a_family_that_can_not_be_count
 
 
 @pytest.mark.torch
-def test_each_neighbour_is_traced_by_itself(here: Here) -> None:
+def test_each_neighbour_is_traced_by_itself(here: CommandLine) -> None:
     pytest.importorskip("transformers")
     window = {**LLAMA, "model_type": "mistral", "sliding_window": 100}  # no line of the length
     around = _told(here, window, *GPUS, "--what-if", "seq-len")["what_if"]
@@ -99,7 +101,7 @@ def test_each_neighbour_is_traced_by_itself(here: Here) -> None:
 
 
 @pytest.mark.torch
-def test_a_neighbour_that_the_model_does_not_allow_is_named(here: Here) -> None:
+def test_a_neighbour_that_the_model_does_not_allow_is_named(here: CommandLine) -> None:
     pytest.importorskip("transformers")
     said = _plan(here, LLAMA, *GPUS, "--what-if", "seq-len")
     left_out = "a neighbour is left out: samples of 1,024 tokens are longer than the model's 512"
@@ -107,7 +109,7 @@ def test_a_neighbour_that_the_model_does_not_allow_is_named(here: Here) -> None:
 
 
 @pytest.mark.torch
-def test_what_to_start_with_is_told_beside_a_trace(here: Here) -> None:
+def test_what_to_start_with_is_told_beside_a_trace(here: CommandLine) -> None:
     pytest.importorskip("transformers")
     assert _told(here, LLAMA, "--gpu", "a100-40g")["preset"]["micro_batch"] > 1
 
@@ -141,14 +143,14 @@ def _refused(said: Said, error: str, hint: str) -> None:
     ],
 )
 def test_what_can_not_be_traced_is_refused(
-    here: Here, argv: tuple[str, ...], error: str, hint: str
+    here: CommandLine, argv: tuple[str, ...], error: str, hint: str
 ) -> None:
     _refused(here("plan", "--trace", *argv), error, hint)
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers"])
 def test_a_library_that_is_missing_is_named_with_the_way_to_install_it(
-    here: Here, monkeypatch: pytest.MonkeyPatch, library: str
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     for name in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, name, None if name == library else object())
@@ -190,14 +192,14 @@ def test_a_library_that_is_missing_is_named_with_the_way_to_install_it(
     ],
 )
 def test_a_config_that_can_not_be_traced_is_refused(
-    here: Here, values: dict[str, Any], argv: tuple[str, ...], error: str, hint: str
+    here: CommandLine, values: dict[str, Any], argv: tuple[str, ...], error: str, hint: str
 ) -> None:
     pytest.importorskip("transformers")
     _refused(_plan(here, values, *argv), error, hint)
 
 
 @pytest.mark.torch
-def test_a_mask_too_large_to_be_made_is_refused(here: Here) -> None:
+def test_a_mask_too_large_to_be_made_is_refused(here: CommandLine) -> None:
     pytest.importorskip("transformers")
     said = here("plan", "--model", "mistral-7b", "--seq-len", "16384", "--trace")
     _refused(said, "longer than the window of 4,096", "leave out --trace")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Here
+from tests.cli.conftest import CommandLine
 
 SLURM = ("--cluster", "slurm", "-N2", "--gpus-per-node", "4")
 FILES = ["accelerate.yaml", "env.sh", "job.sbatch", "node.sh", "plan.json", "resolved.yaml"]
 
 
-def test_stdout_holds_the_script_alone_even_with_colours_on(here: Here) -> None:
+def test_stdout_holds_the_script_alone_even_with_colours_on(here: CommandLine) -> None:
     plain = here("render", *SLURM, "train.py")
     assert plain.out.startswith("#!/bin/bash\n")
     assert "#SBATCH --job-name=train\n" in plain.out
@@ -23,13 +23,13 @@ def test_stdout_holds_the_script_alone_even_with_colours_on(here: Here) -> None:
     assert "\x1b" not in here("render", "--color", "always", *SLURM, "train.py").out
 
 
-def test_rendering_twice_gives_the_same_bytes_and_writes_nothing(here: Here) -> None:
+def test_rendering_twice_gives_the_same_bytes_and_writes_nothing(here: CommandLine) -> None:
     first = here("render", *SLURM, "train.py")
     assert here("render", *SLURM, "train.py") == first
     assert here.files() == ["train.py"]
 
 
-def test_json_holds_every_file(here: Here) -> None:
+def test_json_holds_every_file(here: CommandLine) -> None:
     answer = json.loads(here("render", "--json", *SLURM, "train.py").out)
     assert answer["schema"] == "clusterrun.render/1"
     assert answer["name"] == "train"
@@ -38,7 +38,7 @@ def test_json_holds_every_file(here: Here) -> None:
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_new_or_empty_directory_gets_every_file(here: Here, exists: bool) -> None:
+def test_a_new_or_empty_directory_gets_every_file(here: CommandLine, exists: bool) -> None:
     directory = here.path / "a b" / "out"
     if exists:
         directory.mkdir(parents=True)
@@ -52,14 +52,14 @@ def test_a_new_or_empty_directory_gets_every_file(here: Here, exists: bool) -> N
     )
 
 
-def test_the_users_own_deepspeed_file_is_among_them_as_it_is(here: Here) -> None:
+def test_the_users_own_deepspeed_file_is_among_them_as_it_is(here: CommandLine) -> None:
     text = '{"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}\n'
     (here.path / "ds.json").write_text(text)
     said = here("render", "--json", *SLURM, "--deepspeed-config", "ds.json", "train.py")
     assert json.loads(said.out)["files"]["ds_config.json"] == text
 
 
-def test_show_env_says_why_each_variable_is_set(here: Here) -> None:
+def test_show_env_says_why_each_variable_is_set(here: CommandLine) -> None:
     argv = (*SLURM, "--env", "LOG_LEVEL=a  b\nc", "--pass-env", "HF_TOKEN", "train.py")
     said = here("render", "--show-env", *argv)
     head, *lines = said.out.splitlines()
@@ -75,19 +75,19 @@ def test_show_env_says_why_each_variable_is_set(here: Here) -> None:
     assert here("render", "--explain", *argv) == said
 
 
-def test_check_on_this_machine_asks_bash(here: Here) -> None:
+def test_check_on_this_machine_asks_bash(here: CommandLine) -> None:
     said = here("render", "--cluster", "local", "--check", "train.py")
     assert said.code == 0
     assert said.err.endswith("bash finds no mistake; there is no Slurm to ask\n")
 
 
-def test_check_needs_sbatch_for_a_script_that_is_for_slurm(here: Here) -> None:
+def test_check_needs_sbatch_for_a_script_that_is_for_slurm(here: CommandLine) -> None:
     said = here("render", *SLURM, "--check", "train.py")
     assert (said.code, said.out) == (2, "")
     assert "error: sbatch was not found on this machine\n" in said.err
 
 
-def test_check_gives_3_where_slurm_says_no(here: Here) -> None:
+def test_check_gives_3_where_slurm_says_no(here: CommandLine) -> None:
     here.slurm(
         "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
     )
@@ -96,7 +96,7 @@ def test_check_gives_3_where_slurm_says_no(here: Here) -> None:
     assert "error: sbatch refused the job\n" in said.err
 
 
-def test_check_finds_a_mistake_in_an_overridden_template(here: Here) -> None:
+def test_check_finds_a_mistake_in_an_overridden_template(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("script: train.py\n")
     (here.path / "templates").mkdir()
     (here.path / "templates" / "job.sbatch.j2").write_text("#!/bin/bash\nif true; then\n")
@@ -106,7 +106,7 @@ def test_check_finds_a_mistake_in_an_overridden_template(here: Here) -> None:
 
 
 def test_templates_of_project_user_and_site_win_in_this_order(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = here.path.parent / "site"
     user = here.path.parent / "config" / "clusterrun"
@@ -122,14 +122,14 @@ def test_templates_of_project_user_and_site_win_in_this_order(
         assert here("render", "--cluster", "local").out == f"#!/bin/bash\n# of {place.name}\n"
 
 
-def test_templates_beside_no_configuration_are_somebody_elses(here: Here) -> None:
+def test_templates_beside_no_configuration_are_somebody_elses(here: CommandLine) -> None:
     (here.path / "templates").mkdir()
     (here.path / "templates" / "job.sbatch.j2").write_text("a web page\n")
     assert here("render", "--cluster", "local", "train.py").out.startswith("#!/bin/bash\n")
 
 
 def test_templates_of_a_relative_config_home_are_ignored_like_its_configuration(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates = here.path / "config/clusterrun/templates"
     templates.mkdir(parents=True)
@@ -139,13 +139,15 @@ def test_templates_of_a_relative_config_home_are_ignored_like_its_configuration(
     assert "# foreign" not in here("render", "--cluster", "local", "train.py").out
 
 
-def test_slurms_options_behind_the_script_are_the_scripts_and_that_is_told(here: Here) -> None:
+def test_slurms_options_behind_the_script_are_the_scripts_and_that_is_told(
+    here: CommandLine,
+) -> None:
     said = here("render", *SLURM, "train.py", "--nodes", "8")
     assert said.code == 0
     assert "note: '--nodes' stands after the script and is an argument of the script\n" in said.err
 
 
-def test_the_script_passes_bash(here: Here, tmp_path: Path) -> None:
+def test_the_script_passes_bash(here: CommandLine, tmp_path: Path) -> None:
     assert shutil.which("bash")
     assert (
         here("render", "--check", "--cluster", "local", "train.py", "a'b", "$(touch x)").code == 0

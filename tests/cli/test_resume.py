@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,23 +18,15 @@ from clusterrun.node.conclude import past
 from clusterrun.outcome import Cause
 from clusterrun.paths import RunPaths
 from clusterrun.record import JobRecord, read
-from tests.cli.conftest import Here
-from tests.cli.outcomes import outcome
-from tests.cli.test_jobs import ended, queue, running, submitted
+from tests.cli.conftest import CommandLine
+from tests.cli.outcomes import checkpoint, outcome
+from tests.cli.runs import ended, queue, running, submitted
+from tests.patience import PATIENCE
 
 FAILED = "4711|FAILED|node[17-18]|0:31:09|1-00:00:00|1000|2000|NonZeroExitCode"
 
 
-def checkpoint(root: Path, step: int, *, world: int = 2, **settings: Any) -> Path:
-    """Save a complete checkpoint."""
-    path = root / "checkpoints" / f"step-{step:08d}"
-    path.mkdir(parents=True)
-    (path / "model.pt").write_text(f"weights {step}")
-    checkpoints.mark(path, step, world_size=world, settings=settings)
-    return path
-
-
-def failed(here: Here, *argv: str) -> Path:
+def failed(here: CommandLine, *argv: str) -> Path:
     """Submit a job that saved at step 100 and failed at step 140."""
     root = submitted(here, "4711", *(argv or ("-N2", "train.py")))
     outcome(root)
@@ -51,7 +42,7 @@ def record_of(root: Path) -> JobRecord:
     return read(RunPaths(root=root))
 
 
-def test_resume_says_what_failed_and_submits_the_same_script(here: Here) -> None:
+def test_resume_says_what_failed_and_submits_the_same_script(here: CommandLine) -> None:
     root = failed(here)
     script = (root / "job.sbatch").read_bytes()
     said = here("resume", "4711")
@@ -69,7 +60,7 @@ def test_resume_says_what_failed_and_submits_the_same_script(here: Here) -> None
     assert (root / "job.sbatch").read_bytes() == script
 
 
-def test_the_run_keeps_both_ids_and_its_earlier_end(here: Here) -> None:
+def test_the_run_keeps_both_ids_and_its_earlier_end(here: CommandLine) -> None:
     root = failed(here)
     here("resume", "4711")
     record = record_of(root)
@@ -81,7 +72,9 @@ def test_the_run_keeps_both_ids_and_its_earlier_end(here: Here) -> None:
         assert "PENDING" in here("status", job_id).out
 
 
-def test_failures_before_a_run_that_left_no_end_was_resumed_count_no_more(here: Here) -> None:
+def test_failures_before_a_run_that_left_no_end_was_resumed_count_no_more(
+    here: CommandLine,
+) -> None:
     root = failed(here)
     (root / "end.json").unlink()  # as where its batch script, or its controller, was killed
     assert len(past(RunPaths(root=root), 2)) == 1
@@ -89,7 +82,7 @@ def test_failures_before_a_run_that_left_no_end_was_resumed_count_no_more(here: 
     assert past(RunPaths(root=root), 2) == []
 
 
-def test_a_newer_checkpoint_that_is_damaged_is_named_with_its_fault(here: Here) -> None:
+def test_a_newer_checkpoint_that_is_damaged_is_named_with_its_fault(here: CommandLine) -> None:
     root = failed(here)
     newer = checkpoint(root, 140)
     (newer / "model.pt").write_text("weights 14")
@@ -98,7 +91,7 @@ def test_a_newer_checkpoint_that_is_damaged_is_named_with_its_fault(here: Here) 
     assert "step-00000140 is incomplete and passed over: model.pt has" in said.err
 
 
-def test_a_run_that_is_active_is_refused_unless_forced(here: Here) -> None:
+def test_a_run_that_is_active_is_refused_unless_forced(here: CommandLine) -> None:
     root = failed(here)
     (root / "end.json").unlink()
     queue(here, running())
@@ -111,7 +104,7 @@ def test_a_run_that_is_active_is_refused_unless_forced(here: Here) -> None:
     assert here("resume", "4711", "--force").code == 0
 
 
-def test_a_run_whose_chain_goes_on_is_refused(here: Here) -> None:
+def test_a_run_whose_chain_goes_on_is_refused(here: CommandLine) -> None:
     root = failed(here)
     data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712"]}
     (root / "job.json").write_text(json.dumps(data))
@@ -121,7 +114,7 @@ def test_a_run_whose_chain_goes_on_is_refused(here: Here) -> None:
     assert "error: job 4712 goes on with the run by itself" in said.err
 
 
-def test_where_slurm_is_silent_nobody_knows_and_nothing_is_sent(here: Here) -> None:
+def test_where_slurm_is_silent_nobody_knows_and_nothing_is_sent(here: CommandLine) -> None:
     failed(here)
     words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     here.program("squeue", f"echo '{words}' >&2; exit 1")
@@ -130,7 +123,7 @@ def test_where_slurm_is_silent_nobody_knows_and_nothing_is_sent(here: Here) -> N
     assert (said.code, here.asked("sbatch")) == (5, [])
 
 
-def test_without_a_complete_checkpoint_only_scratch_goes_on(here: Here) -> None:
+def test_without_a_complete_checkpoint_only_scratch_goes_on(here: CommandLine) -> None:
     root = failed(here)
     (root / "checkpoints/step-00000100/.complete").unlink()
     said = here("resume", "4711")
@@ -146,7 +139,7 @@ def test_without_a_complete_checkpoint_only_scratch_goes_on(here: Here) -> None:
 
 
 @pytest.mark.parametrize("how", ["step-100", "path"])
-def test_from_an_older_checkpoint_sets_newer_ones_aside(here: Here, how: str) -> None:
+def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine, how: str) -> None:
     root = failed(here)
     checkpoint(root, 140)
     text = str(root / "checkpoints/step-00000100") if how == "path" else how
@@ -167,7 +160,7 @@ def test_from_an_older_checkpoint_sets_newer_ones_aside(here: Here, how: str) ->
         ("/elsewhere/step-100", "/elsewhere/step-100 is no checkpoint of this run"),
     ],
 )
-def test_a_start_that_is_not_there_is_refused(here: Here, text: str, said: str) -> None:
+def test_a_start_that_is_not_there_is_refused(here: CommandLine, text: str, said: str) -> None:
     root = failed(here)
     (root / "checkpoints/step-00000140").mkdir()
     answer = here("resume", "4711", "--from", text)
@@ -175,7 +168,7 @@ def test_a_start_that_is_not_there_is_refused(here: Here, text: str, said: str) 
     assert answer.err.startswith(f"error: {said}\n")
 
 
-def test_an_unknown_step_is_told_with_those_that_are_there(here: Here) -> None:
+def test_an_unknown_step_is_told_with_those_that_are_there(here: CommandLine) -> None:
     root = failed(here)
     checkpoint(root, 140)
     said = here("resume", "4711", "--from", "step-7")
@@ -183,7 +176,7 @@ def test_an_unknown_step_is_told_with_those_that_are_there(here: Here) -> None:
 
 
 def test_no_checkpoint_is_read_but_the_one_to_start_from(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = failed(here)
     checkpoint(root, 120)
@@ -200,7 +193,7 @@ def test_no_checkpoint_is_read_but_the_one_to_start_from(
     assert touched == ["step-00000120", "step-00000140"]
 
 
-def test_what_is_changed_is_shown_rendered_and_the_old_files_kept(here: Here) -> None:
+def test_what_is_changed_is_shown_rendered_and_the_old_files_kept(here: CommandLine) -> None:
     root = failed(here)
     old = {path.name: path.read_bytes() for path in root.iterdir() if path.is_file()}
     said = here("resume", "4711", "--time", "2:00:00", "--set", "env.LEVEL=1")
@@ -217,7 +210,7 @@ def test_what_is_changed_is_shown_rendered_and_the_old_files_kept(here: Here) ->
 
 
 def test_the_configuration_of_today_does_not_count(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = failed(here)
     (here.path / "clusterrun.yaml").write_text("slurm: {partition: gpu}\n")
@@ -228,7 +221,9 @@ def test_the_configuration_of_today_does_not_count(
     assert "gpu" not in (root / "job.sbatch").read_text().split("END_OF_FILE")[0]
 
 
-def test_paths_count_from_where_they_are_typed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_count_from_where_they_are_typed(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failed(here)
     elsewhere = here.path.parent / "elsewhere"
     elsewhere.mkdir()
@@ -240,7 +235,7 @@ def test_paths_count_from_where_they_are_typed(here: Here, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("has_end", [True, False])
-def test_a_refusal_of_sbatch_leaves_all_as_it_was(here: Here, has_end: bool) -> None:
+def test_a_refusal_of_sbatch_leaves_all_as_it_was(here: CommandLine, has_end: bool) -> None:
     root = failed(here)
     if not has_end:
         (root / "end.json").unlink()
@@ -257,7 +252,7 @@ def test_a_refusal_of_sbatch_leaves_all_as_it_was(here: Here, has_end: bool) -> 
     assert {path: text for path, text in after.items() if path.parent != kept} == before
 
 
-def test_dry_run_says_all_and_does_nothing(here: Here) -> None:
+def test_dry_run_says_all_and_does_nothing(here: CommandLine) -> None:
     root = failed(here)
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     said = here("resume", "4711", "--dry-run", "--time", "60")
@@ -267,7 +262,7 @@ def test_dry_run_says_all_and_does_nothing(here: Here) -> None:
     assert here.asked("sbatch") == []
 
 
-def test_a_complete_run_stays_as_it_is_unless_something_changes(here: Here) -> None:
+def test_a_complete_run_stays_as_it_is_unless_something_changes(here: CommandLine) -> None:
     root = failed(here)
     ended(root, "COMPLETED", 0)
     said = here("resume", "4711")
@@ -280,7 +275,7 @@ def test_a_complete_run_stays_as_it_is_unless_something_changes(here: Here) -> N
     assert here.asked("sbatch") != []
 
 
-def test_another_number_of_ranks_is_said_with_the_new_batch(here: Here) -> None:
+def test_another_number_of_ranks_is_said_with_the_new_batch(here: CommandLine) -> None:
     root = failed(here)
     said = here("resume", "4711", "-N", "3")
     assert said.code == 0
@@ -288,7 +283,7 @@ def test_another_number_of_ranks_is_said_with_the_new_batch(here: Here) -> None:
     assert (record_of(root).nodes, record_of(root).world_size) == (3, 3)
 
 
-def test_shards_of_another_world_are_refused(here: Here) -> None:
+def test_shards_of_another_world_are_refused(here: CommandLine) -> None:
     root = failed(here, "-N2", "--strategy", "zero2", "train.py")
     said = here("resume", "4711", "-N", "3")
     assert (said.code, here.asked("sbatch")) == (2, [])
@@ -301,7 +296,9 @@ def test_shards_of_another_world_are_refused(here: Here) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"strategy": "zero2"}], ids=["unsaid", "said"])
-def test_shards_of_another_strategy_are_refused(here: Here, settings: dict[str, str]) -> None:
+def test_shards_of_another_strategy_are_refused(
+    here: CommandLine, settings: dict[str, str]
+) -> None:
     root = failed(here, "-N2", "--strategy", "zero2", "train.py")
     checkpoint(root, 200, **settings)
     said = here("resume", "4711", "--strategy", "ddp")
@@ -309,7 +306,7 @@ def test_shards_of_another_strategy_are_refused(here: Here, settings: dict[str, 
     assert "saved by 2 ranks with zero2; its shards can't be read by 2 with ddp" in said.err
 
 
-def test_nodes_with_evidence_against_them_are_left_out(here: Here) -> None:
+def test_nodes_with_evidence_against_them_are_left_out(here: CommandLine) -> None:
     root = failed(here, "-N2", "-x", "node3", "train.py")
     outcome(root, 1, cause=Cause.NODE_LOST, node="node18", exclude=("node18",))
     outcome(root, 2, cause=Cause.HUNG, exclude=("node17",))
@@ -319,14 +316,14 @@ def test_nodes_with_evidence_against_them_are_left_out(here: Here) -> None:
     assert "#SBATCH --exclude='node[3,17-18]'" in (root / "job.sbatch").read_text()
 
 
-def test_without_evidence_no_node_is_left_out_and_that_is_said(here: Here) -> None:
+def test_without_evidence_no_node_is_left_out_and_that_is_said(here: CommandLine) -> None:
     failed(here)
     said = here("resume", "4711", "--exclude-bad")
     assert said.code == 0
     assert "note: no node of this run is known to be bad: none is left out\n" in said.err
 
 
-def test_resume_in_json_is_one_object(here: Here) -> None:
+def test_resume_in_json_is_one_object(here: CommandLine) -> None:
     root = failed(here)
     said = here("resume", "4711", "--json", "--time", "60")
     answer = json.loads(said.out)
@@ -344,7 +341,7 @@ def test_resume_in_json_is_one_object(here: Here) -> None:
     assert {key: answer[key] for key in expected} == expected
 
 
-def test_a_run_stays_on_its_cluster(here: Here) -> None:
+def test_a_run_stays_on_its_cluster(here: CommandLine) -> None:
     failed(here)
     said = here("resume", "4711", "--cluster", "local")
     assert said.code == 2
@@ -352,7 +349,7 @@ def test_a_run_stays_on_its_cluster(here: Here) -> None:
 
 
 @pytest.mark.parametrize("argv", [("--job-name", "other"), ("--run-dir", "elsewhere")])
-def test_a_run_keeps_its_name_and_its_directory(here: Here, argv: tuple[str, str]) -> None:
+def test_a_run_keeps_its_name_and_its_directory(here: CommandLine, argv: tuple[str, str]) -> None:
     failed(here)
     said = here("resume", "4711", *argv)
     assert said.code == 2
@@ -361,13 +358,13 @@ def test_a_run_keeps_its_name_and_its_directory(here: Here, argv: tuple[str, str
     assert here.asked("sbatch") == []
 
 
-def test_an_unknown_run_is_told(here: Here) -> None:
+def test_an_unknown_run_is_told(here: CommandLine) -> None:
     here.slurm()
     assert here("resume", "99").code == 4
     assert here("resubmit", "99").code == 4
 
 
-def test_files_of_another_version_are_rendered_anew(here: Here) -> None:
+def test_files_of_another_version_are_rendered_anew(here: CommandLine) -> None:
     root = failed(here)
     plan = json.loads((root / "plan.json").read_text())
     (root / "plan.json").write_text(json.dumps({**plan, "since_removed": 1}))
@@ -375,7 +372,7 @@ def test_files_of_another_version_are_rendered_anew(here: Here) -> None:
     assert json.loads((root / "plan.json").read_text()) == plan
 
 
-def test_of_two_that_resume_a_run_one_is_refused(here: Here) -> None:
+def test_of_two_that_resume_a_run_one_is_refused(here: CommandLine) -> None:
     failed(here)
     rows = "4714|PENDING||0:00|1:00:00|N/A|N/A|Resources"
     here.program("sbatch", f"sleep 1; echo 4714 | tee {here.bin}/sent")
@@ -390,14 +387,14 @@ def test_of_two_that_resume_a_run_one_is_refused(here: Here) -> None:
         )
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=60) for process in both]
+    said = [process.communicate(timeout=60 * PATIENCE) for process in both]
     assert sorted(process.returncode for process in both) == [0, 2]
     assert sorted(out for out, _ in said) == ["", "Submitted batch job 4714\n"]
     assert sum("job 4714 is still PENDING" in err for _, err in said) == 1
 
 
 def test_a_run_is_locked_while_its_files_are_replaced(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed(here)
     monkeypatch.setattr(locks, "WAIT_S", 0.1)
@@ -415,7 +412,7 @@ def test_a_run_is_locked_while_its_files_are_replaced(
     assert f"process {os.getpid()} on" in others[0]
 
 
-def test_a_job_that_cannot_be_released_is_taken_back_and_nothing_changes(here: Here) -> None:
+def test_a_job_that_cannot_be_released_is_taken_back_and_nothing_changes(here: CommandLine) -> None:
     root = failed(here, "--hold", "train.py")
     before = (root / "plan.json").read_bytes()
     here.program("scontrol", "echo 'Access/permission denied' >&2; exit 1")
@@ -429,7 +426,7 @@ def test_a_job_that_cannot_be_released_is_taken_back_and_nothing_changes(here: H
     assert record_of(root).job_id == "4711"
 
 
-def test_a_job_that_can_be_neither_released_nor_cancelled_is_recorded(here: Here) -> None:
+def test_a_job_that_can_be_neither_released_nor_cancelled_is_recorded(here: CommandLine) -> None:
     root = failed(here, "--hold", "train.py")
     for name in ("scontrol", "scancel"):
         here.program(name, "echo 'no' >&2; exit 1")
@@ -441,7 +438,7 @@ def test_a_job_that_can_be_neither_released_nor_cancelled_is_recorded(here: Here
     assert json.loads((root / "plan.json").read_text())["time_minutes"] == 60
 
 
-def test_a_run_that_cannot_be_written_is_told(here: Here) -> None:
+def test_a_run_that_cannot_be_written_is_told(here: CommandLine) -> None:
     root = failed(here)
     (root / "attempts/1/config").write_text("in the way")
     said = here("resume", "4711", "--time", "60")
@@ -449,7 +446,7 @@ def test_a_run_that_cannot_be_written_is_told(here: Here) -> None:
     assert said.err.splitlines()[-2].startswith(f"error: cannot write in {root}")
 
 
-def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: Here) -> None:
+def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: CommandLine) -> None:
     root = failed(here, "-N2", "train.py", "--lr", "1")
     (here.path / "clusterrun.yaml").write_text("slurm: {partition: gpu}\n")
     said = here("resubmit", "4711", "--time", "60")
@@ -463,7 +460,7 @@ def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: Here) -> Non
     assert record_of(root).job_id == "4711"
 
 
-def test_resubmit_leaves_out_bad_nodes_too(here: Here) -> None:
+def test_resubmit_leaves_out_bad_nodes_too(here: CommandLine) -> None:
     root = failed(here)
     outcome(root, 1, cause=Cause.NODE_LOST, node="node18", exclude=("node18",))
     said = here("resubmit", "4711", "--exclude-bad", "--json")
@@ -472,7 +469,7 @@ def test_resubmit_leaves_out_bad_nodes_too(here: Here) -> None:
     assert answer["changes"] == [{"key": "slurm.exclude", "old": None, "new": "node18"}]
 
 
-def test_resubmit_dry_run_submits_nothing(here: Here) -> None:
+def test_resubmit_dry_run_submits_nothing(here: CommandLine) -> None:
     failed(here)
     said = here("resubmit", "4711", "--dry-run", "-N", "3")
     assert (said.code, here.asked("sbatch")) == (0, [])
@@ -480,13 +477,13 @@ def test_resubmit_dry_run_submits_nothing(here: Here) -> None:
 
 
 @pytest.mark.parametrize("verb", ["resume", "resubmit"])
-def test_two_forms_of_the_answer_exclude_each_other(here: Here, verb: str) -> None:
+def test_two_forms_of_the_answer_exclude_each_other(here: CommandLine, verb: str) -> None:
     failed(here)
     assert here(verb, "4711", "--json", "--parsable").code == 2
 
 
 @pytest.mark.parametrize("verb", ["resume", "resubmit"])
-def test_a_mistyped_value_is_a_usage_error(here: Here, verb: str) -> None:
+def test_a_mistyped_value_is_a_usage_error(here: CommandLine, verb: str) -> None:
     failed(here)
     said = here(verb, "4711", "--set", "slurm.nodez=2")
     assert said.code == 2

@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 
 from clusterrun import api
-from tests.cli.conftest import Here
+from tests.cli.conftest import CommandLine
+from tests.patience import PATIENCE
 
 
-def run_dir(here: Here, job_id: str = "4711") -> Path:
+def run_dir(here: CommandLine, job_id: str = "4711") -> Path:
     return (here.path / "runs" / "by-job" / job_id).resolve()
 
 
-def test_stdout_is_what_sbatch_prints_and_the_rest_is_on_stderr(here: Here) -> None:
+def test_stdout_is_what_sbatch_prints_and_the_rest_is_on_stderr(here: CommandLine) -> None:
     here.slurm()
     said = here("submit", "-N2", "--gpus-per-node", "4", "-c", "8", "train.py", "--lr", "1")
     assert (said.code, said.out) == (0, "Submitted batch job 4711\n")
@@ -37,14 +38,16 @@ def test_stdout_is_what_sbatch_prints_and_the_rest_is_on_stderr(here: Here) -> N
     )
 
 
-def test_parsable_is_the_id_with_the_cluster_where_there_are_several(here: Here) -> None:
+def test_parsable_is_the_id_with_the_cluster_where_there_are_several(here: CommandLine) -> None:
     here.slurm("echo '4711;tuxA'")
     assert here("submit", "--parsable", "train.py").out == "4711;tuxA\n"
     here.program("sbatch", "echo 4712")
     assert here("submit", "--parsable", "train.py").out == "4712\n"
 
 
-def test_json_is_one_object_and_nothing_else(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_is_one_object_and_nothing_else(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api, "PLACES_OF_ONE_MACHINE", ())  # the project is in one
     here.slurm()
     said = here("submit", "--json", "-N2", "--nproc-per-node", "3", "train.py")
@@ -77,7 +80,7 @@ def test_json_is_one_object_and_nothing_else(here: Here, monkeypatch: pytest.Mon
     [("micro_batch: 4, accumulation: 2", 48), ("micro_batch: 4", 24), ("effective_batch: 96", 96)],
 )
 def test_json_tells_the_samples_of_a_step_that_the_configuration_speaks_of(
-    here: Here, told: str, samples: int
+    here: CommandLine, told: str, samples: int
 ) -> None:
     here.slurm()
     (here.path / "clusterrun.yaml").write_text(f"script: train.py\ntraining: {{{told}}}\n")
@@ -86,7 +89,7 @@ def test_json_tells_the_samples_of_a_step_that_the_configuration_speaks_of(
 
 
 def test_the_run_is_private_and_remembers_what_was_asked(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.slurm()
     monkeypatch.setattr("sys.argv", ["/somewhere/clusterrun", "submit", "train.py", "a b"])
@@ -101,7 +104,7 @@ def test_the_run_is_private_and_remembers_what_was_asked(
     assert "script: train.py  # command line" in (root / "resolved.yaml").read_text()
 
 
-def test_render_prints_exactly_what_submit_sends(here: Here) -> None:
+def test_render_prints_exactly_what_submit_sends(here: CommandLine) -> None:
     here.slurm()
     argv = ("-N2", "--gpus-per-node", "4", "--strategy", "zero2", "train.py", "a b", "$(x)")
     rendered = here("render", *argv).out
@@ -110,7 +113,7 @@ def test_render_prints_exactly_what_submit_sends(here: Here) -> None:
     assert here.asked("sbatch")[-2:] == [str(run_dir(here) / "job.sbatch"), str(run_dir(here))]
 
 
-def test_a_script_of_the_configuration_is_enough(here: Here) -> None:
+def test_a_script_of_the_configuration_is_enough(here: CommandLine) -> None:
     here.slurm()
     (here.path / "clusterrun.yaml").write_text("script: train.py\nargs: [--epochs, '3']\n")
     assert here("submit", "--nodes", "2", "--gpus-per-node", "4").code == 0
@@ -119,7 +122,7 @@ def test_a_script_of_the_configuration_is_enough(here: Here) -> None:
 
 
 def test_from_a_directory_below_the_project_runs_are_in_the_project(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.slurm()
     (here.path / "clusterrun.yaml").write_text("script: train.py\n")
@@ -130,15 +133,15 @@ def test_from_a_directory_below_the_project_runs_are_in_the_project(
     assert here("list", "--ids-only").out == "4711\n"
 
 
-def test_a_module_is_run_as_one(here: Here) -> None:
+def test_a_module_is_run_as_one(here: CommandLine) -> None:
     here.slurm()
     assert here("submit", "-m", "my.training", "--", "--lr", "1").code == 0
     plan = json.loads((run_dir(here) / "plan.json").read_text())
     assert plan["entry"] == ["-m", "my.training", "--lr", "1"]
 
 
-def test_p10_variables_of_sbatch_are_told_and_removed(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+def test_variables_of_sbatch_are_told_and_removed(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.slurm(f'echo "$SBATCH_PARTITION" > {here.bin}/seen; echo 4711')
     monkeypatch.setenv("SBATCH_PARTITION", "debug")
@@ -159,7 +162,7 @@ def test_p10_variables_of_sbatch_are_told_and_removed(
     assert {"code": "sbatch_env_removed", "message": "SBATCH_PARTITION=debug"} in warnings
 
 
-def test_without_sbatch_the_job_is_for_this_machine_and_that_is_told(here: Here) -> None:
+def test_without_sbatch_the_job_is_for_this_machine_and_that_is_told(here: CommandLine) -> None:
     said = here("submit", "--dry-run", "train.py")
     assert said.code == 0
     assert said.err.startswith(
@@ -167,7 +170,9 @@ def test_without_sbatch_the_job_is_for_this_machine_and_that_is_told(here: Here)
     )
 
 
-def test_dry_run_prints_the_script_after_slurm_has_looked_and_leaves_nothing(here: Here) -> None:
+def test_dry_run_prints_the_script_after_slurm_has_looked_and_leaves_nothing(
+    here: CommandLine,
+) -> None:
     words = "sbatch: Job 53 to start at 2026-11-21T10:00:00 using 8 processors on nodes n[1-2]"
     here.slurm(f'cat > {here.bin}/script; echo "{words} in partition gpu" >&2')
     said = here("submit", "--dry-run", "train.py")
@@ -181,7 +186,7 @@ def test_dry_run_prints_the_script_after_slurm_has_looked_and_leaves_nothing(her
     assert here.files() == ["train.py"]
 
 
-def test_test_only_gives_slurms_answer_and_3_where_it_can_never_run(here: Here) -> None:
+def test_test_only_gives_slurms_answer_and_3_where_it_can_never_run(here: CommandLine) -> None:
     here.slurm('echo "sbatch: Job 53 to start at 2026-11-21T10:00:00" >&2')
     said = here("submit", "--test-only", "train.py")
     assert (said.code, said.out) == (0, "Job 53 to start at 2026-11-21T10:00:00\n")
@@ -192,7 +197,7 @@ def test_test_only_gives_slurms_answer_and_3_where_it_can_never_run(here: Here) 
     assert here.files() == ["train.py"]
 
 
-def test_test_only_on_this_machine_has_nobody_to_ask(here: Here) -> None:
+def test_test_only_on_this_machine_has_nobody_to_ask(here: CommandLine) -> None:
     said = here("submit", "--cluster", "local", "--test-only", "train.py")
     assert (said.code, said.out) == (2, "")
     assert said.err.endswith(
@@ -210,7 +215,7 @@ def test_test_only_on_this_machine_has_nobody_to_ask(here: Here) -> None:
     ],
 )
 def test_options_that_exclude_each_other(
-    here: Here, options: tuple[str, ...], message: str
+    here: CommandLine, options: tuple[str, ...], message: str
 ) -> None:
     here.slurm()
     said = here("submit", *options, "train.py")
@@ -219,7 +224,7 @@ def test_options_that_exclude_each_other(
     assert here.asked("sbatch") == []
 
 
-def end(here: Here, state: str, code: int) -> None:
+def end(here: CommandLine, state: str, code: int) -> None:
     """Write what the batch script writes last."""
     root = run_dir(here)
     (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
@@ -236,7 +241,7 @@ def end(here: Here, state: str, code: int) -> None:
         ('{"state": "CANCELLED", "exit_code": null, "ended_at": 1}', 1),
     ],
 )
-def test_wait_gives_the_status_of_the_job(here: Here, ended: str, code: int) -> None:
+def test_wait_gives_the_status_of_the_job(here: CommandLine, ended: str, code: int) -> None:
     here.slurm(f"echo '{ended}' > \"${{@: -1}}/end.json\"; echo 4711")
     said = here("submit", "-W", "train.py")
     assert (said.code, said.out) == (code, "Submitted batch job 4711\n")
@@ -244,7 +249,9 @@ def test_wait_gives_the_status_of_the_job(here: Here, ended: str, code: int) -> 
     assert said.err.endswith(f"job 4711 {state}\n")
 
 
-def test_pass_env_reaches_sbatch_and_no_file(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_env_reaches_sbatch_and_no_file(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here.slurm(f'echo "$HF_TOKEN" > {here.bin}/seen; echo 4711')
     monkeypatch.setenv("HF_TOKEN", "hf_verysecretverysecret")
     assert here("submit", "--pass-env", "HF_TOKEN", "train.py").code == 0
@@ -256,7 +263,7 @@ def test_pass_env_reaches_sbatch_and_no_file(here: Here, monkeypatch: pytest.Mon
         assert b"verysecret" not in path.read_bytes(), path
 
 
-def test_p17_arguments_that_are_not_utf8_stay_the_same_bytes(here: Here) -> None:
+def test_arguments_that_are_not_utf8_stay_the_same_bytes(here: CommandLine) -> None:
     here.slurm()
     odd = os.fsdecode(b"caf\xe9 \n '$HOME'")
     assert here("submit", "train.py", odd).code == 0
@@ -264,7 +271,7 @@ def test_p17_arguments_that_are_not_utf8_stay_the_same_bytes(here: Here) -> None
     assert os.fsencode(plan["entry"][1]) == b"caf\xe9 \n '$HOME'"
 
 
-def test_follow_shows_the_logs_and_gives_the_status_of_the_job(here: Here) -> None:
+def test_follow_shows_the_logs_and_gives_the_status_of_the_job(here: CommandLine) -> None:
     ended = '{"state": "FAILED", "exit_code": 3, "ended_at": 1}'
     here.slurm(
         'run="${@: -1}"; mkdir -p "$run/attempts/1" "$run/logs/a1"\n'
@@ -278,7 +285,7 @@ def test_follow_shows_the_logs_and_gives_the_status_of_the_job(here: Here) -> No
     assert "job 4711 FAILED" in said.err
 
 
-def in_terminal(here: Here, answer: str, *argv: str) -> tuple[int, str, str]:
+def in_terminal(here: CommandLine, answer: str, *argv: str) -> tuple[int, str, str]:
     """Run with a person at a terminal: return the status, stdout and what was shown."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -293,13 +300,13 @@ def in_terminal(here: Here, answer: str, *argv: str) -> tuple[int, str, str]:
     os.write(master, answer.encode())
     assert process.stdout is not None
     out = process.stdout.read().decode()
-    code = process.wait(timeout=60)
+    code = process.wait(timeout=60 * PATIENCE)
     shown = os.read(master, 65536).decode().replace("\r\n", "\n")
     os.close(master)
     return code, out, shown
 
 
-def test_a_person_is_asked_about_many_nodes(here: Here) -> None:
+def test_a_person_is_asked_about_many_nodes(here: CommandLine) -> None:
     here.slurm()
     code, out, shown = in_terminal(here, "n\n", "submit", "-N65", "train.py")
     assert (code, out) == (1, "")
@@ -317,7 +324,9 @@ def test_a_person_is_asked_about_many_nodes(here: Here) -> None:
 
 
 @pytest.mark.parametrize(("option", "last"), [("--wait", "\ninterrupted\n"), ("--follow", "")])
-def test_ctrl_c_while_waiting_leaves_the_job_alone(here: Here, option: str, last: str) -> None:
+def test_ctrl_c_while_waiting_leaves_the_job_alone(
+    here: CommandLine, option: str, last: str
+) -> None:
     here.slurm()
     here.program("squeue", "echo '4711|RUNNING|n|1:00|UNLIMITED|N/A|N/A|None'")
     process = subprocess.Popen(
@@ -327,12 +336,12 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone(here: Here, option: str, last
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * PATIENCE
     while not here.asked("squeue") and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=30 * PATIENCE)
     assert (process.returncode, out) == (130, "Submitted batch job 4711\n")
     told = "\njob 4711 keeps running\n  clusterrun cancel --checkpoint 4711 ends it\n"
     assert err.endswith(f"{told}{last}")
@@ -342,7 +351,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone(here: Here, option: str, last
 COUNTING = 'n=$(($(cat "$0.n" 2> /dev/null || echo 4710) + 1)); echo $n > "$0.n"; echo $n'
 
 
-def test_a_chain_is_one_run_of_jobs_that_wait_for_each_other(here: Here) -> None:
+def test_a_chain_is_one_run_of_jobs_that_wait_for_each_other(here: CommandLine) -> None:
     here.slurm(COUNTING)
     said = here("submit", "-N2", "--chain", "3", "train.py")
     assert (said.code, said.out) == (0, "Submitted batch job 4711\n")
@@ -361,7 +370,7 @@ def test_a_chain_is_one_run_of_jobs_that_wait_for_each_other(here: Here) -> None
     assert json.loads((root / "plan.json").read_text())["on_interrupt"] == "successor"
 
 
-def test_a_chain_that_is_refused_in_the_middle_leaves_no_job(here: Here) -> None:
+def test_a_chain_that_is_refused_in_the_middle_leaves_no_job(here: CommandLine) -> None:
     here.slurm(COUNTING + '; [[ $n != 4713 ]] || { echo "sbatch: error: no" >&2; exit 1; }')
     said = here("submit", "-N2", "--chain", "4", "train.py")
     assert (said.code, said.out) == (1, "")
@@ -370,7 +379,7 @@ def test_a_chain_that_is_refused_in_the_middle_leaves_no_job(here: Here) -> None
 
 
 @pytest.mark.parametrize("how", ["requeue", "stop"])
-def test_a_chain_goes_on_with_its_next_job_and_nothing_else(here: Here, how: str) -> None:
+def test_a_chain_goes_on_with_its_next_job_and_nothing_else(here: CommandLine, how: str) -> None:
     here.slurm()
     said = here("submit", "-N2", "--chain", "2", "--on-interrupt", how, "train.py")
     assert (said.code, here.asked("sbatch")) == (2, [])
@@ -378,12 +387,12 @@ def test_a_chain_goes_on_with_its_next_job_and_nothing_else(here: Here, how: str
 
 
 @pytest.mark.parametrize("count", ["0", "many"])
-def test_a_chain_has_a_number_of_jobs(here: Here, count: str) -> None:
+def test_a_chain_has_a_number_of_jobs(here: CommandLine, count: str) -> None:
     here.slurm()
     assert here("submit", "-N2", "--chain", count, "train.py").code == 2
 
 
-def test_a_chain_on_this_machine_is_refused(here: Here) -> None:
+def test_a_chain_on_this_machine_is_refused(here: CommandLine) -> None:
     said = here("submit", "--cluster", "local", "--chain", "2", "train.py")
     assert said.code == 2
     assert "error: a chain is for Slurm\n" in said.err

@@ -14,6 +14,7 @@ from clusterrun.estimates.disk import checkpoint_terms
 from clusterrun.estimates.setup import Model, Setup, total
 from clusterrun.spec import Strategy
 from tests.examples.worlds import SCRIPT, command
+from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.long, pytest.mark.torch, pytest.mark.timeout(400)]
 pytest.importorskip("accelerate", reason="checkpoints are written by the extra 'train'")
@@ -85,7 +86,7 @@ def train(folder: Path, strategy: str, *, precision: str = "no", script: Path | 
         config.write_text(yaml.safe_dump(said))
     done = subprocess.run(
         argv, env={**env, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, cwd=folder,
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=300 * PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

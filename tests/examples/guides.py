@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from tests.test_readme import BLOCK
+from tests.readme import BLOCK
 
 
 def load(path: Path) -> ModuleType:

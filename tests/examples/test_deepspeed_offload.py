@@ -13,8 +13,9 @@ import pytest
 import torch
 import yaml
 
+from tests.patience import PATIENCE
+from tests.readme import BLOCK, run
 from tests.road import EXAMPLES, Project, project
-from tests.test_readme import BLOCK, run
 
 HERE = EXAMPLES / "deepspeed_offload"
 # The first run on a machine compiles DeepSpeed's optimizer, for some minutes.
@@ -115,7 +116,7 @@ def test_a_checkpoint_of_another_strategy_is_refused_in_one_line(
 def test_one_process_trains_without_a_launcher(here: Project, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, *DEBUG[:3], *SMALL], cwd=here.path, env={**here.environ},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=120 * PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "strategy no, precision no" in done.stdout

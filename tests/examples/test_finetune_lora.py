@@ -21,6 +21,7 @@ from clusterrun import checkpoints
 from clusterrun.control import ControlPage, Decision
 from tests import test_readme
 from tests.examples import worlds
+from tests.patience import PATIENCE
 
 HERE = worlds.EXAMPLES / "finetune_lora"
 SCRIPT = HERE / "finetune.py"
@@ -83,7 +84,7 @@ def by_hand(folder: Path, *flags: str, **environ: str) -> subprocess.CompletedPr
         env={**env, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environ},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=300 * PATIENCE,
         check=False,
     )
 
@@ -229,7 +230,7 @@ def in_world(
         env = {**env, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}  # as clusterrun writes it
     return subprocess.run(
         argv, cwd=folder, env={**env, **environ},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=300 * PATIENCE, check=False,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from clusterrun.loading import load_spec
 from clusterrun.training import Optimizer
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
-from tests.test_readme import run
+from tests.readme import run
 
 HERE = EXAMPLES / "one_gpu_to_many"
 scaling = load(HERE / "scaling.py")

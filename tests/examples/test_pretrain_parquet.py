@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+from tests.readme import BLOCK, run
 from tests.road import EXAMPLES, project
-from tests.test_readme import BLOCK, run
 
 pyarrow = pytest.importorskip("pyarrow", reason="the example needs the extra 'examples'")
 HERE = EXAMPLES / "pretrain_parquet"
@@ -139,7 +140,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 def train(folder: Path, *options: str) -> str:
     process = start(folder, *options)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=300 * PATIENCE)
     assert process.returncode == 0, out + err
     return out
 
@@ -196,7 +197,7 @@ def test_with_memory_for_it_a_worker_reads_ahead_and_nothing_else_changes(
 @torch_only
 def test_another_training_is_refused_in_words(whole: tuple[Path, str]) -> None:
     process = start(whole[0], "--accumulation", "2")
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=300 * PATIENCE)
     assert process.returncode == 1
     assert "step-00000100: accumulation was 1 and is 2\n  hint: use its data, options" in err
     assert "Traceback" not in err
@@ -210,7 +211,7 @@ def test_a_bad_row_ends_the_training_with_one_line(tmp_path: Path, gib: str) -> 
     rows = {"prompt": ["a"] * 50, "response": ["b"] * 49 + [None]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "data/train/part-00001.parquet")
     process = start(tmp_path, "--host-memory", gib)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=300 * PATIENCE)
     assert process.returncode == 1
     where = "data/train/part-00001.parquet, row group 0"
     assert err == f"error: {where} has a row without response\n"

@@ -19,8 +19,9 @@ from clusterrun.estimates import presets as planned
 from clusterrun.loading import load_spec
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
+from tests.patience import PATIENCE
+from tests.readme import run
 from tests.road import Project, project
-from tests.test_readme import run
 
 HERE = EXAMPLES / "small_transformer"
 presets = load(HERE / "presets.py")
@@ -83,7 +84,7 @@ def alone(
     quiet = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HOME": str(here.path)}
     return subprocess.run(
         [sys.executable, "train.py", *argv], cwd=here.path, env=inherited | quiet | dict(environ),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300 * PATIENCE,
         check=False,
     )  # fmt: skip
 

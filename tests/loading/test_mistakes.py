@@ -310,7 +310,7 @@ SECRETS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("text", "flags", "name"), SECRETS)
-def test_p18_a_secret_is_refused_without_being_repeated(
+def test_a_secret_is_refused_without_being_repeated(
     workplace: Workplace, text: str, flags: dict[str, Any], name: str
 ) -> None:
     workplace.write_project(text)
@@ -321,6 +321,6 @@ def test_p18_a_secret_is_refused_without_being_repeated(
     assert "hunter2" not in repr((caught.value.message, caught.value.hints, caught.value.cause))
 
 
-def test_p18_a_setup_line_that_reads_a_secret_is_not_refused(loaded: Load) -> None:
+def test_a_setup_line_that_reads_a_secret_is_not_refused(loaded: Load) -> None:
     line = 'export HF_TOKEN="$(cat ~/.token)"'
     assert loaded(f"launch:\n  setup:\n  - '{line}'\n").spec.setup == (line,)

@@ -36,9 +36,7 @@ def test_mixed_precision_no_is_not_yamls_false(loaded: Load, text: str) -> None:
     ("text", "minutes"),
     [("1:30:00", 90), ("30:00", 30), ("90", 90), ("1-12:00:00", 2160), ("'1:30:00'", 90)],
 )
-def test_p11_a_time_is_not_yamls_number_of_base_sixty(
-    loaded: Load, text: str, minutes: int
-) -> None:
+def test_a_time_is_not_yamls_number_of_base_sixty(loaded: Load, text: str, minutes: int) -> None:
     assert loaded(f"slurm: {{time: {text}}}").spec.time_minutes == minutes
 
 

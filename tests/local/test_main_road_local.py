@@ -7,10 +7,10 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.patience import PATIENCE, wait_for
+from tests.local.processes import processes_of, wait_for_none
+from tests.patience import PATIENCE
 from tests.road import Project, project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -21,29 +21,6 @@ FOUR = ("--cluster", "local", "--nodes", "2", "--gpus-per-node", "2", "--device"
 @pytest.fixture(name="here")
 def _here(tmp_path: Path) -> Project:
     return project(tmp_path / "project", tmp_path / "state")
-
-
-def processes_of(here: Project, job_id: str) -> list[psutil.Process]:
-    """Find what runs for a job, by the run directory in its environment or command line."""
-    mark = str(here.run_dir(job_id))
-    found = []
-    for process in psutil.process_iter():
-        try:
-            env = process.environ().get("CLUSTERRUN_RUN_DIR", "")
-            if process.pid != os.getpid() and (env == mark or mark in process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def wait_for_none(here: Project, job_id: str, timeout_s: float = 10) -> None:
-
-    def left() -> list[psutil.Process]:
-        found = processes_of(here, job_id)
-        return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
-
-    wait_for(lambda: not left(), f"the end of all processes of {job_id}", timeout_s)
 
 
 def test_training_on_two_simulated_nodes_learns_and_says_where_it_ran(here: Project) -> None:

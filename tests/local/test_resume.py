@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun import checkpoints
-from tests.local.test_main_road_local import wait_for_none
+from tests.local.processes import wait_for_none
 from tests.patience import wait_for
 from tests.road import Project, project
 

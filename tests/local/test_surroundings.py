@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.road import Project, project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -50,7 +51,7 @@ def run(here: Project, *argv: str) -> None:
         env=here.environ,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=240 * PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout

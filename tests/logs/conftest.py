@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.logs.test_command import ended, here
-from tests.logs.test_flags import run
+from tests.logs.runs import ended, here
+from tests.logs.sampled import run
 
 __all__ = ["ended", "here", "run"]

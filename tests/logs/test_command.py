@@ -8,167 +8,30 @@ import os
 import pty
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from clusterrun import api
 from clusterrun import record as records
-from clusterrun.backends import process
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli import follow as cli_follow
 from clusterrun.cli import log_reading
 from clusterrun.cli.log_job import RunLogs
-from clusterrun.cli.main import main
-from clusterrun.paths import RunPaths, RunsDir
 from clusterrun.record import JobRecord
 from clusterrun.spec import Cluster
 from clusterrun.state import JobState
-from tests.logs.corpus import T0, raw, write_log
+from tests.logs.corpus import T0, raw
+from tests.logs.runs import LogsCommand, new_project
+from tests.patience import PATIENCE
 
 
-@dataclass
-class Here:
-    """A project with one run of 2 nodes x 8 ranks, and a shell in it."""
-
-    path: Path
-    record: JobRecord
-    environ: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def paths(self) -> RunPaths:
-        return self.record.paths
-
-    def write(self, node: str, *lines: bytes, attempt: int = 1) -> Path:
-        return write_log(self.paths, attempt, node, lines)
-
-    def start(self, *, seconds_ago: float = 5) -> None:
-        """Let this very process stand for the controller of the job."""
-        controller = {
-            "pid": os.getpid(),
-            "identity": process.identity(os.getpid()),
-            "host": socket.gethostname(),
-            "boot_id": process.boot_id(),
-            "started_at": time.time() - seconds_ago,
-        }
-        self.paths.controller.write_text(json.dumps(controller))
-
-    def end(self, state: str, exit_code: int) -> None:
-        end = {
-            "schema": "clusterrun.end/1",
-            "state": state,
-            "exit_code": exit_code,
-            "ended_at": time.time(),
-        }
-        temporary = self.paths.end.with_suffix(".tmp")
-        temporary.write_text(json.dumps(end))
-        temporary.rename(self.paths.end)
-
-    def argv(self, *args: str) -> list[str]:
-        return [sys.executable, "-m", "clusterrun", *self.command(*args)]
-
-    def command(self, *args: str) -> list[str]:
-        """Leave the times out, which most tests are not about."""
-        says_times = any(arg == "-t" or arg.startswith("--timestamps") for arg in args)
-        return ["logs", *([] if says_times else ["--timestamps=none"]), *args]
-
-    def logs(self, *args: str) -> subprocess.CompletedProcess[str]:
-        """Run the command line in this process, which takes a hundredth of the time."""
-        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in "oe")
-        before = os.getcwd()
-        os.chdir(self.path)
-        try:
-            with (
-                mock.patch.dict(os.environ, self.environ, clear=True),
-                redirect_stdout(out),
-                redirect_stderr(err),
-            ):
-                code = main(self.command(*args))
-        finally:
-            os.chdir(before)
-        told = [stream.buffer.getvalue().decode() for stream in (out, err)]
-        return subprocess.CompletedProcess(args, code, *told)
-
-    def lines(self, *args: str) -> list[str]:
-        done = self.logs(*args)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
-
-
-def _record(root: Path, *, job_id: str, cluster: Cluster) -> JobRecord:
-    return JobRecord(
-        job_id=job_id,
-        cluster=cluster,
-        slurm_cluster=None,
-        name="sft",
-        run_id=root.name,
-        run_dir=str(root),
-        submitted_at=time.time(),
-        argv=(),
-        nodes=2,
-        procs_per_node=8,
-        gpus_per_node=8,
-        world_size=16,
-        strategy="ddp",
-        device="cpu",
-        workdir=str(root),
-        time_minutes=0,
-        versions={},
-        git_commit=None,
-        user="me",
-        host="here",
-    )
-
-
-def new_project(tmp_path: Path, *, job_id: str, cluster: Cluster) -> Here:
-    root = tmp_path / "runs" / "sft" / "1121-103252-k3fq"
-    root.mkdir(parents=True)
-    record = _record(root, job_id=job_id, cluster=cluster)
-    records.write(record)
-    records.link_job(RunsDir(root=tmp_path / "runs"), job_id, record.paths)
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-    home = {
-        "HOME": str(tmp_path),
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "XDG_RUNTIME_DIR": str(tmp_path),
-        "TERM": "xterm",
-    }
-    return Here(path=tmp_path, record=record, environ={**kept, **home})
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Here:
-    """Give a job on simulated nodes that has not started."""
-    return new_project(tmp_path, job_id="L1", cluster=Cluster.LOCAL)
-
-
-@pytest.fixture
-def ended(here: Here) -> Here:
-    """Give one that has ended well, with lines of several kinds."""
-    here.start()
-    here.write(
-        "n1",
-        raw(T0, None, "a", "8 ranks start"),
-        raw(T0 + 1, 0, "o", "step 1"),
-        raw(T0 + 2, 1, "o", "other"),
-        raw(T0 + 5, 0, "o", "step 2"),
-    )
-    here.write("n2", raw(T0 + 3, 9, "e", "OSError: trouble"), raw(T0 + 4, 8, "o", "quiet"))
-    here.end("COMPLETED", 0)
-    return here
-
-
-def test_default_is_rank_0_the_launcher_and_the_errors_of_all(ended: Here) -> None:
+def test_default_is_rank_0_the_launcher_and_the_errors_of_all(ended: LogsCommand) -> None:
     done = ended.logs("L1")
     assert (done.returncode, done.stdout) == (
         0,
@@ -180,14 +43,14 @@ def test_default_is_rank_0_the_launcher_and_the_errors_of_all(ended: Here) -> No
     )
 
 
-def test_newest_run_is_taken_and_announced(ended: Here) -> None:
+def test_newest_run_is_taken_and_announced(ended: LogsCommand) -> None:
     done = ended.logs("-a")
     assert len(done.stdout.splitlines()) == 6
     assert done.stderr == "using job L1 (sft, newest run in runs)\n"
 
 
 @pytest.mark.parametrize("job", ["L1", "sft", "1121-103252-k3fq", "runs/by-job/L1"])
-def test_a_job_has_many_names(ended: Here, job: str) -> None:
+def test_a_job_has_many_names(ended: LogsCommand, job: str) -> None:
     assert len(ended.lines(job, "-a")) == 6
 
 
@@ -204,11 +67,11 @@ def test_a_job_has_many_names(ended: Here, job: str) -> None:
         (["--rank", "7"], []),
     ],
 )
-def test_selections(ended: Here, args: list[str], shown: list[str]) -> None:
+def test_selections(ended: LogsCommand, args: list[str], shown: list[str]) -> None:
     assert ended.lines("L1", *args) == shown
 
 
-def test_timestamps_stand_in_front(ended: Here) -> None:
+def test_timestamps_stand_in_front(ended: LogsCommand) -> None:
     assert ended.lines("L1", "--rank", "8", "-t", "--tz", "UTC") == ["22:13:20.000 n2:8  | quiet"]
     done = subprocess.run(
         [sys.executable, "-m", "clusterrun", "logs", "L1", "--rank", "8"],
@@ -220,7 +83,7 @@ def test_timestamps_stand_in_front(ended: Here) -> None:
     assert done.stdout == "03:58:20 n2:8  | quiet\n"
 
 
-def test_the_last_200_lines_are_shown_unless_all_are_asked_for(here: Here) -> None:
+def test_the_last_200_lines_are_shown_unless_all_are_asked_for(here: LogsCommand) -> None:
     here.start()
     here.write("n1", *(raw(T0 + i, 0, "o", f"step {i}") for i in range(300)))
     done = here.logs("L1", "--rank", "0")
@@ -229,7 +92,7 @@ def test_the_last_200_lines_are_shown_unless_all_are_asked_for(here: Here) -> No
     assert len(here.lines("L1", "--rank", "0", "-n", "all")) == 300
 
 
-def test_raw_gives_the_bytes_that_were_written(here: Here) -> None:
+def test_raw_gives_the_bytes_that_were_written(here: LogsCommand) -> None:
     here.start()
     content = [b"\x1b[2J caf\xe9", b"\x00 10%\r 20%\r"]
     here.write("n1", raw(T0, 0, "O", content[0]), raw(T0, 0, "o", content[1]))
@@ -241,7 +104,7 @@ def test_raw_gives_the_bytes_that_were_written(here: Here) -> None:
 
 
 @pytest.mark.parametrize("flag", [["-o", "json"], ["--json"]])
-def test_json_is_one_object_a_line(ended: Here, flag: list[str]) -> None:
+def test_json_is_one_object_a_line(ended: LogsCommand, flag: list[str]) -> None:
     done = ended.logs("L1", "--rank", "9", *flag)
     assert done.stderr == ""
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
@@ -262,7 +125,7 @@ def test_json_is_one_object_a_line(ended: Here, flag: list[str]) -> None:
     ]
 
 
-def test_text_is_utf8_in_any_locale(here: Here) -> None:
+def test_text_is_utf8_in_any_locale(here: LogsCommand) -> None:
     here.start()
     here.write("n1", raw(T0, 0, "o", "é 漢 \ufffd"))
     here.environ |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -272,7 +135,7 @@ def test_text_is_utf8_in_any_locale(here: Here) -> None:
     assert done.stdout.decode() == "n1:0  | é 漢 \ufffd\n"
 
 
-def test_earlier_attempts_are_kept_and_the_newest_is_shown(ended: Here) -> None:
+def test_earlier_attempts_are_kept_and_the_newest_is_shown(ended: LogsCommand) -> None:
     ended.write("n3", raw(T0 + 9, 0, "o", "again"), attempt=2)
     assert ended.lines("L1") == ["n3:0  | again"]
     assert ended.lines("L1", "--attempt", "1", "-n", "1") == ["n1:0  | step 2"]
@@ -281,7 +144,7 @@ def test_earlier_attempts_are_kept_and_the_newest_is_shown(ended: Here) -> None:
     assert done.stderr == "error: attempt 3 does not exist; attempts of job L1: 1-2\n"
 
 
-def test_files_can_be_listed_and_found(ended: Here) -> None:
+def test_files_can_be_listed_and_found(ended: LogsCommand) -> None:
     ended.write("n1", raw(T0 + 9, 0, "o", "again"), attempt=2)
     logs = ended.paths.logs_dir
     assert [line.split() for line in ended.lines("L1", "--list")] == [
@@ -325,13 +188,13 @@ def test_files_can_be_listed_and_found(ended: Here) -> None:
         (["-o", "xml"], 2, "'xml' is not one of"),
     ],
 )
-def test_mistakes_are_told(ended: Here, args: list[str], code: int, message: str) -> None:
+def test_mistakes_are_told(ended: LogsCommand, args: list[str], code: int, message: str) -> None:
     done = ended.logs("L1", *args)
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
 
 
-def test_an_unknown_job_is_not_found(ended: Here) -> None:
+def test_an_unknown_job_is_not_found(ended: LogsCommand) -> None:
     ended.environ["PATH"] = str(ended.path)  # no Slurm there that could know it
     done = ended.logs("4711")
     assert (done.returncode, done.stdout) == (4, "")
@@ -340,21 +203,21 @@ def test_an_unknown_job_is_not_found(ended: Here) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_named(ended: Here) -> None:
+def test_a_file_that_may_not_be_read_is_named(ended: LogsCommand) -> None:
     ended.paths.log(1, "n1").chmod(0)
     done = ended.logs("L1")
     assert done.returncode == 1
     assert f"error: cannot read {ended.paths.log(1, 'n1')}\n" in done.stderr
 
 
-def test_a_pending_job_says_that_it_waits(here: Here) -> None:
+def test_a_pending_job_says_that_it_waits(here: LogsCommand) -> None:
     done = here.logs("L1")
     starting = "job L1 is pending: its controller is starting\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "", starting)
 
 
 @pytest.fixture
-def on_slurm(tmp_path: Path) -> Here:
+def on_slurm(tmp_path: Path) -> LogsCommand:
     """Give a job in the queue of a Slurm whose squeue is a script."""
     project = new_project(tmp_path, job_id="4711", cluster=Cluster.SLURM)
     squeue = tmp_path / "bin" / "squeue"
@@ -366,13 +229,13 @@ def on_slurm(tmp_path: Path) -> Here:
     return project
 
 
-def test_a_job_in_the_queue_says_why_it_waits(on_slurm: Here) -> None:
+def test_a_job_in_the_queue_says_why_it_waits(on_slurm: LogsCommand) -> None:
     done = on_slurm.logs("4711")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "job 4711 is pending: waiting for free nodes\n"
 
 
-def test_a_job_that_has_just_started_may_be_silent(here: Here) -> None:
+def test_a_job_that_has_just_started_may_be_silent(here: LogsCommand) -> None:
     here.start()
     here.write("n1")
     done = here.logs("L1")
@@ -380,7 +243,7 @@ def test_a_job_that_has_just_started_may_be_silent(here: Here) -> None:
     assert done.stderr == "job L1 is RUNNING; nothing is written yet\n"
 
 
-def test_a_job_that_ran_for_long_must_have_logs(here: Here) -> None:
+def test_a_job_that_ran_for_long_must_have_logs(here: LogsCommand) -> None:
     here.start(seconds_ago=90)
     done = here.logs("L1")
     assert (done.returncode, done.stdout) == (1, "")
@@ -390,7 +253,7 @@ def test_a_job_that_ran_for_long_must_have_logs(here: Here) -> None:
 
 
 def test_a_job_that_died_before_its_nodes_wrote_shows_what_the_batch_script_said(
-    here: Here,
+    here: LogsCommand,
 ) -> None:
     here.start()
     here.paths.slurm_dir.mkdir()
@@ -408,7 +271,7 @@ def test_a_job_that_died_before_its_nodes_wrote_shows_what_the_batch_script_said
     ]
 
 
-def test_exit_status_tells_how_the_job_ended(ended: Here) -> None:
+def test_exit_status_tells_how_the_job_ended(ended: LogsCommand) -> None:
     assert ended.logs("L1", "--exit-status").returncode == 0
     ended.end("FAILED", 3)
     assert ended.logs("L1").returncode == 0
@@ -427,14 +290,14 @@ class Follower:
     err: Path
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 20 * PATIENCE
         while text not in self.out.read_text() + self.err.read_text():
             assert time.monotonic() < deadline, f"{text!r} in {self.out.read_text()!r}"
             assert self.child.poll() is None, self.err.read_text()
             time.sleep(0.02)
 
     def finish(self) -> tuple[int, list[str], list[str]]:
-        code = self.child.wait(timeout=20)
+        code = self.child.wait(timeout=20 * PATIENCE)
         return code, self.out.read_text().splitlines(), self.err.read_text().splitlines()
 
 
@@ -442,7 +305,7 @@ class Follower:
 def follow(tmp_path: Path) -> Iterator[object]:
     followers: list[Follower] = []
 
-    def start(here: Here, *args: str) -> Follower:
+    def start(here: LogsCommand, *args: str) -> Follower:
         out, err = tmp_path / "out.txt", tmp_path / "err.txt"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             child = subprocess.Popen(
@@ -463,7 +326,7 @@ def follow(tmp_path: Path) -> Iterator[object]:
 
 
 def test_following_shows_lines_as_they_come_and_ends_with_the_job(
-    here: Here, follow: type[Follower]
+    here: LogsCommand, follow: type[Follower]
 ) -> None:
     running = follow(here, "L1", "--exit-status")
     running.wait_for("job L1 is pending")
@@ -481,13 +344,13 @@ def test_following_shows_lines_as_they_come_and_ends_with_the_job(
     assert err[-1].startswith("job L1 FAILED after 00:01:0")
 
 
-def test_following_a_job_that_has_ended_ends_at_once(ended: Here) -> None:
+def test_following_a_job_that_has_ended_ends_at_once(ended: LogsCommand) -> None:
     done = ended.logs("-f", "L1", "-a", "-n", "2")
     assert (done.returncode, done.stdout) == (0, "n2:8  | quiet\nn1:0  | step 2\n")
     assert done.stderr.startswith("+ n1\n+ n2\njob L1 COMPLETED after 00:00:0")
 
 
-def test_following_goes_on_with_the_next_attempt(here: Here, follow: type[Follower]) -> None:
+def test_following_goes_on_with_the_next_attempt(here: LogsCommand, follow: type[Follower]) -> None:
     here.start()
     here.write("n1", raw(T0, 0, "o", "first"))
     running = follow(here, "L1")
@@ -502,7 +365,9 @@ def test_following_goes_on_with_the_next_attempt(here: Here, follow: type[Follow
     assert err[-1].startswith("job L2 COMPLETED")
 
 
-def test_json_of_a_followed_job_is_a_stream_with_an_end(here: Here, follow: type[Follower]) -> None:
+def test_json_of_a_followed_job_is_a_stream_with_an_end(
+    here: LogsCommand, follow: type[Follower]
+) -> None:
     here.start()
     path = here.write("n1", raw(T0, 0, "o", "first"), raw(T0, 0, "o", "first"))
     running = follow(here, "L1", "--json")
@@ -528,7 +393,7 @@ def test_json_of_a_followed_job_is_a_stream_with_an_end(here: Here, follow: type
 
 
 def test_ctrl_c_ends_the_watching_and_says_that_the_job_goes_on(
-    here: Here, follow: type[Follower]
+    here: LogsCommand, follow: type[Follower]
 ) -> None:
     here.start()
     here.write("n1", raw(T0, 0, "o", "step 1"))
@@ -539,7 +404,7 @@ def test_ctrl_c_ends_the_watching_and_says_that_the_job_goes_on(
     assert (code, out, err) == (130, ["n1:0  | step 1"], ["+ n1", "job L1 keeps running"])
 
 
-def test_why_a_job_waits_is_said_once(on_slurm: Here, follow: type[Follower]) -> None:
+def test_why_a_job_waits_is_said_once(on_slurm: LogsCommand, follow: type[Follower]) -> None:
     running = follow(on_slurm, "4711")
     running.wait_for("job 4711 is pending: waiting for free nodes\n")
     time.sleep(1.2)
@@ -550,7 +415,7 @@ def test_why_a_job_waits_is_said_once(on_slurm: Here, follow: type[Follower]) ->
     ]
 
 
-class Clock:
+class SkippingClock:
     """Stands in for the time and the scheduler that a watcher asks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, states: list[JobState]) -> None:
@@ -575,16 +440,18 @@ class Clock:
 
 @pytest.mark.parametrize(("state", "questions"), [("RUNNING", 10), ("PENDING", 30)])
 def test_following_asks_the_scheduler_seldom(
-    here: Here, monkeypatch: pytest.MonkeyPatch, state: str, questions: int
+    here: LogsCommand, monkeypatch: pytest.MonkeyPatch, state: str, questions: int
 ) -> None:
-    clock = Clock(monkeypatch, [JobState(state)])
+    clock = SkippingClock(monkeypatch, [JobState(state)])
     watch = cli_follow._Watch(job=RunLogs(record=here.record))
     assert clock.run_until_end(watch, 300) is None
     assert len(clock.asked) == questions
 
 
-def test_the_end_is_seen_at_once_in_the_files(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, [JobState.RUNNING])
+def test_the_end_is_seen_at_once_in_the_files(
+    here: LogsCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SkippingClock(monkeypatch, [JobState.RUNNING])
     watch = cli_follow._Watch(job=RunLogs(record=here.record))
     assert clock.run_until_end(watch, 10) is None
     here.end("COMPLETED", 0)
@@ -593,10 +460,10 @@ def test_the_end_is_seen_at_once_in_the_files(here: Here, monkeypatch: pytest.Mo
 
 
 def test_a_job_that_starts_again_is_not_at_its_end(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: LogsCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.end("FAILED", 1)
-    clock = Clock(monkeypatch, [JobState.PENDING])
+    clock = SkippingClock(monkeypatch, [JobState.PENDING])
     watch = cli_follow._Watch(job=RunLogs(record=here.record))
     assert clock.run_until_end(watch, 150) is None
     clock.states[0] = JobState.COMPLETED
@@ -604,9 +471,9 @@ def test_a_job_that_starts_again_is_not_at_its_end(
 
 
 def test_a_job_that_everybody_forgot_is_not_watched_for_ever(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: LogsCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, [JobState.RUNNING])
+    clock = SkippingClock(monkeypatch, [JobState.RUNNING])
     watch = cli_follow._Watch(job=RunLogs(record=here.record))
     assert clock.run_until_end(watch, 100) is None
     clock.states[0] = JobState.UNKNOWN
@@ -618,7 +485,7 @@ def test_a_job_that_everybody_forgot_is_not_watched_for_ever(
 # Streams
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(here: Here) -> None:
+def test_a_reader_that_goes_away_ends_it_quietly(here: LogsCommand) -> None:
     here.start()
     here.write("n1", *(raw(T0 + i, 0, "o", "x" * 100) for i in range(5000)))
     done = subprocess.run(
@@ -627,14 +494,14 @@ def test_a_reader_that_goes_away_ends_it_quietly(here: Here) -> None:
         env=here.environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * PATIENCE,
         check=True,
     )
     assert done.stdout.splitlines() == ["n1:0  | " + "x" * 100, "141"]
     assert done.stderr == "using job L1 (sft, newest run in runs)\n"
 
 
-def test_a_full_disk_is_told(ended: Here) -> None:
+def test_a_full_disk_is_told(ended: LogsCommand) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             ended.argv("L1"),
@@ -643,14 +510,14 @@ def test_a_full_disk_is_told(ended: Here) -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=60 * PATIENCE,
             check=False,
         )
     assert done.returncode == 1
     assert done.stderr.startswith("error: cannot write to stdout\n  cause: [Errno 28]")
 
 
-def _in_terminal(here: Here, *args: str) -> str:
+def _in_terminal(here: LogsCommand, *args: str) -> str:
     master, slave = pty.openpty()
     child = subprocess.Popen(
         here.argv(*args), cwd=here.path, env=here.environ, stdin=slave, stdout=slave, stderr=slave
@@ -664,11 +531,13 @@ def _in_terminal(here: Here, *args: str) -> str:
             break
         shown += block
     os.close(master)
-    assert child.wait(timeout=20) == 0
+    assert child.wait(timeout=20 * PATIENCE) == 0
     return shown.decode()
 
 
-def test_a_terminal_gets_colours_and_no_control_sequence_of_the_application(here: Here) -> None:
+def test_a_terminal_gets_colours_and_no_control_sequence_of_the_application(
+    here: LogsCommand,
+) -> None:
     here.start()
     here.write("n1", raw(T0, 0, "e", "\x1b[2J\x1b]0;owned\x07\x1b[1mbold"))
     shown = _in_terminal(here, "L1", "--rank", "0")
@@ -677,7 +546,7 @@ def test_a_terminal_gets_colours_and_no_control_sequence_of_the_application(here
     assert _in_terminal(here, "L1", "--rank", "0") == "n1:0  ! bold\r\n"
 
 
-def test_memory_of_the_whole_command_is_bounded(here: Here) -> None:
+def test_memory_of_the_whole_command_is_bounded(here: LogsCommand) -> None:
     here.start()
     path = here.write("n1", raw(T0, 0, "o", "first"))
     os.truncate(path, 300 * 1024**2)
@@ -693,7 +562,7 @@ def test_memory_of_the_whole_command_is_bounded(here: Here) -> None:
             env=here.environ,
             capture_output=True,
             preexec_fn=limit,
-            timeout=60,
+            timeout=60 * PATIENCE,
             check=False,
         )
         assert done.returncode == 0, done.stderr

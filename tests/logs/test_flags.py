@@ -10,56 +10,15 @@ from datetime import datetime, timezone
 import pytest
 
 from tests.logs.corpus import T0, raw, write_side_file
-from tests.logs.test_command import Here
-
-SECOND = 1_000_000
-
-
-@pytest.fixture
-def run(here: Here) -> Here:
-    """Give a run of 2 nodes x 8 ranks that has ended, with its side files and its world."""
-    here.start()
-    here.write(
-        "n1",
-        raw(T0, None, "a", "8 ranks start"),
-        raw(T0 + 1 * SECOND, 0, "o", "step 1 loss 2.5"),
-        raw(T0 + 1 * SECOND, 3, "o", "three"),
-        raw(T0 + 2 * SECOND, 0, "e", "UserWarning: slow"),
-        raw(T0 + 3 * SECOND, 0, "o", "step 2 loss 2.25"),
-        raw(T0 + 6 * SECOND, None, "l", "launcher says"),
-        raw(T0 + 7 * SECOND, None, "z", "1 rank 9 failed"),
-    )
-    write_side_file(
-        here.paths,
-        1,
-        "n1",
-        [
-            raw(T0, None, "a", "- 0 8 ranks start"),
-            raw(T0 + 6 * SECOND, None, "l", "- 203 launcher says"),
-        ],
-    )
-    trouble = [
-        raw(T0 + 4 * SECOND, 9, "o", "about to fail"),
-        raw(T0 + 5 * SECOND, 9, "e", "ValueError: bad"),
-        raw(T0 + 5 * SECOND, 8, "o", "eight"),
-        raw(T0 + 5 * SECOND, 9, "o", "after"),
-    ]
-    here.write("n2", *trouble)
-    offset = len(trouble[0])
-    write_side_file(
-        here.paths, 1, "n2", [raw(T0 + 5 * SECOND, 9, "e", f"exception {offset} ValueError: bad")]
-    )
-    world = {"schema": "clusterrun.world/1", "nodes": ["n1", "n2"], "procs_per_node": 8}
-    here.paths.world(1).write_text(json.dumps(world))
-    here.end("FAILED", 1)
-    return here
+from tests.logs.runs import LogsCommand
+from tests.logs.sampled import SECOND
 
 
-def shown(run: Here, *args: str) -> list[str]:
+def shown(run: LogsCommand, *args: str) -> list[str]:
     return run.lines("L1", "--prefix", "none", *args)
 
 
-def test_the_default_is_rank_0_the_launcher_and_all_error_lines(run: Here) -> None:
+def test_the_default_is_rank_0_the_launcher_and_all_error_lines(run: LogsCommand) -> None:
     assert run.lines("L1") == [
         "n1    | 8 ranks start",
         "n1:0  | step 1 loss 2.5",
@@ -92,11 +51,11 @@ def test_the_default_is_rank_0_the_launcher_and_all_error_lines(run: Here) -> No
         (["--attempt", "all", "--rank", "3"], ["three"]),
     ],
 )  # fmt: skip
-def test_choices(run: Here, args: list[str], lines: list[str]) -> None:
+def test_choices(run: LogsCommand, args: list[str], lines: list[str]) -> None:
     assert shown(run, *args) == lines
 
 
-def test_since_and_until_take_times(run: Here) -> None:
+def test_since_and_until_take_times(run: LogsCommand) -> None:
     run.environ["TZ"] = "UTC"
     at = [datetime.fromtimestamp(T0 // SECOND + s, timezone.utc) for s in range(8)]
     iso = [moment.strftime("%Y-%m-%dT%H:%M:%S") for moment in at]
@@ -109,7 +68,7 @@ def test_since_and_until_take_times(run: Here) -> None:
     ]
 
 
-def test_since_takes_an_age(here: Here) -> None:
+def test_since_takes_an_age(here: LogsCommand) -> None:
     here.start()
     now = int(time.time() * SECOND)
     lines = [(-7200, "old"), (-300, "new"), (-1, "newest")]
@@ -120,7 +79,7 @@ def test_since_takes_an_age(here: Here) -> None:
     assert shown(here, "--since", "2h30m", "--until", "1h") == ["old"]
 
 
-def test_since_and_until_take_steps(run: Here) -> None:
+def test_since_and_until_take_steps(run: LogsCommand) -> None:
     run.paths.events_dir.mkdir()
     step = {"ts": 0.0, "type": "step", "attempt": 1, "node": "n1", "rank": 0, "step": 0, "total": 9}
     at = [(T0 / SECOND + 1.1, 1), (T0 / SECOND + 3.1, 2)]
@@ -136,14 +95,14 @@ def test_since_and_until_take_steps(run: Here) -> None:
     assert done.stderr.startswith("error: --since: step 3 was not reached; the newest that")
 
 
-def test_a_time_chooses_all_lines_of_it(here: Here) -> None:
+def test_a_time_chooses_all_lines_of_it(here: LogsCommand) -> None:
     here.start()
     here.write("n1", *(raw(T0 + i, 0, "o", f"{i}.") for i in range(300)))
     assert len(shown(here, "--since", "2001-01-01")) == 300
     assert len(shown(here, "--since", "2001-01-01", "-n", "5")) == 5
 
 
-def test_times_are_written_in_the_form_and_zone_that_was_asked_for(run: Here) -> None:
+def test_times_are_written_in_the_form_and_zone_that_was_asked_for(run: LogsCommand) -> None:
     run.environ["TZ"] = "UTC"
     (line,) = shown(run, "-t", "--rank", "3")
     assert line == "22:13:21.000 three"
@@ -153,12 +112,12 @@ def test_times_are_written_in_the_form_and_zone_that_was_asked_for(run: Here) ->
     assert [line.split()[0] for line in lines] == ["+0.000", "+1.000", "+1.000"]
 
 
-def test_the_full_prefix_says_local_rank_attempt_and_stream(run: Here) -> None:
+def test_the_full_prefix_says_local_rank_attempt_and_stream(run: LogsCommand) -> None:
     (line,) = run.lines("L1", "--rank", "9", "-g", "bad", "--prefix", "full")
     assert re.fullmatch(r"n2:9/1\s+a1 err\s+! ValueError: bad", line)
 
 
-def test_highlights_stand_out_where_there_is_colour(run: Here) -> None:
+def test_highlights_stand_out_where_there_is_colour(run: LogsCommand) -> None:
     plain = run.logs("L1", "--rank", "3", "-H", "hre").stdout
     assert plain == "n1:3  | three\n"
     done = run.logs("L1", "--rank", "3", "--color", "always", "-H", "hre")
@@ -167,7 +126,7 @@ def test_highlights_stand_out_where_there_is_colour(run: Here) -> None:
     assert re.search(r"t\x1b\[[0-9;]*mhre\x1b\[[0-9;]*me", done.stdout)
 
 
-def test_equal_lines_of_many_ranks_are_one_unless_all_are_wanted(here: Here) -> None:
+def test_equal_lines_of_many_ranks_are_one_unless_all_are_wanted(here: LogsCommand) -> None:
     here.start()
     here.write("n1", *(raw(T0 + r, r, "o", "loading data") for r in range(8)))
     here.write("n2", *(raw(T0 + r, r, "o", "loading data") for r in range(8, 16)))
@@ -180,7 +139,7 @@ def test_equal_lines_of_many_ranks_are_one_unless_all_are_wanted(here: Here) -> 
     assert len(here.lines("L1", "-a", "--json")) == 16
 
 
-def test_attempts_can_be_counted_from_the_end(run: Here) -> None:
+def test_attempts_can_be_counted_from_the_end(run: LogsCommand) -> None:
     run.write("n1", raw(T0 + 9 * SECOND, 0, "o", "again"), attempt=2)
     assert shown(run) == ["again"]
     assert shown(run, "--attempt", "-1", "--rank", "3") == ["three"]
@@ -192,12 +151,12 @@ def test_attempts_can_be_counted_from_the_end(run: Here) -> None:
     assert shown(run, "--attempt", "all", "-n", "1", "--rank", "0") == ["step 2 loss 2.25", "again"]
 
 
-def test_the_interval_between_looks_is_the_users(run: Here) -> None:
+def test_the_interval_between_looks_is_the_users(run: LogsCommand) -> None:
     assert run.logs("-f", "L1", "--interval", "0.2", "--exit-status").returncode == 3
     assert run.logs("-f", "L1", "--interval", "0.01").returncode == 2
 
 
-def test_what_a_side_file_left_out_is_told_and_found_in_the_log(run: Here) -> None:
+def test_what_a_side_file_left_out_is_told_and_found_in_the_log(run: LogsCommand) -> None:
     run.write("n2", raw(T0 + 6 * SECOND, 9, "e", "OSError: late"))
     write_side_file(run.paths, 1, "n2", [raw(T0 + 6 * SECOND, None, "g", "- 99 x 1 full")])
     done = run.logs("L1", "--prefix", "none")
@@ -208,7 +167,7 @@ def test_what_a_side_file_left_out_is_told_and_found_in_the_log(run: Here) -> No
     assert shown(run, "--errors") == ["ValueError: bad", "OSError: late"]
 
 
-def test_a_log_file_can_be_named_by_its_path(run: Here) -> None:
+def test_a_log_file_can_be_named_by_its_path(run: LogsCommand) -> None:
     path = run.paths.log(1, "n2")
     assert run.lines(str(path), "--prefix", "none", "-n", "1") == ["after"]
     plain = run.path / "notes.txt"
@@ -245,14 +204,14 @@ def test_a_log_file_can_be_named_by_its_path(run: Here) -> None:
     ],
 )
 def test_mistakes_are_told_in_a_line_with_a_way_out(
-    run: Here, args: list[str], message: str
+    run: LogsCommand, args: list[str], message: str
 ) -> None:
     done = run.logs("L1", *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}")
 
 
-def test_the_last_lines_are_counted_as_they_are_shown(here: Here) -> None:
+def test_the_last_lines_are_counted_as_they_are_shown(here: LogsCommand) -> None:
     here.start()
     cause = raw(T0, 9, "e", "MemoryError: the cause")
     here.write("n2", cause)
@@ -269,31 +228,31 @@ def test_the_last_lines_are_counted_as_they_are_shown(here: Here) -> None:
     assert len(here.lines("L1", "-n", "2", "--no-dedup")) == 2
 
 
-def test_a_log_file_names_its_attempt_too(run: Here) -> None:
+def test_a_log_file_names_its_attempt_too(run: LogsCommand) -> None:
     run.write("n2", raw(T0 + 9 * SECOND, 9, "o", "again"), attempt=2)
     assert run.lines(str(run.paths.log(1, "n2")), "--prefix", "none", "-n", "1") == ["after"]
     assert run.lines(str(run.paths.log(2, "n2")), "--prefix", "none", "-n", "1") == ["again"]
 
 
-def test_a_name_that_no_file_can_have_is_no_crash(run: Here) -> None:
+def test_a_name_that_no_file_can_have_is_no_crash(run: LogsCommand) -> None:
     run.environ["PATH"] = str(run.path)
     done = run.logs("x" * 5000)
     assert done.returncode == 4
     assert done.stderr.startswith("error: no job or run 'xxx")
 
 
-def test_neighbours_are_not_counted_among_the_last_lines(run: Here) -> None:
+def test_neighbours_are_not_counted_among_the_last_lines(run: LogsCommand) -> None:
     shown_lines = shown(run, "--errors", "-C", "4", "-n", "1", "--dedup")
     assert shown_lines == ["about to fail", "ValueError: bad", "after"]
 
 
-def test_the_batch_scripts_output_has_neighbours_too(run: Here) -> None:
+def test_the_batch_scripts_output_has_neighbours_too(run: LogsCommand) -> None:
     run.paths.slurm_dir.mkdir()
     run.paths.batch_output.write_text("one\ntwo\nthree\nfour\n")
     assert shown(run, "--stream", "batch", "-g", "two", "-C", "1") == ["one", "two", "three"]
 
 
-def test_nothing_of_a_log_moves_the_readers_terminal(run: Here) -> None:
+def test_nothing_of_a_log_moves_the_readers_terminal(run: LogsCommand) -> None:
     evil = b"1 \x1b]0;title\x07\x1b[2Jbad news"
     run.write("n2", raw(T0 + 9 * SECOND, None, "z", evil))
     write_side_file(run.paths, 1, "n2", [raw(T0 + 9 * SECOND, None, "z", b"- 0 " + evil)])
@@ -303,19 +262,21 @@ def test_nothing_of_a_log_moves_the_readers_terminal(run: Here) -> None:
     assert "\x1b[2J" not in done.stderr
 
 
-def test_the_ends_of_nodes_use_up_none_of_the_last_lines(run: Here) -> None:
+def test_the_ends_of_nodes_use_up_none_of_the_last_lines(run: LogsCommand) -> None:
     done = run.logs("-f", "L1", "-a", "-n", "1", "--prefix", "none")
     assert done.stdout == "launcher says\n"
 
 
-def test_a_followers_side_files_that_were_full_are_told_of_once(run: Here) -> None:
+def test_a_followers_side_files_that_were_full_are_told_of_once(run: LogsCommand) -> None:
     full = [raw(T0 + 6 * SECOND + i, None, "g", f"- 99 x {i} full") for i in (1, 2)]
     write_side_file(run.paths, 1, "n2", full)
     done = run.logs("-f", "L1", "-n", "all")
     assert done.stderr.count("note: not all error lines of n2 are among them (--errors)") == 1
 
 
-def test_the_rest_of_an_error_line_that_was_cut_is_found_without_a_side_file(here: Here) -> None:
+def test_the_rest_of_an_error_line_that_was_cut_is_found_without_a_side_file(
+    here: LogsCommand,
+) -> None:
     here.start()
     pieces = [("O", "ERROR: retrying … "), ("o", "and gave up"), ("o", "unrelated")]
     here.write(
@@ -324,7 +285,7 @@ def test_the_rest_of_an_error_line_that_was_cut_is_found_without_a_side_file(her
     assert shown(here, "--errors") == ["ERROR: retrying … …", "and gave up"]
 
 
-def test_a_batch_script_that_printed_nothing_is_no_failure(run: Here) -> None:
+def test_a_batch_script_that_printed_nothing_is_no_failure(run: LogsCommand) -> None:
     run.paths.slurm_dir.mkdir()
     run.paths.batch_output.write_text("")
     done = run.logs("L1", "--stream", "batch")
@@ -332,17 +293,17 @@ def test_a_batch_script_that_printed_nothing_is_no_failure(run: Here) -> None:
     assert done.stderr == "the batch script of job L1 has printed nothing\n"
 
 
-def test_nothing_turns_the_order_of_a_line_round(run: Here) -> None:
+def test_nothing_turns_the_order_of_a_line_round(run: LogsCommand) -> None:
     run.write("n2", raw(T0 + 9 * SECOND, 9, "o", "ok \u202edeliaf\u202c \u2067x\u2069"))
     assert shown(run, "--rank", "9", "-n", "1") == ["ok deliaf x"]
 
 
-def test_the_end_of_a_log_is_not_listed_as_a_line(run: Here) -> None:
+def test_the_end_of_a_log_is_not_listed_as_a_line(run: LogsCommand) -> None:
     counts = [line.split()[3] for line in run.lines("L1", "--list")]
     assert counts == ["LINES", "6", "4"]
 
 
-def test_a_finished_progress_bar_has_the_time_of_its_end(run: Here) -> None:
+def test_a_finished_progress_bar_has_the_time_of_its_end(run: LogsCommand) -> None:
     run.environ["TZ"] = "UTC"
     at = [T0 + (20 + i) * SECOND for i in range(4)]
     run.write("n2", raw(at[0], 9, "E", "10%\r"), raw(at[1], 9, "E", "50%\r"))
@@ -353,7 +314,7 @@ def test_a_finished_progress_bar_has_the_time_of_its_end(run: Here) -> None:
     ]
 
 
-def test_the_batch_scripts_output_carries_no_times(run: Here) -> None:
+def test_the_batch_scripts_output_carries_no_times(run: LogsCommand) -> None:
     run.paths.slurm_dir.mkdir()
     run.paths.batch_output.write_text("one\ntwo\n")
     for times in ("-t", "--timestamps=iso", "--timestamps=delta"):
@@ -371,7 +332,7 @@ def test_the_batch_scripts_output_carries_no_times(run: Here) -> None:
     )
 
 
-def test_a_file_that_nobody_stamped_carries_no_times(run: Here) -> None:
+def test_a_file_that_nobody_stamped_carries_no_times(run: LogsCommand) -> None:
     plain = run.path / "notes.txt"
     plain.write_text("one\n")
     done = run.logs(str(plain), "--timestamps=iso", "--prefix", "none")

@@ -10,11 +10,11 @@ import pytest
 
 from clusterrun.spec import Cluster
 from tests.logs.corpus import T0, raw
-from tests.logs.test_command import Here, new_project
+from tests.logs.runs import LogsCommand, new_project
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Here:
+def shell(tmp_path: Path) -> LogsCommand:
     """Give a shell in a directory without runs, and a Slurm that knows no job."""
     project = new_project(tmp_path / "old", job_id="3", cluster=Cluster.SLURM)
     here = dataclasses.replace(project, path=tmp_path / "here")
@@ -24,13 +24,13 @@ def shell(tmp_path: Path) -> Here:
     return here
 
 
-def slurm_answers(here: Here, script: str) -> None:
+def slurm_answers(here: LogsCommand, script: str) -> None:
     scontrol = here.path / "bin" / "scontrol"
     scontrol.write_text(f"#!/bin/sh\n{script}\n")
     scontrol.chmod(0o755)
 
 
-def slurm_knows(here: Here, *rows: str) -> None:
+def slurm_knows(here: LogsCommand, *rows: str) -> None:
     slurm_answers(here, "\n".join(["cat <<'E'", *rows, "E"]))
 
 
@@ -50,7 +50,7 @@ def row(
     )
 
 
-def test_the_files_that_slurm_names_are_read(shell: Here) -> None:
+def test_the_files_that_slurm_names_are_read(shell: LogsCommand) -> None:
     slurm_knows(
         shell,
         *(
@@ -88,7 +88,7 @@ def test_the_files_that_slurm_names_are_read(shell: Here) -> None:
     ],
 )
 def test_what_plain_lines_do_not_say_cannot_be_asked_for(
-    shell: Here, options: tuple[str, ...], message: str
+    shell: LogsCommand, options: tuple[str, ...], message: str
 ) -> None:
     slurm_knows(shell, row("JobId=4711", stdout=shell.path / "a.log"))
     (shell.path / "a.log").write_text("x\n")
@@ -96,7 +96,7 @@ def test_what_plain_lines_do_not_say_cannot_be_asked_for(
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"error: {message}")
 
 
-def test_a_waiting_job_says_why_and_shows_no_earlier_jobs_file(shell: Here) -> None:
+def test_a_waiting_job_says_why_and_shows_no_earlier_jobs_file(shell: LogsCommand) -> None:
     file = shell.path / "train.log"
     file.write_text("of the job before\n")
     slurm_knows(shell, row("JobId=4711", stdout=file, state="PENDING", reason="Resources"))
@@ -105,7 +105,7 @@ def test_a_waiting_job_says_why_and_shows_no_earlier_jobs_file(shell: Here) -> N
     assert done.stderr.splitlines()[-1] == "job 4711 is pending: waiting for free nodes"
 
 
-def test_a_running_job_without_output_names_the_file(shell: Here) -> None:
+def test_a_running_job_without_output_names_the_file(shell: LogsCommand) -> None:
     slurm_knows(shell, row("JobId=4711", stdout="/gone/train.log"))
     done = shell.logs("4711")
     assert done.stderr.splitlines()[-1] == (
@@ -113,7 +113,7 @@ def test_a_running_job_without_output_names_the_file(shell: Here) -> None:
     )
 
 
-def test_a_symbol_that_slurm_left_in_a_name_is_pointed_out(shell: Here) -> None:
+def test_a_symbol_that_slurm_left_in_a_name_is_pointed_out(shell: LogsCommand) -> None:
     slurm_knows(shell, row("JobId=4711", stdout="/gone/%N.log"))
     assert (
         "note: what % stands for in /gone/%N.log is known on the node alone"
@@ -121,12 +121,14 @@ def test_a_symbol_that_slurm_left_in_a_name_is_pointed_out(shell: Here) -> None:
     )
 
 
-def test_a_device_is_no_log(shell: Here) -> None:
+def test_a_device_is_no_log(shell: LogsCommand) -> None:
     slurm_knows(shell, row("JobId=4711", stdout="/dev/null"))
     assert "nothing is written yet to /dev/null" in shell.logs("4711").stderr
 
 
-def test_a_file_that_cannot_be_looked_at_is_reported_in_the_systems_words(shell: Here) -> None:
+def test_a_file_that_cannot_be_looked_at_is_reported_in_the_systems_words(
+    shell: LogsCommand,
+) -> None:
     (shell.path / "locked").symlink_to("locked")  # root may enter any directory, but no loop
     slurm_knows(shell, row("JobId=4711", stdout=shell.path / "locked" / "x.out"))
     done = shell.logs("4711")
@@ -134,13 +136,13 @@ def test_a_file_that_cannot_be_looked_at_is_reported_in_the_systems_words(shell:
     assert "cause: Too many levels of symbolic links" in done.stderr
 
 
-def test_a_run_of_clusterrun_is_recognised_by_its_batch_output(shell: Here) -> None:
+def test_a_run_of_clusterrun_is_recognised_by_its_batch_output(shell: LogsCommand) -> None:
     shell.write("n1", raw(T0, 0, "o", "stamped"))
     slurm_knows(shell, row("JobId=4711", stdout=shell.paths.batch_output))
     assert shell.lines("4711", "-a", "--prefix", "none") == ["stamped"]
 
 
-def test_a_job_that_slurm_forgot_can_still_be_read_by_its_file(shell: Here) -> None:
+def test_a_job_that_slurm_forgot_can_still_be_read_by_its_file(shell: LogsCommand) -> None:
     (shell.path / "slurm-4711.out").write_text("one\ntwo\n")
     done = shell.logs("4711")
     assert done.returncode == 4
@@ -149,7 +151,7 @@ def test_a_job_that_slurm_forgot_can_still_be_read_by_its_file(shell: Here) -> N
     assert (done.returncode, done.stdout) == (0, "slurm-4711.out   | two\n")
 
 
-def test_a_stamped_log_by_its_path_is_that_of_its_run(shell: Here) -> None:
+def test_a_stamped_log_by_its_path_is_that_of_its_run(shell: LogsCommand) -> None:
     shell.write("n1", raw(T0, 0, "o", "stamped"), attempt=1)
     shell.write("n2", raw(T0, 8, "o", "of another node"), attempt=1)
     path = shell.paths.log(1, "n1")

@@ -22,6 +22,7 @@ from clusterrun.logs.sources import Part, Source
 from tests.logs.corpus import T0, raw, texts
 from tests.logs.reading import blocks_of, sources, whole, write
 from tests.logs.strategies import CORPORA, as_whole, merged, parsed
+from tests.patience import PATIENCE
 
 BLOCKS = st.integers(1, 200)
 HELD = st.sampled_from([0, 3000, 1 << 26])
@@ -209,7 +210,7 @@ print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def _read_all(directory: Path, *options: str) -> tuple[int, int]:
     """Count the lines of all files, and the KiB that reading them took."""
     argv = [sys.executable, "-c", _READ_ALL, str(directory), *options]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100 * PATIENCE)
     count, grown_kib = map(int, done.stdout.split())
     return count, grown_kib
 

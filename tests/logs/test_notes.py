@@ -7,11 +7,11 @@ import json
 import pytest
 
 from tests.logs.corpus import T0, raw, write_side_file
-from tests.logs.test_command import Here
-from tests.logs.test_flags import SECOND
+from tests.logs.runs import LogsCommand
+from tests.logs.sampled import SECOND
 
 
-def write_errors(run: Here, node: str, *errors: tuple[int, int, str]) -> None:
+def write_errors(run: LogsCommand, node: str, *errors: tuple[int, int, str]) -> None:
     """Write errors (time, rank, text) to a node's log, and to its side file as the agent does."""
     start = 0 if not run.paths.log(1, node).exists() else run.paths.log(1, node).stat().st_size
     for time_us, rank, text in errors:
@@ -22,7 +22,7 @@ def write_errors(run: Here, node: str, *errors: tuple[int, int, str]) -> None:
 
 
 @pytest.fixture
-def long_ago(here: Here) -> Here:
+def long_ago(here: LogsCommand) -> LogsCommand:
     """Give a run where an error of another rank was followed by much of rank 0."""
     here.start()
     write_errors(here, "n2", (T0, 9, "ValueError: the cause"))
@@ -32,7 +32,7 @@ def long_ago(here: Here) -> Here:
     return here
 
 
-def note_of(run: Here, *args: str) -> str:
+def note_of(run: LogsCommand, *args: str) -> str:
     done = run.logs("L1", *args)
     assert done.returncode == 0
     return done.stderr
@@ -40,7 +40,7 @@ def note_of(run: Here, *args: str) -> str:
 
 @pytest.mark.parametrize("form", [[], ["--no-dedup"], ["-o", "raw"]])
 def test_an_old_error_line_of_another_rank_is_among_the_last_lines(
-    long_ago: Here, form: list[str]
+    long_ago: LogsCommand, form: list[str]
 ) -> None:
     lines = long_ago.lines("L1", "--prefix", "none", *form)
     assert len(lines) == 200
@@ -48,18 +48,18 @@ def test_an_old_error_line_of_another_rank_is_among_the_last_lines(
     assert lines[-1] == "OSError: lost"
 
 
-def test_so_it_is_where_they_are_followed(long_ago: Here) -> None:
+def test_so_it_is_where_they_are_followed(long_ago: LogsCommand) -> None:
     lines = long_ago.lines("L1", "-f", "--prefix", "none", "-n", "10")
     assert lines[:2] == ["ValueError: the cause", "step 292"]
     assert len(lines) == 10
 
 
-def test_so_it_is_with_its_neighbours(long_ago: Here) -> None:
+def test_so_it_is_with_its_neighbours(long_ago: LogsCommand) -> None:
     lines = long_ago.lines("L1", "-n", "4", "-C", "1", "--prefix", "none")
     assert lines[0] == "ValueError: the cause"
 
 
-def test_error_lines_take_no_more_than_half_of_the_room(here: Here) -> None:
+def test_error_lines_take_no_more_than_half_of_the_room(here: LogsCommand) -> None:
     here.start()
     write_errors(here, "n2", *((T0 + i, 9, f"ValueError: {'x' * i}") for i in range(20)))
     here.write("n1", *(raw(T0 + SECOND + i, 0, "o", f"step {i}") for i in range(20)))
@@ -75,7 +75,7 @@ def test_error_lines_take_no_more_than_half_of_the_room(here: Here) -> None:
     )
 
 
-def test_error_lines_that_are_alike_take_one_line_of_the_room(here: Here) -> None:
+def test_error_lines_that_are_alike_take_one_line_of_the_room(here: LogsCommand) -> None:
     here.start()
     write_errors(here, "n2", (T0, 9, "ValueError: the cause"))
     write_errors(here, "n2", *((T0 + r, r, f"OSError: lost by {r}") for r in range(8, 16)))
@@ -106,7 +106,7 @@ def test_error_lines_that_are_alike_take_one_line_of_the_room(here: Here) -> Non
          "of rank 0, the launcher and the error lines, no line matches; 8,968 bytes in all"),
     ],
 )  # fmt: skip
-def test_what_is_left_out_is_said(long_ago: Here, args: list[str], note: str) -> None:
+def test_what_is_left_out_is_said(long_ago: LogsCommand, args: list[str], note: str) -> None:
     assert note_of(long_ago, *args).startswith(f"note: {note}")
 
 
@@ -114,17 +114,19 @@ def test_what_is_left_out_is_said(long_ago: Here, args: list[str], note: str) ->
     "args",
     [["-a", "-n", "all"], ["-a", "-g", "step 1.$"], ["--errors"], ["--rank", "7", "-n", "0"]],
 )
-def test_nothing_is_said_where_nothing_is_left_out(long_ago: Here, args: list[str]) -> None:
+def test_nothing_is_said_where_nothing_is_left_out(long_ago: LogsCommand, args: list[str]) -> None:
     assert note_of(long_ago, *args) == ""
 
 
 @pytest.mark.parametrize("form", ["raw", "json"])
-def test_programs_too_are_told_beside_that_nothing_matches(long_ago: Here, form: str) -> None:
+def test_programs_too_are_told_beside_that_nothing_matches(
+    long_ago: LogsCommand, form: str
+) -> None:
     done = long_ago.logs("L1", "--rank", "7", "-o", form)
     assert (done.stdout, done.stderr.startswith("note: no line matches")) == ("", True)
 
 
-def test_the_last_lines_of_each_attempt_are_said_to_be_so(long_ago: Here) -> None:
+def test_the_last_lines_of_each_attempt_are_said_to_be_so(long_ago: LogsCommand) -> None:
     long_ago.write("n1", raw(T0 + 99 * SECOND, 0, "o", "again"), attempt=2)
     said = note_of(long_ago, "--attempt", "all", "-n", "1").splitlines()
     assert said[-1].startswith("note: last 1 line of each attempt of rank 0 and the launcher")
@@ -132,7 +134,7 @@ def test_the_last_lines_of_each_attempt_are_said_to_be_so(long_ago: Here) -> Non
     assert said[-1] == "note: last 1 line of each attempt (-n all, -f follow)"
 
 
-def test_each_attempt_has_all_the_room(long_ago: Here) -> None:
+def test_each_attempt_has_all_the_room(long_ago: LogsCommand) -> None:
     long_ago.write("n1", *(raw(T0 + i, 0, "o", f"again {i}") for i in range(9)), attempt=2)
     lines = long_ago.lines("L1", "--attempt", "all", "-n", "4", "--prefix", "auto")
     assert [line.partition(" ")[2].strip(" |!") for line in lines] == [
@@ -141,7 +143,7 @@ def test_each_attempt_has_all_the_room(long_ago: Here) -> None:
     ]  # fmt: skip
 
 
-def test_the_last_matches_in_what_nobody_stamped_have_their_neighbours(here: Here) -> None:
+def test_the_last_matches_in_what_nobody_stamped_have_their_neighbours(here: LogsCommand) -> None:
     plain = here.path / "notes.txt"
     plain.write_text("".join(f"line {i}\n" for i in range(99)))
     done = here.logs(str(plain), "-g", "7", "-n", "1", "-C", "1", "--prefix", "none")
@@ -149,7 +151,7 @@ def test_the_last_matches_in_what_nobody_stamped_have_their_neighbours(here: Her
     assert done.stderr == "note: last 1 matching line and their neighbours (-n all, -f follow)\n"
 
 
-def test_json_of_the_default_view_has_the_old_error_too(long_ago: Here) -> None:
+def test_json_of_the_default_view_has_the_old_error_too(long_ago: LogsCommand) -> None:
     entries = [json.loads(line) for line in long_ago.lines("L1", "--json", "-n", "4")]
     assert [entry["text"] for entry in entries] == [
         "ValueError: the cause", "step 298", "step 299", "OSError: lost",

@@ -21,7 +21,7 @@ from tests.logs.corpus import T0, line
 
 
 @dataclass
-class Job:
+class PrintedJob:
     world_size: int = 16
     procs_per_node: int = 8
 
@@ -53,7 +53,7 @@ def use_stdout(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = False) ->
     return stdout
 
 
-class Clock:
+class FixedClock:
     now = 100.0
 
     def __call__(self) -> float:
@@ -65,13 +65,13 @@ def printer(
 ) -> LogPrinter:
     wanted.setdefault("query", EVERYTHING)
     request = Request(
-        job=Job(world_size=world_size),
+        job=PrintedJob(world_size=world_size),
         catalogue=None,
         attempts=(1,),
         **wanted,
     )
     return LogPrinter(
-        request=request, nodes=["n1"], is_following=is_following, clock=clock or Clock()
+        request=request, nodes=["n1"], is_following=is_following, clock=clock or FixedClock()
     )
 
 
@@ -109,7 +109,7 @@ def test_a_terminal_gets_no_more_lines_than_it_can_show(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terminal = use_stdout(monkeypatch, is_terminal=True)
-    clock = Clock()
+    clock = FixedClock()
     to = printer(is_following=True, clock=clock, world_size=1)
     for n in range(5000):
         to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
@@ -130,7 +130,7 @@ def test_lines_that_were_left_out_last_are_told_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use_stdout(monkeypatch, is_terminal=True)
-    clock = Clock()
+    clock = FixedClock()
     to = printer(is_following=True, clock=clock, world_size=1)
     for n in range(2001):
         to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
@@ -219,7 +219,7 @@ def test_many_lines_are_written_before_the_end(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_line_that_comes_alone_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = use_stdout(monkeypatch)
-    clock = Clock()
+    clock = FixedClock()
     to = printer(world_size=1, clock=clock)
     for text in (b"a", b"b"):
         clock.now += 1

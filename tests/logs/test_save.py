@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.logs.corpus import T0, raw
-from tests.logs.test_command import Here
-from tests.logs.test_flags import SECOND
+from tests.logs.runs import LogsCommand
+from tests.logs.sampled import SECOND
 
 
-def test_a_save_to_a_file_is_what_would_be_shown(run: Here, tmp_path: Path) -> None:
+def test_a_save_to_a_file_is_what_would_be_shown(run: LogsCommand, tmp_path: Path) -> None:
     target = tmp_path / "saved here"
     done = run.logs("L1", "--save", str(target))
     assert (done.returncode, done.stdout) == (0, "")
@@ -26,7 +26,7 @@ def test_a_save_to_a_file_is_what_would_be_shown(run: Here, tmp_path: Path) -> N
 
 
 def test_a_save_to_a_directory_is_a_file_for_each_rank_and_stream(
-    run: Here, tmp_path: Path
+    run: LogsCommand, tmp_path: Path
 ) -> None:
     run.write(
         "n2", raw(T0 + 8 * SECOND, 9, "O", b"\xff\x00 cut"), raw(T0 + 8 * SECOND, 9, "o", b"")
@@ -51,7 +51,7 @@ def test_a_save_to_a_directory_is_a_file_for_each_rank_and_stream(
     )
 
 
-def test_a_save_that_fails_leaves_nothing(run: Here, tmp_path: Path) -> None:
+def test_a_save_that_fails_leaves_nothing(run: LogsCommand, tmp_path: Path) -> None:
     done = run.logs("L1", "--save", str(tmp_path / "no such" / "file"))
     assert done.returncode == 1
     assert done.stderr == (
@@ -63,7 +63,7 @@ def test_a_save_that_fails_leaves_nothing(run: Here, tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path)) == before
 
 
-def test_gaps_are_counted_where_they_cannot_be_shown(run: Here, tmp_path: Path) -> None:
+def test_gaps_are_counted_where_they_cannot_be_shown(run: LogsCommand, tmp_path: Path) -> None:
     run.write("n2", raw(T0 + 9 * SECOND, 9, "g", "o 100 full"))
     done = run.logs("L1", "-a", "--save", f"{tmp_path / 'saved'}/")
     assert done.stderr.splitlines()[1] == (
@@ -71,7 +71,7 @@ def test_gaps_are_counted_where_they_cannot_be_shown(run: Here, tmp_path: Path) 
     )
 
 
-def test_a_saved_file_holds_each_line_of_each_rank(here: Here, tmp_path: Path) -> None:
+def test_a_saved_file_holds_each_line_of_each_rank(here: LogsCommand, tmp_path: Path) -> None:
     here.start()
     here.write("n1", *(raw(T0 + r, r, "o", f"mem {1000 + r} MB") for r in range(8)))
     target = tmp_path / "saved"
@@ -81,7 +81,7 @@ def test_a_saved_file_holds_each_line_of_each_rank(here: Here, tmp_path: Path) -
     assert target.read_text() == "[8 ranks] | mem <n> MB\n"
 
 
-def test_a_save_follows_links_to_their_target(run: Here, tmp_path: Path) -> None:
+def test_a_save_follows_links_to_their_target(run: LogsCommand, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     for name, exists in (("there", True), ("dangling", False)):
         target, link = tmp_path / "deep" / name, tmp_path / f"link to {name}"
@@ -95,7 +95,7 @@ def test_a_save_follows_links_to_their_target(run: Here, tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["dangling", "there"]
 
 
-def test_a_link_that_leads_to_itself_is_told(run: Here, tmp_path: Path) -> None:
+def test_a_link_that_leads_to_itself_is_told(run: LogsCommand, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     done = run.logs("L1", "--save", str(tmp_path / "loop"))
     assert done.returncode == 1
@@ -103,7 +103,7 @@ def test_a_link_that_leads_to_itself_is_told(run: Here, tmp_path: Path) -> None:
     assert (tmp_path / "loop").is_symlink()
 
 
-def test_a_fifo_is_written_through_and_stays_one(run: Here, tmp_path: Path) -> None:
+def test_a_fifo_is_written_through_and_stays_one(run: LogsCommand, tmp_path: Path) -> None:
     fifo, read = tmp_path / "fifo", []
     os.mkfifo(fifo)
     reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()), daemon=True)
@@ -114,7 +114,7 @@ def test_a_fifo_is_written_through_and_stays_one(run: Here, tmp_path: Path) -> N
     assert stat.S_ISFIFO(fifo.stat().st_mode)
 
 
-def test_a_device_is_written_through_and_stays_one(run: Here, tmp_path: Path) -> None:
+def test_a_device_is_written_through_and_stays_one(run: LogsCommand, tmp_path: Path) -> None:
     device = tmp_path / "device"
     try:
         os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
@@ -130,7 +130,7 @@ def test_a_device_is_written_through_and_stays_one(run: Here, tmp_path: Path) ->
     )  # fmt: skip
 
 
-def test_a_dash_is_no_file_but_a_mistake(run: Here) -> None:
+def test_a_dash_is_no_file_but_a_mistake(run: LogsCommand) -> None:
     done = run.logs("L1", "--save", "-")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
@@ -144,7 +144,7 @@ def test_a_dash_is_no_file_but_a_mistake(run: Here) -> None:
     "where", [["--list"], ["--path"], ["--save", "saved"], ["--save", "by/"], []]
 )
 def test_the_exit_status_is_that_of_the_job_whatever_is_printed(
-    run: Here, where: list[str]
+    run: LogsCommand, where: list[str]
 ) -> None:
     assert run.logs("L1", *where).returncode == 0
     if where == ["--save", "by/"]:

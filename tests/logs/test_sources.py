@@ -24,7 +24,7 @@ ERRORS = Query(errors=True)
 
 
 @dataclass
-class Run:
+class LoggedRun:
     """Two nodes with two ranks each, whose agents wrote side files."""
 
     paths: RunPaths
@@ -67,8 +67,8 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    run = Run(paths=RunPaths(root=tmp_path))
+def run(tmp_path: Path) -> LoggedRun:
+    run = LoggedRun(paths=RunPaths(root=tmp_path))
     run.say("n1", 1, None, "a", "agent")
     run.say("n1", 2, 0, "o", "step 1")
     run.say("n2", 3, 2, "o", "step 1 of rank 2")
@@ -87,7 +87,7 @@ NOTED = ["agent", "step 1", "ValueError: no", "KeyError: 7", "o 4096 spool full"
 WRONG = ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
 
 
-def test_everything_is_every_line_but_the_ends_of_logs(run: Run) -> None:
+def test_everything_is_every_line_but_the_ends_of_logs(run: LoggedRun) -> None:
     run.write()
     assert run.read(EVERYTHING) == ALL
     with_ends = sources_of(find_files(run.paths, 1), EVERYTHING, ends=True)
@@ -95,13 +95,15 @@ def test_everything_is_every_line_but_the_ends_of_logs(run: Run) -> None:
     assert run.opened(EVERYTHING) == ["n1.log", "n2.log"]
 
 
-def test_an_overview_reads_the_log_of_rank_0_and_what_the_side_files_hold(run: Run) -> None:
+def test_an_overview_reads_the_log_of_rank_0_and_what_the_side_files_hold(run: LoggedRun) -> None:
     run.write()
     assert run.read(OVERVIEW) == NOTED
     assert run.opened(OVERVIEW) == ["n1.log", "n1.err", "n2.err"]
 
 
-def test_a_search_shows_lost_bytes_and_looks_for_them_where_a_side_file_has_them(run: Run) -> None:
+def test_a_search_shows_lost_bytes_and_looks_for_them_where_a_side_file_has_them(
+    run: LoggedRun,
+) -> None:
     query = Query(include=(re.compile(b"Error"),))
     run.write()
     assert run.read(query) == ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
@@ -113,25 +115,29 @@ def test_a_search_shows_lost_bytes_and_looks_for_them_where_a_side_file_has_them
     assert run.read(query) == ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
 
 
-def test_errors_are_read_from_side_files_alone(run: Run) -> None:
+def test_errors_are_read_from_side_files_alone(run: LoggedRun) -> None:
     run.write()
     assert run.read(ERRORS) == WRONG
     assert run.opened(ERRORS) == ["n1.err", "n2.err"]
 
 
 @pytest.mark.parametrize(("query", "shown"), [(OVERVIEW, NOTED), (ERRORS, WRONG)])
-def test_a_log_without_side_file_is_classified(run: Run, query: Query, shown: list[str]) -> None:
+def test_a_log_without_side_file_is_classified(
+    run: LoggedRun, query: Query, shown: list[str]
+) -> None:
     run.write(sides=False, index=False)
     assert run.read(query) == shown
 
 
 @pytest.mark.parametrize("query", [OVERVIEW, ERRORS])
-def test_an_index_without_side_file_says_that_there_are_no_errors(run: Run, query: Query) -> None:
+def test_an_index_without_side_file_says_that_there_are_no_errors(
+    run: LoggedRun, query: Query
+) -> None:
     run.write(sides=False)
     assert "n2.log" not in run.opened(query)
 
 
-def test_errors_that_a_side_file_had_no_room_for_are_found_in_the_log(run: Run) -> None:
+def test_errors_that_a_side_file_had_no_room_for_are_found_in_the_log(run: LoggedRun) -> None:
     run.sides["n2"].clear()
     run.leave_out("n2", 5, 1)
     run.write()
@@ -139,21 +145,21 @@ def test_errors_that_a_side_file_had_no_room_for_are_found_in_the_log(run: Run) 
     assert run.opened(ERRORS) == ["n1.err", "n2.log"]
 
 
-def test_an_overview_says_what_a_side_file_had_no_room_for(run: Run) -> None:
+def test_an_overview_says_what_a_side_file_had_no_room_for(run: LoggedRun) -> None:
     run.sides["n2"].clear()
     run.leave_out("n2", 5, 1200)
     run.write()
     assert run.read(OVERVIEW) == ["agent", "step 1", "x 1200 full", "KeyError: 7"]
 
 
-def test_a_line_of_a_side_file_has_the_place_it_has_in_the_log(run: Run) -> None:
+def test_a_line_of_a_side_file_has_the_place_it_has_in_the_log(run: LoggedRun) -> None:
     run.write()
     in_logs = {line.text: line for line in merge_sources(choose_sources(run.paths, 1, EVERYTHING))}
     noted = list(merge_sources(choose_sources(run.paths, 1, ERRORS)))
     assert noted == [in_logs[line.text] for line in noted]
 
 
-def test_of_a_rank_only_the_log_of_its_node_is_opened(run: Run) -> None:
+def test_of_a_rank_only_the_log_of_its_node_is_opened(run: LoggedRun) -> None:
     run.write()
     query = Query(ranks=frozenset({3}))
     assert run.read(query) == ["ValueError: no"]
@@ -162,7 +168,7 @@ def test_of_a_rank_only_the_log_of_its_node_is_opened(run: Run) -> None:
 
 
 @pytest.mark.parametrize("world", ["", "{}", "[]", '{"nodes": 3, "procs_per_node": 1}', "\0"])
-def test_without_a_world_all_files_are_read_for_a_rank(run: Run, world: str) -> None:
+def test_without_a_world_all_files_are_read_for_a_rank(run: LoggedRun, world: str) -> None:
     run.write(world=False)
     if world:
         run.paths.world(1).write_text(world)
@@ -170,7 +176,7 @@ def test_without_a_world_all_files_are_read_for_a_rank(run: Run, world: str) -> 
     assert run.read(OVERVIEW) == NOTED
 
 
-def test_streams_are_chosen_and_gaps_stay(run: Run) -> None:
+def test_streams_are_chosen_and_gaps_stay(run: LoggedRun) -> None:
     run.write()
     query = Query(streams=frozenset({Stream.ERR}))
     assert run.read(query) == ["a warning", "ValueError: no", "KeyError: 7", "o 4096 spool full"]
@@ -178,7 +184,7 @@ def test_streams_are_chosen_and_gaps_stay(run: Run) -> None:
     assert run.read(query) == []
 
 
-def test_lines_with_one_of_the_patterns_and_none_of_the_others_are_found(run: Run) -> None:
+def test_lines_with_one_of_the_patterns_and_none_of_the_others_are_found(run: LoggedRun) -> None:
     run.write()
     include = (re.compile(rb"Error"), re.compile(rb"step \d"))
     found = run.read(Query(include=include, exclude=(re.compile(rb"rank 2$"),)))
@@ -188,13 +194,13 @@ def test_lines_with_one_of_the_patterns_and_none_of_the_others_are_found(run: Ru
     assert run.read(Query(errors=True, include=(re.compile(rb"Key"),))) == WRONG[1:]
 
 
-def test_what_is_searched_is_the_text_and_not_what_stands_before_it(run: Run) -> None:
+def test_what_is_searched_is_the_text_and_not_what_stands_before_it(run: LoggedRun) -> None:
     run.write()
     assert run.read(Query(include=(re.compile(rb"17000|error \d"),))) == ["o 4096 spool full"]
 
 
 @pytest.mark.parametrize("query", [EVERYTHING, OVERVIEW, ERRORS])
-def test_moments_cut_all_files(run: Run, query: Query) -> None:
+def test_moments_cut_all_files(run: LoggedRun, query: Query) -> None:
     from dataclasses import replace
 
     run.write()
@@ -262,7 +268,7 @@ LONG = "ValueError: " + "x" * 6000 + " because of y"
 
 
 @pytest.fixture
-def long_error(run: Run) -> Run:
+def long_error(run: LoggedRun) -> LoggedRun:
     """A line that is longer in the log than what the side file has of it."""
     run.say("n2", 9, 3, "e", LONG, "exception")
     place = len(b"".join(run.logs["n2"][:-1]))
@@ -271,12 +277,12 @@ def long_error(run: Run) -> Run:
 
 
 @pytest.mark.parametrize("query", [ERRORS, OVERVIEW])
-def test_a_long_error_line_is_given_whole(long_error: Run, query: Query) -> None:
+def test_a_long_error_line_is_given_whole(long_error: LoggedRun, query: Query) -> None:
     long_error.write()
     assert long_error.read(query)[-1] == LONG
 
 
-def test_a_long_error_line_is_searched_whole(long_error: Run) -> None:
+def test_a_long_error_line_is_searched_whole(long_error: LoggedRun) -> None:
     long_error.write()
     query = Query(errors=True, include=(re.compile(b"because"),), ranks=frozenset({3}))
     assert long_error.read(query) == [LONG]
@@ -284,7 +290,7 @@ def test_a_long_error_line_is_searched_whole(long_error: Run) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"damaged\n" * 2000])
 def test_a_long_error_line_that_the_log_lacks_ends_with_a_mark(
-    long_error: Run, content: bytes
+    long_error: LoggedRun, content: bytes
 ) -> None:
     paths = long_error.write()
     paths.log(1, "n2").write_bytes(content)
@@ -305,7 +311,7 @@ def test_long_error_lines_are_read_as_the_agent_wrote_them(tmp_path: Path, query
     assert "".join(read) == "".join(texts).replace("\n", "")
 
 
-def test_files_of_chosen_nodes_alone_are_read(run: Run) -> None:
+def test_files_of_chosen_nodes_alone_are_read(run: LoggedRun) -> None:
     run.write()
     chosen = choose_sources(run.paths, 1, OVERVIEW, frozenset({"n2"}))
     assert [source.file.path.name for source in chosen] == ["n2.err"]

@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 
-from tests.node.jobs import Job, make_job
+from tests.node.jobs import AgentJob, make_job
 
 
 @pytest.fixture
-def stub_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def stub_job(tmp_path: Path) -> Iterator[Callable[..., AgentJob]]:
     """Make jobs whose launcher is the stub; without a world contract unless asked for."""
     yield from _maker(tmp_path, is_stub=True, world_contract=False)
 
 
 @pytest.fixture
-def torch_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def torch_job(tmp_path: Path) -> Iterator[Callable[..., AgentJob]]:
     """Make jobs with the real accelerate and torch."""
     yield from _maker(tmp_path)
 
 
-def _maker(tmp_path: Path, **defaults: Any) -> Iterator[Callable[..., Job]]:
-    jobs: list[Job] = []
+def _maker(tmp_path: Path, **defaults: Any) -> Iterator[Callable[..., AgentJob]]:
+    jobs: list[AgentJob] = []
 
-    def make(script: str | Path, *args: str, **asked: Any) -> Job:
+    def make(script: str | Path, *args: str, **asked: Any) -> AgentJob:
         path = tmp_path / f"job{len(jobs)}"
         path.mkdir()
         jobs.append(make_job(path, script, *args, **{**defaults, **asked}))

@@ -28,7 +28,7 @@ VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 
 
 @dataclass
-class Job:
+class AgentJob:
     """One attempt of a run on simulated nodes."""
 
     paths: RunPaths
@@ -71,7 +71,7 @@ class Job:
     def spools(self) -> list[Path]:
         return list(self.tmp.glob("clusterrun-*"))
 
-    def start(self, **env: str) -> Job:
+    def start(self, **env: str) -> AgentJob:
         for rank in range(self.plan.nodes):
             self.start_node(rank, **env)
         return self
@@ -162,7 +162,7 @@ def make_job(
     as_module: bool = False,
     gpus: tuple[str, ...] = (),
     **asked: Any,
-) -> Job:
+) -> AgentJob:
     """Lay out a run directory for simulated nodes; `script` is a file or Python source."""
     run = path / "runs" / "job" / "run1"
     run.mkdir(parents=True, mode=0o700)
@@ -198,4 +198,4 @@ def make_job(
     paths = RunPaths(root=run)
     for directory in (paths.slurm_dir, paths.attempts_dir, paths.attempt(1)):
         directory.mkdir(mode=0o700)
-    return Job(paths=paths, plan=plan, job_id=job_id or f"L{os.getpid()}", is_stub=is_stub)
+    return AgentJob(paths=paths, plan=plan, job_id=job_id or f"L{os.getpid()}", is_stub=is_stub)

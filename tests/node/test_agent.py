@@ -22,11 +22,11 @@ from clusterrun.node.ports import candidate_ports
 from clusterrun.node.spool import Output
 from clusterrun.spec import Device, MixedPrecision
 from clusterrun.worker import STACK_LETTERS
-from tests.node.jobs import ROOT, STUB, Job
+from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
-Make = Callable[..., Job]
+Make = Callable[..., AgentJob]
 
 HELLO = """
 import os, sys
@@ -197,7 +197,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(stub_job: Make) -> None
     job.assert_clean()
 
 
-def test_p27_user_signals_kill_neither_agent_nor_launcher_nor_rank(stub_job: Make) -> None:
+def test_user_signals_kill_neither_agent_nor_launcher_nor_rank(stub_job: Make) -> None:
     script = """
 import os, time
 print("ready", flush=True)
@@ -234,7 +234,7 @@ def test_a_node_that_never_comes_is_named(stub_job: Make) -> None:
     assert job.events("rank_start") == []
 
 
-def test_p5_a_node_without_its_head_fails_loudly(stub_job: Make) -> None:
+def test_a_node_without_its_head_fails_loudly(stub_job: Make) -> None:
     job = stub_job(HELLO, rendezvous_timeout_s=2)
     job.start_node(1)
     assert job.wait(30) == [121]
@@ -245,7 +245,7 @@ def test_p5_a_node_without_its_head_fails_loudly(stub_job: Make) -> None:
 def test_an_agent_that_waits_for_others_can_be_cancelled(stub_job: Make) -> None:
     job = stub_job(HELLO, rendezvous_timeout_s=60)
     agent = job.start_node(0)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 20 * PATIENCE
     while not job.paths.link_secret(1).exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -266,7 +266,7 @@ def test_nodes_with_different_libraries_are_named(stub_job: Make, tmp_path: Path
     assert job.events("rank_start") == []
 
 
-def test_p38_a_node_with_too_few_gpus_is_refused_before_the_launch(stub_job: Make) -> None:
+def test_a_node_with_too_few_gpus_is_refused_before_the_launch(stub_job: Make) -> None:
     asked = {"device": Device.CUDA, "gpus_per_node": 2, "mixed_precision": MixedPrecision.NO}
     job = stub_job(HELLO, gpus=("0", "1", "2", "3"), **asked)
     job.start_node(0, CUDA_VISIBLE_DEVICES="0,1")
@@ -419,7 +419,7 @@ def test_one_node_alone_needs_no_link(stub_job: Make) -> None:
     assert "rank 1 of 2" in job.text()
 
 
-def test_p2_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make, tmp_path: Path) -> None:
+def test_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make, tmp_path: Path) -> None:
     """They share job id and name of the run; that their directories differ is passed over here."""
     change = "from clusterrun.node import preparation; preparation._job = lambda attempt: 'one'"
     (tmp_path / "alike").mkdir()
@@ -439,7 +439,7 @@ def test_p2_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make, tmp_pa
 
 
 def wait_for_listener(port: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * PATIENCE
     while time.monotonic() < deadline:
         with contextlib.suppress(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port)).close()
@@ -577,7 +577,7 @@ time.sleep(60)
     job = stub_job(script, nproc_per_node=1).start()
     job.wait_for("ready", 2)
     agent = psutil.Process(job.agent_pid("local1"))
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 15 * PATIENCE
 
     def zombies() -> list[psutil.Process]:
         return [p for p in agent.children() if p.status() == psutil.STATUS_ZOMBIE]

@@ -22,7 +22,7 @@ ON_SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n[1-3]"}
 LOST = {"code": 123, "cause": Cause.NODE_LOST, "reason": "n2: its agent is gone", "node": "n2"}
 
 
-class Run:
+class EndedAttempts:
     """A run directory as nodes leave it."""
 
     def __init__(self, root: Path) -> None:
@@ -55,11 +55,11 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
+def run(tmp_path: Path) -> EndedAttempts:
+    return EndedAttempts(tmp_path)
 
 
-def test_the_decision_is_written_into_what_the_agents_left(run: Run) -> None:
+def test_the_decision_is_written_into_what_the_agents_left(run: EndedAttempts) -> None:
     run.attempt(1, {"checkpoint": 100, "step": 120})
     decision, outcome = run.conclude(1)
     assert decision.next is outcome.next is Next.RELAUNCH
@@ -80,7 +80,7 @@ def test_the_decision_is_written_into_what_the_agents_left(run: Run) -> None:
     ],
 )
 def test_statuses_that_a_script_may_have_chosen_are_told_by_their_cause(
-    run: Run, code: int, cause: str, state: str
+    run: EndedAttempts, code: int, cause: str, state: str
 ) -> None:
     run.attempt(1, {"code": code, "cause": cause, "reason": "?"})
     run.paths.request(1).write_text("end\n")  # else it was a preemption
@@ -90,7 +90,7 @@ def test_statuses_that_a_script_may_have_chosen_are_told_by_their_cause(
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": "another/1"}'])
 def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
-    run: Run, monkeypatch: pytest.MonkeyPatch, text: str | None
+    run: EndedAttempts, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
     run.attempt(1)
     run.world(1)
@@ -112,14 +112,14 @@ def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
     assert (outcome.nodes, outcome.node, outcome.job_id) == (("n1", "n2"), "n1", "42")
 
 
-def test_where_the_head_is_lost_its_events_tell_how_far_it_came(run: Run) -> None:
+def test_where_the_head_is_lost_its_events_tell_how_far_it_came(run: EndedAttempts) -> None:
     run.attempt(1, LOST)
     run.world(1)
     run.events("n1", {"type": "step", "step": 120, "attempt": 1})
     assert run.conclude(1, 123)[1].step == 120
 
 
-def test_steps_of_other_attempts_are_not_this_ones(run: Run) -> None:
+def test_steps_of_other_attempts_are_not_this_ones(run: EndedAttempts) -> None:
     for number in (1, 2):
         run.attempt(number)
     run.events("n1", {"type": "step", "step": 500, "attempt": 1})
@@ -127,7 +127,7 @@ def test_steps_of_other_attempts_are_not_this_ones(run: Run) -> None:
     assert (outcome.step, outcome.checkpoint) == (None, None)
 
 
-def test_a_step_that_cannot_start_again_and_again_ends_the_run(run: Run) -> None:
+def test_a_step_that_cannot_start_again_and_again_ends_the_run(run: EndedAttempts) -> None:
     run.attempt(1, {"checkpoint": 100, "next": Next.RELAUNCH})
     run.attempt(2)
     run.world(2)
@@ -141,7 +141,7 @@ def test_a_step_that_cannot_start_again_and_again_ends_the_run(run: Run) -> None
 
 @pytest.mark.parametrize(("resaved", "next_step"), [(80, Next.RELAUNCH), (40, Next.STOP)])
 def test_what_was_trained_and_saved_again_counts_and_what_was_begun_with_does_not(
-    run: Run, resaved: int, next_step: Next
+    run: EndedAttempts, resaved: int, next_step: Next
 ) -> None:
     run.attempt(1, {"checkpoint": 100, "next": Next.RELAUNCH})
     for number in (2, 3):  # that of step 100 was damaged; they went on from step 40
@@ -156,13 +156,13 @@ def test_what_was_trained_and_saved_again_counts_and_what_was_begun_with_does_no
     assert run.conclude(3)[0].next is next_step
 
 
-def test_a_failed_setup_line_is_named_as_an_unfit_node(run: Run) -> None:
+def test_a_failed_setup_line_is_named_as_an_unfit_node(run: EndedAttempts) -> None:
     run.attempt(1)
     decision, outcome = run.conclude(1, 122)
     assert (decision.next, outcome.cause) == (Next.STOP, "node_unfit")
 
 
-def test_a_checkpoint_of_an_attempt_without_an_outcome_counts(run: Run) -> None:
+def test_a_checkpoint_of_an_attempt_without_an_outcome_counts(run: EndedAttempts) -> None:
     run.attempt(1)
     run.world(1)
     run.events("n1", {"type": "checkpoint", "step": 100, "attempt": 1})
@@ -171,7 +171,7 @@ def test_a_checkpoint_of_an_attempt_without_an_outcome_counts(run: Run) -> None:
     assert (decision.next, outcome.checkpoint) == (Next.RELAUNCH, 100)
 
 
-def test_a_checkpoint_that_a_killed_agent_had_not_told_of_counts(run: Run) -> None:
+def test_a_checkpoint_that_a_killed_agent_had_not_told_of_counts(run: EndedAttempts) -> None:
     """Once: for the attempt that made it."""
     saved = checkpoints.step_directory(run.paths.checkpoints_dir, 100)
     saved.mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_a_killed_agent_had_not_told_of_counts(run: Run) -> No
     assert [decision.next for decision, _ in found] == [*[Next.RELAUNCH] * 3, Next.STOP]
 
 
-def test_a_save_not_told_of_counts_where_an_outcome_knows_an_older_one(run: Run) -> None:
+def test_a_save_not_told_of_counts_where_an_outcome_knows_an_older_one(run: EndedAttempts) -> None:
     """The one who wrote it was not the one who decided: the next attempt has not saved it."""
     saved = checkpoints.step_directory(run.paths.checkpoints_dir, 100)
     saved.mkdir(parents=True)
@@ -203,7 +203,7 @@ def test_a_save_not_told_of_counts_where_an_outcome_knows_an_older_one(run: Run)
 
 
 def test_of_a_run_that_keeps_all_checkpoints_the_newest_markers_are_read(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: EndedAttempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     marker = checkpoints.read_marker
@@ -216,7 +216,7 @@ def test_of_a_run_that_keeps_all_checkpoints_the_newest_markers_are_read(
     assert len(read) == MARKERS
 
 
-def test_a_checkpoint_from_before_a_person_resumed_counts(run: Run) -> None:
+def test_a_checkpoint_from_before_a_person_resumed_counts(run: EndedAttempts) -> None:
     run.attempt(1, {"checkpoint": 100})
     run.paths.earlier_end(1).write_text("{}")
     saved = checkpoints.step_directory(run.paths.checkpoints_dir, 100)
@@ -227,7 +227,7 @@ def test_a_checkpoint_from_before_a_person_resumed_counts(run: Run) -> None:
     assert (decision.next, outcome.checkpoint) == (Next.RELAUNCH, 100)
 
 
-def test_a_checkpoint_that_a_person_set_aside_does_not_count(run: Run) -> None:
+def test_a_checkpoint_that_a_person_set_aside_does_not_count(run: EndedAttempts) -> None:
     run.attempt(1, {"checkpoint": 100})
     run.paths.earlier_end(1).write_text("{}")
     run.attempt(2, {"step": 110})
@@ -238,7 +238,7 @@ def test_a_checkpoint_that_a_person_set_aside_does_not_count(run: Run) -> None:
     assert (decision.next, outcome.checkpoint) == (Next.STOP, None)
 
 
-def test_what_a_person_resumed_from_is_no_progress(run: Run) -> None:
+def test_what_a_person_resumed_from_is_no_progress(run: EndedAttempts) -> None:
     run.attempt(1, {"checkpoint": 100})
     run.paths.earlier_end(1).write_text("{}")
     run.attempt(2, {"checkpoint": 100, "next": Next.RELAUNCH})
@@ -246,14 +246,14 @@ def test_what_a_person_resumed_from_is_no_progress(run: Run) -> None:
     assert run.conclude(3)[0].next is Next.STOP
 
 
-def test_failures_before_a_person_resumed_do_not_count(run: Run) -> None:
+def test_failures_before_a_person_resumed_do_not_count(run: EndedAttempts) -> None:
     for number in (1, 2, 3):
         run.attempt(number, {"checkpoint": 100})
     run.paths.earlier_end(2).write_text("{}")
     assert [outcome.attempt for outcome in past(run.paths, 4)] == [3]
 
 
-def test_an_attempt_whose_outcome_cannot_be_read_has_left_no_word(run: Run) -> None:
+def test_an_attempt_whose_outcome_cannot_be_read_has_left_no_word(run: EndedAttempts) -> None:
     for number in (1, 2, 3):
         run.attempt(number, {"checkpoint": 100 * number})
     run.paths.outcome(2).write_text("{")
@@ -263,7 +263,7 @@ def test_an_attempt_whose_outcome_cannot_be_read_has_left_no_word(run: Run) -> N
 
 @pytest.mark.parametrize("code", [1, 121, 123])
 def test_attempts_whose_outcomes_a_full_disk_took_do_not_go_on_for_ever(
-    run: Run, code: int
+    run: EndedAttempts, code: int
 ) -> None:
     run.events("n1", {"type": "checkpoint", "step": 100, "attempt": 1})
     nexts = []
@@ -280,7 +280,7 @@ def test_attempts_whose_outcomes_a_full_disk_took_do_not_go_on_for_ever(
 )
 @pytest.mark.parametrize("cause", ["signal", "launcher", "cancelled"])
 def test_what_was_killed_after_a_warning_was_interrupted(
-    run: Run, cause: str, request_word: str, reason: str
+    run: EndedAttempts, cause: str, request_word: str, reason: str
 ) -> None:
     run.attempt(1, {"cause": cause, "checkpoint": 100})
     run.paths.request(1).write_text(f"{request_word}\n")
@@ -307,7 +307,9 @@ srun: error: n1: task 0: Exited with exit code 1
     ],
     ids=["a script of a node", "an exception", "nothing"],
 )
-def test_what_an_attempt_printed_tells_why_no_agent_could(run: Run, text: str, reason: str) -> None:
+def test_what_an_attempt_printed_tells_why_no_agent_could(
+    run: EndedAttempts, text: str, reason: str
+) -> None:
     run.attempt(1, {"checkpoint": 5})
     run.paths.batch_output.parent.mkdir()
     run.paths.batch_output.write_text("clusterrun: n1: of attempt 1\n")
@@ -323,7 +325,7 @@ def test_what_an_attempt_printed_tells_why_no_agent_could(run: Run, text: str, r
     ("left_s", "reason"), [(1800, Reason.SIGNAL), (150, Reason.TIME_LIMIT), (0, Reason.TIME_LIMIT)]
 )
 def test_a_signal_with_time_left_is_not_the_time_limit(
-    run: Run, left_s: int, reason: Reason
+    run: EndedAttempts, left_s: int, reason: Reason
 ) -> None:
     left = {"code": 125, "cause": Cause.INTERRUPTED, "interruption": Reason.TIME_LIMIT}
     run.attempt(1, {**left, "reason": "the time limit", "checkpoint": 100, "ended_at": 5000.0})
@@ -332,7 +334,9 @@ def test_a_signal_with_time_left_is_not_the_time_limit(
     assert decision.next is Next.REQUEUE
 
 
-def test_without_slurms_word_the_first_attempt_of_the_job_tells_the_time_left(run: Run) -> None:
+def test_without_slurms_word_the_first_attempt_of_the_job_tells_the_time_left(
+    run: EndedAttempts,
+) -> None:
     plan = on_slurm(nodes=2, gpus_per_node=2, time_minutes=60)
     run.plan(plan.to_json())
     left = {"code": 125, "cause": Cause.INTERRUPTED, "interruption": Reason.TIME_LIMIT}
@@ -343,7 +347,7 @@ def test_without_slurms_word_the_first_attempt_of_the_job_tells_the_time_left(ru
 
 
 def test_a_node_that_is_lost_after_a_warning_is_left_out_of_the_next_job(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: EndedAttempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reachable(monkeypatch, "n1", "n3")
     run.attempt(1, {**LOST, "checkpoint": 100})
@@ -352,14 +356,14 @@ def test_a_node_that_is_lost_after_a_warning_is_left_out_of_the_next_job(
     assert (decision.next, decision.exclude) == (Next.SUCCESSOR, ("n2",))
 
 
-def test_ranks_that_saved_for_a_person_are_known_to_have_left(run: Run) -> None:
+def test_ranks_that_saved_for_a_person_are_known_to_have_left(run: EndedAttempts) -> None:
     run.attempt(1, {"code": 124, "cause": Cause.INTERRUPTED, "checkpoint": 100})
     run.paths.request(1).write_text("cancel\n")
     decision, outcome = run.conclude(1, 124)
     assert (decision.next, outcome.cause, outcome.state) == (Next.STOP, "interrupted", "CANCELLED")
 
 
-def test_an_exception_after_a_warning_is_still_one(run: Run) -> None:
+def test_an_exception_after_a_warning_is_still_one(run: EndedAttempts) -> None:
     run.attempt(1, {"code": 1, "cause": Cause.EXCEPTION, "checkpoint": 100, "reason": "x"})
     run.paths.request(1).write_text("time-limit\n")
     assert run.conclude(1)[1].cause == "exception"
@@ -368,7 +372,7 @@ def test_an_exception_after_a_warning_is_still_one(run: Run) -> None:
 @pytest.mark.parametrize("cause", ["exit", "node_lost", "hung"])
 @pytest.mark.parametrize("request_word", ["time-limit", "preempt"])
 def test_nodes_that_slurm_is_about_to_take_are_not_trained_on_once_more(
-    run: Run, cause: str, request_word: str, monkeypatch: pytest.MonkeyPatch
+    run: EndedAttempts, cause: str, request_word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reachable(monkeypatch, "n1", "n2", "n3")
     run.attempt(1, {"cause": cause, "checkpoint": 100})
@@ -377,7 +381,9 @@ def test_nodes_that_slurm_is_about_to_take_are_not_trained_on_once_more(
 
 
 @pytest.mark.parametrize("request_word", ["end", "cancel"])
-def test_what_was_killed_on_request_is_not_started_again(run: Run, request_word: str) -> None:
+def test_what_was_killed_on_request_is_not_started_again(
+    run: EndedAttempts, request_word: str
+) -> None:
     run.attempt(
         1, {"code": 124, "cause": Cause.CANCELLED, "reason": "n1: cancelled", "checkpoint": 9}
     )
@@ -387,7 +393,9 @@ def test_what_was_killed_on_request_is_not_started_again(run: Run, request_word:
 
 
 @pytest.mark.parametrize("cause", ["signal", "exception", "node_lost", "hung"])
-def test_what_a_person_ends_does_not_go_on_where_its_save_failed(run: Run, cause: str) -> None:
+def test_what_a_person_ends_does_not_go_on_where_its_save_failed(
+    run: EndedAttempts, cause: str
+) -> None:
     run.attempt(1, {"cause": cause, "checkpoint": 9})
     run.paths.request(1).write_text("cancel\n")
     decision, outcome = run.conclude(1)
@@ -395,7 +403,7 @@ def test_what_a_person_ends_does_not_go_on_where_its_save_failed(run: Run, cause
     assert (outcome.code, outcome.reason) == (137, "rank 1 on n2: killed by SIGKILL")
 
 
-def test_agents_that_were_ended_without_a_request_were_preempted(run: Run) -> None:
+def test_agents_that_were_ended_without_a_request_were_preempted(run: EndedAttempts) -> None:
     run.attempt(
         1, {"code": 124, "cause": Cause.CANCELLED, "reason": "n2: cancelled", "checkpoint": 9}
     )
@@ -403,7 +411,7 @@ def test_agents_that_were_ended_without_a_request_were_preempted(run: Run) -> No
     assert (decision.next, outcome.reason) == (Next.REQUEUE, "preempted")
 
 
-def test_on_this_machine_agents_that_were_ended_were_cancelled(run: Run) -> None:
+def test_on_this_machine_agents_that_were_ended_were_cancelled(run: EndedAttempts) -> None:
     run.plan(here(nodes=2, nproc_per_node=2).to_json())
     run.attempt(1, {"code": 124, "cause": Cause.CANCELLED, "reason": "local0: cancelled"})
     assert run.conclude(1, 124)[0].next is Next.STOP
@@ -416,7 +424,7 @@ def reachable(monkeypatch: pytest.MonkeyPatch, *nodes: str) -> None:
 
 
 def test_a_node_that_does_not_answer_is_left_out_from_then_on(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: EndedAttempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reachable(monkeypatch, "n1", "n3")
     run.attempt(1, {**LOST, "checkpoint": 100})
@@ -427,7 +435,7 @@ def test_a_node_that_does_not_answer_is_left_out_from_then_on(
 
 
 def test_after_the_queue_no_node_is_left_out_any_more(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: EndedAttempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reachable(monkeypatch, "n1")
     run.attempt(1, {**LOST, "checkpoint": 100})
@@ -439,7 +447,7 @@ def test_after_the_queue_no_node_is_left_out_any_more(
 
 @pytest.mark.parametrize("nodelist", ["", "n["])
 def test_an_allocation_that_cannot_be_read_is_no_place_to_go_on_in(
-    run: Run, monkeypatch: pytest.MonkeyPatch, nodelist: str
+    run: EndedAttempts, monkeypatch: pytest.MonkeyPatch, nodelist: str
 ) -> None:
     reachable(monkeypatch)
     run.attempt(1, {**LOST, "checkpoint": 100})
@@ -447,14 +455,14 @@ def test_an_allocation_that_cannot_be_read_is_no_place_to_go_on_in(
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": "x"}', '{"nodes": 2}'])
-def test_a_damaged_plan_is_an_error_that_callers_catch(run: Run, text: str) -> None:
+def test_a_damaged_plan_is_an_error_that_callers_catch(run: EndedAttempts, text: str) -> None:
     run.attempt(1, {})
     run.plan(text)
     with pytest.raises(ValueError):  # noqa: PT011 - json says what is wrong, plan.py, or nobody
         run.conclude(1)
 
 
-def test_a_plan_of_another_release_is_an_error_that_callers_catch(run: Run) -> None:
+def test_a_plan_of_another_release_is_an_error_that_callers_catch(run: EndedAttempts) -> None:
     run.attempt(1, {})
     run.plan(json.dumps({**json.loads(run.paths.plan.read_text()), "unheard_of": 1}))
     with pytest.raises(ValueError, match="unheard_of"):

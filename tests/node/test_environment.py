@@ -70,12 +70,12 @@ def test_deepspeed_on_a_cpu_is_told_its_backend() -> None:
     assert environment(plan=plan)["CLUSTERRUN_BACKEND"] == "gloo"
 
 
-def test_p6_the_interface_that_carries_the_link_is_the_socket_interface() -> None:
+def test_the_interface_that_carries_the_link_is_the_socket_interface() -> None:
     env = environment()
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("ib0", "ib0")
 
 
-def test_p6_an_interface_of_the_users_choice_stays() -> None:
+def test_an_interface_of_the_users_choice_stays() -> None:
     env = environment({"NCCL_SOCKET_IFNAME": "^lo,docker"})
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("^lo,docker", "ib0")
     plan = on_slurm(nodes=2, gpus_per_node=4, network_interface="hsn0")
@@ -92,7 +92,7 @@ def test_one_node_leaves_nccl_alone() -> None:
     assert "NCCL_SOCKET_IFNAME" not in env
 
 
-def test_p2_the_rendezvous_id_is_the_jobs_and_the_attempts() -> None:
+def test_the_rendezvous_id_is_the_jobs_and_the_attempts() -> None:
     assert environment()["PET_RDZV_ID"] == "4711-2"
 
 

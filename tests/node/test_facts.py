@@ -31,11 +31,11 @@ def _nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("visible", "count"), [("0,1,2,3", 4), ("", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-abc", 1)]
 )
-def test_p38_visible_devices_are_counted_as_cuda_does(visible: str, count: int) -> None:
+def test_visible_devices_are_counted_as_cuda_does(visible: str, count: int) -> None:
     assert facts.visible_gpus({"CUDA_VISIBLE_DEVICES": visible, "SLURM_GPUS_ON_NODE": "8"}) == count
 
 
-def test_p38_slurms_number_counts_where_no_device_is_named() -> None:
+def test_slurms_number_counts_where_no_device_is_named() -> None:
     assert facts.visible_gpus({"SLURM_GPUS_ON_NODE": "8"}) == 8
 
 

@@ -23,7 +23,7 @@ from clusterrun.node.spool import Spool
 from clusterrun.outcome import Cause
 
 
-class Clock:
+class TickingClock:
     now = 1000.0
 
     def monotonic(self) -> float:
@@ -41,10 +41,10 @@ def place(rank: int, where: str, *, waits: bool = True) -> stacks.Place:
 WAITING = [place(0, "train.py:9 in step"), place(1, "train.py:9 in step")]
 
 
-class Scene:
+class HangingRanks:
     """The head of two nodes; `answer` is what the other says of its ranks."""
 
-    def __init__(self, root: Path, clock: Clock, answer: dict[str, Any] | None) -> None:
+    def __init__(self, root: Path, clock: TickingClock, answer: dict[str, Any] | None) -> None:
         self.clock, self.answer = clock, answer
         self.root = root
         self.failures: list[Failure] = []
@@ -88,14 +88,14 @@ class Scene:
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Failure]]:
-    clock = Clock()
+    clock = TickingClock()
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "AGAIN_S", 0.05)
     monkeypatch.setattr("clusterrun.node.questions.ANSWER_S", 0.1)
 
     def played(deed: Any, answer: dict[str, Any] | None = None) -> list[Failure]:
         async def scene() -> list[Failure]:
-            scene = Scene(tmp_path, clock, answer)
+            scene = HangingRanks(tmp_path, clock, answer)
             await deed(scene)
             await scene.settle()
             return scene.failures
@@ -105,7 +105,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     return played
 
 
-async def hang(scene: Scene) -> None:
+async def hang(scene: HangingRanks) -> None:
     scene.call()
     await scene.idle(1)
     await scene.idle(300)
@@ -150,7 +150,7 @@ def test_nonsense_from_another_node_is_passed_over(play: Callable[..., list[Fail
 
 @pytest.mark.parametrize("sign", ["calls", "steps", "events", "output"])
 def test_each_sign_of_life_is_enough(play: Callable[..., list[Failure]], sign: str) -> None:
-    async def live(scene: Scene) -> None:
+    async def live(scene: HangingRanks) -> None:
         scene.call()
         for number in range(10):
             await scene.idle(50)
@@ -169,7 +169,7 @@ def test_each_sign_of_life_is_enough(play: Callable[..., list[Failure]], sign: s
 def test_a_training_that_tells_of_no_step_is_left_alone(
     play: Callable[..., list[Failure]],
 ) -> None:
-    async def silent(scene: Scene) -> None:
+    async def silent(scene: HangingRanks) -> None:
         await scene.idle(10_000)
 
     assert play(silent) == []
@@ -180,7 +180,7 @@ def test_ranks_that_went_on_while_they_were_asked_do_not_hang(
 ) -> None:
     """They may be caught in the same place twice, as in each step's backward pass."""
 
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: HangingRanks) -> None:
         await hang(scene)
         assert len(scene.watch._tasks) == 1
         scene.call()
@@ -193,13 +193,13 @@ def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
 ) -> None:
     looks = iter(range(1000))
 
-    async def own(scene: Scene) -> list[stacks.Place]:
+    async def own(scene: HangingRanks) -> list[stacks.Place]:
         return [dataclasses.replace(WAITING[0], stack=next(looks))]
 
-    monkeypatch.setattr(Scene, "_own", own)
+    monkeypatch.setattr(HangingRanks, "_own", own)
     found: list[int] = []
 
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: HangingRanks) -> None:
         scene.call()
         for _ in range(EXTENSIONS + 1):
             await scene.idle(100)
@@ -216,13 +216,13 @@ def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
 ) -> None:
     troubles: list[BaseException] = []
 
-    async def own(scene: Scene) -> list[stacks.Place]:
+    async def own(scene: HangingRanks) -> list[stacks.Place]:
         raise PermissionError(1, "Operation not permitted")
 
     def note(loop: Any, context: dict[str, Any]) -> None:
         troubles.append(context["exception"])
 
-    monkeypatch.setattr(Scene, "_own", own)
+    monkeypatch.setattr(HangingRanks, "_own", own)
     monkeypatch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
     (failure,) = play(hang, {"places": []})
     assert failure.message == (
@@ -239,7 +239,7 @@ def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
     monkeypatch.setattr(module, "LEAVERS_LOOK_S", 0.001)
     found: list[int] = []
 
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: HangingRanks) -> None:
         def signs() -> int:
             scene.clock.now += 10
             scene.signs += is_saving and scene.clock.now < 3000
@@ -253,7 +253,7 @@ def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
         found.append(len(scene.failures))
 
     late = [place(3, "train.py:99 in <module>", waits=False)]
-    monkeypatch.setattr(Scene, "_own", lambda scene: asyncio.sleep(0, []))
+    monkeypatch.setattr(HangingRanks, "_own", lambda scene: asyncio.sleep(0, []))
     (failure,) = play(deed, {**stacks.to_data(late), "signs": 7})
     assert found == [0 if is_saving else 1]
     assert (failure.node, failure.rank, failure.cause.value) == ("n2", 3, "hung")
@@ -269,12 +269,12 @@ def test_ranks_that_outlive_others_and_compute_are_left_alone(
     monkeypatch.setattr(module, "AGAIN_S", 0.001)
     looks = iter(range(20))
 
-    async def own(scene: Scene) -> list[stacks.Place]:
+    async def own(scene: HangingRanks) -> list[stacks.Place]:
         return [dataclasses.replace(WAITING[0], stack=next(looks, 99))]
 
-    monkeypatch.setattr(Scene, "_own", own)
+    monkeypatch.setattr(HangingRanks, "_own", own)
 
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: HangingRanks) -> None:
         def signs() -> int:
             scene.clock.now += 10
             return 0

@@ -25,7 +25,7 @@ from tests.planning.samples import on_slurm
 NODES = ("n1", "n2", "n3")
 
 
-class Scene:
+class Heirs:
     """A run whose head's node n1 is gone, and what was asked of Slurm since."""
 
     def __init__(self, root: Path) -> None:
@@ -37,7 +37,7 @@ class Scene:
         self.asked: list[list[str]] = []
         self.said: list[str] = []
 
-    def lose_head(self, rank: int = 1, attempt: int = 1, **asked: Any) -> Scene:
+    def lose_head(self, rank: int = 1, attempt: int = 1, **asked: Any) -> Heirs:
         plan = on_slurm(nodes=3, gpus_per_node=1, **asked)
         self.paths.plan.write_text(plan.to_json())
         self.paths.attempt(attempt).mkdir(exist_ok=True)
@@ -82,8 +82,8 @@ def lost_head(attempt: int, checkpoint: int | None = 40) -> Outcome:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    scene = Scene(tmp_path)
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Heirs:
+    scene = Heirs(tmp_path)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
     monkeypatch.setattr(heir, "unreachable", scene.unreachable)
     monkeypatch.setattr(conclude_module, "unreachable", scene.unreachable)
@@ -91,7 +91,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return scene
 
 
-def test_the_next_job_is_submitted_without_the_lost_node_and_this_one_ends(scene: Scene) -> None:
+def test_the_next_job_is_submitted_without_the_lost_node_and_this_one_ends(scene: Heirs) -> None:
     scene.lose_head()
     successor = ["clusterrun.backends.successor", str(scene.paths.root), "n1"]
     assert scene.asked == [successor, ["scancel", "42"]]
@@ -101,7 +101,7 @@ def test_the_next_job_is_submitted_without_the_lost_node_and_this_one_ends(scene
 
 
 def test_spare_nodes_are_no_use_without_a_batch_script(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Heirs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
     scene.lose_head(spare_nodes=2)
@@ -109,42 +109,42 @@ def test_spare_nodes_are_no_use_without_a_batch_script(
     assert json.loads(scene.paths.outcome(1).read_text())["next"] == "successor"
 
 
-def test_one_node_sees_to_it(scene: Scene) -> None:
+def test_one_node_sees_to_it(scene: Heirs) -> None:
     assert scene.lose_head(rank=2).asked == []
 
 
-def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Scene) -> None:
+def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Heirs) -> None:
     scene.gone = ("n1", "n2")
     scene.lose_head(rank=2, spare_nodes=2)
     successor = ["clusterrun.backends.successor", str(scene.paths.root), "n1,n2"]
     assert scene.asked == [successor, ["scancel", "42"]]
 
 
-def test_the_head_is_no_heir_of_itself(scene: Scene) -> None:
+def test_the_head_is_no_heir_of_itself(scene: Heirs) -> None:
     scene.gone = ()
     assert scene.lose_head(rank=0).asked == []
 
 
-def test_a_run_that_has_gone_on_has_no_heir(scene: Scene) -> None:
+def test_a_run_that_has_gone_on_has_no_heir(scene: Heirs) -> None:
     scene.paths.attempt(2).mkdir()
     assert scene.lose_head().asked == []
     assert not scene.paths.followed(1).exists()
 
 
 def test_far_nodes_do_not_all_ask_slurm_at_once(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Heirs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heir, "HEIRS", 1)
     scene.gone = ("n1", "n2")
     assert scene.lose_head(rank=2).asked == []
 
 
-def test_a_head_that_can_be_reached_sees_to_it_itself(scene: Scene) -> None:
+def test_a_head_that_can_be_reached_sees_to_it_itself(scene: Heirs) -> None:
     scene.gone = ()
     assert scene.lose_head().asked == []
 
 
-def test_nothing_is_done_where_the_batch_script_has_begun_to(scene: Scene) -> None:
+def test_nothing_is_done_where_the_batch_script_has_begun_to(scene: Heirs) -> None:
     scene.paths.attempt(1).mkdir()
     scene.paths.followed(1).touch()
     scene.lose_head()
@@ -152,13 +152,13 @@ def test_nothing_is_done_where_the_batch_script_has_begun_to(scene: Scene) -> No
     assert Outcome.from_json(scene.paths.outcome(1).read_text()).why == ""
 
 
-def test_the_batch_script_can_tell_that_it_was_taken_for_lost(scene: Scene) -> None:
+def test_the_batch_script_can_tell_that_it_was_taken_for_lost(scene: Heirs) -> None:
     scene.lose_head()
     assert scene.paths.followed(1).read_text() == "n2\n"
 
 
 @pytest.mark.parametrize("request_", ["cancel", "end"])
-def test_a_run_that_somebody_ends_is_not_gone_on_with(scene: Scene, request_: str) -> None:
+def test_a_run_that_somebody_ends_is_not_gone_on_with(scene: Heirs, request_: str) -> None:
     scene.paths.attempt(1).mkdir()
     scene.paths.request(1).write_text(f"{request_}\n")
     assert scene.lose_head().asked == []
@@ -166,13 +166,13 @@ def test_a_run_that_somebody_ends_is_not_gone_on_with(scene: Scene, request_: st
 
 
 def test_a_head_that_is_not_the_first_node_has_no_batch_script_to_lose(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Heirs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-3]")
     assert scene.lose_head().asked == []
 
 
-def test_a_run_that_is_complete_is_said_to_be(scene: Scene) -> None:
+def test_a_run_that_is_complete_is_said_to_be(scene: Heirs) -> None:
     scene.paths.attempt(1).mkdir()
     done = dataclasses.replace(lost_head(1), code=0, cause=Cause.COMPLETED, node=None)
     write_outcome(scene.paths, done)
@@ -181,7 +181,7 @@ def test_a_run_that_is_complete_is_said_to_be(scene: Scene) -> None:
     assert (end["state"], end["exit_code"]) == ("COMPLETED", 0)
 
 
-def test_a_run_that_is_to_stop_ends(scene: Scene) -> None:
+def test_a_run_that_is_to_stop_ends(scene: Heirs) -> None:
     scene.lose_head(on_interrupt="stop")
     assert scene.asked == [["scancel", "42"]]
     end = json.loads(scene.paths.end.read_text())
@@ -190,7 +190,7 @@ def test_a_run_that_is_to_stop_ends(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("spares", "asked"), [(0, []), (1, [["scontrol", "requeue", "42"]])])
 def test_where_nothing_may_be_submitted_slurm_requeues(
-    scene: Scene, spares: int, asked: list[list[str]]
+    scene: Heirs, spares: int, asked: list[list[str]]
 ) -> None:
     scene.refusal = "no successor: not from here"
     scene.lose_head(spare_nodes=spares)

@@ -16,12 +16,12 @@ SLURM = {
 }
 
 
-def test_p1_the_node_rank_is_slurms_and_read_on_the_node() -> None:
+def test_the_node_rank_is_slurms_and_read_on_the_node() -> None:
     who = identity(SLURM, 2)
     assert (who.job_id, who.node, who.node_rank, who.is_head) == ("4711", "a03", 1, False)
 
 
-def test_p5_the_head_is_the_first_node_of_the_step() -> None:
+def test_the_head_is_the_first_node_of_the_step() -> None:
     who = identity({**SLURM, "SLURM_NODEID": "0"}, 2)
     assert (who.head_host, who.nodes, who.is_head) == ("a02", ("a02", "a03"), True)
     whole = {name: text for name, text in SLURM.items() if name != "SLURM_STEP_NODELIST"}
@@ -46,7 +46,7 @@ def test_simulated_nodes_are_numbered_and_on_loopback() -> None:
         ({"SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "cannot read the node list"),
     ],
 )
-def test_p5_an_agent_that_cannot_know_the_head_fails_loudly(env: dict[str, str], text: str) -> None:
+def test_an_agent_that_cannot_know_the_head_fails_loudly(env: dict[str, str], text: str) -> None:
     with pytest.raises(NodeError, match=text) as caught:
         identity(env, 2)
     assert caught.value.code == 121

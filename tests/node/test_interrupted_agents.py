@@ -17,11 +17,11 @@ import pytest
 
 from clusterrun.errors import NodeExit
 from clusterrun.node.request import Reason, write_request
-from tests.node.jobs import ROOT, STUB, Job
+from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
-Make = Callable[..., Job]
+Make = Callable[..., AgentJob]
 
 # The ranks of a real training meet in every step; these meet nowhere, so that only the page
 # of shared memory can bring them to one step.
@@ -47,33 +47,33 @@ print("left", flush=True)
 WAIT = "import time; print('ready', flush=True); time.sleep(100)"
 
 
-def saves(job: Job) -> list[tuple[str, int]]:
+def saves(job: AgentJob) -> list[tuple[str, int]]:
     """Read which rank saved at which step."""
     lines = [line for node in ("local0", "local1") for line in job.log(node)]
     found = [(rank, re.fullmatch(r"saved at (\d+)", text)) for _, rank, _, text in lines]
     return sorted((rank, int(match[1])) for rank, match in found if match)
 
 
-def outcome(job: Job) -> dict[str, Any]:
+def outcome(job: AgentJob) -> dict[str, Any]:
     return dict(json.loads(job.paths.outcome(1).read_text()))
 
 
-def ranks(job: Job) -> int:
+def ranks(job: AgentJob) -> int:
     return job.plan.nodes * job.plan.procs_per_node
 
 
-def started(job: Job) -> Job:
+def started(job: AgentJob) -> AgentJob:
     job.start().wait_for("ready", ranks(job))
     return job
 
 
-def ask(job: Job, reason: Reason) -> None:
+def ask(job: AgentJob, reason: Reason) -> None:
     """Interrupt the attempt, as the batch shell and `cancel` do."""
     write_request(job.paths.request(1), reason)
     os.kill(int(job.paths.head_pid(1).read_text()), signal.SIGUSR2)
 
 
-def assert_all_saved_at_one_step(job: Job, times: int = 1) -> None:
+def assert_all_saved_at_one_step(job: AgentJob, times: int = 1) -> None:
     found = saves(job)
     steps = sorted({step for _, step in found})
     assert found == sorted((str(rank), step) for rank in range(ranks(job)) for step in steps)
@@ -144,7 +144,7 @@ def test_sigterm_ends_ranks_at_once_that_cannot_save(stub_job: Make) -> None:
 def test_sigterm_while_the_nodes_still_meet_is_no_failure(stub_job: Make) -> None:
     job = stub_job(WAIT)
     job.start_node(0)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 60 * PATIENCE
     while not (job.paths.link_secret(1).exists() and job.events("started")):
         assert time.monotonic() < deadline, job.errors()
         time.sleep(0.05)
@@ -164,7 +164,7 @@ def test_ranks_that_saved_and_do_not_leave_are_ended(stub_job: Make) -> None:
     job.assert_clean()
 
 
-def start_hurried(job: Job, change: str) -> None:
+def start_hurried(job: AgentJob, change: str) -> None:
     """Start agents whose patience is short, by a module that Python runs at its start."""
     job.start(
         **changed_agents(
@@ -174,7 +174,7 @@ def start_hurried(job: Job, change: str) -> None:
     job.wait_for("ready", ranks(job))
 
 
-def changed_agents(job: Job, change: str) -> dict[str, str]:
+def changed_agents(job: AgentJob, change: str) -> dict[str, str]:
     """Have agents change something in themselves as they start."""
     site = job.paths.root.parents[2] / "changed"
     site.mkdir()
@@ -200,8 +200,8 @@ def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
     job.assert_clean()
 
 
-def wait_for_exits(job: Job, count: int) -> None:
-    deadline = time.monotonic() + 60
+def wait_for_exits(job: AgentJob, count: int) -> None:
+    deadline = time.monotonic() + 60 * PATIENCE
     while len(job.events("rank_exit")) < count:
         assert time.monotonic() < deadline, job.text()
         time.sleep(0.05)
@@ -218,8 +218,8 @@ def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> 
     job.assert_clean()
 
 
-def wait_for_steps(job: Job) -> None:
-    deadline = time.monotonic() + 60
+def wait_for_steps(job: AgentJob) -> None:
+    deadline = time.monotonic() + 60 * PATIENCE
     while not job.events("step"):
         assert time.monotonic() < deadline, job.text()
         time.sleep(0.05)
@@ -246,8 +246,8 @@ def test_a_node_whose_head_is_lost_before_all_have_met_sees_to_what_follows(
     assert "what follows is asked here" in [text for *_, text in job.log("local1")]
 
 
-def await_started(job: Job, count: int) -> None:
-    deadline = time.monotonic() + 60
+def await_started(job: AgentJob, count: int) -> None:
+    deadline = time.monotonic() + 60 * PATIENCE
     while len(job.events("started")) < count:
         assert time.monotonic() < deadline, job.errors()
         time.sleep(0.05)

@@ -20,11 +20,11 @@ from clusterrun.node.request import Reason, write_request
 from clusterrun.node.saving import Page
 from clusterrun.node.shared_disk import SharedDisk
 
-Deed = Callable[["Scene"], Awaitable[None]]
+Deed = Callable[["InterruptedNode"], Awaitable[None]]
 AGREEMENT = Agreement(address="127.0.0.1", port=1, interface="lo", precision="no")
 
 
-class Scene:
+class InterruptedNode:
     """An attempt of one node and one rank; what its agent was told is written down."""
 
     def __init__(self, path: Path, *, warning_s: float = 120) -> None:
@@ -77,9 +77,9 @@ class Scene:
         return await asyncio.wait_for(self.link.ending(), 20)
 
 
-def play(path: Path, deed: Callable[[Scene], Awaitable[Any]], **about: Any) -> Any:
+def play(path: Path, deed: Callable[[InterruptedNode], Awaitable[Any]], **about: Any) -> Any:
     async def scene() -> Any:
-        return await deed(Scene(path, **about))
+        return await deed(InterruptedNode(path, **about))
 
     return asyncio.run(scene())
 
@@ -95,7 +95,7 @@ def play(path: Path, deed: Callable[[Scene], Awaitable[Any]], **about: Any) -> A
 def test_ranks_are_told_to_leave_and_the_attempt_says_why(
     tmp_path: Path, word: str, code: int, reason: str
 ) -> None:
-    async def deed(scene: Scene) -> Ending:
+    async def deed(scene: InterruptedNode) -> Ending:
         scene.step()
         write_request(scene.file, Reason(word))
         scene.interruption.warned()
@@ -111,7 +111,7 @@ def test_ranks_are_told_to_leave_and_the_attempt_says_why(
 
 
 def test_a_warning_without_a_request_is_that_of_the_time_limit(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: InterruptedNode) -> None:
         scene.step()
         scene.interruption.warned()
         await scene.settle()
@@ -125,7 +125,7 @@ def test_a_warning_without_a_request_is_that_of_the_time_limit(tmp_path: Path) -
 def test_a_request_that_is_no_word_of_ours_is_one_for_the_time_limit(
     tmp_path: Path, text: str
 ) -> None:
-    async def deed(scene: Scene) -> Reason | None:
+    async def deed(scene: InterruptedNode) -> Reason | None:
         scene.file.write_text(text, encoding="latin-1")
         scene.interruption.warned()
         await scene.settle()
@@ -141,7 +141,7 @@ def test_who_was_first_is_right(tmp_path: Path) -> None:
 
 
 def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: InterruptedNode) -> None:
         scene.step()
         write_request(scene.file, Reason.CANCEL)
         scene.interruption.warned()
@@ -157,7 +157,7 @@ def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
 
 
 def test_a_request_that_came_before_the_agent_is_found(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> Reason | None:
+    async def deed(scene: InterruptedNode) -> Reason | None:
         write_request(scene.file, Reason.CANCEL)
         await scene.interruption.look()
         await scene.settle()
@@ -167,7 +167,7 @@ def test_a_request_that_came_before_the_agent_is_found(tmp_path: Path) -> None:
 
 
 def test_without_a_request_a_look_does_nothing(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: InterruptedNode) -> None:
         await scene.interruption.look()
         await scene.settle()
         assert (scene.interruption.reason, scene.decisions()) == (None, (0, False))
@@ -176,7 +176,7 @@ def test_without_a_request_a_look_does_nothing(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_ranks_at_once_that_have_never_asked(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: InterruptedNode) -> None:
         scene.interruption.ending()
         assert scene.cancels == 1
         assert not scene.file.exists()
@@ -189,7 +189,7 @@ def test_sigterm_without_a_word_is_a_preemption(
 ) -> None:
     monkeypatch.setattr(module, "WORD_S", 0.1)
 
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: InterruptedNode) -> None:
         scene.step()
         for _ in range(1000):  # all nodes tell the head
             scene.interruption.ending()
@@ -204,7 +204,7 @@ def test_sigterm_without_a_word_is_a_preemption(
 
 @pytest.mark.parametrize("after_s", [0.0, 0.1])
 def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path, after_s: float) -> None:
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: InterruptedNode) -> None:
         scene.step()
         loop = asyncio.get_running_loop()
         loop.call_later(after_s, write_request, scene.file, Reason.END)
@@ -216,7 +216,7 @@ def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path, after_s
 
 
 def test_a_training_that_ends_before_it_hears_is_complete(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> Ending:
+    async def deed(scene: InterruptedNode) -> Ending:
         scene.step()
         write_request(scene.file, Reason.CANCEL)
         scene.interruption.warned()
@@ -232,7 +232,7 @@ def test_ranks_that_saved_and_go_on_are_ended(
 ) -> None:
     monkeypatch.setattr(module, "LEAVE_S", 0.1)
 
-    async def deed(scene: Scene) -> Ending:
+    async def deed(scene: InterruptedNode) -> Ending:
         scene.step()
         write_request(scene.file, Reason.TIME_LIMIT)
         scene.interruption.warned()
@@ -249,7 +249,7 @@ def test_ranks_that_saved_and_go_on_are_ended(
 def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint(
     tmp_path: Path, has_saved: bool
 ) -> None:
-    async def deed(scene: Scene) -> bool:
+    async def deed(scene: InterruptedNode) -> bool:
         scene.step()
         scene.has_saved = has_saved  # by an earlier attempt, perhaps
         scene.interruption.warned()
@@ -260,7 +260,7 @@ def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint(
 
 
 def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: InterruptedNode) -> None:
         write_request(scene.file, Reason.CANCEL)
         scene.interruption.warned()
         await scene.settle()
@@ -273,7 +273,7 @@ def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
 def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clusterrun.node.questions.ANSWER_S", 0.05)
 
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: InterruptedNode) -> None:
         scene.step()
         scene.link.questions._members = lambda: {1}
         write_request(scene.file, Reason.CANCEL)
@@ -289,7 +289,7 @@ def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("word", ["cancel", "preempt"])
 def test_an_end_beats_what_interrupts(tmp_path: Path, word: str) -> None:
-    async def deed(scene: Scene) -> None:
+    async def deed(scene: InterruptedNode) -> None:
         scene.step()
         write_request(scene.file, Reason(word))
         scene.interruption.warned()
@@ -303,7 +303,7 @@ def test_an_end_beats_what_interrupts(tmp_path: Path, word: str) -> None:
 
 
 def test_a_training_that_leaves_at_its_last_step_is_complete(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> Ending:
+    async def deed(scene: InterruptedNode) -> Ending:
         scene.step()
         scene.is_through = True
         write_request(scene.file, Reason.TIME_LIMIT)
@@ -316,7 +316,7 @@ def test_a_training_that_leaves_at_its_last_step_is_complete(tmp_path: Path) -> 
 
 
 def test_an_end_after_the_warning_is_that_of_the_time_limit(tmp_path: Path) -> None:
-    async def deed(scene: Scene) -> Ending:
+    async def deed(scene: InterruptedNode) -> Ending:
         scene.interruption.warned()
         await scene.settle()
         write_request(scene.file, Reason.END)

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
+
 
 def node(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -15,7 +17,7 @@ def node(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * PATIENCE,
         check=False,
     )
 

@@ -9,7 +9,7 @@ from clusterrun.node.ports import candidate_ports, free_port, listening_socket
 WITHIN = (20000, 29999)
 
 
-def test_p2_ports_differ_between_jobs_attempts_and_purposes() -> None:
+def test_ports_differ_between_jobs_attempts_and_purposes() -> None:
     firsts = {
         ports[0]
         for job in ("4711", "4712", "L1")
@@ -33,7 +33,7 @@ def test_ports_stay_in_their_range_and_no_two_purposes_want_the_same(
         assert within[0] <= min(*link, *rendezvous) < max(*link, *rendezvous) <= within[1]
 
 
-def test_p2_a_port_in_use_is_passed_over() -> None:
+def test_a_port_in_use_is_passed_over() -> None:
     ports = candidate_ports("test of ports", 1, WITHIN).link
     first = free_port(ports)
     with listening_socket(first):

@@ -95,11 +95,11 @@ def test_the_rendezvous_port_is_the_jobs_and_its_interface_the_addresses() -> No
         ({"SLURM_GPUS_ON_NODE": "1"}, "1 GPUs were given to this node, 2 ranks need one each"),
     ],
 )
-def test_p38_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: str) -> None:
+def test_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: str) -> None:
     assert gpu_problem(attempt().plan, env) == problem
 
 
-def test_p38_one_unfit_node_alone_says_so() -> None:
+def test_one_unfit_node_alone_says_so() -> None:
     unfit = Report(node="n0", node_rank=0, versions={}, problem="no GPU")
     with pytest.raises(NodeError, match="n0: no GPU"):
         open_link(attempt(nodes=1), unfit, Clock(), lambda offset: None, {}, SharedDisk())
@@ -112,7 +112,7 @@ def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:
     assert caught.value.code == 122
 
 
-def test_p2_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
+def test_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
     """Each directory of runs counts its own jobs on this machine: L1, L2, …"""
     here = attempt()
     there = dataclasses.replace(here, paths=RunPaths(root=Path("/elsewhere/job/r1")))

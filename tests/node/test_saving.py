@@ -19,7 +19,7 @@ from clusterrun.node.saving import Page, Saving
 RANKS = 2
 
 
-class Node:
+class SavingNode:
     """A node's page with ranks that call as Agreement does, one call a turn."""
 
     def __init__(self, path: Path) -> None:
@@ -46,11 +46,11 @@ class Node:
             self.saved.append(found)
 
 
-class Cluster:
+class SavingNodes:
     """A head and its members, which hear of questions after a moment of their own."""
 
     def __init__(self, root: Path, nodes: int) -> None:
-        self.nodes = [Node(root / f"control{n}") for n in range(nodes)]
+        self.nodes = [SavingNode(root / f"control{n}") for n in range(nodes)]
         self.silent: set[int] = set()
         self.present = set(range(1, nodes))
         self.questions = Questions(self._send, lambda: self.present)
@@ -104,7 +104,7 @@ def test_all_ranks_save_at_the_same_call_in_whatever_order_they_run(
     tmp_path_factory: pytest.TempPathFactory, order: list[int]
 ) -> None:
     async def scene() -> tuple[int, list[tuple[int, int]]]:
-        cluster = Cluster(tmp_path_factory.mktemp("nodes"), 3)
+        cluster = SavingNodes(tmp_path_factory.mktemp("nodes"), 3)
         turns = iter(order * 1000)
         at = await cluster.train_while(cluster.saving.agree(), lambda: next(turns, 0), extra=1000)
         return at, cluster.saves()
@@ -116,7 +116,7 @@ def test_all_ranks_save_at_the_same_call_in_whatever_order_they_run(
 
 def test_nobody_is_beyond_the_step_that_was_chosen(tmp_path: Path) -> None:
     async def scene() -> tuple[int, list[int]]:
-        cluster = Cluster(tmp_path, 2)
+        cluster = SavingNodes(tmp_path, 2)
         for _ in range(50):
             cluster.nodes[1].turn(0)
         return await cluster.saving.agree(), cluster.nodes[1].calls
@@ -129,8 +129,8 @@ def test_where_a_node_is_silent_nobody_saves_and_all_go_on(
 ) -> None:
     monkeypatch.setattr(questions_module, "ANSWER_S", 0.1)
 
-    async def scene() -> tuple[int, Cluster]:
-        cluster = Cluster(tmp_path, 3)
+    async def scene() -> tuple[int, SavingNodes]:
+        cluster = SavingNodes(tmp_path, 3)
         cluster.silent.add(2)
         order = in_turn()
         return await cluster.train_while(cluster.saving.agree(), order), cluster
@@ -146,7 +146,7 @@ def test_after_a_silence_the_next_request_is_heard(
     monkeypatch.setattr(questions_module, "ANSWER_S", 0.1)
 
     async def scene() -> tuple[int, list[tuple[int, int]]]:
-        cluster = Cluster(tmp_path, 2)
+        cluster = SavingNodes(tmp_path, 2)
         order = in_turn()
         cluster.silent.add(1)
         await cluster.train_while(cluster.saving.agree(), order)
@@ -160,7 +160,7 @@ def test_after_a_silence_the_next_request_is_heard(
 
 def test_a_node_that_leaves_meanwhile_does_not_hold_the_others(tmp_path: Path) -> None:
     async def scene() -> tuple[int, list[tuple[int, int]]]:
-        cluster = Cluster(tmp_path, 3)
+        cluster = SavingNodes(tmp_path, 3)
         cluster.silent.add(2)
         asyncio.get_running_loop().call_later(0.05, cluster.leave, 2)
         order = in_turn()
@@ -172,7 +172,7 @@ def test_a_node_that_leaves_meanwhile_does_not_hold_the_others(tmp_path: Path) -
 
 
 def test_a_page_that_no_rank_uses_says_so(tmp_path: Path) -> None:
-    node = Node(tmp_path / "control")
+    node = SavingNode(tmp_path / "control")
     assert (node.page.is_used, node.page.has_left, node.page.is_shielded) == (False, False, False)
     node.turn(1)
     node.control.shielded(1)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from clusterrun.spec import Strategy
-from tests.node.jobs import ROOT, Job
+from tests.node.jobs import ROOT, AgentJob
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
-Make = Callable[..., Job]
+Make = Callable[..., AgentJob]
 
 WORLD = ROOT / "tests" / "scripts" / "world.py"
 # All ranks are inside collectives when one of them ends.

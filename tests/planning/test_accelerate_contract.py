@@ -202,7 +202,7 @@ OWN_JSON = {
 
 
 @pytest.mark.parametrize("own_yaml", ["", "distributed_type: DEEPSPEED\nmixed_precision: bf16\n"])
-def test_p40_the_users_json_reaches_deepspeed_with_the_published_precision(
+def test_the_users_json_reaches_deepspeed_with_the_published_precision(
     own_yaml: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = slurm_facts(deepspeed_config_text=json.dumps(OWN_JSON), accelerate_config_text=own_yaml)
@@ -214,7 +214,7 @@ def test_p40_the_users_json_reaches_deepspeed_with_the_published_precision(
     assert os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == str(tmp_path / "ds_config.json")
 
 
-def test_p40_a_users_yaml_with_pdsh_is_launched_by_us_all_the_same(tmp_path: Path) -> None:
+def test_a_users_yaml_with_pdsh_is_launched_by_us_all_the_same(tmp_path: Path) -> None:
     text = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_multinode_launcher: pdsh}\n"
     facts = slurm_facts(accelerate_config_text=text)
     plan = on_slurm(facts, nodes=2, gpus_per_node=1, accelerate_config="a.yaml")
@@ -275,7 +275,7 @@ def test_a_precision_that_the_users_yaml_decides_is_left_to_it(tmp_path: Path) -
     assert launch(plan, tmp_path).env["ACCELERATE_MIXED_PRECISION"] == "bf16"
 
 
-def test_p39_a_default_config_of_the_user_has_no_say(
+def test_a_default_config_of_the_user_has_no_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from accelerate.commands import launch as module

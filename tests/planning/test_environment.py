@@ -48,7 +48,7 @@ def test_deepspeed_on_a_cpu_is_not_told_use_cpu_which_would_make_it_ddp() -> Non
 
 @pytest.mark.parametrize("network", Network)
 @pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP, Strategy.ZERO3])
-def test_p6_no_preset_sets_what_hides_faults(network: Network, strategy: Strategy) -> None:
+def test_no_preset_sets_what_hides_faults(network: Network, strategy: Strategy) -> None:
     plan = on_slurm(nodes=2, gpus_per_node=4, network=network, strategy=strategy, timeout_s=3600)
     assert [name for name in variables(plan) if NEVER.fullmatch(name)] == []
 
@@ -124,7 +124,7 @@ def test_p6b_deepspeeds_own_timeout_is_in_minutes_rounded_up() -> None:
         "CLUSTERRUN_SPOOL",
     ],
 )
-def test_p14_p38_who_a_rank_is_cannot_be_set(name: str) -> None:
+def test_who_a_rank_is_cannot_be_set(name: str) -> None:
     for asked in ({"env": {name: "0"}}, {"network_env": {name: "0"}}, {"pass_env": (name,)}):
         with pytest.raises(UsageError, match="is decided on the node") as refused:
             on_slurm(**asked)
@@ -140,13 +140,13 @@ def unset_by_env_sh() -> list[str]:
 
 
 @pytest.mark.parametrize("name", unset_by_env_sh())
-def test_p14_what_is_unset_on_the_nodes_is_not_passed_on_by_name(name: str) -> None:
+def test_what_is_unset_on_the_nodes_is_not_passed_on_by_name(name: str) -> None:
     with pytest.raises(UsageError, match=name) as refused:
         on_slurm(pass_env=(name,))
     assert refused.value.hints
 
 
-def test_p14_a_launchers_variable_that_is_meant_is_given_with_its_value() -> None:
+def test_a_launchers_variable_that_is_meant_is_given_with_its_value() -> None:
     with pytest.raises(UsageError, match="unset on the nodes") as refused:
         on_slurm(pass_env=("ACCELERATE_LOG_LEVEL",))
     assert refused.value.hints == ("say that it is meant: --env ACCELERATE_LOG_LEVEL=VALUE",)
@@ -160,7 +160,7 @@ def test_what_bash_computes_or_executes_cannot_be_set(name: str) -> None:
         on_slurm(env={name: "x"})
 
 
-def test_p18_a_secret_is_taken_by_name_only() -> None:
+def test_a_secret_is_taken_by_name_only() -> None:
     plan = on_slurm(pass_env=("HF_TOKEN", "HF_TOKEN"))
     assert plan.pass_env == ("HF_TOKEN",)
     assert "HF_TOKEN" not in variables(plan)
@@ -182,7 +182,7 @@ def test_what_only_sounds_like_a_secret_is_taken(name: str) -> None:
         ({"pass_env": ("A",), "env": {"A": "1"}}, "both given a value and passed on"),
     ],
 )
-def test_p6_harmful_settings_are_refused(asked: dict[str, Any], message: str) -> None:
+def test_harmful_settings_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         on_slurm(**asked)
 

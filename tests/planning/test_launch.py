@@ -29,7 +29,7 @@ def argv(plan: Plan, **changes: Any) -> tuple[str, ...]:
     )
 
 
-def test_p1_p4_p38_p39_the_whole_line_of_a_node() -> None:
+def test_the_whole_line_of_a_node() -> None:
     plan = on_slurm(nodes=2, gpus_per_node=4, args=("--lr", "1e-4"), rendezvous_timeout_s=900)
     assert argv(plan) == (
         "--config_file",
@@ -62,7 +62,7 @@ def test_p1_p4_p38_p39_the_whole_line_of_a_node() -> None:
 
 
 @pytest.mark.parametrize("strategy", [s for s in Strategy if s.is_deepspeed])
-def test_p40_deepspeed_is_told_to_use_this_launcher(strategy: Strategy) -> None:
+def test_deepspeed_is_told_to_use_this_launcher(strategy: Strategy) -> None:
     line = argv(on_slurm(nodes=2, gpus_per_node=1, strategy=strategy))
     assert line[line.index("--deepspeed_multinode_launcher") + 1] == "standard"
     assert "--deepspeed_config_file" not in line

@@ -56,7 +56,7 @@ def test_an_entry_that_cannot_run_is_refused(asked: dict[str, Any], message: str
         ({"name": "my job #1 100%"}, "my job #1 100%"),
     ],
 )
-def test_p36_the_name_is_readable_and_names_a_directory(asked: dict[str, Any], name: str) -> None:
+def test_the_name_is_readable_and_names_a_directory(asked: dict[str, Any], name: str) -> None:
     plan = on_slurm(**asked)
     assert (plan.name, lines(plan)["job-name"]) == (name, name)
 

@@ -203,7 +203,7 @@ def test_what_accelerate_refuses_beside_a_json_is_refused_before_queueing() -> N
         both("distributed_type: FSDP\n")
 
 
-def test_p40_a_json_alone_leaves_the_precision_to_a_flag() -> None:
+def test_a_json_alone_leaves_the_precision_to_a_flag() -> None:
     plan = with_json(ZERO2, mixed_precision=MixedPrecision.BF16)
     assert plan.accelerate["mixed_precision"] == ""
     assert plan.precision is Precision.BF16

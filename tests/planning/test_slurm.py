@@ -57,30 +57,30 @@ def test_every_option_of_slurm_reaches_its_directive() -> None:
         ({"gpu_request": GpuRequest.GRES, "gpu_type": "h100"}, "gres", "gpu:h100:4"),
     ],
 )
-def test_p8_gpus_are_asked_for_in_one_dialect(asked: dict[str, Any], name: str, value: str) -> None:
+def test_gpus_are_asked_for_in_one_dialect(asked: dict[str, Any], name: str, value: str) -> None:
     plan = on_slurm(gpus_per_node=4, **asked)
     dialects = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
     assert {key: lines(plan)[key] for key in dialects if key in lines(plan)} == {name: value}
 
 
-def test_p8_the_site_may_add_gpus_itself() -> None:
+def test_the_site_may_add_gpus_itself() -> None:
     found = lines(on_slurm(gpus_per_node=4, gpu_request=GpuRequest.NONE))
     assert not {"gres", "gpus-per-node"} & found.keys()
 
 
-def test_p8_the_step_repeats_no_gpu_flag() -> None:
+def test_the_step_repeats_no_gpu_flag() -> None:
     plan = on_slurm(gpus_per_node=4, gpu_type="a100", gpu_request=GpuRequest.GRES)
     assert not any("gpu" in option or "gres" in option for option in plan.srun_args)
 
 
-def test_p7_srun_repeats_the_cpus_of_the_task() -> None:
+def test_srun_repeats_the_cpus_of_the_task() -> None:
     plan = on_slurm(cpus_per_task=16, nproc_per_node=4)
     assert lines(plan)["cpus-per-task"] == "16"
     assert "--cpus-per-task=16" in plan.srun_args
     assert plan.threads_per_process == 4
 
 
-def test_p7_cpus_per_gpu_becomes_cpus_per_task_for_both() -> None:
+def test_cpus_per_gpu_becomes_cpus_per_task_for_both() -> None:
     plan = on_slurm(gpus_per_node=4, cpus_per_gpu=8)
     assert (lines(plan)["cpus-per-task"], plan.threads_per_process) == ("32", 8)
     assert "cpus-per-gpu" not in lines(plan)
@@ -105,26 +105,26 @@ def test_threads_are_left_to_the_node_where_the_cpus_are_unknown() -> None:
         {"mem_per_cpu": "1G", "mem_per_gpu": "1G", "gpus_per_node": 1},
     ],
 )
-def test_p9_memory_is_asked_for_in_one_way(asked: dict[str, Any]) -> None:
+def test_memory_is_asked_for_in_one_way(asked: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="exclude each other"):
         on_slurm(**asked)
 
 
-def test_p9_no_memory_is_asked_for_unless_said() -> None:
+def test_no_memory_is_asked_for_unless_said() -> None:
     assert not [name for name in lines(on_slurm()) if name.startswith("mem")]
     assert lines(on_slurm(mem="0", exclusive=True))["mem"] == "0"
 
 
-def test_p11_time_is_whole_minutes() -> None:
+def test_time_is_whole_minutes() -> None:
     plan = on_slurm(time_minutes=2160, time_min_minutes=60)
     assert (lines(plan)["time"], lines(plan)["time-min"], plan.time_minutes) == ("2160", "60", 2160)
 
 
-def test_p21_a_requeued_job_appends_to_its_output() -> None:
+def test_a_requeued_job_appends_to_its_output() -> None:
     assert lines(on_slurm())["open-mode"] == "append"
 
 
-def test_p24_requeue_is_explicit_either_way() -> None:
+def test_requeue_is_explicit_either_way() -> None:
     assert "requeue" in lines(on_slurm())
     found = lines(on_slurm(requeue=False))
     assert "no-requeue" in found
@@ -189,7 +189,7 @@ def test_a_step_outlives_a_node_where_it_can_go_on(asked: dict[str, Any], outliv
     assert ("--kill-on-bad-exit=1" in plan.srun_args) is not outlives
 
 
-def test_p4_p15_p22_p31_one_task_a_node_and_all_end_together() -> None:
+def test_one_task_a_node_and_all_end_together() -> None:
     assert on_slurm(nodes=3, gpus_per_node=8).srun_args == (
         "--nodes=3",
         "--ntasks=3",

@@ -16,6 +16,7 @@ from clusterrun.planning.make import make_plan
 from clusterrun.planning.plan import Plan
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.spec import JobSpec
+from tests.patience import PATIENCE
 from tests.planning.samples import slurm_facts
 
 # Starts the command once for each node, as srun does; its status is the last node's, or the one
@@ -67,7 +68,7 @@ STUBS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class BatchSite:
     """A place where jobs run: a working directory, runs, and stubs on PATH."""
 
     root: Path
@@ -118,7 +119,7 @@ class Site:
     def run(self, bundle: Bundle, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run the batch script to its end."""
         process = self.start(bundle, *args, **variables)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60 * PATIENCE)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def run_dir(self, bundle: Bundle) -> Path:
@@ -150,9 +151,9 @@ class Site:
         return list(self.root.rglob("canary*"))
 
 
-def make_site(root: Path) -> Site:
+def make_site(root: Path) -> BatchSite:
     """Build a site below a directory."""
-    site = Site(root=root)
+    site = BatchSite(root=root)
     site.workdir.mkdir()
     site.stubs.mkdir()
     for name, text in STUBS.items():

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 _CONF = """\
 ClusterName=nowhere
 SlurmctldHost=localhost(127.0.0.1)
@@ -69,7 +71,7 @@ def read_by_sbatch(script: str, directory: Path) -> list[str]:
         env={"SLURM_CONF": str(directory / "slurm.conf"), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=30 * PATIENCE,
         check=False,
     )
     assert "Unable to contact slurm controller" in done.stderr, done.stderr

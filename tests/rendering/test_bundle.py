@@ -18,7 +18,7 @@ from clusterrun.spec import Strategy
 from tests.planning.samples import on_slurm, slurm_facts
 from tests.rendering.golden_cases import RESOLVED, bundle_of
 from tests.rendering.sbatch_reader import directives_of, read_by_sbatch, sbatch
-from tests.rendering.test_quoting import LINE, TEXT
+from tests.rendering.strategies import LINE, TEXT
 
 
 def rendered(plan: Plan, *template_dirs: Path) -> dict[str, str]:
@@ -52,7 +52,7 @@ def test_every_strategy_has_a_template_that_is_yaml(strategy: Strategy) -> None:
     assert (template_directories()[1] / f"{strategy.value}.yaml.j2").is_file()
 
 
-def test_p16_directives_stand_before_the_first_command() -> None:
+def test_directives_stand_before_the_first_command() -> None:
     lines = bundle_of("everything_said").script.split("\n")
     first_command = next(i for i, line in enumerate(lines) if line[:1] not in ("#", ""))
     directives = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
@@ -61,23 +61,23 @@ def test_p16_directives_stand_before_the_first_command() -> None:
     assert max(directives) < first_command
 
 
-def test_p18_nothing_prints_the_environment_or_traces() -> None:
+def test_nothing_prints_the_environment_or_traces() -> None:
     for text in bundle_of("everything_said").files.values():
         assert not re.search(r"set -\w*x|\bprintenv\b|^\s*env\b|declare -x", text, re.M)
 
 
-def test_p5_no_address_is_guessed_in_a_script() -> None:
+def test_no_address_is_guessed_in_a_script() -> None:
     for text in bundle_of("everything_said").files.values():
         assert not re.search(r"localhost|127\.0|hostname -|MASTER_ADDR=|29500", text)
 
 
-def test_p1_the_rank_of_a_node_is_no_business_of_the_batch_shell() -> None:
+def test_the_rank_of_a_node_is_no_business_of_the_batch_shell() -> None:
     script = bundle_of("two_nodes_of_gpus").script
     assert "machine_rank=" not in script
     assert not re.search(r"\$\{?SLURM_(NODEID|PROCID)", script)
 
 
-def test_p2_nothing_in_a_script_names_a_port_or_a_rendezvous() -> None:
+def test_nothing_in_a_script_names_a_port_or_a_rendezvous() -> None:
     for name, text in bundle_of("two_nodes_of_gpus").files.items():
         assert not re.search(r"PORT=|RDZV_ID=", text), name
 
@@ -88,7 +88,7 @@ def test_a_here_document_ends_where_it_should() -> None:
     assert f"<<'END_OF_FILE__' || return\n{hostile}END_OF_FILE__\n" in script
 
 
-def test_p19_a_script_larger_than_slurm_takes_is_refused() -> None:
+def test_a_script_larger_than_slurm_takes_is_refused() -> None:
     args = tuple("x" * 1000 for _ in range(4300))
     with pytest.raises(UsageError, match="Slurm takes 4194304 by default"):
         rendered(on_slurm(args=args))
@@ -105,9 +105,7 @@ OPTIONS = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(asked=OPTIONS, env=TEXT, arg=TEXT)
-def test_p16_any_text_in_an_option_is_one_directive(
-    asked: dict[str, str], env: str, arg: str
-) -> None:
+def test_any_text_in_an_option_is_one_directive(asked: dict[str, str], env: str, arg: str) -> None:
     name = asked.get("name", "x")
     assume("/" not in name and name not in (".", "..") and len(name.encode()) <= 200)
     plan = on_slurm(**asked, env={"A": env}, args=(arg,))
@@ -118,7 +116,7 @@ def test_p16_any_text_in_an_option_is_one_directive(
 
 
 @pytest.mark.skipif(sbatch() is None, reason="no sbatch is installed here")
-def test_p16_what_a_script_carries_adds_no_option_to_the_sbatch_installed(tmp_path: Path) -> None:
+def test_what_a_script_carries_adds_no_option_to_the_sbatch_installed(tmp_path: Path) -> None:
     pbs = "#PBS -N evil\n#BSUB -J evil\n#SBATCH --job-name=evil\n"
     facts = slurm_facts(accelerate_config_text=f"{pbs}distributed_type: MULTI_GPU\n")
     plan = on_slurm(

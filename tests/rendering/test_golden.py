@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.rendering.golden_cases import GOLDEN, SCRIPTS, bundle_of, golden_files
 
 FILES = dict(sorted(golden_files().items()))
@@ -26,6 +27,11 @@ def test_no_golden_file_is_left_over() -> None:
 def test_bash_reads_the_script_without_a_word(case: str, name: str) -> None:
     text = bundle_of(case).files[name]
     done = subprocess.run(
-        ["bash", "-n"], input=text, capture_output=True, text=True, timeout=30, check=False
+        ["bash", "-n"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=30 * PATIENCE,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -15,7 +15,7 @@ from clusterrun.planning.plan import Plan
 from clusterrun.spec import JobSpec
 from tests.planning.samples import slurm_facts
 from tests.rendering.job import make_site, rendered
-from tests.rendering.test_quoting import LINE, TEXT
+from tests.rendering.strategies import LINE, TEXT
 
 NAMES = st.from_regex(r"X_[A-Za-z0-9_]{0,12}", fullmatch=True).filter(
     lambda name: not name.upper().endswith(("TOKEN", "KEY"))
@@ -34,7 +34,7 @@ FILE_NAME = LINE.filter(
     workdir=FILE_NAME,
     comment=FILE_NAME,
 )
-def test_p16_p17_any_text_arrives_and_never_runs(
+def test_any_text_arrives_and_never_runs(
     env: dict[str, str], args: list[str], name: str, script: str, workdir: str, comment: str
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -16,17 +16,18 @@ from pathlib import Path
 import pytest
 
 from clusterrun.errors import NodeExit
-from tests.rendering.job import Site, end_of, make_site, rendered
+from tests.patience import PATIENCE
+from tests.rendering.job import BatchSite, end_of, make_site, rendered
 
 pytestmark = pytest.mark.timeout(180)
 CANCELLED, INTERRUPTED = int(NodeExit.CANCELLED), int(NodeExit.INTERRUPTED)
 UNFIT, LOST = int(NodeExit.NODE_UNFIT), int(NodeExit.NODE_LOST)
 
 
-class Run:
+class BatchRun:
     """A run directory and the batch script that runs it."""
 
-    def __init__(self, site: Site, **asked: object) -> None:
+    def __init__(self, site: BatchSite, **asked: object) -> None:
         self.site = site
         self.bundle = rendered(site.plan(**{"nodes": 2, **asked}))
         self.path = site.run_dir(self.bundle)
@@ -61,18 +62,18 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(make_site(tmp_path))
+def run(tmp_path: Path) -> Iterator[BatchRun]:
+    run = BatchRun(make_site(tmp_path))
     yield run
     for process in run.started:
         for pid in descendants(process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=60 * PATIENCE)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 60 * PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -87,7 +88,7 @@ def descendants(pid: int) -> list[int]:
     return [*(found for child in children for found in descendants(int(child))), pid]
 
 
-def test_a_relaunch_is_the_next_attempt_in_the_same_allocation(run: Run) -> None:
+def test_a_relaunch_is_the_next_attempt_in_the_same_allocation(run: BatchRun) -> None:
     run.site.ends(1, 137, checkpoint=100)
     done = run.run(STUB_SRUN_STATUS="137 0")
     assert done.returncode == 0
@@ -100,7 +101,7 @@ def test_a_relaunch_is_the_next_attempt_in_the_same_allocation(run: Run) -> None
     assert "attempt 1: relaunch: why" in done.stderr
 
 
-def test_a_job_that_is_preempted_is_requeued_and_has_no_end(run: Run) -> None:
+def test_a_job_that_is_preempted_is_requeued_and_has_no_end(run: BatchRun) -> None:
     run.site.ends(1, INTERRUPTED, "interrupted", reason="preempted", checkpoint=100)
     assert run.run(STUB_SRUN_STATUS=str(INTERRUPTED)).returncode == INTERRUPTED
     assert (run.site.stubs / "scontrol.asked").read_text() == "requeue 4711\n"
@@ -111,7 +112,7 @@ def test_a_job_that_is_preempted_is_requeued_and_has_no_end(run: Run) -> None:
     ("end_time", "state"), [("4000000000", "CANCELLED"), ("1000000000", "TIMEOUT")]
 )
 def test_when_slurm_ends_the_job_its_end_is_written_at_once(
-    run: Run, end_time: str, state: str
+    run: BatchRun, end_time: str, state: str
 ) -> None:
     process = run.start_step(SLURM_JOB_END_TIME=end_time)
     process.send_signal(signal.SIGTERM)
@@ -120,13 +121,13 @@ def test_when_slurm_ends_the_job_its_end_is_written_at_once(
     assert process.poll() is None  # it waits for srun: agents may still be saving
     for pid in descendants(process.pid)[:-1]:
         os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=60 * PATIENCE)
     assert process.returncode == CANCELLED
     assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == (state, CANCELLED)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_slurms_warning_goes_to_the_heads_agent_with_its_reason(run: Run, number: int) -> None:
+def test_slurms_warning_goes_to_the_heads_agent_with_its_reason(run: BatchRun, number: int) -> None:
     process = run.start_step()
     heard = run.site.root / "heard"
     agent = 'trap "touch $0; exit" USR2; touch $0.up; while :; do sleep 0.05; done'
@@ -140,7 +141,7 @@ def test_slurms_warning_goes_to_the_heads_agent_with_its_reason(run: Run, number
     assert process.poll() is None
 
 
-def test_a_job_that_others_took_for_lost_leaves_none_of_its_steps(run: Run) -> None:
+def test_a_job_that_others_took_for_lost_leaves_none_of_its_steps(run: BatchRun) -> None:
     process = run.start_step()
     below = descendants(process.pid)[:-1]
     assert len(below) >= 1
@@ -157,7 +158,7 @@ def test_a_job_that_others_took_for_lost_leaves_none_of_its_steps(run: Run) -> N
 
 def test_the_submission_of_a_successor_is_not_cut_short(tmp_path: Path) -> None:
     """Else the job may be in the queue, and nobody knows of it who could cancel it."""
-    run = Run(make_site(tmp_path), on_interrupt="successor")
+    run = BatchRun(make_site(tmp_path), on_interrupt="successor")
     run.site.ends(1, INTERRUPTED, "interrupted", reason="the time limit", checkpoint=100)
     process = run.start(
         STUB_SRUN_SLEEP="", STUB_SRUN_STATUS=str(INTERRUPTED), STUB_SBATCH_SLEEP="2"
@@ -166,7 +167,7 @@ def test_the_submission_of_a_successor_is_not_cut_short(tmp_path: Path) -> None:
     for pid in descendants(process.pid):  # as Slurm does, each of its processes
         if b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=60 * PATIENCE)
     assert process.returncode == CANCELLED
     assert "job 4712 goes on with the run" in said
     assert not (run.path / "end.json").exists()
@@ -180,7 +181,7 @@ def test_setup_lines_run_once_here_and_once_on_each_node_from_the_same_start(
 ) -> None:
     count = 'echo "$PWD" >> "$STUB_DIR/setup.$((SLURM_NODEID))${SLURM_NODEID:-x}"'
     setup = (count, "cd /", 'export DEEP="$DEEP/x"', 'export FROM_SETUP="a b"', "DEEPER=1")
-    run = Run(make_site(tmp_path), setup=setup)
+    run = BatchRun(make_site(tmp_path), setup=setup)
     run.site.ends(1, 137, checkpoint=100)
     assert run.run(STUB_SRUN_STATUS="137 0", DEEP="0").returncode == 0
     times = {path.name: path.read_text() for path in run.site.stubs.glob("setup.*")}
@@ -189,7 +190,7 @@ def test_setup_lines_run_once_here_and_once_on_each_node_from_the_same_start(
     assert run.site.env_of("python.agent.1.env")[b"DEEP"] == b"0/x"
 
 
-def test_modules_of_the_project_do_not_stand_in_for_pythons_own(run: Run) -> None:
+def test_modules_of_the_project_do_not_stand_in_for_pythons_own(run: BatchRun) -> None:
     for name in ("secrets", "platform", "statistics", "signal", "select", "clusterrun", "json"):
         (run.site.workdir / f"{name}.py").write_text("raise ImportError('the wrong one')\n")
     (run.site.workdir / "logging").mkdir()
@@ -199,7 +200,7 @@ def test_modules_of_the_project_do_not_stand_in_for_pythons_own(run: Run) -> Non
     assert (done.returncode, "wrong" in done.stderr) == (0, False)
 
 
-def test_srun_ignores_and_blocks_no_signal(run: Run) -> None:
+def test_srun_ignores_and_blocks_no_signal(run: BatchRun) -> None:
     (run.site.stubs / "srun").write_text("#!/bin/bash\nexec grep Sig /proc/self/status\n")
     done = run.run()
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("Sig")]
@@ -218,7 +219,7 @@ def test_srun_ignores_and_blocks_no_signal(run: Run) -> None:
     ],
 )
 def test_a_python_that_cannot_start_leaves_a_reason_and_an_end(
-    run: Run, broken: str | None
+    run: BatchRun, broken: str | None
 ) -> None:
     python = run.site.stubs / "python"
     python.unlink() if broken is None else python.write_text(broken)
@@ -230,13 +231,13 @@ def test_a_python_that_cannot_start_leaves_a_reason_and_an_end(
 
 def test_an_end_that_is_there_outlives_a_job_that_cannot_start(tmp_path: Path) -> None:
     """A later job of a chain may come upon a run that is complete."""
-    run = Run(make_site(tmp_path), setup=("false",))
+    run = BatchRun(make_site(tmp_path), setup=("false",))
     (run.path / "end.json").write_text('{"state": "COMPLETED"}\n')
     assert run.run("chained").returncode == UNFIT
     assert end_of(run.path) == {"state": "COMPLETED"}
 
 
-def test_a_plan_that_cannot_be_read_is_the_end(run: Run) -> None:
+def test_a_plan_that_cannot_be_read_is_the_end(run: BatchRun) -> None:
     (run.path / "plan.json").write_text("{}\n")
     assert run.run().returncode == 1
     assert end_of(run.path)["state"] == "FAILED"
@@ -244,37 +245,37 @@ def test_a_plan_that_cannot_be_read_is_the_end(run: Run) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_warning_while_setup_lines_run_ends_nothing(tmp_path: Path, number: int) -> None:
-    run = Run(make_site(tmp_path), setup=('touch "$STUB_DIR/setup.up"; sleep 1',))
+    run = BatchRun(make_site(tmp_path), setup=('touch "$STUB_DIR/setup.up"; sleep 1',))
     process = run.start(STUB_SRUN_SLEEP="")
     run.wait_for("setup.up")
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=60 * PATIENCE)
     assert process.returncode == 0
 
 
 def test_a_job_that_is_ended_while_setup_lines_run_was_cancelled(tmp_path: Path) -> None:
-    run = Run(make_site(tmp_path), setup=('touch "$STUB_DIR/setup.up"; sleep 1',))
+    run = BatchRun(make_site(tmp_path), setup=('touch "$STUB_DIR/setup.up"; sleep 1',))
     process = run.start()
     run.wait_for("setup.up")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=60 * PATIENCE)
     assert process.returncode == CANCELLED
     assert (end_of(run.path)["state"], run.attempt().exists()) == ("CANCELLED", False)
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.04, 0.06, 0.08, 0.12, 0.2])
 def test_a_warning_while_python_starts_ends_nothing(tmp_path: Path, pause_s: float) -> None:
-    run = Run(make_site(tmp_path), setup=('touch "$STUB_DIR/setup.up"',))
+    run = BatchRun(make_site(tmp_path), setup=('touch "$STUB_DIR/setup.up"',))
     process = run.start(STUB_SRUN_SLEEP="")
     run.wait_for("setup.up")
     time.sleep(pause_s)
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGUSR2)
-    process.communicate(timeout=60)
+    process.communicate(timeout=60 * PATIENCE)
     assert process.returncode == 0
 
 
-def test_the_scripts_own_logic_fits_on_one_screen(run: Run) -> None:
+def test_the_scripts_own_logic_fits_on_one_screen(run: BatchRun) -> None:
     """It is the one part of what happens between attempts that no tool checks."""
     lines = run.bundle.script.splitlines()
     first = max(n for n, line in enumerate(lines) if line.startswith("#SBATCH"))

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from clusterrun.errors import NodeExit
-from tests.rendering.job import Site, end_of, make_site, mode, rendered
+from tests.rendering.job import BatchSite, end_of, make_site, mode, rendered
 
 UNFIT, CANCELLED = int(NodeExit.NODE_UNFIT), int(NodeExit.CANCELLED)
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path) -> BatchSite:
     return make_site(tmp_path)
 
 
-def test_by_hand_it_unpacks_a_run_directory_of_its_own(site: Site) -> None:
+def test_by_hand_it_unpacks_a_run_directory_of_its_own(site: BatchSite) -> None:
     bundle = rendered(site.plan(nodes=2, gpus_per_node=4, setup=("true",), env={"A": "b\nc"}))
     done = site.run(bundle)
     run_dir = site.runs / "job" / "4711"
@@ -30,14 +30,14 @@ def test_by_hand_it_unpacks_a_run_directory_of_its_own(site: Site) -> None:
     assert (site.runs / "by-job" / "4711").resolve() == run_dir
 
 
-def test_by_hand_the_run_is_private(site: Site) -> None:
+def test_by_hand_the_run_is_private(site: BatchSite) -> None:
     site.run(rendered(site.plan(env={"A": "b"})))
     run_dir = site.runs / "job" / "4711"
     assert [mode(path) for path in (run_dir, run_dir / "attempts")] == [0o700, 0o700]
     assert {mode(path) for path in run_dir.glob("*.*") if path.name != "end.json"} == {0o600}
 
 
-def test_two_submissions_by_hand_do_not_share_a_directory(site: Site) -> None:
+def test_two_submissions_by_hand_do_not_share_a_directory(site: BatchSite) -> None:
     bundle = rendered(site.plan())
     assert site.run(bundle).returncode == 0
     again = site.run(bundle)
@@ -45,7 +45,7 @@ def test_two_submissions_by_hand_do_not_share_a_directory(site: Site) -> None:
     assert "cannot be made" in again.stderr
 
 
-def test_by_hand_a_requeued_job_is_the_next_attempt_of_its_run(site: Site) -> None:
+def test_by_hand_a_requeued_job_is_the_next_attempt_of_its_run(site: BatchSite) -> None:
     bundle = rendered(site.plan())
     assert site.run(bundle).returncode == 0
     assert site.run(bundle, SLURM_RESTART_COUNT="1").returncode == 0
@@ -54,7 +54,7 @@ def test_by_hand_a_requeued_job_is_the_next_attempt_of_its_run(site: Site) -> No
     assert [path.name for path in (site.runs / "job").iterdir()] == ["4711"]
 
 
-def test_with_a_run_directory_nothing_is_unpacked_or_registered(site: Site) -> None:
+def test_with_a_run_directory_nothing_is_unpacked_or_registered(site: BatchSite) -> None:
     bundle = rendered(site.plan(nodes=2))
     run_dir = site.run_dir(bundle)
     assert site.run(bundle, str(run_dir)).returncode == 0
@@ -62,26 +62,26 @@ def test_with_a_run_directory_nothing_is_unpacked_or_registered(site: Site) -> N
     assert not (run_dir / "job.json").exists()
 
 
-def test_a_relative_run_directory_is_found_by_every_node(site: Site) -> None:
+def test_a_relative_run_directory_is_found_by_every_node(site: BatchSite) -> None:
     bundle = rendered(site.plan())
     run_dir = site.run_dir(bundle)
     assert site.run(bundle, run_dir.name).returncode == 0
     assert site.got("python.agent.0.args")[-2:] == [os.fsencode(run_dir), b"1"]
 
 
-def test_what_is_no_run_directory_is_refused(site: Site) -> None:
+def test_what_is_no_run_directory_is_refused(site: BatchSite) -> None:
     done = site.run(rendered(site.plan()), str(site.workdir))
     assert done.returncode == 1
     assert f": {site.workdir} is no run directory: it has no node.sh\n" in done.stderr
 
 
-def test_outside_of_a_job_it_says_how_to_submit(site: Site) -> None:
+def test_outside_of_a_job_it_says_how_to_submit(site: BatchSite) -> None:
     done = site.run(rendered(site.plan()), SLURM_JOB_ID="")
     assert (done.returncode, site.runs.exists()) == (1, False)
     assert "sbatch job.sbatch" in done.stderr
 
 
-def test_every_node_runs_the_agent_in_the_working_directory(site: Site) -> None:
+def test_every_node_runs_the_agent_in_the_working_directory(site: BatchSite) -> None:
     bundle = rendered(site.plan(nodes=2))
     run_dir = site.run_dir(bundle)
     site.run(bundle, str(run_dir))
@@ -97,7 +97,7 @@ def test_every_node_runs_the_agent_in_the_working_directory(site: Site) -> None:
 @pytest.mark.parametrize(
     ("status", "state"), [(0, "COMPLETED"), (1, "FAILED"), (137, "FAILED"), (124, "FAILED")]
 )
-def test_the_end_says_how_it_ended(site: Site, status: int, state: str) -> None:
+def test_the_end_says_how_it_ended(site: BatchSite, status: int, state: str) -> None:
     bundle = rendered(site.plan())
     run_dir = site.run_dir(bundle)
     assert site.run(bundle, str(run_dir), STUB_SRUN_STATUS=str(status)).returncode == status
@@ -109,7 +109,9 @@ def test_the_end_says_how_it_ended(site: Site, status: int, state: str) -> None:
     ("line", "status"),
     [("false", 1), ("(exit 7)", 7), ("no-such-command x", 127), ("echo 'unclosed", 2)],
 )
-def test_a_failing_setup_line_ends_the_job_and_is_named(site: Site, line: str, status: int) -> None:
+def test_a_failing_setup_line_ends_the_job_and_is_named(
+    site: BatchSite, line: str, status: int
+) -> None:
     bundle = rendered(site.plan(setup=("true", line, "touch canary")))
     run_dir = site.run_dir(bundle)
     done = site.run(bundle, str(run_dir), SLURMD_NODENAME="n7")
@@ -121,7 +123,7 @@ def test_a_failing_setup_line_ends_the_job_and_is_named(site: Site, line: str, s
 
 
 @pytest.mark.parametrize("line", ["exit 0", "exit 5"])
-def test_a_setup_line_that_exits_is_no_success(site: Site, line: str) -> None:
+def test_a_setup_line_that_exits_is_no_success(site: BatchSite, line: str) -> None:
     bundle = rendered(site.plan(setup=(line,)))
     run_dir = site.run_dir(bundle)
     done = site.run(bundle, str(run_dir), SLURMD_NODENAME="n7")
@@ -133,7 +135,7 @@ def test_a_setup_line_that_exits_is_no_success(site: Site, line: str) -> None:
     assert not (site.stubs / "python.agent.0.args").exists()
 
 
-def test_an_unfit_node_leaves_its_status_even_where_srun_says_less(site: Site) -> None:
+def test_an_unfit_node_leaves_its_status_even_where_srun_says_less(site: BatchSite) -> None:
     only_on_nodes = "[[ -z ${SLURM_NODEID:-} ]]"
     bundle = rendered(site.plan(setup=(only_on_nodes,), nodes=2))
     run_dir = site.run_dir(bundle)
@@ -142,7 +144,7 @@ def test_an_unfit_node_leaves_its_status_even_where_srun_says_less(site: Site) -
     assert end_of(run_dir)["exit_code"] == UNFIT
 
 
-def test_setup_lines_and_the_scripts_own_variables_do_not_meet(site: Site) -> None:
+def test_setup_lines_and_the_scripts_own_variables_do_not_meet(site: BatchSite) -> None:
     setup = (
         "attempt=9 run_dir=/tmp state=COMPLETED status=0 python=x",
         "trap 'exit 0' EXIT",
@@ -155,7 +157,7 @@ def test_setup_lines_and_the_scripts_own_variables_do_not_meet(site: Site) -> No
     assert (end_of(run_dir)["state"], end_of(run_dir)["exit_code"]) == ("FAILED", 4)
 
 
-def test_setup_lines_are_bash_and_reach_the_agent(site: Site) -> None:
+def test_setup_lines_are_bash_and_reach_the_agent(site: BatchSite) -> None:
     setup = ("cd /", "export FROM_SETUP='a b'", "shopt -s nullglob\nset -eu", 'PATH="$PATH:/x"')
     bundle = rendered(site.plan(setup=setup, pass_env=("MISSING",)))
     assert site.run(bundle, str(site.run_dir(bundle))).returncode == 0
@@ -165,7 +167,7 @@ def test_setup_lines_are_bash_and_reach_the_agent(site: Site) -> None:
     assert (site.stubs / "python.agent.0.cwd").read_text() == str(site.workdir)
 
 
-def test_a_missing_working_directory_or_interpreter_is_named(site: Site) -> None:
+def test_a_missing_working_directory_or_interpreter_is_named(site: BatchSite) -> None:
     bundle = rendered(site.plan(python="/no/python"))
     run_dir = site.run_dir(bundle)
     done = site.run(bundle, str(run_dir))
@@ -175,7 +177,7 @@ def test_a_missing_working_directory_or_interpreter_is_named(site: Site) -> None
     assert (done.returncode, "working directory cannot be entered" in done.stderr) == (UNFIT, True)
 
 
-def test_p14_leftovers_of_other_launchers_are_scrubbed(site: Site) -> None:
+def test_leftovers_of_other_launchers_are_scrubbed(site: BatchSite) -> None:
     leaked = {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "PET_STANDALONE"), "9"),
         **dict.fromkeys(("TORCHELASTIC_RUN_ID", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"), "9"),
@@ -191,7 +193,7 @@ def test_p14_leftovers_of_other_launchers_are_scrubbed(site: Site) -> None:
     assert kept.items() <= found.items()
 
 
-def test_p18_a_secret_travels_by_name_and_a_missing_one_is_pointed_out(site: Site) -> None:
+def test_a_secret_travels_by_name_and_a_missing_one_is_pointed_out(site: BatchSite) -> None:
     bundle = rendered(site.plan(pass_env=("HF_TOKEN", "WANDB_API_KEY")))
     run_dir = site.run_dir(bundle)
     done = site.run(bundle, str(run_dir), HF_TOKEN="s3cr3t it's")
@@ -201,7 +203,7 @@ def test_p18_a_secret_travels_by_name_and_a_missing_one_is_pointed_out(site: Sit
     assert b"s3cr3t" not in written + (done.stdout + done.stderr).encode()
 
 
-def test_the_signals_of_users_do_not_kill_the_launcher_on_its_way(site: Site) -> None:
+def test_the_signals_of_users_do_not_kill_the_launcher_on_its_way(site: BatchSite) -> None:
     plan = site.plan(env={"A": "b"})
     (site.stubs / "python").write_text("#!/bin/bash\ngrep SigIgn /proc/$$/status\n")
     bundle = rendered(plan)

@@ -20,55 +20,12 @@ from clusterrun.rendering.quoting import (
     yaml_scalar,
 )
 from tests.rendering.sbatch_reader import directives_of, read_by_sbatch, sbatch
-
-NASTY = [
-    "",
-    " ",
-    "-n",
-    "a b",
-    "it's",
-    'dq"x',
-    "back\\slash",
-    "\\",
-    "ends\\\\",
-    "$(touch canary)",
-    "`touch canary`",
-    "; touch canary",
-    "&& touch canary",
-    "$HOME ${PATH} $1 !! *",
-    "a#b #c",
-    "#SBATCH --wrap=x",
-    "%j %x %%",
-    "~/x",
-    "{a,b}",
-    "a=b",
-    "\u00fcn\u00ef \U0001f600",
-]
-LINES = [
-    "two\nlines",
-    "\n#SBATCH --job-name=evil\n#PBS -N evil\n",
-    "dos\r\nline",
-    "tab\there",
-    "\x1b[31mred\x7f",
-    "END_OF_FILE\nEND_OF_FILE_\n",
-]
-BYTES = [b"\xff\xfe".decode(errors="surrogateescape"), "a\udc80b'"]
-
-TEXT = st.one_of(
-    st.sampled_from(NASTY + LINES + BYTES),
-    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
-    st.binary().map(lambda data: data.replace(b"\0", b"").decode(errors="surrogateescape")),
-)
-LINE = st.one_of(
-    st.sampled_from(NASTY),
-    st.text(st.characters(exclude_characters="\x7f", exclude_categories=["Cs", "Cc"])),
-    st.text("\\'\"# $`!%a=", max_size=12),
-)
+from tests.rendering.strategies import BYTES, LINE, LINES, TEXT
 
 
 @settings(max_examples=40, deadline=None)
 @given(texts=st.lists(TEXT, min_size=1, max_size=40))
-def test_p17_any_text_is_one_word_of_bash_with_the_same_bytes(texts: list[str]) -> None:
+def test_any_text_is_one_word_of_bash_with_the_same_bytes(texts: list[str]) -> None:
     script = "printf '%s\\0' " + " ".join(map(sh_word, texts))
     assert "\n" not in script
     assert "\r" not in script
@@ -97,7 +54,7 @@ def script_of(values: list[str]) -> tuple[str, list[str]]:
 
 @settings(deadline=None)
 @given(values=st.lists(LINE, min_size=1, max_size=20))
-def test_p16_any_line_is_one_argument_of_sbatch(values: list[str]) -> None:
+def test_any_line_is_one_argument_of_sbatch(values: list[str]) -> None:
     script, expected = script_of(values)
     assert directives_of(script) == expected
 
@@ -107,13 +64,13 @@ def test_p16_any_line_is_one_argument_of_sbatch(values: list[str]) -> None:
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(values=st.lists(LINE, min_size=1, max_size=20))
-def test_p16_the_sbatch_installed_reads_the_same(values: list[str], tmp_path: Path) -> None:
+def test_the_sbatch_installed_reads_the_same(values: list[str], tmp_path: Path) -> None:
     script, expected = script_of(values)
     assert read_by_sbatch(script, tmp_path) == expected
 
 
 @pytest.mark.parametrize("value", LINES + BYTES)
-def test_p16_what_no_directive_can_hold_is_refused(value: str) -> None:
+def test_what_no_directive_can_hold_is_refused(value: str) -> None:
     for quote in (sbatch_word, comment_text):
         with pytest.raises(ValueError, match="cannot hold"):
             quote(value)
@@ -121,7 +78,7 @@ def test_p16_what_no_directive_can_hold_is_refused(value: str) -> None:
         directive_line(Directive(name="comment", value=value))
 
 
-def test_p16_a_hash_in_a_directive_is_quoted_and_a_flag_is_bare() -> None:
+def test_a_hash_in_a_directive_is_quoted_and_a_flag_is_bare() -> None:
     assert directive_line(Directive(name="job-name", value="run #1")) == "--job-name='run #1'"
     assert directive_line(Directive(name="exclusive")) == "--exclusive"
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from clusterrun import record, shell
+from clusterrun import shell
 from clusterrun.backends import slurm_query
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.slurm import SlurmBackend
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, SubmissionError
 from clusterrun.paths import RunPaths
 from clusterrun.record import JobRecord
-from clusterrun.spec import Cluster as Place
 from clusterrun.state import JobState
-from tests.backends.builders import make_bundle, make_plan, make_run, wait_for
+from tests.backends.builders import wait_for
 from tests.cluster.cluster import Cluster
+from tests.patience import PATIENCE
+from tests.slurm.jobs import BACKEND, Submit, ask, submitter, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-Submit = Callable[..., JobRecord]
-BACKEND = SlurmBackend()
 
 
 @pytest.fixture(autouse=True)
@@ -35,38 +30,9 @@ def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
 
 
-@pytest.fixture
-def submit(cluster: Cluster, tmp_path: Path) -> Submit:
-    return submitter(tmp_path)
-
-
-def submitter(root: Path) -> Submit:
-    def submit(body: str, *options: str, **changes: object) -> JobRecord:
-        lines = "".join(f"#SBATCH {option}\n" for option in ("--mem-per-cpu=10", *options))
-        plan = make_plan(root, cluster=Place.SLURM, **changes)
-        bundle = make_bundle(plan, sbatch=f"#!/bin/bash\n{lines}{body}\n")
-        paths = make_run(root, plan, bundle)
-        made = record.new_record(plan, paths, argv=(), now=time.time())
-        submission = BACKEND.submit(plan, paths, bundle)
-        made = dataclasses.replace(made, job_id=submission.job_id)
-        record.write(made)
-        return made
-
-    return submit
-
-
-def ask(made: JobRecord) -> SchedulerJob:
-    return BACKEND.query([made.job_id], since=made.submitted_at, max_age_s=0)[made.job_id]
-
-
 def stand(made: JobRecord) -> JobStatus:
     (found,) = statuses([made], lambda _: BACKEND, max_age_s=0)
     return found
-
-
-def until(made: JobRecord, *states: JobState, timeout_s: float = 60) -> SchedulerJob:
-    wait_for(lambda: ask(made).state in states, timeout_s, f"{made.job_id} in {states}")
-    return ask(made)
 
 
 def settled(made: JobRecord) -> SchedulerJob:
@@ -89,7 +55,7 @@ def test_the_script_runs_with_the_run_directory_as_its_argument(
 
 
 @pytest.mark.parametrize("name", ["100%j", "a b", "quo'te", 'dou"ble', "$(touch x)", "hash#x", "ü"])
-def test_p16_any_directory_name_reaches_the_job_as_it_is(
+def test_any_directory_name_reaches_the_job_as_it_is(
     cluster: Cluster, tmp_path: Path, name: str
 ) -> None:
     root = tmp_path / name
@@ -112,7 +78,7 @@ def test_the_exit_status_is_the_scripts(
     assert (job.exit_code, job.exit_signal) == (code, number)
 
 
-def test_p14_the_job_does_not_see_the_shells_slurm(
+def test_the_job_does_not_see_the_shells_slurm(
     submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SLURM_CPU_BIND", "SLURM_FOO", "PET_NNODES", "WORLD_SIZE", "SRUN_DEBUG"):
@@ -202,7 +168,7 @@ def test_a_job_is_found_by_its_run_directory(submit: Submit) -> None:
     BACKEND.cancel([made.job_id])
 
 
-def test_p35_an_sbatch_that_gives_up_too_early_does_not_lose_its_job(
+def test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job(
     submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sbatch = shell.find("sbatch")
@@ -219,7 +185,7 @@ def test_p35_an_sbatch_that_gives_up_too_early_does_not_lose_its_job(
     assert f"{made.run_dir}" in shell.run(["scontrol", "show", "job", made.job_id]).stdout
 
 
-def test_p24_a_requeued_job_waits_and_says_so_and_is_not_over(submit: Submit) -> None:
+def test_a_requeued_job_waits_and_says_so_and_is_not_over(submit: Submit) -> None:
     made = submit('mkdir -p "$1/attempts/1"; sleep 60', "--requeue")
     until(made, JobState.RUNNING)
     wait_for(made.paths.attempt(1).is_dir)
@@ -298,7 +264,7 @@ def test_a_missing_configuration_is_told_without_waiting_for_it(
         BACKEND.query(["1"])
     assert f"cannot stat file {tmp_path}/none.conf" in str(silent.value.cause)
     assert "SLURM_CONF" in silent.value.hints[0]
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 5 * PATIENCE
 
 
 def test_the_run_directory_holds_nothing_that_we_did_not_name(submit: Submit) -> None:

@@ -118,7 +118,7 @@ def test_status_list_logs_and_cancel_work_without_accounting(cluster: Any, here:
     assert states == {finished: "COMPLETED", running: "CANCELLED"}
 
 
-def test_p38_one_gpu_per_node_on_two_nodes_is_one_world_of_two(cluster: Any, here: Project) -> None:
+def test_one_gpu_per_node_on_two_nodes_is_one_world_of_two(cluster: Any, here: Project) -> None:
     job_id = here.submit(
         "-N2", "--gpus-per-node", "1", "--device", "cpu", "world.py", "a b", "$HOME"
     )
@@ -285,7 +285,7 @@ def test_sbatch_refusing_gives_its_own_words_and_leaves_nothing(
     assert list((here.path / "runs").glob("*/*")) == []
 
 
-def test_p14_a_shell_inside_another_job_does_not_leak_into_the_new_one(
+def test_a_shell_inside_another_job_does_not_leak_into_the_new_one(
     cluster: Any, here: Project
 ) -> None:
     here.extra = {
@@ -299,7 +299,7 @@ def test_p14_a_shell_inside_another_job_does_not_leak_into_the_new_one(
     assert "SBATCH_PARTITION" in done.stderr
 
 
-def test_p7_cpus_per_task_reach_the_ranks_as_threads(cluster: Any, here: Project) -> None:
+def test_cpus_per_task_reach_the_ranks_as_threads(cluster: Any, here: Project) -> None:
     argv = ("-N2", "-c8", "--gpus-per-node", "2", *LIGHT, "alone.py")
     job_id = here.submit(*argv)
     assert ended(cluster, job_id) == "COMPLETED"

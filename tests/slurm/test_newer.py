@@ -9,17 +9,16 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.road import Project, project
+from tests.slurm.jobs import Submit, submitter
 from tests.slurm.test_backend import (
-    Submit,
     own_memory,
-    submitter,
     test_a_job_is_found_by_its_run_directory,
     test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing,
+    test_a_requeued_job_waits_and_says_so_and_is_not_over,
+    test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job,
     test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended,
     test_cancelling_a_job_that_slurm_does_not_know_is_told,
     test_jobs_are_asked_about_together_and_unknown_ones_are_missing,
-    test_p24_a_requeued_job_waits_and_says_so_and_is_not_over,
-    test_p35_an_sbatch_that_gives_up_too_early_does_not_lose_its_job,
     test_states_follow_a_job_from_the_queue_to_its_end,
     test_the_exit_status_is_the_scripts,
     test_times_nodes_and_limits_are_those_of_slurm,
@@ -36,11 +35,11 @@ __all__ = [
     "test_a_job_is_found_by_its_run_directory",
     "test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing",
     "test_a_rendered_directory_submitted_by_hand_is_the_same_run",
+    "test_a_requeued_job_waits_and_says_so_and_is_not_over",
+    "test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job",
     "test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended",
     "test_cancelling_a_job_that_slurm_does_not_know_is_told",
     "test_jobs_are_asked_about_together_and_unknown_ones_are_missing",
-    "test_p24_a_requeued_job_waits_and_says_so_and_is_not_over",
-    "test_p35_an_sbatch_that_gives_up_too_early_does_not_lose_its_job",
     "test_states_follow_a_job_from_the_queue_to_its_end",
     "test_status_list_logs_and_cancel_work_without_accounting",
     "test_submit_wait_returns_the_status_of_the_job",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_readme import blocks, run
+from tests.readme import blocks, run
 
 
 @pytest.mark.long

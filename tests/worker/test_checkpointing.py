@@ -21,6 +21,7 @@ import pytest
 from clusterrun import checkpointing, checkpoints
 from clusterrun.errors import ClusterrunError
 from clusterrun.runtime import Checkpoints
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -292,7 +293,7 @@ def test_a_save_that_wrote_nothing_is_an_error_and_costs_no_older_one(store: Che
     assert names(store) == ["step-00000001"]
 
 
-class Whole:
+class WholeModel:
     """What operator.index() takes, as a tensor or NumPy's numbers are."""
 
     def __index__(self) -> int:
@@ -303,7 +304,7 @@ class Whole:
 
 
 def test_a_step_is_a_whole_number_of_any_kind(store: Checkpoints, tmp_path: Path) -> None:
-    assert store.save(Whole(), weights) == store.directory / "step-00000007"  # type: ignore[arg-type]
+    assert store.save(WholeModel(), weights) == store.directory / "step-00000007"  # type: ignore[arg-type]
     found = store.newest()
     assert found is not None
     assert found.step == events(tmp_path)[0]["step"] == 7
@@ -466,7 +467,7 @@ def two_ranks(tmp_path: Path, *directories: str) -> list[subprocess.Popen[str]]:
 
 @pytest.mark.torch
 def test_two_ranks_agree_on_what_is_saved_and_what_is_newest(tmp_path: Path) -> None:
-    ranks = [rank.communicate(timeout=100) for rank in two_ranks(tmp_path, "out", "out")]
+    ranks = [rank.communicate(timeout=100 * PATIENCE) for rank in two_ranks(tmp_path, "out", "out")]
     whole = [".complete", "shard_0", "shard_1"]
     expected = [True, "step-00000001", None, None, "step-00000004", 4, 2, whole]
     assert [json.loads(out) for out, _ in ranks] == [expected, expected], ranks
@@ -479,7 +480,7 @@ def test_two_ranks_agree_on_what_is_saved_and_what_is_newest(tmp_path: Path) -> 
 @pytest.mark.torch
 def test_a_directory_that_the_nodes_do_not_share_is_refused(tmp_path: Path) -> None:
     ranks = two_ranks(tmp_path, "mine", "yours")
-    _, said = ranks[1].communicate(timeout=100)
+    _, said = ranks[1].communicate(timeout=100 * PATIENCE)
     assert ranks[1].returncode == 1
     assert "is on rank 0's node and not on this one: checkpoints need a directory" in said
     ranks[0].kill()
@@ -571,7 +572,7 @@ def _three(tmp_path_factory: pytest.TempPathFactory) -> Three:
         )
         for rank in range(3)
     ]
-    told = [rank.communicate(timeout=100) for rank in ranks]
+    told = [rank.communicate(timeout=100 * PATIENCE) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, 0], told
     assert [err for _, err in told[1:] if "clusterrun:" in err] == []
     return folder, [json.loads(out) for out, _ in told], told[0][1]

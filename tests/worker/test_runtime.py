@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun import runtime
+from tests.patience import PATIENCE
 
 IN_A_RUN = {
     "CLUSTERRUN_RUN_DIR": "/runs/job/r1",
@@ -96,7 +97,7 @@ def test_the_final_step_is_written_at_once(spool: Path) -> None:
 
 def test_a_step_that_was_held_back_is_written_at_exit(spool: Path) -> None:
     source = "from clusterrun import runtime\nfor n in range(5): runtime.step(n)"
-    subprocess.run([sys.executable, "-c", source], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=30 * PATIENCE)
     assert [event["step"] for event in events(spool)] == [0, 4]
 
 
@@ -114,7 +115,7 @@ class Tensor:
         return 0.5
 
 
-class Whole(Tensor):
+class WholeTensor(Tensor):
     def __index__(self) -> int:
         return 7
 
@@ -131,7 +132,7 @@ class Hostile:
     ("value", "written"),
     [
         (Tensor(), 0.5),
-        (Whole(), 7),
+        (WholeTensor(), 7),
         (math.nan, "nan"),
         (math.inf, "inf"),
         (Hostile(), "Hostile"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.test_worker import Place
+from tests.worker.place import Place
 
 FULL = "No space left on device"
 

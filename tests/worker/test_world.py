@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun.node.spool import Spool
-from tests.worker.test_worker import Place
+from tests.worker.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ROOT / "tests" / "node" / "stub"

@@ -1,0 +1,158 @@
+"""Runs with logs on disk, and `clusterrun logs` in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from clusterrun import record as records
+from clusterrun.backends import process
+from clusterrun.cli.main import main
+from clusterrun.paths import RunPaths, RunsDir
+from clusterrun.record import JobRecord
+from clusterrun.spec import Cluster
+from tests.logs.corpus import T0, raw, write_log
+
+
+@dataclass
+class LogsCommand:
+    """A project with one run of 2 nodes x 8 ranks, and a shell in it."""
+
+    path: Path
+    record: JobRecord
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> RunPaths:
+        return self.record.paths
+
+    def write(self, node: str, *lines: bytes, attempt: int = 1) -> Path:
+        return write_log(self.paths, attempt, node, lines)
+
+    def start(self, *, seconds_ago: float = 5) -> None:
+        """Let this very process stand for the controller of the job."""
+        controller = {
+            "pid": os.getpid(),
+            "identity": process.identity(os.getpid()),
+            "host": socket.gethostname(),
+            "boot_id": process.boot_id(),
+            "started_at": time.time() - seconds_ago,
+        }
+        self.paths.controller.write_text(json.dumps(controller))
+
+    def end(self, state: str, exit_code: int) -> None:
+        end = {
+            "schema": "clusterrun.end/1",
+            "state": state,
+            "exit_code": exit_code,
+            "ended_at": time.time(),
+        }
+        temporary = self.paths.end.with_suffix(".tmp")
+        temporary.write_text(json.dumps(end))
+        temporary.rename(self.paths.end)
+
+    def argv(self, *args: str) -> list[str]:
+        return [sys.executable, "-m", "clusterrun", *self.command(*args)]
+
+    def command(self, *args: str) -> list[str]:
+        """Leave the times out, which most tests are not about."""
+        says_times = any(arg == "-t" or arg.startswith("--timestamps") for arg in args)
+        return ["logs", *([] if says_times else ["--timestamps=none"]), *args]
+
+    def logs(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """Run the command line in this process, which takes a hundredth of the time."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in "oe")
+        before = os.getcwd()
+        os.chdir(self.path)
+        try:
+            with (
+                mock.patch.dict(os.environ, self.environ, clear=True),
+                redirect_stdout(out),
+                redirect_stderr(err),
+            ):
+                code = main(self.command(*args))
+        finally:
+            os.chdir(before)
+        told = [stream.buffer.getvalue().decode() for stream in (out, err)]
+        return subprocess.CompletedProcess(args, code, *told)
+
+    def lines(self, *args: str) -> list[str]:
+        done = self.logs(*args)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+
+def _record(root: Path, *, job_id: str, cluster: Cluster) -> JobRecord:
+    return JobRecord(
+        job_id=job_id,
+        cluster=cluster,
+        slurm_cluster=None,
+        name="sft",
+        run_id=root.name,
+        run_dir=str(root),
+        submitted_at=time.time(),
+        argv=(),
+        nodes=2,
+        procs_per_node=8,
+        gpus_per_node=8,
+        world_size=16,
+        strategy="ddp",
+        device="cpu",
+        workdir=str(root),
+        time_minutes=0,
+        versions={},
+        git_commit=None,
+        user="me",
+        host="here",
+    )
+
+
+def new_project(tmp_path: Path, *, job_id: str, cluster: Cluster) -> LogsCommand:
+    root = tmp_path / "runs" / "sft" / "1121-103252-k3fq"
+    root.mkdir(parents=True)
+    record = _record(root, job_id=job_id, cluster=cluster)
+    records.write(record)
+    records.link_job(RunsDir(root=tmp_path / "runs"), job_id, record.paths)
+    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    home = {
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "TERM": "xterm",
+    }
+    return LogsCommand(path=tmp_path, record=record, environ={**kept, **home})
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> LogsCommand:
+    """Give a job on simulated nodes that has not started."""
+    return new_project(tmp_path, job_id="L1", cluster=Cluster.LOCAL)
+
+
+@pytest.fixture
+def ended(here: LogsCommand) -> LogsCommand:
+    """Give one that has ended well, with lines of several kinds."""
+    here.start()
+    here.write(
+        "n1",
+        raw(T0, None, "a", "8 ranks start"),
+        raw(T0 + 1, 0, "o", "step 1"),
+        raw(T0 + 2, 1, "o", "other"),
+        raw(T0 + 5, 0, "o", "step 2"),
+    )
+    here.write("n2", raw(T0 + 3, 9, "e", "OSError: trouble"), raw(T0 + 4, 8, "o", "quiet"))
+    here.end("COMPLETED", 0)
+    return here

@@ -1,0 +1,41 @@
+"""The shell blocks of a README, and a place to run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+BLOCK = re.compile(r"<!-- test: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
+
+
+def blocks(kind: str) -> list[str]:
+    found = BLOCK.findall((ROOT / "README.md").read_text())
+    return [text for name, _, text in found if name == kind]
+
+
+def run(script: str, tmp_path: Path) -> str:
+    """Run a script beside a copy of the examples; /tmp is a directory of the test's own."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script.replace("/tmp/", f"{scratch}/")],
+        cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=500 * PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
