@@ -15,20 +15,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clusterrun.api import (
-        list_jobs,
-        load_spec,
-        read_logs,
-        render,
-        status,
-        submit,
-        wait,
-    )
-    from clusterrun.ending import cancel
+    from clusterrun.config.spec import JobSpec
     from clusterrun.errors import ClusterrunError
-    from clusterrun.job import Job, find_job
-    from clusterrun.resumption import resubmit, resume
-    from clusterrun.spec import JobSpec
+    from clusterrun.verbs.api import list_jobs, load_spec, read_logs, render, status, submit, wait
+    from clusterrun.verbs.cancel import cancel
+    from clusterrun.verbs.job import Job, find_job
+    from clusterrun.verbs.resume import resubmit, resume
 
 __version__ = "0.1.0"
 
@@ -52,12 +44,12 @@ __all__ = [
 
 _HOMES = {
     "ClusterrunError": "clusterrun.errors",
-    "Job": "clusterrun.job",
-    "JobSpec": "clusterrun.spec",
-    "cancel": "clusterrun.ending",
-    "find_job": "clusterrun.job",
-    "resubmit": "clusterrun.resumption",
-    "resume": "clusterrun.resumption",
+    "Job": "clusterrun.verbs.job",
+    "JobSpec": "clusterrun.config.spec",
+    "cancel": "clusterrun.verbs.cancel",
+    "find_job": "clusterrun.verbs.job",
+    "resubmit": "clusterrun.verbs.resume",
+    "resume": "clusterrun.verbs.resume",
 }
 
 
@@ -65,7 +57,7 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used: a training script pays for none of them."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, "clusterrun.api")), name)
+    return getattr(importlib.import_module(_HOMES.get(name, "clusterrun.verbs.api")), name)
 
 
 def __dir__() -> list[str]:

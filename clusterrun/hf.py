@@ -15,8 +15,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from clusterrun import checkpoints, runtime
-from clusterrun.checkpointing import (
+from clusterrun import runtime
+from clusterrun.errors import ClusterrunError
+from clusterrun.rank.emit import say
+from clusterrun.rank.save_together import (
     agreed_problem,
     gathered,
     is_superseded,
@@ -25,9 +27,8 @@ from clusterrun.checkpointing import (
     say_unsaved,
     settled_together,
 )
-from clusterrun.checkpoints import IncompleteError
-from clusterrun.errors import ClusterrunError
-from clusterrun.events import say
+from clusterrun.shared import checkpoint_files
+from clusterrun.shared.checkpoint_files import IncompleteError
 
 
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
@@ -53,7 +54,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             )
         path = _checkpoint(args, state)
         with contextlib.suppress(IncompleteError):  # of the first step, or one of somebody else
-            saved = checkpoints.read_marker(path)[0]
+            saved = checkpoint_files.read_marker(path)[0]
             if words := saved.difference(world_size, _settings(args, world_size)):
                 say(f"goes on from {path.name} in another way than it was saved: {words}")
 
@@ -69,7 +70,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         here, world_size = joined_world()
 
         def mark() -> None:
-            checkpoints.mark(
+            checkpoint_files.mark(
                 path,
                 state.global_step,
                 world_size=world_size,

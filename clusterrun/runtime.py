@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun.agreement import Agreement
-from clusterrun.checkpointing import Checkpoints
-from clusterrun.checkpoints import Checkpoint
-from clusterrun.events import emit, number, rank
+from clusterrun.rank.emit import emit, number, rank
+from clusterrun.rank.save_point import Agreement
+from clusterrun.rank.save_together import Checkpoints
+from clusterrun.shared.checkpoint_files import Checkpoint
 
 __all__ = [
     "Checkpoint",

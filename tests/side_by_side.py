@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT = Path(__file__).resolve().parents[1]
 # In the order in which they begin.
 LONG = ("tests/chaos/", "tests/slurm/", "tests/examples/", "tests/cluster/", "tests/local/")
-TORCH = ("tests/estimates/", "tests/planning/", "tests/cli/")
+TORCH = ("tests/estimates/", "tests/launch/", "tests/cli/")
 
 
 def turn(nodeid: str) -> int:

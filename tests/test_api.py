@@ -15,10 +15,12 @@ import pytest
 import submitit
 
 import clusterrun
-from clusterrun import ClusterrunError, JobSpec, api, record
+from clusterrun import ClusterrunError, JobSpec
+from clusterrun.config.spec import Cluster, Strategy
 from clusterrun.errors import JobNotFoundError, SubmissionError, UsageError
-from clusterrun.spec import Cluster, Strategy
-from clusterrun.state import JobState
+from clusterrun.rundir import record
+from clusterrun.shared.state import JobState
+from clusterrun.verbs import api
 from tests.patience import PATIENCE
 
 

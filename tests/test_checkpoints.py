@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun import checkpoints
+from clusterrun.shared import checkpoint_files
 
 SETTINGS = {"lr": 0.002, "effective_batch": 32}
 
@@ -24,19 +24,19 @@ def save(directory: Path, name: str, *, complete: bool = True, world_size: int =
     (path / "shards" / "rank_1.bin").write_bytes(b"moments")
     if complete:
         step = int(name.rpartition("-")[2])
-        checkpoints.mark(path, step, world_size=world_size, attempt=2, settings=SETTINGS)
+        checkpoint_files.mark(path, step, world_size=world_size, attempt=2, settings=SETTINGS)
     return path
 
 
 def newest_name(directory: Path) -> tuple[str | None, list[str]]:
-    found, notes = checkpoints.newest(directory)
+    found, notes = checkpoint_files.newest(directory)
     return (found.path.name if found else None), notes
 
 
 def test_an_empty_or_missing_directory_has_no_checkpoint(tmp_path: Path) -> None:
-    assert checkpoints.newest(tmp_path) == (None, [])
-    assert checkpoints.newest(tmp_path / "none") == (None, [])
-    assert checkpoints.listed(tmp_path / "none") == []
+    assert checkpoint_files.newest(tmp_path) == (None, [])
+    assert checkpoint_files.newest(tmp_path / "none") == (None, [])
+    assert checkpoint_files.listed(tmp_path / "none") == []
 
 
 def test_the_newest_complete_checkpoint_is_taken_with_all_that_was_said_of_it(
@@ -44,9 +44,9 @@ def test_the_newest_complete_checkpoint_is_taken_with_all_that_was_said_of_it(
 ) -> None:
     save(tmp_path, "step-00000090")
     newest = save(tmp_path, "step-00000100")
-    found, notes = checkpoints.newest(tmp_path)
+    found, notes = checkpoint_files.newest(tmp_path)
     assert notes == []
-    assert found == checkpoints.Checkpoint(
+    assert found == checkpoint_files.Checkpoint(
         path=newest,
         step=100,
         world_size=4,
@@ -78,7 +78,7 @@ def test_the_marker_lists_every_file_and_names_its_schema(tmp_path: Path) -> Non
 
 def test_a_checkpoint_that_is_marked_again_does_not_list_its_old_marker(tmp_path: Path) -> None:
     path = save(tmp_path, "step-00000020")
-    checkpoints.mark(path, 20, world_size=4, settings={})
+    checkpoint_files.mark(path, 20, world_size=4, settings={})
     assert newest_name(tmp_path) == ("step-00000020", [])
 
 
@@ -128,7 +128,7 @@ def test_what_was_harmed_after_it_was_marked_is_passed_over(
     harm(path)
     note = f"checkpoint step-00000020 is incomplete and passed over: {why}"
     assert newest_name(tmp_path) == ("step-00000010", [note])
-    assert checkpoints.listed(tmp_path) == [(20, path), (10, tmp_path / "step-00000010")]
+    assert checkpoint_files.listed(tmp_path) == [(20, path), (10, tmp_path / "step-00000010")]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_damage_at_the_ends_of_a_large_file_is_found_by_its_samples(
     path = save(tmp_path, "step-00000020", complete=False)
     with open(path / "large.bin", "wb") as file:
         file.truncate(200 << 20)
-    checkpoints.mark(path, 20, world_size=1, settings={})
+    checkpoint_files.mark(path, 20, world_size=1, settings={})
     assert newest_name(tmp_path)[0] == "step-00000020"
     with open(path / "large.bin", "r+b") as file:
         file.seek(place)
@@ -165,28 +165,28 @@ def test_damage_at_the_ends_of_a_large_file_is_found_by_its_samples(
 def test_a_save_that_was_cut_off_is_never_seen_and_can_be_removed(tmp_path: Path) -> None:
     save(tmp_path, "step-00000020").rename(tmp_path / ".step-00000020.a3.tmp")
     (tmp_path / ".keep").mkdir()
-    assert checkpoints.newest(tmp_path) == (None, [])
-    checkpoints.set_unfinished_aside(tmp_path, attempt=3)
-    [aside] = checkpoints.set_aside(tmp_path)
+    assert checkpoint_files.newest(tmp_path) == (None, [])
+    checkpoint_files.set_unfinished_aside(tmp_path, attempt=3)
+    [aside] = checkpoint_files.set_aside(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {".keep", aside.name}
-    assert checkpoints.newest(tmp_path) == (None, [])
+    assert checkpoint_files.newest(tmp_path) == (None, [])
 
 
 def test_what_a_later_attempt_is_writing_stays(tmp_path: Path) -> None:
     for attempt in (9, 10, 11):
-        checkpoints.unfinished_directory(tmp_path, 20, attempt).mkdir()
-    checkpoints.set_unfinished_aside(tmp_path, attempt=10)
+        checkpoint_files.unfinished_directory(tmp_path, 20, attempt).mkdir()
+    checkpoint_files.set_unfinished_aside(tmp_path, attempt=10)
     assert [*tmp_path.glob(".step-*.tmp")] == [tmp_path / ".step-00000020.a11.tmp"]
-    assert len(checkpoints.set_aside(tmp_path)) == 2
+    assert len(checkpoint_files.set_aside(tmp_path)) == 2
 
 
 def test_a_checkpoint_saved_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     save(tmp_path, "step-00000020", complete=False)
-    unfinished = checkpoints.unfinished_directory(tmp_path, 20, 3)
+    unfinished = checkpoint_files.unfinished_directory(tmp_path, 20, 3)
     unfinished.mkdir()
     (unfinished / "new.bin").write_bytes(b"new")
-    final = checkpoints.step_directory(tmp_path, 20)
-    checkpoints.publish(unfinished, final)
+    final = checkpoint_files.step_directory(tmp_path, 20)
+    checkpoint_files.publish(unfinished, final)
     assert [path.name for path in final.iterdir()] == ["new.bin"]
     assert not unfinished.exists()
 
@@ -194,7 +194,7 @@ def test_a_checkpoint_saved_again_takes_the_place_of_the_old_one(tmp_path: Path)
 def test_a_checkpoint_that_can_not_be_replaced_stays(tmp_path: Path) -> None:
     final = save(tmp_path, "step-00000020")
     with pytest.raises(FileNotFoundError):
-        checkpoints.publish(tmp_path / "vanished", final)
+        checkpoint_files.publish(tmp_path / "vanished", final)
     assert newest_name(tmp_path) == ("step-00000020", [])
 
 
@@ -202,13 +202,13 @@ def test_one_process_that_looks_for_the_newest_need_not_read_it(tmp_path: Path) 
     save(tmp_path, "step-00000010")
     flip_a_bit(save(tmp_path, "step-00000020"))
     cut_a_file(save(tmp_path, "step-00000030"))
-    found, notes = checkpoints.newest(tmp_path, contents=False)
+    found, notes = checkpoint_files.newest(tmp_path, contents=False)
     assert found is not None
     assert (found.step, len(notes)) == (20, 1)
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(str(step) for step, _ in checkpoints.listed(directory))
+    return sorted(str(step) for step, _ in checkpoint_files.listed(directory))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def names(directory: Path) -> list[str]:
 def test_a_rank_looks_after_the_files_that_it_wrote(names_of: Callable[[int], str]) -> None:
     of_all = ["config.json", *(f"model-0000{n}-of-00012.safetensors" for n in range(1, 4))]
     every = sorted([*of_all, *(names_of(rank) for rank in range(12))])
-    shares = [checkpoints.own_share(every, rank, 12) for rank in range(12)]
+    shares = [checkpoint_files.own_share(every, rank, 12) for rank in range(12)]
     assert [names_of(rank) in share for rank, share in enumerate(shares)] == [True] * 12
     assert sorted(name for share in shares for name in share) == every
     assert max(map(len, shares)) == 2  # what is no rank's is spread
@@ -234,7 +234,7 @@ def test_pruning_counts_only_complete_checkpoints(tmp_path: Path) -> None:
         save(tmp_path, f"step-{step:08d}")
     for step in (5, 30, 50):
         save(tmp_path, f"step-{step:08d}", complete=False)
-    checkpoints.prune(tmp_path, keep=2)
+    checkpoint_files.prune(tmp_path, keep=2)
     assert names(tmp_path) == ["20", "30", "40", "50"]
 
 
@@ -244,16 +244,16 @@ def test_pruning_looks_at_no_more_than_it_keeps(
     for step in (10, 20, 30, 40):
         save(tmp_path, f"step-{step:08d}")
     looked: list[Path] = []
-    monkeypatch.setattr(checkpoints, "check_sizes", lambda path, _: looked.append(path))
-    checkpoints.prune(tmp_path, keep=4)
+    monkeypatch.setattr(checkpoint_files, "check_sizes", lambda path, _: looked.append(path))
+    checkpoint_files.prune(tmp_path, keep=4)
     assert looked == []
-    checkpoints.prune(tmp_path, keep=2)
+    checkpoint_files.prune(tmp_path, keep=2)
     assert (len(looked), names(tmp_path)) == (2, ["30", "40"])
 
 
 def test_pruning_without_a_complete_checkpoint_removes_nothing(tmp_path: Path) -> None:
     save(tmp_path, "step-00000030", complete=False)
-    checkpoints.prune(tmp_path, keep=1)
+    checkpoint_files.prune(tmp_path, keep=1)
     assert names(tmp_path) == ["30"]
 
 
@@ -261,12 +261,12 @@ def test_pruning_after_a_set_back_never_removes_what_was_just_saved(tmp_path: Pa
     for step in (10, 15, 20):
         save(tmp_path, f"step-{step:08d}")
     flip_a_bit(tmp_path / "step-00000020")
-    checkpoints.prune(tmp_path, keep=1, up_to=15)
+    checkpoint_files.prune(tmp_path, keep=1, up_to=15)
     assert names(tmp_path) == ["15", "20"]
 
 
-def saved_by(world_size: int, settings: dict[str, Any]) -> checkpoints.Checkpoint:
-    return checkpoints.Checkpoint(
+def saved_by(world_size: int, settings: dict[str, Any]) -> checkpoint_files.Checkpoint:
+    return checkpoint_files.Checkpoint(
         path=Path("/c"), step=1, world_size=world_size, attempt=1, saved_at=0.0, settings=settings
     )
 
@@ -308,7 +308,7 @@ def test_a_disk_that_lacks_little_room_is_described_in_numbers_that_differ(
     saved = tmp_path / "step-00000001"
     saved.mkdir()
     (saved / "model.pt").write_bytes(b"x" * size)
-    checkpoints.mark(saved, 1, world_size=1, settings={})
+    checkpoint_files.mark(saved, 1, world_size=1, settings={})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, free=900))
     with pytest.raises(OSError, match=told):
-        checkpoints.check_room(tmp_path)
+        checkpoint_files.check_room(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import checkpoints
+from clusterrun.shared import checkpoint_files
 from tests.patience import PATIENCE
 from tests.readme import BLOCK
 
@@ -28,8 +28,8 @@ def test_every_script_has_a_name() -> None:
 def test_a_script_saves_and_goes_on_from_what_it_saved(tmp_path: Path, name: str) -> None:
     own = tmp_path / "own"
     run(SCRIPTS[name], tmp_path, own)
-    assert [step for step, _ in checkpoints.listed(own)] == [40, 20]
-    newest, older = (checkpoints.read(path).path for _, path in checkpoints.listed(own))
+    assert [step for step, _ in checkpoint_files.listed(own)] == [40, 20]
+    newest, older = (checkpoint_files.read(path).path for _, path in checkpoint_files.listed(own))
     (newest / ".complete").unlink()
     marked = (older / ".complete").read_bytes()
     said = run(SCRIPTS[name], tmp_path, own)

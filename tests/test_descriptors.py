@@ -9,7 +9,7 @@ import pytest
 
 RAISE = """
 import resource
-from clusterrun.descriptors import raise_descriptor_limit
+from clusterrun.shared.descriptors import raise_descriptor_limit
 found = raise_descriptor_limit({wanted})
 assert found <= resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 print(found, *resource.getrlimit(resource.RLIMIT_NOFILE))

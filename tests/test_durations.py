@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun import durations
-from clusterrun.durations import format_minutes, format_seconds, parse_seconds, parse_slurm_minutes
 from clusterrun.errors import UsageError
+from clusterrun.shared import durations
+from clusterrun.shared.durations import (
+    format_minutes,
+    format_seconds,
+    parse_seconds,
+    parse_slurm_minutes,
+)
 
 
 def test_documented_examples_hold() -> None:

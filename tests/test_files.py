@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import files
+from clusterrun.shared import files
 
 
 def names(directory: Path) -> list[str]:

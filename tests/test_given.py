@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from clusterrun import given
 from clusterrun.backends.environment import scrubbed
-from clusterrun.planning.plan import Plan
+from clusterrun.config.spec import Network
+from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
-from clusterrun.spec import Network
-from tests.planning.samples import on_slurm
+from clusterrun.shared import given
+from tests.launch.samples import on_slurm
 
 SHELL = {
     "PATH": "/usr/bin:/bin",

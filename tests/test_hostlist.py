@@ -13,9 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterrun import hostlist
 from clusterrun.errors import UsageError
-from clusterrun.hostlist import fold_hostlist, fold_hosts, fold_ranks, parse_hostlist, parse_ranks
+from clusterrun.shared import hostlist
+from clusterrun.shared.hostlist import (
+    fold_hostlist,
+    fold_hosts,
+    fold_ranks,
+    parse_hostlist,
+    parse_ranks,
+)
 
 
 def test_examples_in_the_docstrings_hold() -> None:

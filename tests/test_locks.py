@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import locks
 from clusterrun.errors import ClusterrunError
-from clusterrun.locks import locked
+from clusterrun.shared import locks
+from clusterrun.shared.locks import locked
 
 HOLDER = """\
 import sys, time, pathlib
-from clusterrun.locks import locked
+from clusterrun.shared.locks import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clusterrun import checkpoints
-from clusterrun.measured import Measured, measure
-from clusterrun.paths import RunPaths
+from clusterrun.advice.measured import Measured, measure
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import checkpoint_files
 
 
 def write(paths: RunPaths, node: str, *events: dict[str, Any]) -> None:
@@ -57,10 +57,10 @@ def test_peaks_are_added_up_within_a_node_and_the_largest_is_told(tmp_path: Path
 
 def test_the_newest_complete_checkpoint_is_weighed(tmp_path: Path) -> None:
     paths = RunPaths(root=tmp_path)
-    saved = checkpoints.step_directory(paths.checkpoints_dir, 10)
+    saved = checkpoint_files.step_directory(paths.checkpoints_dir, 10)
     saved.mkdir(parents=True)
     (saved / "model.bin").write_bytes(bytes(5000))
-    checkpoints.mark(saved, 10, world_size=1, settings={})
+    checkpoint_files.mark(saved, 10, world_size=1, settings={})
     size = measure(paths).checkpoint_bytes
     assert size is not None
     assert 5000 < size < 6000

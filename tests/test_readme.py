@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.loading import load_spec
+from clusterrun.config import load_spec
 from tests.patience import PATIENCE
 from tests.readme import ROOT, blocks, run
 

@@ -17,12 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun import places, record
-from clusterrun.backends import layout
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
-from clusterrun.paths import RunPaths, RunsDir, directory_name
-from clusterrun.record import JobRecord
 from clusterrun.rendering.bundle import Bundle
+from clusterrun.rundir import create, known_roots, record
+from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
+from clusterrun.rundir.record import JobRecord
 
 from .backends.builders import make_bundle, make_plan
 
@@ -39,7 +38,7 @@ def make(
 ) -> JobRecord:
     """Make a run with its record, as a submission does."""
     plan = make_plan(runs.root.parent, name=name)
-    paths = layout.create_run(runs, name, run_id, make_bundle(plan))
+    paths = create.create_run(runs, name, run_id, make_bundle(plan))
     made = record.new_record(plan, paths, argv=["clusterrun", "submit"], now=at)
     made = dataclasses.replace(made, job_id=job_id)
     record.write(made)
@@ -49,7 +48,7 @@ def make(
 
 
 def laid_out(runs: RunsDir, run_id: str) -> RunPaths:
-    return layout.create_run(runs, "demo", run_id, Bundle(files={"job.sbatch": ""}))
+    return create.create_run(runs, "demo", run_id, Bundle(files={"job.sbatch": ""}))
 
 
 def mode(path: Path) -> int:
@@ -80,14 +79,14 @@ def test_a_run_is_private_and_its_scripts_can_run(runs: RunsDir) -> None:
 def test_files_hold_the_bytes_that_were_given(runs: RunsDir) -> None:
     # A path with a byte that is no UTF-8 comes from the command line as a lone surrogate.
     text = "printf 'ü \udcff'\r\n"
-    paths = layout.create_run(runs, "demo", "r1", Bundle(files={"node.sh": text}))
+    paths = create.create_run(runs, "demo", "r1", Bundle(files={"node.sh": text}))
     assert paths.node_script.read_bytes() == b"printf '\xc3\xbc \xff'\r\n"
 
 
 def test_an_error_half_way_leaves_nothing(runs: RunsDir) -> None:
     bundle = Bundle(files={"node.sh": "ok", "no/such/dir/file": "fails"})
     with pytest.raises(ClusterrunError) as failed:
-        layout.create_run(runs, "demo", "r1", bundle)
+        create.create_run(runs, "demo", "r1", bundle)
     assert str(runs.root / "demo" / "r1") in failed.value.message
     assert "No such file" in str(failed.value.cause)
     assert not runs.root.exists()
@@ -99,9 +98,9 @@ def test_removing_a_run_spares_its_neighbours_and_a_users_own_directory(
 ) -> None:
     runs.root.mkdir(mode=own_mode)
     first, second = laid_out(runs, "r1"), laid_out(runs, "r2")
-    layout.remove_run(second)
+    create.remove_run(second)
     assert first.script.exists()
-    layout.remove_run(first)
+    create.remove_run(first)
     assert list(runs.root.iterdir()) == []
 
 
@@ -140,7 +139,7 @@ def test_a_colleagues_directory_is_named_before_anything_is_submitted(
     os.seteuid(65534)
     try:
         with pytest.raises(UsageError, match=f"{runs.root / place} belongs to root") as refused:
-            layout.create_run(runs, "other", "r1", Bundle(files={}))
+            create.create_run(runs, "other", "r1", Bundle(files={}))
     finally:
         os.seteuid(0)
     assert f"--run-dir {runs.root}/" in refused.value.hints[0]
@@ -150,11 +149,11 @@ def test_removing_a_run_removes_what_was_made_for_it_and_no_empty_directory_else
     runs: RunsDir,
 ) -> None:
     only = laid_out(runs, "r1")
-    layout.remove_run(only)
+    create.remove_run(only)
     assert not runs.root.exists()
     (runs.root / "demo").mkdir(parents=True)
     runs.by_job.mkdir()
-    layout.remove_run(laid_out(runs, "r1"))
+    create.remove_run(laid_out(runs, "r1"))
     assert sorted(path.name for path in runs.root.iterdir()) == ["by-job", "demo"]
 
 
@@ -170,7 +169,7 @@ def test_a_place_that_is_no_directory_is_told_with_path_and_reason(tmp_path: Pat
 
 def test_a_place_that_cannot_be_written_is_told() -> None:
     with pytest.raises(ClusterrunError, match="cannot make the run directory /sys/") as failed:
-        layout.create_run(RunsDir(root=Path("/sys/runs")), "demo", "r1", Bundle(files={}))
+        create.create_run(RunsDir(root=Path("/sys/runs")), "demo", "r1", Bundle(files={}))
     assert "/sys/runs" in str(failed.value.cause)  # not even root may
 
 
@@ -182,7 +181,7 @@ def test_the_same_run_is_never_made_twice(runs: RunsDir) -> None:
 
 
 def test_run_ids_tell_their_time_and_differ() -> None:
-    ids = {layout.new_run_id(NOW, random.Random(seed)) for seed in range(50)}
+    ids = {create.new_run_id(NOW, random.Random(seed)) for seed in range(50)}
     assert len(ids) == 50
     assert {run_id[:12] for run_id in ids} == {"1121-103252-"}
 
@@ -204,7 +203,7 @@ def test_different_names_have_different_directories(one: str, other: str) -> Non
 
 @pytest.mark.parametrize("name", ["..", "../../etc", "/etc", "a/b", ".", "by-job", "~", "-rf"])
 def test_no_name_leaves_the_directory_of_runs(runs: RunsDir, name: str) -> None:
-    paths = layout.create_run(runs, name, "r1", Bundle(files={}))
+    paths = create.create_run(runs, name, "r1", Bundle(files={}))
     assert paths.root.parent.parent == runs.root
 
 
@@ -263,7 +262,7 @@ def test_writing_never_leaves_a_half_file(runs: RunsDir, monkeypatch: pytest.Mon
 
 
 def test_the_commit_of_the_working_directory_is_recorded(runs: RunsDir, tmp_path: Path) -> None:
-    from clusterrun import shell
+    from clusterrun.shared import shell
 
     assert make(runs, run_id="r1").git_commit is None
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -393,7 +392,7 @@ def test_a_directory_of_the_name_of_a_run_does_not_hide_it(
 
 def test_a_run_submitted_by_hand_is_registered_and_found(runs: RunsDir) -> None:
     plan = make_plan(runs.root.parent)
-    paths = layout.create_run(runs, "demo", "53-0", make_bundle(plan))
+    paths = create.create_run(runs, "demo", "53-0", make_bundle(plan))
     environ = {"SLURM_JOB_ID": "53", "SLURM_SUBMIT_HOST": "login1"}
     made = record.register_run(paths.root, environ, now=5.0)
     assert (made.job_id, made.host, made.submitted_at) == ("53", "login1", 5.0)
@@ -421,18 +420,18 @@ def test_places_are_remembered_newest_first(tmp_path: Path) -> None:
     runs_dirs = [RunsDir(root=tmp_path / name) for name in ("a", "b", "gone")]
     for place in runs_dirs:
         place.root.mkdir()
-        places.remember_root(place, environ)
-    places.remember_root(runs_dirs[0], environ)
+        known_roots.remember_root(place, environ)
+    known_roots.remember_root(runs_dirs[0], environ)
     runs_dirs[2].root.rmdir()
-    assert places.remembered_roots(environ) == runs_dirs[:2]
+    assert known_roots.remembered_roots(environ) == runs_dirs[:2]
     assert mode(tmp_path / "state" / "clusterrun" / "roots.json") == 0o600
 
 
 def test_a_home_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     environ = {"XDG_STATE_HOME": str(tmp_path / "file")}
-    places.remember_root(RunsDir(root=tmp_path), environ)
-    assert places.remembered_roots(environ) == []
+    known_roots.remember_root(RunsDir(root=tmp_path), environ)
+    assert known_roots.remembered_roots(environ) == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"roots": 5}', '{"roots": [1]}'])
@@ -441,9 +440,9 @@ def test_a_damaged_memory_is_no_error(tmp_path: Path, text: str) -> None:
     file.parent.mkdir()
     file.write_text(text)
     environ = {"XDG_STATE_HOME": str(tmp_path)}
-    assert places.remembered_roots(environ) == []
-    places.remember_root(RunsDir(root=tmp_path), environ)
-    assert places.remembered_roots(environ) == [RunsDir(root=tmp_path)]
+    assert known_roots.remembered_roots(environ) == []
+    known_roots.remember_root(RunsDir(root=tmp_path), environ)
+    assert known_roots.remembered_roots(environ) == [RunsDir(root=tmp_path)]
 
 
 def test_a_path_stays_spelled_as_the_user_spells_it(runs: RunsDir, tmp_path: Path) -> None:

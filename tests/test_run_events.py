@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.run_events import Event, EventType, parse, read, read_ends
+from clusterrun.rundir.events import Event, EventType, parse, read, read_ends
 
 STEP = {"type": "step", "step": 7, "total": 9, "node": "n1", "attempt": 2, "ts": 5}
 

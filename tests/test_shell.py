@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusterrun import shell
 from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.shared import shell
 from tests.patience import PATIENCE
 
 Stub = Callable[[str, str], Path]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun import sizes
 from clusterrun.errors import UsageError
-from clusterrun.sizes import format_bytes, parse_bytes
+from clusterrun.shared import sizes
+from clusterrun.shared.sizes import format_bytes, parse_bytes
 
 
 def test_documented_examples_hold() -> None:

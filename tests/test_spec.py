@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from clusterrun.config.fields import Kind
+from clusterrun.config.spec import FIELDS, JobSpec, Strategy
 from clusterrun.errors import UsageError
-from clusterrun.fields import Kind
-from clusterrun.spec import FIELDS, JobSpec, Strategy
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun import state
-from clusterrun.state import JobState, parse_slurm_state
+from clusterrun.shared import state
+from clusterrun.shared.state import JobState, parse_slurm_state
 
 
 def test_examples_in_the_docstrings_hold() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.symptoms import SYMPTOMS, Classifier, may_hold_errors
+from clusterrun.logformat.symptoms import SYMPTOMS, Classifier, may_hold_errors
 
 # What real runs died with (public post-mortems and issue threads), and what programs say of errors.
 NAMED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 
-from clusterrun import wording
+from clusterrun.shared import wording
 
 
 def test_a_number_stands_with_its_noun() -> None:

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clusterrun import record as records
-from clusterrun.paths import RunPaths, RunsDir
-from clusterrun.record import JobRecord
-from clusterrun.spec import Cluster
-from clusterrun.symptoms import Classifier
+from clusterrun.config.spec import Cluster
+from clusterrun.logformat.symptoms import Classifier
+from clusterrun.rundir import record as records
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.record import JobRecord
 
 FORMAT = 2  # of the corpus: one of another format is made anew
 JOBS = "jobs-"  # directories of runs that were interrupted

@@ -24,9 +24,9 @@ LOADS = ((100_000, 60), (1_000_000, 100))
 FORWARDER = """
 import sys
 from pathlib import Path
-from clusterrun.node.forward import Forwarder
-from clusterrun.node.spool import Spool
-from clusterrun.paths import RunPaths
+from clusterrun.node.forward.forward import Forwarder
+from clusterrun.node.forward.spool import Spool
+from clusterrun.rundir.paths import RunPaths
 root = Path(sys.argv[1])
 thread = Forwarder(Spool(root=root / "spool"), RunPaths(root=root), 1, "n1")
 thread.start()
@@ -46,7 +46,7 @@ def finish(directory: Path, *, runs: int, scale: float) -> Section:
         ]
     return Section(
         title="When a rank that prints is over",
-        about="From the start of the process to its end: `clusterrun.worker SCRIPT`, as our "
+        about="From the start of the process to its end: `clusterrun.rank.worker SCRIPT`, as our "
         "launcher starts it, with a forwarder beside it, and `python -u SCRIPT`, as torchrun does, "
         "into a file of the same file system. The script imports torch, prints, and is over. "
         f"In turns, {runs} pairs. Budget: a median ratio of 1.05.",
@@ -59,7 +59,7 @@ def _row(place: Path, lines: int, width: int, *, runs: int) -> dict[str, Value]:
     ours, plain = [], []
     with _forwarder(place) as env:
         for _ in range(runs + 1):
-            ours.append(_seconds(["-m", "clusterrun.worker", *script], env, os.devnull))
+            ours.append(_seconds(["-m", "clusterrun.rank.worker", *script], env, os.devnull))
             plain.append(_seconds(["-u", *script], dict(os.environ), str(place / "plain.out")))
             _wait_until_forwarded(place, lines * width * len(ours))
     ratios = [one / other for one, other in zip(ours[1:], plain[1:], strict=True)]

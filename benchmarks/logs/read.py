@@ -107,7 +107,7 @@ from pathlib import Path
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.query import EVERYTHING
 from clusterrun.logs.sources import choose_sources
-from clusterrun.paths import RunPaths
+from clusterrun.rundir.paths import RunPaths
 for line in merge_sources(choose_sources(RunPaths(root=Path(sys.argv[1])), 1, EVERYTHING)):
     pass
 """

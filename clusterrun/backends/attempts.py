@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterrun.outcome import Cause, Outcome, read_outcome, read_world
-from clusterrun.paths import RunPaths
+from clusterrun.rundir.outcome import Cause, Outcome, read_outcome, read_world
+from clusterrun.rundir.paths import RunPaths
 
 HALTS = 2  # on one node; once may be chance
 

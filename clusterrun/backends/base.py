@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
-from clusterrun.paths import RunPaths
-from clusterrun.planning.plan import Plan
-from clusterrun.state import JobState
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
-    from clusterrun.record import JobRecord
     from clusterrun.rendering.bundle import Bundle
+    from clusterrun.rundir.record import JobRecord
 
 
 class PerhapsSubmittedError(SchedulerUnreachableError):

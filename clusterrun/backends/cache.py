@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.files import write_whole
-from clusterrun.places import state_dir
-from clusterrun.state import JobState
+from clusterrun.rundir.known_roots import state_dir
+from clusterrun.shared.files import write_whole
+from clusterrun.shared.state import JobState
 
 TTL_S = 10.0
 FORGET_S = 3600.0  # questions that nobody asks any more

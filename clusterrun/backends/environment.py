@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from clusterrun.given import as_given
-from clusterrun.planning.plan import Plan
+from clusterrun.launch.plan import Plan
+from clusterrun.shared.given import as_given
 
 # Another scheduler's view and what other launchers leave in a shell: each of these has changed or
 # broken a launch without a word. What clusterrun itself adds to a job is known without a list.

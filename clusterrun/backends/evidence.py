@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterrun.end import End
-from clusterrun.node.printed import last_word
-from clusterrun.outcome import Cause, Outcome, read_world
-from clusterrun.paths import RunPaths
-from clusterrun.run_events import Event, EventType, read_ends
-from clusterrun.state import JobState
+from clusterrun.node.recovery.printed import last_word
+from clusterrun.rundir.end import End
+from clusterrun.rundir.events import Event, EventType, read_ends
+from clusterrun.rundir.outcome import Cause, Outcome, read_world
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.state import JobState
 
 UNHEARD = "no rank had asked runtime.should_checkpoint() when all were to save"
 FEW = 8  # files that are looked at before it is known which node is the head

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from clusterrun import shell
 from clusterrun.backends.base import Backend
-from clusterrun.backends.local import LocalBackend
-from clusterrun.backends.slurm import SlurmBackend
+from clusterrun.backends.local.backend import LocalBackend
+from clusterrun.backends.slurm.backend import SlurmBackend
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import UsageError
-from clusterrun.paths import RunsDir
-from clusterrun.record import JobRecord
-from clusterrun.spec import Cluster
+from clusterrun.rundir.paths import RunsDir
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared import shell
 
 
 def backend(cluster: Cluster, runs_dir: RunsDir, *, keep_sbatch_env: bool = False) -> Backend:

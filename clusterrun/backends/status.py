@@ -8,19 +8,14 @@ from dataclasses import dataclass, field
 
 from clusterrun.backends.attempts import AttemptSummary, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
-from clusterrun.backends.evidence import (
-    Evidence,
-    TrainingProgress,
-    first_failure,
-    read_evidence,
-)
-from clusterrun.backends.reasons import PendingReason, explain
-from clusterrun.end import End, read_end
+from clusterrun.backends.evidence import Evidence, TrainingProgress, first_failure, read_evidence
+from clusterrun.backends.slurm.reasons import PendingReason, explain
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
-from clusterrun.outcome import Next, Outcome
-from clusterrun.record import JobRecord, continued_by
-from clusterrun.spec import Cluster
-from clusterrun.state import JobState
+from clusterrun.rundir.end import End, read_end
+from clusterrun.rundir.outcome import Next, Outcome
+from clusterrun.rundir.record import JobRecord, continued_by
+from clusterrun.shared.state import JobState
 
 
 @dataclass(frozen=True, kw_only=True)

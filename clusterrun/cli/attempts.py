@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.cli.times import clock, timestamp
-from clusterrun.hostlist import fold_hosts
-from clusterrun.outcome import Cause, Next
-from clusterrun.wording import count
+from clusterrun.rundir.outcome import Cause, Next
+from clusterrun.shared.hostlist import fold_hosts
+from clusterrun.shared.wording import count
 
 if TYPE_CHECKING:
     from clusterrun.backends.attempts import AttemptSummary
-    from clusterrun.outcome import Outcome
+    from clusterrun.rundir.outcome import Outcome
 
 
 def attempt_lines(

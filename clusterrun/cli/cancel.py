@@ -10,9 +10,9 @@ import click
 
 from clusterrun.cli import output
 from clusterrun.cli.times import clock
-from clusterrun.durations import parse_seconds
 from clusterrun.errors import Exit, UsageError
-from clusterrun.wording import count
+from clusterrun.shared.durations import parse_seconds
+from clusterrun.shared.wording import count
 
 if TYPE_CHECKING:
     from clusterrun.backends.status import JobStatus
@@ -53,17 +53,17 @@ def command(
     clusterrun cancel 4711
     clusterrun cancel --checkpoint --timeout 10m 4711
     """
-    from clusterrun import ending
+    from clusterrun.verbs import cancel
 
     output.expect_json(as_json)
     if timeout is not None and not checkpoint:
         raise UsageError("--timeout is for --checkpoint", hint="pass both")
     timeout_s = parse_seconds(timeout or DEFAULT)
-    seen = ending.look_before_cancel(*jobs)
+    seen = cancel.look_before_cancel(*jobs)
     _confirm([status for status in seen if not status.state.is_terminal], yes=yes)
     saved = _let_leave(seen, timeout_s) if checkpoint else {}
-    ending.cancel_seen(seen if not saved else ending.look_before_cancel(*(b.record for b in seen)))
-    completed = [before for before in seen if ending.has_completed(before.record)]
+    cancel.cancel_seen(seen if not saved else cancel.look_before_cancel(*(b.record for b in seen)))
+    completed = [before for before in seen if cancel.has_completed(before.record)]
     if as_json:
         told = [
             _object(before, saved.get(before.record.job_id), completed=before in completed)
@@ -82,14 +82,14 @@ def _let_leave(seen: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
 
     A job that completed instead had nothing left to save, and is not in there.
     """
-    from clusterrun import ending
+    from clusterrun.verbs import cancel
 
     asked_at = time.time()
     active = [before for before in seen if not before.state.is_terminal]
-    asked = [before for before in active if ending.ask_to_leave(before)]
+    asked = [before for before in active if cancel.ask_to_leave(before)]
     try:
         _tell_asked(active, asked, timeout_s)
-        ending.wait_until_left(asked, timeout_s=timeout_s, watch=_Progress())
+        cancel.wait_until_left(asked, timeout_s=timeout_s, watch=_Progress())
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
         output.say(f"\nno longer waiting; {names} ends once it has saved")
@@ -97,7 +97,7 @@ def _let_leave(seen: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
     return {
         before.record.job_id: _tell_saved(before, asked_at)
         for before in asked
-        if not ending.has_completed(before.record)
+        if not cancel.has_completed(before.record)
     }
 
 
@@ -130,9 +130,9 @@ class _Progress:
             self._warn(before)
 
     def _warn(self, before: JobStatus) -> None:
-        from clusterrun import ending
+        from clusterrun.verbs import cancel
 
-        job_id, why = before.record.job_id, ending.unsaved(before.record)
+        job_id, why = before.record.job_id, cancel.unsaved(before.record)
         if why and (job_id, why) not in self._warned:
             self._warned.add((job_id, why))
             output.warn(f"job {job_id}: {why}", notes=(f"clusterrun cancel {job_id} ends it now",))
@@ -140,9 +140,9 @@ class _Progress:
 
 def _tell_saved(before: JobStatus, asked_at: float) -> str | None:
     """Say which checkpoint was written since then, and give its path."""
-    from clusterrun import ending
+    from clusterrun.verbs import cancel
 
-    found = ending.saved_since(before, asked_at)
+    found = cancel.saved_since(before, asked_at)
     if found is None:
         output.warn(f"job {before.record.job_id} has written no checkpoint, and has none")
         return None

@@ -15,10 +15,10 @@ from clusterrun.errors import ClusterrunError, Exit, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clusterrun.loading import Resolved
-    from clusterrun.loading.document import Document
-    from clusterrun.loading.files import FoundFiles
-    from clusterrun.loading.resolved import Row
+    from clusterrun.config import Resolved
+    from clusterrun.config.document import Document
+    from clusterrun.config.files import FoundFiles
+    from clusterrun.config.resolved import Row
 
 SHOW_SCHEMA = "clusterrun.config-show/1"
 VALIDATE_SCHEMA = "clusterrun.config-validate/1"
@@ -66,8 +66,8 @@ def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
 
 
 def _refuse_unknown(key: str) -> None:
-    from clusterrun.loading.keys import BY_KEY
-    from clusterrun.loading.spoken import unknown_key
+    from clusterrun.config.keys import BY_KEY
+    from clusterrun.config.spoken import unknown_key
 
     if key not in BY_KEY:  # a mapping without names has no rows
         raise unknown_key(key)
@@ -90,9 +90,9 @@ def _show_json(resolved: Resolved, rows: Sequence[Row]) -> dict[str, object]:
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def validate(file: str | None, strict: bool, as_json: bool) -> int:
     """Check one file, or all that count here: keys, values, profiles. Exit 0, or 2 for mistakes."""
-    from clusterrun.facts import working_directory
-    from clusterrun.loading.document import parse_document
-    from clusterrun.loading.files import find_files
+    from clusterrun.backends.machine_facts import working_directory
+    from clusterrun.config.document import parse_document
+    from clusterrun.config.files import find_files
 
     session = output.current_session()
     session.json = as_json
@@ -117,7 +117,7 @@ def _problems(
     found: FoundFiles, documents: Sequence[Document], cwd: Path
 ) -> tuple[list[UsageError], list[str]]:
     """Collect the mistakes of the files; where there are none, those of what they make together."""
-    from clusterrun.loading.load import resolve
+    from clusterrun.config.load import resolve
 
     errors = [error for document in documents for error in document.errors]
     warnings = [text for document in documents for text in document.warnings]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from clusterrun import files
 from clusterrun.cli import output
 from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.shared import files
 
 FILE_NAME = "clusterrun.yaml"
 _SCRIPT_LINE = "#script: train.py"
@@ -87,7 +87,7 @@ def command(directory: str, script: str | None, force: bool) -> None:
 
 def starter_text(script: str | None) -> str:
     """Fill in the script, if one was named."""
-    from clusterrun.loading.resolved import yaml_text
+    from clusterrun.config.resolved import yaml_text
 
     if script is None:
         return STARTER

@@ -9,7 +9,7 @@ import click
 from clusterrun.cli import output
 from clusterrun.cli.status import failure_text, job_object, where_or_why
 from clusterrun.cli.times import clock
-from clusterrun.state import JobState
+from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
     from clusterrun.backends.status import JobStatus
@@ -51,7 +51,7 @@ def command(
     clusterrun list --all --state FAILED
     clusterrun cancel -y $(clusterrun list --state PENDING --ids-only)
     """
-    from clusterrun import api
+    from clusterrun.verbs import api
 
     output.expect_json(as_json)
     limit = newest or (None if everything or states else NEWEST_LOOKED_AT)

@@ -16,9 +16,9 @@ import click
 from click.exceptions import Exit as ClickExit
 
 import clusterrun
-from clusterrun import files
 from clusterrun.cli import output
 from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.shared import files
 
 COLOURS: Final = ("auto", "always", "never")
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, what a program that the signal killed would give
@@ -63,7 +63,7 @@ VERBS: Final[dict[str, Verb]] = {
     "cancel": Verb("clusterrun.cli.cancel", "Run", "End jobs."),
     "status": Verb("clusterrun.cli.status", "Watch", "Say how one job is doing."),
     "list": Verb("clusterrun.cli.list", "Watch", "List jobs with their states."),
-    "logs": Verb("clusterrun.cli.logs", "Watch", "Read what the ranks wrote."),
+    "logs": Verb("clusterrun.cli.logs.command", "Watch", "Read what the ranks wrote."),
     "init": Verb("clusterrun.cli.init", "Set up", "Write a starter clusterrun.yaml."),
     "config": Verb("clusterrun.cli.config", "Set up", "Show and check the configuration."),
     "completion": Verb("clusterrun.cli.completion", "Set up", "Print completion for a shell."),

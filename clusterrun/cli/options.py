@@ -12,12 +12,12 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from clusterrun.config.fields import Field, Kind
+from clusterrun.config.spec import FIELDS
 from clusterrun.errors import ClusterrunError
-from clusterrun.fields import Field, Kind
-from clusterrun.spec import FIELDS
 
 if TYPE_CHECKING:
-    from clusterrun.loading import Resolved
+    from clusterrun.config import Resolved
 
 _TYPED: Final = "clusterrun.typed"
 _HEADINGS: Final = {
@@ -61,8 +61,8 @@ class JobOptions:
 
         Raises UsageError for a value that can't be meant, here or in a file.
         """
-        from clusterrun.facts import working_directory
-        from clusterrun.loading import load_spec
+        from clusterrun.backends.machine_facts import working_directory
+        from clusterrun.config import load_spec
 
         resolved = load_spec(
             self.flags,
@@ -95,9 +95,9 @@ class ProfileOption(GroupedOption):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the profiles; files that cannot be read offer none."""
-        from clusterrun.facts import working_directory
-        from clusterrun.loading.document import parse_document
-        from clusterrun.loading.files import find_files
+        from clusterrun.backends.machine_facts import working_directory
+        from clusterrun.config.document import parse_document
+        from clusterrun.config.files import find_files
 
         try:
             cwd = working_directory(os.environ)
@@ -246,7 +246,7 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
 
 
 def _given(value: Any, flag: str) -> Any:
-    from clusterrun.loading import Given
+    from clusterrun.config import Given
 
     return Given(value=value, flag=flag)
 

@@ -11,6 +11,7 @@ from clusterrun.cli import output, plan_json, plan_view
 from clusterrun.cli.options import JobCommand, JobOptions, job_options
 from clusterrun.errors import Exit, UsageError
 from clusterrun.estimates.estimate import estimate
+from clusterrun.estimates.inputs import Verdict
 from clusterrun.estimates.recommend import (
     WHAT_IF,
     best_per_strategy,
@@ -18,12 +19,11 @@ from clusterrun.estimates.recommend import (
     recommend,
     smallest,
 )
-from clusterrun.estimates.setup import Verdict
 
 if TYPE_CHECKING:
+    from clusterrun.config import Resolved
     from clusterrun.estimates.estimate import Question
     from clusterrun.estimates.recommend import Choice
-    from clusterrun.loading import Resolved
 
 
 @click.command(cls=JobCommand)
@@ -109,7 +109,7 @@ def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
 
 
 def _question(resolved: Resolved, *, is_open: bool) -> Question:
-    from clusterrun.estimation import assumptions_of, question_of
+    from clusterrun.advice.question import assumptions_of, question_of
 
     question = question_of(resolved, is_open=is_open)
     for text in (*resolved.notes, *assumptions_of(resolved)):
@@ -121,8 +121,8 @@ def _traced(
     resolved: Resolved, question: Question, around: list[Question]
 ) -> tuple[Question, list[Question]]:
     """Trace the question and each neighbour that can be; say which can't."""
-    from clusterrun.estimation import config_of
-    from clusterrun.tracing import traced
+    from clusterrun.advice.question import config_of
+    from clusterrun.advice.trace import traced
 
     config = config_of(resolved)
     question, found = traced(question, config), []
@@ -135,7 +135,7 @@ def _traced(
 
 
 def _recommend(question: Question, *, as_json: bool) -> int:
-    from clusterrun.estimation import effective_batch
+    from clusterrun.advice.question import effective_batch
 
     effective = effective_batch(question)
     choices = best_per_strategy(recommend(question, effective))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterrun.advice.measured import measure
 from clusterrun.cli import output, plan_json
 from clusterrun.cli.plan_view import gib, gigabytes
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates.estimate import estimate
+from clusterrun.estimates.inputs import total
 from clusterrun.estimates.memory import CONTEXT
-from clusterrun.estimates.setup import total
-from clusterrun.measured import measure
 
 if TYPE_CHECKING:
+    from clusterrun.advice.measured import Measured
     from clusterrun.estimates.estimate import Estimate
-    from clusterrun.measured import Measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ def compare(job: str, *, as_json: bool) -> None:
 
     Raises ClusterrunError for a run that has told nothing yet.
     """
-    from clusterrun import api
-    from clusterrun.changes import configuration
-    from clusterrun.estimation import question_of
+    from clusterrun.advice.question import question_of
+    from clusterrun.verbs import api
+    from clusterrun.verbs.changes import configuration
 
     record = api.find_record(job)
     try:

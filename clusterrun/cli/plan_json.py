@@ -8,9 +8,9 @@ from typing import Any
 
 from clusterrun.estimates.cost import ASSUMPTION
 from clusterrun.estimates.estimate import Estimate, Need, Question, Time
+from clusterrun.estimates.inputs import Setup
 from clusterrun.estimates.presets import Preset
 from clusterrun.estimates.recommend import Choice
-from clusterrun.estimates.setup import Setup
 from clusterrun.estimates.speed import Duration
 
 SCHEMA = "clusterrun.plan/1"

@@ -9,14 +9,14 @@ import click
 
 from clusterrun.cli import output
 from clusterrun.cli.times import clock
+from clusterrun.config.training import LrRule
 from clusterrun.estimates.cost import ASSUMPTION
 from clusterrun.estimates.estimate import Estimate, Need, Question
+from clusterrun.estimates.inputs import GIB, Setup, Verdict
 from clusterrun.estimates.recommend import Choice, neighbours
-from clusterrun.estimates.setup import GIB, Setup, Verdict
 from clusterrun.estimates.speed import MFU_BAND, Duration
 from clusterrun.estimates.steps import schedule_counts
-from clusterrun.training import LrRule
-from clusterrun.wording import count
+from clusterrun.shared.wording import count
 
 _COLOURS: Final = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.NO: "red"}
 

@@ -16,8 +16,8 @@ from clusterrun.cli.options import JobOptions, ScriptCommand, job_options
 from clusterrun.errors import ClusterrunError, UsageError
 
 if TYPE_CHECKING:
-    from clusterrun.api import Prepared
     from clusterrun.backends.environment import SbatchVariable
+    from clusterrun.verbs.api import Prepared
 
 
 @click.command(cls=ScriptCommand)
@@ -44,7 +44,7 @@ def command(
     clusterrun render -N 2 --gpus-per-node 4 train.py | less
     clusterrun render -N 2 --gpus-per-node 4 -O job train.py; sbatch job/job.sbatch
     """
-    from clusterrun import api
+    from clusterrun.verbs import api
 
     output.expect_json(as_json)
     prepared = prepare(job)
@@ -65,7 +65,7 @@ def prepare(job: JobOptions) -> Prepared:
 
     Raises UsageError for what cannot run.
     """
-    from clusterrun import api
+    from clusterrun.verbs import api
 
     resolved = api.load_spec(
         job.flags, config_file=job.config_file, profile=job.profile, overrides=job.overrides
@@ -77,7 +77,7 @@ def prepare(job: JobOptions) -> Prepared:
 def tell(prepared: Prepared, *, keep_sbatch_env: bool) -> tuple[SbatchVariable, ...]:
     """Print the notes of a job, and warn of SBATCH_* variables that would override it."""
     from clusterrun.backends.environment import sbatch_variables
-    from clusterrun.spec import Cluster
+    from clusterrun.config.spec import Cluster
 
     for text in prepared.notes:
         output.note(text)

@@ -45,11 +45,11 @@ def command(
     clusterrun resubmit 4711
     clusterrun resubmit 4711 -N 4 --exclude-bad
     """
-    from clusterrun import api, resumption
+    from clusterrun.verbs import api, resume
 
     output.expect_json(as_json)
     submit.refuse_two_answers(as_json=as_json, parsable=parsable)
-    prepared, changed = resumption.prepare_resubmit(
+    prepared, changed = resume.prepare_resubmit(
         run, flags=job.flags, overrides=job.overrides, exclude_bad=exclude_bad
     )
     variables = render.tell(prepared, keep_sbatch_env=False)

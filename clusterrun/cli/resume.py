@@ -10,12 +10,12 @@ import click
 from clusterrun.cli import output, render, submit
 from clusterrun.cli.options import JobCommand, JobOptions, job_options
 from clusterrun.cli.status import failure_text, find_announced
-from clusterrun.wording import count
+from clusterrun.shared.wording import count
 
 if TYPE_CHECKING:
-    from clusterrun.changes import Change
-    from clusterrun.record import JobRecord
-    from clusterrun.resumption import Resumption
+    from clusterrun.rundir.record import JobRecord
+    from clusterrun.verbs.changes import Change
+    from clusterrun.verbs.resume import Resumption
 
 
 @click.command(cls=JobCommand)
@@ -64,11 +64,11 @@ def command(
     clusterrun resume 4711 --time 2-0 --partition long
     clusterrun resume 4711 --set 'args=[--max-steps, 400]'
     """
-    from clusterrun import resumption
+    from clusterrun.verbs import resume
 
     output.expect_json(as_json)
     submit.refuse_two_answers(as_json=as_json, parsable=parsable)
-    plan = resumption.prepare_resume(
+    plan = resume.prepare_resume(
         find_announced(run),
         start=start,
         flags=job.flags,
@@ -88,7 +88,7 @@ def command(
             output.answer_json(_object(plan, plan.record, []))
         return
     submit.confirm_size(plan.prepared.plan, yes=yes)
-    record = resumption.resume_prepared(plan)
+    record = resume.resume_prepared(plan)
     warnings = render.warnings_of(plan.prepared, variables, keep=False)
     told = _object(plan, record, warnings) if as_json else None
     submit.answer(record, told=told, parsable=parsable)

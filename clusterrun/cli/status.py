@@ -13,18 +13,18 @@ import click
 from clusterrun.cli import output
 from clusterrun.cli.attempts import attempt_lines, attempt_object
 from clusterrun.cli.times import SECONDS_A_DAY, clock, timestamp
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import Exit, UsageError
-from clusterrun.hostlist import fold_hosts, parse_hostlist
-from clusterrun.outcome import Cause
-from clusterrun.spec import Cluster
-from clusterrun.state import JobState
-from clusterrun.wording import count
+from clusterrun.rundir.outcome import Cause
+from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
+from clusterrun.shared.state import JobState
+from clusterrun.shared.wording import count
 
 if TYPE_CHECKING:
     from clusterrun.backends.evidence import TrainingProgress
     from clusterrun.backends.status import JobStatus
-    from clusterrun.outcome import Outcome
-    from clusterrun.record import JobRecord
+    from clusterrun.rundir.outcome import Outcome
+    from clusterrun.rundir.record import JobRecord
 
 SILENCE_S = 10.0  # a script that reports its steps does so each second
 SILENT_STEPS = 3  # or less often, if they take longer
@@ -47,8 +47,8 @@ def command(
     clusterrun status
     clusterrun status 4711 --wait --exit-status && echo trained
     """
-    from clusterrun import api
-    from clusterrun.release import is_held
+    from clusterrun.verbs import api
+    from clusterrun.verbs.release import is_held
 
     output.expect_json(as_json)
     record = find_announced(job)
@@ -77,7 +77,7 @@ def released(title: str) -> str:
 
 def find_announced(job: str | None) -> JobRecord:
     """Find a job; say which one was taken where none was named."""
-    from clusterrun import api
+    from clusterrun.verbs import api
 
     record = api.find_record(job)
     if job is None:

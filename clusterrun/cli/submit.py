@@ -14,14 +14,14 @@ from clusterrun.cli import output, render
 from clusterrun.cli.options import JobOptions, ScriptCommand, job_options
 from clusterrun.cli.status import failure_text, say_released
 from clusterrun.errors import Exit, UsageError
-from clusterrun.wording import count
+from clusterrun.shared.wording import count
 
 if TYPE_CHECKING:
-    from clusterrun.api import Prepared
     from clusterrun.backends.status import JobStatus
-    from clusterrun.planning.plan import Plan
-    from clusterrun.record import JobRecord
-    from clusterrun.spec import JobSpec
+    from clusterrun.config.spec import JobSpec
+    from clusterrun.launch.plan import Plan
+    from clusterrun.rundir.record import JobRecord
+    from clusterrun.verbs.api import Prepared
 
 
 @click.command(cls=ScriptCommand)
@@ -71,7 +71,7 @@ def command(
     clusterrun submit --profile a100 --follow
     clusterrun submit --cluster local -N 2 --nproc-per-node 2 -m my.training -- --lr 1
     """
-    from clusterrun import api
+    from clusterrun.verbs import api
 
     output.expect_json(as_json)
     _refuse_contradictions(as_json=as_json, parsable=parsable, follow=follow, dry_run=dry_run)
@@ -101,7 +101,7 @@ def command(
 
 def _chained(job: JobOptions) -> JobOptions:
     """Have the next job of the chain go on with the run, unless something else was asked for."""
-    from clusterrun.loading import Given
+    from clusterrun.config import Given
 
     flags = {"on_interrupt": Given(value="successor", flag="--chain"), **job.flags}
     return dataclasses.replace(job, flags=flags)
@@ -109,9 +109,9 @@ def _chained(job: JobOptions) -> JobOptions:
 
 def _planned(job: JobOptions) -> JobOptions:
     """Set strategy, micro-batch, accumulation and checkpointing to the fastest way that fits."""
+    from clusterrun.advice.question import planned
     from clusterrun.cli.plan_view import as_options
-    from clusterrun.estimation import planned
-    from clusterrun.loading import Given
+    from clusterrun.config import Given
 
     resolved = job.load()
     asked = resolved.spec.strategy if "strategy" in job.flags else None
@@ -129,7 +129,7 @@ def _planned(job: JobOptions) -> JobOptions:
 
 
 def _refuse_plan_without_gpus(plan: Plan) -> None:
-    from clusterrun.spec import Device
+    from clusterrun.config.spec import Device
 
     if plan.device is not Device.CUDA:
         raise UsageError(
@@ -220,7 +220,7 @@ def answer(record: JobRecord, *, told: Mapping[str, Any] | None, parsable: bool)
 
 def job_object(record: JobRecord, spec: JobSpec, warnings: list[dict[str, str]]) -> dict[str, Any]:
     """Describe a job that was submitted."""
-    from clusterrun.estimation import told_batch
+    from clusterrun.advice.question import told_batch
 
     return {
         "schema": "clusterrun.submit/1",
@@ -244,7 +244,7 @@ def job_object(record: JobRecord, spec: JobSpec, warnings: list[dict[str, str]])
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:
     """Show the logs as `logs --follow` does; a watcher who leaves does not end the job."""
-    from clusterrun.cli import logs
+    from clusterrun.cli.logs import command as logs
 
     try:
         with logs.command.make_context("logs", ["--follow", record.job_id], parent=ctx) as inner:
@@ -262,7 +262,7 @@ def _tell_how_to_end(record: JobRecord) -> None:
 
 def _wait(record: JobRecord, *, is_told: bool) -> int:
     """Wait for the end and give the job's own exit status."""
-    from clusterrun import api
+    from clusterrun.verbs import api
 
     try:
         ended = api.wait(record, released=say_released)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from clusterrun.estimates.setup import Setup, Term
-from clusterrun.spec import Strategy
+from clusterrun.config.spec import Strategy
+from clusterrun.estimates.inputs import Setup, Term
 
 MEASURED = "measured on transformers 5.23, fused attention, no dropout"
 

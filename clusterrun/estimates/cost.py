@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from clusterrun.config.spec import Strategy
 from clusterrun.estimates import memory
-from clusterrun.estimates.setup import Setup
-from clusterrun.spec import Strategy
+from clusterrun.estimates.inputs import Setup
 
 FP32: Final = 4
 HALF: Final = 2

@@ -6,9 +6,9 @@ and peft 0.21. Sizes are those of all ranks' files together.
 
 from __future__ import annotations
 
+from clusterrun.config.spec import Strategy
+from clusterrun.estimates.inputs import Setup, Term
 from clusterrun.estimates.memory import trainable_params
-from clusterrun.estimates.setup import Setup, Term
-from clusterrun.spec import Strategy
 
 FP32, HALF = 4, 2
 RANDOM_BYTES = 14_500  # random_states_<rank>.pkl: Python's, NumPy's and torch's generators

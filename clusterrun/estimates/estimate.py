@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from clusterrun.estimates import disk, loader, memory, presets, rates, speed, steps
+from clusterrun.config.training import LrRule
+from clusterrun.estimates import disk, loader, memory, presets, speed, steps
+from clusterrun.estimates import learning_rate as rates
 from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.gpus import Gpu
+from clusterrun.estimates.inputs import Setup, Term, Verdict, total, verdict_of
+from clusterrun.estimates.learning_rate import Rates
 from clusterrun.estimates.loader import Loader
 from clusterrun.estimates.presets import Preset
-from clusterrun.estimates.rates import Rates
-from clusterrun.estimates.setup import Setup, Term, Verdict, total, verdict_of
 from clusterrun.estimates.speed import Duration, Speedup
-from clusterrun.training import LrRule
 
 FRAGMENTATION: Final = 1.05  # what the allocator of torch can't give out again
 KEEP: Final = 2

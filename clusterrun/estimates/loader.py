@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from clusterrun.estimates.setup import GIB
-from clusterrun.wording import count
+from clusterrun.estimates.inputs import GIB
+from clusterrun.shared.wording import count
 
 MAX_WORKERS: Final = 4
 LOW_HOST_BYTES: Final = 15 * GIB

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from clusterrun.config.spec import Strategy
+from clusterrun.config.training import Optimizer
 from clusterrun.estimates import activations
 from clusterrun.estimates.activations import Activations
-from clusterrun.estimates.setup import GIB, Setup, Term, total
+from clusterrun.estimates.inputs import GIB, Setup, Term, total
 from clusterrun.estimates.states import (
     ESTIMATORS,
     Buckets,
@@ -25,8 +27,6 @@ from clusterrun.estimates.states import (
     zero_stage,
 )
 from clusterrun.estimates.states import trainable_params as trainable_params
-from clusterrun.spec import Strategy
-from clusterrun.training import Optimizer
 
 CONTEXT = "CUDA and NCCL"
 CUDA_BYTES = GIB * 3 // 2

@@ -9,7 +9,7 @@ from typing import Any
 from clusterrun.errors import UsageError
 from clusterrun.estimates.anatomy import Anatomy, Config
 from clusterrun.estimates.architectures import anatomy, llama_block
-from clusterrun.estimates.setup import Model
+from clusterrun.estimates.inputs import Model
 
 
 def from_config(config: Mapping[str, Any], name: str) -> Model:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from clusterrun.config.spec import MixedPrecision
+from clusterrun.estimates.inputs import GIB
 from clusterrun.estimates.loader import MAX_WORKERS, is_low
-from clusterrun.estimates.setup import GIB
-from clusterrun.spec import MixedPrecision
 
 LARGE_GPU_BYTES: Final = 20 * GIB
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates.cost import cost
 from clusterrun.estimates.estimate import (
@@ -17,9 +18,8 @@ from clusterrun.estimates.estimate import (
     host_need,
     mistake,
 )
-from clusterrun.estimates.setup import Setup, Verdict
+from clusterrun.estimates.inputs import Setup, Verdict
 from clusterrun.estimates.speed import epoch_time
-from clusterrun.spec import Strategy
 
 # Where two are about as fast, the first here is the simpler one.
 _ONE: Final = (Strategy.NONE, Strategy.ZERO2_OFFLOAD, Strategy.ZERO3_OFFLOAD)

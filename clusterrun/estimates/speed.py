@@ -9,7 +9,7 @@ from typing import Final
 
 from clusterrun.errors import UsageError
 from clusterrun.estimates.gpus import Gpu
-from clusterrun.estimates.setup import Model, Setup
+from clusterrun.estimates.inputs import Model, Setup
 
 MFU: Final = 0.40  # of the peak; assumed where nothing was measured
 MFU_BAND: Final = (0.75, 1.25)  # times that: 0.30 to 0.50

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates.setup import Model, Setup, Term
-from clusterrun.spec import Strategy
+from clusterrun.estimates.inputs import Model, Setup, Term
 
 ZERO_12, ZERO_3 = "DeepSpeed 0.19 stage_1_and_2.py", "DeepSpeed 0.19 stage3.py"
 ESTIMATORS = "DeepSpeed 0.19, estimate_zero*_model_states_mem_needs"

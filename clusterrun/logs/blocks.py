@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 
-from clusterrun.logformat import (
+from clusterrun.logformat.lines import (
     BEFORE_ALL,
     END_LITERAL,
     GAP_LITERAL,
@@ -23,10 +23,10 @@ from clusterrun.logformat import (
     parse_side_text,
     who_wrote,
 )
+from clusterrun.logformat.symptoms import Classifier, may_hold_errors
 from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles, stat_file
 from clusterrun.logs.scan import find_stretches, holds_any
 from clusterrun.logs.sources import Part, Source
-from clusterrun.symptoms import Classifier, may_hold_errors
 
 _FULL_BYTES = 16 * 1024  # are read at first of a line that a side file has the beginning of
 _CUT = "…".encode()

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterrun.backends.foreign import ForeignPart
-from clusterrun.logformat import Stream
+from clusterrun.backends.slurm.foreign import ForeignPart
+from clusterrun.logformat.lines import Stream
 from clusterrun.logs.files import FileKind, LogFile, find_files, stat_file
-from clusterrun.paths import RunPaths
-from clusterrun.state import JobState
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.state import JobState
 
 BATCH = "batch"
 

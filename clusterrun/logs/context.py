@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.logformat import LogLine, Stream, parse_line, pattern_of_lines
+from clusterrun.logformat.lines import LogLine, Stream, parse_line, pattern_of_lines
 from clusterrun.logs.files import LogFile
 
 _STEP_BYTES = 64 * 1024

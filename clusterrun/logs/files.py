@@ -12,11 +12,11 @@ from enum import Enum
 from pathlib import Path
 from types import TracebackType
 
-from clusterrun.descriptors import raise_descriptor_limit
 from clusterrun.errors import ClusterrunError
-from clusterrun.hostlist import natural_key
-from clusterrun.logformat import Stream
-from clusterrun.paths import RunPaths
+from clusterrun.logformat.lines import Stream
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.descriptors import raise_descriptor_limit
+from clusterrun.shared.hostlist import natural_key
 
 BLOCK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 1024 * 1024  # of a damaged file: agents cut lines long before

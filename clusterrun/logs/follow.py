@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterrun.logformat import LogLine, Stream, is_left_out, parse_end
+from clusterrun.logformat.lines import LogLine, Stream, is_left_out, parse_end
 from clusterrun.logs.catalogue import Catalogue
 from clusterrun.logs.files import FileKind, LogFile, find_line_end, stat_file
 from clusterrun.logs.merge import merge_sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from clusterrun.logformat import (
+from clusterrun.logformat.lines import (
     BEFORE_ALL,
     GAP_LITERAL,
     INDEX_ENTRY_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from clusterrun.logformat import LogLine, Stream
+from clusterrun.logformat.lines import LogLine, Stream
 
 SHOWN_BYTES = 64 * 1024  # of a line for people
 WHOLE_BYTES = 1024 * 1024  # of a line for programs; a longer one is passed on in pieces

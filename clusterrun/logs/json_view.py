@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from clusterrun.hostlist import fold_hosts, fold_ranks
-from clusterrun.logformat import MAX_SPEAKERS, LogLine, Stream, parse_gap
+from clusterrun.logformat.lines import MAX_SPEAKERS, LogLine, Stream, parse_gap
+from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.dedup import Copies, Dedup
 from clusterrun.logs.joining import Joiner
 from clusterrun.logs.stamps import utc_time
-from clusterrun.symptoms import Classifier
+from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 
 _LEVELS = {"!": '"error"', " ": "null"}  # a mark goes with the text, so that copies agree in it
 

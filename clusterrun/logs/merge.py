@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import itemgetter
 
-from clusterrun.hostlist import natural_key
-from clusterrun.logformat import LogLine
+from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
 from clusterrun.logs.sources import Source
+from clusterrun.shared.hostlist import natural_key
 
 _BLOCK_BUDGET_BYTES = 6 * 1024 * 1024  # over all files: one block of each
 _MIN_BLOCK_BYTES = 2 * 1024

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from clusterrun.durations import parse_seconds
 from clusterrun.errors import UsageError
-from clusterrun.paths import RunPaths
-from clusterrun.run_events import EventType, read
+from clusterrun.rundir.events import EventType, read
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.durations import parse_seconds
 
 _SPAN: Final = re.compile(r"[0-9]{1,12}[smhd]")
 _AGE: Final = re.compile(rf"(?:{_SPAN.pattern})+\Z")

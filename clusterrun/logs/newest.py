@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from clusterrun.logformat import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
+from clusterrun.logformat.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
 from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.dedup import LineCount
 from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from clusterrun.logformat import RECORDS, LogLine, Stream, parse_gap
+from clusterrun.logformat.lines import RECORDS, LogLine, Stream, parse_gap
 from clusterrun.logs.joining import Joiner
 from clusterrun.logs.text_view import gap_sentence, source_name
 

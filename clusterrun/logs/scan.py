@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from clusterrun.logformat import STAMPED
+from clusterrun.logformat.lines import STAMPED
 
 if sys.version_info >= (3, 11):
     from re import _constants as sre

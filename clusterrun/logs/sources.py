@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from clusterrun.hostlist import natural_key
-from clusterrun.logformat import END_LITERAL, GAP_LITERAL, RECORDS, LogLine, Stream
+from clusterrun.logformat.lines import END_LITERAL, GAP_LITERAL, RECORDS, LogLine, Stream
+from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.files import FileKind, LogFile, file_size, find_files
 from clusterrun.logs.index import has_gaps, has_left_out, seek_time
 from clusterrun.logs.query import Query
 from clusterrun.logs.scan import Literals, required_literals
-from clusterrun.paths import RunPaths
-from clusterrun.symptoms import Classifier
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.hostlist import natural_key
 
 
 class Part(Enum):

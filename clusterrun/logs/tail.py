@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Flag, auto
 from itertools import chain, islice
 
-from clusterrun.logformat import LogLine
+from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.dedup import LineCount
 from clusterrun.logs.merge import Report, merge_rounds, report_nothing
 from clusterrun.logs.newest import find_newest

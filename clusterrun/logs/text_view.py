@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from clusterrun.logformat import MAX_SPEAKERS, RECORDS, Gap, LogLine, Stream, parse_gap
+from clusterrun.logformat.lines import MAX_SPEAKERS, RECORDS, Gap, LogLine, Stream, parse_gap
 from clusterrun.logs.dedup import Copies, Dedup
 from clusterrun.logs.joining import Joiner
 from clusterrun.logs.stamps import Stamp, stamp_writer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from clusterrun.logformat import LogLine, Stream
-from clusterrun.symptoms import Classifier
+from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.logformat.symptoms import Classifier
 
 WAIT_US = 300_000
 _MAX_LINES = 500

@@ -12,7 +12,7 @@ USAGE = "usage: python -m clusterrun.node agent RUN_DIR ATTEMPT"
 def main(argv: Sequence[str]) -> int:
     """Run the agent of a node."""
     if len(argv) == 3 and argv[0] == "agent" and argv[2].isdigit():
-        from clusterrun.node.agent_process import run_agent
+        from clusterrun.node.agent.process import run_agent
 
         return run_agent(Path(argv[1]), int(argv[2]))
     print(USAGE, file=sys.stderr)  # noqa: T201 - the node's part of the job's output

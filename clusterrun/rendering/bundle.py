@@ -8,11 +8,11 @@ from pathlib import Path
 
 from clusterrun import __version__
 from clusterrun.errors import NodeExit, UsageError
-from clusterrun.paths import directory_name
-from clusterrun.planning.launch import RUN_MODULE
-from clusterrun.planning.plan import Plan
+from clusterrun.launch.accelerate_argv import RUN_MODULE
+from clusterrun.launch.plan import Plan
 from clusterrun.rendering.quoting import Quoted
 from clusterrun.rendering.templates import Renderer
+from clusterrun.rundir.paths import directory_name
 
 # Slurm's own limit on a batch script (SchedulerParameters=max_script_size, 4 MiB by default).
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024

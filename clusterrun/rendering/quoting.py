@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 
-from clusterrun.planning.plan import Directive
+from clusterrun.launch.plan import Directive
 
 
 class Quoted(str):

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterrun.assets import template_directories
 from clusterrun.errors import ConfigError
 from clusterrun.rendering.quoting import (
     Quoted,
@@ -17,6 +16,7 @@ from clusterrun.rendering.quoting import (
     sh_word,
     yaml_scalar,
 )
+from clusterrun.shared.assets import template_directories
 
 if TYPE_CHECKING:
     from jinja2 import Environment

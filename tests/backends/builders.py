@@ -9,11 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from clusterrun.backends import layout
-from clusterrun.paths import RunPaths, RunsDir
-from clusterrun.planning.plan import Plan, Precision
+from clusterrun.config.spec import Cluster, Device, Network, OnInterrupt, Strategy
+from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle
-from clusterrun.spec import Cluster, Device, Network, OnInterrupt, Strategy
+from clusterrun.rundir import create
+from clusterrun.rundir.paths import RunPaths, RunsDir
 from tests import patience
 
 
@@ -64,8 +64,8 @@ def make_bundle(plan: Plan, node_sh: str = "exit 0\n", sbatch: str = "#!/bin/bas
 
 
 def make_run(root: Path, plan: Plan, bundle: Bundle) -> RunPaths:
-    run_id = layout.new_run_id(datetime.now(), random.Random())
-    return layout.create_run(RunsDir(root=root / "runs"), plan.name, run_id, bundle)
+    run_id = create.new_run_id(datetime.now(), random.Random())
+    return create.create_run(RunsDir(root=root / "runs"), plan.name, run_id, bundle)
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 15, what: str = "it") -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import shell
+from clusterrun.shared import shell
 
 
 class Stubs:

@@ -12,8 +12,8 @@ import pytest
 
 from clusterrun.backends import cache
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.slurm import SlurmBackend
-from clusterrun.state import JobState
+from clusterrun.backends.slurm.backend import SlurmBackend
+from clusterrun.shared.state import JobState
 from tests.patience import PATIENCE
 
 from .conftest import Stubs
@@ -67,7 +67,7 @@ def test_an_old_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ten_processes_that_ask_at_once_cost_one_call(stubs: Stubs) -> None:
     stubs.add("squeue", f"/bin/sleep 0.5\n{RUNNING}")
     code = (
-        "from clusterrun.backends.slurm import SlurmBackend\n"
+        "from clusterrun.backends.slurm.backend import SlurmBackend\n"
         "print(SlurmBackend().query(['7'])['7'].state.value)"
     )
     many = [

@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from clusterrun.backends.local import LocalBackend
-from clusterrun.outcome import Cause, Next, Outcome, Reason
-from clusterrun.paths import RunPaths, RunsDir
-from clusterrun.spec import OnInterrupt
-from clusterrun.state import JobState
+from clusterrun.backends.local.backend import LocalBackend
+from clusterrun.config.spec import OnInterrupt
+from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.shared.state import JobState
 
 from .builders import make_bundle, make_plan, make_run, wait_for
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clusterrun.backends import foreign
-from clusterrun.backends.foreign import parse_parts
+from clusterrun.backends.slurm import foreign
+from clusterrun.backends.slurm.foreign import parse_parts
 from clusterrun.errors import SchedulerUnreachableError
-from clusterrun.state import JobState
+from clusterrun.shared.state import JobState
 
 from .conftest import Stubs
 

@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-from clusterrun import record
-from clusterrun.backends import local, process
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.local import LocalBackend
+from clusterrun.backends.local import backend, process
+from clusterrun.backends.local.backend import LocalBackend
+from clusterrun.config.spec import Device
 from clusterrun.errors import JobNotFoundError, SubmissionError
-from clusterrun.paths import RunPaths, RunsDir
-from clusterrun.spec import Device
-from clusterrun.state import JobState
+from clusterrun.rundir import record
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.shared.state import JobState
 from tests.patience import PATIENCE
 
 from .builders import make_bundle, make_plan, make_run, wait_for
@@ -81,7 +81,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "import sys, time\n"
         "real = time.monotonic\n"
         "begin = real()\n"
-        "if 'clusterrun.backends.controller' in ' '.join(sys.orig_argv):\n"
+        "if 'clusterrun.backends.local.controller' in ' '.join(sys.orig_argv):\n"
         "    time.monotonic = lambda: begin + 15 * (real() - begin)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -150,8 +150,8 @@ def test_cancel_from_another_process_lets_the_nodes_end_in_order(site: LocalSite
     job_id, paths = site.submit(script)
     wait_for(lambda: len(list(paths.root.glob("up-*"))) == 2, what="the start of both nodes")
     code = (
-        "from pathlib import Path; from clusterrun.paths import RunsDir;"
-        "from clusterrun.backends.local import LocalBackend;"
+        "from pathlib import Path; from clusterrun.rundir.paths import RunsDir;"
+        "from clusterrun.backends.local.backend import LocalBackend;"
         f"LocalBackend(runs_dir=RunsDir(root=Path({str(site.runs.root)!r}))).cancel([{job_id!r}])"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -198,10 +198,10 @@ def test_the_job_outlives_the_shell_that_submitted(site: LocalSite, tmp_path: Pa
     paths = make_run(tmp_path, plan, bundle)
     code = (
         "import os, signal; from pathlib import Path\n"
-        "from clusterrun.paths import RunPaths, RunsDir\n"
-        "from clusterrun.planning.plan import Plan\n"
+        "from clusterrun.rundir.paths import RunPaths, RunsDir\n"
+        "from clusterrun.launch.plan import Plan\n"
         "from clusterrun.rendering.bundle import Bundle\n"
-        "from clusterrun.backends.local import LocalBackend\n"
+        "from clusterrun.backends.local.backend import LocalBackend\n"
         f"paths = RunPaths(root=Path({str(paths.root)!r}))\n"
         "plan = Plan.from_json(paths.plan.read_text())\n"
         f"backend = LocalBackend(runs_dir=RunsDir(root=Path({str(site.runs.root)!r})))\n"
@@ -332,8 +332,8 @@ def test_an_interrupted_submission_leaves_neither_a_run_nor_a_process(
         start(*args)
         raise KeyboardInterrupt
 
-    start = local._start_controller
-    monkeypatch.setattr(local, "_start_controller", started_and_interrupted)
+    start = backend._start_controller
+    monkeypatch.setattr(backend, "_start_controller", started_and_interrupted)
     with pytest.raises(KeyboardInterrupt):
         site.submit("sleep 600\n")
     no_process_left(site)
@@ -344,7 +344,7 @@ def test_ids_that_are_taken_at_the_same_time_differ(site: LocalSite, tmp_path: P
     site.runs.root.mkdir()
     paths = RunPaths(root=site.runs.root / "demo" / "r1")
     with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda _: local._take_job_id(site.runs, paths), range(40)))
+        taken = list(pool.map(lambda _: backend._take_job_id(site.runs, paths), range(40)))
     assert sorted(taken, key=lambda job_id: int(job_id[1:])) == [f"L{n}" for n in range(1, 41)]
 
 
@@ -374,7 +374,7 @@ def test_what_nodes_print_lands_in_the_batch_output(site: LocalSite) -> None:
 def test_a_job_whose_controller_never_came_is_not_pending_for_ever(site: LocalSite) -> None:
     plan = make_plan(site.root)
     paths = make_run(site.root, plan, make_bundle(plan))
-    job_id = local._take_job_id(site.runs, paths)
+    job_id = backend._take_job_id(site.runs, paths)
     assert site.job(job_id).state is JobState.PENDING
     os.utime(paths.root, (1, 1))
     assert site.job(job_id).state is JobState.FAILED

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import record
 from clusterrun.backends import select
-from clusterrun.backends.local import LocalBackend
-from clusterrun.backends.slurm import SlurmBackend
+from clusterrun.backends.local.backend import LocalBackend
+from clusterrun.backends.slurm.backend import SlurmBackend
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import UsageError
-from clusterrun.paths import RunsDir
-from clusterrun.spec import Cluster
+from clusterrun.rundir import record
+from clusterrun.rundir.paths import RunsDir
 
 from .builders import make_bundle, make_plan, make_run
 from .conftest import Stubs

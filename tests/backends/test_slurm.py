@@ -10,12 +10,13 @@ import pytest
 import submitit
 from submitit.core import core
 
-from clusterrun import record
-from clusterrun.backends import sbatch, slurm
 from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.environment import sbatch_variables, scrubbed
-from clusterrun.backends.sbatch import parse_submission
-from clusterrun.backends.slurm import SlurmBackend
+from clusterrun.backends.slurm import backend as slurm
+from clusterrun.backends.slurm import sbatch
+from clusterrun.backends.slurm.backend import SlurmBackend
+from clusterrun.backends.slurm.sbatch import parse_submission
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import (
     ClusterrunError,
     JobNotFoundError,
@@ -23,9 +24,9 @@ from clusterrun.errors import (
     SubmissionError,
     UsageError,
 )
-from clusterrun.paths import RunPaths
-from clusterrun.planning.plan import Directive, Plan
-from clusterrun.spec import Cluster
+from clusterrun.launch.plan import Directive, Plan
+from clusterrun.rundir import record
+from clusterrun.rundir.paths import RunPaths
 
 from .builders import make_bundle, make_plan, make_run
 from .conftest import Stubs
@@ -445,7 +446,7 @@ def test_submitits_private_names_are_what_we_override() -> None:
 
 
 def test_our_executors_override_what_exists(site: Stubs, tmp_path: Path) -> None:
-    from clusterrun.backends.local import _executor_class as local_class
+    from clusterrun.backends.local.backend import _executor_class as local_class
 
     ours = {
         slurm._executor_class(): submitit.SlurmExecutor,

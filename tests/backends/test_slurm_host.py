@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from clusterrun import shell
-from clusterrun.backends import layout, slurm_host
-from clusterrun.backends.sbatch import CHAINED
-from clusterrun.backends.slurm_host import BY_HAND, SlurmHost
-from clusterrun.end import write_end
+from clusterrun.backends.slurm import host as slurm_host
+from clusterrun.backends.slurm.host import BY_HAND, SlurmHost
+from clusterrun.backends.slurm.sbatch import CHAINED
 from clusterrun.errors import SchedulerUnreachableError
-from clusterrun.node.claims import take_attempt
-from clusterrun.paths import RunPaths, RunsDir
-from clusterrun.state import JobState
+from clusterrun.rundir import create
+from clusterrun.rundir.claims import take_attempt
+from clusterrun.rundir.end import write_end
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.shared import shell
+from clusterrun.shared.state import JobState
 from tests.backends.builders import make_bundle
-from tests.planning.samples import on_slurm
+from tests.launch.samples import on_slurm
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_PARTITION": "gpu"}
 
@@ -145,7 +146,7 @@ def test_whoever_submitted_a_job_has_time_to_record_it(
 def test_a_run_that_was_submitted_by_hand_is_registered_once(tmp_path: Path) -> None:
     runs = RunsDir(root=tmp_path / "runs")
     plan = on_slurm(name="demo")
-    paths = layout.create_run(runs, "demo", "42", make_bundle(plan))
+    paths = create.create_run(runs, "demo", "42", make_bundle(plan))
     given = host(paths.root)
     given.register()
     before = paths.record.stat()

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from clusterrun.backends import slurm_query
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.slurm_query import parse_sacct, parse_scontrol, parse_squeue
+from clusterrun.backends.slurm import query
+from clusterrun.backends.slurm.query import parse_sacct, parse_scontrol, parse_squeue
 from clusterrun.errors import SchedulerUnreachableError
-from clusterrun.state import JobState
+from clusterrun.shared.state import JobState
 
 from .conftest import Stubs
 
@@ -157,9 +157,9 @@ def test_lines_of_another_shape_are_passed_over() -> None:
 
 
 def test_local_times_are_read_where_epochs_are_not_spoken() -> None:
-    epoch = slurm_query.parse_time("2026-11-21T10:32:52")
+    epoch = query.parse_time("2026-11-21T10:32:52")
     assert epoch is not None
-    assert slurm_query.parse_time(str(int(epoch))) == epoch
+    assert query.parse_time(str(int(epoch))) == epoch
 
 
 # Asking
@@ -178,21 +178,21 @@ def test_a_running_job_costs_one_squeue_and_nothing_else(stubs: Stubs) -> None:
     squeue_says(stubs, RUNNING)
     stubs.add("sacct")
     stubs.add("scontrol")
-    assert slurm_query.ask(["7"])["7"].state is JobState.RUNNING
+    assert query.ask(["7"])["7"].state is JobState.RUNNING
     assert [call[0] for call in stubs.calls()] == ["squeue"]
 
 
 def test_a_thousand_jobs_cost_one_call_of_each(stubs: Stubs) -> None:
     stubs.add("squeue")
     stubs.add("sacct")
-    assert slurm_query.ask([str(number) for number in range(1000, 2000)]) == {}
+    assert query.ask([str(number) for number in range(1000, 2000)]) == {}
     assert [call[0] for call in stubs.calls()] == ["squeue", "sacct"]
 
 
 def test_fields_are_named_and_json_is_not_asked_for(stubs: Stubs) -> None:
     stubs.add("squeue")
     stubs.add("sacct")
-    slurm_query.ask(["7", "8"], slurm_cluster="tuxA", since=1795257574.0)
+    query.ask(["7", "8"], slurm_cluster="tuxA", since=1795257574.0)
     (squeue,) = stubs.calls("squeue")
     assert squeue[1:] == [
         "--noheader",
@@ -215,7 +215,7 @@ def test_fields_are_named_and_json_is_not_asked_for(stubs: Stubs) -> None:
 def test_sacct_searches_from_the_day_of_submission(stubs: Stubs) -> None:
     stubs.add("squeue")
     stubs.add("sacct")
-    slurm_query.ask(["7"], since=1795257574.0)
+    query.ask(["7"], since=1795257574.0)
     start = stubs.calls("sacct")[0][-1]
     assert start.startswith("--starttime=2026-11-2")
 
@@ -225,7 +225,7 @@ def test_no_filter_of_the_users_hides_a_job(stubs: Stubs, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, "mine")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     squeue_says(stubs, RUNNING)
-    slurm_query.ask(["7"])
+    query.ask(["7"])
     environ = stubs.environ("squeue")
     assert environ["SLURM_TIME_FORMAT"] == "%s"
     assert environ["SLURM_CONF"] == "/etc/slurm.conf"
@@ -235,21 +235,21 @@ def test_no_filter_of_the_users_hides_a_job(stubs: Stubs, monkeypatch: pytest.Mo
 def test_an_unknown_job_alone_is_an_answer_not_an_error(stubs: Stubs) -> None:
     stubs.add("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     stubs.add("sacct")  # exits 0 and says nothing
-    assert slurm_query.ask(["99999"]) == {}
+    assert query.ask(["99999"]) == {}
 
 
 def test_another_failure_of_squeue_is_told_in_its_words(stubs: Stubs) -> None:
     stubs.add("squeue", "echo 'squeue: error: Invalid user: me' >&2; exit 1")
     stubs.add("sacct")
     with pytest.raises(SchedulerUnreachableError) as failed:
-        slurm_query.ask(["7"])
+        query.ask(["7"])
     assert failed.value.cause == "squeue: error: Invalid user: me"
 
 
 def test_the_exit_status_comes_from_sacct(stubs: Stubs) -> None:
     squeue_says(stubs, FAILED)
     stubs.add("sacct", f"echo '{HISTORY}'")
-    job = slurm_query.ask(["7"])["7"]
+    job = query.ask(["7"])["7"]
     assert (job.source, job.exit_code, job.reason) == ("sacct", 3, "NonZeroExitCode")
 
 
@@ -257,7 +257,7 @@ def test_accounting_that_lags_does_not_bring_a_job_back(stubs: Stubs) -> None:
     squeue_says(stubs, FAILED)
     stubs.add("sacct", "echo '7|RUNNING|0:0|n1|1|10|1795257574|Unknown|None'")
     stubs.add("scontrol", f"echo '{SCONTROL.replace('JobId=10', 'JobId=7').strip()}'")
-    job = slurm_query.ask(["7"])["7"]
+    job = query.ask(["7"])["7"]
     assert (job.state, job.exit_code, job.source) == (JobState.FAILED, 3, "scontrol")
     assert job.note == ""
 
@@ -284,23 +284,23 @@ def test_without_accounting_scontrol_knows_the_exit_status(
     if sacct is not None:
         stubs.add("sacct", sacct)
     stubs.add("scontrol", f"echo '{SCONTROL.replace('JobId=10', 'JobId=7').strip()}'")
-    answer = slurm_query.ask(["7", "8"])
+    answer = query.ask(["7", "8"])
     assert (answer["7"].exit_code, answer["7"].restarts) == (3, 2)
     assert answer["7"].note == f"accounting does not answer: {words}"
     assert answer["8"].state is JobState.UNKNOWN
     assert answer["8"].note.startswith("slurmctld has forgotten it; accounting does not answer")
-    assert not slurm_query.is_known(answer["8"])
+    assert not query.is_known(answer["8"])
 
 
 @pytest.mark.parametrize(("few", "asked"), [(16, [["7"], ["8"]]), (1, [[]])])
 def test_scontrol_loads_the_jobs_of_all_users_only_where_many_are_missing(
     stubs: Stubs, monkeypatch: pytest.MonkeyPatch, few: int, asked: list[list[str]]
 ) -> None:
-    monkeypatch.setattr(slurm_query, "FEW", few)
+    monkeypatch.setattr(query, "FEW", few)
     stubs.add("squeue", f"echo '{FAILED}'; echo '{FAILED.replace('7|', '8|', 1)}'")
     rows = [SCONTROL.replace("JobId=10", f"JobId={number}").strip() for number in (6, 7, 8)]
     stubs.add("scontrol", "\n".join(f"echo '{row}'" for row in rows))
-    answer = slurm_query.ask(["7", "8"])
+    answer = query.ask(["7", "8"])
     assert sorted(answer) == ["7", "8"]
     assert {job.exit_code for job in answer.values()} == {3}
     calls = [["scontrol", "--oneliner", "show", "job", *ids] for ids in asked]
@@ -316,20 +316,20 @@ def test_squeue_is_asked_for_one_job_or_one_user_where_that_is_all(
 ) -> None:
     stubs.add("squeue")
     stubs.add("sacct")
-    slurm_query.ask(ids, own=own)
+    query.ask(ids, own=own)
     assert (f"--user={os.getuid()}" in stubs.calls("squeue")[0]) is names_the_user
 
 
 def test_more_ids_than_an_argument_holds_are_asked_about_in_pieces(
     stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_query, "IDS_A_CALL", 2)
+    monkeypatch.setattr(query, "IDS_A_CALL", 2)
     running = RUNNING.replace("7|", "$id|", 1)
     stubs.add(
         "squeue", f'for id in 1 2 3; do [[ $* == *--jobs=*$id* ]] && echo "{running}"; done; :'
     )
     stubs.add("sacct")
-    assert sorted(slurm_query.ask(["1", "2", "3", "4"])) == ["1", "2", "3"]
+    assert sorted(query.ask(["1", "2", "3", "4"])) == ["1", "2", "3"]
     asked = [word for call in stubs.calls() for word in call if word.startswith("--jobs")]
     assert asked == ["--jobs=1,2", "--jobs=3,4", "--jobs=4"]
 
@@ -338,9 +338,9 @@ def test_a_silent_slurmctld_is_no_obstacle_for_jobs_that_accounting_saw_end(stub
     words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     stubs.add("squeue", f"echo '{words}' >&2; exit 1")
     stubs.add("sacct", f"echo '{HISTORY}'")
-    assert slurm_query.ask(["7"])["7"].exit_code == 3
+    assert query.ask(["7"])["7"].exit_code == 3
     with pytest.raises(SchedulerUnreachableError) as silent:
-        slurm_query.ask(["7", "8"])
+        query.ask(["7", "8"])
     assert silent.value.cause == words
 
 
@@ -350,5 +350,5 @@ def test_find_by_command_takes_the_newest_job_of_the_run(stubs: Stubs, given: st
     rows = [f"{job}|/runs/demo/{r}/job.sbatch{given.format(run=r)}" for job, r in scripts.items()]
     rows.append("61|(null)")
     stubs.add("squeue", "\n".join(f"echo '{row}'" for row in rows))
-    assert slurm_query.find_by_command("/runs/demo/r1", None) == "53"
-    assert slurm_query.find_by_command("/runs/demo/r2", None) is None
+    assert query.find_by_command("/runs/demo/r1", None) == "53"
+    assert query.find_by_command("/runs/demo/r2", None) is None

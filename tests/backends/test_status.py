@@ -13,23 +13,19 @@ from typing import Any
 
 import pytest
 
-from clusterrun import record
-from clusterrun.backends import layout
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.evidence import (
-    TrainingProgress,
-    read_evidence,
-)
-from clusterrun.backends.reasons import REASONS, explain
+from clusterrun.backends.evidence import TrainingProgress, read_evidence
+from clusterrun.backends.slurm.reasons import REASONS, explain
 from clusterrun.backends.status import JobStatus, statuses
-from clusterrun.end import read_end
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import SchedulerUnreachableError
-from clusterrun.outcome import Cause, Next, Outcome, write_outcome
-from clusterrun.paths import RunPaths, RunsDir
-from clusterrun.record import JobRecord
-from clusterrun.run_events import FIRST_BYTES, LAST_BYTES
-from clusterrun.spec import Cluster
-from clusterrun.state import JobState
+from clusterrun.rundir import create, record
+from clusterrun.rundir.end import read_end
+from clusterrun.rundir.events import FIRST_BYTES, LAST_BYTES
+from clusterrun.rundir.outcome import Cause, Next, Outcome, write_outcome
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.state import JobState
 
 from .builders import make_bundle, make_plan
 
@@ -71,7 +67,7 @@ def runs(tmp_path: Path) -> RunsDir:
 
 def make(runs: RunsDir, job_id: str = "7", **changes: Any) -> JobRecord:
     plan = make_plan(runs.root.parent, cluster=Cluster.SLURM, time_minutes=60)
-    paths = layout.create_run(runs, plan.name, f"r{job_id}", make_bundle(plan))
+    paths = create.create_run(runs, plan.name, f"r{job_id}", make_bundle(plan))
     made = record.new_record(plan, paths, argv=(), now=T0 - 100)
     made = dataclasses.replace(made, job_id=job_id, **changes)
     record.write(made)

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import locks, record
 from clusterrun.backends import cache
 from clusterrun.backends.base import Submission
-from clusterrun.backends.slurm import SlurmBackend
-from clusterrun.paths import RunPaths, RunsDir
-from clusterrun.planning.plan import Directive
-from clusterrun.record import JobRecord
-from clusterrun.spec import Cluster
+from clusterrun.backends.slurm.backend import SlurmBackend
+from clusterrun.config.spec import Cluster
+from clusterrun.launch.plan import Directive
+from clusterrun.rundir import record
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared import locks
 from tests.patience import PATIENCE
 
 from .builders import make_bundle, make_plan, make_run
@@ -44,7 +45,7 @@ def successor(
     made: JobRecord, nodes: str = "", job_id: str = "52", **env: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "clusterrun.backends.successor", made.run_dir, nodes],
+        [sys.executable, "-m", "clusterrun.backends.slurm.successor", made.run_dir, nodes],
         env={**os.environ, "SLURM_JOB_ID": job_id, **env},
         capture_output=True,
         text=True,
@@ -142,7 +143,7 @@ def test_a_refusal_is_one_line_and_changes_nothing(
 def test_a_job_that_cannot_be_recorded_is_taken_back(
     site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterrun.backends import successor as module
+    from clusterrun.backends.slurm import successor as module
     from clusterrun.errors import ClusterrunError
 
     made = run_of(tmp_path)
@@ -166,7 +167,7 @@ def test_a_job_that_cannot_be_recorded_is_taken_back(
 def test_a_job_whose_record_is_locked_for_good_is_taken_back(
     site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterrun.backends import successor as module
+    from clusterrun.backends.slurm import successor as module
     from clusterrun.errors import ClusterrunError
 
     made = run_of(tmp_path)

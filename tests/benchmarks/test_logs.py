@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.logs import corpus
 from benchmarks.logs.corpus import Corpus
-from clusterrun.node.logfile import NodeLog
-from clusterrun.node.stamp import Piece
+from clusterrun.node.forward.logfile import NodeLog
+from clusterrun.node.forward.stamp import Piece
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clusterrun import checkpoints
-from clusterrun.outcome import Cause, Outcome
+from clusterrun.rundir.outcome import Cause, Outcome
+from clusterrun.shared import checkpoint_files
 
 
 def outcome(root: Path, attempt: int = 1, **said: Any) -> Outcome:
@@ -34,5 +34,5 @@ def checkpoint(root: Path, step: int, *, world: int = 2, **settings: Any) -> Pat
     path = root / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True)
     (path / "model.pt").write_text(f"weights {step}")
-    checkpoints.mark(path, step, world_size=world, settings=settings)
+    checkpoint_files.mark(path, step, world_size=world, settings=settings)
     return path

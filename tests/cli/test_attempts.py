@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.attempts import bad_nodes, read_attempts
-from clusterrun.outcome import Cause, Next
-from clusterrun.paths import RunPaths
+from clusterrun.rundir.outcome import Cause, Next
+from clusterrun.rundir.paths import RunPaths
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted
@@ -270,8 +270,8 @@ def test_who_only_looks_changes_nothing(here: CommandLine) -> None:
 
 def released(here: CommandLine, root: Path) -> bool:
     """Wait for a job a while, and say whether Slurm was asked to start it."""
-    from clusterrun import api
-    from clusterrun.release import Release
+    from clusterrun.verbs import api
+    from clusterrun.verbs.release import Release
 
     release = Release()
     for _ in range(2):

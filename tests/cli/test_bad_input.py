@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from clusterrun import shell
-from clusterrun.backends import sbatch, slurm
+from clusterrun.backends.slurm import backend, sbatch
+from clusterrun.shared import shell
 from tests.cli.conftest import CommandLine
 
 LOCAL = ("--cluster", "local")
@@ -179,7 +179,7 @@ def test_sbatch_that_does_not_answer_is_never_asked_twice(
     """The job may be in the queue: its run directory stays, and the user is told to look."""
     here.slurm("sleep 30")
     monkeypatch.setattr(sbatch, "SBATCH_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(slurm, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(backend, "LOOK_AGAIN_S", 0.0)
     said = here("submit", "train.py")
     assert (said.code, said.out) == (5, "")
     (run_dir,) = (here.path / "runs" / "train").iterdir()

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import checkpoints, ending
 from clusterrun.cli import cancel
-from clusterrun.outcome import Cause, Next
+from clusterrun.rundir.outcome import Cause, Next
+from clusterrun.shared import checkpoint_files
+from clusterrun.verbs import cancel as ending
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, submitted
@@ -143,13 +144,14 @@ def test_what_a_script_saved_in_a_directory_of_its_own_is_found(
     root = at_work(here)
     older = here.path / "elsewhere" / "checkpoint-50"
     older.mkdir(parents=True)
-    checkpoints.mark(older, 50, world_size=4, settings={})
+    checkpoint_files.mark(older, 50, world_size=4, settings={})
     place = here.path / "elsewhere" / ("checkpoint-100" if is_marked else "model.pt")
     mark = "place.mkdir(parents=True); checkpoints.mark(place, 100, world_size=4, settings={})"
     leaving(
         here,
         root,
-        "import time; from clusterrun import checkpoints; from tests.cli.test_jobs import events",
+        "import time; from clusterrun.shared import checkpoint_files as checkpoints",
+        "from tests.cli.test_jobs import events",
         f"place = Path({str(place)!r})",
         mark if is_marked else "",
         "events(root, dict(type='checkpoint', path=str(place), step=100, ts=time.time()))",
@@ -263,7 +265,7 @@ def test_ranks_that_left_for_another_reason_do_not_go_on_in_the_next_job(here: C
     leaving(
         here,
         root,
-        "from clusterrun.outcome import Next",
+        "from clusterrun.rundir.outcome import Next",
         "from tests.cli.test_cancel_checkpoint import followed",
         *(SAVED[0], goes_on, "followed(root)", "(root / 'attempts/2').mkdir()"),
         f"asked = Path({str(here.bin / 'squeue')!r})",

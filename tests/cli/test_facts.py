@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import facts
+from clusterrun.backends import machine_facts
+from clusterrun.backends.machine_facts import (
+    Gpu,
+    gather_facts,
+    parse_smi_list,
+    visible_gpus,
+    working_directory,
+)
+from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.facts import Gpu, gather_facts, parse_smi_list, visible_gpus, working_directory
-from clusterrun.spec import Cluster, JobSpec
 
 TWO = (Gpu(id="0", uuid="GPU-aa11"), Gpu(id="1", uuid="GPU-bb22"))
 
@@ -68,7 +74,7 @@ def test_nvidia_smi_is_asked_where_there_are_no_bindings(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     program(tmp_path / "bin", "nvidia-smi", "echo 'GPU 0: NVIDIA H200 (UUID: GPU-0a1b)'")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert facts.find_gpus() == (Gpu(id="0", uuid="GPU-0a1b"),)
+    assert machine_facts.find_gpus() == (Gpu(id="0", uuid="GPU-0a1b"),)
 
 
 def test_an_nvidia_smi_without_a_driver_means_no_gpu(
@@ -77,7 +83,7 @@ def test_an_nvidia_smi_without_a_driver_means_no_gpu(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     program(tmp_path / "bin", "nvidia-smi", "echo 'has failed because'; exit 9")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert facts.find_gpus() == ()
+    assert machine_facts.find_gpus() == ()
 
 
 class Bindings:
@@ -117,17 +123,17 @@ class Bindings:
 
 def test_the_drivers_library_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Bindings())
-    assert [gpu.id for gpu in facts.find_gpus()] == ["MIG-0", "MIG-1", "1"]
+    assert [gpu.id for gpu in machine_facts.find_gpus()] == ["MIG-0", "MIG-1", "1"]
 
 
 def test_slurm_is_chosen_where_sbatch_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert facts.choose_cluster(Cluster.AUTO) is Cluster.LOCAL
+    assert machine_facts.choose_cluster(Cluster.AUTO) is Cluster.LOCAL
     program(tmp_path / "bin", "sbatch", "exit 1")
-    assert facts.choose_cluster(Cluster.AUTO) is Cluster.SLURM
-    assert facts.choose_cluster(Cluster.LOCAL) is Cluster.LOCAL
+    assert machine_facts.choose_cluster(Cluster.AUTO) is Cluster.SLURM
+    assert machine_facts.choose_cluster(Cluster.LOCAL) is Cluster.LOCAL
 
 
 def test_facts_are_absolute_and_hold_the_users_files(tmp_path: Path) -> None:
@@ -168,18 +174,18 @@ def test_versions_of_another_interpreter_are_read_from_its_packages(tmp_path: Pa
     (packages / "torch-2.5.1.dist-info").mkdir(parents=True)
     (packages / "torch-2.5.1.dist-info/METADATA").write_text("Name: torch\nVersion: 2.5.1\n")
     program(tmp_path / "bin", "python", f"touch {tmp_path}/ran")
-    found = facts.installed_versions(str(tmp_path / "bin/python"))
+    found = machine_facts.installed_versions(str(tmp_path / "bin/python"))
     assert found == {"torch": "2.5.1", "accelerate": "", "deepspeed": ""}
     assert not (tmp_path / "ran").exists()
 
 
 def test_versions_of_this_interpreter_are_its_own() -> None:
-    found = facts.installed_versions(sys.executable)
+    found = machine_facts.installed_versions(sys.executable)
     assert found["accelerate"] == importlib.metadata.version("accelerate")
 
 
 def test_an_interpreter_that_only_the_nodes_have_has_unknown_versions() -> None:
-    found = facts.installed_versions("/nowhere/bin/python")
+    found = machine_facts.installed_versions("/nowhere/bin/python")
     assert found == {"torch": "", "accelerate": "", "deepspeed": ""}
 
 

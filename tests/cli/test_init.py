@@ -9,8 +9,8 @@ import pytest
 
 from clusterrun.cli.init import STARTER, starter_text
 from clusterrun.cli.main import main
-from clusterrun.loading.document import ConfigFile, parse_document
-from clusterrun.loading.settings import Place
+from clusterrun.config.document import ConfigFile, parse_document
+from clusterrun.config.settings import Place
 
 Capture = pytest.CaptureFixture[str]
 COMMENTED = re.compile(r"^( *)#(?=\S)", re.MULTILINE)

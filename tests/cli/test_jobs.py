@@ -12,7 +12,7 @@ import time
 import pytest
 
 from clusterrun.cli.list import HEAD
-from clusterrun.outcome import Cause, Next
+from clusterrun.rundir.outcome import Cause, Next
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted

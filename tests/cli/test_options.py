@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.cli.options import JobCommand, JobOptions, ScriptCommand, job_options
-from clusterrun.fields import Kind
-from clusterrun.spec import FIELDS, Strategy
+from clusterrun.config.fields import Kind
+from clusterrun.config.spec import FIELDS, Strategy
 
 
 def parse(*args: str, script: bool = True) -> JobOptions:

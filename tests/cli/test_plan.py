@@ -284,7 +284,7 @@ def test_what_is_recommended_keeps_to_the_disk(
 ) -> None:
     argv = ("plan", *LLAMA, "--gpu", "h100-80g", "--recommend", "--effective-batch", "256")
     full = SimpleNamespace(total=10, used=9, free=1)
-    monkeypatch.setattr("clusterrun.estimation.shutil.disk_usage", lambda path: full)
+    monkeypatch.setattr("clusterrun.advice.question.shutil.disk_usage", lambda path: full)
     assert here(*argv).code == 0
     assert here(*argv, "--save-every", "10").code == 3
 

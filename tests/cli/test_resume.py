@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import checkpoints, locks, resumption
 from clusterrun.backends.base import Submission
-from clusterrun.backends.slurm import SlurmBackend
+from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.errors import ClusterrunError
-from clusterrun.node.conclude import past
-from clusterrun.outcome import Cause
-from clusterrun.paths import RunPaths
-from clusterrun.record import JobRecord, read
+from clusterrun.node.recovery.conclude import past
+from clusterrun.rundir.outcome import Cause
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import JobRecord, read
+from clusterrun.shared import checkpoint_files, locks
+from clusterrun.verbs import resume
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, queue, running, submitted
@@ -135,7 +136,7 @@ def test_without_a_complete_checkpoint_only_scratch_goes_on(here: CommandLine) -
     said = here("resume", "4711", "--from", "scratch")
     assert said.code == 0
     assert "  from       the beginning (1 newer checkpoint set aside)\n" in said.err
-    assert checkpoints.listed(root / "checkpoints") == []
+    assert checkpoint_files.listed(root / "checkpoints") == []
 
 
 @pytest.mark.parametrize("how", ["step-100", "path"])
@@ -146,7 +147,7 @@ def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine, how: 
     said = here("resume", "4711", "--from", text)
     assert said.code == 0
     assert "step-00000100 (1 newer checkpoint set aside)\n" in said.err
-    assert [step for step, _ in checkpoints.listed(root / "checkpoints")] == [100]
+    assert [step for step, _ in checkpoint_files.listed(root / "checkpoints")] == [100]
     aside = list((root / "checkpoints").glob("set-aside-*/step-00000140/.complete"))
     assert len(aside) == 1
 
@@ -181,13 +182,13 @@ def test_no_checkpoint_is_read_but_the_one_to_start_from(
     root = failed(here)
     checkpoint(root, 120)
     checkpoint(root, 140)
-    contents, touched = checkpoints.check_contents, []
+    contents, touched = checkpoint_files.check_contents, []
 
-    def read(path: Path, files: checkpoints.Sums) -> None:
+    def read(path: Path, files: checkpoint_files.Sums) -> None:
         touched.append(path.name)
         contents(path, files)
 
-    monkeypatch.setattr(checkpoints, "check_contents", read)
+    monkeypatch.setattr(checkpoint_files, "check_contents", read)
     for start in ("step-120", "latest", "scratch", "step-7"):
         here("resume", "4711", "--dry-run", "--from", start)
     assert touched == ["step-00000120", "step-00000140"]
@@ -402,12 +403,12 @@ def test_a_run_is_locked_while_its_files_are_replaced(
 
     def meanwhile(*_: object, **__: object) -> Submission:
         with pytest.raises(ClusterrunError) as refused:
-            resumption.resume("4711", nodes=3)
+            resume.resume("4711", nodes=3)
         others.append(refused.value.message)
         return Submission(job_id="4714")
 
     monkeypatch.setattr(SlurmBackend, "submit_again", meanwhile)
-    assert resumption.resume("4711", nodes=4).job_id == "4714"
+    assert resume.resume("4711", nodes=4).job_id == "4714"
     assert len(others) == 1
     assert f"process {os.getpid()} on" in others[0]
 

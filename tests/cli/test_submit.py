@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import api
+from clusterrun.verbs import api
 from tests.cli.conftest import CommandLine
 from tests.patience import PATIENCE
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from clusterrun.config.spec import Strategy
 from clusterrun.estimates import activations, memory
 from clusterrun.estimates.activations import Arithmetic, saved_bytes
+from clusterrun.estimates.inputs import GIB, Model, Setup, total
 from clusterrun.estimates.models import BUILT_IN, from_config
-from clusterrun.estimates.setup import GIB, Model, Setup, total
-from clusterrun.spec import Strategy
 from tests.estimates.golden import TABLES
 from tests.estimates.saved import really_saved
 

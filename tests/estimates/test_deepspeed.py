@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from clusterrun.config.spec import Strategy
 from clusterrun.estimates import memory
+from clusterrun.estimates.inputs import GIB, Setup, total
 from clusterrun.estimates.models import BUILT_IN
-from clusterrun.estimates.setup import GIB, Setup, total
-from clusterrun.spec import Strategy
 from tests.estimates.deepspeed import zero2, zero2_offload_host, zero3, zero_paper
 from tests.estimates.golden import TABLES
 

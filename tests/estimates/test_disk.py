@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from clusterrun.config.spec import Strategy
+from clusterrun.config.training import Optimizer
 from clusterrun.estimates.disk import checkpoint_terms, run_bytes
+from clusterrun.estimates.inputs import Model, Setup, total
 from clusterrun.estimates.memory import trainable_params
-from clusterrun.estimates.setup import Model, Setup, total
-from clusterrun.spec import Strategy
-from clusterrun.training import Optimizer
 
 MODEL = Model(
     name="toy", params=1_000_000_000, hidden=2048, layers=16, heads=16, kv_heads=16, ffn=8192

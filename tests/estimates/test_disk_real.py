@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from clusterrun.config.spec import Strategy
 from clusterrun.estimates.disk import checkpoint_terms
-from clusterrun.estimates.setup import Model, Setup, total
-from clusterrun.spec import Strategy
+from clusterrun.estimates.inputs import Model, Setup, total
 from tests.examples.worlds import SCRIPT, command
 from tests.patience import PATIENCE
 

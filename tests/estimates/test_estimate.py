@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from clusterrun.config.spec import Strategy
 from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Question, estimate, mistake
+from clusterrun.estimates.inputs import GIB, Setup, Verdict, verdict_of
 from clusterrun.estimates.models import BUILT_IN, from_numbers
-from clusterrun.estimates.setup import GIB, Setup, Verdict, verdict_of
-from clusterrun.spec import Strategy
 
 H100 = gpus.find("h100-80g")
 

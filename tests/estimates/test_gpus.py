@@ -9,10 +9,10 @@ import pytest
 from clusterrun.errors import UsageError
 from clusterrun.estimates import gpus
 from clusterrun.estimates.gpus import ALL, SHORT, assumption, find, precision_of
-from clusterrun.node.preparation import decided_precision
-from clusterrun.node.report import Report
-from clusterrun.planning.plan import Precision
-from tests.planning.samples import here
+from clusterrun.launch.plan import Precision
+from clusterrun.node.agent.preparation import decided_precision
+from clusterrun.node.agent.report import Report
+from tests.launch.samples import here
 
 GIB = 1 << 30
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.config.spec import Strategy
+from clusterrun.config.training import Optimizer
 from clusterrun.errors import UsageError
 from clusterrun.estimates import memory
+from clusterrun.estimates.inputs import GIB, Setup, Term, total
 from clusterrun.estimates.models import BUILT_IN, from_config, from_numbers
-from clusterrun.estimates.setup import GIB, Setup, Term, total
 from clusterrun.estimates.states import Buckets, adapter_params
-from clusterrun.spec import Strategy
-from clusterrun.training import Optimizer
 from tests.estimates.deepspeed import zero2, zero3
 from tests.examples.worlds import command, descendants
 

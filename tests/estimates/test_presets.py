@@ -7,10 +7,10 @@ import doctest
 
 import pytest
 
+from clusterrun.config.spec import MixedPrecision
 from clusterrun.estimates import presets
 from clusterrun.estimates.gpus import find
 from clusterrun.estimates.presets import PRESETS, Preset, preset_for
-from clusterrun.spec import MixedPrecision
 
 GIB = 1 << 30
 SETTINGS = {field.name for field in dataclasses.fields(Preset)} - {"name", "why"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.estimates import rates
-from clusterrun.estimates.rates import Rates, scaled
-from clusterrun.training import Optimizer
+from clusterrun.config.training import Optimizer
+from clusterrun.estimates import learning_rate as rates
+from clusterrun.estimates.learning_rate import Rates, scaled
 
 BATCHES = st.integers(1, 1 << 20)
 

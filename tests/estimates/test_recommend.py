@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Question, estimate
+from clusterrun.estimates.inputs import GIB, Setup, Verdict
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.recommend import (
     AS_FAST,
@@ -22,8 +24,6 @@ from clusterrun.estimates.recommend import (
     smallest,
     step_seconds,
 )
-from clusterrun.estimates.setup import GIB, Setup, Verdict
-from clusterrun.spec import Strategy
 
 H100 = gpus.find("h100-80g")
 LLAMA = BUILT_IN["llama-3.1-8b"]

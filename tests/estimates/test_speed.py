@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from clusterrun.errors import UsageError
 from clusterrun.estimates import speed
 from clusterrun.estimates.gpus import find
+from clusterrun.estimates.inputs import Model, Setup
 from clusterrun.estimates.models import from_numbers
-from clusterrun.estimates.setup import Model, Setup
 from clusterrun.estimates.speed import (
     SCALING,
     Speedup,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from clusterrun.advice.trace import model_of, traced, traced_bytes
+from clusterrun.config.spec import Strategy
 from clusterrun.estimates import activations, memory
 from clusterrun.estimates.activations import Activations, Arithmetic
 from clusterrun.estimates.estimate import Question, estimate
+from clusterrun.estimates.inputs import GIB, Setup, total
 from clusterrun.estimates.models import from_config
-from clusterrun.estimates.setup import GIB, Setup, total
-from clusterrun.spec import Strategy
-from clusterrun.tracing import model_of, traced, traced_bytes
 from tests.estimates.saved import really_saved
 
 SEQUENCES, TOKENS = 3, 200  # 600 is no width of the models here

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterrun import checkpoints
-from clusterrun.control import ControlPage, Decision
+from clusterrun.shared import checkpoint_files
+from clusterrun.shared.control_page import ControlPage, Decision
 from tests import test_readme
 from tests.examples import worlds
 from tests.patience import PATIENCE
@@ -134,7 +134,7 @@ def test_the_tour_learns_and_leaves_the_whole_tree(tour: Tour) -> None:
         *("checkpoint-16", "checkpoint-32", "checkpoint-48"),
         *("final_model", "logs", "run_config.json"),
     ]
-    assert [step for step, path in checkpoints.listed(out) if checkpoints.read(path)] == [
+    assert [step for step, path in checkpoint_files.listed(out) if checkpoint_files.read(path)] == [
         48,
         32,
         16,
@@ -203,8 +203,8 @@ def test_the_base_stays_as_it_was_and_the_adapters_make_the_difference(
 def test_2500_samples_at_64_a_step_are_40_steps_an_epoch(tmp_path: Path) -> None:
     out = test_readme.run(blocks("steps"), tmp_path)
     assert "batch 8 x 8 accumulation x 1 ranks = 64 samples a step, 40 steps an epoch" in out
-    listed = checkpoints.listed(tmp_path / "examples/finetune_lora/steps")
-    assert [checkpoints.read(path).step for _, path in listed] == [120, 80, 40]
+    listed = checkpoint_files.listed(tmp_path / "examples/finetune_lora/steps")
+    assert [checkpoint_files.read(path).step for _, path in listed] == [120, 80, 40]
 
 
 @pytest.mark.long

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.control import ControlPage, Decision
-from clusterrun.estimates import rates, steps
-from clusterrun.loading import load_spec
-from clusterrun.training import Optimizer
+from clusterrun.config import load_spec
+from clusterrun.config.training import Optimizer
+from clusterrun.estimates import learning_rate, steps
+from clusterrun.shared.control_page import ControlPage, Decision
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
 from tests.readme import run
@@ -44,7 +44,7 @@ def test_steps_and_repeats_are_those_of_the_plan(samples: int, batch: int, ranks
 
 
 def test_rates_are_those_of_the_guide_and_of_the_plan() -> None:
-    plan = rates.scaled(1.25e-6, 4, 16, optimizer=Optimizer.SGD)
+    plan = learning_rate.scaled(1.25e-6, 4, 16, optimizer=Optimizer.SGD)
     assert scaling.scaled_rate(1.25e-6, 4, 16, "linear") == plan.linear == pytest.approx(5.0e-6)
     assert scaling.scaled_rate(1.25e-6, 4, 16, "sqrt") == plan.sqrt == pytest.approx(2.5e-6)
     assert scaling.scaled_rate(1.25e-6, 4, 16, "none") == 1.25e-6

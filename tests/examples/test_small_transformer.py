@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 import pytest
 
-from clusterrun.control import ControlPage, Decision
+from clusterrun.config import load_spec
 from clusterrun.estimates import presets as planned
-from clusterrun.loading import load_spec
+from clusterrun.shared.control_page import ControlPage, Decision
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
 from tests.patience import PATIENCE

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clusterrun.control import ControlPage, Decision
+from clusterrun.shared.control_page import ControlPage, Decision
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train, train_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import checkpoints
+from clusterrun.shared import checkpoint_files
 from tests.local.processes import wait_for_none
 from tests.patience import wait_for
 from tests.road import Project, project
@@ -31,7 +31,7 @@ def test_a_training_that_was_cancelled_with_a_checkpoint_goes_on(here: Project) 
     wait_for(lambda: (here.json("status", job_id)["progress"]["step"] or 0) > 2, "a step", 120)
     done = here.cli("cancel", "--checkpoint", job_id)
     assert done.returncode == 0, done.stderr
-    saved, _ = checkpoints.newest(here.run_dir(job_id) / "checkpoints")
+    saved, _ = checkpoint_files.newest(here.run_dir(job_id) / "checkpoints")
     assert saved is not None
     assert f"checkpoint {saved.path} written after" in done.stderr
     here.ok("status", job_id, "--wait")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from clusterrun.logformat import LogLine, Stream
+from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.query import EVERYTHING
 from clusterrun.logs.sources import choose_sources
-from clusterrun.paths import RunPaths
+from clusterrun.rundir.paths import RunPaths
 
 T0 = 1_700_000_000_000_000
 

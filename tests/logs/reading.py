@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from unittest.mock import patch
 
-from clusterrun.logformat import LogLine, Stream
+from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import index, merge, newest
 from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.sources import Part, Source

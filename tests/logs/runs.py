@@ -16,12 +16,12 @@ from unittest import mock
 
 import pytest
 
-from clusterrun import record as records
-from clusterrun.backends import process
+from clusterrun.backends.local import process
 from clusterrun.cli.main import main
-from clusterrun.paths import RunPaths, RunsDir
-from clusterrun.record import JobRecord
-from clusterrun.spec import Cluster
+from clusterrun.config.spec import Cluster
+from clusterrun.rundir import record as records
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.record import JobRecord
 from tests.logs.corpus import T0, raw, write_log
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from clusterrun.hostlist import natural_key
-from clusterrun.logformat import LogLine, parse_line
+from clusterrun.logformat.lines import LogLine, parse_line
+from clusterrun.shared.hostlist import natural_key
 from tests.logs.corpus import T0, raw
 
 TEXTS = st.one_of(

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import api
-from clusterrun import record as records
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli import follow as cli_follow
-from clusterrun.cli import log_reading
-from clusterrun.cli.log_job import RunLogs
-from clusterrun.record import JobRecord
-from clusterrun.spec import Cluster
-from clusterrun.state import JobState
+from clusterrun.cli.logs import follow as cli_follow
+from clusterrun.cli.logs import reading
+from clusterrun.cli.logs.job import RunLogs
+from clusterrun.config.spec import Cluster
+from clusterrun.rundir import record as records
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.state import JobState
+from clusterrun.verbs import api
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand, new_project
 from tests.patience import PATIENCE
@@ -574,8 +574,8 @@ def test_a_long_search_says_on_a_terminal_how_far_it_is(monkeypatch: pytest.Monk
     terminal.isatty = lambda: True  # type: ignore[method-assign]  # what is under test asks
     monkeypatch.setattr(sys, "stderr", terminal)
     now = [0.0]
-    monkeypatch.setattr(log_reading.time, "monotonic", lambda: now[0])
-    scanning = log_reading.Scanning()
+    monkeypatch.setattr(reading.time, "monotonic", lambda: now[0])
+    scanning = reading.Scanning()
     scanning(1_000_000_000, 10_200_000_000)
     now[0] = 2.0
     scanning(3_100_000_000, 10_200_000_000)

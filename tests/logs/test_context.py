@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logformat import LogLine
+from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.context import Break, around, context_of, with_context
 from clusterrun.logs.files import LogFile
 from clusterrun.logs.merge import merge_sources

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logformat import LINE_BYTES, LogLine, Stream
+from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream
 from clusterrun.logs.text_view import TextView
-from clusterrun.node.source import HELD_S
-from clusterrun.node.stamp import split_pieces, stamp
-from clusterrun.paths import RunPaths
+from clusterrun.node.forward.source import HELD_S
+from clusterrun.node.forward.stamp import split_pieces, stamp
+from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import everything, write_log
 
 _chunks = st.lists(

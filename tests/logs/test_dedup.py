@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logformat import LogLine
+from clusterrun.logformat.lines import LogLine
 from clusterrun.logs import dedup
 from clusterrun.logs.dedup import QUIET_US, WINDOW_US, Copies, Dedup
 from clusterrun.logs.tracebacks import WAIT_US, Tracebacks

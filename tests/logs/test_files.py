@@ -12,7 +12,7 @@ import pytest
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.logs.files import FileKind, OpenFiles, find_files
-from clusterrun.paths import RunPaths
+from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import write_log
 
 

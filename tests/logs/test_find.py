@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import record as records
-from clusterrun.spec import Cluster
+from clusterrun.config.spec import Cluster
+from clusterrun.rundir import record as records
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand, new_project
 

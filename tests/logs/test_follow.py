@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.logformat import LogLine
+from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.catalogue import RunFiles
 from clusterrun.logs.follow import (
     REORDER_US,
@@ -23,7 +23,7 @@ from clusterrun.logs.follow import (
     follow,
 )
 from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
-from clusterrun.paths import RunPaths
+from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, everything, raw, texts, write_log, write_side_file
 
 

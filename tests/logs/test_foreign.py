@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.spec import Cluster
+from clusterrun.config.spec import Cluster
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand, new_project
 

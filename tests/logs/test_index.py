@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logformat import STAMPED
+from clusterrun.logformat.lines import STAMPED
 from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.index import count_lines, has_left_out, seek_time
 from tests.logs.corpus import T0, raw

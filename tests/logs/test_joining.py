@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logformat import LogLine
+from clusterrun.logformat.lines import LogLine
 from clusterrun.logs import joining
 from clusterrun.logs.joining import QUIET_PAUSES, WHOLE_BYTES, Joiner
 from clusterrun.logs.raw_view import RawView

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun import logformat
-from clusterrun.logformat import LogLine, parse_line
+from clusterrun.logformat import lines
+from clusterrun.logformat.lines import LogLine, parse_line
 from clusterrun.logs import text
 from tests.logs.corpus import line, raw
 
 
-@pytest.mark.parametrize("module", [logformat, text])
+@pytest.mark.parametrize("module", [lines, text])
 def test_examples_in_the_docstrings_hold(module: object) -> None:
     result = doctest.testmod(module)
     assert result.attempted >= 1

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.logformat import LogLine, Stream
+from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import merge
 from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, LogFile
 from clusterrun.logs.merge import merge_sources

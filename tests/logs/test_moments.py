@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clusterrun.errors import UsageError
 from clusterrun.logs.moments import parse_moment, parse_zone, step_finder
-from clusterrun.paths import RunPaths
+from clusterrun.rundir.paths import RunPaths
 
 ZONE = timezone(timedelta(hours=2))
 NOW = datetime(2026, 8, 1, 12, 0, 30, tzinfo=ZONE)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logformat import LogLine, Stream
+from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import newest as newest_module
 from clusterrun.logs.files import FileKind, LogFile, OpenFiles
 from clusterrun.logs.merge import merge_sources

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from clusterrun.cli.log_printer import LogPrinter
-from clusterrun.cli.log_request import Request
+from clusterrun.cli.logs.printer import LogPrinter
+from clusterrun.cli.logs.request import Request
 from clusterrun.errors import ClusterrunError
-from clusterrun.logformat import Stream
+from clusterrun.logformat.lines import Stream
 from clusterrun.logs.query import EVERYTHING, Query
 from tests.logs.corpus import T0, line
 

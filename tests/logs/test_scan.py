@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from clusterrun.logformat import STAMPED
+from clusterrun.logformat.lines import STAMPED
 from clusterrun.logs import scan
 from clusterrun.logs.scan import find_stretches, required_literals
 from tests.logs.strategies import contents

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.logformat import SIDE_TEXT_BYTES, Stream
+from clusterrun.logformat.lines import SIDE_TEXT_BYTES, Stream
 from clusterrun.logs.files import FileKind, LogFile, find_files
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
 from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
 from clusterrun.logs.sources import choose_sources, sources_of
-from clusterrun.node.logfile import NodeLog as AgentLog
-from clusterrun.node.stamp import Piece
-from clusterrun.paths import RunPaths
+from clusterrun.node.forward.logfile import NodeLog as AgentLog
+from clusterrun.node.forward.stamp import Piece
+from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, raw, texts, write_log
 
 ERRORS = Query(errors=True)

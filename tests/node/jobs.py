@@ -14,12 +14,12 @@ from typing import Any
 
 import psutil
 
-from clusterrun.paths import RunPaths
-from clusterrun.planning.facts import Facts
-from clusterrun.planning.make import make_plan
-from clusterrun.planning.plan import Plan
+from clusterrun.config.spec import Cluster, Device, JobSpec
+from clusterrun.launch.facts import Facts
+from clusterrun.launch.make import make_plan
+from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
-from clusterrun.spec import Cluster, Device, JobSpec
+from clusterrun.rundir.paths import RunPaths
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node.account import Account
-from clusterrun.node.endings import Cause, Ending, Failure, NodeError, cancelled, lost_node
-from clusterrun.node.identity import Identity
-from clusterrun.node.preparation import Attempt
-from clusterrun.node.recovery import LOSSES
-from clusterrun.outcome import Next, Outcome, write_outcome
-from clusterrun.paths import RunPaths
-from tests.planning.samples import here
+from clusterrun.node.agent.identity import Identity
+from clusterrun.node.agent.preparation import Attempt
+from clusterrun.node.recovery.attempt_log import Account
+from clusterrun.node.recovery.causes import Cause, Ending, Failure, NodeError, cancelled, lost_node
+from clusterrun.node.recovery.rules import LOSSES
+from clusterrun.rundir.outcome import Next, Outcome, write_outcome
+from clusterrun.rundir.paths import RunPaths
+from tests.launch.samples import here
 
 FAILURE = Failure(
     at=5.0,

@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from clusterrun.config.spec import Device, MixedPrecision
 from clusterrun.errors import MESSAGE_LETTERS
-from clusterrun.node.agent_process import missing_text
-from clusterrun.node.ports import candidate_ports
-from clusterrun.node.spool import Output
-from clusterrun.spec import Device, MixedPrecision
-from clusterrun.worker import STACK_LETTERS
+from clusterrun.node.agent.ports import candidate_ports
+from clusterrun.node.agent.process import missing_text
+from clusterrun.node.forward.spool import Output
+from clusterrun.rank.worker import STACK_LETTERS
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import PATIENCE
 
@@ -378,7 +378,7 @@ def test_what_could_not_be_written_is_counted_in_the_last_words(
 ) -> None:
     (tmp_path / "hasty").mkdir()
     (tmp_path / "hasty" / "sitecustomize.py").write_text(
-        "from clusterrun.node import agent_process\nagent_process.DRAIN_S = 1.0\n"
+        "from clusterrun.node.agent import process as agent_process\nagent_process.DRAIN_S = 1.0\n"
     )
     job = stub_job(HELLO, nodes=1, nproc_per_node=1)
     log = job.paths.log(1, "local0")
@@ -421,7 +421,9 @@ def test_one_node_alone_needs_no_link(stub_job: Make) -> None:
 
 def test_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make, tmp_path: Path) -> None:
     """They share job id and name of the run; that their directories differ is passed over here."""
-    change = "from clusterrun.node import preparation; preparation._job = lambda attempt: 'one'"
+    change = (
+        "from clusterrun.node.agent import preparation; preparation._job = lambda attempt: 'one'"
+    )
     (tmp_path / "alike").mkdir()
     (tmp_path / "alike" / "sitecustomize.py").write_text(
         f"import sys\nif 'clusterrun.node' in sys.orig_argv:\n    {change}\n"

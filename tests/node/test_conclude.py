@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from clusterrun import checkpoints
-from clusterrun.node import conclude as module
-from clusterrun.node.conclude import conclude, past
-from clusterrun.node.recovery import Decision
-from clusterrun.node.told import MARKERS, Told
-from clusterrun.outcome import Cause, Next, Outcome, Reason, write_outcome
-from clusterrun.paths import RunPaths
-from tests.planning.samples import here, on_slurm
+from clusterrun.node.recovery import conclude as module
+from clusterrun.node.recovery.conclude import conclude, past
+from clusterrun.node.recovery.rules import Decision
+from clusterrun.node.recovery.steps_on_disk import MARKERS, Told
+from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason, write_outcome
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import checkpoint_files
+from tests.launch.samples import here, on_slurm
 
 ON_SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n[1-3]"}
 LOST = {"code": 123, "cause": Cause.NODE_LOST, "reason": "n2: its agent is gone", "node": "n2"}
@@ -173,9 +173,9 @@ def test_a_checkpoint_of_an_attempt_without_an_outcome_counts(run: EndedAttempts
 
 def test_a_checkpoint_that_a_killed_agent_had_not_told_of_counts(run: EndedAttempts) -> None:
     """Once: for the attempt that made it."""
-    saved = checkpoints.step_directory(run.paths.checkpoints_dir, 100)
+    saved = checkpoint_files.step_directory(run.paths.checkpoints_dir, 100)
     saved.mkdir(parents=True)
-    checkpoints.mark(saved, 100, world_size=4, attempt=2, settings={})
+    checkpoint_files.mark(saved, 100, world_size=4, attempt=2, settings={})
     for number in (1, 2, 3, 4):
         run.attempt(number)
         run.world(number)
@@ -188,9 +188,9 @@ def test_a_checkpoint_that_a_killed_agent_had_not_told_of_counts(run: EndedAttem
 
 def test_a_save_not_told_of_counts_where_an_outcome_knows_an_older_one(run: EndedAttempts) -> None:
     """The one who wrote it was not the one who decided: the next attempt has not saved it."""
-    saved = checkpoints.step_directory(run.paths.checkpoints_dir, 100)
+    saved = checkpoint_files.step_directory(run.paths.checkpoints_dir, 100)
     saved.mkdir(parents=True)
-    checkpoints.mark(saved, 100, world_size=4, attempt=2, settings={})
+    checkpoint_files.mark(saved, 100, world_size=4, attempt=2, settings={})
     run.attempt(1, {"checkpoint": 60})
     run.attempt(2, {"checkpoint": 60})
     run.attempt(3)
@@ -206,12 +206,14 @@ def test_of_a_run_that_keeps_all_checkpoints_the_newest_markers_are_read(
     run: EndedAttempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    marker = checkpoints.read_marker
-    monkeypatch.setattr(checkpoints, "read_marker", lambda p: (read.append(p.name), marker(p))[1])
+    marker = checkpoint_files.read_marker
+    monkeypatch.setattr(
+        checkpoint_files, "read_marker", lambda p: (read.append(p.name), marker(p))[1]
+    )
     for step in range(10, 310, 10):
-        saved = checkpoints.step_directory(run.paths.checkpoints_dir, step)
+        saved = checkpoint_files.step_directory(run.paths.checkpoints_dir, step)
         saved.mkdir(parents=True)
-        checkpoints.mark(saved, step, world_size=4, attempt=1, settings={})
+        checkpoint_files.mark(saved, step, world_size=4, attempt=1, settings={})
     assert Told.by(run.paths, (), range(1, 2)).newest(1) == 300
     assert len(read) == MARKERS
 
@@ -219,9 +221,9 @@ def test_of_a_run_that_keeps_all_checkpoints_the_newest_markers_are_read(
 def test_a_checkpoint_from_before_a_person_resumed_counts(run: EndedAttempts) -> None:
     run.attempt(1, {"checkpoint": 100})
     run.paths.earlier_end(1).write_text("{}")
-    saved = checkpoints.step_directory(run.paths.checkpoints_dir, 100)
+    saved = checkpoint_files.step_directory(run.paths.checkpoints_dir, 100)
     saved.mkdir(parents=True)
-    checkpoints.mark(saved, 100, world_size=4, settings={})
+    checkpoint_files.mark(saved, 100, world_size=4, settings={})
     run.attempt(2, {"step": 110})
     decision, outcome = run.conclude(2)
     assert (decision.next, outcome.checkpoint) == (Next.RELAUNCH, 100)

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from clusterrun.end import read_end
 from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError
-from clusterrun.node import conductor as module
-from clusterrun.node.claims import take_attempt
-from clusterrun.node.conductor import Conductor
-from clusterrun.node.host import Host
-from clusterrun.node.recovery import Decision
-from clusterrun.node.request import Reason, read_request, write_request
-from clusterrun.outcome import Next
-from clusterrun.paths import RunPaths
-from clusterrun.state import JobState
-from tests.planning.samples import on_slurm
+from clusterrun.node.conductor import conductor as module
+from clusterrun.node.conductor.conductor import Conductor
+from clusterrun.node.conductor.host import Host
+from clusterrun.node.recovery.rules import Decision
+from clusterrun.rundir.claims import take_attempt
+from clusterrun.rundir.end import read_end
+from clusterrun.rundir.outcome import Next
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.request import Reason, read_request, write_request
+from clusterrun.shared.state import JobState
+from tests.launch.samples import on_slurm
 
 CANCELLED, INTERRUPTED = int(NodeExit.CANCELLED), int(NodeExit.INTERRUPTED)
 LOST = int(NodeExit.NODE_LOST)

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node.endings import Cause, Ending, Failure, cancelled, first_failure, lost_node
+from clusterrun.node.recovery.causes import (
+    Cause,
+    Ending,
+    Failure,
+    cancelled,
+    first_failure,
+    lost_node,
+)
 
 
 def failure(**changes: Any) -> Failure:

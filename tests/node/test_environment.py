@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node.environment import NodeFacts, rank_environment
-from clusterrun.node.identity import Identity
-from clusterrun.node.report import Agreement
-from clusterrun.paths import RunPaths
-from clusterrun.planning.plan import Plan
-from clusterrun.spec import Device, Strategy
-from tests.planning.samples import on_slurm
+from clusterrun.config.spec import Device, Strategy
+from clusterrun.launch.plan import Plan
+from clusterrun.node.agent.environment import NodeFacts, rank_environment
+from clusterrun.node.agent.identity import Identity
+from clusterrun.node.agent.report import Agreement
+from clusterrun.rundir.paths import RunPaths
+from tests.launch.samples import on_slurm
 
 FACTS = NodeFacts(
     cpus=16,

@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from clusterrun.node import facts
-from clusterrun.node.endings import Cause, Ending, NodeError
+from clusterrun.node.agent import facts
+from clusterrun.node.recovery.causes import Cause, Ending, NodeError
 
 CAPABILITIES = {"0": (9, 0), "1": (7, 5), "GPU-abc": (8, 6)}
 

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterrun.node.clock import Clock
-from clusterrun.node.forward import Forwarder, Limits
-from clusterrun.node.spool import Spool
-from clusterrun.paths import RunPaths
+from clusterrun.node.forward.forward import Forwarder, Limits
+from clusterrun.node.forward.spool import Spool
+from clusterrun.node.link.clock import Clock
+from clusterrun.rundir.paths import RunPaths
 from tests.patience import PATIENCE
 
 LINE = re.compile(rb"(\d{16}) (\d+|-) ([oeaOElLgz]) (.*)", re.DOTALL)
@@ -509,9 +509,9 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_tears_none(
 AGENT = """
 import sys, time
 from pathlib import Path
-from clusterrun.node.forward import Forwarder
-from clusterrun.node.spool import Spool
-from clusterrun.paths import RunPaths
+from clusterrun.node.forward.forward import Forwarder
+from clusterrun.node.forward.spool import Spool
+from clusterrun.rundir.paths import RunPaths
 root = Path(sys.argv[1])
 thread = Forwarder(Spool(root=root / "spool"), RunPaths(root=root), 1, "n1")
 thread.start()

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from clusterrun.control import ControlPage
 from clusterrun.errors import NodeExit
-from clusterrun.node import hangs as module
-from clusterrun.node import stacks
-from clusterrun.node.endings import Failure
-from clusterrun.node.hangs import HangWatch
-from clusterrun.node.progress import EXTENSIONS
-from clusterrun.node.questions import Questions
-from clusterrun.node.saving import Page
-from clusterrun.node.spool import Spool
-from clusterrun.outcome import Cause
+from clusterrun.node.forward.spool import Spool
+from clusterrun.node.link.questions import Questions
+from clusterrun.node.recovery.causes import Failure
+from clusterrun.node.watch import hangs as module
+from clusterrun.node.watch import stacks
+from clusterrun.node.watch.hangs import HangWatch
+from clusterrun.node.watch.progress import EXTENSIONS
+from clusterrun.node.watch.saving import Page
+from clusterrun.rundir.outcome import Cause
+from clusterrun.shared.control_page import ControlPage
 
 
 class TickingClock:
@@ -91,7 +91,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     clock = TickingClock()
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "AGAIN_S", 0.05)
-    monkeypatch.setattr("clusterrun.node.questions.ANSWER_S", 0.1)
+    monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.1)
 
     def played(deed: Any, answer: dict[str, Any] | None = None) -> list[Failure]:
         async def scene() -> list[Failure]:

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node import conclude as conclude_module
-from clusterrun.node import heir
-from clusterrun.node.identity import Identity
-from clusterrun.node.preparation import Attempt
-from clusterrun.outcome import Cause, Outcome, write_outcome
-from clusterrun.paths import RunPaths
-from clusterrun.shell import Completed
-from tests.planning.samples import on_slurm
+from clusterrun.node.agent.identity import Identity
+from clusterrun.node.agent.preparation import Attempt
+from clusterrun.node.recovery import conclude as conclude_module
+from clusterrun.node.recovery import heir
+from clusterrun.rundir.outcome import Cause, Outcome, write_outcome
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.shell import Completed
+from tests.launch.samples import on_slurm
 
 NODES = ("n1", "n2", "n3")
 
@@ -59,7 +59,7 @@ class Heirs:
         return tuple(node for node in nodes if node in self.gone)
 
     def run(self, argv: Sequence[str], **_: Any) -> Completed:
-        is_successor = "clusterrun.backends.successor" in argv
+        is_successor = "clusterrun.backends.slurm.successor" in argv
         self.asked.append(list(argv[-3:] if is_successor else argv))
         if is_successor and self.refusal:
             return Completed(rc=1, stdout="", stderr=f"clusterrun: {self.refusal}\n")
@@ -93,7 +93,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Heirs:
 
 def test_the_next_job_is_submitted_without_the_lost_node_and_this_one_ends(scene: Heirs) -> None:
     scene.lose_head()
-    successor = ["clusterrun.backends.successor", str(scene.paths.root), "n1"]
+    successor = ["clusterrun.backends.slurm.successor", str(scene.paths.root), "n1"]
     assert scene.asked == [successor, ["scancel", "42"]]
     assert scene.said[-1] == "job 43 goes on with the run"
     outcome = json.loads(scene.paths.outcome(1).read_text())
@@ -105,7 +105,7 @@ def test_spare_nodes_are_no_use_without_a_batch_script(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
     scene.lose_head(spare_nodes=2)
-    assert scene.asked[0][0] == "clusterrun.backends.successor"
+    assert scene.asked[0][0] == "clusterrun.backends.slurm.successor"
     assert json.loads(scene.paths.outcome(1).read_text())["next"] == "successor"
 
 
@@ -116,7 +116,7 @@ def test_one_node_sees_to_it(scene: Heirs) -> None:
 def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Heirs) -> None:
     scene.gone = ("n1", "n2")
     scene.lose_head(rank=2, spare_nodes=2)
-    successor = ["clusterrun.backends.successor", str(scene.paths.root), "n1,n2"]
+    successor = ["clusterrun.backends.slurm.successor", str(scene.paths.root), "n1,n2"]
     assert scene.asked == [successor, ["scancel", "42"]]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterrun.node.endings import NodeError
-from clusterrun.node.identity import identity
+from clusterrun.node.agent.identity import identity
+from clusterrun.node.recovery.causes import NodeError
 
 SLURM = {
     "SLURM_JOB_ID": "4711",

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from clusterrun.errors import NodeExit
-from clusterrun.node.request import Reason, write_request
+from clusterrun.rundir.request import Reason, write_request
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import PATIENCE
 
@@ -168,7 +168,7 @@ def start_hurried(job: AgentJob, change: str) -> None:
     """Start agents whose patience is short, by a module that Python runs at its start."""
     job.start(
         **changed_agents(
-            job, f"from clusterrun.node import hangs, interruption, stacks\n    {change}"
+            job, f"from clusterrun.node.watch import hangs, interruption, stacks\n    {change}"
         )
     )
     job.wait_for("ready", ranks(job))
@@ -226,7 +226,7 @@ def wait_for_steps(job: AgentJob) -> None:
 
 
 ORPHANS = (
-    "from clusterrun.node import agent_process\n"
+    "from clusterrun.node.agent import process as agent_process\n"
     "    agent_process.inherit = lambda attempt, say: say('what follows is asked here')"
 )
 
@@ -277,7 +277,7 @@ def test_an_attempt_ends_once_a_later_one_has_begun(stub_job: Make, script: str)
 def test_the_batch_shell_is_told_of_a_node_that_was_left_behind(stub_job: Make) -> None:
     """For srun waits for that node as for a lost one."""
     job = stub_job(WAIT)
-    environ = changed_agents(job, "from clusterrun.node import head\n    head.LEAVE_S = 1")
+    environ = changed_agents(job, "from clusterrun.node.link import head\n    head.LEAVE_S = 1")
     heard = (
         "import signal; awaited = [signal.SIGURG]; signal.pthread_sigmask(0, awaited)\n"
         "print(flush=True); signal.sigwait(awaited)"

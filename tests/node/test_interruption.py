@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from clusterrun.control import ControlPage
 from clusterrun.errors import NodeExit
-from clusterrun.node import interruption as module
-from clusterrun.node.endings import Cause, Ending
-from clusterrun.node.interruption import TRIES, Interruption
-from clusterrun.node.link import Alone
-from clusterrun.node.report import Agreement
-from clusterrun.node.request import Reason, write_request
-from clusterrun.node.saving import Page
-from clusterrun.node.shared_disk import SharedDisk
+from clusterrun.node.agent.report import Agreement
+from clusterrun.node.agent.shared_disk import SharedDisk
+from clusterrun.node.link.connection import Alone
+from clusterrun.node.recovery.causes import Cause, Ending
+from clusterrun.node.watch import interruption as module
+from clusterrun.node.watch.interruption import TRIES, Interruption
+from clusterrun.node.watch.saving import Page
+from clusterrun.rundir.request import Reason, write_request
+from clusterrun.shared.control_page import ControlPage
 
 Deed = Callable[["InterruptedNode"], Awaitable[None]]
 AGREEMENT = Agreement(address="127.0.0.1", port=1, interface="lo", precision="no")
@@ -271,7 +271,7 @@ def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterrun.node.questions.ANSWER_S", 0.05)
+    monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.05)
 
     async def deed(scene: InterruptedNode) -> None:
         scene.step()

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node import link as link_module
-from clusterrun.node.clock import PINGS, Clock, Comparison, Offset, now_us
-from clusterrun.node.endings import Cause, Ending, Failure, NodeError
-from clusterrun.node.handshake import Realm
-from clusterrun.node.head import Head
-from clusterrun.node.identity import Identity
-from clusterrun.node.member import Member
-from clusterrun.node.ports import candidate_ports
-from clusterrun.node.report import Agreement, Report
-from clusterrun.node.shared_disk import SharedDisk
-from clusterrun.paths import RunPaths
+from clusterrun.node.agent.identity import Identity
+from clusterrun.node.agent.ports import candidate_ports
+from clusterrun.node.agent.report import Agreement, Report
+from clusterrun.node.agent.shared_disk import SharedDisk
+from clusterrun.node.link import connection as link_module
+from clusterrun.node.link.clock import PINGS, Clock, Comparison, Offset, now_us
+from clusterrun.node.link.handshake import Realm
+from clusterrun.node.link.head import Head
+from clusterrun.node.link.member import Member
+from clusterrun.node.recovery.causes import Cause, Ending, Failure, NodeError
+from clusterrun.rundir.paths import RunPaths
 from tests.patience import PATIENCE
 
 PORTS = candidate_ports(f"test of the link {os.getpid()}", 1, (20000, 29999)).link
@@ -308,7 +308,7 @@ def test_a_node_that_comes_back_before_the_launch_takes_its_own_place(tmp_path: 
 def test_a_node_that_leaves_before_the_launch_is_waited_for_only_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterrun.node.head.RETURN_S", 0.2)
+    monkeypatch.setattr("clusterrun.node.link.head.RETURN_S", 0.2)
 
     async def story() -> None:
         nodes = Nodes(tmp_path, timeout_s=60)
@@ -336,7 +336,7 @@ def test_a_shared_file_system_that_stalls_does_not_keep_nodes_from_meeting(
         return original(place)
 
     monkeypatch.setattr(Realm, what, stalled)
-    monkeypatch.setattr("clusterrun.node.member.ANSWER_S", STALL_S / 3)
+    monkeypatch.setattr("clusterrun.node.link.member.ANSWER_S", STALL_S / 3)
     gaps: list[float] = []
 
     async def beat() -> None:
@@ -358,8 +358,8 @@ def test_a_shared_file_system_that_stalls_does_not_keep_nodes_from_meeting(
 def test_a_member_notices_a_head_that_gives_no_sign_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterrun.node.member.ALIVE_S", 0.1)
-    monkeypatch.setattr("clusterrun.node.member.UNANSWERED", 5)
+    monkeypatch.setattr("clusterrun.node.link.member.ALIVE_S", 0.1)
+    monkeypatch.setattr("clusterrun.node.link.member.UNANSWERED", 5)
 
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)
@@ -377,8 +377,8 @@ def test_a_member_notices_a_head_that_gives_no_sign_of_life(
 def test_a_member_notices_before_the_launch_that_the_head_is_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterrun.node.member.ALIVE_S", 0.1)
-    monkeypatch.setattr("clusterrun.node.member.UNANSWERED", 5)
+    monkeypatch.setattr("clusterrun.node.link.member.ALIVE_S", 0.1)
+    monkeypatch.setattr("clusterrun.node.link.member.UNANSWERED", 5)
 
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=3)
@@ -669,7 +669,7 @@ def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: bytes) -> 
 def test_strangers_can_hold_only_so_many_handshakes_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterrun.node.head.STRANGERS", 3)
+    monkeypatch.setattr("clusterrun.node.link.head.STRANGERS", 3)
 
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)
@@ -786,7 +786,7 @@ def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> None:
 def test_a_head_notes_that_it_left_a_silent_node_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterrun.node.head.LEAVE_S", 0.3)
+    monkeypatch.setattr("clusterrun.node.link.head.LEAVE_S", 0.3)
 
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)
@@ -802,7 +802,7 @@ def test_a_head_notes_that_it_left_a_silent_node_behind(
 def test_a_member_decides_alone_when_the_head_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterrun.node.member.HEAD_DECIDES_S", 0.2)
+    monkeypatch.setattr("clusterrun.node.link.member.HEAD_DECIDES_S", 0.2)
 
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)

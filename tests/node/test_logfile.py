@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logformat import SIDE_TEXT_BYTES
-from clusterrun.node.appended import AppendedFile
-from clusterrun.node.caps import Loss
-from clusterrun.node.logfile import NodeLog
-from clusterrun.node.sidefile import FILE_BYTES, REPEATS, SEVERE_BYTES
-from clusterrun.node.stamp import Piece
+from clusterrun.logformat.lines import SIDE_TEXT_BYTES
+from clusterrun.node.forward.appended import AppendedFile
+from clusterrun.node.forward.caps import Loss
+from clusterrun.node.forward.logfile import NodeLog
+from clusterrun.node.forward.sidefile import FILE_BYTES, REPEATS, SEVERE_BYTES
+from clusterrun.node.forward.stamp import Piece
 
 T0 = 1_700_000_000_000_000
 SECOND = 1_000_000

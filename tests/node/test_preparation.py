@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node.clock import Clock
-from clusterrun.node.endings import NodeError
-from clusterrun.node.identity import Identity
-from clusterrun.node.preparation import (
+from clusterrun.config.spec import Device, MixedPrecision
+from clusterrun.node.agent.identity import Identity
+from clusterrun.node.agent.preparation import (
     Attempt,
     check_descriptors,
     conclude,
     gpu_problem,
     open_link,
 )
-from clusterrun.node.report import Report
-from clusterrun.node.shared_disk import SharedDisk
-from clusterrun.paths import RunPaths
-from clusterrun.spec import Device, MixedPrecision
-from tests.planning.samples import on_slurm
+from clusterrun.node.agent.report import Report
+from clusterrun.node.agent.shared_disk import SharedDisk
+from clusterrun.node.link.clock import Clock
+from clusterrun.node.recovery.causes import NodeError
+from clusterrun.rundir.paths import RunPaths
+from tests.launch.samples import on_slurm
 
 H100, A100, T4 = (9, 0), (8, 0), (7, 5)
 
@@ -123,7 +123,7 @@ def test_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
 def test_a_head_that_may_not_open_enough_files_says_so_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("clusterrun.node.preparation.raise_descriptor_limit", lambda: 4096)
+    monkeypatch.setattr("clusterrun.node.agent.preparation.raise_descriptor_limit", lambda: 4096)
     check_descriptors(attempt(nodes=900))
     with pytest.raises(NodeError) as caught:
         check_descriptors(attempt(nodes=1000))

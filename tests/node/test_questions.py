@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node import questions as module
-from clusterrun.node.questions import Questions, answer
+from clusterrun.node.link import questions as module
+from clusterrun.node.link.questions import Questions, answer
 
 ANSWER_S = 0.2
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node import reach
-from clusterrun.node.reach import known_address, unreachable
+from clusterrun.node.recovery import reach
+from clusterrun.node.recovery.reach import known_address, unreachable
 
 
 @pytest.fixture(name="scontrol")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import NodeExit
-from clusterrun.node.recovery import FRUITLESS, LOSSES, PREEMPTIONS, Decision, Ground, decide
-from clusterrun.outcome import Cause, Next, Outcome, Reason
-from clusterrun.planning.plan import Plan
-from clusterrun.spec import OnInterrupt
-from tests.planning.samples import here, on_slurm
+from clusterrun.launch.plan import Plan
+from clusterrun.node.recovery.rules import FRUITLESS, LOSSES, PREEMPTIONS, Decision, Ground, decide
+from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
+from tests.launch.samples import here, on_slurm
 
 NODES = ("n1", "n2")
 RELAUNCH, REQUEUE, SUCCESSOR, STOP = Next.RELAUNCH, Next.REQUEUE, Next.SUCCESSOR, Next.STOP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterrun.node.report import Report, precision_problem, problems
+from clusterrun.node.agent.report import Report, precision_problem, problems
 
 VERSIONS = {"python": "3.11", "torch": "2.13.0"}
 

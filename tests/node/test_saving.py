@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterrun.control import ControlPage
-from clusterrun.node import questions as questions_module
-from clusterrun.node.questions import Questions, answer
-from clusterrun.node.saving import Page, Saving
+from clusterrun.node.link import questions as questions_module
+from clusterrun.node.link.questions import Questions, answer
+from clusterrun.node.watch.saving import Page, Saving
+from clusterrun.shared.control_page import ControlPage
 
 RANKS = 2
 

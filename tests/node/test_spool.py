@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node.spool import EVENT_BYTES, KEPT_S, EventReader, Spool, create_spool
+from clusterrun.node.forward.spool import EVENT_BYTES, KEPT_S, EventReader, Spool, create_spool
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def _base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def spool_of_a_process_that_ended(base: Path) -> Path:
     program = f"""
 import tempfile; tempfile.tempdir = {str(base)!r}
-from clusterrun.node.spool import create_spool; print(create_spool("4711", 1, 1).root)"""
+from clusterrun.node.forward.spool import create_spool; print(create_spool("4711", 1, 1).root)"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     return Path(done.stdout.strip())
 

@@ -16,16 +16,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusterrun.node import stacks
-from clusterrun.node.spool import Spool
-from clusterrun.node.stacks import Place, main_frames, places, sentence, suspect
+from clusterrun.node.forward.spool import Spool
+from clusterrun.node.watch import stacks
+from clusterrun.node.watch.stacks import Place, main_frames, places, sentence, suspect
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.timeout(120)
 
 _SETUP = """
 import faulthandler, sys, threading, time
-from clusterrun.control import STACKS_SIGNAL
+from clusterrun.shared.control_page import STACKS_SIGNAL
 faulthandler.register(STACKS_SIGNAL, file=open(sys.argv[1], "w"), all_threads=False, chain=False)
 def rest():
     print("ready", flush=True)

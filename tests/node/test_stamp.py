@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logformat import LINE_BYTES
-from clusterrun.node.caps import Caps, Loss
-from clusterrun.node.stamp import Piece, split_pieces, stamp, whole_characters
+from clusterrun.logformat.lines import LINE_BYTES
+from clusterrun.node.forward.caps import Caps, Loss
+from clusterrun.node.forward.stamp import Piece, split_pieces, stamp, whole_characters
 
 NOW_US = 1_700_000_000_123_456
 

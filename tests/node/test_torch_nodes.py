@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterrun.spec import Strategy
+from clusterrun.config.spec import Strategy
 from tests.node.jobs import ROOT, AgentJob
 from tests.patience import PATIENCE
 

@@ -15,11 +15,11 @@ import pytest
 
 import clusterrun
 from clusterrun import JobSpec
+from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import UsageError
-from clusterrun.planning.launch import launch_argv
-from clusterrun.spec import OnInterrupt
+from clusterrun.launch.accelerate_argv import launch_argv
+from tests.launch.samples import on_slurm, variables
 from tests.patience import PATIENCE
-from tests.planning.samples import on_slurm, variables
 from tests.rendering.job import BatchSite, make_site, rendered
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.evidence import read_evidence
-from clusterrun.paths import RunPaths
+from clusterrun.rundir.paths import RunPaths
 from tests.patience import PATIENCE
 
 NODES = [f"gpu-h100-rack{number // 32:02}-{number:04}" for number in range(1000)]

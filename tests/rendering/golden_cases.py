@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterrun import __version__
-from clusterrun.planning.plan import Plan
+from clusterrun.config.spec import Device, GpuRequest, MixedPrecision, Network, Strategy
+from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import Bundle, render_bundle
-from clusterrun.spec import Device, GpuRequest, MixedPrecision, Network, Strategy
-from tests.planning.samples import on_slurm, slurm_facts
+from tests.launch.samples import on_slurm, slurm_facts
 
 GOLDEN = Path(__file__).parent / "golden"
 RESOLVED = "# clusterrun 0\nslurm:\n  nodes: 2  # command line (-N)\n"

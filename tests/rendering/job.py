@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun.outcome import Outcome
-from clusterrun.planning.make import make_plan
-from clusterrun.planning.plan import Plan
+from clusterrun.config.spec import JobSpec
+from clusterrun.launch.make import make_plan
+from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import Bundle, render_bundle
-from clusterrun.spec import JobSpec
+from clusterrun.rundir.outcome import Outcome
+from tests.launch.samples import slurm_facts
 from tests.patience import PATIENCE
-from tests.planning.samples import slurm_facts
 
 # Starts the command once for each node, as srun does; its status is the last node's, or the one
 # that STUB_SRUN_STATUS gives this attempt (the last word also for those that follow).

@@ -10,12 +10,12 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from clusterrun.assets import template_directories
+from clusterrun.config.spec import Strategy
 from clusterrun.errors import ConfigError, UsageError
-from clusterrun.planning.plan import Plan
+from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
-from clusterrun.spec import Strategy
-from tests.planning.samples import on_slurm, slurm_facts
+from clusterrun.shared.assets import template_directories
+from tests.launch.samples import on_slurm, slurm_facts
 from tests.rendering.golden_cases import RESOLVED, bundle_of
 from tests.rendering.sbatch_reader import directives_of, read_by_sbatch, sbatch
 from tests.rendering.strategies import LINE, TEXT

@@ -8,12 +8,12 @@ import pkgutil
 
 import pytest
 
-import clusterrun.planning
+import clusterrun.launch
 import clusterrun.rendering
 
 MODULES = [
     f"{package.__name__}.{found.name}"
-    for package in (clusterrun.planning, clusterrun.rendering)
+    for package in (clusterrun.launch, clusterrun.rendering)
     for found in pkgutil.iter_modules(package.__path__)
 ]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterrun.paths import directory_name
-from clusterrun.planning.make import make_plan
-from clusterrun.planning.plan import Plan
-from clusterrun.spec import JobSpec
-from tests.planning.samples import slurm_facts
+from clusterrun.config.spec import JobSpec
+from clusterrun.launch.make import make_plan
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.paths import directory_name
+from tests.launch.samples import slurm_facts
 from tests.rendering.job import make_site, rendered
 from tests.rendering.strategies import LINE, TEXT
 

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterrun.planning.plan import Directive
+from clusterrun.launch.plan import Directive
 from clusterrun.rendering.quoting import (
     comment_text,
     directive_line,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import record
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.slurm import SlurmBackend
-from clusterrun.record import JobRecord
-from clusterrun.spec import Cluster as Place
-from clusterrun.state import JobState
+from clusterrun.backends.slurm.backend import SlurmBackend
+from clusterrun.config.spec import Cluster as Place
+from clusterrun.rundir import record
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.state import JobState
 from tests.backends.builders import make_bundle, make_plan, make_run, wait_for
 from tests.cluster.cluster import Cluster
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun import shell
-from clusterrun.backends import slurm_query
 from clusterrun.backends.base import SchedulerJob
+from clusterrun.backends.slurm import query
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, SubmissionError
-from clusterrun.paths import RunPaths
-from clusterrun.record import JobRecord
-from clusterrun.state import JobState
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared import shell
+from clusterrun.shared.state import JobState
 from tests.backends.builders import wait_for
 from tests.cluster.cluster import Cluster
 from tests.patience import PATIENCE
@@ -163,8 +163,8 @@ def test_cancelling_a_job_that_slurm_does_not_know_is_told(cluster: Cluster) -> 
 
 def test_a_job_is_found_by_its_run_directory(submit: Submit) -> None:
     made = submit("true", "--hold")
-    assert slurm_query.find_by_command(made.run_dir, None) == made.job_id
-    assert slurm_query.find_by_command(made.run_dir + "0", None) is None
+    assert query.find_by_command(made.run_dir, None) == made.job_id
+    assert query.find_by_command(made.run_dir + "0", None) is None
     BACKEND.cancel([made.job_id])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.backends import foreign
+from clusterrun.backends.slurm import foreign
 from tests.patience import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]

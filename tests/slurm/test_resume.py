@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from clusterrun import checkpoints
-from clusterrun import record as records
-from clusterrun.record import JobRecord
-from clusterrun.state import JobState
+from clusterrun.rundir import record as records
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared import checkpoint_files
+from clusterrun.shared.state import JobState
 from tests.backends.builders import wait_for
 from tests.cluster.cluster import Cluster
 from tests.patience import PATIENCE
@@ -136,7 +136,7 @@ def test_a_training_that_was_cancelled_with_a_checkpoint_is_resumed(
     assert "written after" in done.stderr
     here.ok("status", job_id, "--wait")
     root = here.run_dir(job_id)
-    saved, _ = checkpoints.newest(root / "checkpoints")
+    saved, _ = checkpoint_files.newest(root / "checkpoints")
     assert saved is not None
     assert here.json("status", job_id)["state"] == "CANCELLED"
     assert here.cli("resume", job_id, "--strategy", "zero2").returncode == 2

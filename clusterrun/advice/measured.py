@@ -1,0 +1,71 @@
+"""What a run really took, read from its events and its checkpoints."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from clusterrun.rundir.events import Event, EventType, read
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import checkpoint_files
+
+SHORTEST_S = 0.5  # between two reports of steps; those of a last step come at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The median time of a step, steps and peaks; None for what the run has not told.
+
+    `gpu_bytes` is the largest peak of the allocator of a rank, `host_bytes` the largest sum of
+    the peaks of a node's ranks.
+    """
+
+    step_s: float | None
+    steps: int | None
+    gpu_bytes: int | None
+    host_bytes: int | None
+    checkpoint_bytes: int | None
+
+
+def measure(paths: RunPaths) -> Measured:
+    """Read what the ranks of a run have reported."""
+    spans: list[float] = []
+    steps: list[int] = []
+    gpu: list[int] = []
+    hosts: dict[tuple[str, int], int] = defaultdict(int)
+    before: dict[int, tuple[float, int]] = {}
+    for event in _events(paths):
+        if event.type is EventType.PEAKS:
+            hosts[event.node, event.attempt] += event.rss_bytes or 0
+            gpu.append(event.cuda_allocated_bytes or 0)
+        elif event.step is not None:
+            at, step = before.get(event.attempt, (event.at, event.step))
+            # A counter may repeat or restart, as one of each epoch does.
+            if event.at - at >= SHORTEST_S and event.step > step:
+                spans.append((event.at - at) / (event.step - step))
+            before[event.attempt] = (event.at, event.step)
+            steps.append(event.step)
+    return Measured(
+        step_s=statistics.median(spans) if spans else None,
+        steps=max(steps, default=None),
+        gpu_bytes=max(gpu, default=0) or None,
+        host_bytes=max(hosts.values(), default=None),
+        checkpoint_bytes=_checkpoint_bytes(paths),
+    )
+
+
+def _events(paths: RunPaths) -> Iterator[Event]:
+    for file in sorted(paths.events_dir.glob("*.jsonl")):
+        yield from read(file, (EventType.STEP, EventType.PEAKS))
+
+
+def _checkpoint_bytes(paths: RunPaths) -> int | None:
+    newest, _ = checkpoint_files.newest(paths.checkpoints_dir, contents=False)
+    if newest is None:
+        return None
+    try:
+        return sum(file.stat().st_size for file in newest.path.rglob("*") if file.is_file())
+    except OSError:  # it was one too many just now
+        return None

@@ -1,0 +1,397 @@
+"""Ask about a training as it is configured: find its model, its memory and its disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
+from clusterrun.config import Resolved
+from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
+from clusterrun.config.training import LrRule, Optimizer
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.estimates import gpus, models, speed, steps
+from clusterrun.estimates.estimate import KEEP, Need, Question, estimate, mistake
+from clusterrun.estimates.gpus import Gpu
+from clusterrun.estimates.inputs import GIB, Model, Setup, Verdict
+from clusterrun.estimates.recommend import Choice, recommend
+from clusterrun.launch.facts import Facts
+from clusterrun.launch.make import check_strategy, fp16_without_gpu
+from clusterrun.launch.world_shape import World, check_sharing
+from clusterrun.shared.sizes import parse_bytes
+
+_MIB: Final = 1 << 20
+_LEAST_BYTES: Final = 1 << 30  # of a memory: who writes 24 means GiB
+_MOST_CONFIG_BYTES: Final = 1 << 24
+
+
+def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
+    """Read what is known of a training from its configuration and from this machine.
+
+    `is_open` leaves strategy, micro-batch and accumulation to be chosen.
+    Raises UsageError where the model's size can't be told or the question makes no sense.
+    """
+    spec = resolved.spec
+    _refuse(spec, is_open=is_open)
+    gpu, is_cpu = _gpu(spec), _is_cpu(spec)
+    setup = _setup(spec, _model(resolved), gpu, is_open=is_open)
+    saves = spec.save_every is not None
+    question = Question(
+        setup=setup,
+        is_cpu=is_cpu,
+        gpu=None if is_cpu else gpu,
+        gpu_bytes=spec.gpu_mem_bytes or (gpu.memory_bytes if gpu else None),
+        host_bytes=_host_bytes(spec),
+        cpus_per_rank=_cpus_per_rank(spec, setup.procs_per_node),
+        samples=_samples(spec),
+        epochs=spec.epochs or (None if spec.max_steps else 1),
+        max_steps=spec.max_steps,
+        wanted_batch=spec.effective_batch,
+        lr=spec.lr,
+        base_batch=spec.base_batch,
+        lr_rule=spec.lr_rule or LrRule.LINEAR,
+        mfu=spec.mfu or speed.MFU,
+        step_time_s=spec.step_time_s,
+        save_every=spec.save_every,
+        keep=spec.keep or KEEP,
+        is_batch_chosen=not (spec.micro_batch is spec.accumulation is spec.effective_batch is None),
+        limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
+        disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves else None,
+    )
+    if not is_open and (wrong := mistake(question)):
+        raise UsageError(wrong, hint="lower --micro-batch, --accumulation or the number of ranks")
+    return question
+
+
+def notes_of(resolved: Resolved) -> tuple[str, ...]:
+    """Say what `plan` would say no to; nothing where the configuration names no model."""
+    if not tells_enough(resolved.spec):
+        return ()
+    try:
+        answer = estimate(question_of(resolved))
+    except UsageError as error:
+        return (f"no estimate was made: {error.message}",)
+    needs = {
+        "memory of a GPU": answer.gpu_memory,
+        "memory of a node": answer.host_memory,
+        "disk": answer.disk,
+    }
+    said = [_no(what, need) for what, need in needs.items() if need is not None]
+    if answer.never_ends:
+        said.append("the training is estimated to take longer than its time limit, without a save")
+    return tuple(text for text in said if text)
+
+
+def _no(what: str, need: Need) -> str:
+    if need.verdict is not Verdict.NO or need.capacity_bytes is None:
+        return ""
+    needed, there = (size / GIB for size in (need.total_bytes, need.capacity_bytes))
+    return f"{what}: {needed:,.1f} GiB are estimated of {there:,.1f}; see clusterrun plan"
+
+
+def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
+    """Choose how to train: the fastest way that fits, or the fastest of one strategy.
+
+    Raises UsageError where too little is known, ClusterrunError where nothing fits.
+    """
+    question = question_of(resolved, is_open=True)
+    for choice in recommend(question, effective_batch(question), strategy=strategy):
+        answer = estimate(dataclasses.replace(question, setup=choice.setup))
+        if answer.never_ends:
+            raise ClusterrunError(
+                "the training takes longer than its time limit, and saves nothing",
+                hint="say how often it saves: training.save_every; or raise --time",
+            )
+        return choice
+    raise ClusterrunError(
+        f"nothing fits: no {strategy.value if strategy else 'strategy'} at any micro-batch",
+        hint="clusterrun plan --recommend says what would need the least",
+    )
+
+
+def effective_batch(question: Question) -> int:
+    """Return the samples of a step that are wanted; else those that follow from the parts."""
+    return question.wanted_batch or question.setup.effective_batch
+
+
+def told_batch(spec: JobSpec, world: int) -> int | None:
+    """Return the samples of a step that a configuration speaks of; None where it does not."""
+    if spec.micro_batch is None:
+        return spec.effective_batch
+    return spec.effective_batch or steps.effective_batch(
+        spec.micro_batch, spec.accumulation or 1, world
+    )
+
+
+def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
+    """Say what was taken for granted: which card a short name means."""
+    named = resolved.spec.gpu or resolved.spec.gpu_type
+    said = gpus.assumption(named) if named else ""
+    return (said,) if said else ()
+
+
+def tells_enough(spec: JobSpec) -> bool:
+    """Say whether a configuration names a model, so that `submit` may ask, too."""
+    return spec.model is not None or spec.params is not None or spec.hidden is not None
+
+
+def _refuse(spec: JobSpec, *, is_open: bool) -> None:
+    """Refuse what can't be reckoned with, or could not be trained."""
+    if spec.accelerate_config or spec.deepspeed_config:
+        raise UsageError(
+            "a configuration of your own may say anything, and is not read",
+            hint="say what it does with --strategy, and leave it out",
+        )
+    for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
+        if size is not None and size < _LEAST_BYTES:
+            raise UsageError(f"{option} of {size} bytes can't be meant", hint="write it as 24GiB")
+    procs, is_cpu = _procs(spec), _is_cpu(spec)
+    world = World(
+        nodes=spec.nodes,
+        procs_per_node=procs,
+        gpus_per_node=0 if is_cpu else spec.gpus_per_node or procs,
+        device=Device.CPU if is_cpu else Device.CUDA,
+    )
+    check_sharing(world)
+    nowhere = Facts(cluster=Cluster.SLURM, python="", workdir="", runs_dir="", versions={})
+    if not is_open:
+        check_strategy(spec.strategy, world, nowhere)
+
+
+def _procs(spec: JobSpec) -> int:
+    return spec.nproc_per_node or spec.gpus_per_node or 1
+
+
+def _is_cpu(spec: JobSpec) -> bool:
+    """Say whether the ranks compute on CPUs, as `submit` decides; who says nothing plans a GPU."""
+    return spec.device is Device.CPU or (spec.device is Device.AUTO and spec.gpus_per_node == 0)
+
+
+def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
+    procs, is_cpu = _procs(spec), _is_cpu(spec)
+    micro_batch = spec.micro_batch or 1
+    each_pass = micro_batch * spec.nodes * procs
+    return Setup(
+        model=model,
+        nodes=spec.nodes,
+        procs_per_node=procs,
+        strategy=spec.strategy,
+        precision=_precision(spec, gpu, is_cpu=is_cpu),
+        micro_batch=micro_batch,
+        accumulation=spec.accumulation or 1 if is_open else _accumulation(spec, each_pass),
+        seq_len=spec.seq_len or 0,
+        grad_ckpt=bool(spec.grad_ckpt),
+        optimizer=spec.optimizer or Optimizer.ADAMW,
+        lora=spec.lora or 0,
+    )
+
+
+def _accumulation(spec: JobSpec, each_pass: int) -> int:
+    wanted, given = spec.effective_batch, spec.accumulation
+    if wanted is None:
+        return given or 1
+    passes, rest = divmod(wanted, each_pass)
+    if rest:
+        raise UsageError(
+            f"an effective batch of {wanted} is no multiple of the {each_pass} samples of a pass",
+            hint=f"use {max(1, round(wanted / each_pass)) * each_pass}, change --micro-batch, or "
+            "let --recommend choose it",
+        )
+    if given not in (None, passes):
+        raise UsageError(
+            f"an effective batch of {wanted} is {passes} passes of {each_pass}, not {given}",
+            hint="leave out --effective-batch or --accumulation",
+        )
+    return passes
+
+
+def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
+    if is_cpu and spec.mixed_precision is MixedPrecision.FP16:
+        raise fp16_without_gpu()
+    if spec.mixed_precision is not MixedPrecision.AUTO:
+        no = spec.mixed_precision is MixedPrecision.NO
+        return "fp32" if no else spec.mixed_precision.value
+    if is_cpu:
+        return "fp32"
+    return gpus.precision_of(gpu) if gpu else "bf16"
+
+
+def _gpu(spec: JobSpec) -> Gpu | None:
+    """Find the card; a type of Slurm's that is not known as one says nothing."""
+    if spec.gpu is not None and spec.gpu_mem_bytes is None:
+        return gpus.find(spec.gpu)
+    named = spec.gpu or spec.gpu_type
+    try:
+        return gpus.find(named) if named else None
+    except UsageError:
+        return None
+
+
+# The model
+
+
+def _model(resolved: Resolved) -> Model:
+    spec = resolved.spec
+    if spec.active_params is not None and spec.params is None:
+        raise UsageError("--active-params are a part of --params", hint="pass --params, too")
+    if spec.model is None or spec.params is not None or spec.hidden is not None:
+        return _by_numbers(spec)
+    config = _local_config(resolved, spec.model)
+    known = models.find(spec.model) if config is None else models.from_config(config, spec.model)
+    if known is None:
+        raise UsageError(
+            f"cannot read the model's size: '{spec.model}' is no config.json, no known name, and "
+            "not in the Hugging Face cache",
+            hint=f"pass --params, or a local config.json; known are {', '.join(models.BUILT_IN)}",
+        )
+    return known
+
+
+def config_of(resolved: Resolved) -> Mapping[str, Any]:
+    """Return the content of the named model's config.json; raise UsageError where there is none."""
+    name = resolved.spec.model
+    if name is None:
+        raise UsageError(
+            "--trace builds a model, and numbers alone are none", hint="pass --model config.json"
+        )
+    config = _local_config(resolved, name)
+    found = models.find_config(name) if config is None else config
+    if found is None:
+        raise UsageError(
+            f"--trace finds no config of the model '{name}' on this machine",
+            hint="pass --model config.json, or leave out --trace",
+        )
+    return found
+
+
+def _local_config(resolved: Resolved, name: str) -> Mapping[str, Any] | None:
+    try:
+        return _find_config(name, (resolved.cwd, resolved.project_dir))
+    except (OSError, ValueError, RuntimeError) as error:  # no such user, too long, too deep
+        raise UsageError(f"cannot read the model '{name}'", cause=str(error)) from error
+
+
+def _by_numbers(spec: JobSpec) -> Model:
+    if not tells_enough(spec):
+        raise UsageError(
+            "no model was named",
+            hint="pass --model config.json, --model llama-3.1-8b, or --params 8.03e9",
+        )
+    return models.from_numbers(
+        params=round(spec.params or 0),
+        active_params=round(spec.active_params or 0),
+        hidden=spec.hidden or 0,
+        layers=spec.layers or 0,
+        heads=spec.heads or 0,
+        kv_heads=spec.kv_heads or 0,
+        ffn=spec.ffn or 0,
+        vocab=spec.vocab or 0,
+    )
+
+
+def _find_config(model: str, directories: Iterable[Path]) -> Mapping[str, Any] | None:
+    """Read the model's config.json where this machine has it: here, or in the hub's cache."""
+    given = [directory / Path(model).expanduser() for directory in directories]
+    paths = [path for found in given for path in (found, found / "config.json")]
+    snapshots = _hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots"
+    for path in (*paths, *sorted(snapshots.glob("*/config.json"), key=_age)):
+        if path.is_file():
+            return _config(path)
+    return None
+
+
+def _hub_cache() -> Path:
+    """Name the directory of the Hugging Face hub's cache, as its own library finds it."""
+    if named := os.environ.get("HF_HUB_CACHE"):
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")) / "hub"
+
+
+def _age(path: Path) -> float:
+    return -path.stat().st_mtime
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.loads(file.read(_MOST_CONFIG_BYTES))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}", cause=str(error)) from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} holds no JSON object", hint="pass a model's config.json")
+    return content
+
+
+# What there is
+
+
+def _samples(spec: JobSpec) -> int | None:
+    if spec.tokens is None:
+        return spec.samples
+    if spec.samples is not None:
+        raise UsageError("--samples and --tokens exclude each other", hint="keep one of them")
+    if spec.seq_len is None:
+        raise UsageError("--tokens needs the length of a sample", hint="pass --seq-len")
+    return max(1, int(spec.tokens / spec.seq_len))
+
+
+def _host_bytes(spec: JobSpec) -> int | None:
+    """Return the memory of a node that the job is given; None where Slurm decides."""
+    gpu_count, cpus = spec.gpus_per_node or 1, _cpus(spec)
+    asked: list[tuple[str | None, int | None]] = [
+        (spec.mem, 1),
+        (spec.mem_per_gpu, gpu_count),
+        (spec.mem_per_cpu, cpus),
+    ]
+    if spec.host_mem_bytes is not None:
+        return spec.host_mem_bytes
+    for text, times in asked:
+        if text and times and text.strip("0"):  # --mem=0 is all that the node has
+            return _slurm_bytes(text) * times
+    if _runs_here(spec):
+        import psutil
+
+        return psutil.virtual_memory().total // spec.nodes
+    return None
+
+
+def _runs_here(spec: JobSpec) -> bool:
+    """Say whether the job is for this machine; who names a GPU may plan for another."""
+    if spec.cluster is Cluster.AUTO and (spec.gpu or spec.gpu_mem_bytes):
+        return False
+    return choose_cluster(spec.cluster) is Cluster.LOCAL
+
+
+def _slurm_bytes(text: str) -> int:
+    """Read a size as Slurm does: a bare number is MiB."""
+    return int(text) * _MIB if text.isdecimal() else parse_bytes(text)
+
+
+def _cpus(spec: JobSpec) -> int | None:
+    if spec.cpus_per_task:
+        return spec.cpus_per_task
+    return spec.cpus_per_gpu * (spec.gpus_per_node or 1) if spec.cpus_per_gpu else None
+
+
+def _cpus_per_rank(spec: JobSpec, procs: int) -> int | None:
+    cpus = _cpus(spec)
+    if cpus is None and _runs_here(spec):
+        cpus = usable_cpus() // spec.nodes
+    return max(1, cpus // procs) if cpus else None
+
+
+def _free_bytes(path: Path) -> int | None:
+    """Return what is free where the runs are, or will be."""
+    for place in (path, *path.parents):
+        if place.exists():
+            try:
+                return shutil.disk_usage(place).free
+            except OSError:
+                return None
+    return None

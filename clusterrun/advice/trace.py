@@ -1,0 +1,252 @@
+"""Trace a model: build the one that a config describes, and see what its forward pass saves.
+
+Its weights and activations are FakeTensors, which have sizes and no memory. Words and positions are
+real: transformers asks for their values, and makes masks of fake ones that no training has.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from clusterrun.errors import UsageError
+from clusterrun.estimates import experts
+from clusterrun.estimates.activations import Activations, Arithmetic, arithmetic
+from clusterrun.estimates.estimate import Question
+from clusterrun.estimates.inputs import Setup
+
+FEW, MANY = 1, 3  # layers of the models that are built
+WITHOUT: Final = "leave out --trace: the formulas build no model"
+# Keys of a config that tell how a model was trained or is to be loaded, and not its shape.
+LOADING: Final = (
+    *("dtype", "torch_dtype", "attn_implementation", "_attn_implementation"),
+    *("auto_map", "quantization_config", "use_cache"),
+)
+ATTENTION_DROPOUT: Final = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
+WIDEST_MASK: Final = 8192  # tokens; masks are real, and grow with the square
+# Steps of autograd that leave a weight what it is, but for its type and its order.
+COPIES: Final = ("ToCopyBackward0", "TBackward0", "TransposeBackward0")
+
+
+class Line(NamedTuple):
+    """The bytes that a model of n layers saves: `outside` + n x `each`."""
+
+    each: float
+    outside: float
+
+
+def traced(question: Question, values: Mapping[str, Any]) -> Question:
+    """Add what a forward pass of the model of a config.json leaves in the question's setup.
+
+    Raises UsageError where torch or transformers is missing, or the model can't be built or
+    trained as it is asked.
+    """
+    setup = question.setup
+    _refuse_setup(setup)
+    versions = _versions()
+    _refuse_config(values, setup)
+    whole = _line(values, setup)
+    kept = _line(values, setup, recomputes=True) if setup.grad_ckpt else whole
+    elements = setup.micro_batch * setup.seq_len * setup.model.hidden
+    found = Activations(
+        block=whole.each / elements,
+        kept=kept.each / elements,
+        outside=kept.outside / elements,
+        source=f"traced on a CPU, {FEW} and {MANY} layers, {versions}",
+        is_traced=True,
+    )
+    return replace(question, traced=found)
+
+
+def _line(values: Mapping[str, Any], setup: Setup, *, recomputes: bool = False) -> Line:
+    few, many = (
+        traced_bytes(values, setup, layers=layers, recomputes=recomputes) for layers in (FEW, MANY)
+    )
+    each = (many - few) / (MANY - FEW)
+    return Line(each, few - FEW * each)
+
+
+def traced_bytes(
+    values: Mapping[str, Any], setup: Setup, *, layers: int, recomputes: bool = False
+) -> int:
+    """Return the bytes that a rank's model with so many layers saves of one forward pass."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with _asking():
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model = model_of(values, setup, layers=layers, recomputes=recomputes)
+        words = torch.zeros(setup.micro_batch, setup.seq_len, dtype=torch.long)
+        return saved_bytes(model, words, autocasts=arithmetic(setup) is Arithmetic.AUTOCAST)
+
+
+def saved_bytes(model: Any, words: Any, *, autocasts: bool) -> int:
+    """Return the bytes that autograd saves of a forward pass, weights and casts of them left out.
+
+    `words` are (sequences, tokens). A storage counts once, whoever shares it. Without labels
+    there is no loss, and of the logits nothing is saved.
+    """
+    import torch
+
+    weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
+    storages: dict[int, Any] = {}  # kept, so that no address is used twice
+
+    def note(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights and not _is_cast_weight(tensor):
+            storages[storage._cdata] = storage
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocasts),
+    ):
+        model(input_ids=words)
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _is_cast_weight(tensor: Any) -> bool:
+    """Say whether it is autocast's copy of a weight, which is another term."""
+    step = tensor.grad_fn
+    while step is not None and step.name() in COPIES:
+        step = step.next_functions[0][0]
+    return hasattr(step, "variable")  # the step that adds up a weight's gradient
+
+
+# The model
+
+
+def model_of(
+    values: Mapping[str, Any], setup: Setup, *, layers: int, recomputes: bool = False
+) -> Any:
+    """Build the causal model of a config with so many layers, in the planned precision."""
+    import torch
+    import transformers
+
+    dtype = torch.bfloat16 if arithmetic(setup) is Arithmetic.HALF else torch.float32
+    # `torch_dtype` is the older name of `dtype`, which transformers 4 does not know throughout
+    model = transformers.AutoModelForCausalLM.from_config(
+        _config(values, layers), torch_dtype=dtype, trust_remote_code=False
+    ).train()
+    if recomputes:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _config(values: Mapping[str, Any], layers: int = 0) -> Any:
+    """Make transformers' config of the content of a config.json; with so many layers where told.
+
+    Lists of a value for each layer are cut, or repeated: all layers are alike.
+    """
+    import transformers
+
+    family = transformers.CONFIG_MAPPING[values["model_type"]]
+    shape = {key: value for key, value in values.items() if key not in LOADING}
+    if layers:
+        key = family.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+        lists = {k: v for k, v in shape.items() if isinstance(v, list) and len(v) == shape.get(key)}
+        shape |= {name: (value * layers)[:layers] for name, value in lists.items()} | {key: layers}
+    config = family.from_dict({**shape, "use_cache": False})
+    for key in ATTENTION_DROPOUT:
+        if hasattr(config, key):
+            setattr(config, key, 0.0)  # fused kernels of GPUs keep no mask of it, those of CPUs do
+    return config
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Ask transformers quietly; whatever it can't do is told as the user's mistake."""
+    silenced = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:  # whatever a config makes of it
+        said = (str(error).splitlines() or [""])[0]
+        raise UsageError(
+            "the model can't be traced", cause=f"{type(error).__name__}: {said}", hint=WITHOUT
+        ) from error
+    finally:
+        logging.disable(silenced)
+
+
+# What is refused
+
+
+def _versions() -> str:
+    """Import what is needed, and tell its versions."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            "--trace needs torch and transformers",
+            cause=str(error),
+            hint="pip install 'clusterrun[train]', or leave out --trace",
+        ) from error
+    return f"transformers {transformers.__version__}, torch {torch.__version__}"
+
+
+def _refuse_setup(setup: Setup) -> None:
+    if not setup.seq_len:
+        raise UsageError("--trace needs the length of a sample", hint="pass --seq-len")
+    if setup.lora:
+        raise UsageError("--trace knows nothing of LoRA's adapters", hint=WITHOUT)
+
+
+def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:
+    """Refuse what transformers has no causal model for, and what few layers don't tell."""
+    config = _known_config(values)
+    if any(getattr(config, key, None) for key in experts.COUNTS):
+        raise UsageError("mixture-of-experts models can't be traced", hint=WITHOUT)
+    if not setup.model.has_shape:
+        raise UsageError(
+            "--trace needs the model's shape",
+            hint="with --params give --hidden, --layers, --heads and --ffn, too",
+        )
+    layers, hidden = (getattr(config, x, None) for x in ("num_hidden_layers", "hidden_size"))
+    if (layers, hidden) != (setup.model.layers, setup.model.hidden):
+        raise UsageError(
+            f"the config has {layers} layers of width {hidden}, and the plan "
+            f"{setup.model.layers} of {setup.model.hidden}",
+            hint="leave out the numbers, or give those of the config",
+        )
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()))
+    if len(kinds) > 1:
+        raise UsageError(f"a few layers don't tell of all kinds: {', '.join(kinds)}", hint=WITHOUT)
+    _refuse_length(config, setup.seq_len)
+
+
+def _known_config(values: Mapping[str, Any]) -> Any:
+    import transformers
+
+    family = values.get("model_type")
+    if family not in transformers.CONFIG_MAPPING:
+        own = ", and code from elsewhere is never run" if values.get("auto_map") else ""
+        raise UsageError(f"transformers has no models of type '{family}'{own}", hint=WITHOUT)
+    with _asking():
+        config = _config(values)
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UsageError(f"models of type '{family}' are no causal language models", hint=WITHOUT)
+    return config
+
+
+def _refuse_length(config: Any, seq_len: int) -> None:
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and seq_len > longest:
+        raise UsageError(
+            f"samples of {seq_len:,} tokens are longer than the model's {longest:,}",
+            hint="lower --seq-len, or raise max_position_embeddings in the config",
+        )
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < seq_len > WIDEST_MASK:
+        raise UsageError(
+            f"samples of {seq_len:,} tokens are longer than the window of {window:,}: the mask "
+            "that transformers makes is too large to be traced",
+            hint=WITHOUT,
+        )

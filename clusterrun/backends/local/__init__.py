@@ -1,0 +1,1 @@
+"""Run jobs on this machine: each node is simulated by a process."""

@@ -1,0 +1,252 @@
+"""Run jobs on this machine: every node is simulated by a process of a detached controller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterrun.backends.base import SchedulerJob, Submission
+from clusterrun.backends.environment import scrubbed
+from clusterrun.backends.local import process
+from clusterrun.backends.local.gpus import VISIBLE, split_gpus
+from clusterrun.config.spec import Device
+from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.create import remove_run
+from clusterrun.rundir.end import read_end
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.record import link_target
+from clusterrun.shared import files, shell
+from clusterrun.shared.state import JobState
+
+if TYPE_CHECKING:
+    from submitit import LocalExecutor
+
+    from clusterrun.rendering.bundle import Bundle
+    from clusterrun.rundir.record import JobRecord
+
+START_S = 60.0
+STOP_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalBackend:
+    """The jobs of one directory of runs, on this machine."""
+
+    runs_dir: RunsDir
+
+    def submit(self, plan: Plan, paths: RunPaths, bundle: Bundle) -> Submission:
+        """Start the controller of a run and wait until it runs by itself."""
+        del bundle  # it is in the directory already
+        job_id = None
+        try:
+            split_gpus(plan, os.environ.get(VISIBLE))
+            job_id = _take_job_id(self.runs_dir, paths)
+            executor = _executor_class()(plan, paths, job_id)
+            return Submission(job_id=str(executor._submit_command("").job_id))
+        except BaseException as error:
+            _stop_controller(paths)
+            if job_id is not None:
+                self.runs_dir.job_link(job_id).unlink(missing_ok=True)
+            remove_run(paths)
+            if isinstance(error, OSError):
+                raise _not_started(str(error)) from error
+            raise
+
+    def submit_again(
+        self,
+        plan: Plan,
+        record: JobRecord,
+        *,
+        after: str = "",
+        exclude: str = "",
+        chained: bool = False,
+        waits: bool = False,
+    ) -> Submission:
+        """Start a controller for a run that another one ran before, under a new id."""
+        del after, exclude, chained, waits  # nothing waits here
+        split_gpus(plan, os.environ.get(VISIBLE))
+        job_id = _take_job_id(self.runs_dir, record.paths)
+        try:
+            _start_controller(plan, record.paths, job_id)
+        except BaseException:
+            _stop_controller(record.paths)
+            self.runs_dir.job_link(job_id).unlink(missing_ok=True)
+            raise
+        return Submission(job_id=job_id)
+
+    def query(
+        self,
+        job_ids: Sequence[str],
+        *,
+        since: float | None = None,
+        max_age_s: float | None = None,
+        own: bool = False,
+    ) -> dict[str, SchedulerJob]:
+        """Read how jobs stand from their files and from their controllers' processes."""
+        del since, max_age_s, own  # reading files is cheap
+        found = {job_id: self._paths(job_id) for job_id in job_ids}
+        return {job_id: _job(job_id, paths) for job_id, paths in found.items() if paths}
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """Ask the controllers to end their jobs; they take at most their grace time."""
+        for job_id in job_ids:
+            self._signal(job_id, signal.SIGTERM, f"clusterrun cancel {job_id}")
+
+    def interrupt(self, job_id: str) -> None:
+        """Signal the controller, which tells the agents."""
+        self._signal(job_id, signal.SIGUSR2, f"clusterrun cancel --checkpoint {job_id}")
+
+    def release(self, job_id: str) -> bool:
+        """Say that nothing is held back here."""
+        del job_id
+        return False
+
+    def _signal(self, job_id: str, number: int, command: str) -> None:
+        """Signal the controller of a job that has not ended; `command` is for where it runs."""
+        paths = self._paths(job_id)
+        if paths is None:
+            raise JobNotFoundError(f"no job {job_id} in {self.runs_dir.root}")
+        controller = _controller(paths)
+        if controller is None or read_end(paths) is not None:
+            return
+        if _is_elsewhere(controller):
+            raise ClusterrunError(
+                f"job {job_id} runs on {controller['host']}, not on this machine",
+                hint=f"run '{command}' there",
+            )
+        process.send_signal(controller["pid"], controller["identity"], number)
+
+    def _paths(self, job_id: str) -> RunPaths | None:
+        link = self.runs_dir.job_link(job_id)
+        try:
+            return RunPaths(root=link.resolve(strict=True))
+        except (OSError, RuntimeError):
+            return None
+
+
+def _take_job_id(runs_dir: RunsDir, paths: RunPaths) -> str:
+    """Take the next free id L1, L2, … by making its link, which only one process can."""
+    runs_dir.by_job.mkdir(mode=0o700, exist_ok=True)
+    names = [entry.name for entry in os.scandir(runs_dir.by_job)]
+    taken = [int(name[1:]) for name in names if name[:1] == "L" and name[1:].isdigit()]
+    number = max(taken, default=0)
+    while True:
+        number += 1
+        try:
+            runs_dir.job_link(f"L{number}").symlink_to(link_target(runs_dir, paths))
+        except FileExistsError:
+            continue
+        return f"L{number}"
+
+
+def _executor_class() -> type[LocalExecutor]:
+    """Make submitit's local executor start our controller, which outlives the shell."""
+    from submitit import LocalExecutor, LocalJob
+
+    class DetachedExecutor(LocalExecutor):  # type: ignore[misc]  # submitit is not followed
+        def __init__(self, plan: Plan, paths: RunPaths, job_id: str) -> None:
+            super().__init__(folder=paths.slurm_dir, python=sys.executable)
+            self.update_parameters(tasks_per_node=plan.nodes)
+            self._plan, self._paths, self._job_id = plan, paths, job_id
+
+        def _submit_command(self, command: str) -> LocalJob[Any]:
+            del command
+            _start_controller(self._plan, self._paths, self._job_id)
+            return LocalJob(
+                folder=self.folder, job_id=self._job_id, tasks=list(range(self._num_tasks()))
+            )
+
+    return DetachedExecutor
+
+
+def _start_controller(plan: Plan, paths: RunPaths, job_id: str) -> None:
+    keep = set(plan.pass_env)
+    if plan.device is Device.CUDA and not plan.gpu_ids:
+        keep.add(VISIBLE)  # the choice of the shell is the user's
+    done = shell.run(
+        [sys.executable, "-m", "clusterrun.backends.local.controller", str(paths.root), job_id],
+        env=scrubbed(os.environ, keep=keep),
+        cwd=paths.root,  # python -m looks for modules here first; the user's may bear our names
+        timeout_s=START_S,
+        tries=1,
+    )
+    if done.rc != 0:
+        raise _not_started(done.stderr.strip())
+
+
+def _stop_controller(paths: RunPaths) -> None:
+    """End a controller that was started in vain: the user interrupted the submission."""
+    controller = _controller(paths)
+    if controller is not None and process.send_signal(
+        controller["pid"], controller["identity"], signal.SIGTERM
+    ):
+        deadline = time.monotonic() + STOP_S
+        while read_end(paths) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _not_started(cause: str) -> SubmissionError:
+    return SubmissionError("cannot start the job on this machine", cause=cause)
+
+
+def _controller(paths: RunPaths) -> dict[str, Any] | None:
+    """Read controller.json: pid, identity, host, boot_id, started_at."""
+    data = files.read_json(paths.controller)
+    return data if data and {"pid", "identity"} <= data.keys() else None
+
+
+def _is_elsewhere(controller: dict[str, Any]) -> bool:
+    """Say whether a controller belongs to another machine, whose processes can't be seen."""
+    same_boot = controller.get("boot_id") == process.boot_id()
+    return not same_boot and controller.get("host") != socket.gethostname()
+
+
+def _job(job_id: str, paths: RunPaths) -> SchedulerJob:
+    controller = _controller(paths)
+    state, reason = _state_of(paths, controller)
+    end = read_end(paths)  # after the look at the process, which writes it last
+    started = controller.get("started_at") if controller else None
+    if end is not None:
+        state, reason = end.state, ""
+    running = state is JobState.RUNNING
+    until = time.time() if running else end and end.ended_at
+    return SchedulerJob(
+        job_id=job_id,
+        source="files",
+        asked_at=time.time(),
+        state=state,
+        reason=reason,
+        nodelist=socket.gethostname() if running else "",
+        start=started,
+        end=end.ended_at if end else None,
+        exit_code=end.exit_code if end else None,
+        elapsed_s=int(until - started) if started and until else None,
+    )
+
+
+def _state_of(paths: RunPaths, controller: dict[str, Any] | None) -> tuple[JobState, str]:
+    """Say how a job stands that has no end.json, and why."""
+    if controller is None:
+        if time.time() - _modified(paths.root) < START_S:
+            return JobState.PENDING, "its controller is starting"
+        return JobState.FAILED, "its controller never started"
+    if _is_elsewhere(controller):
+        return JobState.UNKNOWN, f"it runs on {controller['host']}, which can't be seen from here"
+    if process.identity(controller["pid"]) == controller["identity"]:
+        return JobState.RUNNING, ""
+    return JobState.FAILED, "its controller is gone: it was killed, or the machine went down"
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,125 @@
+"""This machine as the conductor's host: each node of a job is a process, nothing is queued."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from clusterrun.backends.local.gpus import VISIBLE, split_gpus
+from clusterrun.errors import NodeExit
+from clusterrun.launch.plan import Plan
+from clusterrun.node.agent.processes import die_with_parent, kill_descendants
+from clusterrun.node.conductor.host import Host
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import register_run
+from clusterrun.rundir.request import Reason, write_request
+
+LEAVE_TOGETHER_S = 3.0  # agents end each other over their link; then we do it
+GRACE_S = 10.0  # from SIGTERM to SIGKILL, as long as Slurm's KillWait on most sites
+
+
+@dataclass(kw_only=True)
+class LocalStep:
+    """One attempt's nodes; it ends together, as a step of Slurm does."""
+
+    paths: RunPaths
+    attempt: int
+    running: dict[int, subprocess.Popen[bytes]]
+    codes: list[int] = field(default_factory=list)
+    code: int = 0
+    end_by: float = float("inf")
+    kill_by: float = float("inf")
+
+    def poll(self) -> int | None:
+        """Return the exit status once all nodes have ended, or could not be ended."""
+        now = time.monotonic()
+        if not self._reap() or now > self.kill_by:
+            return self.code or exit_code(self.codes)
+        if any(self.codes):
+            self.end_by = min(self.end_by, now + LEAVE_TOGETHER_S)
+        if now > self.end_by:
+            self.end()
+        return None
+
+    def end(self) -> None:
+        """Have all nodes end in order, within the grace time."""
+        if self.kill_by < float("inf"):
+            return
+        self.code = exit_code(self.codes)  # before those that this causes
+        self.kill_by = time.monotonic() + GRACE_S
+        write_request(self.paths.request(self.attempt), Reason.END)
+        for node in self.running.values():
+            node.terminate()
+
+    def kill(self) -> None:
+        """Kill what is left: it would hold ports and locks."""
+        kill_descendants()
+
+    def _reap(self) -> bool:
+        """Collect the exit statuses of what has ended; return whether a node still runs."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return bool(self.running)
+            node = self.running.pop(pid, None)
+            if node is not None:  # else an orphan that we adopted
+                node.returncode = os.waitstatus_to_exitcode(status)
+                self.codes.append(node.returncode)
+
+
+class LocalHost(Host):
+    """One job on this machine; only end.json knows how it ended."""
+
+    def __init__(self, paths: RunPaths, plan: Plan, job_id: str) -> None:
+        self.paths, self.plan, self.job_id = paths, plan, job_id
+        self.environ = {"CLUSTERRUN_LOCAL_JOB_ID": job_id}
+        self.time_limit_s = plan.time_minutes * 60 or float("inf")
+
+    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> LocalStep:
+        """Start every node. Raises OSError and ClusterrunError."""
+        del is_relaunch, excluded  # no node is ever lost alone
+        gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
+        step = LocalStep(paths=self.paths, attempt=attempt, running={})
+        for rank in range(self.plan.nodes):
+            node = self._start_node(rank, attempt, gpus[rank] if gpus else None)
+            step.running[node.pid] = node
+        return step
+
+    def _start_node(self, rank: int, attempt: int, gpus: str | None) -> subprocess.Popen[bytes]:
+        environ = {name: text for name, text in os.environ.items() if name != VISIBLE}
+        environ["CLUSTERRUN_LOCAL_NODE_RANK"] = str(rank)
+        environ["CLUSTERRUN_LOCAL_JOB_ID"] = self.job_id
+        if gpus is not None:
+            environ[VISIBLE] = gpus
+        return subprocess.Popen(
+            ["bash", str(self.paths.node_script), str(self.paths.root), str(attempt)],
+            cwd=self.plan.workdir,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),  # no threads run here
+        )
+
+    def register(self) -> None:
+        """Record the job if the submitting shell died before it could."""
+        register_run(self.paths.root, self.environ)
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """Choose the job's status from those of the nodes, in the order in which they ended.
+
+    The first that is a rank's own wins over those that agents choose; a signal is 128 + its number.
+
+    >>> exit_code([0, 123, 3]), exit_code([0, 123]), exit_code([-9]), exit_code([0, 0])
+    (3, 123, 137, 0)
+    """
+    bad = [code if code > 0 else 128 - code for code in codes if code]
+    own = [code for code in bad if code not in set(NodeExit)]
+    return (own or bad or [0])[0]

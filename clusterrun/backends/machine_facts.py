@@ -1,0 +1,212 @@
+"""Look up what planning must know about this machine: the only place that gathers Facts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.launch.facts import Facts
+from clusterrun.shared import shell
+
+PACKAGES: Final = ("torch", "accelerate", "deepspeed")
+SMI_TIMEOUT_S: Final = 20.0
+
+_GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[0-9a-f-]+)\)")
+_MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One device that CUDA can be told to use: by `id`; a MIG slice's id is its UUID."""
+
+    id: str
+    uuid: str
+
+
+def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Facts:
+    """Look at this machine, and read the user's own configuration files.
+
+    Raises UsageError for a file that can't be read.
+    """
+    cluster = choose_cluster(spec.cluster)
+    python = _interpreter(spec, cwd)
+    is_local = cluster is Cluster.LOCAL
+    return Facts(
+        cluster=cluster,
+        python=python,
+        workdir=str(cwd),
+        runs_dir=os.path.normpath(cwd / spec.run_dir),
+        versions=installed_versions(python),
+        local_gpus=visible_gpus(find_gpus(), environ) if is_local else (),
+        local_cpus=usable_cpus(),
+        platform=sys.platform,
+        accelerate_config_text=_own_text(spec.accelerate_config, cwd, "accelerate configuration"),
+        deepspeed_config_text=_own_text(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
+    )
+
+
+def choose_cluster(asked: Cluster) -> Cluster:
+    """Decide where a job would run: `auto` takes Slurm if sbatch is found."""
+    if asked is not Cluster.AUTO:
+        return asked
+    return Cluster.LOCAL if shell.find("sbatch") is None else Cluster.SLURM
+
+
+def working_directory(environ: Mapping[str, str]) -> Path:
+    """Name the working directory as the user's shell does.
+
+    The shell's name may be a link that every node has, where what it leads to is this node's.
+    Raises ClusterrunError when the directory is gone.
+    """
+    try:
+        real = os.getcwd()
+    except OSError as error:
+        raise ClusterrunError("the working directory is gone", cause=str(error)) from error
+    named = environ.get("PWD", "")
+    try:
+        if os.path.isabs(named) and os.path.samefile(named, real):
+            return Path(named)
+    except OSError:
+        pass
+    return Path(real)
+
+
+def usable_cpus() -> int:
+    """Count the CPUs that this process may use; the machine may have more."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _interpreter(spec: JobSpec, cwd: Path) -> str:
+    if spec.python is None:
+        return sys.executable
+    # A bare name is found on the node, after the setup lines.
+    return os.path.normpath(cwd / spec.python) if "/" in spec.python else spec.python
+
+
+def installed_versions(python: str) -> dict[str, str]:
+    """Read the versions that an interpreter has installed, "" if unknown.
+
+    The interpreter is not run: `render` must be safe in a project that one does not trust.
+    """
+    directories = sys.path if python == sys.executable else _site_packages(Path(python))
+    found = dict.fromkeys(PACKAGES, "")
+    for name in PACKAGES:
+        for package in importlib.metadata.distributions(name=name, path=directories):
+            found[name] = package.version
+            break
+    return found
+
+
+def _site_packages(python: Path) -> list[str]:
+    """List where an environment keeps its packages; the nodes may have others."""
+    root = python.parent.parent
+    return [str(path) for path in sorted(root.glob("lib/python3*/site-packages"))]
+
+
+def _own_text(name: str | None, cwd: Path, what: str) -> str:
+    if name is None:
+        return ""
+    try:
+        return (cwd / name).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"cannot read the {what} '{name}'", cause=error.strerror) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the {what} '{name}' is not UTF-8 text", cause=str(error)) from error
+
+
+# GPUs
+
+
+def find_gpus() -> tuple[Gpu, ...]:
+    """List the GPUs of this machine by NVML, else by nvidia-smi, else none."""
+    try:
+        import pynvml
+    except ImportError:
+        return _gpus_of_smi()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        return tuple(gpu for index in range(count) for gpu in _nvml_devices(pynvml, index))
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvml_devices(nvml: Any, index: int) -> list[Gpu]:
+    """Return a GPU, or its slices where it is divided."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    slices = []
+    try:
+        enabled, _ = nvml.nvmlDeviceGetMigMode(handle)
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if enabled else 0):
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            uuid = _text(nvml.nvmlDeviceGetUUID(part))
+            slices.append(Gpu(id=uuid, uuid=uuid))
+    except nvml.NVMLError:  # most GPUs know no MIG; slices are listed without gaps
+        pass
+    return slices or [Gpu(id=str(index), uuid=_text(nvml.nvmlDeviceGetUUID(handle)))]
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # older bindings give bytes
+
+
+def _gpus_of_smi() -> tuple[Gpu, ...]:
+    program = shell.find("nvidia-smi")
+    if program is None:
+        return ()
+    try:
+        done = shell.run([program, "-L"], timeout_s=SMI_TIMEOUT_S, tries=1)
+    except ClusterrunError:
+        return ()
+    return parse_smi_list(done.stdout) if done.rc == 0 else ()
+
+
+def parse_smi_list(text: str) -> tuple[Gpu, ...]:
+    """Read `nvidia-smi -L`; a GPU that is divided gives its slices.
+
+    >>> parse_smi_list("GPU 0: NVIDIA H200 (UUID: GPU-0a1b)")
+    (Gpu(id='0', uuid='GPU-0a1b'),)
+    """
+    found: list[Gpu] = []
+    for line in text.splitlines():
+        if match := _GPU_LINE.match(line):
+            found.append(Gpu(id=match[1], uuid=match[2]))
+        elif match := _MIG_LINE.match(line):
+            if found and not found[-1].id.startswith("MIG-"):
+                found.pop()
+            found.append(Gpu(id=match[1], uuid=match[1]))
+    return tuple(found)
+
+
+def visible_gpus(found: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Choose what CUDA_VISIBLE_DEVICES leaves, in its order and spelling.
+
+    As CUDA does, the list ends at the first entry that names no device.
+    """
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return tuple(gpu.id for gpu in found)
+    names = (name.strip() for name in listed.split(","))
+    return tuple(itertools.takewhile(lambda name: _is_device(name, found), names))
+
+
+def _is_device(name: str, found: tuple[Gpu, ...]) -> bool:
+    if name.startswith(("GPU-", "MIG-")):  # CUDA takes a beginning of a UUID, too
+        return any(gpu.uuid.startswith(name) for gpu in found)
+    return any(gpu.id == name for gpu in found)

@@ -1,0 +1,1 @@
+"""Run jobs on Slurm: sbatch, srun, scontrol, squeue and sacct."""

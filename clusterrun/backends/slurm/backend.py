@@ -1,0 +1,336 @@
+"""Run jobs on Slurm: submit through submitit with our own script, cancel, ask."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shlex
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterrun.backends import cache
+from clusterrun.backends.base import PerhapsSubmittedError, SchedulerJob, Submission
+from clusterrun.backends.environment import scrubbed
+from clusterrun.backends.slurm import query as slurm_query
+from clusterrun.backends.slurm import sbatch
+from clusterrun.errors import (
+    ClusterrunError,
+    JobNotFoundError,
+    SchedulerUnreachableError,
+    SubmissionError,
+)
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.create import remove_run
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import shell
+from clusterrun.shared.state import JobState
+
+if TYPE_CHECKING:
+    from submitit import SlurmExecutor, SlurmJob
+
+    from clusterrun.rendering.bundle import Bundle
+    from clusterrun.rundir.record import JobRecord
+
+LOOK_AGAIN_S = 3.0
+# A job that starts in the second in which its last run was killed fails: the nodes' daemons take
+# its credential for that run's ("Job credential revoked").
+SOON = "now+2"
+# What sbatch says when it never reached slurmctld; any other silence may have queued the job.
+NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmBackend:
+    """One Slurm cluster: the one that slurm.conf names, or another by its name."""
+
+    slurm_cluster: str | None = None
+    keep_sbatch_env: bool = False
+
+    def submit(self, plan: Plan, paths: RunPaths, bundle: Bundle) -> Submission:
+        """Hand the run's script to sbatch, once.
+
+        A refused run's directory is removed. Raises SubmissionError with sbatch's own words,
+        SchedulerUnreachableError (PerhapsSubmittedError if the job may be in the queue).
+        """
+        try:
+            executor = _executor_class()(plan, paths, bundle, self._environ(plan))
+            return self._once(lambda: _sent(executor), plan, paths)
+        except PerhapsSubmittedError:
+            raise
+        except RuntimeError as error:  # submitit found no srun
+            remove_run(paths)
+            raise SubmissionError(
+                "this is no Slurm cluster", cause=str(error), hint="use --cluster local"
+            ) from error
+        except BaseException:
+            remove_run(paths)
+            raise
+
+    def submit_again(
+        self,
+        plan: Plan,
+        record: JobRecord,
+        *,
+        after: str = "",
+        exclude: str = "",
+        chained: bool = False,
+        waits: bool = False,
+    ) -> Submission:
+        """Hand the script of a run that has its directory to sbatch once more."""
+        told = {line.name for line in plan.directives}
+        options = [f"--exclude={exclude}"] if exclude else []
+        if after:
+            options.append(f"--dependency=afterany:{after}")
+        if not waits:
+            options += ["--dependency="] if "dependency" in told and not after else []
+            options += ["--begin=now"] if "begin" in told else []
+        words = [sbatch.CHAINED] if chained else []
+        script = str(record.paths.script)
+        argv = sbatch.command(plan, record.paths, script, options=options, words=words)
+        environ = self._environ(plan)
+        submission = self._once(
+            lambda: sbatch.run(argv, plan, environ), plan, record.paths, record.job_ids
+        )
+        return self._released(submission) if "hold" in told and not waits else submission
+
+    def _once(
+        self,
+        send: Callable[[], Submission],
+        plan: Plan,
+        paths: RunPaths,
+        known: Collection[str] = (),
+    ) -> Submission:
+        """Submit once; an interrupted submission is taken back.
+
+        Raises PerhapsSubmittedError if nobody can say whether the job is in the queue.
+        """
+        at = self._on(self.slurm_cluster or _cluster_of(plan))
+        try:
+            return at._answered(send, paths, known)
+        except KeyboardInterrupt:
+            at._withdraw(paths, known)
+            raise
+
+    def _answered(
+        self, send: Callable[[], Submission], paths: RunPaths, known: Collection[str]
+    ) -> Submission:
+        try:
+            return send()
+        except sbatch.NoJobIdError as error:  # sbatch took the job, whatever it printed
+            return self._looked_up(paths, known, error.message, error)
+        except SchedulerUnreachableError as error:
+            if _never_reached(error):
+                raise
+            return self._looked_up(paths, known, "sbatch got no answer", error)
+
+    def _released(self, submission: Submission) -> Submission:
+        """Release a job whose script holds it: sbatch has no option that takes --hold back.
+
+        One that can't be released is cancelled; else it stays, and says so when it is recorded.
+        """
+        at, job_id = self._on(submission.slurm_cluster or self.slurm_cluster), submission.job_id
+        try:
+            at._scontrol("release", job_id)
+        except ClusterrunError as error:
+            try:
+                at.cancel([job_id])
+            except ClusterrunError:
+                return dataclasses.replace(submission, held=_held(job_id, error.cause))
+            raise SubmissionError(
+                f"job {job_id} could not be released and was cancelled", cause=error.cause
+            ) from error
+        except BaseException:
+            at.cancel([job_id])
+            raise
+        return submission
+
+    def query(
+        self,
+        job_ids: Sequence[str],
+        *,
+        since: float | None = None,
+        max_age_s: float | None = None,
+        own: bool = False,
+    ) -> dict[str, SchedulerJob]:
+        """Ask squeue, then sacct, then scontrol for what is still missing.
+
+        An answer that any process of this user got in the last 10 s serves; one about a job that
+        ended a while ago serves for long.
+        Raises SchedulerUnreachableError.
+        """
+        cluster = self.slurm_cluster or ""
+        age_s = cache.TTL_S if max_age_s is None else max_age_s
+        known = cache.recall_ended(cluster, job_ids, since or 0.0) if age_s > 0 else {}
+        ids = sorted(set(job_ids) - known.keys())
+        if not ids:
+            return known
+        answer = cache.through(
+            (cluster, *ids),
+            age_s,
+            lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since, own=own),
+        )
+        cache.remember_ended(cluster, answer)
+        return known | answer
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """End jobs with one scancel.
+
+        Raises JobNotFoundError for jobs that Slurm doesn't know: scancel is silent about them.
+        """
+        argv = ["scancel", *slurm_query.cluster_option(self.slurm_cluster), *job_ids]
+        done = shell.run(argv, env=slurm_query.environment())
+        known = self.query(job_ids, max_age_s=0)
+        if done.rc != 0 and "Invalid job id" not in done.stderr:
+            raise ClusterrunError("scancel failed", cause=done.stderr.strip())
+        unknown = [job_id for job_id in job_ids if not slurm_query.is_known(known.get(job_id))]
+        if unknown:
+            raise JobNotFoundError(f"Slurm knows no job {', '.join(unknown)}")
+
+    def interrupt(self, job_id: str) -> None:
+        """Signal the agents, which are the tasks of the job's steps."""
+        cluster = slurm_query.cluster_option(self.slurm_cluster)
+        argv = ["scancel", *cluster, "--signal=USR2", job_id]
+        done = shell.run(argv, env=slurm_query.environment())
+        if done.rc != 0:
+            raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
+
+    def release(self, job_id: str) -> bool:
+        """Have a job that was requeued, not one that the user wants later, start at once."""
+        job = slurm_query.ask_scontrol([job_id], self.slurm_cluster).get(job_id)
+        if job is None or job.state is not JobState.PENDING or not job.restarts:
+            return False
+        self.update(job_id, f"StartTime={SOON}")
+        return True
+
+    def update(self, job_id: str, setting: str) -> None:
+        """Change a job that waits, as `scontrol update` words it. Raises ClusterrunError."""
+        self._scontrol("update", f"JobId={job_id}", setting)
+
+    def _scontrol(self, *words: str) -> None:
+        argv = ["scontrol", *slurm_query.cluster_option(self.slurm_cluster), *words]
+        done = shell.run(argv, env=slurm_query.environment())
+        if done.rc != 0:
+            cause = done.stderr.strip()
+            raise ClusterrunError(f"scontrol {' '.join(words)} failed", cause=cause)
+
+    def _environ(self, plan: Plan) -> dict[str, str]:
+        return scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)
+
+    def _on(self, slurm_cluster: str | None) -> SlurmBackend:
+        return dataclasses.replace(self, slurm_cluster=slurm_cluster)
+
+    def _looked_up(
+        self, paths: RunPaths, known: Collection[str], what: str, error: ClusterrunError
+    ) -> Submission:
+        """Find out what became of a submission that told no job id; never submit twice.
+
+        slurmctld may take a job whose sbatch has given up.
+        """
+        for pause_s in (0.0, LOOK_AGAIN_S):
+            time.sleep(pause_s)
+            try:
+                job_id = self._find(paths, known)
+            except SchedulerUnreachableError:
+                break
+            if job_id is not None:
+                return Submission(job_id=job_id, slurm_cluster=self.slurm_cluster)
+        if isinstance(error, sbatch.NoJobIdError) and len(error.candidates) == 1:
+            return error.candidates[0]
+        raise _uncertain(what, paths, error.cause) from error
+
+    def _find(self, paths: RunPaths, known: Collection[str]) -> str | None:
+        return slurm_query.find_by_command(str(paths.root), self.slurm_cluster, known=known)
+
+    def _withdraw(self, paths: RunPaths, known: Collection[str]) -> None:
+        """Cancel what an interrupted submission may have queued.
+
+        Raises PerhapsSubmittedError if it may be in the queue even so.
+        """
+        try:
+            job_id = self._find(paths, known)
+            if job_id is not None:
+                with contextlib.suppress(JobNotFoundError):
+                    self.cancel([job_id])
+        except ClusterrunError as error:
+            raise _uncertain("interrupted", paths, error.cause) from error
+
+
+def _sent(executor: Any) -> Submission:
+    executor._submit_command("")
+    submission: Submission = executor.submission  # with the cluster, for which submitit has no word
+    return submission
+
+
+def _uncertain(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmittedError:
+    return PerhapsSubmittedError(
+        f"{what}; the job may be in the queue or not",
+        cause=cause,
+        hint=(
+            "look for it with 'squeue --me' before you submit again",
+            f"its run directory was kept: {paths.root}",
+        ),
+    )
+
+
+def _held(job_id: str, cause: str | None) -> ClusterrunError:
+    return ClusterrunError(
+        f"job {job_id} is in the queue, but held: it could be neither released nor cancelled",
+        cause=cause,
+        hint=f"release it: scontrol release {job_id}",
+    )
+
+
+def _cluster_of(plan: Plan) -> str | None:
+    return next((line.value for line in plan.directives if line.name == "clusters"), None)
+
+
+def _never_reached(error: SchedulerUnreachableError) -> bool:
+    was_started = not isinstance(error.__cause__, OSError)
+    return not was_started or any(words in (error.cause or "") for words in NEVER_REACHED)
+
+
+def _executor_class() -> type[SlurmExecutor]:
+    """Make submitit's executor send our script, byte for byte, in an environment of our choice.
+
+    `_submit_command` is our own as well: submitit's writes the script in the locale's encoding,
+    runs sbatch in the shell's environment, without a time limit, and prints what it says.
+    """
+    from submitit import SlurmExecutor
+
+    class ScriptExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed
+        submission: Submission
+
+        def __init__(
+            self, plan: Plan, paths: RunPaths, bundle: Bundle, environ: Mapping[str, str]
+        ) -> None:
+            super().__init__(folder=paths.slurm_dir, python=shlex.quote(plan.python))
+            self.update_parameters(nodes=plan.nodes, ntasks_per_node=1)
+            self._plan, self._run_paths = plan, paths
+            self._bundle, self._environ = bundle, environ
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            del command, uid
+            return str(self._bundle.files[self._run_paths.script.name])
+
+        def _make_submission_command(self, submission_file_path: object) -> list[str]:
+            return sbatch.command(self._plan, self._run_paths, str(submission_file_path))
+
+        def _submit_command(self, command: str) -> SlurmJob[Any]:
+            del command
+            argv = self._make_submission_command(self._run_paths.script)
+            self.submission = sbatch.run(argv, self._plan, self._environ)
+            return self.job_class(
+                folder=self.folder,
+                job_id=self.submission.job_id,
+                tasks=list(range(self._num_tasks())),
+            )
+
+        @staticmethod
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+            text = string if isinstance(string, str) else string.decode()
+            return sbatch.parse_submission(text).job_id
+
+    return ScriptExecutor

@@ -1,0 +1,52 @@
+"""What a batch script becomes: the conductor of its run, in a job of Slurm."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from clusterrun.node.conductor.signals import Signals
+
+
+def main(argv: Sequence[str]) -> int:
+    """Conduct the run of a batch script, in the environment that Slurm gave the job.
+
+    The script's words: its run directory, its kind (see SlurmHost), the directory that it started
+    in, the descriptor on which that environment comes, and for how many seconds it has run.
+    """
+    signals = Signals()  # first of all: none may be lost, or end the job
+    from clusterrun.backends.slurm.host import SlurmHost
+    from clusterrun.launch.plan import Plan
+    from clusterrun.node.agent.stderr import print_trouble
+    from clusterrun.node.conductor.conductor import Conductor
+    from clusterrun.rundir.end import write_end
+    from clusterrun.rundir.paths import RunPaths
+    from clusterrun.shared.state import JobState
+
+    run_dir, kind, directory, environ, seconds = argv
+    _return_to(directory, int(environ))
+    paths = RunPaths(root=Path(run_dir))
+    try:
+        plan = Plan.from_json(paths.plan.read_text())
+    except (OSError, ValueError, TypeError):
+        print_trouble()
+        write_end(paths, JobState.FAILED, 1)
+        return 1
+    host = SlurmHost(paths, plan, kind=kind, started=time.monotonic() - int(seconds))
+    code = Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
+    signals.ignore()
+    return code
+
+
+def _return_to(directory: str, environ: int) -> None:
+    """Undo what setup lines did for this process: every node's task runs them again."""
+    with open(environ, "rb") as pipe:
+        pairs = [entry.partition(b"=") for entry in pipe.read().split(b"\0") if entry]
+    os.environ.clear()
+    os.environb.update({name: value for name, _, value in pairs})
+    try:
+        os.chdir(directory)
+    except OSError:
+        os.chdir("/")

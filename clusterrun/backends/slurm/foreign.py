@@ -1,0 +1,96 @@
+"""Ask slurmctld about a job that clusterrun did not start: its state, and where its output goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clusterrun.backends.base import SchedulerJob
+from clusterrun.backends.slurm.query import environment, parse_scontrol
+from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.shared import shell
+from clusterrun.shared.state import JobState
+
+_JOB = re.compile(r"[0-9]+(?:[_+][0-9]+)?\Z")
+_NEXT_JOB = re.compile(r"^(?=JobId=[0-9]+ )", re.MULTILINE)
+_PAIR = re.compile(r"(\w+)=(\S*)")
+_USER = re.compile(r".* UserId=([^ (]*)\([0-9]+\) GroupId=", re.DOTALL)
+# The last three fields of a batch job's output; comments, which are free text, come before them.
+# Which fields follow differs from version to version; file names may have spaces in them.
+_OUTPUT = re.compile(
+    r".* StdErr=(?P<stderr>.*?) StdIn=.*? StdOut=(?P<stdout>.*?)(?: [A-Z]\w*=.*)?\s*\Z", re.DOTALL
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignPart:
+    """A job, a task of an array or a component of a heterogeneous job.
+
+    `label` is how people name it: 4711, 4711_3, 4711+1. `stdout` and `stderr` are the batch
+    script's files as scontrol names them, empty for a job without a batch script. Slurm 22.05
+    leaves symbols of filename patterns in them that only a node can replace, such as %N.
+    """
+
+    job: SchedulerJob
+    label: str
+    user: str
+    stdout: str
+    stderr: str
+
+
+def is_job_id(text: str) -> bool:
+    """Return whether a text is a job id, perhaps with a task or component: 4711, 4711_3, 4711+1."""
+    return _JOB.match(text) is not None
+
+
+def ask(job_id: str) -> list[ForeignPart]:
+    """Ask slurmctld about a job; [] if it does not know the id, or there is no Slurm.
+
+    Raises SchedulerUnreachableError.
+    """
+    if shell.find("scontrol") is None:
+        return []
+    done = shell.run(["scontrol", "--oneliner", "show", "job", job_id], env=environment())
+    if done.rc == 0:
+        return parse_parts(done.stdout)
+    answer = (done.stderr + done.stdout).strip()
+    if "Invalid job id" in answer or "not found" in answer:
+        return []
+    raise SchedulerUnreachableError("scontrol failed", cause=answer)
+
+
+def joint_state(states: Sequence[JobState]) -> JobState:
+    """Return the state of a job of several parts: active while one is, else the worst."""
+    for wanted in (JobState.RUNNING, JobState.COMPLETING):
+        if wanted in states:
+            return wanted
+    active = [state for state in states if not state.is_terminal]
+    failed = [state for state in states if not state.is_success]
+    return (active or failed or list(states) or [JobState.UNKNOWN])[0]
+
+
+def parse_parts(text: str) -> list[ForeignPart]:
+    """Parse `scontrol --oneliner show job`: one row a part, newlines in names included."""
+    return [_parse_part(row) for row in _NEXT_JOB.split(text) if row.startswith("JobId=")]
+
+
+def _parse_part(row: str) -> ForeignPart:
+    ids = dict(_PAIR.findall(row.partition(" JobName=")[0]))
+    (job,) = parse_scontrol(" ".join(row.splitlines()), [ids["JobId"]]).values()
+    user, output = _USER.match(row), _OUTPUT.match(row)
+    return ForeignPart(
+        job=job,
+        label=_label(ids),
+        user=user[1] if user else "",
+        stdout=output["stdout"] if output else "",
+        stderr=output["stderr"] if output else "",
+    )
+
+
+def _label(ids: dict[str, str]) -> str:
+    array, task = ids.get("ArrayJobId"), ids.get("ArrayTaskId", "")
+    if array:
+        return f"{array}_{task}" if task.isdigit() else array
+    component = ids.get("HetJobOffset", "0")
+    return f"{ids['HetJobId']}+{component}" if component != "0" else ids["JobId"]

@@ -1,0 +1,171 @@
+"""A job of Slurm as the conductor's host: steps by srun, the queue by scontrol and sbatch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from clusterrun.backends.slurm import preemption
+from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.launch.plan import Plan
+from clusterrun.node.agent.stderr import say_on_stderr
+from clusterrun.node.conductor.host import Host
+from clusterrun.rundir.end import read_end
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import files, shell
+from clusterrun.shared.state import JobState
+
+BY_HAND = "by-hand"
+RECORD_S = 5.0  # how long whoever submitted this job may take to record it
+END_S = 5.0  # Slurm is this early or late at a time limit
+
+
+@dataclass(frozen=True)
+class SrunStep:
+    """One attempt's srun."""
+
+    srun: subprocess.Popen[bytes]
+
+    def poll(self) -> int | None:
+        """Return srun's exit status; None while it runs."""
+        code = self.srun.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def end(self) -> None:
+        """Leave that to Slurm, which signals the tasks."""
+
+    def kill(self) -> None:
+        """Kill srun: Slurm may have it wait for a lost node for minutes."""
+        if self.srun.poll() is None:
+            self.srun.kill()
+            self.srun.wait()
+
+
+class SlurmHost(Host):
+    """The job that this batch script runs in; Slurm holds its time limit, and warns.
+
+    `kind` is sbatch.CHAINED for a later job of a chain, BY_HAND without a submission of ours, else
+    empty; `started` is the script's start, monotonic.
+    """
+
+    is_witness = True
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        plan: Plan,
+        *,
+        kind: str = "",
+        started: float = 0.0,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.paths, self.plan = paths, plan
+        self.kind, self.started, self.environ = kind, started, environ
+        self.job_id = environ.get("SLURM_JOB_ID", "")
+        self.register_after_s = 0.0 if kind else RECORD_S
+
+    @property
+    def _is_restarted(self) -> bool:
+        return self.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+
+    def nothing_left(self) -> str:
+        """Return why another job has made this one needless; empty if it is needed.
+
+        Slurm starts again what it gave up, even if another job continues the run by now. A later
+        job of a chain continues only after a time limit.
+        """
+        if self._is_restarted:
+            record = files.read_json(self.paths.record) or {}
+            is_superseded = self.job_id in record.get("earlier_job_ids", ())
+            return f"another job goes on with the run in {self.paths.root}" if is_superseded else ""
+        end = None if self.kind in ("", BY_HAND) else read_end(self.paths)
+        if end is None or end.state is JobState.TIMEOUT:
+            return ""
+        return f"the run in {self.paths.root} has ended: nothing is left to do"
+
+    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> SrunStep:
+        """Start an attempt's srun: one task on each node. Raises OSError."""
+        argv = self._srun(attempt, is_relaunch=is_relaunch, excluded=excluded)
+        environ = {**self.environ, "CLUSTERRUN_BATCH_PID": str(os.getpid())}
+        return SrunStep(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL))
+
+    def _srun(
+        self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Return srun's command.
+
+        A step that lost a node keeps its resources on the others until Slurm gives the node up:
+        the next one shares them. It doesn't wait for nodes that are lost.
+        """
+        return (
+            *("srun", *self.plan.srun_args, *self._cpus()),
+            *((f"--exclude={','.join(excluded)}", "--overlap", "--mem=0") if excluded else ()),
+            *(("--immediate=60",) if is_relaunch else ()),
+            *("bash", str(self.paths.node_script), str(self.paths.root), str(attempt)),
+        )
+
+    def _cpus(self) -> tuple[str, ...]:
+        """Give each node's task the CPUs of the job: srun would give it one."""
+        if any(option.startswith("--cpus-per-task") for option in self.plan.srun_args):
+            return ()
+        given = self.environ.get("SLURM_CPUS_PER_TASK", "")
+        counts = list(cpus_of_nodes(self.environ.get("SLURM_JOB_CPUS_PER_NODE", "")))
+        cpus = given or (str(min(counts)) if counts else "")
+        return (f"--cpus-per-task={cpus}",) if cpus else ()
+
+    def register(self) -> None:
+        """Record the job, unless whoever submitted it has. Raises ClusterrunError and OSError."""
+        record = files.read_json(self.paths.record) or {}
+        if record.get("job_id") != self.job_id:
+            from clusterrun.rundir.record import register_run
+
+            register_run(self.paths.root, self.environ)
+
+    def is_over(self) -> bool:
+        """Return whether the job's time is up."""
+        end = self.environ.get("SLURM_JOB_END_TIME", "")
+        if end.isdigit():
+            return time.time() >= int(end) - END_S
+        limit_s = self.plan.time_minutes * 60
+        return limit_s > 0 and time.monotonic() - self.started >= limit_s - END_S
+
+    def answers(self) -> bool:
+        """Return whether a slurmctld is up, as far as can be seen."""
+        try:
+            answer = shell.run(["scontrol", "ping"], tries=1).stdout
+        except SchedulerUnreachableError:
+            return True  # what is to follow will find out
+        return " is DOWN" not in answer or " is UP" in answer
+
+    def requeue(self) -> str:
+        """Requeue this job; return Slurm's refusal. Raises SchedulerUnreachableError."""
+        if preemption.requeues_itself(self.environ):
+            return ""
+        done = shell.run(["scontrol", "requeue", self.job_id], tries=1)
+        return (done.stderr.strip() or f"status {done.rc}") if done.rc else ""
+
+    def stay_down(self) -> None:
+        """Have Slurm not requeue this job once it has ended."""
+        if refusal := preemption.stay_down(self.job_id, is_restarted=self._is_restarted):
+            say_on_stderr(f"Slurm may start this job again: {refusal}")
+
+    def submit_successor(self, excluded: tuple[str, ...]) -> str:
+        """Submit the job that continues the run. Raises ClusterrunError and OSError."""
+        from clusterrun.backends.slurm.successor import submit_successor
+
+        return submit_successor(self.paths.root, ",".join(excluded), self.environ)
+
+
+def cpus_of_nodes(text: str) -> Iterator[int]:
+    """Read SLURM_JOB_CPUS_PER_NODE, each kind of node once.
+
+    >>> list(cpus_of_nodes("16(x2),8"))
+    [16, 8]
+    """
+    for count in text.split(","):
+        with contextlib.suppress(ValueError):
+            yield int(count.partition("(")[0])

@@ -1,0 +1,63 @@
+"""Requeue once, and stay down once a run is over: Slurm 24.05 and newer requeue jobs on their own.
+
+A job that ends within a preemption's GraceTime, with whatever status, is requeued by slurmctld. If
+it was requeued by hand instead, slurmctld does so at the end of its next start (commit a689104d15).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from clusterrun.errors import ClusterrunError
+from clusterrun.shared import shell
+
+SINCE = (24, 5)
+ASK_S = 10.0
+_VERSION = re.compile(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", re.MULTILINE)
+_BY_PARTITION = re.compile(r"^PreemptType\s*=\s*preempt/partition_prio", re.MULTILINE)
+_IN_GRACE_TIME = re.compile(r"\bPreemptTime=\d")
+_MAY_REQUEUE = re.compile(r"\bRequeue=1\b")
+_REQUEUES = re.compile(r"\bPreemptMode=\S*REQUEUE")
+
+
+def requeues_itself(environ: Mapping[str, str]) -> bool:
+    """Return whether Slurm certainly requeues this job once it ends; False if it can't be known.
+
+    A second requeue would then follow the job's last end.
+    """
+    job = _job(environ.get("SLURM_JOB_ID", ""))
+    if not (_IN_GRACE_TIME.search(job) and _MAY_REQUEUE.search(job)):
+        return False
+    try:
+        config = _shown("config")
+        version = _VERSION.search(config)
+        if not version or (int(version[1]), int(version[2])) < SINCE:
+            return False
+        partition = _shown("partition", environ.get("SLURM_JOB_PARTITION", ""))
+        return bool(_BY_PARTITION.search(config) and _REQUEUES.search(partition))
+    except ClusterrunError:
+        return False
+
+
+def stay_down(job_id: str, *, is_restarted: bool) -> str:
+    """Have Slurm not requeue this job once it has ended, if it might; return why that failed."""
+    if not is_restarted and not _IN_GRACE_TIME.search(_job(job_id)):
+        return ""
+    try:
+        done = shell.run(["scontrol", "update", f"JobId={job_id}", "Requeue=0"])
+    except ClusterrunError as error:
+        return str(error)
+    return done.stderr.strip() if done.rc else ""
+
+
+def _job(job_id: str) -> str:
+    """Return what Slurm shows of a job; a completed one does not wait for a dead slurmctld."""
+    try:
+        return _shown("job", job_id)
+    except ClusterrunError:
+        return ""
+
+
+def _shown(*what: str) -> str:
+    return shell.run(["scontrol", "--oneliner", "show", *what], timeout_s=ASK_S, tries=1).stdout

@@ -1,0 +1,402 @@
+"""Ask Slurm about jobs, in text with named fields: running and parsing are two functions.
+
+Neither `--json`, whose shape changes between versions, nor fields that Slurm 22.05 lacks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from clusterrun.backends.base import SchedulerJob
+from clusterrun.backends.environment import scrubbed
+from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import shell
+from clusterrun.shared.state import JobState, parse_slurm_state
+
+# The reason comes last: it is the only free text, so that a separator in it does no harm.
+SQUEUE_FIELDS = ("%i", "%T", "%N", "%M", "%l", "%S", "%e", "%r")
+SACCT_FIELDS = (
+    *("JobID", "State", "ExitCode", "NodeList", "ElapsedRaw", "TimelimitRaw", "Start", "End"),
+    "Reason",
+)
+SEPARATOR = "|"
+IDS_A_CALL = 5000  # Linux takes 128 KiB in one argument
+FEW = 16
+CLOCK_SKEW_S = 3600.0
+# Slurm leaves in place why a job waited that was then cancelled.
+WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
+NOBODY = "nobody"  # the source of an answer that nobody could give
+
+_EXIT = re.compile(r"([0-9]+):([0-9]+)\Z")
+_SLUID = re.compile(r"s[0-9A-Z]{13}\Z")
+_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)\Z")
+_PAIR = re.compile(r"(?:^| )(\w+)=(\S*)")
+
+
+def environment() -> dict[str, str]:
+    """Return an environment in which no filter of the user's hides jobs, and times are epochs."""
+    return {**scrubbed(os.environ), "SLURM_TIME_FORMAT": "%s"}
+
+
+def cluster_option(slurm_cluster: str | None) -> list[str]:
+    """Return the option that names a cluster, where there are several."""
+    return [f"--clusters={slurm_cluster}"] if slurm_cluster else []
+
+
+def ask(
+    job_ids: Sequence[str],
+    *,
+    slurm_cluster: str | None = None,
+    since: float | None = None,
+    own: bool = False,
+) -> dict[str, SchedulerJob]:
+    """Ask about all jobs: squeue, sacct for what has ended, scontrol where sacct doesn't answer.
+
+    `own`: all of them are this user's. Raises SchedulerUnreachableError when slurmctld doesn't
+    answer and sacct can't stand in.
+    """
+    asked_at = time.time()
+    unreachable: SchedulerUnreachableError | None = None
+    try:
+        found = _ask_squeue(job_ids, slurm_cluster, own=own)
+    except SchedulerUnreachableError as error:
+        if not shell.may_pass(error.cause or ""):
+            raise  # sacct reads the same configuration
+        unreachable, found = error, {}
+    ended = [job_id for job_id in job_ids if _needs_more(found.get(job_id))]
+    if ended:
+        history, problem = _ask_sacct(ended, slurm_cluster, since)
+        found |= {job_id: _merge(found.get(job_id), job) for job_id, job in history.items()}
+        if unreachable is None:
+            found |= _without_history(ended, found, slurm_cluster, problem)
+    if unreachable is not None and not _all_ended(job_ids, found):
+        raise unreachable
+    return {job_id: replace(job, asked_at=asked_at) for job_id, job in found.items()}
+
+
+def _needs_more(job: SchedulerJob | None) -> bool:
+    """Say whether squeue didn't know a job or only knew that it has ended."""
+    return job is None or (job.state.is_terminal and job.exit_code is None)
+
+
+def is_known(job: SchedulerJob | None) -> bool:
+    """Say whether anybody knew the job."""
+    return job is not None and job.source != NOBODY
+
+
+def _all_ended(job_ids: Iterable[str], found: dict[str, SchedulerJob]) -> bool:
+    return all(job_id in found and found[job_id].state.is_terminal for job_id in job_ids)
+
+
+def _merge(live: SchedulerJob | None, history: SchedulerJob) -> SchedulerJob:
+    """Prefer accounting for what has ended, unless it lags behind slurmctld."""
+    if live is None:
+        return history
+    if not history.state.is_terminal:
+        return live
+    return replace(history, reason=live.reason or history.reason)
+
+
+def _without_history(
+    job_ids: Sequence[str], found: dict[str, SchedulerJob], slurm_cluster: str | None, problem: str
+) -> dict[str, SchedulerJob]:
+    """Learn from scontrol how jobs ended that accounting doesn't know (yet), if slurmctld does."""
+    note = f"accounting does not answer: {problem}" if problem else ""
+    short = [job_id for job_id in job_ids if job_id in found and _needs_more(found[job_id])]
+    told = ask_scontrol(short, slurm_cluster) if short else {}
+    answers = {job_id: replace(told.get(job_id, found[job_id]), note=note) for job_id in short}
+    if problem:
+        for job_id in job_ids:
+            if job_id not in found:
+                unknown = SchedulerJob(job_id=job_id, state=JobState.UNKNOWN, source=NOBODY)
+                answers[job_id] = replace(unknown, note=f"slurmctld has forgotten it; {note}")
+    return answers
+
+
+# squeue
+
+
+def _ask_squeue(
+    job_ids: Sequence[str], slurm_cluster: str | None, *, own: bool
+) -> dict[str, SchedulerJob]:
+    """Ask for one job or one user's jobs: for anything else squeue loads those of all users."""
+    jobs: dict[str, SchedulerJob] = {}
+    for some in _in_pieces(job_ids):
+        argv = [
+            *("squeue", "--noheader", "--states=all", *cluster_option(slurm_cluster)),
+            *([f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []),
+            f"--jobs={','.join(some)}",
+            f"--format={SEPARATOR.join(SQUEUE_FIELDS)}",
+        ]
+        done = shell.run(argv, env=environment())
+        # One unknown job among several is left out in silence; alone, it is an error.
+        if done.rc != 0 and "Invalid job id" not in done.stderr:
+            raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
+        jobs |= parse_squeue(done.stdout)
+    return jobs
+
+
+def _in_pieces(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut a list so that each piece fits into one argument."""
+    for start in range(0, len(job_ids), IDS_A_CALL):
+        yield job_ids[start : start + IDS_A_CALL]
+
+
+def parse_squeue(text: str) -> dict[str, SchedulerJob]:
+    """Read squeue's lines; lines of another shape (`CLUSTER: x`) are passed over.
+
+    >>> parse_squeue("11|RUNNING|node[1-2]|0:02|10:00|1795257574|1795258174|None")["11"].nodelist
+    'node[1-2]'
+    """
+    jobs = {}
+    for line in text.splitlines():
+        values = line.split(SEPARATOR, len(SQUEUE_FIELDS) - 1)
+        if len(values) == len(SQUEUE_FIELDS):
+            jobs[values[0]] = _squeue_job(*values)
+    return jobs
+
+
+def _squeue_job(
+    job_id: str,
+    state_text: str,
+    nodelist: str,
+    elapsed: str,
+    limit: str,
+    start: str,
+    end: str,
+    reason: str,
+) -> SchedulerJob:
+    state = parse_slurm_state(state_text)
+    has_started = state not in (JobState.PENDING, JobState.UNKNOWN) and bool(nodelist)
+    return SchedulerJob(
+        job_id=job_id,
+        source="squeue",
+        state=state,
+        reason=_said(reason, state),
+        nodelist=nodelist,
+        elapsed_s=parse_clock(elapsed) if has_started else None,
+        limit_s=parse_clock(limit),
+        start=parse_time(start) if has_started else None,
+        expected_start=parse_time(start) if state is JobState.PENDING else None,
+        end=parse_time(end) if state.is_terminal else None,
+    )
+
+
+# sacct
+
+
+def _ask_sacct(
+    job_ids: Sequence[str], slurm_cluster: str | None, since: float | None
+) -> tuple[dict[str, SchedulerJob], str]:
+    """Return what accounting knows, and why it doesn't answer (empty if it does)."""
+    if shell.find("sacct") is None:
+        return {}, "sacct was not found"
+    jobs: dict[str, SchedulerJob] = {}
+    for some in _in_pieces(job_ids):
+        argv = [
+            *("sacct", "--allocations", "--noheader", "--parsable2"),
+            *(*cluster_option(slurm_cluster), f"--jobs={','.join(some)}"),
+            f"--format={','.join(SACCT_FIELDS)}",
+        ]
+        if since is not None:  # without it some sites search years, others refuse
+            day = datetime.fromtimestamp(since - CLOCK_SKEW_S)
+            argv.append(f"--starttime={day:%Y-%m-%dT%H:%M:%S}")
+        try:
+            done = shell.run(argv, env=environment(), tries=1)
+        except SchedulerUnreachableError as error:
+            return jobs, error.cause or error.message
+        if done.rc != 0:
+            return jobs, (done.stderr.strip().splitlines() or ["sacct failed"])[-1]
+        jobs |= parse_sacct(done.stdout)
+    return jobs, ""
+
+
+def parse_sacct(text: str) -> dict[str, SchedulerJob]:
+    """Read sacct's lines; of a job that ran several times, the last.
+
+    >>> parse_sacct("10|FAILED|3:0|node1|0|UNLIMITED|1795257574|1795257574|None")["10"].exit_code
+    3
+    """
+    jobs = {}
+    for line in text.splitlines():
+        values = line.split(SEPARATOR, len(SACCT_FIELDS) - 1)
+        if len(values) == len(SACCT_FIELDS):
+            jobs[values[0]] = _sacct_job(*values)
+    return jobs
+
+
+def _sacct_job(
+    job_id: str,
+    state_text: str,
+    exit_text: str,
+    nodelist: str,
+    elapsed: str,
+    limit_minutes: str,
+    start: str,
+    end: str,
+    reason: str,
+) -> SchedulerJob:
+    state = parse_slurm_state(state_text)
+    code, number = parse_exit(exit_text) if state.is_terminal else (None, None)
+    ran = nodelist != "None assigned"  # a start is noted for jobs cancelled before it, too
+    started = parse_time(start) if ran else None
+    return SchedulerJob(
+        job_id=job_id,
+        source="sacct",
+        state=state,
+        reason=_said(reason, state),
+        nodelist=nodelist if ran else "",
+        elapsed_s=int(elapsed) if elapsed.isdigit() and started else None,
+        limit_s=int(limit_minutes) * 60 if limit_minutes.isdigit() else None,
+        start=started,
+        end=parse_time(end) if state.is_terminal else None,
+        exit_code=code,
+        exit_signal=number,
+    )
+
+
+# scontrol
+
+
+def ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
+    """Ask for each job, or for many at once for all that slurmctld knows: it takes no list."""
+    asked = [[job_id] for job_id in job_ids] if len(job_ids) <= FEW else [[]]
+    jobs: dict[str, SchedulerJob] = {}
+    for words in asked:
+        argv = ["scontrol", *cluster_option(slurm_cluster), "--oneliner", "show", "job", *words]
+        done = shell.run(argv, env=environment(), tries=1)
+        if done.rc == 0:
+            jobs |= parse_scontrol(done.stdout, job_ids)
+    return jobs
+
+
+def parse_scontrol(text: str, job_ids: Iterable[str]) -> dict[str, SchedulerJob]:
+    """Read `scontrol --oneliner show job`.
+
+    Free text that imitates a field does no harm: the job's name comes before Slurm's own fields,
+    which win as the last, and the command, its directory and the comment are cut off.
+    """
+    wanted = set(job_ids)
+    jobs = {}
+    for line in text.splitlines():
+        job_id = line.partition(" ")[0].removeprefix("JobId=")
+        if job_id in wanted:
+            jobs[job_id] = _scontrol_job(
+                job_id, dict(_PAIR.findall(line.rpartition(" Command=")[0]))
+            )
+    return jobs
+
+
+def _scontrol_job(job_id: str, pairs: dict[str, str]) -> SchedulerJob:
+    state = parse_slurm_state(pairs.get("JobState", ""))
+    code, number = parse_exit(pairs.get("ExitCode", "")) if state.is_terminal else (None, None)
+    restarts = pairs.get("Restarts", "")
+    nodelist = pairs.get("NodeList", "")
+    has_started = state is not JobState.PENDING and nodelist not in ("", "(null)")
+    return SchedulerJob(
+        job_id=job_id,
+        source="scontrol",
+        state=state,
+        reason=_said(pairs.get("Reason", ""), state),
+        nodelist="" if nodelist == "(null)" else nodelist,
+        elapsed_s=parse_clock(pairs.get("RunTime", "")) if has_started else None,
+        limit_s=parse_clock(pairs.get("TimeLimit", "")),
+        start=parse_time(pairs.get("StartTime", "")) if has_started else None,
+        expected_start=None if has_started else parse_time(pairs.get("StartTime", "")),
+        end=parse_time(pairs.get("EndTime", "")) if state.is_terminal else None,
+        exit_code=code,
+        exit_signal=number,
+        restarts=int(restarts) if restarts.isdigit() else None,
+    )
+
+
+def find_by_command(
+    part: str, slurm_cluster: str | None, *, known: Collection[str] = ()
+) -> str | None:
+    """Find the newest job of this user that runs for `part`, a run directory; none of `known`.
+
+    Before Slurm 23.02 the script's arguments follow its path.
+    """
+    argv = [
+        *("squeue", "--noheader", "--states=all", *cluster_option(slurm_cluster)),
+        *(f"--user={os.getuid()}", f"--format=%A{SEPARATOR}%o"),
+    ]
+    done = shell.run(argv, env=environment())
+    if done.rc != 0:
+        raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
+    rows = [line.partition(SEPARATOR) for line in done.stdout.splitlines()]
+    script = f"{RunPaths(root=Path(part)).script} "
+    ids = [int(job_id) for job_id, _, command in rows if f"{command} ".startswith(script)]
+    new = [job_id for job_id in ids if str(job_id) not in known]
+    return str(max(new)) if new else None
+
+
+def job_of_sluid(text: str) -> str:
+    """Return the number of the job with this SLUID, Slurm's second name for it since 26.05.
+
+    Empty for any other text, or if nobody knows the job.
+    """
+    if not _SLUID.match(text):
+        return ""
+    for argv in (
+        ["squeue", "--noheader", "--states=all", "--format=%A", f"--jobs={text}"],
+        ["sacct", "--allocations", "--noheader", "--format=JobIDRaw%20", f"--jobs={text}"],
+    ):
+        done = shell.run(argv, env=environment()) if shell.find(argv[0]) else None
+        if done and done.rc == 0 and done.stdout.strip().isdecimal():
+            return done.stdout.strip()
+    return ""
+
+
+# Values
+
+
+def parse_clock(text: str) -> int | None:
+    """Read a span of time as squeue writes it, in seconds; None for UNLIMITED and the like.
+
+    >>> parse_clock("0:02"), parse_clock("1-02:03:04"), parse_clock("UNLIMITED")
+    (2, 93784, None)
+    """
+    match = _CLOCK.match(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def parse_time(text: str) -> float | None:
+    """Read a time that is an epoch, or local time where SLURM_TIME_FORMAT was not understood.
+
+    >>> parse_time("1795257574"), parse_time("Unknown")
+    (1795257574.0, None)
+    """
+    if text.isdigit():
+        return float(text) or None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def parse_exit(text: str) -> tuple[int | None, int | None]:
+    """Read `code:signal`; a signal of 0 is none.
+
+    >>> parse_exit("3:0"), parse_exit("0:9"), parse_exit("")
+    ((3, None), (0, 9), (None, None))
+    """
+    match = _EXIT.match(text)
+    if match is None:
+        return None, None
+    return int(match[1]), int(match[2]) or None
+
+
+def _said(reason: str, state: JobState) -> str:
+    stale = state.is_terminal and reason in WAITING
+    return "" if stale or reason in ("None", "(null)") else reason

@@ -1,0 +1,102 @@
+"""Submit, from inside a job, the next job of its run: it starts in seconds, where Slurm would
+hold a requeued one for two minutes.
+
+An heir, on its node, runs `python -m clusterrun.backends.slurm.successor RUN_DIR NODES`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from clusterrun.backends.base import Submission
+from clusterrun.backends.slurm import query
+from clusterrun.backends.slurm.backend import SlurmBackend
+from clusterrun.errors import ClusterrunError, describe
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir import record as records
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
+
+
+def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> str:
+    """Submit the job that goes on with a run after this one, and give its id.
+
+    `nodes` are left out, besides those that the plan leaves out. In a chain it is the next job,
+    which waits already. A second call for the same job gives the same id.
+    Raises ClusterrunError; the record is as it was then, and no job is left.
+    """
+    paths = RunPaths(root=run_dir.absolute())
+    plan = Plan.from_json(paths.plan.read_text())
+    record = records.register_run(paths.root, environ)
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not job_id:
+        raise ClusterrunError("only a job of Slurm has a successor", hint="clusterrun resume RUN")
+    if job_id in record.earlier_job_ids:
+        return record.job_id
+    backend = SlurmBackend(slurm_cluster=record.slurm_cluster)
+    exclude = _excluded(plan, nodes)
+    if record.chain_length:
+        return _next_of_chain(record, exclude, backend)
+    # Slurm keeps the job of a lost node for minutes; the successor, which leaves that node out,
+    # need not wait: this job's agents have left before it was asked for.
+    after = "" if nodes else job_id
+    new = _submitted_before(record) or backend.submit_again(
+        plan, record, after=after, exclude=exclude
+    )
+    _remember(record, new, backend)
+    return new.job_id
+
+
+def _next_of_chain(record: JobRecord, exclude: str, backend: SlurmBackend) -> str:
+    if not record.chained_job_ids:
+        raise ClusterrunError(f"the chain of {record.chain_length} jobs is used up")
+    job_id = record.chained_job_ids[0]
+    if exclude:
+        backend.update(job_id, f"ExcNodeList={exclude}")
+    records.update(record.paths, lambda now: records.continued_by(now, job_id))
+    return job_id
+
+
+def _submitted_before(record: JobRecord) -> Submission | None:
+    """Find a successor whose submission was interrupted before it was recorded."""
+    found = query.find_by_command(record.run_dir, record.slurm_cluster, known=record.job_ids)
+    return Submission(job_id=found, slurm_cluster=record.slurm_cluster) if found else None
+
+
+def _excluded(plan: Plan, nodes: str) -> str:
+    """Unite the nodes to leave out: an option on the command line replaces the script's."""
+    planned = [line.value for line in plan.directives if line.name == "exclude" and line.value]
+    named = [name for text in (*planned, nodes) if text for name in parse_hostlist(text)]
+    return fold_hosts(named)
+
+
+def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None:
+    """Record the new job; one that nobody could find again is taken back."""
+    try:
+        records.update(record.paths, lambda now: records.continued_by(now, new.job_id))
+        records.link_job(record.runs_dir, new.job_id, record.paths)
+    except (OSError, ClusterrunError) as error:
+        with contextlib.suppress(ClusterrunError):
+            backend.cancel([new.job_id])
+        with contextlib.suppress(OSError, ClusterrunError):
+            records.update(record.paths, lambda _: record)
+        raise ClusterrunError(f"cannot write {record.paths.record}", cause=str(error)) from error
+
+
+def main(run_dir: str, nodes: str) -> int:
+    """Print the id of the job that continues the run, or why there is none."""
+    try:
+        print(submit_successor(Path(run_dir), nodes, os.environ))  # noqa: T201 - for the heir
+    except (ClusterrunError, OSError, ValueError) as error:
+        print(f"no successor: {describe(error)}", file=sys.stderr)  # noqa: T201 - as above
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""`logs`: read what the ranks wrote, merged by time, and follow it while the job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from clusterrun.cli import output
+from clusterrun.cli.logs.files import list_files, print_path, save
+from clusterrun.cli.logs.find import find_log_job
+from clusterrun.cli.logs.follow import follow_job
+from clusterrun.cli.logs.options import AttemptType, TailType
+from clusterrun.cli.logs.reading import ask_exit_status, read
+from clusterrun.cli.logs.request import build_request
+from clusterrun.errors import UsageError
+
+_TIMES = ("none", "clock", "time", "iso", "delta")
+_HEADINGS = {
+    "Lines": "ranks local_ranks all_ranks nodes streams attempt tail since until",
+    "Filter": "include exclude errors context",
+    "Show": "with_times timestamps tz prefix highlight form as_json dedup",
+    "Follow": "following interval exit_status",
+    "Instead": "listing locating target",
+}
+
+
+class _Command(click.Command):
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings; those of every command come last."""
+        heading_of = {
+            name: heading for heading, names in _HEADINGS.items() for name in names.split()
+        }
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if isinstance(parameter, click.Option) and record is not None:
+                sections.setdefault(heading_of.get(parameter.name or "", "Output"), []).append(
+                    record
+                )
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+@click.command(cls=_Command)
+@click.argument("job", required=False)
+@click.option("--rank", "ranks", metavar="SET", help="these ranks alone, as 0,8-15 or ::8")
+@click.option("--local-rank", "local_ranks", metavar="SET", help="these ranks of each node")
+@click.option("-a", "--all-ranks", is_flag=True, help="the lines of every rank")
+@click.option("--node", "nodes", metavar="HOSTLIST", help="these nodes alone, as node[01-04]")
+@click.option(
+    "--stream", "streams", metavar="LIST", help="of out, err, launcher, agent; or batch alone"
+)
+@click.option(
+    "--attempt",
+    type=AttemptType(),
+    metavar="N|all|-1",
+    help="default: the newest; -1: the one before it",
+)
+@click.option(
+    "-n",
+    "--tail",
+    type=TailType(),
+    metavar="N|all",
+    help="the last N lines of each attempt, or all  [default: 200]",
+)
+@click.option("--since", metavar="T", help="from 1h30m ago, 12:30, 2026-08-01T12:30, step:4000 on")
+@click.option("--until", metavar="T", help="up to such a moment")
+@click.option(
+    "-g", "--include", "-i", multiple=True, metavar="RE", help="lines that match (any of several)"
+)
+@click.option("--exclude", multiple=True, metavar="RE", help="no lines that match")
+@click.option("-H", "--highlight", multiple=True, metavar="RE", help="mark what matches")
+@click.option("--errors", is_flag=True, help="error lines alone, of every rank")
+@click.option(
+    "-C",
+    "--context",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="with N lines of the same rank before and after each",
+)
+@click.option("-t", "with_times", is_flag=True, help="times with ms: --timestamps=time")
+@click.option("--timestamps", type=click.Choice(_TIMES), help="[default: clock]")
+@click.option("--tz", metavar="ZONE", help="zone of times, as UTC or Europe/Berlin")
+@click.option(
+    "--prefix",
+    type=click.Choice(["auto", "full", "none"]),
+    default="auto",
+    help="auto: node:rank in front of each line, with ! for stderr",
+)
+@click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["text", "raw", "json"]),
+    default="text",
+    help="raw: the bytes as they were written; json: one object a line",
+)
+@click.option("--json", "as_json", is_flag=True, help="the same as --output json")
+@click.option(
+    "--dedup/--no-dedup",
+    default=None,
+    help="one line for what 3 or more ranks say alike, <n> for a number that differs  "
+    "[default: in text; not saved]",
+)
+@click.option("-f", "--follow", "following", is_flag=True, help="go on until the job ends")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    metavar="SEC",
+    help="between two looks at the files",
+)
+@click.option("--exit-status", is_flag=True, help="exit 3 when the job ended and did not complete")
+@click.option("--list", "listing", is_flag=True, help="list the log files instead")
+@click.option("--path", "locating", is_flag=True, help="print the directory of the logs instead")
+@click.option(
+    "--save",
+    "target",
+    metavar="FILE|DIR",
+    help="write there instead, all lines as they are unless said; DIR/: a file for each rank",
+)
+@click.pass_context
+def command(ctx: click.Context, /, **_: Any) -> None:
+    """Read what the ranks wrote.
+
+    JOB is a job id, the name of a run, its directory or a log file; without it the newest run is
+    taken. Shown are the last lines of rank 0 and the launcher, and of the error lines of every
+    rank, which keep up to half of the room however old they are.
+
+    \b
+    clusterrun logs -f                    follow the newest run
+    clusterrun logs 4711 -a -n all        everything; with --no-dedup line by line
+    clusterrun logs 4711 --rank ::8       the first rank of each 8-GPU node
+    clusterrun logs 4711 --errors -C 3    what went wrong, and what was just before
+    clusterrun logs 4711 --since 10m -g 'loss|lr'
+    """
+    wanted = ctx.params
+    if wanted["as_json"]:
+        wanted["form"] = "json"
+    if wanted["with_times"]:
+        wanted["timestamps"] = wanted["timestamps"] or "time"
+    output.current_session().json = wanted["form"] == "json"
+    _refuse_two(wanted, follow="following", list="listing", path="locating", save="target")
+    _refuse_two(wanted, follow="following", until="until")
+    request = build_request(find_log_job(wanted["job"]), wanted)
+    if not request.has_times and wanted["timestamps"] not in (None, "none"):
+        output.note("these lines carry no times")
+    if wanted["following"]:
+        ctx.exit(follow_job(request))
+    if wanted["locating"]:
+        print_path(request)
+    elif wanted["listing"]:
+        list_files(request)
+    elif wanted["target"] is not None:
+        save(request, wanted["target"])
+    else:
+        read(request)
+    ctx.exit(ask_exit_status(request))
+
+
+def _refuse_two(wanted: Mapping[str, Any], **names: str) -> None:
+    given = [option for option, name in names.items() if wanted[name] not in (None, False)]
+    if len(given) > 1:
+        raise UsageError(f"--{given[0]} and --{given[1]} exclude each other")

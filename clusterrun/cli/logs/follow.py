@@ -1,0 +1,184 @@
+"""Follow a job's logs until it ends; used by `logs --follow` and `submit --follow`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from clusterrun.cli import output
+from clusterrun.cli.logs.job import WAITING, LogJob, Standing, waiting
+from clusterrun.cli.logs.printer import LogPrinter
+from clusterrun.cli.logs.reading import exit_status, find_files
+from clusterrun.cli.logs.request import Request
+from clusterrun.cli.status import released
+from clusterrun.cli.times import clock
+from clusterrun.errors import Exit
+from clusterrun.logformat.lines import LogLine
+from clusterrun.logs.context import Break, with_context
+from clusterrun.logs.files import LogFile
+from clusterrun.logs.follow import (
+    Entry,
+    Joined,
+    Left,
+    LeftOut,
+    NewAttempt,
+    Pause,
+    Truncated,
+    follow,
+)
+from clusterrun.logs.sources import matches
+from clusterrun.shared.hostlist import fold_hosts
+from clusterrun.shared.state import JobState
+
+ASK_PENDING_S = 10
+ASK_RUNNING_S = 30
+ASK_ENDING_S = 2
+FORGOTTEN_S = 45  # more than one question later
+FEW_NODES = 16  # more of them are told of together
+
+
+def follow_job(request: Request) -> int:
+    """Print the last lines of a job, then each as it comes, until the job ends.
+
+    Ctrl-C ends the watching and not the job; then the exit status is 130.
+    """
+    watch = _Watch(job=request.job)
+    try:
+        _print_until_the_end(request, watch)
+    except KeyboardInterrupt:
+        start = "\n" if output.is_interactive() else ""  # the terminal wrote ^C
+        output.say(f"{start}{request.job.title} keeps running")
+        return Exit.INTERRUPTED
+    standing = watch.standing
+    if standing is None or not standing.state.is_terminal:  # a chosen attempt is over, not the job
+        return Exit.OK
+    spent = f" after {clock(standing.elapsed_s)}" if standing.elapsed_s is not None else ""
+    output.say(f"{request.job.title} {output.painted_state(standing.state.value)}{spent}")
+    return exit_status(request, standing)
+
+
+def _print_until_the_end(request: Request, watch: _Watch) -> None:
+    known = [file.node for file in find_files(request)]
+    printer = LogPrinter(request=request, nodes=known or request.nodes or (), is_following=True)
+    query = request.query
+    if request.context:  # what matches is chosen from all lines, as their neighbours are shown
+        query = replace(query, include=(), exclude=(), errors=False)
+    entries = follow(
+        request.catalogue,
+        ended=watch.ended,
+        query=query,
+        attempt=request.first_attempt or None,
+        is_chosen=request.is_chosen,
+        tail=request.tail,
+        folded=request.folds and not request.context,
+        interval_s=request.interval_s,
+    )
+    lines: Iterable[LogLine | Break] = _lines(entries, printer)
+    if request.context:
+        lines = with_context(_lines(entries, printer), matches(request.query), request.context)
+    try:
+        for line in lines:
+            if isinstance(line, Break):
+                printer.print_break()
+            else:
+                printer.print_line(line)
+    finally:
+        printer.finish()
+    if watch.standing is not None:
+        printer.print_end(watch.standing.state.value, watch.standing.exit_code)
+
+
+def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
+    """Pass the lines on, and report events on stderr."""
+    left: list[Left] = []
+    incomplete: set[str] = set()
+    for entry in entries:
+        match entry:
+            case LogLine():
+                yield entry
+            case NewAttempt(attempt=attempt):
+                printer.start_attempt(attempt)
+            case Joined(files=files):
+                _tell_joined(files, printer)
+            case Left():
+                left.append(entry)
+            case LeftOut(node=node):
+                if node not in incomplete:
+                    incomplete.add(node)
+                    printer.print_left_out(node)
+            case Truncated(node=node):
+                printer.print_truncated(node)
+            case Pause():
+                _tell_left(left, printer)
+                printer.pause()
+    _tell_left(left, printer)
+
+
+def _tell_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
+    ranks = [len(file.ranks) if file.ranks else 0 for file in files]
+    if len(files) <= FEW_NODES:
+        for file, number in zip(files, ranks, strict=True):
+            printer.print_joined(file.node, number)
+    else:
+        printer.print_joined(fold_hosts(file.node for file in files), sum(ranks))
+
+
+def _tell_left(left: list[Left], printer: LogPrinter) -> None:
+    if len(left) <= FEW_NODES:
+        for entry in left:
+            printer.print_left(entry.node, entry.code, entry.reason)
+    else:
+        for code in sorted({entry.code for entry in left}):
+            nodes = [entry.node for entry in left if entry.code == code]
+            printer.print_left(fold_hosts(nodes), code, "")
+    left.clear()
+
+
+@dataclass(kw_only=True)
+class _Watch:
+    """Knows whether the job has ended; asks seldom, and at once if its files say so."""
+
+    job: LogJob
+    standing: Standing | None = None
+    _asked_at: float = float("-inf")
+    _known_at: float = field(default_factory=time.monotonic)
+    _end_seen: int | None = None
+    _said: str = ""
+
+    def ended(self) -> bool:
+        """Return whether the job has ended, or nobody knows it any more."""
+        end = self.job.end_mark()
+        is_news = end is not None and end != self._end_seen
+        if is_news or time.monotonic() - self._asked_at >= self._interval_s():
+            self._end_seen = end
+            self._ask()
+        if self.standing is None:
+            return False
+        return self.standing.state.is_terminal or time.monotonic() - self._known_at > FORGOTTEN_S
+
+    def _interval_s(self) -> float:
+        if self._end_seen is not None:
+            return ASK_ENDING_S
+        waits = self.standing is not None and self.standing.state in WAITING
+        return ASK_PENDING_S if waits else ASK_RUNNING_S
+
+    def _ask(self) -> None:
+        self._asked_at = time.monotonic()
+        standing = self.job.standing()
+        if standing.state.is_terminal and not standing.state.is_success:
+            standing = self.job.standing(fresh=True)  # it may be starting again
+        if standing.error or standing.state is not JobState.UNKNOWN:
+            self._known_at = time.monotonic()
+        if standing.error:
+            self._say(f"{standing.error.message}; the logs go on")
+        elif standing.state in WAITING:
+            self._say(waiting(self.job, standing))
+            if standing.is_held and self.job.release():
+                self._say(released(self.job.title))
+        self.standing = standing
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            output.say(text)

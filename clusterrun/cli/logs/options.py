@@ -1,0 +1,141 @@
+"""What the options of `logs` mean: attempts, ranks, streams, patterns, moments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from datetime import datetime, tzinfo
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from clusterrun.errors import UsageError
+from clusterrun.logformat.lines import Stream
+from clusterrun.logs.catalogue import BATCH
+from clusterrun.logs.moments import parse_moment, parse_zone, step_finder
+from clusterrun.logs.query import STREAMS
+from clusterrun.shared.hostlist import parse_ranks
+
+if TYPE_CHECKING:
+    from clusterrun.cli.logs.job import LogJob
+
+_STREAMS: Final = {stream.label: stream for stream in STREAMS}
+
+
+class TailType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """A number of lines, or all of them (None)."""
+
+    name = "N|all"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the option's text."""
+        if value == "all":
+            return value
+        if not (value.isascii() and value.isdigit()):
+            self.fail(f"'{value}' is neither a number of lines nor 'all'", param, ctx)
+        return int(value)
+
+
+class AttemptType(click.ParamType):  # type: ignore[type-arg]  # as above
+    """A number of an attempt, -1 for the one before the newest, or `all`."""
+
+    name = "N|all|-1"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the option's text."""
+        if value == "all":
+            return value
+        if not re.fullmatch(r"-?[1-9][0-9]{0,8}", value):
+            self.fail(f"'{value}' is neither an attempt (1, 2, …, -1) nor 'all'", param, ctx)
+        return int(value)
+
+
+def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[int]:
+    """List the wanted attempts, oldest first; none if the run has not started.
+
+    Raises UsageError for one that does not exist.
+    """
+    if wanted is None:
+        return [newest] if newest else []
+    if isinstance(wanted, str):
+        return list(range(1, newest + 1))
+    number = wanted if wanted > 0 else newest + wanted
+    if not 1 <= number <= newest:
+        known = f"1-{newest}" if newest > 1 else "1 only" if newest else "none yet"
+        raise UsageError(f"attempt {wanted} does not exist; attempts of {name}: {known}")
+    return [number]
+
+
+def choose_ranks(
+    job: LogJob, *, ranks: str | None, local_ranks: str | None
+) -> frozenset[int] | None:
+    """Find the global ranks that are in both sets; None where neither was given."""
+    chosen = None
+    if job.record is None and (ranks is not None or local_ranks is not None):
+        raise UsageError(f"the lines of {job.title} name no rank")
+    if ranks is not None:
+        chosen = parse_ranks(ranks, job.world_size, of=f"{job.title} has ranks")
+    if local_ranks is None:
+        return chosen
+    size = job.procs_per_node
+    try:
+        local = parse_ranks(local_ranks, size, of="each node has local ranks")
+    except UsageError as error:
+        raise UsageError(f"--local-rank: {error.message}", hint=error.hints) from error
+    everybody = range(job.world_size) if chosen is None else chosen
+    both = frozenset(rank for rank in everybody if rank % size in local)
+    if not both:
+        raise UsageError(f"none of the ranks {ranks} has a local rank in {local_ranks}")
+    return both
+
+
+def choose_streams(text: str | None) -> frozenset[Stream] | None:
+    """Read a list of streams; None is the batch script's own output, which has no times.
+
+    Raises UsageError.
+    """
+    if text is None:
+        return STREAMS
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in _STREAMS and name != BATCH:
+            known = ", ".join([*sorted(_STREAMS), BATCH])
+            raise UsageError(f"no stream '{name}'", hint=f"streams are {known}")
+    if names == [BATCH]:
+        return None
+    if BATCH in names:
+        hint = f"its lines have no times to merge them by; give --stream {BATCH} alone"
+        raise UsageError(f"stream '{BATCH}' goes with no other", hint=hint)
+    return frozenset(_STREAMS[name] for name in names)
+
+
+def compile_patterns(option: str, texts: Collection[str]) -> tuple[re.Pattern[bytes], ...]:
+    """Compile regular expressions over the bytes of a line. Raises UsageError for a bad one."""
+    compiled = []
+    for text in texts:
+        try:
+            compiled.append(re.compile(text.encode("utf-8", "surrogateescape")))
+        except re.error as error:
+            raise UsageError(f"bad {option} pattern: {error}") from error
+    return tuple(compiled)
+
+
+def choose_moment(
+    option: str, text: str | None, *, job: LogJob, attempt: int, zone: tzinfo | None, batch: bool
+) -> int | None:
+    """Read a moment as epoch µs. Raises UsageError that names the option."""
+    if text is None:
+        return None
+    if job.record is None or batch:
+        whose = f"the batch script of {job.title}" if batch else job.title
+        raise UsageError(f"{option}: the lines of {whose} carry no times")
+    steps = step_finder(job.record.paths, attempt, before=option == "--since")
+    try:
+        return parse_moment(text, now=datetime.now(zone), find_step=steps)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error.message}", hint=error.hints) from error
+
+
+def choose_zone(name: str | None) -> tzinfo | None:
+    """Find the zone of `--tz`; None for this machine's own."""
+    return None if name is None else parse_zone(name)

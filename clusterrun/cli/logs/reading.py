@@ -1,0 +1,270 @@
+"""Read what is there of a job's logs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from clusterrun.cli import output
+from clusterrun.cli.logs.job import WAITING, LogJob, PlainLogs, Standing, waiting
+from clusterrun.cli.logs.printer import LogPrinter
+from clusterrun.cli.logs.request import Request
+from clusterrun.cli.times import clock
+from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.logformat.lines import LogLine
+from clusterrun.logs.catalogue import BATCH
+from clusterrun.logs.context import Break, context_of, with_context
+from clusterrun.logs.files import FileKind, LogFile, file_size
+from clusterrun.logs.index import has_left_out
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.sources import matches, sources_of
+from clusterrun.logs.tail import Cut, Tail, last_lines
+from clusterrun.logs.text import strip_controls
+from clusterrun.shared import wording
+from clusterrun.shared.hostlist import fold_hosts
+from clusterrun.shared.state import JobState
+
+PATIENCE_S = 1.0
+PACE_S = 0.1
+QUIET_S = 60  # how long a running job may have no logs before that is a fault
+
+Chapter = tuple[int, Tail]
+
+
+class Scanning:
+    """Shows in the last row of a terminal how far a search is, once it takes long."""
+
+    def __init__(self) -> None:
+        self._due_at = time.monotonic() + PATIENCE_S if sys.stderr.isatty() else float("inf")
+        self._is_shown = False
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Show how far it is, and nothing once it is over."""
+        is_over, now = done_bytes >= total_bytes, time.monotonic()
+        if not self._is_shown if is_over else now < self._due_at:
+            return
+        size = f"scanning {done_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB …"
+        sys.stderr.write("\r\x1b[K" + ("" if is_over else size))
+        sys.stderr.flush()
+        self._is_shown, self._due_at = not is_over, now + PACE_S
+
+
+def read(request: Request) -> None:
+    """Print the lines that are there."""
+    files = find_files(request)
+    size = sum(file_size(file.path) for file in files)
+    if size == 0 and request.reads_batch:
+        output.say(f"the batch script of {request.job.title} has printed nothing")
+        return
+    if size == 0:
+        _tell_nothing_yet(request)
+        return
+    printer = LogPrinter(request=request, nodes=[file.node for file in files])
+    cut = print_lines(request, printer)
+    _note_what_was_left_out(request, printer.count, size, cut)
+
+
+def print_lines(request: Request, printer: LogPrinter) -> Cut:
+    """Print all wanted lines, attempt by attempt; return what was left out."""
+    cut = Cut.NOTHING
+    for attempt, tail in _chapters(request):
+        cut |= tail.cut
+        if len(request.attempts) > 1:
+            printer.start_attempt(attempt)
+        if request.context:
+            _print_in_context(request, printer, attempt, tail)
+            continue
+        if tail.errors:
+            printer.print_errors(tail.errors)
+        for lines in tail.rounds:
+            printer.print_lines(lines)
+    printer.finish()
+    return cut | Cut.LINES if printer.is_cut else cut
+
+
+def _print_in_context(request: Request, printer: LogPrinter, attempt: int, tail: Tail) -> None:
+    for line in _in_context(request, attempt, tail):
+        if isinstance(line, Break):
+            printer.print_break()
+        else:
+            printer.print_line(line)
+
+
+def all_lines(request: Request) -> Iterator[LogLine]:
+    """Yield all lines that are wanted, attempt by attempt."""
+    for _, tail in _chapters(request):
+        yield from tail
+
+
+def find_files(request: Request) -> list[LogFile]:
+    """List the logs of the attempts that are read.
+
+    Raises UsageError if none of the named nodes has one.
+    """
+    files = [
+        file
+        for attempt in request.attempts
+        for file in request.catalogue.files(attempt)
+        if file.kind is not FileKind.ERRORS
+    ]
+    if request.nodes is None:
+        return files
+    missing = request.nodes - {file.node for file in files}
+    if missing and not files:
+        there = request.job.catalogue(None, batch=False).files(request.first_attempt)
+        others = fold_hosts(file.node for file in there)
+        hint = f"{request.job.title} has logs of {others}" if others else ()
+        raise UsageError(f"no log of {fold_hosts(missing)}", hint=hint)
+    if missing:
+        output.note(f"no log of {fold_hosts(missing)}")
+    return files
+
+
+def _chapters(request: Request) -> Iterator[Chapter]:
+    """Yield the lines of each attempt, of each only as many of the last as are wanted."""
+    for attempt in request.attempts:
+        sources = sources_of(request.catalogue.files(attempt), request.query)
+        folded = request.folds and not request.context
+        yield (
+            attempt,
+            last_lines(sources, request.query, request.tail, folded=folded, report=Scanning()),
+        )
+
+
+def _in_context(
+    request: Request, attempt: int, lines: Iterable[LogLine]
+) -> Iterable[LogLine | Break]:
+    found = request.catalogue.files(attempt)
+    if any(file.kind is FileKind.PLAIN for file in found):
+        everything = replace(request.query, include=(), exclude=(), errors=False)
+        sources = sources_of(found, everything)
+        wants = matches(request.query) if request.tail is None else _is_among(lines)
+        return with_context(merge_sources(sources), wants, request.context)
+    files = {file.node: file for file in found if file.kind is FileKind.LOG}
+    return context_of(lines, files, request.context)
+
+
+def _is_among(lines: Iterable[LogLine]) -> Callable[[LogLine], bool]:
+    places = {(line.node, line.offset) for line in lines}
+    return lambda line: (line.node, line.offset) in places
+
+
+def exit_status(request: Request, standing: Standing) -> int:
+    """Return 3 for a job that did not complete, if --exit-status was given."""
+    ended_badly = standing.state.is_terminal and not standing.state.is_success
+    return Exit.NO if request.exit_status and ended_badly else Exit.OK
+
+
+def ask_exit_status(request: Request) -> int:
+    """Ask for the state of the job, if --exit-status was given."""
+    if not request.exit_status:
+        return Exit.OK
+    standing = request.job.standing()
+    if standing.error:
+        raise standing.error
+    return exit_status(request, standing)
+
+
+def _tell_nothing_yet(request: Request) -> None:
+    """Report why there are no lines.
+
+    Raises ClusterrunError if there should be some.
+    """
+    job = request.job
+    standing = job.standing()
+    if standing.error:
+        raise standing.error
+    if standing.state in WAITING:
+        output.say(waiting(job, standing))
+        return
+    is_young = (standing.elapsed_s or 0) < QUIET_S
+    if not standing.state.is_terminal and (is_young or standing.state is JobState.UNKNOWN):
+        output.say(f"{job.title} is {standing.state.value}; nothing is written yet{_to_where(job)}")
+        return
+    if not standing.state.is_terminal:
+        raise ClusterrunError(
+            f"no log files for {job.title} yet",
+            cause=f"it is {standing.state.value} for {clock(standing.elapsed_s or 0)}",
+            hint=f"what the batch script printed: clusterrun logs {job.name} --stream {BATCH}",
+        )
+    printed = _end_of_batch_output(request)
+    where = f"what the batch script itself printed: clusterrun logs {job.name} --stream batch"
+    raise ClusterrunError(
+        f"no log lines of {job.title}, which is {standing.state.value}",
+        cause=printed,
+        hint=where if printed else (),
+    )
+
+
+def _to_where(job: LogJob) -> str:
+    names = sorted({part.stdout for part in job.parts}) if isinstance(job, PlainLogs) else []
+    return f" to {names[0]}" if len(names) == 1 and names[0] else ""
+
+
+def _end_of_batch_output(request: Request) -> str | None:
+    record = request.job.record
+    if record is None:
+        return None
+    try:
+        with record.paths.batch_output.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
+            lines = file.read().decode("utf-8", "replace").splitlines()[-10:]
+    except OSError:
+        return None
+    return "\n".join(strip_controls(line, keep_colours=False) for line in lines) or None
+
+
+# What the lines are not all of
+
+
+def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -> None:
+    """Report of which lines the `count` printed ones are the last, out of `size` bytes."""
+    if request.tail == 0:
+        return
+    if count == 0:
+        _note_that_nothing_matches(request, size)
+    elif request.form == "text":
+        _note_which_lines(request, count, size, cut)
+    if request.form == "text" and request.query.overview:
+        sides = request.catalogue.files(request.attempts[-1])
+        short = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
+        if short:
+            nodes = fold_hosts(side.node for side in short)
+            output.note(f"not all error lines of {nodes} are among them (--errors)")
+
+
+def _note_that_nothing_matches(request: Request, size: int) -> None:
+    where = "of rank 0, the launcher and the error lines, " if request.query.overview else ""
+    more = " (-a all ranks)" if request.query.overview else ""
+    output.note(f"{where}no line matches; {size:,} bytes in all{more}")
+
+
+def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:
+    world = request.job.world_size
+    what = _last_lines(request, count) if Cut.LINES in cut else f"all {_kind(request)}lines"
+    if request.query.overview and world > 1:
+        errors = "the newest error lines" if Cut.ERRORS in cut else "the error lines"
+        output.note(
+            f"{what} of rank 0 and the launcher, and {errors} of all {world:,} ranks; "
+            f"{size:,} bytes in all (-a all ranks, -n all, -f follow)"
+        )
+    elif Cut.LINES in cut:
+        output.note(f"{what} (-n all, -f follow)")
+
+
+def _last_lines(request: Request, count: int) -> str:
+    is_single = len(request.attempts) == 1 and not request.context
+    number = count if is_single else request.tail or 0
+    text = f"last {wording.count(number, f'{_kind(request)}line')}"
+    if request.context:
+        text += " and their neighbours"
+    return f"{text} of each attempt" if len(request.attempts) > 1 else text
+
+
+def _kind(request: Request) -> str:
+    query = request.query
+    is_chosen = query.include or query.exclude or query.since_us or query.until_us
+    return "matching " if is_chosen else ""

@@ -1,0 +1,121 @@
+"""Find the configuration files and read them; the only part of loading that touches a disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from clusterrun.config.document import ConfigFile
+from clusterrun.config.settings import Place
+from clusterrun.errors import ConfigError
+
+PROJECT_FILE: Final = "clusterrun.yaml"
+SITE_FILE: Final = "/etc/clusterrun/config.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundFiles:
+    """The files that count, the highest first, and the project that they belong to."""
+
+    files: tuple[ConfigFile, ...]
+    project_dir: Path
+    notes: tuple[str, ...] = ()
+
+
+def find_files(
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    config_file: str | None = None,
+    search: bool = True,
+) -> FoundFiles:
+    """Read the job file, the project's, the user's and the site's configuration.
+
+    Without `search` no project is looked for.
+
+    Raises ConfigError for a file that was named and is missing, or cannot be read.
+    """
+    home = environ.get("HOME") or None
+    project, notes = _find_project(cwd) if search else (None, ())
+    named = cwd / _expanded(config_file, home) if config_file else None
+    found: list[ConfigFile] = []
+    if config_file and named is not None:
+        found.append(read_file(named, shown=config_file, cwd=cwd, home=home))
+    if project is not None and not (named and _same(named, project)):
+        shown = os.path.relpath(project, cwd)
+        found.append(read_file(project, shown=shown, cwd=cwd, home=home))
+    for path, is_named in user_and_site(environ):
+        if is_named or os.path.lexists(path):
+            shown = _below_home(path, home)
+            found.append(read_file(path, shown=shown, cwd=cwd, home=home, strict=False))
+    directory = project.parent if project is not None else cwd
+    return FoundFiles(files=tuple(found), project_dir=directory, notes=notes)
+
+
+def read_file(
+    path: Path, *, shown: str, cwd: Path, home: str | None, strict: bool = True
+) -> ConfigFile:
+    """Read one file; its relative paths count from its own directory.
+
+    Raises ConfigError when it cannot be read.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        is_regular = path.is_file()
+    except OSError as error:
+        raise ConfigError(f"cannot read {shown}", cause=error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        hint = "save it as UTF-8"
+        raise ConfigError(f"{shown} is not UTF-8 text", cause=str(error), hint=hint) from error
+    # A pipe has no directory of its own, and paths stay as typed where that changes nothing.
+    directory = None if not is_regular or path.parent == cwd else str(path.parent)
+    place = Place(directory=directory, home=home)
+    return ConfigFile(shown=shown, text=text, place=place, strict=strict)
+
+
+def _find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """Search upwards; above the working directory only what we or root own may command us."""
+    for directory in (cwd, *cwd.parents):
+        path = directory / PROJECT_FILE
+        try:
+            owner = path.stat().st_uid
+        except OSError:
+            continue
+        if directory == cwd or owner in (os.getuid(), 0):
+            return path, ()
+        return None, (f"{path} belongs to another user and is ignored; name it with --config",)
+    return None, ()
+
+
+def user_and_site(environ: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
+    """Name the user's and the site's configuration file, and whether somebody named that file.
+
+    Templates of theirs lie beside them.
+    """
+    home = environ.get("HOME") or None
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):  # the XDG specification: a relative one is ignored
+        base = os.path.join(home, ".config") if home else ""
+    if base:
+        yield Path(base) / "clusterrun" / "config.yaml", False
+    named = environ.get("CLUSTERRUN_SITE_CONFIG")
+    yield Path(_expanded(named or SITE_FILE, home)), bool(named)
+
+
+def _expanded(path: str, home: str | None) -> str:
+    return home + path[1:] if home and path.startswith("~/") else path
+
+
+def _below_home(path: Path, home: str | None) -> str:
+    text = str(path)
+    return "~" + text[len(home) :] if home and text.startswith(home.rstrip("/") + "/") else text
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False

@@ -1,0 +1,80 @@
+"""The names of settings, and the name that was meant when one is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from clusterrun.config.fields import Field
+from clusterrun.config.spec import FIELDS
+
+BY_KEY: Final[Mapping[str, Field]] = {field.key: field for field in FIELDS}
+BY_NAME: Final[Mapping[str, Field]] = {field.name: field for field in FIELDS}
+BY_ENV: Final[Mapping[str, Field]] = {field.env: field for field in FIELDS}
+SECTIONS: Final = tuple(
+    dict.fromkeys(key.partition(".")[0] for key in BY_KEY if "." in key)
+)  # slurm, launch, network, logs, training
+# What other tools call it.
+_ALIASES: Final = {
+    **dict.fromkeys(("gpus", "gres", "num_gpus", "n_gpus"), "slurm.gpus_per_node"),
+    **dict.fromkeys(("num_nodes", "nnodes", "num_machines"), "slurm.nodes"),
+    **dict.fromkeys(
+        ("ntasks_per_node", "tasks_per_node", "num_processes"), "launch.nproc_per_node"
+    ),
+    **dict.fromkeys(("precision", "dtype", "amp"), "launch.mixed_precision"),
+    **dict.fromkeys(("modules", "venv", "conda", "conda_env"), "launch.setup"),
+    **{"memory": "slurm.mem", "walltime": "slurm.time", "features": "slurm.constraint"},
+    **{"distributed_type": "launch.strategy", "command": "script", "environment": "env"},
+}
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Find the candidate that looks most like the name, if one does.
+
+    >>> nearest("gpus_per_nodes", ["gpus_per_node", "nodes"])
+    'gpus_per_node'
+    """
+    found = difflib.get_close_matches(name, list(candidates), n=1)
+    return found[0] if found else None
+
+
+def keys_in(section: str) -> list[str]:
+    """List the keys of a section, without its name; of the top level for an empty one."""
+    if not section:
+        return [key for key in BY_KEY if "." not in key] + [*SECTIONS, "profile", "profiles"]
+    return [key.partition(".")[2] for key in BY_KEY if key.startswith(section + ".")]
+
+
+def hint_for_key(name: str, section: str) -> str:
+    """Say what was probably meant by an unknown key of a section (empty: the top level)."""
+    plain = name.replace("-", "_").removeprefix(section + "." if section else "")
+    key = _elsewhere(plain)
+    if plain not in keys_in(section) and key is not None:
+        return _written_at(key, section)
+    near = nearest(plain, keys_in(section))
+    if near is not None:
+        return f"use '{near}'"
+    key = _elsewhere(nearest(plain, _words()) or "")
+    return _written_at(key, section) if key else f"keys here: {', '.join(keys_in(section))}"
+
+
+def _elsewhere(word: str) -> str | None:
+    """Find the key that a word names: a whole key, its last part, or a long option."""
+    return _words().get(word)
+
+
+def _words() -> dict[str, str]:
+    words = dict(_ALIASES)
+    for field in FIELDS:
+        options = [flag.lstrip("-").replace("-", "_") for flag in field.flags if flag[:2] == "--"]
+        for word in (*options, field.name, field.key.rpartition(".")[2], field.key):
+            words[word] = field.key
+    return words
+
+
+def _written_at(key: str, section: str) -> str:
+    home, _, leaf = key.rpartition(".")
+    if home == section:
+        return f"use '{leaf}'"
+    return f"write '{leaf}' under '{home}:'" if home else f"write '{leaf}' at the top level"

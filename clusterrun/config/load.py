@@ -1,0 +1,145 @@
+"""The door of loading: everything that was said, read and resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterrun.config.document import ConfigFile, Document, parse_document
+from clusterrun.config.fields import Field, Kind
+from clusterrun.config.files import FoundFiles, find_files
+from clusterrun.config.resolve import (
+    Layer,
+    chosen_profile,
+    merge,
+    refuse_mistakes,
+    refuse_several_clusters,
+)
+from clusterrun.config.resolved import Resolved
+from clusterrun.config.settings import Place
+from clusterrun.config.spec import FIELDS, JobSpec
+from clusterrun.config.spoken import (
+    Given,
+    environment_settings,
+    flag_settings,
+    override_settings,
+    unknown_variables,
+)
+
+
+def load_spec(
+    flags: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    config_file: str | None = None,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Resolved:
+    """Resolve the command line, the environment and the files that they lead to.
+
+    `flags` maps field names of JobSpec to what was given (texts, or `Given` with the option's
+    spelling); `overrides` are texts like `slurm.nodes=2`. The order, highest first: options,
+    overrides, CLUSTERRUN_* variables, the chosen profile, plain values; both of the latter from
+    `config_file`, the project's, the user's and the site's file in that order.
+
+    Raises UsageError (ConfigError for a file) with the place of the mistake.
+    """
+    found = find_files(environ=environ, cwd=cwd, config_file=config_file)
+    return resolve(found, flags, environ=environ, cwd=cwd, profile=profile, overrides=overrides)
+
+
+def load_again(
+    text: str,
+    flags: Mapping[str, Any],
+    *,
+    shown: str,
+    environ: Mapping[str, str],
+    cwd: Path,
+    typed_in: Path,
+    overrides: Sequence[str] = (),
+) -> Resolved:
+    """Resolve `text`, what a run in `cwd` was resolved to before, and what is changed now.
+
+    Neither other files nor CLUSTERRUN_* variables count. `shown` names the text in origins;
+    relative paths of `flags` and `overrides` count from `typed_in`.
+    Raises UsageError with the place of the mistake.
+    """
+    file = ConfigFile(shown=shown, text=text, place=Place(), strict=True)
+    return resolve(
+        FoundFiles(files=(file,), project_dir=find_files(environ={}, cwd=cwd).project_dir),
+        flags,
+        environ={"HOME": environ.get("HOME", "")},
+        cwd=cwd,
+        overrides=overrides,
+        typed_in=None if typed_in == cwd else typed_in,
+    )
+
+
+def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
+    """Hold a spec that was made in Python against the rules for every other one.
+
+    Raises UsageError for a value that can't be meant, a secret, or several clusters.
+    """
+    said = {
+        field.name: Given(value=value, speaker="Python")
+        for field in FIELDS
+        if (value := getattr(spec, field.name)) != _default(field)
+    }
+    return resolve(FoundFiles(files=(), project_dir=cwd), said, environ={}, cwd=cwd)
+
+
+def _default(field: Field) -> Any:
+    return {} if field.kind is Kind.MAPPING else field.default
+
+
+def resolve(
+    found: FoundFiles,
+    flags: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+    typed_in: Path | None = None,
+) -> Resolved:
+    """Resolve texts that were read already; a pure function.
+
+    Relative paths on the command line count from `cwd`, or from `typed_in`.
+    """
+    documents = [parse_document(file) for file in found.files]
+    refuse_mistakes(documents)
+    chosen = chosen_profile(profile, environ, documents)
+    home = environ.get("HOME") or None
+    place = Place(home=home, directory=str(typed_in) if typed_in else None)
+    merged = merge(
+        (
+            *_file_layers(documents, chosen),
+            list(environment_settings(environ, place)),
+            [*override_settings(overrides, place), *flag_settings(flags, place)],
+        )
+    )
+    merged.take_timeout()
+    merged.warn_of_secrets()
+    refuse_several_clusters(merged)
+    merged.complete(found.project_dir, cwd)
+    warnings = [text for document in documents for text in document.warnings]
+    return Resolved(
+        spec=JobSpec(**merged.values),
+        origins=merged.origins,
+        project_dir=found.project_dir,
+        cwd=cwd,
+        profile=chosen,
+        files=tuple(file.shown for file in found.files),
+        notes=(*found.notes, *warnings, *unknown_variables(environ), *merged.notes),
+    )
+
+
+def _file_layers(documents: Sequence[Document], profile: str | None) -> list[Layer]:
+    """Lay all plain values below all values of the profile, each from the lowest file up."""
+    lowest_first = list(reversed(documents))
+    plain: list[Layer] = [document.settings for document in lowest_first]
+    if profile is None:
+        return plain
+    return plain + [document.profiles.get(profile, []) for document in lowest_first]

@@ -1,0 +1,177 @@
+"""From what every place said to one JobSpec: who wins, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.config.document import Document
+from clusterrun.config.fields import Kind
+from clusterrun.config.keys import BY_NAME, nearest
+from clusterrun.config.secrets import secret_argument
+from clusterrun.config.settings import BUILT_IN, Origin, Setting, located
+from clusterrun.config.spec import FIELDS
+from clusterrun.config.values import interpret
+from clusterrun.errors import ConfigError, UsageError
+from clusterrun.shared.durations import format_seconds
+
+Layer = Sequence[Setting]
+
+_ENTRY: Final = ("script", "module", "args")
+# Neither NCCL nor torch reads them; who writes one means the process group's timeout.
+_TIMEOUT_NAMES: Final = ("NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT")
+
+
+class Merged:
+    """The winning values by field name and their origins by key, while layers are laid on."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, Origin] = {}
+        self.notes: list[str] = []
+
+    def lay(self, setting: Setting) -> None:
+        """Put a value over what lower places said.
+
+        Mappings and the names in `pass_env` are united; other lists are replaced, and only
+        extended by the repeatable options of the command line.
+        """
+        name = setting.field.name
+        old = self.values.get(name)
+        origin = setting.origin
+        if setting.item is not None:
+            self.values[name] = {**(old or {}), setting.item: setting.value}
+        elif old and (setting.adds or name == "pass_env"):
+            both = (*old, *setting.value)
+            self.values[name] = tuple(dict.fromkeys(both)) if name == "pass_env" else both
+            origin = Origin(text=f"{self.origins[setting.key]} + {origin}", where=origin.where)
+        else:
+            self.values[name] = setting.value
+        self.origins[setting.key] = origin
+
+    def take_timeout(self) -> None:
+        """Read NCCL_TIMEOUT as the option that its author meant."""
+        for name in ("network_env", "env"):
+            for item in _TIMEOUT_NAMES:
+                if item in self.values.get(name, {}):
+                    self._take_timeout(name, item)
+
+    def _take_timeout(self, name: str, item: str) -> None:
+        key = f"{BY_NAME[name].key}.{item}"
+        text, origin = self.values[name].pop(item), self.origins.pop(key)
+        ignored = f"{item} ({origin}) is read by neither NCCL nor torch"
+        if "timeout_s" in self.values:
+            self.notes.append(f"{ignored}; launch.timeout counts")
+            return
+        try:
+            seconds = interpret(BY_NAME["timeout_s"], text, label=item)
+        except UsageError as error:
+            raise located(error, origin.where) from error
+        self.values["timeout_s"] = seconds
+        self.origins["launch.timeout"] = Origin(text=f"{origin} ({item})", where=origin.where)
+        self.notes.append(f"{ignored}; taken as launch.timeout: {format_seconds(seconds)}")
+
+    def warn_of_secrets(self) -> None:
+        """Warn of an argument that looks like a secret: `ps` and the run directory show it."""
+        for argument in filter(None, map(secret_argument, self.values.get("args", ()))):
+            self.notes.append(
+                f"argument {argument} looks like a secret: others can read it in ps and in the "
+                "run directory; let the script read a variable and name it in pass_env"
+            )
+
+    def complete(self, project_dir: Path, cwd: Path) -> None:
+        """Fill in the origins of what nobody said, and the directory of the project's runs."""
+        if "run_dir" not in self.values and project_dir != cwd:
+            self.values["run_dir"] = str(project_dir / BY_NAME["run_dir"].default)
+        for field in FIELDS:
+            if field.kind is Kind.MAPPING:
+                items = [f"{field.key}.{item}" for item in self.values.get(field.name, {})]
+                texts = dict.fromkeys(self.origins[item].text for item in items)
+                self.origins[field.key] = Origin(text=" + ".join(texts) or BUILT_IN.text)
+            self.origins.setdefault(field.key, BUILT_IN)
+
+
+def merge(layers: Iterable[Layer]) -> Merged:
+    """Lay the layers over each other, the lowest first.
+
+    Raises UsageError where one place names both a script and a module.
+    """
+    merged = Merged()
+    for layer in one_entry(list(layers)):
+        for setting in layer:
+            merged.lay(setting)
+    return merged
+
+
+def one_entry(layers: list[Layer]) -> list[Layer]:
+    """Keep what the highest place that names a script or a module says about it.
+
+    The arguments that a lower place gives belong to the lower place's own script.
+    """
+    for height in range(len(layers) - 1, -1, -1):
+        named = [s for s in layers[height] if s.field.name in ("script", "module")]
+        kinds = {setting.field.name for setting in named}
+        if len(kinds) == 2:
+            error = UsageError("script and module exclude each other", hint="keep one of them")
+            raise located(error, named[-1].origin.where)
+        if kinds:
+            below = [[s for s in layer if s.field.name not in _ENTRY] for layer in layers[:height]]
+            return [*below, *layers[height:]]
+    return layers
+
+
+def refuse_mistakes(documents: Sequence[Document]) -> None:
+    """Raise the first mistake of the files, and say how many there are."""
+    errors = [error for document in documents for error in document.errors]
+    if not errors:
+        return
+    first = errors[0]
+    more = (f"clusterrun config validate lists {len(errors) - 1} more",) if errors[1:] else ()
+    raise ConfigError(
+        first.message, hint=(*first.hints, *more), cause=first.cause, where=first.where
+    ) from first
+
+
+def chosen_profile(
+    profile: str | None, environ: Mapping[str, str], documents: Sequence[Document]
+) -> str | None:
+    """Decide which profile counts: the option, the environment, then the highest file.
+
+    Raises UsageError for a name that no file defines. An empty option chooses none.
+    """
+    if profile is not None:
+        return _known(profile, documents, None) if profile else None
+    named = environ.get("CLUSTERRUN_PROFILE")
+    if named:
+        return _known(named, documents, "env CLUSTERRUN_PROFILE")
+    for document in documents:
+        if document.profile is not None:
+            name, origin = document.profile
+            return _known(name, documents, origin.where)
+    return None
+
+
+def _known(name: str, documents: Sequence[Document], where: str | None) -> str:
+    names = sorted({known for document in documents for known in document.profiles})
+    if name in names:
+        return name
+    near = nearest(name, names)
+    if near is not None:
+        hint = f"use '{near}'"
+    elif names:
+        hint = f"profiles: {', '.join(names)}"
+    else:
+        hint = "no configuration file that was read defines a profile"
+    raise located(UsageError(f"unknown profile '{name}'", hint=hint), where)
+
+
+def refuse_several_clusters(merged: Merged) -> None:
+    """Refuse sbatch's list of clusters: a job id means something on one cluster only."""
+    names = [name for name in (merged.values.get("clusters") or "").split(",") if name]
+    if len(names) > 1:
+        error = UsageError(
+            f"slurm.clusters names {len(names)} clusters: {', '.join(names)}",
+            hint=f"choose one, as --clusters={names[0]}",
+        )
+        raise located(error, merged.origins["slurm.clusters"].where)

@@ -1,0 +1,157 @@
+"""The resolved configuration: the JobSpec, and for each value where it was said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from clusterrun.config.fields import Field, Kind
+from clusterrun.config.settings import Origin
+from clusterrun.config.spec import FIELDS, JobSpec
+from clusterrun.config.values import written
+
+_PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_/.-]*\Z")
+# Words that some YAML reader takes for something other than a text.
+_YAML_WORDS: Final = frozenset(
+    {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
+)
+_BARE: Final = (Kind.COUNT, Kind.NUMBER, Kind.FLAG)
+_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One value for people: its key, its text on one line, its origin.
+
+    `value` is what JSON holds; it and `text` are None where nobody said anything.
+    """
+
+    key: str
+    value: str | int | bool | list[str] | None
+    text: str | None
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A JobSpec whose values know their origin.
+
+    `origins` holds every key of FIELDS, and `env.NAME` for each name of a mapping. `project_dir`
+    is the directory of the project's clusterrun.yaml, or else `cwd`. `files` are those that were
+    read, the highest first. `notes` are warnings for the user.
+    """
+
+    spec: JobSpec
+    origins: Mapping[str, Origin]
+    project_dir: Path
+    cwd: Path
+    profile: str | None = None
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> Iterator[Row]:
+        """List every value in the order of FIELDS; of a mapping, each name."""
+        for field in FIELDS:
+            value = getattr(self.spec, field.name)
+            if field.kind is Kind.MAPPING:
+                for name, text in sorted(value.items()):
+                    yield self._row(f"{field.key}.{name}", text)
+            else:
+                yield self._row(field.key, _plain_value(field, value))
+
+    def _row(self, key: str, value: Any) -> Row:
+        text = None if value is None else _one_line(value)
+        return Row(key=key, value=value, text=text, origin=str(self.origins[key]))
+
+    def to_yaml(self) -> str:
+        """Write resolved.yaml: a configuration file that says the same, with the origins.
+
+        Equal specs and origins give equal bytes; what is not printable is escaped.
+        """
+        lines = ["# What was decided, and where each value was said."]
+        lines += [f"# Relative paths count from {_comment(str(self.cwd))}"]
+        lines += [f"# profile {_comment(self.profile)}"] if self.profile else []
+        for section, fields in _by_section().items():
+            body = [line for field in fields for line in self._lines(field, bool(section))]
+            lines += [f"{section}:", *body] if section and body else body
+        return "\n".join(lines) + "\n"
+
+    def _lines(self, field: Field, nested: bool) -> Iterator[str]:
+        value = getattr(self.spec, field.name)
+        if value is None:
+            return
+        indent = "  " if nested else ""
+        key = field.key.rpartition(".")[2]
+        origin = _comment(str(self.origins[field.key]))
+        if field.kind is Kind.MAPPING and value:
+            yield f"{indent}{key}:"
+            for name, text in sorted(value.items()):
+                said = _comment(str(self.origins[f"{field.key}.{name}"]))
+                yield f"{indent}  {yaml_text(name)}: {yaml_text(text)}  # {said}"
+        elif field.kind is Kind.TEXTS and value:
+            yield f"{indent}{key}:  # {origin}"
+            yield from (f"{indent}  - {yaml_text(text)}" for text in value)
+        else:
+            yield f"{indent}{key}: {_flow_text(field, value)}  # {origin}"
+
+
+def _by_section() -> Mapping[str, Sequence[Field]]:
+    sections: dict[str, list[Field]] = {"": []}
+    for field in FIELDS:
+        sections.setdefault(field.key.rpartition(".")[0], []).append(field)
+    return sections
+
+
+def _plain_value(field: Field, value: Any) -> str | int | bool | list[str] | None:
+    """Give a value as JSON holds it: times as they are written, lists and numbers as such."""
+    if value is None or field.kind in _BARE:
+        return cast("int | bool | None", value)
+    raw = written(field, value)
+    return raw if isinstance(raw, str) else list(raw)
+
+
+def _one_line(value: str | int | bool | list[str]) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(yaml_text(text) for text in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _comment(str(value)) or '""'
+
+
+def _flow_text(field: Field, value: Any) -> str:
+    """Write a value as YAML on one line."""
+    raw = written(field, value)
+    if isinstance(raw, Mapping):
+        return "{" + ", ".join(f"{k}: {yaml_text(v)}" for k, v in sorted(raw.items())) + "}"
+    if isinstance(raw, tuple):
+        return "[" + ", ".join(yaml_text(text) for text in raw) + "]"
+    return raw if field.kind in _BARE else yaml_text(raw)
+
+
+def yaml_text(text: str) -> str:
+    r"""Write a text as a YAML scalar that every reader takes for that text.
+
+    >>> yaml_text("train.py"), yaml_text("no"), yaml_text("a: b\n")
+    ('train.py', '"no"', '"a: b\\n"')
+    """
+    if _PLAIN.match(text) and text.lower() not in _YAML_WORDS:
+        return text
+    return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _comment(text: str) -> str:
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)

@@ -1,0 +1,88 @@
+"""One value that somebody gave, with where it was said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from clusterrun.config.fields import Field, Kind
+from clusterrun.config.keys import BY_NAME
+from clusterrun.config.values import Raw, anchored, interpret
+from clusterrun.errors import ConfigError, UsageError
+
+_TYPED_GPUS: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a value was said: `text` for people, `where` is `file:line:column` for errors."""
+
+    text: str
+    where: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+BUILT_IN: Final = Origin(text="built-in")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Somebody who says values: a file, the environment, the command line."""
+
+    directory: str | None = None  # of relative paths; None: the working directory
+    home: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One value of one field; of a mapping one `item`; `adds` extends a list."""
+
+    field: Field
+    value: Any
+    origin: Origin
+    item: str | None = None
+    adds: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name it as origins and `config show` do: `slurm.nodes`, `env.LOG_LEVEL`."""
+        return self.field.key if self.item is None else f"{self.field.key}.{self.item}"
+
+
+def settings_of(
+    field: Field, raw: Raw, origin: Origin, place: Place, *, label: str, adds: bool = False
+) -> Iterator[Setting]:
+    """Read one given value; Slurm's `a100:4` and a mapping yield several settings.
+
+    Raises UsageError, or ConfigError where the origin has a place in a file.
+    """
+    if field.name == "gpus_per_node" and isinstance(raw, str):
+        typed = _TYPED_GPUS.match(raw)
+        if typed is not None:
+            yield from settings_of(BY_NAME["gpu_type"], typed[1], origin, place, label=label)
+            raw = typed[2]
+    value = _interpret(field, raw, origin, label)
+    value = anchored(field, value, directory=place.directory, home=place.home)
+    if field.kind is not Kind.MAPPING:
+        yield Setting(field=field, value=value, origin=origin, adds=adds)
+        return
+    for name, text in value.items():
+        yield Setting(field=field, value=text, origin=origin, item=name)
+
+
+def _interpret(field: Field, raw: Raw, origin: Origin, label: str) -> Any:
+    try:
+        return interpret(field, raw, label=label)
+    except UsageError as error:
+        raise located(error, origin.where) from error
+
+
+def located(error: UsageError, where: str | None) -> UsageError:
+    """Say where the mistake is, unless that is the command line, which the user just typed."""
+    if where is None:
+        return error
+    return ConfigError(error.message, hint=error.hints, cause=error.cause, where=where)

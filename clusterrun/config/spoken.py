@@ -1,0 +1,138 @@
+"""Settings from the environment and from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from clusterrun.config.document import parse_flow
+from clusterrun.config.fields import Field, Kind
+from clusterrun.config.keys import BY_ENV, BY_KEY, BY_NAME, SECTIONS, hint_for_key, nearest
+from clusterrun.config.settings import Origin, Place, Setting, settings_of
+from clusterrun.config.spec import FIELDS
+from clusterrun.config.values import Raw
+from clusterrun.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A value from the command line and the option as it was typed (empty: an argument)."""
+
+    value: Any
+    flag: str = ""
+    speaker: str = "command line"
+
+    @property
+    def origin(self) -> Origin:
+        """Name who gave it, and the option."""
+        return Origin(text=f"{self.speaker} ({self.flag})" if self.flag else self.speaker)
+
+
+def environment_settings(environ: Mapping[str, str], place: Place) -> Iterator[Setting]:
+    """Read the `CLUSTERRUN_<SECTION>_<KEY>` variables; an empty one says nothing."""
+    for field in FIELDS:
+        text = environ.get(field.env)
+        if not text or _belongs_to_a_run(field, environ):
+            continue
+        origin = Origin(text=f"env {field.env}", where=f"env {field.env}")
+        raw = _flow(field, text, field.env)
+        yield from settings_of(field, raw, origin, place, label=field.env)
+
+
+def _belongs_to_a_run(field: Field, environ: Mapping[str, str]) -> bool:
+    # Inside a job, CLUSTERRUN_RUN_DIR tells a rank where its own run is.
+    return field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """Warn of variables that look like settings and are none."""
+    sections = tuple(f"CLUSTERRUN_{section.upper()}_" for section in SECTIONS)
+    for name in sorted(environ):
+        if name.startswith(sections) and name not in BY_ENV:
+            near = nearest(name, BY_ENV)
+            hint = f"; use {near}" if near else ""
+            yield f"{name} is set in your shell but names no setting and is ignored{hint}"
+
+
+def override_settings(overrides: Sequence[str], place: Place) -> Iterator[Setting]:
+    """Read `--set key=value`.
+
+    Raises UsageError for a key that nobody declared.
+    """
+    origin = Origin(text="command line (--set)")
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set '{text}' has no value", hint="write --set slurm.nodes=2")
+        field, item = _field_of(key.strip())
+        raw: Raw = {item: value} if item else _flow(field, value, key)
+        yield from settings_of(field, raw, origin, place, label=key)
+
+
+def _field_of(key: str) -> tuple[Field, str]:
+    """Find a setting, or a mapping's setting and the name within: `env.LOG_LEVEL`."""
+    if key in BY_KEY:
+        return BY_KEY[key], ""
+    home, _, item = key.rpartition(".")
+    if home in BY_KEY and BY_KEY[home].kind is Kind.MAPPING:
+        return BY_KEY[home], item
+    raise unknown_key(key)
+
+
+def unknown_key(key: str) -> UsageError:
+    """Make the error for a dotted key that names no setting."""
+    if key.partition(".")[0] in ("profile", "profiles"):
+        return UsageError(f"unknown key '{key}'", hint="use --profile NAME")
+    near = nearest(key, BY_KEY)
+    if near is not None:
+        return UsageError(f"unknown key '{key}'", hint=f"use '{near}'")
+    section = key.partition(".")[0] if key.partition(".")[0] in SECTIONS else ""
+    return UsageError(f"unknown key '{key}'", hint=hint_for_key(key, section))
+
+
+def flag_settings(flags: Mapping[str, Any], place: Place) -> Iterator[Setting]:
+    """Read what the options of the command line gave; a repeatable one adds to a list.
+
+    Raises UsageError for a name that is no field of JobSpec.
+    """
+    for name, value in flags.items():
+        given = value if isinstance(value, Given) else Given(value=value)
+        if given.value is None:
+            continue
+        field = BY_NAME.get(name)
+        if field is None:
+            raise UsageError(f"unknown setting '{name}'", hint=hint_for_key(name, ""))
+        yield from settings_of(
+            field,
+            _raw(given.value),
+            given.origin,
+            place,
+            label=given.flag or field.key,
+            adds=field.kind is Kind.TEXTS and field.name != "args",
+        )
+
+
+def _raw(value: Any) -> Raw:
+    if isinstance(value, Mapping):
+        return {str(name): _raw_text(text) for name, text in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_raw_text(item) for item in value)
+    return _raw_text(value)
+
+
+def _raw_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _flow(field: Field, text: str, label: str) -> Raw:
+    """Read a list or a mapping from one text: YAML's flow form, or a single item."""
+    opening = {Kind.TEXTS: "[", Kind.MAPPING: "{"}.get(field.kind)
+    if opening is None:
+        return text
+    if text.lstrip().startswith(opening):
+        return parse_flow(text, label=label)
+    return (text,)

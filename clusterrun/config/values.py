@@ -1,0 +1,259 @@
+"""The one place where the text of a value becomes a value, whoever gave it."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+
+from clusterrun.config.fields import Field, Kind
+from clusterrun.config.keys import nearest
+from clusterrun.config.secrets import is_secret_name, is_secret_value, secret_assignments
+from clusterrun.config.spec import JobSpec
+from clusterrun.errors import UsageError
+from clusterrun.shared.durations import (
+    format_minutes,
+    format_seconds,
+    parse_seconds,
+    parse_slurm_minutes,
+)
+from clusterrun.shared.sizes import format_bytes, parse_bytes
+
+Raw = str | tuple[str, ...] | Mapping[str, str]
+
+_INTEGER: Final = re.compile(r"-?[0-9]{1,15}\Z")
+_REAL: Final = re.compile(r"([0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]{1,3})?)(ms|s|[kMBT])?\Z")
+_IN_UNITS: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?)([kMB])\Z")
+_UNITS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "s": 1.0, "ms": 1e-3}
+_FLAGS: Final = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+# What other tools call it.
+_SYNONYMS: Final = {
+    **dict.fromkeys(("fp32", "float32", "false", "off"), "no"),
+    **{"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "gpu": "cuda", "ib": "infiniband"},
+    **{"multi_gpu": "ddp", "fsdp2": "fsdp", "hsdp": "fsdp-hybrid", "deepspeed": "zero2"},
+}
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def interpret(field: Field, raw: Raw, *, label: str) -> Any:
+    """Read the value of a setting; `label` names it in messages.
+
+    Raises UsageError when the text can't be meant.
+    """
+    if "\x00" in "".join(_texts(raw)):
+        raise UsageError(f"{label} holds a NUL byte", hint="remove it; no program can be given one")
+    value = _READERS[field.kind](field, raw, label)
+    JobSpec(**{field.name: value})  # the record's own rules, while we still know who said it
+    _refuse_secrets(field, value, label)
+    return value
+
+
+def written(field: Field, value: Any) -> Raw:
+    """Give the text that `interpret` reads as this value.
+
+    >>> from clusterrun.config.keys import BY_KEY
+    >>> written(BY_KEY["slurm.time"], 90), written(BY_KEY["launch.timeout"], 1800)
+    ('01:30:00', '30m')
+    """
+    if field.kind is Kind.MAPPING:
+        return dict(value)
+    if field.kind is Kind.TEXTS:
+        return tuple(value)
+    return _scalar_text(field, value)
+
+
+def _scalar_text(field: Field, value: Any) -> str:
+    if field.kind is Kind.MINUTES:
+        return format_minutes(value)
+    if field.kind in (Kind.SECONDS, Kind.DURATION):
+        return format_seconds(value)
+    if field.kind is Kind.BYTES:
+        return format_bytes(value)
+    if field.kind is Kind.FLAG:
+        return "true" if value else "false"
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def anchored(field: Field, value: Any, *, directory: str | None, home: str | None) -> Any:
+    """Make a path absolute: from the directory of the file that says it, `~` from the home."""
+    is_program = field.name == "python" and isinstance(value, str) and "/" in value
+    if field.kind is not Kind.PATH and not is_program:
+        return value
+    if home and (value == "~" or value.startswith("~/")):
+        return home.rstrip("/") + value[1:]
+    return value if directory is None else os.path.normpath(os.path.join(directory, value))
+
+
+def unexpanded_variable(field: Field, value: Any) -> str | None:
+    """Find a `$NAME` in a path: files are data, it would name a directory of that spelling."""
+    if field.kind is not Kind.PATH:
+        return None
+    found = re.search(r"\$(?:[A-Za-z_]\w*|\{\w+\})", value)
+    return found[0] if found else None
+
+
+def _texts(raw: Raw) -> tuple[str, ...]:
+    if isinstance(raw, str):
+        return (raw,)
+    return (*raw, *raw.values()) if isinstance(raw, Mapping) else raw
+
+
+def _scalar(read: Callable[[Field, str, str], Any]) -> Callable[[Field, Raw, str], Any]:
+    def reader(field: Field, raw: Raw, label: str) -> Any:
+        if isinstance(raw, str):
+            return read(field, raw, label)
+        raise UsageError(f"{label} must be a single value", hint="write one value, not several")
+
+    return reader
+
+
+def _integer(field: Field, text: str, label: str) -> int:
+    if _INTEGER.match(text.strip()):
+        return int(text)
+    if field.kind is Kind.COUNT and (found := _IN_UNITS.match(text.strip())):
+        value = Decimal(found[1]) * int(_UNITS[found[2]])
+        if value == int(value):
+            return int(value)
+    if field.name == "nodes" and re.match(r"[0-9]+-[0-9]+\Z", text):
+        raise UsageError(
+            f"{label} must be one number, not '{text}'",
+            hint="a training world has a fixed size; give the number of nodes to wait for",
+        )
+    raise UsageError(f"{label} must be a whole number, not '{text}'")
+
+
+def _real(field: Field, text: str, label: str) -> float:
+    found = _REAL.match(text.strip().replace("_", ""))
+    is_time = field.name.endswith("_s")
+    if not found or (found[2] and ("s" in found[2]) != is_time):
+        hint = "write it as 4.5, 4.5s or 450ms" if is_time else "write it as 0.4, 8.03e9 or 8.03B"
+        raise UsageError(f"{label} must be a number, not '{text}'", hint=hint)
+    return float(found[1]) * _UNITS[found[2] or ""]
+
+
+def _flag(_field: Field, text: str, label: str) -> bool:
+    value = _FLAGS.get(text.strip().lower())
+    if value is None:
+        raise UsageError(f"{label} must be true or false, not '{text}'")
+    return value
+
+
+def _enum(field: Field, text: str, _label: str) -> Enum:
+    assert field.choices is not None  # every ENUM declares them
+    names = [str(member.value) for member in field.choices]
+    name = text.strip().lower()
+    if name in names:
+        return field.choices(name)
+    near = _SYNONYMS.get(name)
+    near = near if near in names else nearest(name, names)
+    hint = f"use '{near}'" if near else f"one of: {', '.join(names)}"
+    raise UsageError(f"unknown {field.name.replace('_', ' ')} '{text}'", hint=hint)
+
+
+def _minutes(_field: Field, text: str, _label: str) -> int:
+    return parse_slurm_minutes(text)
+
+
+def _seconds(_field: Field, text: str, _label: str) -> int:
+    return parse_seconds(text)
+
+
+def _bytes(_field: Field, text: str, _label: str) -> int:
+    return parse_bytes(text)
+
+
+def _text(_field: Field, text: str, _label: str) -> str:
+    return text
+
+
+def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
+    if isinstance(raw, str | Mapping):
+        leaf = field.key.rpartition(".")[2]
+        raise UsageError(f"{label} must be a list", hint=f"write {leaf}: [first, second]")
+    if field.name == "pass_env":
+        _check_names(raw, label)
+    return raw
+
+
+def _check_names(names: tuple[str, ...], label: str) -> None:
+    for name in names:
+        if not _VARIABLE.match(name):
+            raise UsageError(
+                f"{label}: {name!r} is not a name for an environment variable",
+                hint="name variables of your shell, without their values",
+            )
+
+
+def _mapping(_field: Field, raw: Raw, label: str) -> dict[str, str]:
+    if isinstance(raw, Mapping):
+        return dict(raw)
+    pairs = (raw,) if isinstance(raw, str) else raw
+    return dict(_pair(text, label) for text in pairs)
+
+
+def _pair(text: str, label: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if equals:
+        return name, value
+    raise UsageError(
+        f"{label}: '{text}' has no value",
+        hint=f"write {text}=VALUE, or --pass-env {text} to hand on your shell's",
+    )
+
+
+def _refuse_secrets(field: Field, value: Any, label: str) -> None:
+    """Keep secrets out of files that colleagues and operators read."""
+    name = _secret_in(field, value)
+    if name:
+        raise UsageError(
+            f"{label}: {name} looks like a secret and would be written to the run directory",
+            hint=f"set it in your shell and write pass_env: [{name}]; it is passed by name",
+        )
+    if is_secret_value("\n".join(_shown_to_others(field, value))):
+        raise UsageError(
+            f"{label} holds what looks like a secret; it would be written to the run directory",
+            hint="export it in your shell and name the variable in pass_env",
+        )
+
+
+def _secret_in(field: Field, value: Any) -> str:
+    """Return the name of a variable that is given a secret."""
+    if field.kind is Kind.MAPPING:
+        found = [n for n, text in value.items() if is_secret_name(n) or is_secret_value(text)]
+    elif field.name == "setup":
+        found = [name for line in value for name in secret_assignments(line)]
+    else:
+        found = []
+    return found[0] if found else ""
+
+
+def _shown_to_others(field: Field, value: Any) -> tuple[str, ...]:
+    """Return texts that no program but Slurm or bash reads; a script's arguments are its own."""
+    if value is None or field.name == "args":
+        return ()
+    if field.kind is Kind.TEXT:
+        return (value,)
+    return tuple(value) if field.kind is Kind.TEXTS else ()
+
+
+_READERS: Final[Mapping[Kind, Callable[[Field, Raw, str], Any]]] = {
+    Kind.TEXT: _scalar(_text),
+    Kind.PATH: _scalar(_text),
+    Kind.COUNT: _scalar(_integer),
+    Kind.NUMBER: _scalar(_integer),
+    Kind.REAL: _scalar(_real),
+    Kind.FLAG: _scalar(_flag),
+    Kind.ENUM: _scalar(_enum),
+    Kind.TEXTS: _list,
+    Kind.MAPPING: _mapping,
+    Kind.MINUTES: _scalar(_minutes),
+    Kind.SECONDS: _scalar(_seconds),
+    Kind.DURATION: _scalar(_seconds),
+    Kind.BYTES: _scalar(_bytes),
+}

@@ -1,0 +1,146 @@
+"""What is asked of an estimate, and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from clusterrun.config.spec import Strategy
+from clusterrun.config.training import Optimizer
+
+GIB = 1 << 30
+FITS_BELOW = 0.80  # of what can be used: the level at which people want to be told
+TIGHT_BELOW = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The size and shape of a model; 0 where a number of the shape is not known.
+
+    `params` counts tied weights once, `largest_layer` is the largest single module's own
+    parameters (DeepSpeed's definition), `block` those of one transformer block. `head_dim` is 0
+    where the heads share the hidden size, `head_norm` says that their queries and keys have norms
+    (Qwen 3's), `gated` that the feed-forward network has a gate (Llama's, not GPT-2's). `source`
+    says where the facts are from. `active_params` are those that work on a token where the model
+    has experts, 0 where all do. `positions` is the longest sample that the model is made for, in
+    tokens.
+    """
+
+    name: str
+    params: int
+    largest_layer: int = 0
+    block: int = 0
+    hidden: int = 0
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    vocab: int = 0
+    gated: bool = True
+    head_norm: bool = False
+    active_params: int = 0
+    positions: int = 0
+    source: str = ""
+
+    @property
+    def has_shape(self) -> bool:
+        """Say whether activations can be told: not those of experts."""
+        return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not self.active_params
+
+    @property
+    def query_width(self) -> int:
+        """Return the width of all heads together, as far as it is known."""
+        return self.heads * self.head_dim or self.hidden
+
+    @property
+    def key_value_width(self) -> int:
+        """Return the width of all heads of keys, which is that of all heads of values."""
+        return self.query_width * (self.kv_heads or self.heads) // max(1, self.heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """One way to train a model on a number of GPUs.
+
+    `procs_per_node` is GPUs, hence ranks, of a node; `precision` "fp32", "bf16" or "fp16", the last
+    two as autocast over fp32 weights (ddp, fsdp) or as DeepSpeed's own; `micro_batch` sequences of
+    `seq_len` tokens a rank and pass; `lora` the rank of adapters, 0 where all is trained.
+    """
+
+    model: Model
+    nodes: int = 1
+    procs_per_node: int = 1
+    strategy: Strategy = Strategy.DDP
+    precision: str = "bf16"
+    micro_batch: int = 1
+    accumulation: int = 1
+    seq_len: int = 0
+    grad_ckpt: bool = False
+    optimizer: Optimizer = Optimizer.ADAMW
+    lora: int = 0
+
+    @property
+    def world(self) -> int:
+        """Return the number of ranks."""
+        return self.nodes * self.procs_per_node
+
+    @property
+    def effective_batch(self) -> int:
+        """Return the samples of one optimizer step."""
+        return self.micro_batch * self.accumulation * self.world
+
+    @property
+    def is_half(self) -> bool:
+        """Say whether the arithmetic is of 16 bits."""
+        return self.precision in ("bf16", "fp16")
+
+    @property
+    def shards(self) -> int:
+        """Return how many ranks share one copy of what is sharded."""
+        if self.strategy in (Strategy.NONE, Strategy.DDP):
+            return 1
+        is_within_node = self.strategy is Strategy.FSDP_HYBRID
+        return self.procs_per_node if is_within_node else self.world
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Say whether the optimizer's states are in the host's memory."""
+        return self.strategy.value.endswith("-offload")
+
+    @property
+    def offloads_params(self) -> bool:
+        """Say whether the weights are in the host's memory, too."""
+        return self.strategy in (Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One part of a sum: its bytes, the formula with its symbols, and who says so."""
+
+    name: str
+    bytes: int
+    formula: str
+    source: str
+
+
+class Verdict(str, Enum):
+    """Whether something fits into what there is."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    NO = "no"
+
+
+def total(terms: Iterable[Term]) -> int:
+    """Add up the bytes of terms."""
+    return sum(term.bytes for term in terms)
+
+
+def verdict_of(needed: float, capacity: float) -> Verdict:
+    """Judge by the share that is needed: fits below 80 %, tight to 95 %."""
+    share = needed / capacity
+    if share < FITS_BELOW:
+        return Verdict.FITS
+    return Verdict.TIGHT if share <= TIGHT_BELOW else Verdict.NO

@@ -1,0 +1,59 @@
+"""How the learning rate follows the batch: two rules, shown and never applied silently."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from clusterrun.config.training import Optimizer
+
+WARMUP_ABOVE: Final = 8  # times the batch that the rate was chosen for
+SMALL_BATCH: Final = 256
+LINEAR_SOURCE: Final = "Goyal et al., arXiv:1706.02677"
+SQRT_SOURCE: Final = "Malladi et al., arXiv:2205.10287"
+_ADAM: Final = (Optimizer.ADAMW, Optimizer.ADAM8BIT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """The learning rates of a batch by each rule, and what to know of them."""
+
+    linear: float
+    sqrt: float
+    ratio: float
+    notes: tuple[str, ...]
+
+
+def scaled(
+    lr: float, base_batch: int, batch: int, *, optimizer: Optimizer = Optimizer.ADAMW
+) -> Rates:
+    """Scale a rate that was chosen at an effective batch to another one.
+
+    >>> rates = scaled(1.25e-6, 4, 16)
+    >>> rates.linear, rates.sqrt, rates.ratio
+    (5e-06, 2.5e-06, 4.0)
+    """
+    ratio = batch / base_batch
+    return Rates(
+        linear=lr * ratio,
+        sqrt=lr * math.sqrt(ratio),
+        ratio=ratio,
+        notes=tuple(_notes(ratio, max(base_batch, batch), optimizer)),
+    )
+
+
+def _notes(ratio: float, largest: int, optimizer: Optimizer) -> list[str]:
+    if ratio == 1:
+        return []
+    notes = []
+    if ratio > WARMUP_ABOVE:
+        notes.append(f"x{ratio:g}: warm the rate up over the first steps ({LINEAR_SOURCE})")
+    if largest < SMALL_BATCH:
+        notes.append(
+            f"batches under {SMALL_BATCH} may need no scaling:"
+            f" {SMALL_BATCH} is where the linear rule starts from ({LINEAR_SOURCE})"
+        )
+    if optimizer in _ADAM:
+        notes.append(f"for the Adam family theory gives the square root ({SQRT_SOURCE})")
+    return notes

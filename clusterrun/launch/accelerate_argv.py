@@ -1,0 +1,81 @@
+"""How Python is started on a node: our modules, and `accelerate launch` with its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterrun.config.spec import Device, Strategy
+from clusterrun.launch.plan import Plan
+
+WORKER_MODULE = "clusterrun.rank.worker"
+
+# Runs a module as `python -m` does, but without the working directory on sys.path: a project's own
+# secrets.py or logging/ must not replace the standard library's (`python -P` needs 3.11).
+RUN_MODULE = (
+    "import sys; sys.path[:] = filter(None, sys.path); del sys.argv[0]; "
+    "import runpy; runpy._run_module_as_main(sys.argv[0])"
+)
+
+
+def module_argv(python: str, module: str, *words: str) -> tuple[str, ...]:
+    """Return the command that runs one of our modules in any working directory."""
+    return (python, "-c", RUN_MODULE, module, *words)
+
+
+def launch_argv(
+    plan: Plan,
+    *,
+    python: str,
+    config_file: str,
+    deepspeed_file: str,
+    machine_rank: int,
+    address: str,
+    port: int,
+    precision: str,
+    worker_argv: Sequence[str],
+) -> tuple[str, ...]:
+    """Name the arguments for accelerate's `launch` parser, ending in the worker and its arguments.
+
+    `precision` is what the head published (`no`, `fp16`, `bf16`); `file` or an empty text leaves
+    it to the configuration file. `deepspeed_file` is empty if the run has none. `worker_argv` is
+    usually `plan.entry`, run by the interpreter `python`.
+    """
+    return (
+        *("--config_file", config_file),
+        *_machine_facts(plan, machine_rank, address, port),
+        *_precision(precision),
+        *_strategy_flags(plan, deepspeed_file),
+        *("--no_python", *module_argv(python, WORKER_MODULE, *worker_argv)),
+    )
+
+
+def _machine_facts(plan: Plan, machine_rank: int, address: str, port: int) -> tuple[str, ...]:
+    return (
+        *("--num_machines", str(plan.nodes)),
+        *("--num_processes", str(plan.world_size)),
+        *("--machine_rank", str(machine_rank)),
+        *("--main_process_ip", address),
+        *("--main_process_port", str(port)),
+        # Nodes keep the order that Slurm gave them; c10d would sort them and advertise getfqdn().
+        *("--rdzv_backend", "static"),
+        *("--rdzv_conf", f"timeout={plan.rendezvous_timeout_s}"),
+        # A static rendezvous cannot be joined again: the job restarts, not the group.
+        *("--max_restarts", "0"),
+        # Ids in a user's file would override what the scheduler allocated.
+        *("--gpu_ids", "all"),
+    )
+
+
+def _precision(precision: str) -> tuple[str, ...]:
+    return () if precision in ("", "file") else ("--mixed_precision", precision)
+
+
+def _strategy_flags(plan: Plan, deepspeed_file: str) -> tuple[str, ...]:
+    if plan.strategy.is_deepspeed:
+        # accelerate's default launcher (pdsh) trains each node alone and exits 0.
+        launcher = ("--deepspeed_multinode_launcher", "standard")
+        return (*launcher, *(("--deepspeed_config_file", deepspeed_file) if deepspeed_file else ()))
+    if plan.strategy is Strategy.NONE and plan.device is Device.CPU:
+        # Its launcher for one process overwrites ACCELERATE_USE_CPU with what it was told.
+        return ("--cpu",)
+    return ()

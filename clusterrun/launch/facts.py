@@ -1,0 +1,47 @@
+"""What planning must know about this machine and its cluster: looked up by the caller, not here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusterrun.config.spec import Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The surroundings of one submission.
+
+    `cluster` is decided (never AUTO); `python`, `workdir` and `runs_dir` are absolute.
+    `versions` holds torch, accelerate and deepspeed as installed for `python`, "" where missing.
+    `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
+    The two texts are the user's own files, empty where none was given.
+    """
+
+    cluster: Cluster
+    python: str
+    workdir: str
+    runs_dir: str
+    versions: Mapping[str, str]
+    local_gpus: tuple[str, ...] = ()
+    local_cpus: int = 1
+    platform: str = "linux"
+    accelerate_config_text: str = ""
+    deepspeed_config_text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.cluster is Cluster.AUTO:
+            raise ValueError("the caller decides between Slurm and this machine")
+
+
+def version_of(facts: Facts, package: str) -> tuple[int, int] | None:
+    """Read major and minor of an installed package; None where it is missing or unreadable.
+
+    >>> version_of(Facts(cluster=Cluster.LOCAL, python="/p", workdir="/w", runs_dir="/r",
+    ...                  versions={"torch": "2.13.0+cpu"}), "torch")
+    (2, 13)
+    """
+    parts = facts.versions.get(package, "").split(".")
+    if len(parts) < 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
+        return None
+    return int(parts[0]), int(parts[1])

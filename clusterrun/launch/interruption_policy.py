@@ -1,0 +1,58 @@
+"""What is decided before a job starts about how it goes on after an interruption."""
+
+from __future__ import annotations
+
+import re
+
+from clusterrun.config.spec import JobSpec, OnInterrupt
+from clusterrun.errors import UsageError
+
+LEAST_WARNING_S, MOST_WARNING_S = 30, 300
+UNKNOWN_LIMIT_WARNING_S = 120
+_DEFAULT_SIGNAL_S = 60  # sbatch's own, where --signal names no time
+_SIGNAL = re.compile(r"(?:[BR]+:)?(?:(?:SIG)?USR[12]|10|12)(?:@(\d+))?\Z", re.IGNORECASE)
+
+
+def on_interrupt(spec: JobSpec) -> OnInterrupt:
+    """Choose how the run goes on. Raises UsageError where Slurm was told not to requeue."""
+    if spec.on_interrupt is OnInterrupt.REQUEUE and not spec.requeue:
+        raise UsageError(
+            "--on-interrupt requeue and --no-requeue contradict each other",
+            hint="use --on-interrupt successor: another job goes on with the run",
+        )
+    if spec.on_interrupt is not None:
+        return spec.on_interrupt
+    return OnInterrupt.REQUEUE if spec.requeue else OnInterrupt.STOP
+
+
+def warning_s(spec: JobSpec) -> int:
+    """Choose how long before the time limit the ranks are asked to save, in seconds.
+
+    A tenth of the limit, within bounds, unless --signal says it; Slurm may be a minute early.
+    """
+    if spec.signal:
+        match = _SIGNAL.match(spec.signal)
+        return int(match[1] or _DEFAULT_SIGNAL_S) if match else _DEFAULT_SIGNAL_S
+    if not spec.time_minutes:
+        return UNKNOWN_LIMIT_WARNING_S
+    return min(MOST_WARNING_S, max(LEAST_WARNING_S, spec.time_minutes * 6))
+
+
+def signal_request(spec: JobSpec) -> str:
+    """Word sbatch's --signal: the batch shell is warned, and passes it on to the agents.
+
+    Raises UsageError for a signal that would end the job unsaved, as TERM does.
+    """
+    if spec.signal and not _SIGNAL.match(spec.signal):
+        raise UsageError(
+            f"--signal {spec.signal} is not USR1 or USR2, by which the ranks are warned to save",
+            hint="write it as B:USR2@300",
+        )
+    return spec.signal or f"B:USR2@{warning_s(spec)}"
+
+
+def survives_lost_nodes(spec: JobSpec) -> bool:
+    """Say whether the job is to outlive a node: to go on without it, or to say how."""
+    if spec.nodes + spec.spare_nodes == 1:
+        return False
+    return spec.max_restarts != 0 or on_interrupt(spec) is not OnInterrupt.STOP

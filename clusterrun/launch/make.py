@@ -1,0 +1,308 @@
+"""From what was asked to what will run: every number of a Plan decided, from arguments alone."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
+from clusterrun.errors import UsageError
+from clusterrun.launch.environment import decide_environment
+from clusterrun.launch.facts import Facts, version_of
+from clusterrun.launch.interruption_policy import on_interrupt, survives_lost_nodes, warning_s
+from clusterrun.launch.passed_on import SBATCH, SRUN, check_options
+from clusterrun.launch.plan import Plan, Precision
+from clusterrun.launch.sbatch_header import cpus_per_task, directives, srun_options
+from clusterrun.launch.user_files import ANY_PRECISION, OwnFiles, read_own_files
+from clusterrun.launch.world_shape import World, decide_world
+
+_PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
+LARGE_JOB_NODES = 64
+LARGE_JOB_LINES_PER_S = 2000
+
+
+def make_plan(spec: JobSpec, facts: Facts) -> Plan:
+    """Decide everything that a job needs.
+
+    Raises UsageError for a request that contradicts itself or cannot run, ConfigError for a
+    file of the user that cannot be used.
+    """
+    own = read_own_files(spec, facts)
+    world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
+    strategy = own.strategy or spec.strategy
+    check_strategy(strategy, world, facts)
+    precision = _precision(spec, own, world)
+    cpus = cpus_per_task(spec, world)
+    threads = _threads(spec, facts, world, cpus)
+    environment = decide_environment(spec, facts, world=world, strategy=strategy, threads=threads)
+    name = _name(spec)
+    lines = directives(spec, name=name, world=world, cpus=cpus)
+    check_options(SBATCH, spec.sbatch_args, lines)
+    check_options(SRUN, spec.srun_args)
+    template = _template(strategy, own)
+    return Plan(
+        name=name,
+        cluster=facts.cluster,
+        nodes=world.nodes,
+        procs_per_node=world.procs_per_node,
+        gpus_per_node=world.gpus_per_node,
+        device=world.device,
+        gpu_ids=world.gpu_ids,
+        strategy=strategy,
+        precision=precision,
+        entry=_entry(spec),
+        workdir=facts.workdir,
+        runs_dir=facts.runs_dir,
+        python=_python(spec, facts),
+        setup=spec.setup,
+        directives=lines,
+        sbatch_args=spec.sbatch_args,
+        srun_args=(
+            *srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec)),
+            *spec.srun_args,
+        ),
+        env=environment.variables,
+        pass_env=tuple(dict.fromkeys(spec.pass_env)),
+        network=spec.network,
+        network_interface=_interface(spec),
+        accelerate_config=template,
+        accelerate=_template_values(world, strategy, precision, own) if template else {},
+        deepspeed=own.deepspeed_text,
+        threads_per_process=threads,
+        timeout_s=environment.timeout_s,
+        rendezvous_timeout_s=spec.rendezvous_timeout_s,
+        main_process_port=_port(spec),
+        port_range=_port_range(spec),
+        time_minutes=spec.time_minutes or 0,
+        world_contract=spec.world_contract,
+        spare_nodes=spec.spare_nodes,
+        max_restarts=spec.max_restarts,
+        on_interrupt=on_interrupt(spec),
+        warning_s=warning_s(spec),
+        hang_timeout_s=spec.hang_timeout_s,
+        log_spool_bytes=spec.log_spool_bytes,
+        log_lines_per_s=spec.log_lines_per_s or _lines_per_s(spec.nodes),
+        log_line_bytes=spec.log_line_bytes or 0,
+        accelerate_text=own.accelerate_text,
+        notes=(*world.notes, *environment.notes, *_request_notes(spec, facts, world, cpus)),
+    )
+
+
+def _entry(spec: JobSpec) -> tuple[str, ...]:
+    if spec.script and spec.module:
+        raise UsageError(
+            f"both a script ({spec.script}) and a module ({spec.module}) were named",
+            hint="name one of them",
+        )
+    if spec.module:
+        entry = ("-m", spec.module, *spec.args)
+    elif spec.script:
+        # A script named -m would read as an option of Python.
+        script = f"./{spec.script}" if spec.script.startswith("-") else spec.script
+        entry = (script, *spec.args)
+    else:
+        raise UsageError(
+            "no training script was named",
+            hint="name it: clusterrun submit train.py (or script: in clusterrun.yaml)",
+        )
+    for text in (*entry, *spec.setup):
+        if "\x00" in text:
+            raise UsageError(f"{text!r} holds a NUL byte; no process can take it")
+    return entry
+
+
+_RESERVED_NAMES = ("", ".", "..", "by-job")
+
+
+def _name(spec: JobSpec) -> str:
+    if spec.name is None:
+        source = spec.module or posixpath.basename(spec.script or "").removesuffix(".py")
+        plain = re.sub(r"[^A-Za-z0-9._+-]+", "_", source)[:100]
+        return f"job-{plain}" if plain in _RESERVED_NAMES else plain
+    if "/" in spec.name or spec.name in _RESERVED_NAMES:
+        raise UsageError(
+            f"--job-name {spec.name!r} cannot name a directory of runs",
+            hint="leave out slashes; a dot alone and 'by-job' are taken",
+        )
+    if len(spec.name.encode(errors="surrogateescape")) > 200:
+        raise UsageError("--job-name is longer than 200 bytes", hint="runs are directories by name")
+    return spec.name
+
+
+def _python(spec: JobSpec, facts: Facts) -> str:
+    python = spec.python or facts.python
+    return posixpath.join(facts.workdir, python) if "/" in python else python
+
+
+def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
+    """Refuse a strategy that this world can't train with. Raises UsageError."""
+    if strategy is Strategy.NONE and world.size > 1:
+        raise UsageError(
+            f"strategy none is one process, and {world.size} were asked for",
+            hint="use --strategy ddp: it trains the same model on all of them",
+        )
+    if strategy.is_fsdp:
+        _check_fsdp(strategy, world, facts)
+    if strategy.is_deepspeed and world.device is Device.MPS:
+        raise UsageError(
+            f"DeepSpeed ({strategy.value}) does not run on Apple's GPU",
+            hint="use --strategy none, or --device cpu",
+        )
+
+
+def _check_fsdp(strategy: Strategy, world: World, facts: Facts) -> None:
+    if world.device is not Device.CUDA:
+        raise UsageError(
+            f"{strategy.value} needs GPUs: on a {world.device.value} device accelerate would train "
+            "plain DDP or an unsharded model, and not say so",
+            hint="use --strategy zero2 (which shards on a CPU too) or ddp",
+        )
+    if strategy is Strategy.FSDP_HYBRID and world.procs_per_node == 1:
+        raise UsageError(
+            "fsdp-hybrid shards within a node, and each node has one rank",
+            hint="use --strategy fsdp (shards over all nodes) or ddp",
+        )
+    torch = version_of(facts, "torch")
+    if torch and torch < (2, 6):
+        raise UsageError(
+            f"{strategy.value} is FSDP2, which needs torch 2.6; "
+            f"{facts.versions['torch']} is installed",
+            hint="upgrade torch, or use --strategy zero3",
+        )
+
+
+def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
+    precision = _wanted_precision(spec, own, world)
+    if own.deepspeed_text and precision in ANY_PRECISION - own.allowed:
+        says = " or ".join(sorted(allowed.value for allowed in own.allowed))
+        raise UsageError(
+            f"mixed precision {precision.value}, but {spec.deepspeed_config} says {says}",
+            hint='set "enabled": "auto" there, or leave the other one out',
+        )
+    fp16 = precision is Precision.FP16 or (
+        precision is Precision.FILE and own.stated is Precision.FP16
+    )
+    if fp16 and world.device is Device.CPU:
+        raise fp16_without_gpu()
+    return precision
+
+
+def fp16_without_gpu() -> UsageError:
+    """Return the error about fp16 on a CPU."""
+    return UsageError(
+        "fp16 needs a GPU: on a CPU accelerate would train in fp32, and not say so",
+        hint="use --mixed-precision bf16 or no",
+    )
+
+
+def _wanted_precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
+    if spec.mixed_precision is not MixedPrecision.AUTO:
+        return Precision(spec.mixed_precision.value)
+    if own.accelerate_text and not own.deepspeed_text:
+        # A bare `no` is false in YAML, over which accelerate stumbles unless a flag says it.
+        return Precision.NO if own.stated is Precision.NO else Precision.FILE
+    if own.accelerate_text:
+        # Beside a DeepSpeed JSON accelerate accepts a precision as a flag, not in its file.
+        return own.stated or Precision.FILE
+    if world.device is not Device.CUDA:
+        return _only(own.allowed) if Precision.NO not in own.allowed else Precision.NO
+    if {Precision.FP16, Precision.BF16} <= own.allowed and Precision.NO in own.allowed:
+        return Precision.HEAD
+    left = own.allowed - {Precision.NO}
+    return _only(left) if len(left) == 1 else Precision.NO
+
+
+def _only(precisions: frozenset[Precision]) -> Precision:
+    return min(precisions, key=lambda precision: precision.value)
+
+
+def _lines_per_s(nodes: int) -> int:
+    """Cap what each rank of a large job may log: all nodes share one file system; 0 is no cap."""
+    return LARGE_JOB_LINES_PER_S if nodes > LARGE_JOB_NODES else 0
+
+
+def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
+    if spec.threads_per_process:
+        return spec.threads_per_process
+    if facts.cluster is Cluster.SLURM:
+        return max(1, cpus // world.procs_per_node) if cpus else 0
+    return max(1, facts.local_cpus // world.size)
+
+
+def _interface(spec: JobSpec) -> str:
+    if spec.network_interface and spec.network_interface.startswith("^"):
+        raise UsageError(
+            f"--network-interface {spec.network_interface} excludes; gloo wants a name",
+            hint="name the interface, or exclude for NCCL alone: NCCL_SOCKET_IFNAME in network.env",
+        )
+    return spec.network_interface or ""
+
+
+def _port(spec: JobSpec) -> int:
+    port = spec.main_process_port or 0
+    if port > 65535:
+        raise UsageError(f"--main-process-port {port} is no port", hint="use 20000 to 29999")
+    return port
+
+
+def _port_range(spec: JobSpec) -> tuple[int, int]:
+    match = _PORT_RANGE.fullmatch(spec.port_range)
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1024 <= low < high <= 65535:  # the agents need one port, the rendezvous another
+        raise UsageError(
+            f"--port-range {spec.port_range} is not a range of ports",
+            hint="give two ports between 1024 and 65535, as 20000-29999",
+        )
+    return low, high
+
+
+def _template(strategy: Strategy, own: OwnFiles) -> str:
+    if own.accelerate_text:
+        return ""
+    stem = "deepspeed-config" if own.deepspeed_text else strategy.value
+    return f"{stem}.yaml.j2"
+
+
+def _template_values(
+    world: World, strategy: Strategy, precision: Precision, own: OwnFiles
+) -> dict[str, Any]:
+    """Name the values of an accelerate configuration template; `mixed_precision` may be ""."""
+    published = precision in (Precision.HEAD, Precision.FILE) or bool(own.deepspeed_text)
+    return {
+        "strategy": strategy.value,
+        "distributed_type": _distributed_type(strategy, world),
+        # accelerate turns DeepSpeed with use_cpu into DDP.
+        "use_cpu": world.device is Device.CPU and not strategy.is_deepspeed,
+        "num_machines": world.nodes,
+        "num_processes": world.size,
+        "procs_per_node": world.procs_per_node,
+        "mixed_precision": "" if published else precision.value,
+    }
+
+
+def _distributed_type(strategy: Strategy, world: World) -> str:
+    if strategy.is_fsdp:
+        return "FSDP"
+    if strategy.is_deepspeed:
+        return "DEEPSPEED"
+    # One GPU a node is still one world; a world of one is no MULTI_GPU to accelerate.
+    return "MULTI_GPU" if world.size > 1 else "NO"
+
+
+def _request_notes(spec: JobSpec, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
+    notes = []
+    if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
+        idle = world.gpus_per_node - world.procs_per_node
+        notes.append(f"{idle} of {world.gpus_per_node} GPUs of each node stay idle")
+    if facts.cluster is Cluster.LOCAL and spec.sbatch_args:
+        notes.append("--sbatch-arg means nothing on this machine")
+    if facts.cluster is Cluster.LOCAL and spec.srun_args:
+        notes.append("--srun-arg means nothing on this machine")
+    if facts.cluster is Cluster.SLURM and spec.gpus_per_node and not cpus and not spec.exclusive:
+        notes.append(
+            "no CPUs were asked for: a site without a default gives one a node (--cpus-per-gpu)"
+        )
+    if facts.cluster is Cluster.LOCAL and spec.spare_nodes:
+        notes.append("--spare-nodes means nothing on this machine")
+    return tuple(notes)

@@ -1,0 +1,158 @@
+"""The environment of the ranks: little is set, each variable with its reason.
+
+What depends on the node or the attempt is the node agent's: NCCL_DEBUG_FILE, the flight recorder's
+dump file, *_SOCKET_IFNAME, cache directories, PET_RDZV_ID. Never set here, since they hide faults
+or are tuned for one machine: NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, NCCL_ALGO and
+their like, TORCH_NCCL_BLOCKING_WAIT, TORCH_NCCL_ASYNC_ERROR_HANDLING.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clusterrun.config.spec import Device, Network, Strategy
+from clusterrun.launch.plan import EnvVar
+from clusterrun.launch.world_shape import World
+
+# New name and old; the new one is read from this torch on (ProcessGroupNCCL.hpp,
+# FlightRecorder.hpp). From there the old name still works, with a warning.
+_RENAMED: tuple[tuple[str, str, tuple[int, int]], ...] = (
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", (2, 9)),
+    ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", (2, 9)),
+    ("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK", (2, 9)),
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING", (2, 2)),
+    ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT", (2, 2)),
+    ("TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG", (2, 2)),
+    ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", (2, 2)),
+)
+
+_PRESETS: dict[Network, tuple[EnvVar, ...]] = {
+    Network.AUTO: (),
+    Network.ETHERNET: (
+        EnvVar(
+            name="NCCL_NET",
+            value="Socket",
+            why="--network ethernet: plain sockets, also where a node has an idle InfiniBand card",
+        ),
+    ),
+    Network.INFINIBAND: (
+        EnvVar(
+            name="NCCL_NET",
+            value="IB",
+            why="--network infiniband: fail where a node has none, rather than fall back to TCP",
+        ),
+    ),
+    Network.EFA: (
+        EnvVar(
+            name="FI_EFA_USE_HUGE_PAGE",
+            value="0",
+            why="--network efa: data loaders fork, and a fork cannot copy EFA's huge pages",
+        ),
+    ),
+}
+
+
+def spellings(name: str, torch: tuple[int, int] | None) -> tuple[str, ...]:
+    """Name a variable as the installed torch reads it: both names where torch is unknown.
+
+    >>> spellings("TORCH_FR_BUFFER_SIZE", (2, 8))
+    ('TORCH_NCCL_TRACE_BUFFER_SIZE',)
+    >>> spellings("NCCL_BLOCKING_WAIT", None)
+    ('TORCH_NCCL_BLOCKING_WAIT', 'NCCL_BLOCKING_WAIT')
+    >>> spellings("NCCL_DEBUG", (2, 8))
+    ('NCCL_DEBUG',)
+    """
+    for new, old, since in _RENAMED:
+        if name in (new, old):
+            if torch is None:
+                return (new, old)
+            return (new,) if torch >= since else (old,)
+    return (name,)
+
+
+def base_environment(
+    *,
+    world: World,
+    strategy: Strategy,
+    network: Network,
+    torch: tuple[int, int] | None,
+    threads: int,
+    timeout_s: int,
+) -> tuple[EnvVar, ...]:
+    """Set what a run of this kind needs, before anything that the user says.
+
+    `threads` and `timeout_s` are 0 where nothing is known or asked for.
+    """
+    return (
+        EnvVar(name="PYTHONFAULTHANDLER", value="1", why="stacks at SIGSEGV, SIGABRT and SIGBUS"),
+        *_threads(threads),
+        *(_for_gpus(network, torch) if world.device is Device.CUDA else ()),
+        *(_for_cpus(strategy) if world.device is Device.CPU else ()),
+        *_deepspeed_timeout(strategy, timeout_s),
+    )
+
+
+def _threads(threads: int) -> tuple[EnvVar, ...]:
+    why = "the node's CPUs by its ranks; launchers set 1"
+    return (EnvVar(name="OMP_NUM_THREADS", value=str(threads), why=why),) if threads else ()
+
+
+def _for_gpus(network: Network, torch: tuple[int, int] | None) -> tuple[EnvVar, ...]:
+    recorder = "flight recorder: the last collectives of each rank, dumped when one times out"
+    return (
+        EnvVar(
+            name="NCCL_DEBUG",
+            value="WARN",
+            why="prints errors only; the cause of an 'unhandled system error' is nowhere else",
+        ),
+        *(
+            EnvVar(name=name, value="2000", why=recorder)
+            for name in spellings("TORCH_FR_BUFFER_SIZE", torch)
+        ),
+        EnvVar(name="TORCH_NCCL_DUMP_ON_TIMEOUT", value="1", why=recorder),
+        *_PRESETS[network],
+    )
+
+
+def _for_cpus(strategy: Strategy) -> tuple[EnvVar, ...]:
+    hidden = EnvVar(
+        name="CUDA_VISIBLE_DEVICES", value="", why="on the CPU, also where a node has GPUs"
+    )
+    if not strategy.is_deepspeed:
+        why = "accelerate would else start one world for each process"
+        return (hidden, EnvVar(name="ACCELERATE_USE_CPU", value="true", why=why))
+    return (
+        hidden,
+        # ACCELERATE_USE_CPU would silently make it DDP.
+        EnvVar(name="ACCELERATE_TORCH_DEVICE", value="cpu", why="accelerate's device for ZeRO"),
+        EnvVar(name="DS_ACCELERATOR", value="cpu", why="DeepSpeed's device"),
+    )
+
+
+def _deepspeed_timeout(strategy: Strategy, timeout_s: int) -> tuple[EnvVar, ...]:
+    if not (strategy.is_deepspeed and timeout_s):
+        return ()
+    minutes = -(-timeout_s // 60)  # DeepSpeed reads whole minutes
+    return (EnvVar(name="DEEPSPEED_TIMEOUT", value=str(minutes), why="--timeout, in minutes"),)
+
+
+def respell(
+    variables: Mapping[str, str], torch: tuple[int, int] | None
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Write the user's variables in the spelling that the installed torch reads, with notes."""
+    spelled: dict[str, str] = {}
+    notes = []
+    for name, value in variables.items():
+        names = (name,) if torch is None else spellings(name, torch)
+        if names != (name,):
+            notes.append(f"{name} is written {names[0]}, as the installed torch reads it")
+        spelled |= dict.fromkeys(names, value)
+    return spelled, tuple(notes)
+
+
+def overlay(base: tuple[EnvVar, ...], variables: Mapping[str, str], why: str) -> tuple[EnvVar, ...]:
+    """Let the user's variables beat ours, each name once."""
+    kept = tuple(variable for variable in base if variable.name not in variables)
+    return kept + tuple(
+        EnvVar(name=name, value=value, why=why) for name, value in variables.items()
+    )

@@ -1,0 +1,215 @@
+"""Further options of sbatch and srun that the user hands on, and which of them are refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from clusterrun.errors import UsageError
+from clusterrun.launch.plan import Directive
+
+_ONE_TASK: Final = "Slurm starts one task a node"
+_RANKS: Final = "use --nproc-per-node: Slurm starts one task a node"
+_NODES: Final = "use clusterrun's own option: it is for the whole job"
+_OUTPUT: Final = "clusterrun keeps the output in the run directory"
+_LAUNCH: Final = "clusterrun starts, watches and ends the step"
+_VARIABLES: Final = "use --env NAME=VALUE or --pass-env NAME"
+
+# Options that would take the launch out of our hands, and what to use in their place.
+_OWNED_BY_SBATCH: Final = {
+    "array": "one job is one run: submit once for each",
+    "chdir": "the ranks run in the directory that you submit from",
+    "clusters": "use clusterrun's own --clusters",
+    "cpus-per-gpu": "use clusterrun's own --cpus-per-gpu",
+    "error": _OUTPUT,
+    "export": _VARIABLES,
+    "export-file": _VARIABLES,
+    "help": "see 'sbatch --help'",
+    "input": "the ranks read no standard input",
+    "no-requeue": "use clusterrun's own --no-requeue",
+    "nodes": "use -N",
+    "ntasks": "use -N and --nproc-per-node: Slurm starts one task a node",
+    "ntasks-per-core": _ONE_TASK,
+    "ntasks-per-gpu": _ONE_TASK,
+    "ntasks-per-node": _RANKS,
+    "ntasks-per-socket": _ONE_TASK,
+    "output": _OUTPUT,
+    "parsable": "use 'clusterrun submit --parsable'",
+    "requeue": (
+        "clusterrun asks for a plain --requeue; --requeue=expedite would hold every job that ends "
+        "with an error. A site shortens the wait by SchedulerParameters=requeue_delay"
+    ),
+    "tasks-per-node": _RANKS,
+    "test-only": "use 'clusterrun submit --test-only'",
+    "usage": "see 'sbatch --help'",
+    "version": "see 'sbatch --version'",
+    "wait": "use 'clusterrun submit --wait'",
+    "wrap": "name a script",
+}
+_OWNED_BY_SRUN: Final = {
+    **dict.fromkeys(("chdir",), "the ranks run in the directory that you submit from"),
+    **dict.fromkeys(("cpus-per-task", "exclude", "nodelist", "relative"), _NODES),
+    **dict.fromkeys(("error", "output"), _OUTPUT),
+    **dict.fromkeys(("export", "export-file", "preserve-env"), _VARIABLES),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "tasks-per-node"), _RANKS),
+    **dict.fromkeys(("ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket"), _ONE_TASK),
+    **dict.fromkeys(("attach", "het-group", "immediate", "jobid", "kill-on-bad-exit"), _LAUNCH),
+    **dict.fromkeys(("label", "multi-prog", "no-allocate", "no-kill", "overlap"), _LAUNCH),
+    **dict.fromkeys(("pack-group", "pty", "quit-on-interrupt", "unbuffered", "wait"), _LAUNCH),
+    **dict.fromkeys(("help", "usage", "version"), "see 'srun --help'"),
+    "input": "the ranks read no standard input",
+    "nodes": "use -N",
+    "test-only": "use 'clusterrun submit --test-only'",
+}
+_SHORT: Final = {
+    "A": "account",
+    "C": "constraint",
+    "D": "chdir",
+    "H": "hold",
+    "J": "job-name",
+    "M": "clusters",
+    "N": "nodes",
+    "V": "version",
+    "W": "wait",
+    "a": "array",
+    "b": "begin",
+    "c": "cpus-per-task",
+    "d": "dependency",
+    "e": "error",
+    "h": "help",
+    "i": "input",
+    "n": "ntasks",
+    "o": "output",
+    "p": "partition",
+    "q": "qos",
+    "t": "time",
+    "w": "nodelist",
+    "x": "exclude",
+}
+_SHORT_OF_SRUN: Final = {
+    **_SHORT,
+    "E": "preserve-env",
+    "I": "immediate",
+    "K": "kill-on-bad-exit",
+    "W": "wait",
+    "Z": "no-allocate",
+    "k": "no-kill",
+    "l": "label",
+    "q": "quit-on-interrupt",
+    "r": "relative",
+    "u": "unbuffered",
+}
+# Whole names of options that are also the beginning of others.
+_WHOLE: Final = frozenset(("gpus", "mem", "time"))
+_MEMORY: Final = ("mem", "mem-per-cpu", "mem-per-gpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program that takes further options by a `flag` of ours.
+
+    `owned` are options that are refused, and what to use instead. What follows one of the
+    `short_flags` in a word is read as further options by getopt.
+    """
+
+    name: str
+    flag: str
+    owned: Mapping[str, str]
+    short: Mapping[str, str]
+    short_flags: frozenset[str]
+
+
+SBATCH: Final = Program(
+    name="sbatch",
+    flag="--sbatch-arg",
+    owned=_OWNED_BY_SBATCH,
+    short=_SHORT,
+    short_flags=frozenset("HOQVWhksv"),
+)
+SRUN: Final = Program(
+    name="srun",
+    flag="--srun-arg",
+    owned=_OWNED_BY_SRUN,
+    short=_SHORT_OF_SRUN,
+    short_flags=frozenset("EHOQVXZhklqsuv"),
+)
+
+
+def sets_cpus(arg: str) -> bool:
+    """Whether an option of sbatch says how many CPUs a task has.
+
+    >>> sets_cpus("-c8"), sets_cpus("--cpus-per-gpu=2"), sets_cpus("--nice=100")
+    (True, True, False)
+    """
+    return _option_name(SBATCH, arg).startswith("cpus-per-")
+
+
+def check_options(program: Program, args: Iterable[str], lines: Iterable[Directive] = ()) -> None:
+    """Refuse options that clusterrun sets itself or that break the launch.
+
+    `lines` are our own directives. Raises UsageError.
+    """
+    ours = frozenset(line.name for line in lines)
+    for arg in args:
+        if not re.match(r"--?[A-Za-z]", arg):
+            raise UsageError(
+                f"{program.flag} {arg!r} is not an option of {program.name}",
+                hint=f"write it as one word: {program.flag}=--nice=100",
+            )
+        _refuse_bundled(program, arg)
+        _refuse_owned(program, arg)
+        _refuse_twice(program, arg, ours)
+        refuse_undecodable(Directive(name=program.flag.strip("-"), value=arg))
+
+
+def refuse_undecodable(line: Directive) -> None:
+    """Refuse text that is not UTF-8: sbatch would not read the script. Raises UsageError."""
+    try:
+        (line.value or "").encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"--{line.name} {line.value!r} is not text in UTF-8") from error
+
+
+def _refuse_bundled(program: Program, arg: str) -> None:
+    if arg[1] in program.short_flags and len(arg) > 2:
+        raise UsageError(
+            f"{program.flag} {arg} is several options in one word",
+            hint=f"write each by itself: {program.flag}=-{arg[1]} {program.flag}=-{arg[2:]}",
+        )
+
+
+def _refuse_owned(program: Program, arg: str) -> None:
+    for full, hint in program.owned.items():
+        if _may_be(program, arg, full):
+            raise UsageError(f"{program.flag} {arg} is not for a job of clusterrun", hint=hint)
+
+
+def _refuse_twice(program: Program, arg: str, ours: frozenset[str]) -> None:
+    clash = next((name for name in sorted(ours) if _may_be(program, arg, name)), "")
+    if not clash and any(_may_be(program, arg, name) for name in _MEMORY):
+        clash = next((name for name in _MEMORY if name in ours), "")
+    if clash:
+        raise UsageError(
+            f"{program.flag} {arg} duplicates clusterrun's own --{clash}",
+            hint="keep one of them",
+        )
+
+
+def _may_be(program: Program, arg: str, full: str) -> bool:
+    """Whether Slurm may read an argument as this long option.
+
+    It takes any unambiguous beginning: --arr is --array. Which are, differs between versions.
+    """
+    name = _option_name(program, arg)
+    if name in _WHOLE or not arg.startswith("--"):
+        return name == full
+    return full.startswith(name)
+
+
+def _option_name(program: Program, arg: str) -> str:
+    """Return the long option that an argument sets."""
+    if arg.startswith("--"):
+        return arg[2:].partition("=")[0]
+    return program.short.get(arg[1:2], arg[1:2])

@@ -1,0 +1,140 @@
+"""The Plan: everything that will run, decided; what a node needs travels as `plan.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from clusterrun.config.spec import Cluster, Device, Network, OnInterrupt, Strategy
+
+SCHEMA = "clusterrun.plan-file/1"
+
+
+class Precision(str, Enum):
+    """The arithmetic that will run.
+
+    HEAD: the head node chooses bf16 or fp16 for all. FILE: the user's own accelerate
+    configuration decides, and the launcher is told nothing.
+    """
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    HEAD = "head"
+    FILE = "file"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvVar:
+    """One exported variable and the reason for it."""
+
+    name: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directive:
+    """One `#SBATCH --name=value`; a value of None is a bare flag."""
+
+    name: str
+    value: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Every number decided: nothing is "auto".
+
+    `entry` is the user's script with its arguments, or `-m MODULE` with its arguments.
+    `env` is exported on every node in this order; `pass_env` are names whose values are taken
+    from the submitting environment and never written. `accelerate` holds the values that the
+    template `accelerate_config` is rendered with; both are empty where `accelerate_text` is the
+    user's own configuration. `deepspeed` is the text of ds_config.json (empty: none). Times are
+    seconds unless the name says minutes; 0 means the library's default, of logs no cap.
+    `max_restarts` None is: as long as each attempt saves something new. `warning_s` is how long
+    before the time limit the ranks are asked to save and leave.
+    """
+
+    name: str
+    cluster: Cluster
+    nodes: int
+    procs_per_node: int
+    gpus_per_node: int
+    device: Device
+    gpu_ids: tuple[str, ...]
+    strategy: Strategy
+    precision: Precision
+    entry: tuple[str, ...]
+    workdir: str
+    runs_dir: str
+    python: str
+    setup: tuple[str, ...]
+    directives: tuple[Directive, ...]
+    sbatch_args: tuple[str, ...]
+    srun_args: tuple[str, ...]
+    env: tuple[EnvVar, ...]
+    pass_env: tuple[str, ...]
+    network: Network
+    network_interface: str
+    accelerate_config: str
+    accelerate: Mapping[str, Any]
+    deepspeed: str
+    threads_per_process: int
+    timeout_s: int
+    rendezvous_timeout_s: int
+    main_process_port: int
+    time_minutes: int
+    world_contract: bool
+    spare_nodes: int
+    max_restarts: int | None
+    on_interrupt: OnInterrupt
+    warning_s: int
+    hang_timeout_s: int
+    log_spool_bytes: int
+    log_lines_per_s: int
+    log_line_bytes: int
+    accelerate_text: str = ""
+    port_range: tuple[int, int] = (20000, 29999)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Count the ranks of the whole job."""
+        return self.nodes * self.procs_per_node
+
+    def to_json(self) -> str:
+        """Write the plan as `plan.json`, keys sorted, equal for equal plans."""
+        data = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what `to_json` wrote.
+
+        Raises ValueError for another schema.
+        """
+        data = json.loads(text)
+        schema = data.pop("schema", None)
+        if schema != SCHEMA:
+            raise ValueError(f"plan.json has schema {schema!r}, this clusterrun reads {SCHEMA!r}")
+        return cls(**{key: _READERS.get(key, _as_is)(value) for key, value in data.items()})
+
+
+def _as_is(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+_READERS: dict[str, Any] = {
+    "cluster": Cluster,
+    "device": Device,
+    "strategy": Strategy,
+    "precision": Precision,
+    "network": Network,
+    "on_interrupt": OnInterrupt,
+    "directives": lambda rows: tuple(Directive(**row) for row in rows),
+    "env": lambda rows: tuple(EnvVar(**row) for row in rows),
+}

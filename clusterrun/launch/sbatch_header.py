@@ -1,0 +1,148 @@
+"""What Slurm is asked for: directives of the batch script, and the options of its srun."""
+
+from __future__ import annotations
+
+from clusterrun.config.spec import GpuRequest, JobSpec
+from clusterrun.errors import UsageError
+from clusterrun.launch.interruption_policy import signal_request
+from clusterrun.launch.passed_on import refuse_undecodable, sets_cpus
+from clusterrun.launch.plan import Directive
+from clusterrun.launch.world_shape import World, asks_for_gpus
+
+
+def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Directive, ...]:
+    """Name the `#SBATCH` lines; `cpus` is for each node's task, 0 where Slurm decides.
+
+    Raises UsageError for requests that contradict each other.
+    """
+    lines = [
+        Directive(name="job-name", value=name),
+        Directive(name="nodes", value=str(world.nodes + spec.spare_nodes)),
+        Directive(name="ntasks-per-node", value="1"),
+        *_gpus(spec),
+        *([Directive(name="cpus-per-task", value=str(cpus))] if cpus else []),
+        *_memory(spec),
+        *_times(spec),
+        *_plain(spec),
+        # A requeued job writes on below what its first start has written.
+        Directive(name="open-mode", value="append"),
+        # sbatch reads #PBS and #BSUB lines anywhere in a script, so also in the files it carries.
+        Directive(name="ignore-pbs"),
+    ]
+    for line in lines:
+        refuse_undecodable(line)
+    return tuple(lines)
+
+
+def _gpus(spec: JobSpec) -> list[Directive]:
+    gpus = spec.gpus_per_node or 0
+    if not gpus or spec.gpu_request is GpuRequest.NONE:
+        if spec.gpu_type:
+            raise UsageError(
+                "--gpu-type says which GPUs, but none are asked for",
+                hint="pass --gpus-per-node, and not --gpu-request none",
+            )
+        return []
+    if any(map(asks_for_gpus, spec.sbatch_args)):
+        raise UsageError(
+            "GPUs are asked for twice: by --gpus-per-node and by --sbatch-arg",
+            hint="Slurm takes one of them: with --gpu-request none yours is the one",
+        )
+    count = f"{spec.gpu_type}:{gpus}" if spec.gpu_type else str(gpus)
+    if spec.gpu_request is GpuRequest.GRES:
+        return [Directive(name="gres", value=f"gpu:{count}")]
+    return [Directive(name="gpus-per-node", value=count)]
+
+
+def cpus_per_task(spec: JobSpec, world: World) -> int:
+    """Count the CPUs of each node's one task; 0 leaves it to Slurm and the site.
+
+    Slurm refuses --cpus-per-gpu beside --cpus-per-task, which srun must repeat: one form is kept.
+    Raises UsageError for requests that contradict each other.
+    """
+    if spec.cpus_per_gpu:
+        if spec.cpus_per_task:
+            raise UsageError("--cpus-per-task and --cpus-per-gpu exclude each other")
+        if not spec.gpus_per_node:
+            raise UsageError("--cpus-per-gpu needs GPUs", hint="pass --gpus-per-node")
+        return spec.cpus_per_gpu * spec.gpus_per_node
+    if spec.cpus_per_task:
+        return spec.cpus_per_task
+    if spec.gpus_per_node or spec.exclusive or any(map(sets_cpus, spec.sbatch_args)):
+        return 0  # sites give CPUs with a GPU or a whole node; a number here would lower it
+    return world.procs_per_node
+
+
+def _memory(spec: JobSpec) -> list[Directive]:
+    asked = {"mem": spec.mem, "mem-per-gpu": spec.mem_per_gpu, "mem-per-cpu": spec.mem_per_cpu}
+    lines = [Directive(name=name, value=value) for name, value in asked.items() if value]
+    if len(lines) > 1:
+        given = " and ".join(f"--{line.name}" for line in lines)
+        raise UsageError(f"{given} exclude each other", hint="memory is asked for in one way")
+    if spec.mem_per_gpu and not spec.gpus_per_node:
+        raise UsageError("--mem-per-gpu needs GPUs", hint="pass --gpus-per-node")
+    return lines
+
+
+def _times(spec: JobSpec) -> list[Directive]:
+    if spec.time_min_minutes and spec.time_minutes and spec.time_min_minutes > spec.time_minutes:
+        raise UsageError(
+            f"--time-min is {spec.time_min_minutes} minutes, more than --time's {spec.time_minutes}"
+        )
+    asked = {"time": spec.time_minutes, "time-min": spec.time_min_minutes}
+    return [Directive(name=name, value=str(value)) for name, value in asked.items() if value]
+
+
+def _plain(spec: JobSpec) -> list[Directive]:
+    asked: dict[str, str | bool | None] = {
+        "partition": spec.partition,
+        "account": spec.account,
+        "qos": spec.qos,
+        "constraint": spec.constraint,
+        "nodelist": spec.nodelist,
+        "exclude": spec.exclude,
+        "reservation": spec.reservation,
+        "dependency": spec.dependency,
+        "begin": spec.begin,
+        "deadline": spec.deadline,
+        "switches": spec.switches,
+        "clusters": spec.clusters,
+        "comment": spec.comment,
+        "mail-type": spec.mail_type,
+        "mail-user": spec.mail_user,
+        "signal": signal_request(spec),
+        "exclusive": spec.exclusive,
+        "hold": spec.hold,
+        # Without it Slurm ends the whole job with the first node that it loses, and requeues it;
+        # with it not even where the batch script was on that node.
+        "no-kill": spec.spare_nodes > 0,
+        # Explicit either way: sites differ in JobRequeue.
+        "requeue": spec.requeue,
+        "no-requeue": not spec.requeue,
+    }
+    return [
+        Directive(name=name, value=None if value is True else value)
+        for name, value in asked.items()
+        if value
+    ]
+
+
+def srun_options(*, nodes: int, cpus: int, outlives_nodes: bool) -> tuple[str, ...]:
+    """Name the options of the one srun: a task a node, which all end together.
+
+    Where the job is to outlive a node, the agents end the others: srun would kill all at once.
+    """
+    return (
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        # Slurm 22.05 to 23.02 do not hand it on from sbatch.
+        *((f"--cpus-per-task={cpus}",) if cpus else ()),
+        # SBATCH_EXPORT=NONE of a site would reach the step else.
+        "--export=ALL",
+        "--no-kill" if outlives_nodes else "--kill-on-bad-exit=1",
+        # The agents leave together; a limit killed the node that was still saving.
+        "--wait=0",
+        "--unbuffered",
+        "--input=none",
+    )

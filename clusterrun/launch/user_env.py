@@ -1,0 +1,87 @@
+"""The user's own variables: what may be set and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+from clusterrun.config.spec import JobSpec
+from clusterrun.errors import UsageError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+# Who a rank is, where it meets the others and which GPU it has are decided on the node.
+_NODE_DECIDES = re.compile(
+    r"(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(?:LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME"
+    r"|MASTER_(?:ADDR|PORT)|CUDA_VISIBLE_DEVICES|(?:PET|TORCHELASTIC|CLUSTERRUN)_.*"
+    r"|SLURM_(?:NODEID|PROCID|LOCALID|JOB_?ID|(?:JOB_|STEP_)?NODELIST|RESTART_COUNT)"
+    r"|SLURMD_NODENAME"
+)
+
+# Unset by env.sh: another launcher's leftovers would change what a rank is.
+_UNSET_FIRST = re.compile(
+    r"(?:ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM|PMIX?|OMPI_COMM|MV2_COMM)_.*"
+    r"|MPI_LOCAL(?:RANKID|NRANKS)"
+)
+
+# Read-only, computed or executed by bash (man bash, "Shell Variables").
+_BASH_KEEPS = re.compile(
+    r"_|BASH.*|DIRSTACK|ENV|EPOCH(?:REALTIME|SECONDS)|E?UID|FUNCNAME|GROUPS|HISTCMD|IFS|LINENO"
+    r"|OPT(?:ARG|ERR|IND)|PIPESTATUS|POSIXLY_CORRECT|PPID|PS4|(?:OLD)?PWD|S?RANDOM|SECONDS"
+    r"|SHELLOPTS|SHLVL"
+)
+
+
+def check_variables(spec: JobSpec) -> None:
+    """Refuse variables that would break the launch.
+
+    Raises UsageError.
+    """
+    for variables in (spec.network_env, spec.env):
+        for name, value in variables.items():
+            _refuse_owned(name)
+            _refuse_harmful(name, value)
+    for name in spec.pass_env:
+        if not _NAME.match(name):
+            raise UsageError(
+                f"--pass-env {name!r} is not a name for an environment variable",
+                hint="name the variable only; its value is taken from your shell",
+            )
+        _refuse_owned(name)
+        _refuse_unset_first(name)
+        if name in spec.env or name in spec.network_env:
+            raise UsageError(
+                f"{name} is both given a value and passed on from your shell", hint="choose one"
+            )
+
+
+def _refuse_owned(name: str) -> None:
+    if name == "CUDA_VISIBLE_DEVICES":
+        hint = "pass --gpu-ids on this machine; on a cluster Slurm chooses the GPUs"
+    else:
+        hint = "drop it; clusterrun derives it from the job"
+    if _NODE_DECIDES.fullmatch(name):
+        raise UsageError(f"{name} is decided on the node", hint=hint)
+    if _BASH_KEEPS.fullmatch(name):
+        raise UsageError(f"{name} belongs to bash and cannot be set for a job")
+
+
+def _refuse_unset_first(name: str) -> None:
+    if _UNSET_FIRST.fullmatch(name):
+        raise UsageError(
+            f"{name} of your shell is taken for another launcher's leftover and unset on the nodes",
+            hint=f"say that it is meant: --env {name}=VALUE",
+        )
+
+
+def _refuse_harmful(name: str, value: str) -> None:
+    if name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING") and value == "0":
+        raise UsageError(
+            f"{name}=0 turns a crash of one rank into a hang of all",
+            hint="drop it: torch's default tears the job down",
+        )
+    excludes = name.endswith("_SOCKET_IFNAME") and value.startswith("^")
+    if excludes and "lo" not in value[1:].split(","):
+        raise UsageError(
+            f"{name}={value} lets the loopback interface in",
+            hint=f"write ^lo,{value[1:]}",
+        )

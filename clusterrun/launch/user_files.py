@@ -1,0 +1,241 @@
+"""What the user's own accelerate YAML and DeepSpeed JSON decide; their text is never changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from clusterrun.config.spec import JobSpec, Strategy
+from clusterrun.errors import ConfigError, UsageError
+from clusterrun.launch.facts import Facts
+from clusterrun.launch.plan import Precision
+
+ANY_PRECISION = frozenset((Precision.NO, Precision.FP16, Precision.BF16))
+
+# accelerate refuses these beside a DeepSpeed JSON (DeepSpeedPlugin._deepspeed_config_checks).
+_JSON_SAYS_IT = frozenset(
+    (
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "zero_stage",
+        "offload_optimizer_device",
+        "offload_param_device",
+        "offload_optimizer_nvme_path",
+        "offload_param_nvme_path",
+        "zero3_save_16bit_model",
+    )
+)
+
+_STRATEGIES = {
+    "NO": Strategy.NONE,
+    "MULTI_GPU": Strategy.DDP,
+    "FSDP": Strategy.FSDP,
+    "DEEPSPEED": Strategy.ZERO2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnFiles:
+    """The user's files as read: texts with Unix line ends, and what follows from them.
+
+    `stated` is the precision that the YAML names, None where it is silent or names another;
+    `allowed` are the precisions that the JSON leaves open.
+    """
+
+    accelerate_text: str = ""
+    deepspeed_text: str = ""
+    strategy: Strategy | None = None
+    use_cpu: bool = False
+    stated: Precision | None = None
+    allowed: frozenset[Precision] = ANY_PRECISION
+
+
+def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
+    """Read both files and hold them against each other and against `--strategy`.
+
+    Raises ConfigError for a file that cannot be used, UsageError where two of them disagree.
+    """
+    config = _accelerate_mapping(spec, facts) if spec.accelerate_config else {}
+    zero = _deepspeed_mapping(spec, facts) if spec.deepspeed_config else {}
+    strategy = _strategy_of_yaml(spec, config) if config else None
+    if zero:
+        _refuse_two_voices(spec, config, strategy)
+        strategy = _zero_strategy(zero["zero_optimization"])
+    _refuse_other_family(spec, strategy)
+    return OwnFiles(
+        accelerate_text=_unix_text(facts.accelerate_config_text) if config else "",
+        deepspeed_text=_unix_text(facts.deepspeed_config_text) if zero else "",
+        strategy=strategy,
+        use_cpu=config.get("use_cpu") is True,
+        stated=_stated_precision(config),
+        allowed=allowed_precisions(zero),
+    )
+
+
+def _unix_text(text: str) -> str:
+    # sbatch refuses a script with DOS line ends, and the batch script carries this text.
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
+    import yaml
+
+    where = spec.accelerate_config
+    try:
+        config = yaml.safe_load(facts.accelerate_config_text)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            "the accelerate configuration is not YAML", where=where, cause=_one_line(error)
+        ) from error
+    if not isinstance(config, dict) or "distributed_type" not in config:
+        raise ConfigError(
+            "the accelerate configuration names no distributed_type",
+            where=where,
+            hint="'accelerate config' writes a whole one; --strategy needs none",
+        )
+    if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        raise ConfigError(
+            f"compute_environment {config['compute_environment']!r} cannot run here",
+            where=where,
+            hint="write compute_environment: LOCAL_MACHINE",
+        )
+    return config
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _strategy_of_yaml(spec: JobSpec, config: dict[str, Any]) -> Strategy:
+    # YAML reads a bare NO as false.
+    named = "NO" if config["distributed_type"] is False else str(config["distributed_type"])
+    if named == "MULTI_CPU":
+        hint = "write MULTI_GPU and pass --device cpu: accelerate starts MULTI_CPU only under MPI"
+    else:
+        hint = f"distributed types that clusterrun launches: {', '.join(_STRATEGIES)}"
+    if named not in _STRATEGIES:
+        raise ConfigError(
+            f"distributed_type {named} cannot be launched", where=spec.accelerate_config, hint=hint
+        )
+    if named == "DEEPSPEED":
+        return _zero_of_yaml(config.get("deepspeed_config"))
+    offloads = str((config.get("fsdp_config") or {}).get("fsdp_offload_params")).lower() == "true"
+    if named == "FSDP" and offloads:
+        return Strategy.FSDP_OFFLOAD
+    return _STRATEGIES[named]
+
+
+def _zero_of_yaml(config: Any) -> Strategy:
+    config = config if isinstance(config, dict) else {}
+    return _zero_strategy(
+        {
+            "stage": config.get("zero_stage"),
+            "offload_optimizer": {"device": config.get("offload_optimizer_device")},
+            "offload_param": {"device": config.get("offload_param_device")},
+        }
+    )
+
+
+def _zero_strategy(zero: dict[str, Any]) -> Strategy:
+    """Name the strategy nearest to a `zero_optimization` section; "auto" is accelerate's 2."""
+    stage = zero.get("stage")
+    offloads = any(
+        _mapping(zero.get(part)).get("device") in ("cpu", "nvme")
+        for part in ("offload_optimizer", "offload_param")
+    )
+    if stage == 3:
+        return Strategy.ZERO3_OFFLOAD if offloads else Strategy.ZERO3
+    if stage in (0, 1):
+        return Strategy.ZERO1
+    return Strategy.ZERO2_OFFLOAD if offloads else Strategy.ZERO2
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _deepspeed_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
+    try:
+        config = json.loads(facts.deepspeed_config_text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            "the DeepSpeed configuration is not JSON",
+            where=f"{spec.deepspeed_config}:{error.lineno}:{error.colno}",
+            cause=error.msg,
+        ) from error
+    if not isinstance(config, dict) or not isinstance(config.get("zero_optimization"), dict):
+        raise ConfigError(
+            "the DeepSpeed configuration has no zero_optimization section",
+            where=spec.deepspeed_config,
+            hint='accelerate needs one: "zero_optimization": {"stage": 2}',
+        )
+    return config
+
+
+def _refuse_two_voices(spec: JobSpec, config: dict[str, Any], strategy: Strategy | None) -> None:
+    if not config:
+        return
+    if strategy is None or not strategy.is_deepspeed:
+        raise UsageError(
+            f"{spec.deepspeed_config} is DeepSpeed's, but {spec.accelerate_config} "
+            f"says distributed_type {config['distributed_type']}",
+            hint="write distributed_type: DEEPSPEED there, or drop one of the two files",
+        )
+    both = sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())
+    if both:
+        raise UsageError(
+            f"{spec.accelerate_config} says {', '.join(both)} beside a DeepSpeed JSON",
+            hint=f"accelerate refuses both: move it to {spec.deepspeed_config}",
+        )
+
+
+def _refuse_other_family(spec: JobSpec, strategy: Strategy | None) -> None:
+    # DDP is the default: nobody need have said it.
+    if strategy is None or spec.strategy is Strategy.DDP:
+        return
+    same_zero = strategy.value.split("-")[0] == spec.strategy.value.split("-")[0]
+    if strategy is spec.strategy or (strategy.is_fsdp and spec.strategy.is_fsdp) or same_zero:
+        return
+    given = spec.deepspeed_config or spec.accelerate_config
+    raise UsageError(
+        f"--strategy {spec.strategy.value}, but {given} means {strategy.value}",
+        hint="drop --strategy: a file of your own decides",
+    )
+
+
+def _stated_precision(config: dict[str, Any]) -> Precision | None:
+    stated = config.get("mixed_precision")
+    if stated is False:  # a bare `no`, which accelerate itself would stumble over
+        return Precision.NO
+    if stated is None and config.get("fp16") is True:
+        return Precision.FP16
+    named = str(stated).lower()
+    return next((precision for precision in ANY_PRECISION if precision.value == named), None)
+
+
+def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
+    """Find the precisions that a DeepSpeed JSON leaves open.
+
+    >>> sorted(p.value for p in allowed_precisions({"bf16": {"enabled": True}}))
+    ['bf16']
+    >>> sorted(p.value for p in allowed_precisions({"fp16": {"enabled": "auto"},
+    ...                                             "bf16": {"enabled": False}}))
+    ['fp16', 'no']
+    """
+    said = {
+        precision: _mapping(config[key]).get("enabled", False)
+        for key, precision in (
+            ("fp16", Precision.FP16),
+            ("bf16", Precision.BF16),
+            ("bfloat16", Precision.BF16),
+        )
+        if key in config
+    }
+    on = frozenset(precision for precision, enabled in said.items() if enabled is True)
+    if on or not said:
+        return on or ANY_PRECISION
+    if "auto" not in said.values():
+        return frozenset((Precision.NO,))
+    return ANY_PRECISION - {precision for precision, enabled in said.items() if enabled is False}

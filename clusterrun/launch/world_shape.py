@@ -1,0 +1,171 @@
+"""The world that a job becomes: its processes, their device, and the GPUs they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterrun.config.spec import Cluster, Device, GpuRequest, JobSpec
+from clusterrun.errors import UsageError
+from clusterrun.launch.facts import Facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """How many processes run where, and on what."""
+
+    nodes: int
+    procs_per_node: int
+    gpus_per_node: int
+    device: Device
+    gpu_ids: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Count the ranks of the whole job."""
+        return self.nodes * self.procs_per_node
+
+
+def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> World:
+    """Count processes and choose their device; `cpu_by_file` is `use_cpu: true` of a user's file.
+
+    Raises UsageError where the request contradicts itself or this machine.
+    """
+    if facts.cluster is Cluster.SLURM:
+        world = _on_slurm(spec, cpu_by_file=cpu_by_file)
+    else:
+        world = _on_this_machine(spec, facts, cpu_by_file=cpu_by_file)
+    check_sharing(world)
+    if world.device is Device.MPS and world.size > 1:
+        raise UsageError(
+            f"{world.size} ranks cannot share Apple's GPU",
+            hint="run one rank, or pass --device cpu",
+        )
+    return world
+
+
+def check_sharing(world: World) -> None:
+    """Refuse more ranks than GPUs. Raises UsageError."""
+    if world.device is Device.CUDA and 0 < world.gpus_per_node < world.procs_per_node:
+        raise UsageError(
+            f"{world.procs_per_node} ranks cannot share {world.gpus_per_node} GPUs of a node",
+            hint="NCCL wants a GPU for each rank: lower --nproc-per-node or raise --gpus-per-node",
+        )
+
+
+def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
+    if spec.gpu_ids is not None:
+        raise UsageError(
+            "--gpu-ids chooses among the GPUs of this machine; on a cluster Slurm chooses",
+            hint="pass --gpus-per-node, or --cluster local",
+        )
+    gpus = spec.gpus_per_node or 0
+    procs = spec.nproc_per_node or gpus or 1
+    device = spec.device
+    notes: tuple[str, ...] = ()
+    if device is Device.AUTO:
+        device = Device.CUDA if gpus and not cpu_by_file else Device.CPU
+        if not gpus:
+            notes = (f"no GPU was asked for: {_cpu_processes(procs)}",)
+    if device is Device.MPS:
+        raise UsageError("--device mps is Apple's GPU; nodes of a Slurm cluster have none")
+    if device is Device.CUDA and not gpus and not _gpus_come_otherwise(spec):
+        raise UsageError(
+            "--device cuda, but no GPU was asked for",
+            hint="pass --gpus-per-node COUNT (and --gpu-request none where the site adds them)",
+        )
+    return World(
+        nodes=spec.nodes, procs_per_node=procs, gpus_per_node=gpus, device=device, notes=notes
+    )
+
+
+def _gpus_come_otherwise(spec: JobSpec) -> bool:
+    return spec.gpu_request is GpuRequest.NONE or any(map(asks_for_gpus, spec.sbatch_args))
+
+
+def asks_for_gpus(sbatch_arg: str) -> bool:
+    """Say whether an option of sbatch requests GPUs.
+
+    >>> [asks_for_gpus(arg) for arg in ("--gres=gpu:2", "-G4", "--gpus-per-task=1", "--gres=nvme")]
+    [True, True, True, False]
+    """
+    name, _, value = sbatch_arg.partition("=")
+    if len(name) > 2 and "--gres".startswith(name):  # sbatch takes a beginning for the whole
+        return any(part.startswith("gpu") for part in value.split(","))
+    return name.startswith(("--gpus", "-G")) or name in ("--gp", "--gpu")
+
+
+def _cpu_processes(count: int) -> str:
+    return f"{count} CPU process{'' if count == 1 else 'es'} a node over gloo"
+
+
+def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
+    ids = _usable_gpus(spec, facts)
+    device = _local_device(spec, facts, has_gpus=bool(ids), cpu_by_file=cpu_by_file)
+    if device is Device.CUDA:
+        return _share_gpus(spec, ids)
+    procs = spec.nproc_per_node or spec.gpus_per_node or 1
+    notes: tuple[str, ...] = ()
+    if spec.device is Device.AUTO and device is Device.CPU and not cpu_by_file:
+        reason = "no GPU was asked for" if ids else "no GPU here"
+        notes = (f"{reason}: {_cpu_processes(procs)}",)
+    return World(
+        nodes=spec.nodes, procs_per_node=procs, gpus_per_node=0, device=device, notes=notes
+    )
+
+
+def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
+    if spec.gpu_ids is None:
+        return facts.local_gpus
+    ids = tuple(part.strip() for part in spec.gpu_ids.split(","))
+    if len(set(ids)) < len(ids) or "" in ids:
+        raise UsageError(
+            f"--gpu-ids {spec.gpu_ids!r} is not a list of different GPUs",
+            hint="write --gpu-ids 0,2",
+        )
+    if spec.device is Device.CPU:
+        raise UsageError("--gpu-ids names GPUs and --device cpu uses none", hint="drop one of them")
+    unknown = [gpu for gpu in ids if gpu not in facts.local_gpus]
+    if unknown:
+        here = ", ".join(facts.local_gpus) or "none"
+        raise UsageError(
+            f"GPU {', '.join(unknown)} is not on this machine",
+            hint=f"GPUs that may be used here: {here}",
+        )
+    return ids
+
+
+def _local_device(spec: JobSpec, facts: Facts, *, has_gpus: bool, cpu_by_file: bool) -> Device:
+    if spec.device is Device.CUDA and not has_gpus:
+        raise UsageError(
+            "--device cuda, but this machine has no GPU that may be used",
+            hint="pass --device cpu to run the same processes over gloo",
+        )
+    if spec.device is Device.MPS and facts.platform != "darwin":
+        raise UsageError(f"--device mps is Apple's GPU; this machine runs {facts.platform}")
+    if spec.device is not Device.AUTO:
+        return spec.device
+    if cpu_by_file or spec.gpus_per_node == 0:
+        return Device.CPU
+    if has_gpus:
+        return Device.CUDA
+    ranks = spec.nodes * (spec.nproc_per_node or spec.gpus_per_node or 1)
+    return Device.MPS if facts.platform == "darwin" and ranks == 1 else Device.CPU
+
+
+def _share_gpus(spec: JobSpec, ids: tuple[str, ...]) -> World:
+    """Deal the GPUs of this machine to its simulated nodes, in the order of `ids`."""
+    each = spec.gpus_per_node or spec.nproc_per_node or max(1, len(ids) // spec.nodes)
+    wanted = spec.nodes * each
+    if wanted > len(ids):
+        raise UsageError(
+            f"{spec.nodes} x {each} GPUs are {wanted}, and {len(ids)} may be used here",
+            hint="ask for fewer, or pass --device cpu to run the same processes over gloo",
+        )
+    return World(
+        nodes=spec.nodes,
+        procs_per_node=spec.nproc_per_node or each,
+        gpus_per_node=each,
+        device=Device.CUDA,
+        gpu_ids=ids[:wanted],
+    )

@@ -1,0 +1,1 @@
+"""The format of log lines, and the classes of error lines."""

@@ -1,0 +1,90 @@
+"""Who this agent is: its node, its rank among the nodes, its job; from Slurm or the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusterrun.errors import ClusterrunError
+from clusterrun.node.recovery.causes import NodeError, NodeExit
+from clusterrun.shared.hostlist import parse_hostlist
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """One node of one job; `nodes` is in rank order and `head_host` is where its first listens."""
+
+    job_id: str
+    node: str
+    node_rank: int
+    nodes: tuple[str, ...]
+    head_host: str
+    is_local: bool
+
+    @property
+    def is_head(self) -> bool:
+        """Say whether this node decides for all."""
+        return self.node_rank == 0
+
+
+def identity(env: Mapping[str, str], nodes: int) -> Identity:
+    """Read who this agent is; `nodes` is the plan's number.
+
+    Raises NodeError where the environment names no node, or another number of nodes: there is no
+    fallback to this host, since every node would then train alone.
+    """
+    if "CLUSTERRUN_LOCAL_NODE_RANK" in env:
+        return _local(env, nodes)
+    if "SLURM_JOB_ID" in env:
+        return _slurm(env, nodes)
+    raise NodeError(
+        NodeExit.RENDEZVOUS_FAILED,
+        "this is no task of a job: neither SLURM_JOB_ID nor CLUSTERRUN_LOCAL_NODE_RANK is set",
+    )
+
+
+def _local(env: Mapping[str, str], nodes: int) -> Identity:
+    rank = _number(env, "CLUSTERRUN_LOCAL_NODE_RANK")
+    return Identity(
+        job_id=env.get("CLUSTERRUN_LOCAL_JOB_ID", "L0"),
+        node=f"local{rank}",
+        node_rank=rank,
+        nodes=tuple(f"local{other}" for other in range(nodes)),
+        head_host=LOOPBACK,
+        is_local=True,
+    )
+
+
+def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
+    # Inside a step its own list counts: a step may run on fewer nodes than the job.
+    text = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
+    try:
+        hosts = tuple(parse_hostlist(text))
+    except ClusterrunError as error:
+        message = f"cannot read the node list {text!r}: {error.message}"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, message) from error
+    if len(hosts) != nodes:
+        message = f"Slurm gave {len(hosts)} nodes ({text}), the job was planned for {nodes}"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, message)
+    rank = _number(env, "SLURM_NODEID")
+    if rank >= nodes:
+        message = f"SLURM_NODEID is {rank}, but there are {nodes} nodes"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, message)
+    return Identity(
+        job_id=env["SLURM_JOB_ID"],
+        node=env.get("SLURMD_NODENAME") or hosts[rank],
+        node_rank=rank,
+        nodes=hosts,
+        head_host=hosts[0],
+        is_local=False,
+    )
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    text = env.get(name, "")
+    if not text.isdigit():
+        shown = repr(text) if text else "not set"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{name} is {shown}, not a number")
+    return int(text)

@@ -1,0 +1,1 @@
+"""The conductor: run a job from attempt to attempt."""

@@ -1,0 +1,1 @@
+"""Forward what ranks write in the spool to the run directory."""

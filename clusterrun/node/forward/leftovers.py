@@ -1,0 +1,85 @@
+"""Bring home what the ranks leave in the spool beside their output: a file a node for each kind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from clusterrun.node.forward.appended import AppendedFile
+from clusterrun.node.forward.spool import Spool
+from clusterrun.rundir.paths import RunPaths
+
+
+class Leftovers:
+    """Error files become JSON lines, NCCL's messages one text, the flight recorder's dumps a tar.
+
+    What is empty stays away: a thousand nodes of eight ranks make no eight thousand files.
+    """
+
+    def __init__(self, spool: Spool, paths: RunPaths, attempt: int, node: str) -> None:
+        self._spool = spool
+        self._errors = _Joined(paths.rank_errors(attempt, node))
+        self._nccl = _Joined(paths.nccl_log(attempt, node))
+        self._dumps = paths.flight_dumps(attempt, node)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether nothing that was read still waits for the disk."""
+        return not (self._errors.file.pending_bytes or self._nccl.file.pending_bytes)
+
+    def look(self) -> None:
+        """Take note of the files that are there by now."""
+        self._errors.found(self._spool.error_files())
+        self._nccl.found(self._spool.nccl_files())
+
+    def copy(self, *, is_last: bool) -> None:
+        """Copy what was added since the last time, in whole lines until no more can come."""
+        self._errors.copy(is_last=is_last)
+        self._nccl.copy(is_last=is_last)
+
+    def pack_dumps(self) -> bool:
+        """Pack the dumps, once no rank runs any more; return whether the disk took them."""
+        temporary = self._dumps.with_name(f".{self._dumps.name}.tmp")
+        try:
+            dumps = [path for path in self._spool.dumps() if path.stat().st_size]
+            if not dumps:
+                return True
+            temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
+                for path in dumps:
+                    archive.add(path, path.name.removeprefix("flight_"))  # as torch names them
+            temporary.rename(self._dumps)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the files."""
+        self._errors.file.close()
+        self._nccl.file.close()
+
+
+class _Joined:
+    """Files that grow, one behind the other in another file."""
+
+    def __init__(self, home: Path) -> None:
+        self.file = AppendedFile(home)
+        self._read: dict[Path, int] = {}
+
+    def found(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            self._read.setdefault(path, 0)
+
+    def copy(self, *, is_last: bool) -> None:
+        for path in () if self.file.pending_bytes else self._read:
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                file.seek(self._read[path])
+                data = file.read()
+                whole = data if is_last else data[: data.rfind(b"\n") + 1]
+                self.file.add(whole)
+                self._read[path] += len(whole)
+        self.file.flush()

@@ -1,0 +1,163 @@
+"""The side file of a node's log: its error lines, so that nobody need read the log for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from clusterrun.logformat.lines import (
+    OF_NO_RANK,
+    SIDE_TEXT_BYTES,
+    SideEntry,
+    Stream,
+    left_out_text,
+    line_head,
+    side_text,
+)
+from clusterrun.logformat.symptoms import Classifier, may_hold_errors
+from clusterrun.node.forward.appended import AppendedFile
+from clusterrun.node.forward.stamp import Piece, whole_characters
+
+FILE_BYTES = 200_000
+SEVERE_BYTES = 50_000  # of them, for severe lines alone
+SEVERE = frozenset({"traceback", "exception", "oom", "nccl", "cuda", "signal"})
+REPEATS = 20
+HEAD_BYTES = 64  # of a record, at most
+TELLING_S = 5
+_DIGITS = b"0123456789"
+
+
+class _Place(NamedTuple):
+    """When and by whom a line was written, and where in the log it stands."""
+
+    time_us: int
+    rank: str
+    stream: str
+    offset: int
+
+
+@dataclass(kw_only=True)
+class _Line:
+    """A line that belongs here: its kind, and how many bytes of it may still be taken."""
+
+    kind: str
+    room: int
+    is_open: bool = False  # what is here of it is marked as cut
+
+
+class SideFile:
+    """Error lines, and those of launcher and agent; bounded, and what is left out is counted."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = AppendedFile(path)
+        self._classifier = Classifier()
+        self._size = 0
+        self._times: dict[tuple[str, bytes], int] = {}
+        self._begun: dict[tuple[str, str], _Line] = {}  # lines that belong here, without end yet
+        self._reserved = 0  # how many of them have to get one here
+        self._left_out = self._told = 0
+        self._told_us = 0
+
+    def add(self, piece: Piece, time_us: int, rank: str, stream: str, offset: int) -> None:
+        """Take those lines that belong here; `offset` is the place of the first in the log."""
+        source = (rank, stream)
+        goes_on = source in self._begun or self._classifier.is_in_traceback(source)
+        if rank != "-" and not goes_on and not may_hold_errors(piece.text):
+            return
+        head_bytes = len(line_head(time_us, rank, stream))
+        lines = [piece.text] if piece.is_cut else piece.text.split(b"\n")[:-1]
+        for text in lines:
+            line = self._begun.pop(source, None) or self._begin(source, text)
+            if line is not None:
+                self._go_on(line, _Place(time_us, *source, offset), text, is_cut=piece.is_cut)
+            offset += head_bytes + len(text) + 1
+
+    def _begin(self, source: tuple[str, str], text: bytes) -> _Line | None:
+        """Look at a line, or at its beginning, and decide whether it is taken."""
+        rank, stream = source
+        kind = "" if stream == "a" else self._classifier.classify(source, text)
+        if not kind and rank != "-":
+            return None
+        is_taken = self._has_room(rank, kind, text[:SIDE_TEXT_BYTES])
+        return _Line(kind=kind, room=SIDE_TEXT_BYTES if is_taken else 0)
+
+    def _go_on(self, line: _Line, place: _Place, text: bytes, *, is_cut: bool) -> None:
+        """Take more of a line; its last record says that it ends, so that none is joined to it."""
+        if line.room:
+            is_end = not is_cut or len(text) >= line.room
+            has_more = len(text) > line.room or (is_cut and is_end)
+            if len(text) > line.room:
+                text = text[: whole_characters(text, line.room)]
+            if not self._fits(line.kind, len(text)):
+                text, is_end, has_more = b"", True, True
+            line.room = 0 if is_end else line.room - len(text)
+            self._write(place, line.kind, text, is_cut=not is_end, has_more=has_more)
+            self._reserved += (line.room > 0) - line.is_open
+            line.is_open = line.room > 0
+        if is_cut:
+            self._begun[place.rank, place.stream] = line
+
+    def _has_room(self, rank: str, kind: str, text: bytes) -> bool:
+        """Return whether a new line is taken; if not, count it."""
+        key = (rank, text.translate(None, _DIGITS))
+        times = self._times.get(key, 0)
+        if times >= REPEATS or not self._fits(kind, len(text)):
+            self._left_out += 1
+            return False
+        self._times[key] = times + 1
+        return True
+
+    def _fits(self, kind: str, text_bytes: int) -> bool:
+        """Return whether there is room, including for the ends of unfinished lines."""
+        room = FILE_BYTES - (0 if kind in SEVERE else SEVERE_BYTES)
+        ends = (self._reserved + 1) * HEAD_BYTES
+        return self._size + HEAD_BYTES + text_bytes + ends <= room
+
+    def _write(
+        self,
+        place: _Place,
+        kind: str,
+        text: bytes,
+        *,
+        is_cut: bool = False,
+        has_more: bool = False,
+    ) -> None:
+        stream = place.stream.upper() if is_cut else place.stream
+        head = line_head(place.time_us, place.rank, stream)
+        line = head + side_text(SideEntry(kind, has_more, place.offset, text)) + b"\n"
+        self._size += len(line)
+        self.file.add(line)
+
+    def add_gap(self, time_us: int, rank: str, stream: str, text: bytes, offset: int) -> None:
+        """Take the record of bytes that were lost, as one of a rank's lines; a cut line ends."""
+        line = self._begun.pop((rank, stream), None)
+        if line is not None:
+            self._reserved -= line.is_open
+        if self._has_room(rank, "", text):
+            self._write(_Place(time_us, rank, Stream.GAP.value, offset), "", text)
+        elif line is not None and line.is_open:
+            self._write(_Place(time_us, rank, stream, offset), line.kind, b"")
+
+    def add_end(self, time_us: int, text: bytes, offset: int) -> None:
+        """Take the last record, behind the last word on what was left out."""
+        self._tell(time_us, offset)
+        self._add_record(Stream.END, time_us, text, offset)
+
+    def tell(self, time_us: int, offset: int) -> None:
+        """Record how many lines were left out, if that is news.
+
+        Only after a tenth more, so that these records stay few even in a month.
+        """
+        is_time = time_us - self._told_us >= TELLING_S * 1_000_000
+        if is_time and self._left_out * 10 >= self._told * 11:
+            self._tell(time_us, offset)
+
+    def _tell(self, time_us: int, offset: int) -> None:
+        if self._left_out > self._told:
+            self._add_record(Stream.GAP, time_us, left_out_text(self._left_out), offset)
+            self._told, self._told_us = self._left_out, time_us
+
+    def _add_record(self, stream: Stream, time_us: int, text: bytes, offset: int) -> None:
+        head = line_head(time_us, OF_NO_RANK, stream.value)
+        self.file.add(head + side_text(SideEntry("", False, offset, text)) + b"\n")

@@ -1,0 +1,223 @@
+"""The node-local directory in which the ranks leave output, events and errors for the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun.node.agent.processes import is_running
+from clusterrun.node.forward.holes import ReadSpace
+
+NCCL, FLIGHT = "nccl", "flight"  # how the names of their files begin
+KEPT_S = 7 * 86400
+EVENT_BYTES = 1 << 20  # of events that were read, before their space is given back
+_NAME = re.compile(r"clusterrun-([0-9a-f]{8})-(\d+)-.+-[^-]+\Z")
+_KEPT = "clusterrun-kept-"
+_OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
+_EVENTS = re.compile(r"rank_(\d+)\.events\Z")
+_LOCK = re.compile(r"rank_(\d+)\.lock\Z")
+_ERROR = re.compile(r"rank_(\d+)\.error\.json\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """One file that grows: `rank` is `-` for the launcher; `stream` is o, e or l."""
+
+    path: Path
+    rank: str
+    stream: str
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        if self.stream == "l":
+            return "the launcher"
+        return f"rank {self.rank} {'stdout' if self.stream == 'o' else 'stderr'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spool:
+    """The names of everything in the spool."""
+
+    root: Path
+
+    @property
+    def launcher_output(self) -> Path:
+        """The launcher's own fd 1 and 2."""
+        return self.root / "launcher.out"
+
+    @property
+    def failures(self) -> Path:
+        """The launcher's verdict."""
+        return self.root / "failures.json"
+
+    @property
+    def launcher_dir(self) -> Path:
+        """What the launcher writes for itself."""
+        return self.root / "launcher"
+
+    @property
+    def control(self) -> Path:
+        """The page that agent and ranks share (control.py)."""
+        return self.root / "control"
+
+    def stacks(self, rank: int) -> Path:
+        """Where a rank writes its stacks."""
+        return self.root / f"rank_{rank}.stacks"
+
+    def outputs(self) -> list[Output]:
+        """List the files of output that exist by now."""
+        found = [
+            Output(path=self.root / name, rank=match[1], stream=match[2][0])
+            for name in self._names()
+            if (match := _OUTPUT.match(name))
+        ]
+        if self.launcher_output.exists():
+            found.append(Output(path=self.launcher_output, rank="-", stream="l"))
+        return found
+
+    def event_files(self) -> dict[int, Path]:
+        """Map each rank that has said something to its file of events."""
+        return self._by_rank(_EVENTS)
+
+    def error_files(self) -> list[Path]:
+        """List the error files of the ranks that failed with words."""
+        return list(self._by_rank(_ERROR).values())
+
+    def nccl_files(self) -> list[Path]:
+        """List what NCCL has opened for its messages, a file a process."""
+        return [self.root / name for name in self._names() if name.startswith(f"{NCCL}.")]
+
+    def dumps(self) -> list[Path]:
+        """List the dumps of the flight recorder."""
+        return [self.root / name for name in self._names() if name.startswith(f"{FLIGHT}_")]
+
+    def _by_rank(self, pattern: re.Pattern[str]) -> dict[int, Path]:
+        matches = ((name, pattern.match(name)) for name in self._names())
+        return {int(match[1]): self.root / name for name, match in matches if match}
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root))
+        except OSError:  # gone, or no descriptor is left: the next look may see more
+            return []
+
+    def locks(self) -> dict[int, Path]:
+        """Map each rank that compiles an extension, or died over it, to the lock that it holds."""
+        found = {}
+        for number, word in self._by_rank(_LOCK).items():
+            with contextlib.suppress(OSError):
+                found[number] = Path(os.fsdecode(word.read_bytes()))
+        return found
+
+    def unlock(self) -> list[str]:
+        """Remove the locks that ranks left behind which run no more; say which."""
+        said = []
+        for number, lock in self.locks().items():
+            with contextlib.suppress(OSError):
+                lock.unlink()
+                said.append(f"rank {number} died over a build: its lock {lock} was removed")
+        return said
+
+    def remove(self) -> None:
+        """Remove the spool with all that is in it."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def keep(self) -> Path:
+        """Keep the spool for a week under a name that no later agent takes for abandoned."""
+        kept = self.root.with_name(_KEPT + self.root.name.removeprefix("clusterrun-"))
+        with contextlib.suppress(OSError):
+            return self.root.rename(kept)
+        return self.root
+
+
+def create_spool(job_id: str, attempt: int, node_rank: int) -> Spool:
+    """Make a spool that only this user can read, and clear those whose agents were killed."""
+    base = Path(tempfile.gettempdir())
+    _clear_abandoned(base)
+    prefix = f"clusterrun-{_pid_space()}-{os.getpid()}-{job_id}.{attempt}.{node_rank}-"
+    return Spool(root=Path(tempfile.mkdtemp(prefix=prefix, dir=base)))
+
+
+def _clear_abandoned(base: Path) -> None:
+    here = _pid_space()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(base):
+            if entry.name.startswith(_KEPT):
+                _clear_old(entry)
+                continue
+            match = _NAME.match(entry.name)
+            is_ours = match is not None and match[1] == here and _is_mine(entry)
+            if match and is_ours and not is_running(int(match[2])):
+                abandoned = Spool(root=Path(entry.path))
+                abandoned.unlock()
+                abandoned.remove()
+
+
+def _clear_old(entry: os.DirEntry[str]) -> None:
+    if _is_mine(entry) and time.time() - entry.stat().st_mtime > KEPT_S:
+        Spool(root=Path(entry.path)).remove()
+
+
+def _pid_space() -> str:
+    """Name the table of processes that a pid of ours is in: this start of the host, and container.
+
+    TMPDIR may be shared by nodes, and /tmp by containers.
+    """
+    place = socket.gethostname()
+    with contextlib.suppress(OSError):
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        place = f"{boot_id}:{os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{zlib.crc32(place.encode()):08x}"
+
+
+def _is_mine(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):
+        return entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.getuid()
+    return False
+
+
+class EventReader:
+    """Read whole lines of a file of events as they come; each event has a time and a type."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._space = ReadSpace(EVENT_BYTES)
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the events since the last call; a line that is no event is passed over."""
+        try:
+            with open(self._path, "r+b") as file:
+                file.seek(self._offset)
+                data = file.read()
+                whole = data[: data.rfind(b"\n") + 1]
+                self._offset += len(whole)
+                self._space.give_back(file.fileno(), self._offset)
+        except OSError:
+            return
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    yield {**event, "ts": _time(event.get("ts")), "type": str(event.get("type"))}
+
+
+def _time(value: object) -> float:
+    """Return an event's time, the present one if a script has given it another kind of value."""
+    with contextlib.suppress(OverflowError):
+        if isinstance(value, (int, float)) and math.isfinite(float(value)):
+            return float(value)
+    return time.time()

@@ -1,0 +1,65 @@
+"""Split what a stream wrote into pieces, and stamp their lines, whole blocks at a time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from clusterrun.logformat.lines import LINE_BYTES, line_head
+
+
+class Piece(NamedTuple):
+    """Whole lines with their newlines or, where `is_cut`, the beginning of one line without."""
+
+    text: bytes
+    is_cut: bool
+
+
+def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
+    """Split the bytes of one stream; what follows the last newline is left out until it is long.
+
+    `with_rest` takes it too, but for the beginning of a character. The pieces are `data` in order.
+    """
+    pieces: list[Piece] = []
+    start = run = 0  # of the line that is looked at, of the whole lines before it
+    while (end := _line_end(data, start)) > start:
+        if data[end - 1 : end] != b"\n":
+            pieces += [Piece(data[run:start], is_cut=False)] if run < start else []
+            pieces.append(Piece(data[start:end], is_cut=True))
+            run = end
+        start = end
+    if run < start:
+        pieces.append(Piece(data[run:start], is_cut=False))
+    rest = data[start : whole_characters(data, len(data))] if with_rest else b""
+    return [*pieces, Piece(rest, is_cut=True)] if rest else pieces
+
+
+def _line_end(data: bytes, start: int) -> int:
+    """Find an end of a line so far behind `start` that no line before it can be too long.
+
+    That is the last newline that is near enough, so that short lines cost nothing each. Without
+    one the line is cut; `start` where its end is not in sight and it is not too long yet.
+    """
+    newline = data.rfind(b"\n", start, start + LINE_BYTES + 1)
+    if newline >= 0:
+        return newline + 1
+    if len(data) - start <= LINE_BYTES:
+        return start
+    return whole_characters(data, start + LINE_BYTES)
+
+
+def whole_characters(data: bytes, end: int) -> int:
+    """Go back from `end` to where no UTF-8 character is split, if it is UTF-8 at all."""
+    for back in range(1, min(4, end + 1)):
+        byte = data[end - back]
+        if byte & 0xC0 != 0x80:
+            length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return end - back if length > back else end
+    return end
+
+
+def stamp(piece: Piece, time_us: int, rank: str, stream: str) -> bytes:
+    """Return the lines of a piece with their heads."""
+    if piece.is_cut:
+        return line_head(time_us, rank, stream.upper()) + piece.text + b"\n"
+    head = line_head(time_us, rank, stream)
+    return (head + piece.text.replace(b"\n", b"\n" + head))[: -len(head)]

@@ -1,0 +1,1 @@
+"""The link between the agents of one attempt."""

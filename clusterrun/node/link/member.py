@@ -1,0 +1,275 @@
+"""The other nodes' end of the link: find the head, tell it what fails, stop when it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from clusterrun.node.agent.identity import Identity
+from clusterrun.node.agent.report import Agreement, Report
+from clusterrun.node.agent.shared_disk import SharedDisk
+from clusterrun.node.agent.tasks import Tasks, guarded
+from clusterrun.node.link.clock import Clock, Comparison, Offset
+from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, Decision
+from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
+from clusterrun.node.link.questions import Answerer, answer
+from clusterrun.node.recovery import reach
+from clusterrun.node.recovery.causes import Ending, Failure, NodeError, NodeExit, lost_node
+
+RETRY_S = 0.1
+RETRY_MOST_S = 2.0
+PATIENCE_S = 0.2  # with a port that is silent, before the next is tried beside it
+BUSY_S = 0.005  # the same for each node at which a head may be busy
+HEAD_DECIDES_S = 5.0
+ALIVE_S = 15.0  # between two questions whether the head is alive
+UNANSWERED = 20  # of them, until a head is given up that Slurm or a debugger may have halted
+
+
+class Member:
+    """A node that is not the head."""
+
+    def __init__(
+        self,
+        who: Identity,
+        realm: Realm,
+        ports: Sequence[int],
+        timeout_s: float,
+        interface_of: Callable[[str], str],
+        clock: Clock,
+        compared: Callable[[Offset], None],
+        answerers: Mapping[str, Answerer],
+        disk: SharedDisk,
+    ) -> None:
+        self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
+        self._timeout_s, self._interface_of = timeout_s, interface_of
+        self._clock, self._compared = clock, compared
+        self._answerers = answerers
+        self._tasks = Tasks()
+        self._comparison = Comparison(clock)
+        self._channel: Channel | None = None
+        self._decision = Decision()
+        self._closed = asyncio.Event()
+        self._is_done = False
+        self._is_alone = False
+        self._host = who.head_host
+        self._unanswered = 0
+        self._last = "it does not answer"
+        self._patience_s = PATIENCE_S + BUSY_S * len(who.nodes)
+
+    async def meet(self, report: Report) -> Agreement:
+        """Join the head and wait for its welcome."""
+        joining = self._join(report, time.monotonic() + self._timeout_s)
+        channel = await guarded(joining, self._realm.watch(self._disk, RETRY_MOST_S))
+        self._channel = channel
+        # From here on the head, which may have started later, says when the time is up.
+        self._ping(channel)
+        message = await guarded(self._welcome(channel), self._give_up(channel))
+        if message.get("type") != "welcome":
+            code = int(message.get("code", NodeExit.RENDEZVOUS_FAILED))
+            reason = str(message.get("reason", "the head sent no welcome"))
+            raise NodeError(code, reason, is_told=True)
+        self._tasks.start(self._listen(channel))
+        self._tasks.start(self._watch_head(channel))
+        return Agreement(
+            address=channel.peer_address,
+            port=int(message["port"]),
+            interface=self._interface_of(channel.own_address),
+            precision=str(message["precision"]),
+        )
+
+    async def _welcome(self, channel: Channel) -> dict[str, Any]:
+        while message := await channel.receive():
+            self._unanswered = 0
+            if message.get("type") in ("welcome", "stop"):
+                return message
+            self._pong(channel, message)
+        raise self._lost("left before the launch")
+
+    def _lost(self, how: str) -> NodeError:
+        text = f"{self._who.node}: the head {self._who.nodes[0]} {how}"
+        return NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+
+    async def _give_up(self, channel: Channel) -> None:
+        raise self._lost(await self._silence(channel))
+
+    async def _watch_head(self, channel: Channel) -> None:
+        self._head_is_lost(f"its agent {await self._silence(channel)}")
+
+    async def _silence(self, channel: Channel) -> str:
+        """Wait until the head gives no sign of life; its host may still answer for it.
+
+        Questions are counted, not seconds: Slurm may suspend a job for hours.
+        """
+        while self._unanswered < UNANSWERED:
+            channel.send("alive")
+            self._unanswered += 1
+            await asyncio.sleep(ALIVE_S)
+        return f"has not answered for {ALIVE_S * UNANSWERED:.0f} s"
+
+    def _head_is_lost(self, text: str) -> None:
+        self._decision.make(Ending.of(lost_node(self._who.nodes[0], text)))
+        self._closed.set()
+
+    async def _join(self, report: Report, deadline: float) -> Channel:
+        """Knock at one port after the other; one that is silent is tried on beside the next.
+
+        What listens there may be no agent, or a head that is busy with many nodes.
+        """
+        self._host = await self._disk.do(partial(reach.known_address, self._who.head_host))
+        knocks: dict[int, asyncio.Task[Channel | None]] = {}
+        pause_s = RETRY_S
+        try:
+            while time.monotonic() < deadline:
+                for port in self._ports:
+                    if port not in knocks:
+                        knocks[port] = asyncio.ensure_future(self._enter(port, report))
+                        knocks[port].add_done_callback(_pass_over)
+                    left_s = deadline - time.monotonic()
+                    if channel := await self._answered(knocks, min(self._patience_s, left_s)):
+                        return channel
+                if channel := await self._answered(knocks, pause_s):
+                    return channel
+                pause_s = min(2 * pause_s, RETRY_MOST_S)
+        finally:
+            for knock in knocks.values():
+                knock.cancel()
+        head = self._who.nodes[0]
+        text = f"{self._who.node}: cannot reach the head {head} in {self._timeout_s:.0f} s"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}: {self._last}")
+
+    async def _answered(
+        self, knocks: dict[int, asyncio.Task[Channel | None]], timeout_s: float
+    ) -> Channel | None:
+        """Wait for the first answer, and forget the knocks that were in vain."""
+        if not knocks:
+            await asyncio.sleep(timeout_s)
+            return None
+        await asyncio.wait(knocks.values(), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for port in [port for port, knock in knocks.items() if knock.done()]:
+            try:
+                if channel := knocks.pop(port).result():
+                    return channel
+            except Exception as error:  # noqa: BLE001 - what a stranger answers must not end us
+                self._last = str(error)
+        return None
+
+    async def _enter(self, port: int, report: Report) -> Channel | None:
+        channel = await self._connect(port)
+        is_admitted = False
+        try:
+            is_admitted = await self._is_admitted(channel, report)
+        finally:
+            if not is_admitted:
+                await channel.close()
+        return channel if is_admitted else None
+
+    async def _connect(self, port: int) -> Channel:
+        opening = asyncio.open_connection(self._host, port, limit=STRANGER_BYTES)
+        try:
+            return Channel(*await asyncio.wait_for(opening, ANSWER_S))
+        except asyncio.TimeoutError as error:
+            raise TimeoutError(f"no answer on port {port}") from error
+
+    async def _is_admitted(self, channel: Channel, report: Report) -> bool:
+        """Prove to the head who we are, and have it prove the same; else it is another job's."""
+        challenge = await channel.receive(ANSWER_S)
+        if challenge is None or not self._realm.is_named_in(challenge):
+            return False
+        try:
+            secret = await self._disk.do(self._realm.read_secret)
+        except OSError:
+            return False
+        ours, theirs, head_end = nonce(), nonce_in(challenge), channel.peer_end
+        channel.send(
+            "hello",
+            nonce=ours,
+            proof=proof(secret, "member", theirs, ours, head_end),
+            report=report.to_data(),
+            **self._realm.label,
+        )
+        answer = await channel.receive(ANSWER_S)
+        given = answer.get("proof") if answer else None
+        is_head = is_proof(given, secret, "head", ours, head_end)
+        if is_head:
+            channel.trust()
+        return is_head
+
+    async def _listen(self, channel: Channel) -> None:
+        while (message := await channel.receive()) is not None:
+            self._unanswered = 0
+            if message.get("type") == "pong":
+                self._pong(channel, message)
+            elif message.get("type") == "ask":
+                self._tasks.start(answer(message, self._answerers, channel.send))
+            elif message.get("type") == "stop":
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    self._decision.make(Ending.from_data(message))
+        self._head_is_lost("its agent is gone: the connection to it closed")
+
+    def _ping(self, channel: Channel) -> None:
+        self._comparison.ping()
+        channel.send("ping")
+
+    def _pong(self, channel: Channel, message: Mapping[str, Any]) -> None:
+        """Compare the clocks while the nodes meet, and go on with it after the welcome."""
+        head_us = message.get("clock_us")
+        if not isinstance(head_us, int):
+            return
+        offset = self._comparison.pong(head_us)
+        if offset is None:
+            self._ping(channel)
+        elif offset.is_certain:
+            self._clock.offset_us = offset.offset_us
+            self._compared(offset)
+
+    @property
+    def decided_alone(self) -> bool:
+        """Say whether the head did not answer, so that this node decided how it ends."""
+        return self._is_alone
+
+    def report_failure(self, failure: Failure) -> None:
+        """Tell the head, in its time; decide alone where it does not answer."""
+        failure = dataclasses.replace(failure, at=self._clock.corrected_s(failure.at))
+        if self._channel is not None:
+            self._channel.send("failed", **failure.to_data())
+        loop = asyncio.get_running_loop()
+        loop.call_later(HEAD_DECIDES_S, self._decide_alone, Ending.of(failure))
+
+    def _decide_alone(self, ending: Ending) -> None:
+        self._is_alone |= not self._decision.is_made
+        self._decision.make(ending)
+
+    def report_done(self) -> None:
+        """Tell the head that nothing of this node runs any more."""
+        if self._channel is not None and not self._is_done:
+            self._is_done = True
+            self._channel.send("done")
+
+    def interrupt(self) -> None:
+        """Tell the head that this node's agent was asked to end."""
+        if self._channel is not None:
+            self._channel.send("interrupt")
+
+    async def ending(self) -> Ending:
+        """Wait for the head's decision."""
+        return await self._decision.wait()
+
+    async def leave(self) -> None:
+        """Say that nothing runs here any more, and wait for the head to let all nodes go."""
+        self.report_done()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), LEAVE_S)
+        self._tasks.cancel()
+        if self._channel is not None:
+            await self._channel.close()
+
+
+def _pass_over(knock: asyncio.Task[Channel | None]) -> None:
+    """Look at how a knock ended, for one that nobody waits for any more."""
+    if not knock.cancelled():
+        knock.exception()

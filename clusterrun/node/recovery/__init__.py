@@ -1,0 +1,1 @@
+"""How an attempt ended, and what follows it."""

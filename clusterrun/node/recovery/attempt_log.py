@@ -1,0 +1,112 @@
+"""What the agents leave of an attempt for those who decide what comes next."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from clusterrun.node.agent.preparation import Attempt
+from clusterrun.node.recovery.causes import Ending, NodeError, NodeExit
+from clusterrun.node.recovery.conclude import past
+from clusterrun.node.recovery.rules import LOSSES
+from clusterrun.rundir.outcome import Cause, Next, Outcome, write_outcome
+from clusterrun.shared import files
+
+
+class Account:
+    """Keep how far the training came; rank 0, which says so, is on the head's node."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._started_at = time.time()
+        self._step: int | None = None
+        self.checkpoint: int | None = None
+        self.is_through = False
+
+    def open(self) -> None:
+        """Say where the head's agent can be signalled, and recall what was saved before."""
+        before = past(self._attempt.paths, self._attempt.number)
+        if before:
+            self._mend(before[-1])
+        self.checkpoint = max(
+            (o.checkpoint for o in before if o.checkpoint is not None), default=None
+        )
+        vanished = [outcome for outcome in before[-LOSSES:] if outcome.cause is Cause.VANISHED]
+        if len(vanished) == LOSSES:
+            text = f"{LOSSES} attempts in a row left no word: each took the batch host with it"
+            raise NodeError(NodeExit.NODE_LOST, text)
+        with contextlib.suppress(OSError):
+            files.create(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
+
+    def _mend(self, last: Outcome) -> None:
+        """Say what came next of an attempt that Slurm ended only to start the job again."""
+        is_same_job = last.job_id == self._attempt.who.job_id
+        was_cancelled = last.cause is Cause.CANCELLED and last.next is Next.STOP
+        is_requeued = is_same_job and (was_cancelled or last.next is Next.SUCCESSOR)
+        is_undecided = last.code != 0 and not last.why
+        if is_undecided or is_requeued:
+            why = last.why if last.next is Next.SUCCESSOR else "Slurm started the job again"
+            with contextlib.suppress(OSError):
+                mended = dataclasses.replace(last, next=Next.REQUEUE, why=why)
+                write_outcome(self._attempt.paths, mended)
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take note of a step or a checkpoint, and of where the attempt went on from."""
+        step = event.get("step")
+        if not isinstance(step, int):
+            return
+        if event.get("type") == "step":
+            self._step = step
+            self.is_through = step == event.get("total")
+        elif event.get("type") == "checkpoint":
+            if self._step is not None:  # steps are told once a second
+                self._step = max(step, self._step)
+            self.checkpoint = max(step, self.checkpoint or 0)
+        elif event.get("type") == "resumed":
+            with contextlib.suppress(OSError):  # it may have asked before
+                files.create(self._attempt.paths.resumed(self._attempt.number), f"{step}\n")
+
+    def close(self, ending: Ending) -> None:
+        """Leave exit status and outcome: the head's word, or of those who have lost it the first.
+
+        srun's own status is that of the task that it killed last, which says less.
+        """
+        paths, number = self._attempt.paths, self._attempt.number
+        outcome = self._outcome(ending)
+        with contextlib.suppress(OSError):
+            files.create(paths.verdict(number), f"{ending.code}\n")
+        if self._attempt.who.is_head:
+            with contextlib.suppress(OSError, ValueError):  # another node may be writing it
+                code = int(paths.verdict(number).read_text(encoding="ascii"))
+                outcome = dataclasses.replace(outcome, code=code)
+            with contextlib.suppress(OSError):
+                write_outcome(paths, outcome)
+        else:
+            with contextlib.suppress(OSError):  # FileExistsError: the head's word, or another's
+                files.create(paths.outcome(number), outcome.to_json())
+
+    def _outcome(self, ending: Ending) -> Outcome:
+        who, failure = self._attempt.who, ending.failure
+        return Outcome(
+            attempt=self._attempt.number,
+            job_id=who.job_id,
+            started_at=self._started_at,
+            ended_at=time.time(),
+            nodes=who.nodes,
+            code=ending.code,
+            cause=ending.cause,
+            reason=ending.reason,
+            interruption=ending.interruption,
+            node=failure.node if failure else None,
+            rank=failure.rank if failure else None,
+            where=(failure.where or None) if failure else None,
+            signal=failure.signal if failure else 0,
+            message=failure.message if failure else "",
+            alike=ending.alike,
+            step=self._step,
+            checkpoint=self.checkpoint,
+        )

@@ -1,0 +1,106 @@
+"""Go on with a run whose head's node is lost: its batch script, which would do so, is lost with it.
+
+Slurm requeues such a job once it has given the node up, minutes later; a job that may lose nodes
+(--no-kill) it keeps, with nobody in it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from clusterrun.errors import ClusterrunError, NodeExit
+from clusterrun.node.agent.preparation import Attempt
+from clusterrun.node.recovery.conclude import conclude
+from clusterrun.node.recovery.reach import unreachable
+from clusterrun.node.recovery.rules import Decision
+from clusterrun.rundir.claims import claim
+from clusterrun.rundir.end import write_end
+from clusterrun.rundir.outcome import Next
+from clusterrun.rundir.request import Reason
+from clusterrun.shared import shell
+from clusterrun.shared.hostlist import parse_hostlist
+from clusterrun.shared.state import JobState
+
+HEIRS = 3  # nodes after the head's: more are hardly lost at once, and each would ask Slurm
+SUBMIT_S = 60.0
+LOST = int(NodeExit.NODE_LOST)
+ENDING = (Reason.CANCEL.value, Reason.END.value)
+
+
+def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
+    """Do, as the next node that is left, what the batch script would: submit what follows, or end.
+
+    This job, in which nobody could start anything, is cancelled then. Where no job may be submitted
+    from here, one that Slurm keeps is requeued. `say` writes into this node's log.
+    """
+    try:
+        if not _is_orphaned(attempt) or not claim(attempt.paths, attempt.number, attempt.who.node):
+            return  # somebody ends the run, or its conductor is alive out there
+        decision = _decision(attempt)
+    except (ClusterrunError, OSError, ValueError) as error:
+        say(f"what follows cannot be decided here: {error}")
+        return
+    say(f"attempt {attempt.number}: {decision.next.value}: {decision.why}")
+    try:
+        if decision.next is Next.STOP:
+            code = 0 if decision.state is JobState.COMPLETED else LOST
+            write_end(attempt.paths, decision.state, code)
+        else:
+            say(f"job {_successor(attempt, decision)} goes on with the run")
+    except (ClusterrunError, OSError) as error:
+        attempt.paths.followed(attempt.number).unlink(missing_ok=True)
+        say(f"that cannot be done from here: {error}")
+        if decision.next is not Next.STOP and attempt.plan.spare_nodes:
+            _scheduler(say, "scontrol", "requeue", attempt.who.job_id)
+    else:
+        _scheduler(say, "scancel", attempt.who.job_id)
+
+
+def _is_orphaned(attempt: Attempt) -> bool:
+    """Say whether all nodes before this one are lost, and nobody ends the run or goes on with it.
+
+    Once a first node was lost and left out, the batch script is not on the head's any more.
+    """
+    who = attempt.who
+    if not 0 < who.node_rank <= HEIRS:
+        return False
+    is_batch_host = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))[:1] == [who.nodes[0]]
+    has_gone_on = attempt.paths.newest_attempt() > attempt.number
+    if not is_batch_host or has_gone_on or _is_ended(attempt):
+        return False
+    before = who.nodes[: who.node_rank]
+    return unreachable(who.nodes[: who.node_rank + 1]) == before
+
+
+def _is_ended(attempt: Attempt) -> bool:
+    try:
+        return attempt.paths.request(attempt.number).read_text().strip() in ENDING
+    except FileNotFoundError:
+        return False
+
+
+def _decision(attempt: Attempt) -> Decision:
+    env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # without its script the job's nodes are no use
+    return conclude(attempt.paths.root, attempt.number, LOST, env)
+
+
+def _successor(attempt: Attempt, decision: Decision) -> str:
+    argv = [sys.executable, "-m", "clusterrun.backends.slurm.successor", str(attempt.paths.root)]
+    # Not from the working directory: the user's modules may have the names of ours.
+    cwd = attempt.paths.root
+    done = shell.run([*argv, ",".join(decision.exclude)], timeout_s=SUBMIT_S, cwd=cwd)
+    if done.rc:
+        raise ClusterrunError(" ".join(done.stderr.split()) or f"status {done.rc}")
+    return done.stdout.strip()
+
+
+def _scheduler(say: Callable[[str], None], *argv: str) -> None:
+    try:
+        done = shell.run(argv)
+        refusal = " ".join(done.stderr.split()) if done.rc else ""
+    except ClusterrunError as error:
+        refusal = str(error)
+    if refusal:
+        say(f"{' '.join(argv)}: {refusal}")

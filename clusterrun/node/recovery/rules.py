@@ -1,0 +1,221 @@
+"""Decide what follows an attempt that did not end well, on Slurm as on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from clusterrun.config.spec import Cluster, OnInterrupt
+from clusterrun.errors import NodeExit
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
+from clusterrun.shared.state import JobState
+from clusterrun.shared.wording import count
+
+FRUITLESS = 2  # attempts that may die one after the other without a new checkpoint
+LOSSES = 5  # the same, those that lost a node included, or that only made up for lost checkpoints
+PREEMPTIONS = 20  # the same, of preemptions: whoever sends SIGTERM may be taken for Slurm
+MEETINGS = 2  # tries to bring the nodes together
+
+# What another try would only repeat.
+_LASTING = {
+    **dict.fromkeys(
+        (Cause.WORLD, Cause.WORLD_ELSEWHERE),
+        "the ranks did not become one world; another try would not either",
+    ),
+    Cause.NODE_UNFIT: "a node is unfit, as another try would find too",
+}
+_LOST = (Cause.NODE_LOST, Cause.VANISHED)
+# What may be the first sign of a lost node.
+_LOSS_SIGNS = (
+    *_LOST,
+    Cause.LAUNCHER,
+    Cause.HUNG,
+    Cause.HALTED,
+    Cause.RENDEZVOUS,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What comes next, why, which nodes are left out of it, and how a job that ends here ends."""
+
+    next: Next
+    why: str
+    exclude: tuple[str, ...] = ()
+    state: JobState = JobState.FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What the decision stands on besides the attempts.
+
+    `saved_before` is the newest checkpoint from before these attempts, -1 without one; `savers` are
+    the attempts that saved steps of their own, be it that later ones had been saved and were lost;
+    `allocated` are the nodes that the job was given, `is_ending` says that Slurm is about to take
+    them; `unreachable` names those of some nodes that give no sign of life.
+    """
+
+    plan: Plan
+    saved_before: int = -1
+    savers: frozenset[int] = frozenset()
+    allocated: tuple[str, ...]
+    is_ending: bool = False
+    unreachable: Callable[[Sequence[str]], tuple[str, ...]]
+
+
+def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
+    """Decide what follows the newest of a run's attempts, the oldest first; there must be one."""
+    newest = history[-1]
+    if newest.code == 0:
+        return _stop("complete")
+    if newest.cause is Cause.CANCELLED:
+        return _stop("cancelled")
+    if newest.cause is Cause.INTERRUPTED:
+        return _after_interruption(history, ground)
+    if newest.cause in _LASTING:
+        return _stop(_LASTING[newest.cause])
+    if ground.plan.cluster is Cluster.SLURM and _never_started(history):
+        return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
+    lost = _lost(newest, ground)
+    reason = _futile(history, ground, is_lost=bool(lost))
+    if reason:  # a person who resumes may want to know which nodes are bad
+        return _stop(reason, (*newest.exclude, *lost))
+    return _again(newest, ground, lost)
+
+
+def _never_started(history: Sequence[Outcome]) -> bool:
+    """Say whether a relaunch failed before any agent ran: the nodes are still held."""
+    is_relaunch = len(history) > 1 and history[-2].next is Next.RELAUNCH
+    return is_relaunch and _is_unstarted(history[-1])
+
+
+def _is_unstarted(outcome: Outcome) -> bool:
+    """Say whether no agent came as far as to meet the others, as where Slurm refuses a step."""
+    return outcome.cause is Cause.LAUNCHER and not outcome.nodes
+
+
+def _stop(why: str, exclude: tuple[str, ...] = ()) -> Decision:
+    return Decision(next=Next.STOP, why=why, exclude=exclude)
+
+
+def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
+    newest = history[-1]
+    if newest.code == NodeExit.CANCELLED:
+        return _stop("cancelled")
+    if newest.interruption is Reason.PREEMPT:
+        if len(_unsaved(history, ground)) >= PREEMPTIONS:
+            return _stop(f"{PREEMPTIONS} attempts were ended without a new checkpoint")
+    elif len(_blamed(_fruitless(history, ground))) >= FRUITLESS:
+        return _stop(f"{FRUITLESS} attempts ended without a new checkpoint, the last at its limit")
+    return _in_the_queue(ground, newest.reason)
+
+
+def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> Decision:
+    plan = ground.plan
+    if plan.on_interrupt is OnInterrupt.STOP:
+        return _stop(f"{why}; --on-interrupt stop", exclude)
+    if plan.cluster is Cluster.LOCAL:
+        return Decision(next=Next.RELAUNCH, why=why)
+    # A requeued job can't be told which nodes to leave out.
+    wants_other_job = exclude or plan.on_interrupt is OnInterrupt.SUCCESSOR
+    step = Next.SUCCESSOR if wants_other_job else Next.REQUEUE
+    return Decision(next=step, why=why, exclude=exclude)
+
+
+def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str:
+    """Return why no other try is made; "" if one is."""
+    plan = ground.plan
+    newest = history[-1]
+    failed = [outcome for outcome in history if _is_failure(outcome)]
+    if plan.max_restarts is not None and len(failed) > plan.max_restarts:
+        times = count(len(failed), "time")
+        return f"--max-restarts {plan.max_restarts}: the run has failed {times}"
+    world = len(newest.nodes) * plan.procs_per_node
+    if newest.alike > world / 2:
+        what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
+        return f"{what} failed alike at {newest.where}: a fault of the script"
+    fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
+    if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:
+        return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
+    is_lost |= newest.cause in _LOST  # that says nothing about the script
+    if plan.max_restarts is None and newest.checkpoint is None and not is_lost:
+        return "no checkpoint was saved from which to go on"
+    if len(_blamed(fruitless)) >= FRUITLESS or len(stuck) >= LOSSES:
+        beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
+        return f"{len(stuck)} attempts died without a checkpoint{beyond}"
+    return ""
+
+
+def _is_failure(outcome: Outcome) -> bool:
+    """Say whether an end counts against --max-restarts: one of the training's own."""
+    is_from_outside = outcome.cause in (Cause.INTERRUPTED, Cause.CANCELLED, *_LOST)
+    return outcome.code != 0 and not is_from_outside and not _is_unstarted(outcome)
+
+
+def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
+    """Return those of `_unsaved` that were not preempted: that says nothing about the training."""
+    return _not_preempted(_unsaved(history, ground))
+
+
+def _not_preempted(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.interruption is not Reason.PREEMPT]
+
+
+def _unsaved(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
+    """Return the newest attempts that, one after the other, saved nothing."""
+    found = _no_further(history, ground)
+    return list(takewhile(lambda outcome: outcome.attempt not in ground.savers, found))
+
+
+def _no_further(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
+    """Return the newest attempts, newest first, after which the run was no further than before."""
+    found: list[Outcome] = []
+    for number in range(len(history) - 1, -1, -1):
+        before = max(_saved(o) for o in history[:number]) if number else ground.saved_before
+        if _saved(history[number]) > before:
+            break
+        found.append(history[number])
+    return found
+
+
+def _saved(outcome: Outcome) -> int:
+    return -1 if outcome.checkpoint is None else outcome.checkpoint
+
+
+def _blamed(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Leave out the attempts whose end says little about the training: those that lost a node."""
+    return [outcome for outcome in outcomes if outcome.cause not in _LOST]
+
+
+def _repeated(history: Sequence[Outcome]) -> int:
+    """Count the newest attempts that ended alike."""
+    count = 0
+    for outcome in reversed(history):
+        if outcome.code != history[-1].code:
+            break
+        count += 1
+    return count
+
+
+def _again(newest: Outcome, ground: Ground, lost: tuple[str, ...]) -> Decision:
+    """Start again at once on the nodes that are left, or else through the queue."""
+    exclude = tuple(dict.fromkeys((*newest.exclude, *lost)))
+    if ground.is_ending:
+        return _in_the_queue(ground, newest.reason, exclude)
+    if not lost:
+        return Decision(next=Next.RELAUNCH, why=newest.reason, exclude=exclude)
+    left = [node for node in ground.allocated if node not in exclude]
+    if len(left) >= ground.plan.nodes:
+        return Decision(next=Next.RELAUNCH, why=f"{', '.join(lost)} is lost", exclude=exclude)
+    return _in_the_queue(ground, f"{', '.join(lost)} is lost", exclude)
+
+
+def _lost(newest: Outcome, ground: Ground) -> tuple[str, ...]:
+    """Name the nodes that are gone; an agent that died is no evidence against its node.
+
+    Both sides of a cut blame the other, and the first sign of a lost node may be a hang: all are
+    asked.
+    """
+    return ground.unreachable(newest.nodes) if newest.cause in _LOSS_SIGNS else ()

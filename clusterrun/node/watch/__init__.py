@@ -1,0 +1,1 @@
+"""Watch the ranks: progress, hangs, interruptions, saves."""

@@ -1,0 +1,199 @@
+"""Watch the ranks of this node: from what they say and from how their processes end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusterrun.node.agent.processes import exit_and_signal, is_running, wait_status
+from clusterrun.node.forward.spool import EventReader, Spool
+from clusterrun.node.recovery.causes import Cause, Failure
+
+LAST_WORDS_S = 3.0  # how long a rank that said that it failed may take to leave
+_CAUSES = {cause.value: cause for cause in Cause}
+Happened = Callable[[dict[str, Any]], None]
+Failed = Callable[[Failure], None]
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """One rank as the agent knows it; `said` is its own last word, `ended_at` the kernel's."""
+
+    number: int
+    reader: EventReader
+    pid: int = 0
+    pidfd: int | None = None
+    said: dict[str, Any] | None = None
+    ended_at: float = 0.0
+    status: int | None = None
+    is_settled: bool = False
+
+
+@dataclass(kw_only=True)
+class Ranks:
+    """All ranks of this node; failures are told once each, in the order in which they are found."""
+
+    spool: Spool
+    node: str
+    happened: Happened
+    failed: Failed
+    have_failed: bool = False
+    ended_well: int = 0
+    _ranks: dict[int, Rank] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Read what the ranks said since the last look, and see which have ended."""
+        for number, path in self.spool.event_files().items():
+            rank = self._ranks.get(number)
+            if rank is None:
+                rank = self._ranks[number] = Rank(number=number, reader=EventReader(path))
+            self._listen(rank)
+            self._check(rank)
+
+    def _listen(self, rank: Rank) -> None:
+        for event in rank.reader.read():
+            kind, pid = event["type"], event.get("pid")
+            if kind == "rank_exit" and isinstance(event.get("code"), int):
+                rank.said = event  # told on when the process has really ended
+                continue
+            if kind == "rank_start" and isinstance(pid, int) and not rank.pid:
+                self._follow(rank, pid)
+            self.happened(event)
+
+    def _follow(self, rank: Rank, pid: int) -> None:
+        """Have the kernel wake us when the process ends, so that its status can still be read."""
+        rank.pid = pid
+        with contextlib.suppress(OSError, AttributeError):  # Linux before 5.3: polled instead
+            rank.pidfd = os.pidfd_open(pid)
+            asyncio.get_running_loop().add_reader(rank.pidfd, self._ended, rank)
+
+    def _ended(self, rank: Rank) -> None:
+        """Take the time and the status of a process that ended, before its parent reaps it."""
+        if rank.ended_at == 0.0:
+            rank.ended_at = time.time()
+            rank.status = wait_status(rank.pid)
+        self._unfollow(rank)
+        self._listen(rank)
+        self._check(rank)
+
+    def _unfollow(self, rank: Rank) -> None:
+        if rank.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(rank.pidfd)
+            os.close(rank.pidfd)
+            rank.pidfd = None
+
+    def _check(self, rank: Rank) -> None:
+        if rank.is_settled or not rank.pid:
+            return
+        if rank.pidfd is None and not rank.ended_at and not is_running(rank.pid):
+            rank.ended_at, rank.status = time.time(), wait_status(rank.pid)
+        is_known = rank.ended_at and (rank.status is not None or rank.said is not None)
+        said = rank.said or {}
+        is_overdue = said.get("code") and time.time() - said["ts"] > LAST_WORDS_S
+        if is_known or is_overdue:
+            self._settle(rank)
+
+    def _settle(self, rank: Rank) -> None:
+        rank.is_settled = True
+        failure = _failure(rank, self.node)
+        code, number = (failure.code, failure.signal) if failure else (0, 0)
+        at = rank.ended_at or time.time()
+        event = {"ts": at, "type": "rank_exit", "rank": rank.number, "code": code, "signal": number}
+        self.happened(event)
+        if failure is None:
+            self.ended_well += 1
+        else:
+            self.have_failed = True
+            self.failed(failure)
+
+    def settle_by_launcher(self, verdict: list[dict[str, Any]]) -> None:
+        """Take the launcher's word for ranks whose end was not seen."""
+        for entry in verdict:
+            number = int(entry["rank"])
+            rank = self._ranks.setdefault(number, _silent(number, self.spool))
+            if rank.is_settled:
+                continue
+            rank.ended_at = rank.ended_at or time.time()
+            rank.status = _as_wait_status(int(entry["exitcode"]))
+            self._settle(rank)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes of the ranks that run, by rank."""
+        return {r.number: r.pid for r in self._ranks.values() if r.pid and not r.ended_at}
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the ranks that run."""
+        for pid in self.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    @property
+    def heard_of(self) -> int:
+        """Count the ranks that have said anything; on a full disk not even that they started."""
+        return len(self._ranks)
+
+    def all_ended(self, count: int) -> bool:
+        """Say whether so many ranks were heard of, and all of them have ended."""
+        ended = [rank for rank in self._ranks.values() if rank.ended_at]
+        return len(ended) == len(self._ranks) >= count
+
+    def close(self) -> None:
+        """Stop watching."""
+        for rank in self._ranks.values():
+            self._unfollow(rank)
+
+
+def _silent(number: int, spool: Spool) -> Rank:
+    """Describe a rank that ended before it said anything."""
+    return Rank(number=number, reader=EventReader(spool.root / "no such file"))
+
+
+def _as_wait_status(exit_code: int) -> int:
+    """Turn subprocess's exit code, negative for a signal, into a wait status."""
+    return exit_code << 8 if exit_code >= 0 else -exit_code
+
+
+def _failure(rank: Rank, node: str) -> Failure | None:
+    """Say how a rank failed: its own first word counts more than how its process then ended."""
+    said = rank.said or {}
+    if said.get("code"):
+        return Failure(
+            at=said["ts"],
+            node=node,
+            rank=rank.number,
+            code=int(said["code"]),
+            signal=0,
+            cause=_CAUSES.get(str(said.get("cause")), Cause.EXIT),
+            message=str(said.get("message", "")),
+            where=str(said.get("where", "")),
+        )
+    code, number = exit_and_signal(rank.status or 0)
+    if code == 0:
+        return None
+    return Failure(
+        at=rank.ended_at,
+        node=node,
+        rank=rank.number,
+        code=code,
+        signal=number,
+        cause=Cause.SIGNAL if number else Cause.EXIT,
+        message=_how(code, number, ended_well=bool(rank.said)),
+    )
+
+
+def _how(code: int, number: int, *, ended_well: bool) -> str:
+    when = " while leaving, after the script had ended well" if ended_well else ""
+    if not number:
+        return f"exited with status {code}{when}"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return f"killed by {name}{when}"

@@ -1,0 +1,73 @@
+"""Bring all ranks to the same step to save at: what the agents do with the page of control.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from clusterrun.node.link.questions import Questions
+from clusterrun.shared.control_page import ControlPage, Decision
+
+SETTLE_S = 0.02  # a rank that looked just before it was held has published its count by then
+
+
+class Page:
+    """The page of this node's ranks."""
+
+    def __init__(self, page: ControlPage, ranks: int) -> None:
+        self._page, self._ranks = page, range(ranks)
+
+    @property
+    def is_used(self) -> bool:
+        """Say whether a rank has ever asked whether to save."""
+        return any(self._page.calls(rank) for rank in self._ranks)
+
+    @property
+    def has_left(self) -> bool:
+        """Say whether a rank was told to leave and has heard it."""
+        return any(self._page.has_stopped(rank) for rank in self._ranks)
+
+    @property
+    def is_shielded(self) -> bool:
+        """Say whether SIGTERM does nothing in all ranks."""
+        return all(self._page.is_shielded(rank) for rank in self._ranks)
+
+    def calls(self) -> int:
+        """Count the calls of all ranks: it grows while they make steps."""
+        return sum(self._page.calls(rank) for rank in self._ranks)
+
+    async def hold(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the ranks wait, and return the highest count of calls."""
+        self._page.hold(int(message["request"]))
+        await asyncio.sleep(SETTLE_S)
+        return {"calls": max(self._page.calls(rank) for rank in self._ranks)}
+
+    async def decide(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Let the ranks go on to the call at which they save and leave."""
+        self._page.decide(Decision(int(message["request"]), int(message["at"])))
+        return {}
+
+
+class Saving:
+    """The head's part: hear all counts, choose the call, tell it."""
+
+    def __init__(self, page: Page, questions: Questions) -> None:
+        self._page, self._questions = page, questions
+        self._request = 0
+        self._lock = asyncio.Lock()
+
+    async def agree(self) -> int:
+        """Have all ranks save and leave at one call; return it, 0 where a node does not answer."""
+        async with self._lock:
+            self._request += 1
+            held = {"request": self._request}
+            answers, own = await asyncio.gather(
+                self._questions.ask("hold", **held), self._page.hold(held)
+            )
+            counts = [] if answers.silent else [own, *answers.given.values()]
+            at = 1 + max(int(count["calls"]) for count in counts) if counts else 0
+            decided = {**held, "at": at}
+            await self._page.decide(decided)
+            await self._questions.ask("decide", **decided)
+            return at

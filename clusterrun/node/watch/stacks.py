@@ -1,0 +1,166 @@
+"""Where the ranks of a node are when no step ends: states of processes, and Python's stacks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from clusterrun.node.forward.spool import Spool
+from clusterrun.shared.control_page import STACKS_SIGNAL
+
+ANSWER_S = 2.0
+NAMED_GROUPS = 4
+_STACK = "Stack (most recent call first):"
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+# Where ranks wait for others: in a collective, or in the backward pass, whose end is one.
+_WAITING = re.compile(
+    r"distributed_c10d\.py|_engine_run_backward|/torch/distributed/|/deepspeed/comm/|store\.py"
+    r"|synchronize|_cuda_synchronize"
+)
+_INSTALLED = re.compile(r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/worker\.py")
+_STATES = {
+    psutil.STATUS_STOPPED: "stopped by a signal",
+    psutil.STATUS_TRACING_STOP: "stopped by a debugger",
+    psutil.STATUS_DISK_SLEEP: "blocked in the kernel, by a file system or a driver",
+}
+_CERTAIN = ("gone", _STATES[psutil.STATUS_STOPPED], _STATES[psutil.STATUS_TRACING_STOP])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one rank is: in the user's code (`train.py:120 in step`), and whether it waits there.
+
+    `state` says what keeps the process from running, empty where nothing does; `stack` differs
+    where the whole stack does.
+    """
+
+    rank: int
+    node: str
+    where: str
+    is_waiting: bool
+    state: str = ""
+    stack: int = 0
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether the process is there and does not run."""
+        return self.state in _STATES.values()
+
+
+async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[Place]:
+    """Ask the ranks for their stacks, give them a moment, and say where each is."""
+    before = {rank: _size(spool.stacks(rank)) for rank in pids}
+    states = {rank: _state(pid) for rank, pid in pids.items()}
+    for pid in pids.values():
+        with contextlib.suppress(OSError):
+            os.kill(pid, STACKS_SIGNAL)
+    await asyncio.sleep(ANSWER_S)
+    return [
+        _place(rank, node, _lasting(states[rank], _state(pid)), _since(path, before[rank]))
+        for rank, pid in pids.items()
+        for path in (spool.stacks(rank),)
+    ]
+
+
+def bytes_moved(pids: Iterable[int]) -> int:
+    """Count what processes have read and written: it grows while they save or print."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error, OSError):
+            counters = psutil.Process(pid).io_counters()
+            total += counters.read_chars + counters.write_chars
+    return total
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _since(path: Path, offset: int) -> str:
+    try:
+        return path.read_bytes()[offset:].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        return _STATES.get(psutil.Process(pid).status(), "")
+    return "gone"
+
+
+def _lasting(before: str, now: str) -> str:
+    """Pass over what a look happened upon: who reads a file is in the kernel for moments."""
+    return now if now in (before, *_CERTAIN) else ""
+
+
+def _place(rank: int, node: str, state: str, text: str) -> Place:
+    frames = main_frames(text)
+    where = next((f for f in frames if not _INSTALLED.search(f)), frames[0] if frames else "")
+    is_waiting = any(_WAITING.search(frame) for frame in frames)
+    stack = zlib.crc32("\n".join(frames).encode())
+    return Place(rank=rank, node=node, where=where, is_waiting=is_waiting, state=state, stack=stack)
+
+
+def main_frames(text: str) -> list[str]:
+    """Return the frames of the main thread, innermost first, from faulthandler's newest words."""
+    found = _FRAME.finditer(text.rpartition(_STACK)[2])
+    return [f"{match['file']}:{match['line']} in {match['name']}" for match in found]
+
+
+def is_moving(before: Iterable[Place], now: Iterable[Place]) -> bool:
+    """Say whether a rank is in another place than it was."""
+    stacks = {place.rank: place.stack for place in before}
+    return any(stacks.get(place.rank, place.stack) != place.stack for place in now)
+
+
+def suspect(found: Iterable[Place]) -> Place | None:
+    """Choose the rank that the others wait for, if one stands out."""
+    given = sorted(found, key=lambda place: place.rank)
+    halted = [place for place in given if place.state]
+    if halted:
+        return halted[0]
+    busy = [place for place in given if not place.is_waiting]
+    return busy[0] if 0 < len(busy) <= max(1, len(given) // 2) else None
+
+
+def sentence(found: Iterable[Place]) -> str:
+    """Say who is where, the largest group first."""
+    groups: dict[str, list[int]] = {}
+    for place in found:
+        where = f"at {place.where}" if place.where else "at an unknown place"
+        groups.setdefault(place.state or where, []).append(place.rank)
+    largest_first = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return "; ".join(f"{_ranks(ranks)} {what}" for what, ranks in largest_first[:NAMED_GROUPS])
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"{len(ranks)} ranks (as rank {min(ranks)})"
+
+
+def to_data(found: Iterable[Place]) -> dict[str, Any]:
+    """Write places as a member's answer."""
+    return {"places": [vars(place) for place in found]}
+
+
+def from_data(message: Mapping[str, Any]) -> list[Place]:
+    """Read a member's answer; what can't be read is left out."""
+    found = []
+    for row in message.get("places", ()):
+        with contextlib.suppress(TypeError, ValueError, KeyError):
+            found.append(Place(**row))
+    return found

@@ -1,0 +1,1 @@
+"""What runs inside each rank, in the user's process."""

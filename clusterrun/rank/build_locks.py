@@ -1,0 +1,54 @@
+"""Leave word of the lock that this rank holds while it compiles an extension of torch.
+
+Others wait for the lock as long as it is there, on all nodes, in all later jobs: where the rank is
+killed meanwhile, its agent removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from types import ModuleType
+from typing import Any
+
+from clusterrun.rank.emit import rank
+
+
+def watch_locks(module: ModuleType) -> None:
+    """Note in the spool which lock `torch.utils.file_baton.FileBaton` holds."""
+    baton: Any = getattr(module, "FileBaton", None)
+    acquire, release = getattr(baton, "try_acquire", None), getattr(baton, "release", None)
+    if acquire is None or release is None:
+        return
+
+    @functools.wraps(acquire)
+    def try_acquire(self: Any) -> Any:
+        is_mine = acquire(self)
+        if is_mine:
+            _note(os.path.abspath(self.lock_file_path))
+        return is_mine
+
+    @functools.wraps(release)
+    def released(self: Any) -> Any:
+        result = release(self)
+        _forget()
+        return result
+
+    baton.try_acquire, baton.release = try_acquire, released
+
+
+def _word() -> str:
+    return os.path.join(os.environ.get("CLUSTERRUN_SPOOL", ""), f"rank_{rank()}.lock")
+
+
+def _note(path: str) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(_word(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(path)
+
+
+def _forget() -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(_word())

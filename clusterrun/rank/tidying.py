@@ -1,0 +1,44 @@
+"""Remove old checkpoints beside the training: so many files take a while."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import threading
+from pathlib import Path
+
+from clusterrun.rank.emit import say
+from clusterrun.shared import checkpoint_files
+
+LEAVING_S = 20.0  # how long a process that ends waits for what it still removes
+
+
+class Tidying:
+    """One thread at a time; if it is cut short, the next one removes what it left."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self._directory, self._keep = directory, keep
+        self._thread: threading.Thread | None = None
+
+    def start(self, up_to: int) -> None:
+        """Begin to remove what is older than the newest complete checkpoints of up to a step."""
+        if self._thread is None:
+            atexit.register(self.wait, LEAVING_S)
+        arguments = (self._thread, up_to)
+        self._thread = threading.Thread(target=self._tidy, args=arguments, daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until all of it is removed."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _tidy(self, before: threading.Thread | None, up_to: int) -> None:
+        if before is not None:
+            before.join()
+        try:
+            checkpoint_files.prune(self._directory, self._keep, up_to=up_to)
+            for path in checkpoint_files.set_aside(self._directory):
+                shutil.rmtree(path)
+        except OSError as error:
+            say(f"an older checkpoint could not be removed: {error}")

@@ -1,0 +1,318 @@
+"""The inner entrypoint of each rank: `clusterrun.rank.worker SCRIPT ARGS…` (or `-m MODULE`).
+
+It moves the rank's output into files of its own, holds the world contract, leaves an error file
+behind, and otherwise runs the script as plain Python would.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import io
+import json
+import os
+import resource
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from clusterrun import runtime
+from clusterrun.errors import NodeExit, WorldContractError, shortened
+from clusterrun.rank import contract as world
+from clusterrun.rank import output
+from clusterrun.shared import given
+from clusterrun.shared.control_page import STACKS_SIGNAL
+from clusterrun.shared.files import write_whole
+
+PR_SET_PDEATHSIG = 1
+STACK_LETTERS = 1 << 16  # a stack ends with the message, which may be of any length
+_BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_MACHINERY = (__file__, runpy.__file__, "<frozen runpy>")
+_INSTALLED = (
+    os.path.dirname(os.path.dirname(__file__)),
+    "site-packages",
+    "dist-packages",
+    "/lib/python",
+    "<frozen",
+)
+_kept: list[io.TextIOWrapper] = []  # what must not be closed
+
+
+def main() -> None:
+    """Run the script that the command line names, as one rank of the job."""
+    argv = sys.argv[1:]
+    if not argv or argv == ["-m"]:
+        sys.exit("usage: python -m clusterrun.rank.worker SCRIPT [ARGS...] | -m MODULE [ARGS...]")
+    # Registered first, so that it runs after everything that the script registers.
+    ending = _Ending()
+    atexit.register(ending.leave)
+    die_with_parent("CLUSTERRUN_LAUNCHER_PID")
+    _move_output(os.environ.get("CLUSTERRUN_SPOOL"))
+    faulthandler.enable()
+    _show_stacks(os.environ.get("CLUSTERRUN_SPOOL"))
+    if os.environ.pop("CLUSTERRUN_QUIET_LAUNCHER", ""):
+        os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
+    runtime.emit("rank_start", pid=os.getpid(), host=os.uname().nodename)
+    given.note_start(os.environ)
+    contract = world.Contract(os.environ, ending.break_off)
+    contract.check_environment(os.environ)
+    if contract.expected:
+        world.install(contract)
+    _run(argv, contract, ending)
+
+
+def die_with_parent(variable: str) -> None:
+    """Have the kernel kill this process when its parent dies; end now if it is already gone.
+
+    `variable` names the environment variable that holds the parent's pid; without it nothing
+    happens. The kernel means the thread that started this process (prctl(2)).
+    """
+    parent = os.environ.get(variable, "")
+    if not parent.isdigit():
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != int(parent):
+        os._exit(128 + signal.SIGKILL)
+
+
+def _move_output(spool: str | None) -> None:
+    """Point fd 1 and 2 at files, so that a stopped agent can't block a rank that prints."""
+    if not spool:
+        return
+    for descriptor, stream, ending in ((1, sys.stdout, "out"), (2, sys.stderr, "err")):
+        path = os.path.join(spool, f"rank_{runtime.rank()}.{ending}")
+        stream.flush()
+        target = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(target, descriptor)
+        os.close(target)
+    moved = [file for file in (sys.stdout, sys.stderr) if isinstance(file, io.TextIOWrapper)]
+    output.forgive_full_disk(*moved)
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
+        sys.stdout.reconfigure(line_buffering=True)  # whole lines outlive a crash
+
+
+def _show_stacks(spool: str | None) -> None:
+    """Have this rank write down where it is when its agent finds that no step ends."""
+    if spool:
+        path = os.path.join(spool, f"rank_{runtime.rank()}.stacks")
+        _kept.append(file := open(path, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
+
+
+def _run(argv: Sequence[str], contract: world.Contract, ending: _Ending) -> None:
+    try:
+        _execute(argv)
+    except SystemExit as stop:
+        code = _status(stop)
+        if code == 0:
+            contract.check_end()
+        else:
+            said = str(stop.code).strip().splitlines() if isinstance(stop.code, str) else []
+            why = f": {shortened(said[0])}" if said else ""
+            ending.fail(code, f"the script exited with status {code}{why}", "exit", stop)
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever ends the script is its failure
+        error.__traceback__ = _own_frames_left_out(error.__traceback__)
+        ending.fail(_exception_status(error), _one_line(error), "exception", error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(_exception_status(error))
+    else:
+        contract.check_end()
+
+
+def _execute(argv: Sequence[str]) -> None:
+    """Execute the script or module in a fresh `__main__`, as the interpreter does."""
+    main_module = ModuleType("__main__")
+    main_module.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        main_module.__annotations__ = {}
+    sys.modules["__main__"] = main_module
+    if argv[0] == "-m":
+        sys.argv = ["-m", *argv[2:]]
+        _look_first_in(os.getcwd())
+        runpy._run_module_as_main(argv[1])  # type: ignore[attr-defined]  # what `python -m` calls
+        return
+    sys.argv = list(argv)
+    script = argv[0]
+    if os.path.isdir(script) or not _is_source(script):
+        _look_first_in(os.path.abspath(script))
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # python DIR
+        return
+    _look_first_in(os.path.dirname(os.path.realpath(script)))
+    path = os.path.abspath(script)
+    main_module.__dict__.update(
+        __file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path)
+    )
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, main_module.__dict__)
+
+
+def _is_source(script: str) -> bool:
+    """Say whether the file is Python source, and no archive with a `__main__.py`."""
+    with open(script, "rb") as file:
+        return not file.read(4).startswith(b"PK\x03\x04")
+
+
+def _look_first_in(directory: str) -> None:
+    """Look for the script's modules where Python does; so far only the installed ones counted."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, directory)
+
+
+def _status(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    return stop.code & 0xFF if isinstance(stop.code, int) else 1
+
+
+def _exception_status(error: BaseException) -> int:
+    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _one_line(error: BaseException) -> str:
+    lines = traceback.format_exception_only(type(error), error)
+    return shortened(lines[-1].strip()) if lines else type(error).__name__
+
+
+def _where(error: BaseException) -> str:
+    """Name the place that raised, in the user's own code where it passed through that."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not _is_installed(f.filename)]
+    frame = (own or frames)[-1] if frames else None
+    return f"{frame.filename}:{frame.lineno}" if frame else ""
+
+
+def _is_installed(path: str) -> bool:
+    return path in _MACHINERY or any(part in path for part in _INSTALLED)
+
+
+def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
+    """Drop the frames above the script's first, so that its traceback reads as usual."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _MACHINERY:
+        trace = trace.tb_next
+    return trace
+
+
+class _Ending:
+    """How this rank ends: said once to the agent, and with no abort on the way out."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._code = 0
+
+    def fail(self, code: int, message: str, cause: str, error: BaseException) -> None:
+        """Leave the error file behind and tell the agent."""
+        if os.getpid() != self._pid:
+            return  # a process that the script forked speaks for itself
+        self._code = code
+        at = round(time.time(), 6)
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        callstack = shortened("".join(lines), STACK_LETTERS)
+        _write_error_files(message, callstack, at)
+        where = _where(error)
+        runtime.emit("rank_exit", code=code, message=message, cause=cause, where=where, ts=at)
+
+    def break_off(self, error: WorldContractError, kind: str) -> NoReturn:
+        """Say what is wrong with the world, once, and end without running the script's code."""
+        lines = [f"clusterrun: the world contract is broken: {error.message}"]
+        lines += [f"  cause: {error.cause}"] if error.cause else []
+        lines += [f"  hint: {hint}" for hint in error.hints]
+        code = int(NodeExit.WORLD_BROKEN)
+        said = error.message + (f" ({error.cause})" if error.cause else "")
+        self.fail(code, f"world contract broken: {said}", kind, error)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.write("\n".join(lines) + "\n")
+            sys.stderr.flush()
+        os._exit(code)
+
+    def leave(self) -> None:
+        """Take the process group down, last of all, and report a good end."""
+        if os.getpid() != self._pid:
+            return
+        distributed: Any = sys.modules.get("torch.distributed")
+        is_joined = distributed is not None and distributed.is_initialized()
+        runtime.emit("peaks", **_peaks())
+        if self._code and is_joined:
+            self._exit_at_once()
+        if not self._code:
+            runtime.emit("rank_exit", code=0)
+        if is_joined:
+            distributed.destroy_process_group()
+        if _may_abort():
+            self._exit_at_once()
+
+    def _exit_at_once(self) -> NoReturn:
+        # With peers gone, destroying may hang, and without it gloo's threads abort the process
+        # ("terminate called without an active exception"), which hides the real exit status.
+        for file in gc.get_objects():
+            if type(file) in _BUFFERED:
+                with contextlib.suppress(OSError, ValueError):
+                    file.flush()
+        os._exit(self._code)
+
+
+def _peaks() -> dict[str, int]:
+    """Read how much memory this process has had at most, in bytes."""
+    peaks = {"rss_bytes": _peak_rss()}
+    cuda: Any = sys.modules.get("torch.cuda")
+    with contextlib.suppress(Exception):  # a broken context must not hide how the rank ends
+        if cuda is not None and cuda.is_initialized():
+            peaks["cuda_allocated_bytes"] = int(cuda.max_memory_allocated())
+            peaks["cuda_reserved_bytes"] = int(cuda.max_memory_reserved())
+    return peaks
+
+
+def _peak_rss() -> int:
+    """Return the peak of this program alone: getrusage also counts what forked it, before exec."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            line = next(line for line in file if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _may_abort() -> bool:
+    """Say whether gloo's threads may outlive the group and abort while Python takes itself down.
+
+    DeepSpeed and FSDP keep a group alive beyond its end: about one good run in four ended with
+    SIGABRT (torch 2.13). With a GPU in use the process ends as usual, since profilers write
+    their results then.
+    """
+    cuda: Any = sys.modules.get("torch.cuda")
+    is_alone = os.environ.get("CLUSTERRUN_WORLD_SIZE", "1") == "1"
+    return not is_alone and hasattr(cuda, "is_initialized") and not cuda.is_initialized()
+
+
+def _write_error_files(message: str, callstack: str, at: float) -> None:
+    """Write the error in torchelastic's form, for torch's own report and for the agent.
+
+    The time is a JSON number: torch reads it with `int()`, which takes a fraction only there.
+    """
+    extra = {"py_callstack": callstack, "timestamp": at, "rank": runtime.rank()}
+    text = json.dumps({"message": {"message": message, "extraInfo": extra}}) + "\n"
+    spool = os.environ.get("CLUSTERRUN_SPOOL")
+    ours = os.path.join(spool, f"rank_{runtime.rank()}.error.json") if spool else None
+    for path in filter(None, (os.environ.get("TORCHELASTIC_ERROR_FILE"), ours)):
+        with contextlib.suppress(OSError):
+            write_whole(Path(path), text)
+
+
+if __name__ == "__main__":
+    # Run the module under its own name, since `__main__` is to be the script.
+    from clusterrun.rank import worker
+
+    worker.main()

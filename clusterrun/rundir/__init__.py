@@ -1,0 +1,1 @@
+"""The run directory: its paths, records and files."""

@@ -1,0 +1,55 @@
+"""Who continues a run: one process takes each attempt, and one claims what follows it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import files
+
+
+def take_attempt(paths: RunPaths, number: int, owner: str) -> bool:
+    """Take an attempt; return False if another process has it. Raises OSError.
+
+    A directory can't tell who made it: NFS repeats a mkdir whose answer was lost, and reports
+    EEXIST. Its file `owner` can.
+    """
+    paths.attempt(number).mkdir(mode=0o700, exist_ok=True)
+    try:
+        files.create(paths.owner(number), f"{owner}\n")
+    except FileExistsError:
+        return False
+    return True
+
+
+def claim(paths: RunPaths, attempt: int, node: str = "") -> bool:
+    """Claim what follows an attempt; return False if somebody else has. Raises OSError.
+
+    An heir writes its node's name; the conductor's claim is empty.
+    """
+    try:
+        files.create(paths.followed(attempt), f"{node}\n" if node else "")
+    except FileExistsError:
+        return False
+    return True
+
+
+def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
+    """Return who else continues the run after an attempt, in a sentence; empty if nobody does."""
+    if not attempt:
+        return ""
+    if node := _text(paths.followed(attempt)):
+        return f"{node} could not reach this node and continues the run after attempt {attempt}"
+    newest = 0
+    with contextlib.suppress(OSError):
+        newest = paths.newest_attempt()
+    if newest > attempt and _text(paths.owner(newest)) not in ("", owner):
+        return f"attempt {newest} of this run has begun elsewhere"
+    return ""
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return path.read_text(encoding="utf-8").strip()
+    return ""

@@ -1,0 +1,59 @@
+"""How a run ended: `end.json`, the last word about it, which only this module writes and reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import files
+from clusterrun.shared.state import JobState
+
+SCHEMA = "clusterrun.end/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How the newest attempt ended; `ended_at` is seconds of the epoch."""
+
+    state: JobState
+    exit_code: int | None
+    ended_at: float | None
+
+
+def write_end(paths: RunPaths, state: JobState, exit_code: int) -> None:
+    """Write end.json whole, readable by its owner only. Raises OSError."""
+    data = {
+        "schema": SCHEMA,
+        "state": state.value,
+        "exit_code": exit_code,
+        "ended_at": time.time(),
+    }
+    files.write_whole(paths.end, json.dumps(data) + "\n")
+
+
+def read_end(paths: RunPaths) -> End | None:
+    """Read end.json; None if it is missing, damaged or older than the newest attempt."""
+    try:
+        status = paths.end.stat()
+        data = json.loads(paths.end.read_text())
+        state = JobState(data["state"])
+        code, ended_at = data.get("exit_code"), data.get("ended_at")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if _begun_after(paths, status.st_mtime_ns):
+        return None
+    return End(
+        state=state,
+        exit_code=code if isinstance(code, int) else None,
+        ended_at=float(ended_at) if isinstance(ended_at, (int, float)) else None,
+    )
+
+
+def _begun_after(paths: RunPaths, ended_ns: int) -> bool:
+    """Return whether an attempt began later; both times are the file server's."""
+    try:
+        return paths.attempts_dir.stat().st_mtime_ns > ended_ns
+    except OSError:
+        return False

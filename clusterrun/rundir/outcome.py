@@ -1,0 +1,165 @@
+"""How an attempt ended and what comes next: `attempts/<n>/outcome.json`, its words and its files.
+
+The rule book, `status` and `resume` go by these fields; texts are for people only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from clusterrun.errors import NodeExit
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.files import read_json, write_whole
+from clusterrun.shared.state import JobState
+
+SCHEMA = "clusterrun.outcome/1"
+
+
+class Next(str, Enum):
+    """What follows an attempt."""
+
+    RELAUNCH = "relaunch"  # at once, in the same allocation
+    REQUEUE = "requeue"  # the same job, from the queue
+    SUCCESSOR = "successor"  # another job of the same run
+    STOP = "stop"
+
+
+class Cause(str, Enum):
+    """The kind of a failure, and of an end that is none."""
+
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    SIGNAL = "signal"
+    WORLD = "world"
+    WORLD_ELSEWHERE = "world_elsewhere"  # broken, but not by the node that noticed
+    LAUNCHER = "launcher"
+    NODE_LOST = "node_lost"
+    VANISHED = "vanished"  # no agent could write an outcome: the batch host was lost
+    NODE_UNFIT = "node_unfit"
+    RENDEZVOUS = "rendezvous"
+    CANCELLED = "cancelled"
+    HUNG = "hung"
+    HALTED = "halted"  # hung, and what hung did not run: stopped, or blocked in the kernel
+    INTERRUPTED = "interrupted"  # the ranks saved and left, or were to
+    COMPLETED = "completed"
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether something went wrong."""
+        return self not in (Cause.COMPLETED, Cause.INTERRUPTED, Cause.CANCELLED)
+
+
+class Reason(str, Enum):
+    """Why an attempt is interrupted; what is in its `request`."""
+
+    END = "end"
+    CANCEL = "cancel"
+    TIME_LIMIT = "time-limit"
+    PREEMPT = "preempt"
+    SIGNAL = "signal"  # a warning like that of the time limit, when that is not near
+
+    @property
+    def text(self) -> str:
+        """Word it for people."""
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    Reason.END: "cancelled",
+    Reason.CANCEL: "cancelled, after a checkpoint",
+    Reason.TIME_LIMIT: "the time limit",
+    Reason.PREEMPT: "preempted",
+    Reason.SIGNAL: "asked to save and leave by SIGUSR2",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of one attempt.
+
+    Times are seconds of the epoch, `code` is the exit status of the job if it ended here.
+    `interruption` says why the ranks were to leave. `node`, `rank` and `where` (file:line) name
+    who failed first, `signal` what killed it (0: none), `message` its own words, and `alike` how
+    many ranks raised the same there; `reason` is the whole sentence. `step` is the last that rank
+    0 reported, `checkpoint` the newest step that is complete on disk, of this attempt or of one
+    before. `exclude` are the nodes that the next attempt leaves out, `why` says in one line what
+    decided on `next`. `printed_bytes` is the size of the batch output then.
+    """
+
+    attempt: int
+    job_id: str
+    started_at: float
+    ended_at: float
+    nodes: tuple[str, ...]
+    code: int
+    cause: Cause
+    reason: str
+    interruption: Reason | None = None
+    node: str | None = None
+    rank: int | None = None
+    where: str | None = None
+    signal: int = 0
+    message: str = ""
+    alike: int = 0
+    step: int | None = None
+    checkpoint: int | None = None
+    next: Next = Next.STOP
+    why: str = ""
+    exclude: tuple[str, ...] = ()
+    printed_bytes: int = 0
+
+    @property
+    def state(self) -> JobState:
+        """How the job ends if it ends here; a status may also be one that the script chose."""
+        if self.code == 0:
+            return JobState.COMPLETED
+        if self.cause not in (Cause.CANCELLED, Cause.INTERRUPTED):
+            return JobState.FAILED
+        return JobState.TIMEOUT if self.code == NodeExit.INTERRUPTED else JobState.CANCELLED
+
+    def to_json(self) -> str:
+        """Write the outcome as `outcome.json`."""
+        data = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        return json.dumps(data, indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Outcome:
+        """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        data: Mapping[str, Any] = json.loads(text)
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"an outcome of schema {data['schema']!r}")
+        names = [field.name for field in dataclasses.fields(cls) if field.name in data]
+        values = {name: data[name] for name in names}
+        interruption = data.get("interruption")
+        values |= {
+            "cause": Cause(data["cause"]),
+            "interruption": Reason(interruption) if interruption else None,
+            "next": Next(data["next"]),
+            "nodes": tuple(data["nodes"]),
+            "exclude": tuple(data["exclude"]),
+        }
+        return cls(**values)
+
+
+def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
+    """Read how an attempt ended; None if nobody could write it, or only in part."""
+    try:
+        return Outcome.from_json(paths.outcome(attempt).read_text(encoding="utf-8"))
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
+    """Write the last word about an attempt."""
+    write_whole(paths.outcome(outcome.attempt), outcome.to_json())
+
+
+def read_world(paths: RunPaths, attempt: int) -> tuple[str, ...]:
+    """Name the nodes of an attempt in rank order; none before they have met."""
+    nodes = (read_json(paths.world(attempt)) or {}).get("nodes", ())
+    return tuple(map(str, nodes)) if isinstance(nodes, list) else ()

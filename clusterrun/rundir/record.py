@@ -1,0 +1,400 @@
+"""Lay out runs and remember where they went, so that a job can be found again by any name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import pwd
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun.config.spec import Cluster
+from clusterrun.errors import (
+    ClusterrunError,
+    JobNotFoundError,
+    SchedulerUnreachableError,
+    UsageError,
+)
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.shared import files, shell
+from clusterrun.shared.locks import locked
+
+SCHEMA = "clusterrun.job/1"
+_JOB_LISTS = ("earlier_job_ids", "chained_job_ids")
+LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
+
+# 4711, L3; an array's task, a part of a heterogeneous job and a step belong to their job.
+_JOB_ID = re.compile(r"(L?[0-9]+)(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """What job.json holds: where a run went and what was asked; its state is asked, never stored.
+
+    `job_id` is the run's newest job, or the first still to run of a chain, whose later ones are
+    `chained_job_ids`; it is empty until the scheduler has given one. `submitted_at` is seconds of
+    the epoch; `time_minutes` is 0 without a limit, `chain_length` without a chain.
+    """
+
+    job_id: str
+    cluster: Cluster
+    slurm_cluster: str | None
+    name: str
+    run_id: str
+    run_dir: str
+    submitted_at: float
+    argv: tuple[str, ...]
+    nodes: int
+    procs_per_node: int
+    gpus_per_node: int
+    world_size: int
+    strategy: str
+    device: str
+    workdir: str
+    time_minutes: int
+    versions: Mapping[str, str]
+    git_commit: str | None
+    user: str
+    host: str
+    earlier_job_ids: tuple[str, ...] = ()
+    chained_job_ids: tuple[str, ...] = ()
+    chain_length: int = 0
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """Every job that the run has had or will have, in their order."""
+        own = (self.job_id,) if self.job_id else ()
+        return (*self.earlier_job_ids, *own, *self.chained_job_ids)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the user who asks has submitted it."""
+        return self.user == current_user()
+
+    @property
+    def paths(self) -> RunPaths:
+        """The layout of the run's directory."""
+        return RunPaths(root=Path(self.run_dir))
+
+    @property
+    def runs_dir(self) -> RunsDir:
+        """The directory of all runs that this one is in."""
+        return RunsDir(root=self.paths.root.parent.parent)
+
+
+def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) -> JobRecord:
+    """Describe a run that is about to be submitted; it has no job id yet."""
+    return JobRecord(
+        job_id="",
+        cluster=plan.cluster,
+        slurm_cluster=None,
+        name=plan.name,
+        run_id=paths.root.name,
+        run_dir=str(paths.root),
+        submitted_at=now,
+        argv=tuple(argv),
+        workdir=plan.workdir,
+        versions=_versions(),
+        git_commit=_git_commit(plan.workdir),
+        user=current_user(),
+        host=socket.gethostname(),
+        **_shape(plan),
+    )
+
+
+def planned_anew(record: JobRecord, plan: Plan) -> JobRecord:
+    """Describe a run whose next attempt has another plan."""
+    return dataclasses.replace(record, **_shape(plan))
+
+
+def _shape(plan: Plan) -> dict[str, Any]:
+    return {
+        "nodes": plan.nodes,
+        "procs_per_node": plan.procs_per_node,
+        "gpus_per_node": plan.gpus_per_node,
+        "world_size": plan.world_size,
+        "strategy": plan.strategy.value,
+        "device": plan.device.value,
+        "time_minutes": plan.time_minutes,
+    }
+
+
+def submitted_as(record: JobRecord, job_id: str, slurm_cluster: str | None) -> JobRecord:
+    """Describe a run whose first job is in the queue; the job may have recorded itself already."""
+    own = job_id if job_id not in record.job_ids else record.job_id
+    return dataclasses.replace(record, job_id=own, slurm_cluster=slurm_cluster)
+
+
+def chained_by(record: JobRecord, job_id: str) -> JobRecord:
+    """Describe a run whose chain has one job more; that job may have recorded itself already."""
+    if job_id in record.job_ids:
+        return record
+    return dataclasses.replace(record, chained_job_ids=(*record.chained_job_ids, job_id))
+
+
+def continued_by(record: JobRecord, job_id: str) -> JobRecord:
+    """Describe a run that another job of its own goes on with; the chain before that is over."""
+    ids = record.job_ids
+    if job_id in (record.job_id, *record.earlier_job_ids):
+        return record
+    at = ids.index(job_id) if job_id in record.chained_job_ids else len(ids)
+    later = ids[at + 1 :]
+    return dataclasses.replace(
+        record, job_id=job_id, earlier_job_ids=ids[:at], chained_job_ids=later
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[library] = importlib.metadata.version(library)
+    return found
+
+
+def _git_commit(workdir: str) -> str | None:
+    git = shell.find("git")
+    if git is None:
+        return None
+    argv = [git, "-C", workdir, "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        done = shell.run(argv, timeout_s=2, tries=1)
+    except SchedulerUnreachableError:  # git on a slow disk; the commit is a courtesy
+        return None
+    return done.stdout.strip() or None if done.rc == 0 else None
+
+
+def current_user() -> str:
+    """Name the user, by number where there is no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run users that have no name
+        return str(os.getuid())
+
+
+# job.json
+
+
+def write(record: JobRecord) -> None:
+    """Write job.json whole, readable by its owner only."""
+    data = {"schema": SCHEMA, **dataclasses.asdict(record)}
+    files.write_whole(record.paths.record, json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
+    """Change job.json, one process at a time: the job itself writes it, as do commands.
+
+    Raises ClusterrunError, OSError.
+    """
+    with locked(paths.record_lock):
+        old = read(paths)
+        new = change(old)
+        if new != old:
+            write(new)
+    return new
+
+
+def read(paths: RunPaths) -> JobRecord:
+    """Read job.json; the run's directory is where the file lies now.
+
+    Raises ClusterrunError when it is not there, is damaged or has another schema.
+    """
+    try:
+        data = json.loads(paths.record.read_text())
+        if data.pop("schema") != SCHEMA:
+            raise ValueError("it was written by another version of clusterrun")
+        return _from_data(data, paths)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ClusterrunError(
+            f"cannot read {paths.record}", cause=str(error), hint="it was not written by clusterrun"
+        ) from error
+
+
+def read_again(record: JobRecord) -> JobRecord:
+    """Read a record anew: another job may go on with the run by now."""
+    return _readable(record.paths.root) or record
+
+
+def _from_data(data: dict[str, Any], paths: RunPaths) -> JobRecord:
+    known = {field.name for field in dataclasses.fields(JobRecord)}
+    kept = {key: value for key, value in data.items() if key in known}
+    kept |= {key: tuple(kept.get(key, ())) for key in ("argv", *_JOB_LISTS)}
+    kept |= {
+        "cluster": Cluster(kept["cluster"]),
+        "run_dir": str(paths.root.absolute()),
+    }
+    return JobRecord(**kept)
+
+
+def link_job(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
+    """Point by-job/<job id> to the run; an older run of the same id gives way."""
+    runs_dir.by_job.mkdir(mode=0o700, parents=True, exist_ok=True)
+    link = runs_dir.job_link(job_id)
+    with files.replacing(link) as temporary:
+        temporary.symlink_to(link_target(runs_dir, paths))
+
+
+def link_target(runs_dir: RunsDir, paths: RunPaths) -> str:
+    """Write the run's path relative to by-job/, so that the runs can be moved together."""
+    return os.path.relpath(paths.root, runs_dir.by_job)
+
+
+def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = None) -> JobRecord:
+    """Record a run that was not submitted through clusterrun, from plan.json and SLURM_*.
+
+    A record that is there already is kept; one without a job id gets it, and a job that goes on
+    with the run becomes the run's own.
+    """
+    paths = RunPaths(root=run_dir.absolute())
+    plan = Plan.from_json(paths.plan.read_text())
+    with locked(paths.record_lock):
+        if not paths.record.exists():
+            write(new_record(plan, paths, argv=(), now=time.time() if now is None else now))
+    record = update(paths, lambda old: _registered(old, environ))
+    if record.job_id:
+        link_job(record.runs_dir, record.job_id, paths)
+    return record
+
+
+def _registered(record: JobRecord, environ: Mapping[str, str]) -> JobRecord:
+    job_id = environ.get("SLURM_JOB_ID") or environ.get("CLUSTERRUN_LOCAL_JOB_ID") or ""
+    if not record.job_id:
+        host = environ.get("SLURM_SUBMIT_HOST") or record.host
+        return dataclasses.replace(record, job_id=job_id, host=host)
+    return continued_by(record, job_id) if job_id else record
+
+
+# Finding runs again
+
+
+def list_records(runs_dir: RunsDir) -> list[JobRecord]:
+    """Read all runs of a directory, newest first; what can't be read is passed over."""
+    found = [record for path in _record_files(runs_dir) if (record := _readable(path.parent))]
+    return sorted(found, key=lambda record: (record.submitted_at, record.run_id), reverse=True)
+
+
+def _record_files(runs_dir: RunsDir) -> Iterator[Path]:
+    for path in runs_dir.root.glob(f"*/*/{RunPaths(root=Path()).record.name}"):
+        if path.parent.parent != runs_dir.by_job:
+            yield path
+
+
+def _readable(root: Path) -> JobRecord | None:
+    try:
+        return read(RunPaths(root=root))
+    except ClusterrunError:
+        return None
+
+
+def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
+    """Find a run by job id, name, run id or a path in it; None is the newest of the first place.
+
+    A name stands for the newest run of that name. Raises JobNotFoundError.
+    """
+    if text is None:
+        newest = list_records(runs_dirs[0]) if runs_dirs else []
+        if not newest:
+            raise _not_found("no run yet", runs_dirs[:1])
+        return newest[0]
+    for find in (_by_job_id, _by_path, _by_name):
+        record = find(text, runs_dirs)
+        if record is not None:
+            return record
+    raise _not_found(f"no job or run '{text}'", runs_dirs)
+
+
+def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
+    match = _JOB_ID.match(text)
+    if match is None:
+        return None
+    job_id, slurm_cluster = match.groups()
+    found = []
+    for place, runs_dir in enumerate(runs_dirs):
+        record = _job_in(runs_dir, job_id, slurm_cluster)
+        if record is not None:
+            found.append(record)
+            if place == 0:  # the project at hand; elsewhere the id may be another job's, too
+                break
+    if len(found) > 1:
+        raise UsageError(
+            f"{text} is the id of {len(found)} jobs, and of none in {runs_dirs[0].root}",
+            hint=tuple(f"name one by its run directory: {record.run_dir}" for record in found[:5]),
+        )
+    return found[0] if found else None
+
+
+def _job_in(runs_dir: RunsDir, job_id: str, slurm_cluster: str | None) -> JobRecord | None:
+    linked = _readable(_followed(runs_dir.job_link(job_id)))
+    candidates = [linked] if linked else []
+    if slurm_cluster or not candidates:  # the newest run has the link; an older one the id
+        candidates += list_records(runs_dir)
+    for record in candidates:
+        if job_id in record.job_ids and slurm_cluster in (None, record.slurm_cluster):
+            return record
+    return None
+
+
+def _by_path(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
+    path = Path(os.path.abspath(text))
+    if not text or not os.path.lexists(path):
+        return None
+    for directory in (path, *path.parents):
+        if RunPaths(root=directory).record.is_file():
+            return _readable(_followed(directory))
+    return None
+
+
+def _followed(link: Path) -> Path:
+    """Follow a link to a run, and no other: the path stays spelled as the user spells it."""
+    try:
+        return Path(os.path.normpath(link.parent / os.readlink(link)))
+    except OSError:
+        return link
+
+
+def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
+    for runs_dir in runs_dirs:
+        records = list_records(runs_dir)
+        for key in (_name, _run_id, _name_and_run_id):
+            for record in records:
+                if key(record) == text:
+                    return record
+    return None
+
+
+def _name(record: JobRecord) -> str:
+    return record.name
+
+
+def _run_id(record: JobRecord) -> str:
+    return record.run_id
+
+
+def _name_and_run_id(record: JobRecord) -> str:
+    return f"{record.name}/{record.run_id}"
+
+
+def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
+    newest = sorted(
+        (record for runs_dir in runs_dirs for record in list_records(runs_dir)),
+        key=lambda record: record.submitted_at,
+        reverse=True,
+    )[:3]
+    known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)
+    places = ", ".join(str(runs_dir.root) for runs_dir in runs_dirs)
+    return JobNotFoundError(
+        f"{message} in {places or 'any place'}",
+        hint=f"newest runs: {known}"
+        if known
+        else "runs are looked for in the project here and where you submitted before",
+    )

@@ -1,0 +1,24 @@
+"""Who interrupts an attempt, and why: one word in `attempts/<n>/request`."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from clusterrun.rundir.outcome import Reason as Reason
+from clusterrun.shared import files
+
+
+def read_request(path: Path) -> Reason | None:
+    """Return why an attempt is interrupted; None if nobody interrupts it."""
+    try:
+        return Reason(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError):
+        return None
+
+
+def write_request(path: Path, reason: Reason) -> None:
+    """Request an interruption: the first request counts, but an end replaces any other."""
+    write = files.write_whole if reason is Reason.END else files.create
+    with contextlib.suppress(OSError):  # FileExistsError: somebody else was first
+        write(path, f"{reason.value}\n")

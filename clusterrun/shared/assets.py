@@ -1,0 +1,29 @@
+"""Where the files that come with the package lie: templates and accelerate configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusterrun.errors import ClusterrunError
+
+# Found beside the package in a checkout and in an editable install, inside it in a wheel.
+_PACKAGE = Path(__file__).resolve().parents[1]
+_DIRECTORIES = {"templates": "job.sbatch.j2", "accelerate_configs": "ddp.yaml.j2"}
+
+
+def template_directories() -> tuple[Path, ...]:
+    """Find the directories of our own templates.
+
+    Raises ClusterrunError when the installation lacks one.
+    """
+    return tuple(_find(name, witness) for name, witness in _DIRECTORIES.items())
+
+
+def _find(name: str, witness: str) -> Path:
+    for parent in (_PACKAGE, _PACKAGE.parent):
+        if (parent / name / witness).is_file():
+            return parent / name
+    raise ClusterrunError(
+        f"this installation of clusterrun has no {name}",
+        hint="install it again: pip install --force-reinstall clusterrun",
+    )

@@ -1,0 +1,353 @@
+"""Checkpoints on disk: which are complete, which is the newest, which may go.
+
+A checkpoint is a directory `step-00000100`, or `checkpoint-100` as Hugging Face's Trainer names it.
+It is complete once it holds a valid `.complete`, written last of all, which lists every file with
+its size and checksum. Whatever cuts a save short leaves something that is passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clusterrun.shared.files import BY_UMASK, open_new, replacing
+
+SCHEMA = "clusterrun.checkpoint/1"
+MARKER = ".complete"
+WHOLE_BYTES = 64 << 20  # larger files are sampled: nobody waits for terabytes to be read
+SAMPLES = 64
+SAMPLE_BYTES = 64 << 10
+_CHUNK = 1 << 20
+_UNABLE = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # of file systems that sync no directories
+_Result = TypeVar("_Result")
+_THREADS = 8
+_NAME = re.compile(r"(?:step|checkpoint)-(\d+)", re.ASCII)
+_UNFINISHED = re.compile(r"\.step-\d+\.a(\d+)\.tmp", re.ASCII)
+# Files of a rank as torch, accelerate and DeepSpeed name them: rank_3, __3_0.distcp, states_3.pkl.
+_OWNER = re.compile(r"(?:rank_?|__)(\d+)|(?<!-of)[_-](\d+)\.\w+$", re.ASCII)
+_GONE = ".gone"
+Sums = Mapping[str, tuple[int, int]]  # name: size and checksum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint; `settings` is what the script said about itself when it saved."""
+
+    path: Path
+    step: int
+    world_size: int
+    attempt: int
+    saved_at: float
+    settings: Mapping[str, Any]
+
+    def difference(self, world_size: int, settings: Mapping[str, Any]) -> str:
+        """Say how this world and its settings differ from those that saved; "" where they don't."""
+        now = json.loads(json.dumps(dict(settings), default=str))
+        words = [
+            f"{name} was {self.settings.get(name)} and is {now.get(name)}"
+            for name in sorted({*self.settings, *now})
+            if self.settings.get(name) != now.get(name)
+        ]
+        if self.world_size != world_size:
+            words.append(f"it was saved by {self.world_size} ranks and these are {world_size}")
+        return "; ".join(words)
+
+
+def step_directory(directory: Path, step: int) -> Path:
+    """Return where the complete checkpoint of a step lies."""
+    return directory / f"step-{step:08d}"
+
+
+def unfinished_directory(directory: Path, step: int, attempt: int) -> Path:
+    """Return where the checkpoint of a step lies while it is written."""
+    return directory / f".step-{step:08d}.a{attempt}.tmp"
+
+
+def listed(directory: Path) -> list[tuple[int, Path]]:
+    """List step and path of all checkpoints, complete or not, newest first."""
+    if not directory.is_dir():
+        return []
+    matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
+
+
+def newest(directory: Path, *, contents: bool = True) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest complete checkpoint, and a line about each newer one that is not.
+
+    Without `contents` markers and sizes say so: one process can't read what thousands have written.
+    """
+    notes: list[str] = []
+    for _, path in listed(directory):
+        try:
+            return read(path, contents=contents), notes
+        except IncompleteError as problem:
+            notes.append(passed_over(path, str(problem)))
+    return None, notes
+
+
+def passed_over(path: Path, problem: str) -> str:
+    """Say that a checkpoint is not used, and why."""
+    return f"checkpoint {path.name} is incomplete and passed over: {problem}"
+
+
+def check_room(directory: Path) -> None:
+    """Raise OSError where the disk has less room than the newest checkpoint takes.
+
+    It is better found before: in the midst of a save, a rank that fails alone leaves the others
+    waiting in the collectives of DeepSpeed and FSDP.
+    """
+    markers = (_marked(path) for _, path in listed(directory))
+    last = next(filter(None, markers), None)
+    if last is None:
+        return
+    needed = sum(size for size, _ in last.values())
+    disk = shutil.disk_usage(directory)  # of 0 bytes where the file system does not tell
+    if disk.total and disk.free < needed:
+        unit, bits = ("MiB", 20) if needed >= 1 << 20 else ("KiB", 10)
+        words = f"{-(-needed >> bits)} {unit} are needed, {disk.free >> bits} {unit} are free"
+        raise OSError(errno.ENOSPC, words)
+
+
+def mark(
+    path: Path,
+    step: int,
+    *,
+    world_size: int,
+    attempt: int = 1,
+    settings: Mapping[str, Any],
+    files: Sums | None = None,
+) -> None:
+    """Write the marker of a checkpoint whose files are all there; they are on the disk before it.
+
+    `files` is what `settled` returned for all of them, where that was done already.
+    Raises OSError where the disk takes no more.
+    """
+    marker = {
+        "schema": SCHEMA,
+        "step": step,
+        "world_size": world_size,
+        "attempt": attempt,
+        "saved_at": round(time.time(), 6),
+        "settings": dict(settings),
+        "files": dict(files if files is not None else settled(path, file_names(path))),
+    }
+    text = json.dumps(marker, indent=1, default=str)
+    with replacing(path / MARKER) as temporary, open_new(temporary, BY_UMASK) as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_directory(path)
+
+
+def publish(unfinished: Path, final: Path) -> None:
+    """Give a marked checkpoint its name; an older one of that name is set aside."""
+    older = _aside(final)
+    with contextlib.suppress(FileNotFoundError):
+        final.rename(older)
+    try:
+        unfinished.rename(final)
+    except OSError:
+        with contextlib.suppress(OSError):
+            older.rename(final)
+        raise
+    _sync_directory(final.parent)
+
+
+def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
+    """Set aside what is older than the newest `keep` complete checkpoints.
+
+    Those beyond step `up_to`, left by a training that was set back, are not counted and stay.
+    Contents are not read: what is complete is said by markers and sizes.
+    """
+    found = [path for step, path in listed(directory) if up_to is None or step <= up_to]
+    complete = 0
+    for path in found if len(found) > keep else ():
+        if complete == keep:
+            path.rename(_aside(path))
+        elif _has_all(path):
+            complete += 1
+
+
+def set_unfinished_aside(directory: Path, attempt: int) -> None:
+    """Set aside what saves of this attempt, or of one before, have left that were cut short."""
+    for path in directory.iterdir() if directory.is_dir() else ():
+        match = _UNFINISHED.fullmatch(path.name)
+        if match and int(match[1]) <= attempt:
+            with contextlib.suppress(OSError):
+                path.rename(_aside(path))
+
+
+def _aside(path: Path) -> Path:
+    """Name where a checkpoint goes that nobody needs: what removes it may be cut short."""
+    return path.with_name(f".{path.name.lstrip('.')}.{time.time_ns()}{_GONE}")
+
+
+def set_aside(directory: Path) -> list[Path]:
+    """List what was set aside and is still there."""
+    return [path for path in directory.iterdir() if path.name.endswith(_GONE)]
+
+
+class IncompleteError(Exception):
+    """Why a checkpoint can't be used."""
+
+
+def read(path: Path, *, contents: bool = True) -> Checkpoint:
+    """Read a checkpoint, and hold its files to its marker. Raises IncompleteError."""
+    found, files = read_marker(path)
+    check_sizes(path, files)
+    if contents:
+        check_contents(path, files)
+    return found
+
+
+def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
+    """Read what the marker says of a checkpoint and its files. Raises IncompleteError."""
+    try:
+        marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
+        files = {str(name): (int(size), int(crc)) for name, (size, crc) in marker["files"].items()}
+        found = Checkpoint(
+            path=path,
+            step=int(marker["step"]),
+            world_size=int(marker["world_size"]),
+            attempt=int(marker["attempt"]),
+            saved_at=float(marker["saved_at"]),
+            settings=dict(marker["settings"]),
+        )
+        if marker["schema"] != SCHEMA:
+            raise IncompleteError(f"its {MARKER} is of another kind: {marker['schema']}")
+    except FileNotFoundError:
+        words = "it was never saved to its end, or by another program"
+        raise IncompleteError(f"it has no {MARKER}: {words}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise IncompleteError(f"its {MARKER} can't be read") from None
+    return found, files
+
+
+def check_sizes(path: Path, files: Sums) -> None:
+    """Raise IncompleteError where one of these files is missing, or shorter or longer."""
+    _at_once(lambda name: _check_size(path, name, files[name][0]), files)
+
+
+def check_contents(path: Path, files: Sums) -> None:
+    """Read these files, and raise IncompleteError where one is damaged."""
+    _at_once(lambda name: _check_contents(path, name, files[name][1]), files)
+
+
+def settled(path: Path, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Have these files on the disk; return their sizes and checksums. Raises OSError."""
+    return dict(zip(names, _at_once(lambda name: _settled(path / name), names), strict=True))
+
+
+def file_names(path: Path) -> list[str]:
+    """Name all files below a checkpoint in their order, but for the marker's. Raises OSError."""
+    walk = os.walk(path, onerror=_refuse)
+    found = (os.path.join(folder, name) for folder, _, names in walk for name in names)
+    return sorted({os.path.relpath(file, path) for file in found} - {MARKER})
+
+
+def own_share(names: Sequence[str], here: int, world_size: int) -> list[str]:
+    """Choose the files that this rank looks after: of those named for a rank its own.
+
+    Its node wrote them, so that it has them in memory, and is the one to have them on the disk.
+    """
+    owners = [match and int(match[1] or match[2]) for match in map(_OWNER.search, names)]
+    return [
+        name
+        for number, (name, owner) in enumerate(zip(names, owners, strict=True))
+        if (number if owner is None else owner) % world_size == here
+    ]
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def _marked(path: Path) -> Sums | None:
+    """Return what the marker says of the files; None where it is not valid."""
+    try:
+        return read_marker(path)[1]
+    except IncompleteError:
+        return None
+
+
+def _has_all(path: Path) -> bool:
+    try:
+        check_sizes(path, read_marker(path)[1])
+    except IncompleteError:
+        return False
+    return True
+
+
+def _check_size(path: Path, name: str, size: int) -> None:
+    try:
+        found = (path / name).stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        raise IncompleteError(f"{name} is missing") from None
+    except OSError as error:
+        raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
+    if found != size:
+        raise IncompleteError(f"{name} has {found} bytes instead of {size}")
+
+
+def _check_contents(path: Path, name: str, crc: int) -> None:
+    try:
+        found = _checksum(path / name)
+    except OSError as error:
+        raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
+    if found != crc:
+        raise IncompleteError(f"{name} is damaged: its checksum is another than when it was saved")
+
+
+def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Result]:
+    """Do something with several files at a time: a disk far away answers late."""
+    from concurrent.futures import ThreadPoolExecutor  # brings `logging`: not at each start
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return list(threads.map(deed, names))
+
+
+def _settled(file: Path) -> tuple[int, int]:
+    """Have a file on the disk; return its size and checksum."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_size, _checksum(file)
+    finally:
+        os.close(descriptor)
+
+
+def _checksum(file: Path) -> int:
+    """Return the CRC-32 of a file; of a large one, that of blocks spread over it evenly."""
+    crc = 0
+    with open(file, "rb", buffering=0) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size <= WHOLE_BYTES:
+            while chunk := opened.read(_CHUNK):
+                crc = zlib.crc32(chunk, crc)
+            return crc
+        last = size - SAMPLE_BYTES
+        for place in sorted({0, last, *(last * n // SAMPLES for n in range(SAMPLES))}):
+            crc = zlib.crc32(os.pread(opened.fileno(), SAMPLE_BYTES, place), crc)
+    return crc
+
+
+def _sync_directory(path: Path) -> None:
+    """Have the names within a directory on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNABLE:
+            raise
+    finally:
+        os.close(descriptor)

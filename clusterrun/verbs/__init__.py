@@ -1,0 +1,1 @@
+"""The verbs: what `import clusterrun` offers and the command line uses."""

@@ -1,0 +1,119 @@
+"""What a run is to go on with: its frozen configuration, and what the command line changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun.backends.attempts import bad_nodes
+from clusterrun.backends.machine_facts import working_directory
+from clusterrun.config import Given, Resolved, load_again
+from clusterrun.config.spec import Cluster, Strategy
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.checkpoint_files import Checkpoint
+from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One setting before and after; None where it was, or is, not said."""
+
+    key: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """The configuration of a run with what was changed; `excluded` are nodes found to be bad."""
+
+    resolved: Resolved
+    changes: tuple[Change, ...]
+    excluded: tuple[str, ...] = ()
+
+
+def change(
+    record: JobRecord,
+    flags: Mapping[str, Any],
+    overrides: Sequence[str],
+    *,
+    exclude_bad: bool = False,
+) -> Changed:
+    """Read resolved.yaml of a run and lay the command line's settings over it.
+
+    With `exclude_bad` the nodes that its outcomes blame are left out, too.
+    Raises UsageError for a value that can't be meant, ClusterrunError where the file is gone.
+    """
+    frozen = configuration(record)
+    new = _load(record, flags, overrides)
+    bad = bad_nodes(record.paths) if exclude_bad and record.cluster is not Cluster.LOCAL else ()
+    if bad:
+        known = parse_hostlist(new.spec.exclude) if new.spec.exclude else []
+        nodes = fold_hosts((*known, *bad))
+        new = _load(
+            record, {**flags, "exclude": Given(value=nodes, flag="--exclude-bad")}, overrides
+        )
+    return Changed(resolved=new, changes=differences(frozen, new), excluded=bad)
+
+
+def configuration(record: JobRecord) -> Resolved:
+    """Read what a run was submitted with. Raises ClusterrunError where the file is gone."""
+    return _load(record, {}, ())
+
+
+def _load(record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str]) -> Resolved:
+    path = record.paths.resolved
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterrunError(
+            f"cannot read {path}", cause=str(error), hint="without it nothing can be changed"
+        ) from error
+    return load_again(
+        text,
+        flags,
+        shown=str(path),
+        environ=os.environ,
+        cwd=Path(record.workdir),
+        typed_in=working_directory(os.environ),
+        overrides=overrides,
+    )
+
+
+def differences(old: Resolved, new: Resolved) -> tuple[Change, ...]:
+    """List the settings that differ, in the order of the fields."""
+    before = {row.key: row.text for row in old.rows()}
+    after = {row.key: row.text for row in new.rows()}
+    return tuple(
+        Change(key=key, old=before.get(key), new=after.get(key))
+        for key in dict.fromkeys((*before, *after))
+        if before.get(key) != after.get(key)
+    )
+
+
+def refuse_other_world(checkpoint: Checkpoint, record: JobRecord, plan: Plan) -> None:
+    """Refuse shards that another world, or another strategy, has saved. Raises UsageError."""
+    saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
+    if not any(map(_is_sharded, (saved_by, plan.strategy.value))):
+        return
+    fits_world = checkpoint.world_size in (0, plan.world_size)
+    if fits_world and saved_by == plan.strategy.value:
+        return
+    raise UsageError(
+        f"{checkpoint.path.name} was saved by {checkpoint.world_size} ranks with {saved_by}; its "
+        f"shards can't be read by {plan.world_size} with {plan.strategy.value}",
+        hint="keep nodes, ranks and strategy, or start over with --from scratch",
+    )
+
+
+def _is_sharded(strategy: str) -> bool:
+    try:
+        known = Strategy(strategy)
+    except ValueError:  # a script's own word for it
+        return False
+    return known.is_fsdp or known.is_deepspeed

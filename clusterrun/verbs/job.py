@@ -1,0 +1,124 @@
+"""The handle of a job in Python: submitit's job, whose answers are those of our verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from submitit.core import core
+from submitit.core.utils import FailedJobError
+
+from clusterrun.backends.status import JobStatus
+from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.state import JobState
+from clusterrun.verbs import api
+from clusterrun.verbs import cancel as ending
+
+if TYPE_CHECKING:
+    from clusterrun.verbs.api import Which
+
+_STREAMS = {"stdout": Stream.OUT, "stderr": Stream.ERR}
+
+
+class Watcher(core.InfoWatcher):  # type: ignore[misc]  # submitit is not followed
+    """Answers submitit's questions about one job: from the run's files, then the scheduler."""
+
+    def __init__(self, record: JobRecord) -> None:
+        super().__init__()
+        self._record = record
+
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        """Return the state's name; `force` takes no remembered answer."""
+        del job_id
+        return api.status(self._record, max_age_s=0 if mode == "force" else None).state.value
+
+    def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
+        """Return what submitit shows of a job."""
+        return {"JobID": job_id, "State": self.get_state(job_id, mode)}
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        """Whether the job has ended."""
+        return JobState(self.get_state(job_id, mode)).is_terminal
+
+
+class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
+    """A job that was submitted: ask how it stands, wait for it, read its logs, end it.
+
+    It is submitit's job, too: `state`, `done()`, `result()`, `exception()`, `stdout()`,
+    `awaitable()` and submitit's helpers (`as_completed`, `monitor_jobs`) take it as one of theirs.
+    `record` is what job.json held when the handle was made.
+    """
+
+    def __init__(self, record: JobRecord) -> None:
+        self.record = record
+        self.watcher = Watcher(record)
+        super().__init__(folder=record.paths.slurm_dir, job_id=record.job_id)
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory of its run."""
+        return self.record.paths.root
+
+    def status(self) -> JobStatus:
+        """Return how the job stands."""
+        return api.status(self.record)
+
+    def wait(
+        self,
+        timeout_s: float | None = None,
+        *,
+        released: Callable[[JobStatus], None] = lambda _: None,
+    ) -> JobStatus:
+        """Wait until the job has ended and return its last status; as `clusterrun.wait`."""
+        return api.wait(self.record, timeout_s=timeout_s, released=released)
+
+    def logs(
+        self,
+        *,
+        ranks: Collection[int] | None = None,
+        nodes: Collection[str] | None = None,
+        tail: int | None = None,
+        attempt: int | None = None,
+        errors: bool = False,
+    ) -> Iterator[LogLine]:
+        """Yield its log lines; as `clusterrun.read_logs`."""
+        return api.read_logs(
+            self.record, ranks=ranks, nodes=nodes, tail=tail, attempt=attempt, errors=errors
+        )
+
+    def cancel(self, check: bool = True) -> None:
+        """End the job; `check` is submitit's, the job is always looked at."""
+        del check
+        ending.cancel(self.record)
+
+    def exception(self) -> FailedJobError | None:
+        """Wait for the end and return why the job failed; None if it completed."""
+        ended = self.wait()
+        if ended.state.is_success:
+            return None
+        why = ended.failure.message if ended.failure else ended.reason
+        return FailedJobError(
+            f"job {ended.record.job_id} is {ended.state.value}: {why or 'nobody said why'}; "
+            f"its logs: clusterrun logs {ended.record.job_id}"
+        )
+
+    def results(self) -> list[JobStatus]:
+        """Wait for the end and return the last status. Raises FailedJobError."""
+        error = self.exception()
+        if error is not None:
+            raise error
+        return [self.status()]
+
+    def _get_logs_string(self, name: str) -> str | None:
+        lines = [line.text for line in self.logs() if line.stream is _STREAMS[name]]
+        return b"".join(line + b"\n" for line in lines).decode(errors="replace")
+
+
+def find_job(job: Which | None = None) -> Job:
+    """Find a run by job id, name, run id or a path in it; None is the newest of this project.
+
+    Raises JobNotFoundError.
+    """
+    return Job(api.find_record(job))

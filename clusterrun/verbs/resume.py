@@ -1,0 +1,294 @@
+"""Go on with a run that has ended, or start a new one from what it was made of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from clusterrun.backends import select
+from clusterrun.backends.base import PerhapsSubmittedError, Submission
+from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.config import Resolved
+from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError
+from clusterrun.launch.plan import Plan
+from clusterrun.rendering.bundle import Bundle
+from clusterrun.rundir import record as records
+from clusterrun.rundir.create import write_config
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared import files
+from clusterrun.shared.locks import locked
+from clusterrun.shared.state import JobState
+from clusterrun.verbs import api
+from clusterrun.verbs.api import Prepared
+from clusterrun.verbs.cancel import active_chain
+from clusterrun.verbs.changes import Changed, change, refuse_other_world
+from clusterrun.verbs.start_point import LATEST, StartPoint, choose, set_aside
+
+if TYPE_CHECKING:
+    from clusterrun.verbs.api import Which
+    from clusterrun.verbs.job import Job
+
+PLACE: Final = ("name", "run_dir")
+ELSEWHERE: Final = "'clusterrun resubmit' makes a new run, which may be elsewhere"
+WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """A run that is ready to go on: how it stands, from where it starts, and what is new.
+
+    `is_complete` where the run is and nothing was asked of it. `prepared` holds no files where
+    none changes.
+    """
+
+    seen: JobStatus
+    prepared: Prepared
+    start: StartPoint
+    changed: Changed
+    is_complete: bool = False
+    force: bool = False
+
+    @property
+    def record(self) -> JobRecord:
+        """The run as it was recorded before."""
+        return self.seen.record
+
+    @property
+    def attempt(self) -> int:
+        """The number of the next attempt."""
+        return self.seen.attempt + 1
+
+
+def resume(job: Which | None = None, *, start: str = LATEST, **settings: Any) -> Job:
+    """Go on with a run that has ended; `settings` are fields of JobSpec to change (nodes=4).
+
+    `start` is as for `prepare_resume`. One that is complete is left as it is.
+    """
+    from clusterrun.verbs.job import Job  # imports submitit, which most commands never need
+
+    resumption = prepare_resume(job, start=start, flags=settings)
+    return Job(resumption.record if resumption.is_complete else resume_prepared(resumption))
+
+
+def resubmit(job: Which | None = None, **settings: Any) -> Job:
+    """Start a new run of what an earlier one was made of; `settings` as for `resume`."""
+    from clusterrun.verbs.job import Job
+
+    prepared, _ = prepare_resubmit(job, flags=settings)
+    return Job(api.submit_prepared(prepared))
+
+
+def prepare_resume(
+    job: Which | None = None,
+    *,
+    start: str = LATEST,
+    flags: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    exclude_bad: bool = False,
+    force: bool = False,
+) -> Resumption:
+    """Decide how a run goes on; nothing is written.
+
+    `start` is `latest`, `scratch`, `step-N` or the path of one of its checkpoints. `force` goes on
+    although the run seems to be active. Raises UsageError for what can't be.
+    """
+    record = api.find_record(job)
+    seen = _look(record, force=force)
+    changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
+    _refuse_other_place(record, changed)
+    prepared = None if changed.changes else _as_it_is(record, changed.resolved)
+    prepared = prepared or api.prepare(changed.resolved)
+    _refuse_other_cluster(record, prepared.plan)
+    is_complete = seen.state.is_success and not changed.changes and start == LATEST
+    point = StartPoint(checkpoint=None) if is_complete else choose(record.paths, start)
+    if point.checkpoint is not None:
+        refuse_other_world(point.checkpoint, record, prepared.plan)
+    return Resumption(
+        seen=seen,
+        prepared=prepared,
+        start=point,
+        changed=changed,
+        is_complete=is_complete,
+        force=force,
+    )
+
+
+def prepare_resubmit(
+    job: Which | None = None,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    exclude_bad: bool = False,
+) -> tuple[Prepared, Changed]:
+    """Prepare a new run from what an earlier one was made of; `api.submit_prepared` starts it.
+
+    Raises UsageError for what cannot run.
+    """
+    record = api.find_record(job)
+    changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
+    return api.prepare(changed.resolved), changed
+
+
+def resume_prepared(resumption: Resumption) -> JobRecord:
+    """Start the next attempt of a run; refused by the scheduler, all is as it was.
+
+    Raises UsageError where somebody else was quicker, SubmissionError, SchedulerUnreachableError.
+    """
+    paths, plan = resumption.record.paths, resumption.prepared.plan
+    with _alone(paths), ExitStack() as undo:
+        record = _look(records.read(paths), force=resumption.force).record
+        try:
+            _lay_out(resumption, undo)
+        except OSError as error:
+            raise _cannot_write(paths, error) from error
+        try:
+            submission = select.backend_of(record).submit_again(
+                plan, record, waits=_says_when(resumption)
+            )
+        except PerhapsSubmittedError:
+            undo.pop_all()
+            raise
+        undo.pop_all()
+        return _remember(record, plan, submission)
+
+
+def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecord:
+    def goes_on(now: JobRecord) -> JobRecord:
+        new = records.continued_by(records.planned_anew(now, plan), submission.job_id)
+        return dataclasses.replace(new, chain_length=0)
+
+    record = api.remember(record.paths, submission.job_id, goes_on)
+    if submission.held:
+        raise submission.held
+    return record
+
+
+# What stands in the way
+
+
+def _look(record: JobRecord, *, force: bool) -> JobStatus:
+    """Say how a run stands; refuse one that may be active.
+
+    Raises UsageError, or SchedulerUnreachableError where nobody can say.
+    """
+    with contextlib.suppress(*([SchedulerUnreachableError] if force else [])):
+        chained = _ask_anew(record)
+    (seen,) = statuses([record], select.backend_of)
+    if not force:
+        _refuse_active(seen, chained)
+    return seen
+
+
+def _ask_anew(record: JobRecord) -> list[str]:
+    """Have a fresh answer at hand, and list the later jobs of a chain that have not ended.
+
+    Files that tell of an end can't tell of a requeue.
+    """
+    if record.job_id:
+        backend = select.backend_of(record)
+        backend.query([record.job_id], since=record.submitted_at, max_age_s=0)
+    return active_chain(record)
+
+
+def _refuse_active(seen: JobStatus, chained: Sequence[str]) -> None:
+    if chained:
+        raise UsageError(
+            f"job {chained[0]} goes on with the run by itself: it is the next of a chain",
+            hint=f"end the chain first: clusterrun cancel {seen.record.job_id}",
+        )
+    if seen.state.is_terminal:
+        return
+    job = f"job {seen.record.job_id}" if seen.record.job_id else f"run {seen.record.run_id}"
+    if seen.state is JobState.UNKNOWN and seen.record.job_id and not seen.reason:
+        return  # everybody has forgotten it
+    why = f" ({seen.reason})" if seen.reason else ""
+    raise UsageError(
+        f"{job} is still {seen.state.value}{why}; two writers would share the run directory",
+        hint=f"end it first: clusterrun cancel {seen.record.job_id}; --force goes on all the same",
+    )
+
+
+def _refuse_other_place(record: JobRecord, changed: Changed) -> None:
+    for row in changed.changes:
+        if row.key in PLACE:
+            raise UsageError(
+                f"run {record.run_id} keeps its {row.key}, {row.old}",
+                hint=ELSEWHERE,
+            )
+
+
+def _refuse_other_cluster(record: JobRecord, plan: Plan) -> None:
+    if plan.cluster is not record.cluster:
+        raise UsageError(
+            f"run {record.run_id} is one of cluster {record.cluster.value}", hint=ELSEWHERE
+        )
+
+
+@contextlib.contextmanager
+def _alone(paths: RunPaths) -> Iterator[None]:
+    """Hold off another `resume` of the same run; it finds an active job afterwards."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(paths.resume_lock))
+        except OSError as error:
+            raise _cannot_write(paths, error) from error
+        yield
+
+
+def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
+    return ClusterrunError(f"cannot write in {paths.root}", cause=str(error))
+
+
+# The files of the next attempt
+
+
+def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
+    """Take the plan as the run has it; None where another version of clusterrun wrote it."""
+    try:
+        plan = Plan.from_json(record.paths.plan.read_text())
+    except OSError as error:
+        raise ClusterrunError(f"cannot read {record.paths.plan}", cause=str(error)) from error
+    except (ValueError, TypeError):
+        return None
+    return Prepared(resolved=resolved, plan=plan, bundle=Bundle(files={}))
+
+
+def _says_when(resumption: Resumption) -> bool:
+    return any(row.key in WHEN for row in resumption.changed.changes)
+
+
+def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
+    """Put the files in their places; `undo` puts all back."""
+    paths, last = resumption.record.paths, resumption.seen.attempt
+    paths.attempt(last).mkdir(mode=0o700, parents=True, exist_ok=True)
+    undo.callback(set_aside(paths, resumption.start.newer))
+    if resumption.prepared.bundle.files:
+        _exchange(paths, resumption.prepared.bundle, last, undo)
+    earlier = paths.earlier_end(last)
+    if paths.end.exists():
+        paths.end.rename(earlier)
+        undo.callback(earlier.rename, paths.end)
+    elif not earlier.exists():  # whoever would have written the end was killed
+        files.create(earlier)
+        undo.callback(earlier.unlink)
+
+
+def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> None:
+    """Write the files of a bundle over those of the run, which are kept with their attempt."""
+    kept = paths.earlier_config(last)
+    kept.mkdir(mode=0o700, exist_ok=True)
+    for path in paths.config_files:
+        if path.exists():
+            text = path.read_bytes().decode("utf-8", "surrogateescape")
+            undo.callback(write_config, path, text)
+            if not (kept / path.name).exists():  # else no attempt was made since
+                write_config(kept / path.name, text)
+        if path.name in bundle.files:
+            write_config(path, bundle.files[path.name])
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,109 @@
+"""Where a run goes on: the checkpoint that is meant, and those that must not win over it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterrun.errors import UsageError
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import checkpoint_files
+from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError
+
+LATEST, SCRATCH = "latest", "scratch"
+_STEP = re.compile(r"(?:step|checkpoint)-0*([0-9]+)\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPoint:
+    """A complete checkpoint, or None for the beginning.
+
+    `passed_over` says of each newer one why it can't be used; `newer` are those that the training
+    would take before it.
+    """
+
+    checkpoint: Checkpoint | None
+    passed_over: tuple[str, ...] = ()
+    newer: tuple[Path, ...] = ()
+
+
+def choose(paths: RunPaths, text: str) -> StartPoint:
+    """Find what `latest`, `scratch`, `step-N` or the path of a checkpoint means in a run.
+
+    Raises UsageError where there is no complete checkpoint of that name in this run.
+    """
+    if text == SCRATCH:
+        listed = checkpoint_files.listed(paths.checkpoints_dir)
+        return StartPoint(checkpoint=None, newer=tuple(path for _, path in listed))
+    if text == LATEST:
+        found, notes = checkpoint_files.newest(paths.checkpoints_dir)
+        if found is None:
+            raise UsageError(
+                f"there is no complete checkpoint in {paths.checkpoints_dir}",
+                cause="\n".join(notes) or None,
+                hint="--from scratch starts the script; what it has saved elsewhere it finds",
+            )
+        return StartPoint(checkpoint=found, passed_over=tuple(notes))
+    return _named(paths, text)
+
+
+def _named(paths: RunPaths, text: str) -> StartPoint:
+    """Read the checkpoint of one step, and of the others no more than their names."""
+    step = _step_of(paths, text)
+    listed = checkpoint_files.listed(paths.checkpoints_dir)
+    named = next((path for found, path in listed if found == step), None)
+    if named is None:
+        known = ", ".join(f"step-{found}" for found, _ in listed)
+        hint = f"there are: {known}" if known else "there is none at all"
+        raise UsageError(f"there is no checkpoint of step {step} in this run", hint=hint)
+    try:
+        checkpoint = checkpoint_files.read(named)
+    except IncompleteError as problem:
+        raise UsageError(f"checkpoint {named.name} is incomplete", cause=str(problem)) from problem
+    newer = tuple(path for found, path in listed if found > step)
+    return StartPoint(checkpoint=checkpoint, newer=newer)
+
+
+def _step_of(paths: RunPaths, text: str) -> int:
+    """Read `step-N`, or the path of a checkpoint of this run."""
+    path = Path(os.path.abspath(text))
+    is_path = "/" in text
+    match = _STEP.match(path.name if is_path else text)
+    if is_path and path.parent.resolve() != paths.checkpoints_dir.resolve():
+        raise UsageError(
+            f"{text} is no checkpoint of this run",
+            hint=f"copy it to {paths.checkpoints_dir}, then name its step, as step-100",
+        )
+    if match is None:
+        raise UsageError(
+            f"'{text}' is neither latest, scratch, step-N nor the path of a checkpoint",
+            hint="give it as step-100",
+        )
+    return int(match[1])
+
+
+def set_aside(paths: RunPaths, newer: tuple[Path, ...]) -> Callable[[], None]:
+    """Move checkpoints to where no training looks for them; what is returned moves them back."""
+    if not newer:
+        return lambda: None
+    place = paths.set_aside(time.strftime("%Y%m%d-%H%M%S"))
+    place.mkdir(mode=0o700)
+    moved: list[Path] = []
+
+    def back() -> None:
+        for path in moved:
+            (place / path.name).rename(path)
+        place.rmdir()
+
+    try:
+        for path in newer:
+            path.rename(place / path.name)
+            moved.append(path)
+    except BaseException:
+        back()
+        raise
+    return back

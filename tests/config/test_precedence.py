@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.config import Given, adopt_spec
+from clusterrun.config.spec import FIELDS, JobSpec, MixedPrecision, Strategy
+from clusterrun.errors import ConfigError, UsageError
+from tests.config.conftest import Workplace
+
+# The order of the places, the highest first; each says slurm.partition in its own words.
+PLACES = ("flag", "set", "env", "job", "project", "user", "site")
+ORIGINS = {
+    "flag": "command line (-p)",
+    "set": "command line (--set)",
+    "env": "env CLUSTERRUN_SLURM_PARTITION",
+    "job": "./job.yaml:1",
+    "project": "./clusterrun.yaml:1",
+    "user": "~/.config/clusterrun/config.yaml:1",
+    "site": "{root}/site.yaml:1",
+}
+
+
+@pytest.mark.parametrize("lowest", range(len(PLACES)))
+def test_each_place_wins_over_those_below_it(workplace: Workplace, lowest: int) -> None:
+    said = PLACES[lowest:]
+    line = "slurm: {{partition: {}}}\n".format
+    workplace.write("home/project/job.yaml", line("job") if "job" in said else "")
+    workplace.write_project(line("project") if "project" in said else "")
+    workplace.write_user(line("user") if "user" in said else "")
+    workplace.write_site(line("site"))
+    if "env" in said:
+        workplace.environ["CLUSTERRUN_SLURM_PARTITION"] = "env"
+    resolved = workplace.load(
+        {"partition": Given(value="flag", flag="-p")} if "flag" in said else {},
+        config_file="job.yaml",
+        overrides=["slurm.partition=set"] if "set" in said else [],
+    )
+    assert resolved.spec.partition == said[0]
+    expected = ORIGINS[said[0]].format(root=workplace.root)
+    assert str(resolved.origins["slurm.partition"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("place", "wins"), [("project", False), ("job", False), ("env", True), ("flag", True)]
+)
+def test_a_profile_beats_plain_values_of_every_file_and_loses_to_environment_and_flags(
+    workplace: Workplace, place: str, wins: bool
+) -> None:
+    workplace.write_site("profiles: {a100: {slurm: {partition: site-a100}}}")
+    text = "slurm: {partition: plain}"
+    workplace.write_project(text if place == "project" else "")
+    workplace.write("home/project/job.yaml", text if place == "job" else "")
+    if place == "env":
+        workplace.environ["CLUSTERRUN_SLURM_PARTITION"] = "plain"
+    flags = {"partition": "plain"} if place == "flag" else {}
+    resolved = workplace.load(flags, config_file="job.yaml", profile="a100")
+    assert resolved.spec.partition == ("plain" if wins else "site-a100")
+
+
+def test_a_profile_that_several_files_define_is_laid_together(workplace: Workplace) -> None:
+    workplace.write_site("profiles: {a100: {slurm: {partition: gpu, constraint: a100}}}")
+    workplace.write_project("profiles:\n  a100:\n    slurm:\n      partition: mine\n")
+    resolved = workplace.load(profile="a100")
+    assert (resolved.spec.partition, resolved.spec.constraint) == ("mine", "a100")
+    assert str(resolved.origins["slurm.partition"]) == "./clusterrun.yaml:4 (profile a100)"
+
+
+@pytest.mark.parametrize(
+    ("option", "variable", "chosen"),
+    [("b", "c", "b"), (None, "c", "c"), (None, None, "a"), ("", "c", None), (None, "", "a")],
+)
+def test_the_profile_is_chosen_by_option_then_environment_then_file(
+    workplace: Workplace, option: str | None, variable: str | None, chosen: str | None
+) -> None:
+    workplace.write_project("profile: a\nprofiles: {a: {}, b: {}, c: }\n")
+    if variable is not None:
+        workplace.environ["CLUSTERRUN_PROFILE"] = variable
+    assert workplace.load(profile=option).profile == chosen
+
+
+def test_an_unknown_profile_is_answered_with_the_nearest_name(workplace: Workplace) -> None:
+    workplace.write_project("profiles: {a100: {}, cpu: {}}")
+    with pytest.raises(UsageError, match="unknown profile 'a10'") as caught:
+        workplace.load(profile="a10")
+    assert caught.value.hints == ("use 'a100'",)
+    with pytest.raises(UsageError) as caught:
+        workplace.load(profile="zzz")
+    assert caught.value.hints == ("profiles: a100, cpu",)
+
+
+def test_an_unknown_profile_that_a_file_asks_for_names_the_line(workplace: Workplace) -> None:
+    workplace.write_project("name: x\nprofile: gone\n")
+    with pytest.raises(ConfigError, match="unknown profile 'gone'") as caught:
+        workplace.load()
+    assert caught.value.where == "clusterrun.yaml:2:10"
+    assert caught.value.hints == ("no configuration file that was read defines a profile",)
+
+
+def test_every_key_has_an_origin_and_what_nobody_said_is_built_in(workplace: Workplace) -> None:
+    resolved = workplace.load()
+    assert {key: str(origin) for key, origin in resolved.origins.items()} == {
+        field.key: "built-in" for field in FIELDS
+    }
+
+
+def test_the_project_file_is_found_from_a_directory_below(workplace: Workplace) -> None:
+    workplace.write_project("script: train.py\nslurm: {nodes: 3}\n")
+    below = workplace.project / "src" / "deep"
+    below.mkdir(parents=True)
+    resolved = workplace.load(cwd=below)
+    assert resolved.project_dir == workplace.project
+    assert str(resolved.origins["slurm.nodes"]) == "../../clusterrun.yaml:2"
+    assert resolved.spec.script == str(workplace.project / "train.py")
+    assert resolved.spec.run_dir == str(workplace.project / "runs")
+
+
+def test_without_a_project_file_the_working_directory_is_the_project(workplace: Workplace) -> None:
+    resolved = workplace.load()
+    assert resolved.project_dir == workplace.project
+    assert resolved.spec.run_dir == "runs"
+
+
+def test_a_job_file_that_is_the_project_file_is_read_once(workplace: Workplace) -> None:
+    workplace.write_project("pass_env: [A]")
+    assert workplace.load(config_file="./clusterrun.yaml").files == (
+        "./clusterrun.yaml",
+        f"{workplace.root}/site.yaml",
+    )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_file_above_that_another_user_owns_does_not_command_us(workplace: Workplace) -> None:
+    planted = workplace.write("home/clusterrun.yaml", "launch: {setup: ['touch /tmp/x']}")
+    os.chown(planted, 12345, 12345)
+    resolved = workplace.load()
+    assert resolved.spec.setup == ()
+    assert str(planted) in resolved.notes[0]
+    assert "--config" in resolved.notes[0]
+
+
+def test_paths_in_files_count_from_the_file_and_others_stay_as_typed(workplace: Workplace) -> None:
+    workplace.write_user("launch: {accelerate_config: acc.yaml, python: ~/venv/bin/python}")
+    workplace.write_site("launch: {deepspeed_config: ~/ds.json}")
+    workplace.write_project("script: ./train.py\n")
+    workplace.environ["CLUSTERRUN_RUN_DIR"] = "out/runs"
+    spec = workplace.load().spec
+    home = workplace.root / "home"
+    assert spec.accelerate_config == str(home / ".config/clusterrun/acc.yaml")
+    assert spec.deepspeed_config == str(home / "ds.json")
+    assert spec.python == str(home / "venv/bin/python")
+    assert spec.script == "./train.py"
+    assert spec.run_dir == "out/runs"
+
+
+def test_a_program_found_on_the_path_of_the_nodes_stays_a_name(workplace: Workplace) -> None:
+    workplace.write_user("launch: {python: python3.12}")
+    assert workplace.load().spec.python == "python3.12"
+
+
+def test_a_variable_in_a_path_is_warned_of_since_it_is_not_expanded(workplace: Workplace) -> None:
+    workplace.write_project("run_dir: /scratch/$USER/runs")
+    resolved = workplace.load()
+    assert resolved.spec.run_dir == "/scratch/$USER/runs"
+    assert "'$USER', which is not expanded" in resolved.notes[0]
+    assert "CLUSTERRUN_RUN_DIR" in resolved.notes[0]
+
+
+def test_inside_a_job_the_runs_own_directory_is_not_taken_for_the_setting(
+    workplace: Workplace,
+) -> None:
+    workplace.environ |= {"CLUSTERRUN_RUN_DIR": "/runs/x/1", "CLUSTERRUN_ATTEMPT": "1"}
+    assert workplace.load().spec.run_dir == "runs"
+
+
+def test_an_empty_variable_says_nothing(workplace: Workplace) -> None:
+    workplace.environ["CLUSTERRUN_SLURM_ACCOUNT"] = ""
+    assert workplace.load().spec.account is None
+
+
+def test_a_misspelt_variable_is_warned_of(workplace: Workplace) -> None:
+    workplace.environ["CLUSTERRUN_SLURM_PARTITON"] = "gpu"
+    assert workplace.load().notes == (
+        "CLUSTERRUN_SLURM_PARTITON is set in your shell but names no setting and is ignored; "
+        "use CLUSTERRUN_SLURM_PARTITION",
+    )
+
+
+def test_lists_in_variables_are_yaml_flow_or_one_item(workplace: Workplace) -> None:
+    workplace.environ |= {
+        "CLUSTERRUN_PASS_ENV": "[HF_TOKEN, WANDB_API_KEY]",
+        "CLUSTERRUN_LAUNCH_SETUP": "module load cuda, gcc",
+        "CLUSTERRUN_ENV": "{A: 1, B: 'x, y'}",
+        "CLUSTERRUN_NETWORK_ENV": "NCCL_DEBUG=INFO",
+    }
+    spec = workplace.load().spec
+    assert spec.pass_env == ("HF_TOKEN", "WANDB_API_KEY")
+    assert spec.setup == ("module load cuda, gcc",)
+    assert spec.env == {"A": "1", "B": "x, y"}
+    assert spec.network_env == {"NCCL_DEBUG": "INFO"}
+
+
+def test_mappings_are_united_name_by_name_each_with_its_origin(workplace: Workplace) -> None:
+    workplace.write_site("env: {A: site, B: site}")
+    workplace.write_project("env:\n  B: project\n  C: project\n")
+    resolved = workplace.load({"env": Given(value=("C=flag",), flag="--env")})
+    assert resolved.spec.env == {"A": "site", "B": "project", "C": "flag"}
+    assert str(resolved.origins["env.B"]) == "./clusterrun.yaml:2"
+    assert str(resolved.origins["env.C"]) == "command line (--env)"
+
+
+def test_a_list_replaces_the_lower_one_and_a_repeatable_option_adds(workplace: Workplace) -> None:
+    workplace.write_site("launch: {setup: [module load site]}\npass_env: [A]")
+    workplace.write_project("launch: {setup: [module load mine]}\npass_env: [B]")
+    assert workplace.load().spec.setup == ("module load mine",)
+    resolved = workplace.load(
+        {
+            "setup": Given(value=("source venv",), flag="--setup"),
+            "pass_env": Given(value=("C", "A"), flag="--pass-env"),
+        }
+    )
+    assert resolved.spec.setup == ("module load mine", "source venv")
+    assert resolved.spec.pass_env == ("A", "B", "C")
+    expected = "./clusterrun.yaml:1 + command line (--setup)"
+    assert str(resolved.origins["launch.setup"]) == expected
+    assert workplace.load(overrides=["launch.setup=[]"]).spec.setup == ()
+
+
+def test_a_script_on_the_command_line_does_not_get_the_files_arguments(
+    workplace: Workplace,
+) -> None:
+    workplace.write_project("script: a.py\nargs: [--steps, 5]\n")
+    assert workplace.load().spec.args == ("--steps", "5")
+    spec = workplace.load({"script": "b.py", "args": ()}).spec
+    assert (spec.script, spec.args) == ("b.py", ())
+    spec = workplace.load({"module": "pkg.train"}).spec
+    assert (spec.script, spec.module, spec.args) == (None, "pkg.train", ())
+    assert workplace.load({"args": ("--steps", "9")}).spec.script == "a.py"
+
+
+def test_a_file_that_names_a_script_and_a_module_is_refused(workplace: Workplace) -> None:
+    workplace.write_project("script: a.py\nmodule: pkg.train\n")
+    with pytest.raises(ConfigError, match="exclude each other") as caught:
+        workplace.load()
+    assert caught.value.where == "clusterrun.yaml:2:9"
+
+
+def test_slurms_typed_gpu_count_sets_the_type_too(workplace: Workplace) -> None:
+    spec = workplace.load({"gpus_per_node": Given(value="a100:4", flag="--gpus-per-node")}).spec
+    assert (spec.gpu_type, spec.gpus_per_node) == ("a100", 4)
+
+
+def test_python_values_mean_what_their_texts_mean(workplace: Workplace) -> None:
+    spec = workplace.load(
+        {
+            "nodes": 2,
+            "exclusive": True,
+            "mixed_precision": MixedPrecision.NO,
+            "env": {"A": 1},
+            "time_minutes": 90,
+            "script": Path("train.py"),
+            "partition": None,
+        }
+    ).spec
+    assert (spec.nodes, spec.exclusive, spec.mixed_precision) == (2, True, MixedPrecision.NO)
+    assert (spec.env, spec.time_minutes, spec.script) == ({"A": "1"}, 90, "train.py")
+    assert spec.partition is None
+
+
+@pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT"])
+@pytest.mark.parametrize("where", ["env", "network: {env"])
+def test_p6b_a_timeout_that_nothing_reads_is_taken_as_the_option_that_was_meant(
+    workplace: Workplace, name: str, where: str
+) -> None:
+    workplace.write_project(f"{where}: {{{name}: 1800, A: 1}}" + "}" * where.count("{"))
+    resolved = workplace.load()
+    assert resolved.spec.timeout_s == 1800
+    assert name not in {**resolved.spec.env, **resolved.spec.network_env}
+    assert str(resolved.origins["launch.timeout"]) == f"./clusterrun.yaml:1 ({name})"
+    assert resolved.notes == (
+        f"{name} (./clusterrun.yaml:1) is read by neither NCCL nor torch; "
+        "taken as launch.timeout: 30m",
+    )
+
+
+def test_p6b_a_timeout_of_our_own_wins_over_nccl_timeout(workplace: Workplace) -> None:
+    workplace.write_project("launch: {timeout: 1h}\n")
+    resolved = workplace.load({"env": ("NCCL_TIMEOUT=5",)})
+    assert (resolved.spec.timeout_s, dict(resolved.spec.env)) == (3600, {})
+    assert "launch.timeout counts" in resolved.notes[0]
+
+
+def test_p6b_a_timeout_that_is_no_number_is_refused_where_it_stands(workplace: Workplace) -> None:
+    workplace.write_project("env:\n  NCCL_TIMEOUT: never\n")
+    with pytest.raises(ConfigError, match="'never' is not a time span") as caught:
+        workplace.load()
+    assert caught.value.where == "clusterrun.yaml:2:3"
+
+
+def test_two_clusters_are_refused(workplace: Workplace) -> None:
+    workplace.write_project("slurm: {clusters: 'east,west'}")
+    with pytest.raises(ConfigError, match="names 2 clusters: east, west") as caught:
+        workplace.load()
+    assert caught.value.where == "clusterrun.yaml:1:19"
+    assert caught.value.hints == ("choose one, as --clusters=east",)
+    assert workplace.load({"clusters": "west"}).spec.clusters == "west"
+
+
+def test_a_named_site_file_that_is_missing_is_an_error(workplace: Workplace) -> None:
+    workplace.environ["CLUSTERRUN_SITE_CONFIG"] = "/nowhere/site.yaml"
+    with pytest.raises(ConfigError, match=r"cannot read /nowhere/site\.yaml") as caught:
+        workplace.load()
+    assert caught.value.cause == "No such file or directory"
+
+
+def test_the_user_file_is_found_where_xdg_says(workplace: Workplace) -> None:
+    workplace.write("xdg/clusterrun/config.yaml", "slurm: {account: nlp}")
+    workplace.environ["XDG_CONFIG_HOME"] = str(workplace.root / "xdg")
+    assert workplace.load().spec.account == "nlp"
+    workplace.environ["XDG_CONFIG_HOME"] = "relative"
+    assert workplace.load().spec.account is None
+
+
+def test_no_home_is_no_error(workplace: Workplace) -> None:
+    del workplace.environ["HOME"]
+    assert workplace.load().spec.nodes == 1
+
+
+def test_variables_of_a_rank_are_no_settings_but_for_the_one_that_loading_knows() -> None:
+    root = Path(__file__).resolve().parents[2]
+    contract = (root / "docs" / "architecture.md").read_text()
+    rows = "".join(re.findall(r"^\| `CLUSTERRUN_.*$", contract, re.MULTILINE))
+    names = set(re.findall(r"CLUSTERRUN_\w+", rows))
+    assert "CLUSTERRUN_ATTEMPT" in names
+    assert names & {field.env for field in FIELDS} == {"CLUSTERRUN_RUN_DIR"}
+
+
+def test_a_spec_made_in_python_is_held_against_the_same_rules(tmp_path: Path) -> None:
+    spec = JobSpec(script="a.py", env={"A": "1", "NCCL_TIMEOUT": "60"}, time_minutes=90, nodes=2)
+    resolved = adopt_spec(spec, cwd=tmp_path)
+    expected = dataclasses.replace(spec, env={"A": "1"}, timeout_s=60)
+    assert (resolved.spec, resolved.cwd) == (expected, tmp_path)
+    assert str(resolved.origins["env.A"]) == "Python"
+    assert str(resolved.origins["slurm.mem"]) == "built-in"
+    assert adopt_spec(JobSpec(), cwd=tmp_path).spec == JobSpec()
+    words = JobSpec(strategy="zero2")  # type: ignore[arg-type]  # a word stands for its member
+    assert adopt_spec(words, cwd=tmp_path).spec.strategy is Strategy.ZERO2
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (JobSpec(env={"HF_TOKEN": "x"}), "looks like a secret"),
+        (JobSpec(clusters="a,b"), "names 2 clusters"),
+        (JobSpec(strategy="zero4"), "unknown strategy 'zero4'"),  # type: ignore[arg-type]  # a typo
+        (JobSpec(script="a.py", module="b"), "exclude each other"),
+    ],
+)
+def test_a_mistake_in_a_spec_made_in_python(tmp_path: Path, spec: JobSpec, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        adopt_spec(spec, cwd=tmp_path)
+
+
+HF = "hf_" + "a1B2" * 8
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("--hf-token", "--hf-token"),
+        ("--api_key=x", "--api_key"),
+        ("wandb.api_key=x", "wandb.api_key"),
+        ("+logger.wandb.api_key=x", "+logger.wandb.api_key"),
+        (HF, "hf_..."),
+        (f"hub={HF}", "hub"),
+        ("--url=https://me:pw@host/x", "--url"),
+        ("https://me:pw@host/x", "htt..."),
+    ],
+)
+def test_an_argument_that_looks_like_a_secret_is_warned_of(
+    workplace: Workplace, word: str, named: str
+) -> None:
+    args = (word, "x", "--max-tokens", "5", "pad_token=0", "wandb.api_key=${oc.env:KEY}")
+    resolved = workplace.load({"script": "a.py", "args": args})
+    assert len(resolved.notes) == 1
+    assert resolved.notes[0].startswith(f"argument {named} looks like a secret")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"setup": (f"huggingface-cli login --token {HF}",)},
+        {"setup": ("export HTTPS_PROXY=http://me:hunter2@proxy:3128",)},
+        {"comment": HF},
+        {"sbatch_args": (f"--comment={HF}",)},
+        {"srun_args": ("--container-image=https://me:hunter2@registry/image",)},
+    ],
+)
+def test_what_slurm_or_bash_would_show_to_others_holds_no_secret(
+    workplace: Workplace, flags: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="holds what looks like a secret") as caught:
+        workplace.load({"script": "a.py", **flags})
+    told = repr((caught.value.message, caught.value.hints, caught.value.cause))
+    assert HF not in told
+    assert "hunter2" not in told

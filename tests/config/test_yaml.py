@@ -1,0 +1,200 @@
+"""What stands in a file is what arrives in the spec, and what is written is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.config import Given, Resolved
+from clusterrun.config.document import ConfigFile, parse_document
+from clusterrun.config.fields import Kind
+from clusterrun.config.files import FoundFiles
+from clusterrun.config.load import resolve
+from clusterrun.config.resolved import yaml_text
+from clusterrun.config.secrets import is_secret_name, is_secret_value
+from clusterrun.config.settings import Place
+from clusterrun.config.spec import FIELDS, JobSpec, MixedPrecision, Strategy
+from tests.config.conftest import Workplace
+
+Load = Callable[[str], Resolved]
+HERE = Path("/work dir")
+
+
+@pytest.mark.parametrize("text", ["no", "No", "'no'", '"no"', "NO"])
+def test_mixed_precision_no_is_not_yamls_false(loaded: Load, text: str) -> None:
+    spec = loaded(f"launch: {{mixed_precision: {text}}}").spec
+    assert spec.mixed_precision is MixedPrecision.NO
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("1:30:00", 90), ("30:00", 30), ("90", 90), ("1-12:00:00", 2160), ("'1:30:00'", 90)],
+)
+def test_a_time_is_not_yamls_number_of_base_sixty(loaded: Load, text: str, minutes: int) -> None:
+    assert loaded(f"slurm: {{time: {text}}}").spec.time_minutes == minutes
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("012", "012"), ("1e3", "1e3"), ("on", "on"), ("2026-01-01", "2026-01-01"), ("0x1F", "0x1F")],
+)
+def test_a_text_stays_as_it_was_typed(loaded: Load, text: str, value: str) -> None:
+    assert loaded(f"slurm: {{comment: {text}}}\nenv: {{A: {text}}}").spec.comment == value
+    assert loaded(f"args: [{text}]").spec.args == (value,)
+
+
+@pytest.mark.parametrize("text", ["true", "yes", "on", "True", "1"])
+def test_a_flag_takes_every_word_for_yes(loaded: Load, text: str) -> None:
+    assert loaded(f"slurm: {{exclusive: {text}}}").spec.exclusive is True
+
+
+@pytest.mark.parametrize("text", ["", "~", "null", "{partition: }", "{partition: null}"])
+def test_an_empty_value_or_section_says_nothing(loaded: Load, text: str) -> None:
+    assert loaded(f"slurm: {text}\nprofiles:\n").spec == JobSpec()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "\ufeff# bom\n"])
+def test_an_empty_file_says_nothing(loaded: Load, text: str) -> None:
+    assert loaded(text).spec == JobSpec()
+
+
+def test_a_file_with_a_byte_order_mark_and_windows_lines(loaded: Load) -> None:
+    resolved = loaded("\ufeffname: x\r\nslurm:\r\n  nodes: 2\r\n")
+    assert (resolved.spec.name, resolved.spec.nodes) == ("x", 2)
+    assert str(resolved.origins["slurm.nodes"]) == "./clusterrun.yaml:3"
+
+
+def test_anchors_and_merges_share_profiles(loaded: Load) -> None:
+    resolved = loaded(
+        "profile: b\n"
+        "profiles:\n"
+        "  a: &a\n"
+        "    slurm: &slurm {partition: gpu, time: 60}\n"
+        "  b:\n"
+        "    <<: *a\n"
+        "    slurm: &more\n"
+        "      <<: *slurm\n"
+        "      time: 90\n"
+        "  c: {slurm: *more}\n"
+    )
+    assert (resolved.spec.partition, resolved.spec.time_minutes) == ("gpu", 90)
+    assert str(resolved.origins["slurm.time"]) == "./clusterrun.yaml:9 (profile b)"
+
+
+@pytest.mark.parametrize("text", ["a: &a {<<: *a}", "profiles: &p {x: *p}", "args: &a [*a]"])
+def test_a_file_that_holds_itself_ends(loaded: Load, text: str) -> None:
+    with pytest.raises(Exception, match=r"unknown key|single value"):
+        loaded(text)
+
+
+def test_a_line_is_the_line_of_the_key_and_the_column_that_of_the_value(loaded: Load) -> None:
+    origin = loaded("# one\nlaunch:\n  setup:\n  - module load a\n").origins["launch.setup"]
+    assert (origin.text, origin.where) == ("./clusterrun.yaml:3", "clusterrun.yaml:4:3")
+
+
+def test_resolved_yaml_shows_values_with_their_origins(workplace: Workplace) -> None:
+    workplace.write_project(
+        "script: train.py\nargs: [--steps, '5']\nprofile: a100\n"
+        "profiles:\n  a100:\n    slurm: {partition: gpu}\n    env: {B: 'x y'}\n"
+    )
+    resolved = workplace.load({"time_minutes": Given(value="90", flag="-t")})
+    text = resolved.to_yaml()
+    lines = text.splitlines()
+    assert lines[:3] == [
+        "# What was decided, and where each value was said.",
+        f"# Relative paths count from {workplace.project}",
+        "# profile a100",
+    ]
+    for line in (
+        "script: train.py  # ./clusterrun.yaml:1",
+        "args:  # ./clusterrun.yaml:2",
+        '  - "--steps"',
+        '  B: "x y"  # ./clusterrun.yaml:7 (profile a100)',
+        "  partition: gpu  # ./clusterrun.yaml:6 (profile a100)",
+        '  time: "01:30:00"  # command line (-t)',
+        "  strategy: ddp  # built-in",
+        "pass_env: []  # built-in",
+    ):
+        assert line in lines
+    assert text == workplace.load({"time_minutes": Given(value="90", flag="-t")}).to_yaml()
+
+
+def load_text(text: str) -> JobSpec:
+    file = ConfigFile(shown="clusterrun.yaml", text=text, place=Place(), strict=True)
+    return resolve(FoundFiles(files=(file,), project_dir=HERE), {}, environ={}, cwd=HERE).spec
+
+
+def resolve_flags(flags: dict[str, Any]) -> Resolved:
+    return resolve(FoundFiles(files=(), project_dir=HERE), flags, environ={}, cwd=HERE)
+
+
+words = st.text(st.characters(exclude_categories=["Cc"]), min_size=1)
+any_text = st.text(st.characters(exclude_characters="\x00", exclude_categories=[]))
+TEXT_FIELDS = [
+    field.name
+    for field in FIELDS
+    if field.kind in (Kind.TEXT, Kind.PATH) and field.name != "module"
+]
+
+
+@given(st.dictionaries(st.sampled_from(TEXT_FIELDS), words))
+def test_any_text_in_a_text_field_is_read_back_from_resolved_yaml(texts: dict[str, str]) -> None:
+    texts.pop("clusters", None)  # its commas are refused
+    resolved = resolve_flags(texts)
+    assert {name: getattr(resolved.spec, name) for name in texts} == texts
+    assert load_text(resolved.to_yaml()) == resolved.spec
+
+
+@given(st.lists(any_text), st.dictionaries(st.from_regex(r"\A[A-Z_]{1,9}\Z"), any_text))
+def test_any_argument_and_variable_is_read_back_from_resolved_yaml(
+    args: list[str], env: dict[str, str]
+) -> None:
+    safe = {n: t for n, t in env.items() if not is_secret_name(n) and not is_secret_value(t)}
+    resolved = resolve_flags({"args": tuple(args), "setup": tuple(args), "env": safe})
+    assert resolved.spec.args == tuple(args)
+    assert load_text(resolved.to_yaml()) == resolved.spec
+
+
+@given(any_text)
+def test_every_yaml_reader_takes_a_written_text_for_that_text(text: str) -> None:
+    assert yaml.safe_load(yaml_text(text)) == text
+    assert "\n" not in yaml_text(text)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "nodes": st.integers(1, 10**6),
+            "time_minutes": st.integers(1, 10**6),
+            "timeout_s": st.integers(1, 10**6),
+            "exclusive": st.booleans(),
+            "requeue": st.booleans(),
+            "strategy": st.sampled_from(Strategy),
+            "mixed_precision": st.sampled_from(MixedPrecision),
+        },
+    )
+)
+def test_every_kind_of_value_is_read_back_from_resolved_yaml(values: dict[str, Any]) -> None:
+    assert load_text(resolve_flags(values).to_yaml()) == JobSpec(**values)
+
+
+def assert_mistakes_have_a_place(text: str) -> None:
+    document = parse_document(ConfigFile(shown="f", text=text, place=Place(), strict=True))
+    assert all(error.where and error.where.startswith("f:") for error in document.errors)
+
+
+@given(st.text())
+def test_any_text_as_a_file_is_settings_or_mistakes_with_a_place(text: str) -> None:
+    assert_mistakes_have_a_place(text)
+
+
+@given(st.text("{}[]:,&*!|>'\"%@`-# \n\tab<?~0"))
+def test_any_yaml_like_text_is_settings_or_mistakes_with_a_place(text: str) -> None:
+    assert_mistakes_have_a_place(text)

@@ -1,0 +1,209 @@
+"""The decisions of a plan: entry, name, strategy, precision; and that a plan is data."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import clusterrun.launch
+import clusterrun.rendering
+from clusterrun.config.spec import Cluster, Device, MixedPrecision, Strategy
+from clusterrun.errors import UsageError
+from clusterrun.launch.facts import Facts
+from clusterrun.launch.plan import Plan, Precision
+from tests.launch.samples import here, lines, local_facts, on_slurm, slurm_facts
+
+
+def test_the_entry_is_the_script_with_its_arguments() -> None:
+    assert on_slurm(args=("--lr", "1e-4", "-m")).entry == ("train.py", "--lr", "1e-4", "-m")
+
+
+def test_the_entry_may_be_a_module() -> None:
+    assert on_slurm(script=None, module="pkg.train", args=("x",)).entry == ("-m", "pkg.train", "x")
+
+
+def test_a_script_that_looks_like_an_option_stays_a_script() -> None:
+    assert on_slurm(script="-m").entry == ("./-m",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"script": None}, "no training script was named"),
+        ({"module": "pkg"}, "both a script"),
+        ({"args": ("a\0b",)}, "NUL byte"),
+        ({"setup": ("a\0b",)}, "NUL byte"),
+    ],
+)
+def test_an_entry_that_cannot_run_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        on_slurm(**asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({}, "train"),
+        ({"script": "src/it's a \u00fcber;job$.py"}, "it_s_a_ber_job_"),
+        ({"script": None, "module": "pkg.train"}, "pkg.train"),
+        ({"script": ".."}, "job-.."),
+        ({"script": "by-job.py"}, "job-by-job"),
+        ({"name": "my job #1 100%"}, "my job #1 100%"),
+    ],
+)
+def test_the_name_is_readable_and_names_a_directory(asked: dict[str, Any], name: str) -> None:
+    plan = on_slurm(**asked)
+    assert (plan.name, lines(plan)["job-name"]) == (name, name)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "by-job", "x" * 201, "\u00fc" * 101])
+def test_a_name_that_is_no_directory_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="--job-name"):
+        on_slurm(name=name)
+
+
+def test_none_with_more_than_one_process_is_refused() -> None:
+    with pytest.raises(UsageError, match="strategy none is one process, and 4") as refused:
+        on_slurm(nodes=2, gpus_per_node=2, strategy=Strategy.NONE)
+    assert "ddp" in refused.value.hints[0]
+    assert on_slurm(gpus_per_node=1, strategy=Strategy.NONE).world_size == 1
+
+
+@pytest.mark.parametrize("strategy", [s for s in Strategy if s.is_fsdp])
+def test_fsdp_without_gpus_is_refused_with_the_reason(strategy: Strategy) -> None:
+    for plan in (here, on_slurm):
+        with pytest.raises(UsageError, match="needs GPUs: on a cpu device") as refused:
+            plan(nproc_per_node=2, strategy=strategy)
+        assert "zero2" in refused.value.hints[0]
+
+
+@pytest.mark.parametrize("strategy", [s for s in Strategy if s.is_deepspeed])
+def test_deepspeed_runs_on_a_cpu(strategy: Strategy) -> None:
+    assert here(nproc_per_node=2, strategy=strategy).device is Device.CPU
+    with pytest.raises(UsageError, match="Apple's GPU"):
+        here(local_facts(platform="darwin"), strategy=strategy)
+
+
+def test_hybrid_with_one_rank_a_node_has_nothing_to_shard() -> None:
+    with pytest.raises(UsageError, match="each node has one rank"):
+        on_slurm(nodes=4, gpus_per_node=1, strategy=Strategy.FSDP_HYBRID)
+
+
+def test_fsdp2_needs_torch_2_6() -> None:
+    facts = slurm_facts(versions={"torch": "2.5.1"})
+    with pytest.raises(UsageError, match=r"needs torch 2\.6; 2\.5\.1 is installed"):
+        on_slurm(facts, gpus_per_node=2, strategy=Strategy.FSDP)
+
+
+@pytest.mark.parametrize(
+    ("asked", "precision"),
+    [
+        ({"gpus_per_node": 1}, Precision.HEAD),
+        ({}, Precision.NO),
+        ({"mixed_precision": MixedPrecision.BF16}, Precision.BF16),
+        ({"gpus_per_node": 1, "mixed_precision": MixedPrecision.FP16}, Precision.FP16),
+        ({"gpus_per_node": 1, "mixed_precision": MixedPrecision.NO}, Precision.NO),
+    ],
+)
+def test_precision_is_the_heads_on_gpus_and_none_on_a_cpu(
+    asked: dict[str, Any], precision: Precision
+) -> None:
+    plan = on_slurm(**asked)
+    assert plan.precision is precision
+    decided = "" if precision is Precision.HEAD else precision.value
+    assert plan.accelerate["mixed_precision"] == decided
+
+
+def test_precision_on_a_mac_is_none_unless_said() -> None:
+    assert here(local_facts(platform="darwin")).precision is Precision.NO
+
+
+def test_fp16_on_a_cpu_is_refused_for_accelerate_ignores_it() -> None:
+    with pytest.raises(UsageError, match="fp16 needs a GPU: on a CPU accelerate would train in"):
+        on_slurm(mixed_precision=MixedPrecision.FP16)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "asked", "distributed", "use_cpu"),
+    [
+        (Strategy.DDP, {"nodes": 2, "gpus_per_node": 1}, "MULTI_GPU", False),
+        (Strategy.DDP, {"gpus_per_node": 1}, "NO", False),
+        (Strategy.DDP, {"nodes": 2}, "MULTI_GPU", True),
+        (Strategy.DDP, {}, "NO", True),
+        (Strategy.NONE, {}, "NO", True),
+        (Strategy.FSDP, {"gpus_per_node": 1}, "FSDP", False),
+        (Strategy.ZERO2, {"nodes": 2}, "DEEPSPEED", False),
+    ],
+)
+def test_one_gpu_a_node_is_still_one_world(
+    strategy: Strategy, asked: dict[str, Any], distributed: str, use_cpu: bool
+) -> None:
+    values = on_slurm(strategy=strategy, **asked).accelerate
+    assert (values["distributed_type"], values["use_cpu"]) == (distributed, use_cpu)
+
+
+def test_the_interpreter_is_this_one_unless_said_and_a_path_is_absolute() -> None:
+    assert on_slurm().python == "/usr/bin/python3"
+    assert on_slurm(python="python3.12").python == "python3.12"
+    assert on_slurm(python="venv/bin/python").python == "/home/ada/project/venv/bin/python"
+
+
+def test_a_port_beyond_the_last_is_refused() -> None:
+    assert on_slurm(main_process_port=23456).main_process_port == 23456
+    with pytest.raises(UsageError, match="is no port"):
+        on_slurm(main_process_port=65536)
+
+
+def test_a_range_of_ports_holds_two_at_least() -> None:
+    assert on_slurm().port_range == (20000, 29999)
+    assert on_slurm(port_range="1024-1025").port_range == (1024, 1025)
+
+
+@pytest.mark.parametrize(
+    "text", ["20000", "2000-1000", "5000-5000", "80-90", "20000-70000", "a-b", "20000-", "1-2-3"]
+)
+def test_what_is_no_range_of_ports_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--port-range {text} is not a range of ports") as caught:
+        on_slurm(port_range=text)
+    assert caught.value.hints == ("give two ports between 1024 and 65535, as 20000-29999",)
+
+
+def test_facts_are_decided_before_planning() -> None:
+    with pytest.raises(ValueError, match="decides"):
+        Facts(cluster=Cluster.AUTO, python="/p", workdir="/w", runs_dir="/r", versions={})
+
+
+HOSTILE = st.text(st.characters(exclude_characters="\0"), max_size=30)
+
+
+@settings(deadline=None)
+@given(args=st.lists(HOSTILE), value=HOSTILE, setup=st.lists(HOSTILE, max_size=2))
+def test_a_plan_survives_its_file(args: list[str], value: str, setup: list[str]) -> None:
+    plan = on_slurm(
+        nodes=2, gpus_per_node=2, args=tuple(args), env={"A": value}, setup=tuple(setup)
+    )
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.to_json().isascii()
+
+
+def test_a_plan_is_the_same_each_time() -> None:
+    asked = {"nodes": 2, "env": {"B": "1", "A": "2"}, "pass_env": ("X",)}
+    assert on_slurm(**asked).to_json() == on_slurm(**asked).to_json()
+
+
+def test_planning_and_rendering_look_nothing_up() -> None:
+    effects = {"os", "subprocess", "socket", "time", "datetime", "shutil", "platform", "sys"}
+    for package in (clusterrun.launch, clusterrun.rendering):
+        for module in Path(package.__path__[0]).glob("*.py"):
+            imported = {
+                (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+                for node in ast.walk(ast.parse(module.read_text()))
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                for alias in node.names
+            }
+            assert not {name.split(".")[0] for name in imported} & effects, module

@@ -1,0 +1,374 @@
+"""The requests to Slurm: directives, sbatch's other options, and the options of srun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterrun.config.spec import Device, GpuRequest, OnInterrupt
+from clusterrun.errors import UsageError
+from tests.launch.samples import here, lines, on_slurm
+
+
+def test_a_plain_job_asks_for_little() -> None:
+    assert lines(on_slurm(nodes=2, gpus_per_node=4)) == {
+        "job-name": "train",
+        "nodes": "2",
+        "ntasks-per-node": "1",
+        "gpus-per-node": "4",
+        "requeue": None,
+        "signal": "B:USR2@120",
+        "open-mode": "append",
+        "ignore-pbs": None,
+    }
+
+
+def test_every_option_of_slurm_reaches_its_directive() -> None:
+    asked = {
+        "partition": "gpu",
+        "account": "nlp",
+        "qos": "high",
+        "constraint": "a100|h100",
+        "nodelist": "n[1-2]",
+        "exclude": "n3",
+        "reservation": "r",
+        "dependency": "afterok:1",
+        "begin": "now+1hour",
+        "deadline": "2030-01-01",
+        "switches": "1@5",
+        "clusters": "c1",
+        "comment": "it's 100% #1",
+        "mail_type": "END",
+        "mail_user": "ada@example.org",
+        "signal": "USR2@300",
+    }
+    found = lines(on_slurm(exclusive=True, hold=True, **asked))
+    assert {name.replace("_", "-"): value for name, value in asked.items()}.items() <= found.items()
+    assert (found["exclusive"], found["hold"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "value"),
+    [
+        ({}, "gpus-per-node", "4"),
+        ({"gpu_type": "a100"}, "gpus-per-node", "a100:4"),
+        ({"gpu_request": GpuRequest.GRES}, "gres", "gpu:4"),
+        ({"gpu_request": GpuRequest.GRES, "gpu_type": "h100"}, "gres", "gpu:h100:4"),
+    ],
+)
+def test_gpus_are_asked_for_in_one_dialect(asked: dict[str, Any], name: str, value: str) -> None:
+    plan = on_slurm(gpus_per_node=4, **asked)
+    dialects = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
+    assert {key: lines(plan)[key] for key in dialects if key in lines(plan)} == {name: value}
+
+
+def test_the_site_may_add_gpus_itself() -> None:
+    found = lines(on_slurm(gpus_per_node=4, gpu_request=GpuRequest.NONE))
+    assert not {"gres", "gpus-per-node"} & found.keys()
+
+
+def test_the_step_repeats_no_gpu_flag() -> None:
+    plan = on_slurm(gpus_per_node=4, gpu_type="a100", gpu_request=GpuRequest.GRES)
+    assert not any("gpu" in option or "gres" in option for option in plan.srun_args)
+
+
+def test_srun_repeats_the_cpus_of_the_task() -> None:
+    plan = on_slurm(cpus_per_task=16, nproc_per_node=4)
+    assert lines(plan)["cpus-per-task"] == "16"
+    assert "--cpus-per-task=16" in plan.srun_args
+    assert plan.threads_per_process == 4
+
+
+def test_cpus_per_gpu_becomes_cpus_per_task_for_both() -> None:
+    plan = on_slurm(gpus_per_node=4, cpus_per_gpu=8)
+    assert (lines(plan)["cpus-per-task"], plan.threads_per_process) == ("32", 8)
+    assert "cpus-per-gpu" not in lines(plan)
+
+
+def test_cpus_are_the_sites_with_gpus_and_one_for_each_rank_without() -> None:
+    assert "cpus-per-task" not in lines(on_slurm(gpus_per_node=4))
+    assert "cpus-per-task" not in lines(on_slurm(nproc_per_node=4, exclusive=True))
+    assert lines(on_slurm(nproc_per_node=4))["cpus-per-task"] == "4"
+
+
+def test_threads_are_left_to_the_node_where_the_cpus_are_unknown() -> None:
+    assert on_slurm(gpus_per_node=4).threads_per_process == 0
+    assert here(nodes=2, nproc_per_node=2).threads_per_process == 2  # of 8 CPUs
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"mem": "10G", "mem_per_cpu": "1G"},
+        {"mem": "10G", "mem_per_gpu": "1G", "gpus_per_node": 1},
+        {"mem_per_cpu": "1G", "mem_per_gpu": "1G", "gpus_per_node": 1},
+    ],
+)
+def test_memory_is_asked_for_in_one_way(asked: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        on_slurm(**asked)
+
+
+def test_no_memory_is_asked_for_unless_said() -> None:
+    assert not [name for name in lines(on_slurm()) if name.startswith("mem")]
+    assert lines(on_slurm(mem="0", exclusive=True))["mem"] == "0"
+
+
+def test_time_is_whole_minutes() -> None:
+    plan = on_slurm(time_minutes=2160, time_min_minutes=60)
+    assert (lines(plan)["time"], lines(plan)["time-min"], plan.time_minutes) == ("2160", "60", 2160)
+
+
+def test_a_requeued_job_appends_to_its_output() -> None:
+    assert lines(on_slurm())["open-mode"] == "append"
+
+
+def test_requeue_is_explicit_either_way() -> None:
+    assert "requeue" in lines(on_slurm())
+    found = lines(on_slurm(requeue=False))
+    assert "no-requeue" in found
+    assert "requeue" not in found
+
+
+@pytest.mark.parametrize(
+    ("asked", "signal", "warning_s"),
+    [
+        ({}, "B:USR2@120", 120),
+        ({"time_minutes": 1}, "B:USR2@30", 30),
+        ({"time_minutes": 20}, "B:USR2@120", 120),
+        ({"time_minutes": 6000}, "B:USR2@300", 300),
+        ({"signal": "USR2@90"}, "USR2@90", 90),
+        ({"signal": "B:USR1"}, "B:USR1", 60),
+        ({"signal": "SIGUSR2@90"}, "SIGUSR2@90", 90),
+        ({"signal": "b:10@90"}, "b:10@90", 90),
+        ({"on_interrupt": OnInterrupt.STOP}, "B:USR2@120", 120),
+        ({"requeue": False}, "B:USR2@120", 120),
+    ],
+)
+def test_the_batch_shell_is_warned_in_time_even_where_a_person_has_the_run_go_on(
+    asked: dict[str, Any], signal: str, warning_s: int
+) -> None:
+    plan = on_slurm(**asked)
+    assert lines(plan)["signal"] == signal
+    assert plan.warning_s == warning_s
+
+
+@pytest.mark.parametrize("signal", ["B:TERM@90", "INT", "B:URG@60", "USR2 90"])
+def test_a_signal_that_is_no_warning_to_the_ranks_is_refused(signal: str) -> None:
+    with pytest.raises(UsageError, match=f"--signal {signal} is not USR1 or USR2"):
+        on_slurm(signal=signal)
+
+
+def test_a_requeue_that_slurm_was_told_not_to_do_is_refused() -> None:
+    with pytest.raises(UsageError, match="contradict each other"):
+        on_slurm(requeue=False, on_interrupt=OnInterrupt.REQUEUE)
+
+
+def test_spare_nodes_are_asked_for_and_left_out_of_the_step() -> None:
+    plan = on_slurm(nodes=4, spare_nodes=2)
+    assert "no-kill" in lines(plan)
+    assert lines(plan)["nodes"] == "6"
+    assert "--nodes=4" in plan.srun_args
+    assert plan.world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "outlives"),
+    [
+        ({"nodes": 2}, True),
+        ({"nodes": 1}, False),
+        ({"nodes": 1, "spare_nodes": 1}, True),
+        ({"nodes": 2, "max_restarts": 0}, True),
+        ({"nodes": 2, "max_restarts": 0, "on_interrupt": OnInterrupt.STOP}, False),
+    ],
+)
+def test_a_step_outlives_a_node_where_it_can_go_on(asked: dict[str, Any], outlives: bool) -> None:
+    plan = on_slurm(**asked)
+    assert ("--no-kill" in plan.srun_args) is outlives
+    assert ("--kill-on-bad-exit=1" in plan.srun_args) is not outlives
+
+
+def test_one_task_a_node_and_all_end_together() -> None:
+    assert on_slurm(nodes=3, gpus_per_node=8).srun_args == (
+        "--nodes=3",
+        "--ntasks=3",
+        "--ntasks-per-node=1",
+        "--export=ALL",
+        "--no-kill",
+        "--wait=0",
+        "--unbuffered",
+        "--input=none",
+    )
+
+
+@pytest.mark.parametrize(
+    "arg",
+    [
+        "--ntasks=4",
+        "-n4",
+        "--ntasks-per-node=8",
+        "--tasks-per-node=8",
+        "-N2",
+        "--nodes=2",
+        "--wrap=hostname",
+        "--array=0-9",
+        "--arr=0-9",
+        "--ar=0-9",
+        "-a0-9",
+        "--parsable",
+        "--output=x",
+        "--outp=x",
+        "-ox",
+        "--error=x",
+        "--export=NONE",
+        "--wait",
+        "-W",
+        "--test-only",
+        "--chdir=/tmp",
+        "-D/tmp",
+        "-Mtux",
+        "--cpus-per-gpu=2",
+        "--no-requeue",
+        "--open-mode=truncate",
+        "--job-name=x",
+        "--job=x",
+        "-Jx",
+        "-Hn8",
+        "-ka0-9",
+        "-vv",
+    ],
+)
+def test_sbatch_options_that_clusterrun_owns_are_refused_with_a_hint(arg: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        on_slurm(sbatch_args=(arg,))
+    assert arg in refused.value.message
+    assert refused.value.hints
+
+
+@pytest.mark.parametrize("arg", ["100", "nice=100", "", "-", "--"])
+def test_what_is_no_option_of_sbatch_is_refused(arg: str) -> None:
+    with pytest.raises(UsageError, match="is not an option of sbatch"):
+        on_slurm(sbatch_args=(arg,))
+
+
+@pytest.mark.parametrize(
+    "arg",
+    [
+        "--nice=100",
+        "-k",
+        "--hint=nomultithread",
+        "--gres=nvme:1",
+        "--wckey=x",
+        "--licenses=a:1",
+        "--verbose",
+        "--wait-all-nodes=1",
+        "--use-min-nodes",
+        "--tmp=10G",
+        "--time=10",
+        "-pdebug",
+    ],
+)
+def test_any_other_option_of_sbatch_is_taken_verbatim(arg: str) -> None:
+    assert on_slurm(sbatch_args=(arg,)).sbatch_args == (arg,)
+
+
+@pytest.mark.parametrize("value", ["", "=expedite"])
+def test_an_expedited_requeue_is_refused_for_what_it_does(value: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        on_slurm(sbatch_args=(f"--requeue{value}",))
+    assert "would hold every job that ends with an error" in refused.value.hints[0]
+    assert "requeue_delay" in refused.value.hints[0]
+
+
+@pytest.mark.parametrize(
+    "arg",
+    [
+        "--container-image=nvcr.io#nvidia/pytorch:26.01-py3",
+        "--no-container-mount-home",
+        "--container=/images/bundle",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--gres=gpu:4",
+        "-v",
+    ],
+)
+def test_an_option_of_srun_follows_our_own(arg: str) -> None:
+    plan = on_slurm(srun_args=(arg,))
+    assert plan.srun_args == (*on_slurm().srun_args, arg)
+    assert plan.sbatch_args == ()
+
+
+@pytest.mark.parametrize(
+    "arg",
+    [
+        *("-N2", "--nodes=2", "--no", "-n4", "--ntasks=4", "--ntasks-per-node=4", "-c8", "-lu"),
+        *("--exclude=n1", "-wn1", "--export=NONE", "--output=x", "-ex", "--input=y", "--label"),
+        *("--wait=5", "-W5", "--kill-on-bad-exit=0", "-K0", "--no-kill", "--overlap", "--pty"),
+        *("--chdir=/tmp", "--het-group=0", "--multi-prog", "-I60", "--jobid=7", "-q", "-X1"),
+    ],
+)
+def test_options_of_srun_that_make_the_step_are_refused_with_a_hint(arg: str) -> None:
+    with pytest.raises(UsageError, match=f"--srun-arg {arg}") as refused:
+        on_slurm(srun_args=(arg,))
+    assert refused.value.hints
+
+
+def test_what_is_no_option_of_srun_is_refused() -> None:
+    with pytest.raises(UsageError, match="--srun-arg 'image' is not an option of srun"):
+        on_slurm(srun_args=("image",))
+
+
+def test_one_request_is_not_said_twice() -> None:
+    for asked, arg in [
+        ({"time_minutes": 5}, "--time=10"),
+        ({"partition": "gpu"}, "-pdebug"),
+        ({"time_minutes": 5}, "--tim=10"),
+        ({"partition": "gpu"}, "--part=debug"),
+        ({"mem": "1G"}, "--mem-per-cpu=1G"),
+        ({"mem": "1G"}, "--mem-per=1G"),
+        ({"mem_per_cpu": "1G"}, "--mem=1G"),
+    ]:
+        with pytest.raises(UsageError, match="duplicates clusterrun's own"):
+            on_slurm(sbatch_args=(arg,), **asked)  # type: ignore[arg-type]  # a table of kinds
+    for arg in ("--gres=gpu:1", "--gre=gpu:4", "--gpu=4", "--gpus=4", "-G4"):
+        with pytest.raises(UsageError, match="asked for twice"):
+            on_slurm(gpus_per_node=1, sbatch_args=(arg,))
+
+
+def test_options_that_share_a_beginning_are_told_apart() -> None:
+    assert lines(on_slurm(time_min_minutes=5, sbatch_args=("--time=10",)))["time-min"] == "5"
+    args = ("--mem-bind=local", "--gres-flags=enforce-binding", "--gres=nvme:1")
+    assert on_slurm(mem="1G", gpus_per_node=1, sbatch_args=args).sbatch_args == args
+
+
+def test_options_in_one_word_are_to_be_written_apart() -> None:
+    with pytest.raises(UsageError, match="several options in one word") as refused:
+        on_slurm(sbatch_args=("-Hn8",))
+    assert refused.value.hints == ("write each by itself: --sbatch-arg=-H --sbatch-arg=-n8",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"cpus_per_task": 4, "cpus_per_gpu": 2, "gpus_per_node": 1}, "exclude each other"),
+        ({"cpus_per_gpu": 2}, "needs GPUs"),
+        ({"mem_per_gpu": "1G"}, "needs GPUs"),
+        ({"gpu_type": "a100"}, "none are asked for"),
+        ({"time_minutes": 10, "time_min_minutes": 20}, "more than --time's 10"),
+        ({"comment": "\udcff"}, "not text in UTF-8"),
+    ],
+)
+def test_contradictions_are_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        on_slurm(**asked)
+
+
+def test_cpus_of_a_cpu_job_are_shared_by_its_ranks() -> None:
+    plan = on_slurm(nproc_per_node=2, cpus_per_task=9, device=Device.CPU)
+    assert plan.threads_per_process == 4
+
+
+def test_options_of_sbatch_mean_nothing_here_and_it_is_said() -> None:
+    assert "--sbatch-arg means nothing on this machine" in here(sbatch_args=("--nice",)).notes
+    assert "--srun-arg means nothing on this machine" in here(srun_args=("--mpi=none",)).notes

@@ -1,0 +1,114 @@
+"""Processes, device and GPUs: what is derived, and what is refused with a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterrun.config.spec import Device, GpuRequest
+from clusterrun.errors import UsageError
+from clusterrun.launch.facts import Facts
+from tests.launch.samples import here, local_facts, on_slurm
+
+TWO_GPUS = local_facts(local_gpus=("0", "1"))
+FOUR_GPUS = local_facts(local_gpus=("4", "5", "6", "7"))
+
+
+def test_gpus_of_a_node_are_its_ranks() -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=4)
+    assert (plan.procs_per_node, plan.world_size, plan.device) == (4, 8, Device.CUDA)
+
+
+def test_ranks_that_were_asked_for_beat_the_gpus() -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=4, nproc_per_node=2)
+    assert plan.world_size == 4
+    assert "2 of 4 GPUs of each node stay idle" in plan.notes
+
+
+def test_no_gpus_on_slurm_means_cpu_and_says_so() -> None:
+    plan = on_slurm(nodes=2, nproc_per_node=4)
+    assert plan.device is Device.CPU
+    assert plan.notes == ("no GPU was asked for: 4 CPU processes a node over gloo",)
+
+
+def test_asked_cpu_keeps_the_gpu_request_and_the_ranks() -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=4, device=Device.CPU)
+    assert (plan.world_size, plan.gpus_per_node, plan.device) == (8, 4, Device.CPU)
+
+
+def test_here_without_a_gpu_the_same_ranks_run_on_the_cpu() -> None:
+    plan = here(nodes=2, gpus_per_node=4)
+    assert (plan.world_size, plan.device) == (8, Device.CPU)
+    assert plan.notes == ("no GPU here: 4 CPU processes a node over gloo",)
+
+
+def test_here_the_default_is_a_rank_for_each_gpu() -> None:
+    plan = here(FOUR_GPUS)
+    assert (plan.world_size, plan.gpu_ids) == (4, ("4", "5", "6", "7"))
+
+
+def test_simulated_nodes_split_the_gpus_of_this_machine() -> None:
+    plan = here(FOUR_GPUS, nodes=2)
+    assert (plan.procs_per_node, plan.gpu_ids) == (2, ("4", "5", "6", "7"))
+
+
+def test_gpu_ids_choose_among_the_visible_ones_in_the_order_given() -> None:
+    plan = here(FOUR_GPUS, gpu_ids="7, 5")
+    assert (plan.world_size, plan.gpu_ids) == (2, ("7", "5"))
+
+
+def test_one_process_on_a_mac_uses_its_gpu() -> None:
+    assert here(local_facts(platform="darwin")).device is Device.MPS
+    assert here(local_facts(platform="darwin"), nproc_per_node=2).device is Device.CPU
+
+
+def test_zero_gpus_here_means_cpu_even_where_there_are_some() -> None:
+    plan = here(TWO_GPUS, gpus_per_node=0, nproc_per_node=2)
+    assert (plan.device, plan.world_size) == (Device.CPU, 2)
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "message"),
+    [
+        (TWO_GPUS, {"nodes": 2, "gpus_per_node": 2}, "2 x 2 GPUs are 4, and 2 may be used here"),
+        (TWO_GPUS, {"nodes": 4}, "4 x 1 GPUs are 4, and 2 may be used here"),
+        (TWO_GPUS, {"gpu_ids": "0,2"}, "GPU 2 is not on this machine"),
+        (TWO_GPUS, {"gpu_ids": "0,0"}, "not a list of different GPUs"),
+        (TWO_GPUS, {"gpu_ids": "0,"}, "not a list of different GPUs"),
+        (TWO_GPUS, {"gpu_ids": "0", "device": Device.CPU}, "--device cpu uses none"),
+        (TWO_GPUS, {"gpus_per_node": 1, "nproc_per_node": 2}, "2 ranks cannot share 1 GPUs"),
+        (local_facts(), {"device": Device.CUDA}, "this machine has no GPU"),
+        (local_facts(), {"device": Device.MPS}, "this machine runs linux"),
+        (local_facts(platform="darwin"), {"device": Device.MPS, "nodes": 2}, "2 ranks cannot"),
+    ],
+)
+def test_impossible_worlds_here_are_refused(
+    facts: Facts, asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        here(facts, **asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks cannot share 4 GPUs of a node"),
+        ({"device": Device.CUDA}, "no GPU was asked for"),
+        ({"device": Device.MPS}, "Apple's GPU"),
+        ({"gpu_ids": "0,1"}, "on a cluster Slurm chooses"),
+    ],
+)
+def test_impossible_worlds_on_slurm_are_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        on_slurm(**asked)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "asked", [{"gpu_request": GpuRequest.NONE}, {"sbatch_args": ("--gres=gpu:a100:1",)}]
+)
+def test_cuda_without_our_request_is_fine_where_gpus_come_otherwise(
+    asked: dict[str, Any],
+) -> None:
+    assert on_slurm(device=Device.CUDA, **asked).device is Device.CUDA

@@ -1,0 +1,649 @@
+"""Saving together: all ranks agree on what is saved, and a full disk ends no training."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterrun.errors import ClusterrunError
+from clusterrun.rank import save_together
+from clusterrun.runtime import Checkpoints
+from clusterrun.shared import checkpoint_files
+from tests.patience import PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "RANK", "CLUSTERRUN_CHECKPOINT_DIR", "CLUSTERRUN_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLUSTERRUN_ATTEMPT", "3")
+    monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path / "spool"))
+    (tmp_path / "spool").mkdir()
+    monkeypatch.setattr(save_together, "SHOWN_WITHIN_S", 0.1)
+    save_together._say_once.cache_clear()
+
+
+@pytest.fixture(name="store")
+def _store(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "out", settings={"effective_batch": 8})
+
+
+def weights(folder: Path) -> None:
+    (folder / "model.bin").write_bytes(b"weights")
+
+
+def names(store: Checkpoints) -> list[str]:
+    store._tidying.wait()
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def test_what_was_saved_is_found_with_its_world_and_settings(store: Checkpoints) -> None:
+    path = store.save(7, weights)
+    found = store.newest()
+    assert found is not None
+    assert found.path == path == store.directory / "step-00000007"
+    assert (found.step, found.world_size, found.attempt) == (7, 1, 3)
+    assert found.settings == {"effective_batch": 8}
+    assert (found.path / "model.bin").read_bytes() == b"weights"
+    assert names(store) == ["step-00000007"]
+
+
+def events(tmp_path: Path) -> list[dict[str, Any]]:
+    text = (tmp_path / "spool" / "rank_0.events").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_save_is_an_event(store: Checkpoints, tmp_path: Path) -> None:
+    path = store.save(7, weights)
+    (event,) = events(tmp_path)
+    assert (event["type"], event["step"], event["path"]) == ("checkpoint", 7, str(path))
+
+
+def test_where_a_script_goes_on_from_is_an_event(store: Checkpoints, tmp_path: Path) -> None:
+    store.newest()
+    store.save(7, weights)
+    path = store.save(8, weights)
+    assert path is not None
+    (path / "model.bin").write_bytes(b"damaged")
+    store.newest()
+    found = [event["step"] for event in events(tmp_path) if event["type"] == "resumed"]
+    assert found == [0, 7]
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path / "out", keep=2)
+    for step in (1, 2, 3):
+        store.save(step, weights)
+    assert names(store) == ["step-00000002", "step-00000003"]
+
+
+def test_no_rank_waits_while_old_checkpoints_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, may_go_on = Checkpoints(tmp_path / "out", keep=1), threading.Event()
+    remove = shutil.rmtree
+
+    def slow(path: Path) -> None:
+        assert may_go_on.wait(60)
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    for step in (1, 2, 3):
+        assert store.save(step, weights)
+    assert store.newest() is not None
+    may_go_on.set()
+    assert names(store) == ["step-00000003"]
+
+
+def test_what_a_removal_that_was_cut_short_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path / "out", keep=1)
+    (store.directory / ".step-00000001.1.gone" / "half").mkdir(parents=True)
+    store.save(2, weights)
+    assert names(store) == ["step-00000002"]
+
+
+def test_a_save_waits_for_the_room_that_old_checkpoints_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Checkpoints(tmp_path / "out", keep=1)
+    for step in (1, 2):
+        store.save(step, weights)
+    names(store)
+    (store.directory / ".step-00000001.1.gone").mkdir()
+
+    def free(directory: Path) -> object:
+        is_full = checkpoint_files.set_aside(directory) != []
+        return SimpleNamespace(total=100, free=0 if is_full else 100)
+
+    monkeypatch.setattr(shutil, "disk_usage", free)
+    assert store.save(3, weights)
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next(store: Checkpoints) -> None:
+    (store.directory / ".step-00000005.a2.tmp").mkdir(parents=True)
+    store.save(7, weights)
+    assert names(store) == ["step-00000007"]
+
+
+def test_a_step_that_is_saved_again_is_replaced(store: Checkpoints) -> None:
+    store.save(7, weights)
+    store.save(7, lambda folder: (folder / "other.bin").write_bytes(b"x"))
+    found = store.newest()
+    assert found is not None
+    assert sorted(path.name for path in found.path.iterdir()) == [".complete", "other.bin"]
+    assert names(store) == ["step-00000007"]
+
+
+def test_a_newer_checkpoint_that_is_passed_over_is_said(
+    store: Checkpoints, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (store.directory / "step-00000007").mkdir(parents=True)
+    assert store.newest() is None
+    said = capsys.readouterr().err
+    assert said.startswith("clusterrun: checkpoint step-00000007 is incomplete and passed over: ")
+
+
+def plain(folder: Path) -> None:
+    with open(folder / "full", "wb", buffering=0) as file:
+        file.write(b"x")
+
+
+def pickled(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"a": torch.zeros(10_000)}, folder / "full")
+
+
+def legacy(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save([torch.zeros(9)], folder / "full", _use_new_zipfile_serialization=False)
+
+
+def through_a_file(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with open(folder / "full", "wb", buffering=0) as file:
+        torch.save({"a": torch.zeros(10_000)}, file)
+
+
+def as_safetensors_says_it(_: Path) -> None:
+    """What safetensors 0.8 raised on a full tmpfs; it would not write through a link."""
+    text = "Error while serializing: I/O error: No space left on device (os error 28)"
+    raise Exception(text)
+
+
+@pytest.mark.parametrize("write", [plain, pickled, legacy, through_a_file, as_safetensors_says_it])
+def test_a_full_disk_leaves_nothing_and_ends_nothing(
+    store: Checkpoints,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    write: Callable[[Path], None],
+) -> None:
+    def write_on_a_full_disk(folder: Path) -> None:
+        (folder / "full").symlink_to("/dev/full")
+        write(folder)
+
+    store.save(1, weights)
+    assert store.save(2, write_on_a_full_disk) is None
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith("clusterrun: step 2 was not saved: ")
+    assert said.endswith(" (rank 0); training goes on")
+    told = events(tmp_path)[-1]
+    assert said == f"clusterrun: step 2 was not saved: {told['reason']}; training goes on"
+    assert (told["type"], told["step"]) == ("unsaved", 2)
+    assert names(store) == ["step-00000001"]
+    assert store.save(3, weights)
+
+
+def test_a_disk_that_can_not_take_the_directory_is_said_before_anything_is_written(
+    store: Checkpoints, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(122, "Disk quota exceeded")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert store.save(2, lambda _: pytest.fail("nothing can be written")) is None
+    text = "clusterrun: step 2 was not saved: Disk quota exceeded (rank 0); training goes on\n"
+    assert capsys.readouterr().err == text
+
+
+def test_a_disk_without_room_for_another_one_is_said_before_anything_is_written(
+    store: Checkpoints, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(store.directory.parent)._replace(free=2 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    store.save(1, lambda folder: (folder / "large").write_bytes(b"x" * (3 << 20)))
+    capsys.readouterr()
+    assert store.save(2, lambda _: pytest.fail("nothing can be written")) is None
+    said = capsys.readouterr().err
+    assert said == (
+        "clusterrun: step 2 was not saved: 3 MiB are needed, 2 MiB are free (rank 0); "
+        "training goes on\n"
+    )
+    assert names(store) == ["step-00000001"]
+
+
+def test_a_file_system_that_does_not_tell_its_room_is_not_full(
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(store.directory.parent)._replace(total=0, used=0, free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    for step in (1, 2):
+        assert store.save(step, lambda folder: (folder / "large").write_bytes(b"x" * (3 << 20)))
+
+
+@pytest.mark.parametrize(("number", "is_saved"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_file_system_that_syncs_no_directories_keeps_checkpoints(
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch, number: int, is_saved: bool
+) -> None:
+    sync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert (store.save(1, weights) is not None) is is_saved
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_directory_that_can_not_be_listed_makes_no_complete_checkpoint(
+    store: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+) -> None:
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("shards"):
+            raise OSError(number, os.strerror(number))
+        return scan(path)
+
+    def write(folder: Path) -> None:
+        weights(folder)
+        (folder / "shards").mkdir()
+        (folder / "shards" / "rank_0").write_bytes(b"moments")
+        monkeypatch.setattr(os, "scandir", refuse)
+
+    assert store.save(1, write) is None
+    monkeypatch.undo()
+    assert f"{os.strerror(number)} (rank 0); training goes on" in capsys.readouterr().err
+    assert store.newest() is None
+
+
+def test_a_save_that_wrote_nothing_is_an_error_and_costs_no_older_one(store: Checkpoints) -> None:
+    store.save(1, weights)
+    with pytest.raises(ClusterrunError) as error:
+        store.save(2, lambda _: None)
+    said = str(error.value)  # a traceback shows no hint
+    assert said.startswith(f"step 2 was not saved: nothing was written to {store.directory}/")
+    assert said.endswith("automatic_checkpoint_naming writes elsewhere: leave it off)")
+    assert names(store) == ["step-00000001"]
+
+
+class WholeModel:
+    """What operator.index() takes, as a tensor or NumPy's numbers are."""
+
+    def __index__(self) -> int:
+        return 7
+
+    def __str__(self) -> str:
+        return "tensor(7)"
+
+
+def test_a_step_is_a_whole_number_of_any_kind(store: Checkpoints, tmp_path: Path) -> None:
+    assert store.save(WholeModel(), weights) == store.directory / "step-00000007"  # type: ignore[arg-type]
+    found = store.newest()
+    assert found is not None
+    assert found.step == events(tmp_path)[0]["step"] == 7
+    with pytest.raises(TypeError, match="float"):
+        store.save(8.0, weights)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), PermissionError(13, "no")])
+def test_other_errors_pass_through_and_claim_no_checkpoint(
+    store: Checkpoints, error: Exception
+) -> None:
+    def fail(_: Path) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        store.save(2, fail)
+    assert store.newest() is None
+
+
+def test_what_torch_itself_refuses_to_save_is_no_full_disk(store: Checkpoints) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        store.save(2, lambda folder: torch.save(lambda: None, folder / "state"))
+
+
+def test_what_a_full_disk_cut_short_makes_room_for_what_follows(
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def fill(_: object, file: Path) -> None:
+        file.write_bytes(b"as much as there was room for")
+        raise OSError(28, "No space left on device")
+
+    def write(folder: Path) -> None:
+        torch.save([], folder / "shard")
+        sizes.append((folder / "shard").stat().st_size)
+
+    sizes: list[int] = []
+    monkeypatch.setattr(torch, "save", fill)
+    assert store.save(2, write) is None
+    assert (sizes, torch.save) == ([0], fill)
+
+
+def test_the_runs_own_directory_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="outside a run of clusterrun a directory must be given"):
+        Checkpoints()
+    monkeypatch.setenv("CLUSTERRUN_CHECKPOINT_DIR", str(tmp_path / "own"))
+    assert Checkpoints().directory == tmp_path / "own"
+
+
+def test_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep=0"):
+        Checkpoints(tmp_path, keep=0)
+
+
+def test_ranks_that_have_not_joined_each_other_save_nothing(
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ClusterrunError, match="2 ranks save and resume together"):
+        store.save(1, weights)
+
+
+# A later attempt has begun: Slurm started the job again, and these ranks run on
+
+
+@pytest.fixture(name="attempts")
+def _attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The attempts of a run; this process is of the third."""
+    monkeypatch.setenv("CLUSTERRUN_RUN_DIR", str(tmp_path))
+    for number in (1, 2, 3):
+        (tmp_path / "attempts" / str(number)).mkdir(parents=True)
+    return tmp_path / "attempts"
+
+
+LATE = "clusterrun: attempt 4 of this run has begun: attempt 3 saves no more\n"
+
+
+def test_the_newest_attempt_saves(store: Checkpoints, attempts: Path) -> None:
+    assert attempts.is_dir()
+    assert store.save(1, weights)
+
+
+def test_an_attempt_that_was_superseded_writes_nothing_and_says_so_once(
+    store: Checkpoints, attempts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.save(1, weights)
+    (attempts / "4").mkdir()
+    (store.directory / ".step-00000002.a4.tmp").mkdir()
+    for step in (2, 3):
+        assert store.save(step, lambda _: pytest.fail("nothing may be written")) is None
+    assert capsys.readouterr().err == LATE
+    assert names(store) == [".step-00000002.a4.tmp", "step-00000001"]
+
+
+def test_an_attempt_that_is_superseded_while_it_writes_publishes_nothing(
+    store: Checkpoints, attempts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(folder: Path) -> None:
+        weights(folder)
+        (attempts / "4").mkdir()
+        (store.directory / ".step-00000001.a4.tmp").mkdir()
+
+    assert store.save(1, write) is None
+    assert capsys.readouterr().err == LATE
+    assert names(store) == [".step-00000001.a4.tmp"]
+
+
+RANK = """
+import json, os, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from clusterrun.rank import save_together as checkpointing
+from clusterrun.runtime import Checkpoints
+checkpointing.SHOWN_WITHIN_S = 0.1
+rank = int(os.environ["RANK"])
+meeting = f"file://{sys.argv[1]}/meeting"
+dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+store = Checkpoints(sys.argv[2 + rank])
+def shard(folder):
+    (folder / f"shard_{rank}").write_text(str(rank))
+def full(folder):
+    shard(folder)
+    if rank == 1:
+        raise OSError(28, "No space left on device")
+def together(folder):
+    if rank == 1:
+        (folder / "full").symlink_to("/dev/full")
+        torch.save([0], folder / "full", _use_new_zipfile_serialization=False)
+    dist.barrier()  # as DeepSpeed waits for all
+told = [store.newest() is None]
+for step, write in ((1, shard), (2, full), (3, together), (4, shard)):
+    path = store.save(step, write)
+    told.append(path and path.name)
+newest = store.newest()
+told += [newest.step, newest.world_size, sorted(file.name for file in newest.path.iterdir())]
+print(json.dumps(told))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def two_ranks(tmp_path: Path, *directories: str) -> list[subprocess.Popen[str]]:
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(tmp_path), *directories],
+            cwd=tmp_path,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.torch
+def test_two_ranks_agree_on_what_is_saved_and_what_is_newest(tmp_path: Path) -> None:
+    ranks = [rank.communicate(timeout=100 * PATIENCE) for rank in two_ranks(tmp_path, "out", "out")]
+    whole = [".complete", "shard_0", "shard_1"]
+    expected = [True, "step-00000001", None, None, "step-00000004", 4, 2, whole]
+    assert [json.loads(out) for out, _ in ranks] == [expected, expected], ranks
+    for step in (2, 3):
+        said = f"step {step} was not saved: No space left on device (rank 1); training goes on\n"
+        assert f"clusterrun: {said}" in ranks[0][1]
+    assert "not saved" not in ranks[1][1]
+
+
+@pytest.mark.torch
+def test_a_directory_that_the_nodes_do_not_share_is_refused(tmp_path: Path) -> None:
+    ranks = two_ranks(tmp_path, "mine", "yours")
+    _, said = ranks[1].communicate(timeout=100 * PATIENCE)
+    assert ranks[1].returncode == 1
+    assert "is on rank 0's node and not on this one: checkpoints need a directory" in said
+    ranks[0].kill()
+    ranks[0].communicate()
+    assert not list((tmp_path / "mine").glob("step-*"))
+
+
+SHARES = """
+import json, os, sys
+from pathlib import Path
+import torch.distributed as dist
+from clusterrun.rank import save_together as checkpointing
+from clusterrun.shared import checkpoint_files as checkpoints
+from clusterrun.runtime import Checkpoints
+checkpointing.SHOWN_WITHIN_S = 0.1
+rank = int(os.environ["RANK"])
+meeting = f"file://{sys.argv[1]}/meeting"
+dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=3)
+store = Checkpoints("out", keep=3)
+told = {}
+read, checksum, breaks = [], checkpoints._checksum, False
+def noted(file):
+    if breaks:
+        raise RuntimeError("can't start new thread")
+    read.append(file.name)
+    return checksum(file)
+checkpoints._checksum = noted
+def shard(folder):
+    for kind in ("model", "optim"):
+        (folder / f"{kind}_{rank}").write_text(f"{kind} {rank}")
+def step(path):
+    return path and int(path.name.rpartition("-")[2])
+def newest():
+    try:
+        found = store.newest()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return found and found.step
+def harm(at, *names):
+    dist.barrier()
+    if rank == 0:
+        for name in names:
+            (Path("out") / f"step-{at:08d}" / name).write_text("x" * len("model 0"))
+    dist.barrier()
+
+told["saved"] = [step(store.save(n, shard)) for n in (1, 2)]
+told["settled"] = sorted(read)
+read.clear()
+told["newest"] = newest()
+told["read"] = sorted(read)
+breaks = rank == 2
+told["unsettled"] = step(store.save(3, shard))
+told["unread"] = newest()
+breaks = False
+told["settled again"] = step(store.save(3, shard))
+is_listed = checkpointing._is_listed
+if rank == 1:  # as on a node with another disk at this place
+    checkpointing._is_listed = lambda path: False
+told["unshared"] = newest()
+checkpointing._is_listed = is_listed
+harm(3, "optim_2", "model_1")
+told["newest but damaged"] = newest()
+harm(2, "optim_1")
+told["all damaged"] = newest()
+if rank == 0:
+    Path("attempts/2").mkdir(parents=True)
+    os.environ["CLUSTERRUN_RUN_DIR"] = os.getcwd()
+told["superseded"] = step(store.save(4, shard))
+print(json.dumps(told))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+Three = tuple[Path, list[dict[str, Any]], str]
+
+
+@pytest.fixture(name="three", scope="module")
+def _three(tmp_path_factory: pytest.TempPathFactory) -> Three:
+    """What three ranks were told, and what rank 0 said, in the course of SHARES."""
+    folder = tmp_path_factory.mktemp("three")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("CLUSTERRUN")}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARES, str(folder)],
+            cwd=folder,
+            env={**clean, "RANK": str(rank), "WORLD_SIZE": "3"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    told = [rank.communicate(timeout=100 * PATIENCE) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], told
+    assert [err for _, err in told[1:] if "clusterrun:" in err] == []
+    return folder, [json.loads(out) for out, _ in told], told[0][1]
+
+
+FILES = [f"{kind}_{rank}" for kind in ("model", "optim") for rank in range(3)]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("what", "times"), [("settled", 2), ("read", 1)])
+def test_each_rank_reads_its_share_and_each_file_is_read_once(
+    three: Three, what: str, times: int
+) -> None:
+    shares = [told[what] for told in three[1]]
+    assert shares == [sorted([f"model_{n}", f"optim_{n}"] * times) for n in range(3)]
+
+
+@pytest.mark.torch
+def test_the_marker_lists_the_shares_of_all_ranks_in_order(three: Three) -> None:
+    folder, told, _ = three
+    assert [t["saved"] for t in told] == [[1, 2]] * 3
+    marker = json.loads((folder / "out/step-00000001/.complete").read_text())
+    assert list(marker["files"]) == FILES
+    assert checkpoint_files.read(folder / "out/step-00000001").world_size == 3
+
+
+@pytest.mark.torch
+def test_an_error_in_one_ranks_share_is_known_to_all_and_the_next_save_succeeds(
+    three: Three,
+) -> None:
+    _, told, said = three
+    assert [(t["unsettled"], t["settled again"]) for t in told] == [(None, 3)] * 3
+    why = "RuntimeError: can't start new thread (rank 2)"
+    assert f"clusterrun: step 3 was not saved: {why}; training goes on\n" in said
+
+
+@pytest.mark.torch
+def test_a_rank_that_can_not_read_its_share_ends_the_search_on_all(three: Three) -> None:
+    words = "step-00000002 can't be read: RuntimeError: can't start new thread (rank 2)"
+    assert [told["unread"] for told in three[1]] == [f"ClusterrunError: {words}"] * 3
+
+
+@pytest.mark.torch
+def test_a_rank_that_does_not_see_the_checkpoint_ends_the_search_on_all(three: Three) -> None:
+    folder, told, _ = three
+    said = {t["unshared"] for t in told}
+    place = f"{folder}/out/step-00000003 is on rank 0's node and not on this one"
+    assert len(said) == 1
+    assert said.pop().startswith(f"ClusterrunError: step-00000003 can't be read: {place}")
+
+
+@pytest.mark.torch
+def test_what_one_rank_finds_damaged_is_passed_over_by_all_with_the_words_of_one(
+    three: Three,
+) -> None:
+    folder, told, said = three
+    found = [(t["newest"], t["newest but damaged"], t["all damaged"]) for t in told]
+    assert found == [(2, 2, 1)] * 3
+    newest, notes = checkpoint_files.newest(folder / "out")
+    assert newest is not None
+    assert newest.step == 1
+    lines = [line for line in said.splitlines() if "passed over" in line]
+    assert lines == [f"clusterrun: {note}" for note in (notes[0], *notes)]
+    assert "model_1 is damaged" in notes[0]
+
+
+@pytest.mark.torch
+def test_all_ranks_save_no_more_where_rank_0_sees_a_later_attempt(three: Three) -> None:
+    folder, told, said = three
+    assert [t["superseded"] for t in told] == [None] * 3
+    assert said.count("attempt 2 of this run has begun: attempt 1 saves no more") == 1
+    assert not (folder / "out/step-00000004").exists()

@@ -1,0 +1,188 @@
+"""Hugging Face's Trainer with the callback: asked to save, told to leave, and found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from clusterrun.errors import ClusterrunError
+from clusterrun.shared import checkpoint_files
+from clusterrun.shared.control_page import ControlPage, Decision
+from tests.patience import PATIENCE
+from tests.ports import free_port
+
+pytestmark = pytest.mark.torch
+ROOT = Path(__file__).resolve().parents[2]
+
+TRAIN = """
+import gc
+import os
+import sys
+import torch
+from transformers import Trainer, TrainingArguments
+from clusterrun import runtime
+from clusterrun.hf import CheckpointCallback, resume_path
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x, labels):
+        out = torch.nn.functional.dropout(self.layer(x), 0.2, self.training).squeeze(1)
+        return {"loss": ((out - labels) ** 2).mean(), "logits": out}
+
+data = [{"x": torch.full((4,), n / 40), "labels": torch.tensor(n / 20)} for n in range(40)]
+args = TrainingArguments(
+    "out", max_steps=int(os.environ.get("MAX_STEPS", "9")), per_device_train_batch_size=2,
+    save_strategy=sys.argv[1], save_steps=6,
+    use_cpu=True, ddp_backend="gloo", report_to=[], logging_strategy="no", disable_tqdm=True,
+)
+trainer = Trainer(Model(), args, train_dataset=data, callbacks=[CheckpointCallback()])
+trainer.train(resume_from_checkpoint=resume_path("out"))
+print("step", trainer.state.global_step, "stopped", runtime.should_stop())
+# A gloo process whose model outlives its group may abort at its very end (torch 2.13).
+accelerator = trainer.accelerator
+del trainer
+accelerator.free_memory()
+gc.collect()
+accelerator.wait_for_everyone()
+accelerator.end_training()
+"""
+
+
+def train(folder: Path, strategy: str, *, ranks: int = 2, **environ: str) -> tuple[list[str], str]:
+    """Train in a directory of their own; return what ranks printed last, and 0's stderr."""
+    folder.mkdir(exist_ok=True)
+    port = str(free_port())
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CLUSTERRUN"))}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", TRAIN, strategy],
+            cwd=folder,
+            env={**clean, **world, **offline, "RANK": str(n), "LOCAL_RANK": str(n), **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(ranks)
+    ]
+    told = [rank.communicate(timeout=200 * PATIENCE) for rank in started]
+    assert [rank.returncode for rank in started] == [0] * ranks, told
+    return [out.splitlines()[-1] for out, _ in told], told[0][1]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "saved"),
+    [("steps", [9, 6, 4]), pytest.param("epoch", [9, 4], marks=pytest.mark.long)],
+)
+def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_weights(
+    tmp_path: Path, strategy: str, saved: list[int]
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert train(whole, strategy)[0] == ["step 9 stopped False"] * 2
+    cut.mkdir()
+    page = ControlPage(cut / "control", 2)
+    page.hold(1)
+    page.decide(Decision(1, 4))
+    assert train(cut, strategy, CLUSTERRUN_SPOOL=str(cut))[0] == ["step 4 stopped True"] * 2
+    assert [page.has_stopped(rank) for rank in range(2)] == [True, True]
+    told = [json.loads(line) for line in (cut / "rank_0.events").read_text().splitlines()]
+    assert [(event["type"], event["step"]) for event in told if event["type"] != "step"] == [
+        ("resumed", 0),
+        ("checkpoint", 4),
+    ]
+    steps = [event for event in told if event["type"] == "step"]
+    assert (steps[0]["step"], steps[0]["total"]) == (1, 9)
+    # a later save that was cut short: nothing marks it
+    (cut / "out" / "checkpoint-5").mkdir()
+    found, notes = checkpoint_files.newest(cut / "out")
+    assert found is not None
+    assert (found.path.name, found.step, found.world_size) == ("checkpoint-4", 4, 2)
+    assert found.settings == {"effective_batch": 4}
+    assert [note.split(":")[0] for note in notes] == [
+        "checkpoint checkpoint-5 is incomplete and passed over"
+    ]
+    assert train(cut, strategy)[0] == ["step 9 stopped False"] * 2
+    marked = [
+        n for n, path in checkpoint_files.listed(cut / "out") if (path / ".complete").exists()
+    ]
+    assert marked == saved
+    weights = [folder / "out" / "checkpoint-9" / "model.safetensors" for folder in (whole, cut)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.long
+def test_a_trainer_that_goes_on_with_another_batch_says_so(tmp_path: Path) -> None:
+    train(tmp_path, "steps", ranks=1, MAX_STEPS="3")
+    said = train(tmp_path, "steps")[1]
+    assert said.count("clusterrun: ") == 1
+    assert (
+        "clusterrun: goes on from checkpoint-3 in another way than it was saved: effective_batch "
+        "was 2 and is 4; it was saved by 1 ranks and these are 2\n"
+    ) in said
+
+
+def test_checkpoints_that_no_run_can_go_on_from_are_refused(tmp_path: Path) -> None:
+    from clusterrun.hf import CheckpointCallback
+
+    args = arguments(tmp_path, save_only_model=True)
+    with pytest.raises(ClusterrunError, match=r"leaves optimizer, .*leave it off, or"):
+        CheckpointCallback().on_train_begin(args, SimpleNamespace(global_step=0), None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "is_said"),
+    [
+        (None, "loss", False),
+        (1, None, True),
+        (2, None, False),
+        (2, "loss", True),
+        (3, "loss", False),
+    ],
+)
+def test_a_limit_that_may_cost_the_last_complete_checkpoint_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: int, best: str, is_said: bool
+) -> None:
+    from clusterrun.hf import CheckpointCallback
+
+    args = arguments(tmp_path, save_total_limit=limit, metric_for_best_model=best)
+    CheckpointCallback().on_train_begin(args, SimpleNamespace(global_step=0), None)
+    assert (f"clusterrun: save_total_limit={limit}: " in capsys.readouterr().err) is is_said
+
+
+def arguments(folder: Path, **changed: object) -> SimpleNamespace:
+    values: dict[str, object] = {
+        "output_dir": str(folder),
+        "train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "save_only_model": False,
+        "save_total_limit": None,
+        "metric_for_best_model": None,
+    }
+    return SimpleNamespace(**{**values, **changed})
+
+
+def test_an_attempt_that_was_superseded_marks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clusterrun.hf import CheckpointCallback
+
+    for name in ("WORLD_SIZE", "RANK", "CLUSTERRUN_SPOOL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLUSTERRUN_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("CLUSTERRUN_ATTEMPT", "1")
+    args = arguments(tmp_path)
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / "attempts" / str(step)).mkdir(parents=True)
+        CheckpointCallback().on_save(args, SimpleNamespace(global_step=step), SimpleNamespace())
+    assert [path.parent.name for path in tmp_path.glob("*/.complete")] == ["checkpoint-1"]

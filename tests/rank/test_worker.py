@@ -1,0 +1,230 @@
+"""The inner entrypoint runs a script as plain Python would, and says how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE
+from tests.rank.place import Place
+
+
+@pytest.fixture(name="place")
+def _place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+SCRIPTS = {
+    "argv": "import sys; print(sys.argv, sys.path[0])",
+    "main": "print(__name__, __file__, __spec__, __package__, __doc__, sorted(globals()))",
+    "future": "def f(x: int): ...\nprint(f.__annotations__)",
+    "encoding": "# -*- coding: latin-1 -*-\nprint('caf\xe9')",
+    "exit 0": "import sys; print('x'); sys.exit()",
+    "exit 3": "import sys; sys.exit(3)",
+    "exit 256": "import sys; sys.exit(256)",
+    "exit text": "import sys; sys.exit('no such file')",
+    "exit negative": "import sys; sys.exit(-1)",
+    "_exit": "import os; os._exit(9)",
+    "raise": "def f():\n    raise ValueError('no')\nf()",
+    "raise from": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('a') from e",
+    "syntax": "print('never'\nx = = 2",
+    "import error": "import no_such_module_at_all",
+    "kill": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "atexit": "import atexit; atexit.register(print, 'bye'); print('hi')",
+    "atexit raise": "import atexit; atexit.register(print, 'bye'); 1 / 0",
+    "excepthook": "import sys; sys.excepthook = lambda *e: print('mine', e[0]); 1 / 0",
+    "thread": "import threading as t; t.Timer(0.2, print, ['late']).start(); print('end')",
+    "no newline": "print('a', end='')",
+    "neighbour": "import neighbour; print(neighbour.__name__)",
+    "main dict": "import __main__; x = 1; print(__main__.x, __main__.__file__ == __file__)",
+    "inspect": "import inspect\ndef f():\n    return 1\nprint(inspect.getsource(f))",
+    "warnings": "import warnings; warnings.warn('careful')",
+    "pickle": "import pickle\nclass A: pass\nprint(pickle.loads(pickle.dumps(A())).__class__ is A)",
+    "spawn": """
+        import multiprocessing as mp
+        class A:
+            def __call__(self, x): return x * 2
+        if __name__ == "__main__":
+            with mp.get_context("spawn").Pool(1) as pool:
+                print(pool.map(A(), [1, 2]))
+        """,
+    "fork": """
+        import multiprocessing as mp
+        def f(x): return x * 2
+        with mp.get_context("fork").Pool(1) as pool:
+            print(pool.map(f, [1, 2]))
+        """,
+    "fork raise": """
+        import os
+        if os.fork() == 0:
+            raise ValueError("in the child")
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+        """,
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs_as_under_plain_python(place: Place, name: str) -> None:
+    encoding = "latin-1" if name == "encoding" else "utf-8"
+    (place.path / "s.py").write_text(textwrap.dedent(SCRIPTS[name]), encoding=encoding)
+    place.write("neighbour.py", "")
+    plain = place.python("s.py", "a b", "--x=1", "-m")
+    ours = place.worker("s.py", "a b", "--x=1", "-m")
+    assert (ours.returncode, ours.stdout, ours.stderr) == (
+        plain.returncode,
+        plain.stdout,
+        plain.stderr,
+    )
+
+
+def test_the_memory_that_a_rank_had_at_most_is_said(place: Place) -> None:
+    place.write("s.py", "room = bytearray(300 << 20); del room")
+    assert place.rank("s.py").returncode == 0
+    (peaks,) = [event for event in place.events() if event["type"] == "peaks"]
+    assert 300 << 20 < peaks["rss_bytes"] < 600 << 20
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("sub/s.py",), ("./link.py",), ("sub",), ("-m", "sub"), ("-m", "sub.s", "-m"), ("-m", "no")],
+)
+def test_every_way_to_name_a_script_works_as_under_plain_python(
+    place: Place, argv: tuple[str, ...]
+) -> None:
+    say = "import sys; print(sys.argv, sys.path[0], __name__, __package__, __spec__ is None)"
+    for name in ("sub/s.py", "sub/__init__.py", "sub/__main__.py"):
+        place.write(name, say)
+    (place.path / "link.py").symlink_to("sub/s.py")
+    plain, ours = place.python(*argv, "a"), place.worker(*argv, "a")
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert ours.stderr.replace("clusterrun.rank.worker", "") == plain.stderr
+
+
+def test_a_missing_script_fails_and_names_it(place: Place) -> None:
+    done = place.worker("nowhere.py")
+    assert done.returncode != 0
+    assert "nowhere.py" in done.stderr
+
+
+def test_without_a_script_the_usage_is_shown(place: Place) -> None:
+    assert "usage:" in place.worker().stderr
+
+
+def test_output_goes_into_files_of_the_rank_also_from_below_python(place: Place) -> None:
+    place.write(
+        "s.py",
+        """
+        import os, subprocess, sys
+        print("from print")
+        os.write(1, b"from fd 1\\n")
+        subprocess.run(["sh", "-c", "echo from a child; echo error >&2"])
+        print("to stderr", file=sys.stderr)
+        """,
+    )
+    done = place.rank("s.py")
+    assert (done.stdout, done.stderr) == ("", "")
+    out = (place.spool / "rank_3.out").read_text()
+    assert sorted(out.splitlines()) == ["from a child", "from fd 1", "from print"]
+    assert (place.spool / "rank_3.err").read_text() == "error\nto stderr\n"
+    assert oct((place.spool / "rank_3.out").stat().st_mode & 0o777) == "0o600"
+
+
+def test_a_printed_line_is_there_at_once(place: Place) -> None:
+    place.write("s.py", "import os, signal; print('last words'); os.kill(os.getpid(), 9)")
+    assert place.rank("s.py").returncode == -9
+    assert (place.spool / "rank_3.out").read_text() == "last words\n"
+
+
+def test_a_crash_below_python_leaves_a_stack(place: Place) -> None:
+    place.write("s.py", "import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()")
+    assert place.rank("s.py").returncode == -signal.SIGSEGV
+    assert "in crash" in (place.spool / "rank_3.err").read_text()
+
+
+def test_a_good_end_is_said(place: Place) -> None:
+    place.write("s.py", "pass")
+    assert place.rank("s.py").returncode == 0
+    start, _peaks, end = place.events()
+    assert (start["type"], start["rank"], start["host"]) == ("rank_start", 3, os.uname().nodename)
+    assert start["pid"] > 0
+    assert (end["type"], end["code"]) == ("rank_exit", 0)
+    assert not (place.spool / "rank_3.error.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "message", "cause"),
+    [
+        ("raise ValueError('a\\nb')", 1, "ValueError: a", "exception"),
+        ("import sys; sys.exit(3)", 3, "the script exited with status 3", "exit"),
+        ("import sys; sys.exit('why')", 1, "the script exited with status 1", "exit"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt", "exception"),
+    ],
+)
+def test_a_bad_end_is_said_and_leaves_an_error_file(
+    place: Place, source: str, code: int, message: str, cause: str
+) -> None:
+    place.write("s.py", source)
+    file = place.path / "error.json"
+    before = time.time()
+    assert place.rank("s.py", TORCHELASTIC_ERROR_FILE=str(file)).returncode == code
+    word = place.last_word()
+    assert (word["code"], word["cause"]) == (code, cause)
+    assert word["message"].startswith(message)
+    error = json.loads(file.read_text())["message"]
+    assert error["message"] == word["message"]
+    assert "s.py" in error["extraInfo"]["py_callstack"]
+    assert before < error["extraInfo"]["timestamp"] < time.time()
+    assert error["extraInfo"]["timestamp"] == word["ts"]
+    # torch reads whole seconds with int(), which takes a number with a fraction but no such text.
+    assert isinstance(error["extraInfo"]["timestamp"], float)
+    assert json.loads((place.spool / "rank_3.error.json").read_text())["message"] == error
+
+
+def test_a_forked_child_does_not_speak_for_the_rank(place: Place) -> None:
+    place.write("s.py", SCRIPTS["fork raise"])
+    assert place.rank("s.py").returncode == 0
+    assert place.last_word()["code"] == 0
+    assert not (place.spool / "rank_3.error.json").exists()
+
+
+def test_a_rank_dies_with_its_launcher(place: Place) -> None:
+    place.write("s.py", "import time; print('ready'); time.sleep(60)")
+    place.write(
+        "launcher.py",
+        """
+        import os, subprocess, sys, time
+        os.environ["CLUSTERRUN_LAUNCHER_PID"] = str(os.getpid())
+        rank = subprocess.Popen([sys.executable, "-m", "clusterrun.rank.worker", "s.py"])
+        while not os.path.exists("spool/rank_3.out") or not os.path.getsize("spool/rank_3.out"):
+            time.sleep(0.02)
+        print(rank.pid, flush=True)
+        os.kill(os.getpid(), 9)
+        """,
+    )
+    place.spool.mkdir()
+    done = place.python("launcher.py", CLUSTERRUN_SPOOL=str(place.spool), RANK="3")
+    deadline = time.monotonic() + 5 * PATIENCE
+    while Path(f"/proc/{int(done.stdout)}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_rank_whose_launcher_is_already_gone_does_not_start(place: Place) -> None:
+    place.write("s.py", "print('never')")
+    assert place.rank("s.py", CLUSTERRUN_LAUNCHER_PID="1").returncode == 137
+    assert not (place.spool / "rank_3.out").exists()
+
+
+def test_the_entrypoint_imports_nothing_heavy(place: Place) -> None:
+    place.write(
+        "s.py",
+        "import sys; print([m for m in ('torch', 'asyncio', 'yaml', 'logging')"
+        " if m in sys.modules])",
+    )
+    assert place.worker("s.py").stdout == "[]\n"

@@ -1,0 +1,320 @@
+"""The world contract, with stand-ins for torch and accelerate: what is checked, and when."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.node.forward.spool import Spool
+from tests.rank.place import Place
+
+ROOT = Path(__file__).resolve().parents[2]
+STUB = ROOT / "tests" / "node" / "stub"
+
+JOIN = "import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('joined')"
+STATE = """
+from accelerate.state import PartialState
+state = PartialState()
+print('given', state.given, 'size', state.num_processes)
+"""
+
+
+class World:
+    """Ranks of one job, run one after the other unless they must meet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.env = {
+            "CLUSTERRUN_WORLD_SIZE": "2",
+            "CLUSTERRUN_LOCAL_WORLD_SIZE": "1",
+            "CLUSTERRUN_WORLD_CONTRACT": "1",
+            "CLUSTERRUN_TIMEOUT_S": "0",
+            "CLUSTERRUN_NODE": "n0",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "STUB_STORE": str(path),
+        }
+
+    def start(self, rank: int, script: str, **changes: str | None) -> subprocess.Popen[str]:
+        (self.path / "s.py").write_text(script)
+        given = {**os.environ, "PYTHONPATH": f"{STUB}:{ROOT}", **self.env, "RANK": str(rank)}
+        env = {name: text for name, text in {**given, **changes}.items() if text is not None}
+        spool = self.path / "spool"
+        spool.mkdir(exist_ok=True)
+        return subprocess.Popen(
+            [sys.executable, "-m", "clusterrun.rank.worker", "s.py"],
+            cwd=self.path,
+            env={**env, "CLUSTERRUN_SPOOL": str(spool)},
+        )
+
+    def run(self, script: str, rank: int = 1, **changes: str | None) -> int:
+        return self.start(rank, script, **changes).wait(60)
+
+    def out(self, rank: int = 1) -> str:
+        return (self.path / "spool" / f"rank_{rank}.out").read_text()
+
+    def err(self, rank: int = 1) -> str:
+        return (self.path / "spool" / f"rank_{rank}.err").read_text()
+
+    def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        lines = (self.path / "spool" / f"rank_{rank}.events").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+
+@pytest.fixture(name="world")
+def _world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_rank_that_joins_its_world_ends_well_and_takes_its_group_down(world: World) -> None:
+    assert world.run(JOIN) == 0
+    assert world.out().splitlines() == ["init backend=gloo timeout=None", "joined", "destroyed"]
+    assert world.err() == ""
+
+
+def test_the_group_is_taken_down_also_at_sys_exit_and_after_the_scripts_own_end(
+    world: World,
+) -> None:
+    script = "import atexit, sys\natexit.register(print, 'mine')\n" + JOIN + "\nsys.exit(0)"
+    assert world.run(script) == 0
+    assert world.out().splitlines()[-3:] == ["joined", "mine", "destroyed"]
+
+
+def test_a_failing_rank_does_not_wait_for_its_group(world: World) -> None:
+    script = "f = open('kept', 'w'); f.write('kept')\n" + JOIN + "\nraise ValueError('x')"
+    assert world.run(script) == 1
+    assert "destroyed" not in world.out()
+    assert world.err().endswith("ValueError: x\n")
+    assert (world.path / "kept").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"WORLD_SIZE": None}, "this process is a world of 1, the job asked for 2"),
+        ({"WORLD_SIZE": "1"}, "the launcher made 1 ranks in all, the job asked for 2"),
+        ({"LOCAL_WORLD_SIZE": "2"}, "the launcher made 2 ranks on this node, the job asked for 1"),
+        ({"RANK": "2"}, "RANK=2 is no rank of 2"),
+        ({"RANK": None}, "RANK=(not set) is no rank of 2"),
+    ],
+)
+def test_a_wrong_environment_ends_the_rank_before_the_script_starts(
+    world: World, changes: dict[str, str | None], text: str
+) -> None:
+    rank = {"2": 2, None: 0}.get(changes.get("RANK", ""), 1)
+    assert world.run("print('never')", **changes) == 120
+    assert text in world.err(rank)
+    assert "--no-world-contract switches this check off" in world.err(rank)
+    assert world.out(rank) == ""
+    word = world.events("rank_exit", rank)[0]
+    assert (word["code"], word["message"].startswith("world contract broken: ")) == (120, True)
+    assert (world.path / "spool" / f"rank_{rank}.error.json").exists()
+
+
+def test_a_group_of_another_size_ends_the_rank_where_it_is_made(world: World) -> None:
+    assert world.run(JOIN, STUB_GROUP="1") == 120
+    assert "torch.distributed has a world of 1, the job asked for 2" in world.err()
+    assert "joined" not in world.out()
+
+
+def test_accelerate_that_keeps_a_rank_to_itself_is_caught_with_the_reason(world: World) -> None:
+    assert world.run(STATE) == 120
+    assert "accelerate has a world of 1, the job asked for 2" in world.err()
+    assert "no GPU is usable here and ACCELERATE_USE_CPU is not true" in world.err()
+
+
+def test_a_bare_partial_state_reads_what_accelerator_reads(world: World) -> None:
+    assert world.run(STATE, ACCELERATE_USE_CPU="true") == 0
+    assert "given (True, {}) size 2" in world.out()
+
+
+def test_the_backend_of_the_job_reaches_accelerate(world: World) -> None:
+    assert world.run(STATE, CLUSTERRUN_BACKEND="gloo") == 0
+    assert "given (False, {'backend': 'gloo'})" in world.out()
+    none = STATE.replace("PartialState()", "PartialState(backend=None)")
+    assert world.run(none, CLUSTERRUN_BACKEND="gloo") == 0
+    assert world.out().count("given (False, {'backend': 'gloo'})") == 2
+    own = STATE.replace("PartialState()", "PartialState(backend='nccl')")
+    assert world.run(own, CLUSTERRUN_BACKEND="gloo") == 0
+    assert "given (False, {'backend': 'nccl'})" in world.out()
+
+
+def test_a_script_cannot_catch_its_way_out(world: World) -> None:
+    script = STATE.replace("\nstate", "\ntry:\n    state").replace("\nprint", "\n    print")
+    assert world.run(script + "\nexcept BaseException:\n    pass\n") == 120
+
+
+def test_a_rank_that_never_joined_and_ends_well_has_broken_the_contract(world: World) -> None:
+    assert world.run("import torch.distributed") == 120
+    assert "this rank never joined the world of 2" in world.err()
+    assert world.run("import sys; sys.exit(0)") == 120
+    assert world.run("import sys; sys.exit(5)") == 5
+    assert world.run("1 / 0") == 1
+
+
+def test_a_group_that_the_script_took_down_itself_counts(world: World) -> None:
+    assert world.run(JOIN + "\ndist.destroy_process_group()") == 0
+
+
+def test_a_world_of_one_needs_no_group(world: World) -> None:
+    one = {"CLUSTERRUN_WORLD_SIZE": "1", "WORLD_SIZE": None, "LOCAL_WORLD_SIZE": None}
+    assert world.run("print('alone')", rank=0, **one) == 0
+
+
+def test_the_contract_can_be_switched_off(world: World) -> None:
+    assert world.run(STATE, CLUSTERRUN_WORLD_CONTRACT="0") == 0
+    assert world.run("pass", CLUSTERRUN_WORLD_CONTRACT="0", WORLD_SIZE="9") == 0
+    assert world.run(JOIN, CLUSTERRUN_WORLD_CONTRACT="0", STUB_GROUP="1") == 0
+
+
+def test_without_a_run_nothing_is_watched(world: World) -> None:
+    bare: dict[str, str | None] = {name: None for name in world.env if name.startswith("CLUSTER")}
+    assert world.run(STATE, **bare) == 0
+    assert "size 1" in world.out()
+
+
+def test_a_group_of_a_forked_child_is_its_own_business(world: World) -> None:
+    script = f"""
+import os
+if os.fork() == 0:
+    os.environ["STUB_GROUP"] = "7"
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+{JOIN}
+"""
+    assert world.run(script) == 0
+
+
+def test_rank_0_proves_that_the_ranks_are_distinct(world: World) -> None:
+    ranks = [
+        world.start(rank, JOIN, CLUSTERRUN_NODE=f"n{rank}", RANK=str(rank)) for rank in range(2)
+    ]
+    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    (ready,) = world.events("world_ready")
+    assert (ready["world_size"], ready["hosts"]) == (2, ["n0", "n1"])
+    assert (ready["backend"], ready["device"]) == ("gloo", "cpu")
+    assert world.events("world_ready", rank=1) == []
+
+
+def test_two_ranks_in_one_place_break_the_contract(world: World) -> None:
+    ranks = [world.start(rank, JOIN) for rank in range(2)]
+    assert sorted(rank.wait(60) for rank in ranks) == [0, 120]
+    assert "2 ranks say that they are local rank 0 of n0" in world.err(0)
+
+
+def test_the_jobs_timeout_is_given_where_the_script_gives_none(world: World) -> None:
+    assert world.run(JOIN, rank=1, CLUSTERRUN_TIMEOUT_S="90") == 0
+    assert "timeout=0:01:30" in world.out()
+    assert world.err() == ""
+
+
+def test_the_jobs_timeout_beats_the_scripts_and_says_so_once(world: World) -> None:
+    script = """
+from datetime import timedelta
+import torch.distributed as dist
+for _ in range(2):
+    dist.init_process_group("gloo", None, timedelta(seconds=600))
+"""
+    (world.path / "clusterrun_world_1").write_text("n1\t0\tcpu")
+    assert world.run(script, rank=0, CLUSTERRUN_TIMEOUT_S="90") == 0
+    assert world.out(0).count("timeout=0:01:30") == 2
+    note = "clusterrun: --timeout 90 s holds, not the 0:10:00 that the script asks for\n"
+    assert world.err(0) == note
+
+
+def test_a_call_that_torch_refuses_is_torchs_to_refuse(world: World) -> None:
+    script = JOIN.replace("'gloo'", "'gloo', colour='red'")
+    assert world.run(script, CLUSTERRUN_TIMEOUT_S="90") == 1
+    assert "init_process_group() got an unexpected keyword argument 'colour'" in world.err()
+
+
+def test_a_torch_that_was_there_first_is_watched_too(world: World) -> None:
+    site = world.path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import torch.distributed, accelerate.state")
+    path = f"{site}:{STUB}:{ROOT}"
+    assert world.run(JOIN, PYTHONPATH=path, STUB_GROUP="1") == 120
+    assert world.run(STATE, PYTHONPATH=path) == 120
+
+
+FREED_LATE = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+for n in range(15):
+    meeting = f"file://{os.getcwd()}/meeting{n}"
+    dist.init_process_group("gloo", meeting, rank=int(os.environ["RANK"]), world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    model(torch.randn(4, 8)).sum().backward()
+    dist.all_reduce(torch.zeros(3))
+    dist.barrier()
+    dist.destroy_process_group()
+    del model
+print("freed")
+"""
+
+
+@pytest.mark.torch
+def test_a_model_that_goes_after_its_gloo_group_does_not_hang_the_rank(world: World) -> None:
+    """Without the contract this hung in `del model`, each time that it was tried."""
+    real = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ranks = [world.start(rank, FREED_LATE, CLUSTERRUN_NODE=f"n{rank}", **real) for rank in range(2)]
+    assert [rank.wait(100) for rank in ranks] == [0, 0], world.err(0) + world.err(1)
+    assert [world.out(rank) for rank in range(2)] == ["freed\n", "freed\n"]
+
+
+@pytest.mark.torch
+def test_a_script_that_joins_a_world_of_one_needs_no_launcher_of_more(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.write(
+        "s.py",
+        """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        print(dist.get_rank(), dist.get_world_size())
+        dist.destroy_process_group()
+        """,
+    )
+    env = {"CLUSTERRUN_WORLD_SIZE": "1", "CLUSTERRUN_LOCAL_WORLD_SIZE": "1"}
+    done = place.worker("s.py", **env)
+    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_the_lock_of_a_build_is_known_while_a_rank_holds_it(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    place = Place(tmp_path)
+    lock = tmp_path / "a cache" / "lock"
+    lock.parent.mkdir()
+    place.write(
+        "s.py",
+        f"""
+        import os
+        from torch.utils.file_baton import FileBaton
+        first, second = FileBaton({str(lock)!r}), FileBaton({str(lock)!r})
+        assert first.try_acquire() and not second.try_acquire()
+        if {is_killed}:
+            os.kill(os.getpid(), 9)
+        first.release()
+        """,
+    )
+    env = {"CLUSTERRUN_WORLD_SIZE": "1", "CLUSTERRUN_LOCAL_WORLD_SIZE": "1", "RANK": "0"}
+    place.rank("s.py", **env)
+    spool = Spool(root=place.spool)
+    assert lock.exists() is is_killed
+    assert spool.locks() == ({0: lock} if is_killed else {})
+    assert len(spool.unlock()) == is_killed
+    assert not lock.exists()
