@@ -22,7 +22,7 @@ from tests.slurm.jobs import Submit, submitter, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
-NEXT = f'"{sys.executable}" -m clusterrun.backends successor'
+NEXT = f'"{sys.executable}" -m clusterrun.backends.successor'
 RUN = (
     *("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "1", "--device", "cpu"),
     *("--threads-per-process", "1", "train_lm.py", "--layers", "1", "--width", "32"),
@@ -99,7 +99,7 @@ def test_a_successor_that_slurm_refuses_changes_nothing(submit: Submit) -> None:
     made = submit(f'{NEXT} "$1" no-such-node 2> "$1/said"; echo $? > "$1/code"')
     wait_for(lambda: text(made.paths.root / "code"), 90)
     assert text(made.paths.root / "code") == "1\n"
-    assert text(made.paths.root / "said").startswith("clusterrun: no successor: sbatch refused")
+    assert text(made.paths.root / "said").startswith("no successor: sbatch refused")
     assert now(made).earlier_job_ids == ()
 
 

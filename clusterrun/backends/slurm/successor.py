@@ -88,7 +88,7 @@ def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None
         raise ClusterrunError(f"cannot write {record.paths.record}", cause=str(error)) from error
 
 
-def main(run_dir: str, nodes: str) -> int:
+def main(run_dir: str, nodes: str = "") -> int:
     """Print the id of the job that continues the run, or why there is none."""
     try:
         print(submit_successor(Path(run_dir), nodes, os.environ))  # noqa: T201 - for the heir
