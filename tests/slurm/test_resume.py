@@ -22,7 +22,7 @@ from tests.slurm.jobs import Submit, submitter, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
-NEXT = f'"{sys.executable}" -m clusterrun.backends.successor'
+NEXT = f'"{sys.executable}" -m clusterrun.backends.slurm.successor'
 RUN = (
     *("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "1", "--device", "cpu"),
     *("--threads-per-process", "1", "train_lm.py", "--layers", "1", "--width", "32"),
