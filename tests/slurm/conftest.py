@@ -8,6 +8,7 @@ from tests.cluster.fixtures import (
     newer_slurm_cluster,
     no_accounting_cluster,
 )
+from tests.slurm.jobs import submit
 
 __all__ = [
     "cluster",
@@ -16,4 +17,5 @@ __all__ = [
     "newer_cluster",
     "newer_slurm_cluster",
     "no_accounting_cluster",
+    "submit",
 ]
