@@ -1,6 +1,6 @@
 """The format of a node's log, its index and its side file: agents write it, readers parse it.
 
-docs/architecture.md describes it, under "Contracts between the rooms".
+docs/contracts.md describes it.
 """
 
 from __future__ import annotations

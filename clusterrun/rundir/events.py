@@ -19,7 +19,7 @@ LAST_BYTES = 64 * 1024  # the last steps and saves
 
 
 class EventType(str, Enum):
-    """What happened: the types that are read; docs/architecture.md lists all that are written."""
+    """What happened: the types that are read; docs/contracts.md lists all that are written."""
 
     STARTED = "started"
     WORLD_READY = "world_ready"

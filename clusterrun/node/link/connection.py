@@ -1,7 +1,7 @@
 """The line between the agents of one job: they meet, fail together, and leave together.
 
 JSON lines over TCP between the head and each other node; the messages are those of
-docs/architecture.md. What ends the job is decided by the head alone.
+docs/contracts.md. What ends the job is decided by the head alone.
 """
 
 from __future__ import annotations
