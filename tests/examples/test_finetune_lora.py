@@ -19,7 +19,7 @@ import yaml
 
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.control_page import ControlPage, Decision
-from tests import test_readme
+from tests import readme
 from tests.examples import worlds
 from tests.patience import PATIENCE
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.torch
 
 
 def blocks(kind: str) -> str:
-    found = test_readme.BLOCK.findall(README)
+    found = readme.BLOCK.findall(README)
     return "\n".join(text for name, _, text in found if name == kind)
 
 
@@ -52,7 +52,7 @@ class Tour:
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory: pytest.TempPathFactory) -> Tour:
     path = tmp_path_factory.mktemp("tour")
-    text = test_readme.run(blocks("local"), path)
+    text = readme.run(blocks("local"), path)
     return Tour(text, output_of(path, "finetune-lora"), output_of(path, "cut"))
 
 
@@ -122,8 +122,8 @@ def same(one: Path, other: Path) -> bool:
 
 def test_every_shell_block_is_one_that_a_test_runs() -> None:
     shells = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-    assert "\n".join(shells) == "\n".join(text for _, _, text in test_readme.BLOCK.findall(README))
-    kinds = {kind for kind, _, _ in test_readme.BLOCK.findall(README)}
+    assert "\n".join(shells) == "\n".join(text for _, _, text in readme.BLOCK.findall(README))
+    kinds = {kind for kind, _, _ in readme.BLOCK.findall(README)}
     assert kinds == {"local", "zero", "steps"}
 
 
@@ -201,7 +201,7 @@ def test_the_base_stays_as_it_was_and_the_adapters_make_the_difference(
 
 @pytest.mark.long
 def test_2500_samples_at_64_a_step_are_40_steps_an_epoch(tmp_path: Path) -> None:
-    out = test_readme.run(blocks("steps"), tmp_path)
+    out = readme.run(blocks("steps"), tmp_path)
     assert "batch 8 x 8 accumulation x 1 ranks = 64 samples a step, 40 steps an epoch" in out
     listed = checkpoint_files.listed(tmp_path / "examples/finetune_lora/steps")
     assert [checkpoint_files.read(path).step for _, path in listed] == [120, 80, 40]
@@ -209,7 +209,7 @@ def test_2500_samples_at_64_a_step_are_40_steps_an_epoch(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_deepspeed_by_name_and_by_json_train_alike(tmp_path: Path) -> None:
-    out = test_readme.run(blocks("zero"), tmp_path)
+    out = readme.run(blocks("zero"), tmp_path)
     assert out.count("world 2 ranks, deepspeed zero-2, precision no") == 2
     zero, own = output_of(tmp_path, "zero"), output_of(tmp_path, "json")
     one, other = re.findall(r"held-out loss (\S+) \(untrained (\S+)\)", out)
