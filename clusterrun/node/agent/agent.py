@@ -110,7 +110,8 @@ class Agent:
             self.has_lost_head = is_apart and not self._who.is_head
             return await self._ended(Ending.refused(error), tell=not error.is_told)
         self._event("rendezvous", **vars(parameters))
-        self._say_hello(parameters)
+        if self._who.is_head:
+            self._say_where(parameters)
         return await self._train(link, parameters)
 
     async def _meet(self) -> tuple[Head | Member, LaunchParameters]:
@@ -211,9 +212,8 @@ class Agent:
         self._event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)
         seconds = abs(offset.offset_us) / 1_000_000
         side = "ahead of" if offset.offset_us > 0 else "behind"
-        self._say(
-            f"the clock here is {seconds:.3f} s {side} the head's; it is corrected", tell=False
-        )
+        text = f"the clock here is {seconds:.3f} s {side} the head's; it is corrected"
+        self._say(text, tell=False)
 
     async def _write_world(self) -> None:
         try:
@@ -268,7 +268,7 @@ class Agent:
 
     def _launcher_ended(self, result: LauncherResult, ranks: Ranks, link: Head | Member) -> None:
         ranks.look()
-        ranks.settle_by_launcher(list(result.failures))
+        ranks.settle_by_launcher(result.failures)
         if ranks.have_failed:
             return
         count, planned = ranks.heard_of, self._plan.procs_per_node
@@ -292,7 +292,7 @@ class Agent:
         left = kill_descendants()
         result = launcher.result()
         ranks.look()
-        ranks.settle_by_launcher(list(result.failures) if result else [])
+        ranks.settle_by_launcher(result.failures if result else [])
         ranks.close()
         for text in self._spool.unlock():
             self._say(text, tell=False)
@@ -361,22 +361,18 @@ class Agent:
         if tell:
             say_on_stderr(f"{self._who.node}: {text}")
 
-    def _say_hello(self, parameters: LaunchParameters) -> None:
-        plan, where = self._plan, f"{parameters.address}:{parameters.port}"
-        if self._who.is_head:
-            over = f" over {parameters.interface}" if parameters.interface else ""
-            self._forwarder.say(
-                f"{plan.nodes} nodes x {plan.procs_per_node} ranks meet at {where}{over},"
-                f" precision {parameters.precision}"
-            )
+    def _say_where(self, parameters: LaunchParameters) -> None:
+        world = f"{self._plan.nodes} nodes x {self._plan.procs_per_node} ranks"
+        where = f"{parameters.address}:{parameters.port}"
+        over = f" over {parameters.interface}" if parameters.interface else ""
+        text = f"{world} meet at {where}{over}, precision {parameters.precision}"
+        self._say(text, tell=False)
 
 
 def _launcher_failure(node: str, result: LauncherResult, when: str) -> Failure:
     number = max(0, -result.code)
-    words = f": {result.last_line}" if result.last_line else ""
-    what = f"the launcher ended with status {result.code}{when}"
-    if not result.was_started:
-        what = "the launcher cannot be started"
+    ended = f"ended with status {result.code}{when}" if result.was_started else "cannot be started"
+    why = f": {result.last_line}" if result.last_line else ""
     return Failure(
         at=time.time(),
         node=node,
@@ -384,5 +380,5 @@ def _launcher_failure(node: str, result: LauncherResult, when: str) -> Failure:
         code=128 + number if number else result.code or 1,
         signal=number,
         cause=Cause.LAUNCHER,
-        message=what + words,
+        message=f"the launcher {ended}{why}",
     )

@@ -22,7 +22,7 @@ class LauncherResult:
     """How the launcher ended: its exit code (negative: a signal) and the ranks that failed."""
 
     code: int
-    failures: tuple[dict[str, Any], ...]
+    failures: list[dict[str, Any]]
     last_line: str
     was_started: bool = True
 
@@ -51,7 +51,7 @@ class Launcher:
             self._process = self._started()
         except OSError as error:
             why = error.strerror or str(error)
-            self._refused = LauncherResult(code=1, failures=(), last_line=why, was_started=False)
+            self._refused = LauncherResult(code=1, failures=[], last_line=why, was_started=False)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
 
@@ -76,11 +76,11 @@ class Launcher:
             return self._refused
         return LauncherResult(code=code, failures=self._failures(), last_line=self._last_line())
 
-    def _failures(self) -> tuple[dict[str, Any], ...]:
+    def _failures(self) -> list[dict[str, Any]]:
         try:
-            return tuple(json.loads(self._spool.failures.read_text()))
+            return list(json.loads(self._spool.failures.read_text()))
         except (OSError, ValueError):
-            return ()
+            return []
 
     def _last_line(self) -> str:
         try:

@@ -54,10 +54,8 @@ def check_descriptors(attempt: Attempt) -> None:
     wanted = 2 * plan.nodes + plan.world_size + SPARE_DESCRIPTORS
     limit = raise_descriptor_limit()
     if who.is_head and limit < wanted:
-        text = (
-            f"{who.node}: a process may open {limit} files here (ulimit -Hn), {wanted} are needed"
-        )
-        raise NodeError(NodeExit.NODE_UNFIT, f"{text} for {plan.world_size} ranks")
+        text = f"a process may open {limit} files here (ulimit -Hn), {wanted} are needed"
+        raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {text} for {plan.world_size} ranks")
 
 
 def gpu_problem(plan: Plan, env: Mapping[str, str]) -> str:

@@ -361,6 +361,7 @@ class Conductor:
 
     def _with_room(self, deed: Callable[[], _Done], *, is_last: bool = False) -> _Done:
         """Do something, retrying while the disk is full; if `is_last`, even after SIGTERM."""
+        pause = self._wait if is_last else self._pause
         until, is_reported = self.clock() + ROOM_S, False
         while True:
             try:
@@ -371,10 +372,7 @@ class Conductor:
                 if not is_reported:
                     is_reported = True
                     say_on_stderr(f"{error}: waiting for room, ten minutes at most")
-            if is_last:
-                self._wait(ROOM_POLL_S)
-            else:
-                self._pause(ROOM_POLL_S)
+            pause(ROOM_POLL_S)
 
     def _may_pass(self, error: OSError) -> bool:
         """Whether to retry; a run that has begun survives any error of its disk."""

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clusterrun.node.recovery.causes import Ending, Failure, lost_node
+from clusterrun.node.recovery.causes import Ending, Failure
 
 LINE_BYTES = 1 << 20
 STRANGER_BYTES = 4096  # of a line from a peer that has not proved to be an agent
@@ -180,11 +180,3 @@ class StopDecision:
             return SETTLE_S
         has_lost_peer = any(failure.has_lost_peer for failure in self._failures)
         return CAUSE_S if has_lost_peer else 2 * SETTLE_S
-
-
-def failure_in(message: Mapping[str, Any], node: str) -> Failure:
-    """Parse a node's `failed` message, whatever it holds."""
-    try:
-        return Failure.from_data(message)
-    except (KeyError, TypeError, ValueError):
-        return lost_node(node, "its agent sent a message that cannot be read")

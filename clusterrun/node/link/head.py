@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,7 @@ from clusterrun.node.agent.report import LaunchParameters, Report, problems
 from clusterrun.node.agent.shared_disk import SharedDisk
 from clusterrun.node.agent.tasks import Tasks, guarded
 from clusterrun.node.link.clock import now_us
-from clusterrun.node.link.connection import (
-    ANSWER_S,
-    LEAVE_S,
-    STRANGER_BYTES,
-    Channel,
-    StopDecision,
-    failure_in,
-)
+from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, StopDecision
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.recovery.causes import Ending, Failure, NodeError, NodeExit, lost_node
@@ -214,7 +207,7 @@ class Head:
         elif message.get("type") == "alive":
             peer.channel.send("alive")
         elif message.get("type") == "failed":
-            self.decision.add(failure_in(message, peer.report.node))
+            self.decision.add(_failure_in(message, peer.report.node))
         elif message.get("type") == "done":
             peer.is_done = True
             self._look_around()
@@ -273,3 +266,11 @@ class Head:
     async def _close(self) -> None:
         await asyncio.gather(*(peer.channel.close() for peer in self._peers.values()))
         self._readers.cancel()
+
+
+def _failure_in(message: Mapping[str, Any], node: str) -> Failure:
+    """Parse a node's `failed` message, whatever it holds."""
+    try:
+        return Failure.from_data(message)
+    except (KeyError, TypeError, ValueError):
+        return lost_node(node, "its agent sent a message that cannot be read")
