@@ -259,7 +259,7 @@ def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint(
         scene.has_saved = has_saved  # by an earlier attempt, perhaps
         scene.interruption.warned()
         await asyncio.sleep(0.6)
-        return scene.link._decision.is_made
+        return scene.link.decision.is_made
 
     assert play(tmp_path, deed, warning_s=0.5) is has_saved
 
