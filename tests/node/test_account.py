@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node.agent.identity import Identity
-from clusterrun.node.agent.preparation import Attempt
+from clusterrun.node.agent.identity import Attempt, Identity
 from clusterrun.node.recovery.attempt_log import Account
 from clusterrun.node.recovery.causes import Cause, Ending, Failure, NodeError, cancelled, lost_node
 from clusterrun.node.recovery.rules import LOSSES

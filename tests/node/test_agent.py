@@ -422,7 +422,8 @@ def test_one_node_alone_needs_no_link(stub_job: Make) -> None:
 def test_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make, tmp_path: Path) -> None:
     """They share job id and name of the run; that their directories differ is passed over here."""
     change = (
-        "from clusterrun.node.agent import preparation; preparation._job = lambda attempt: 'one'"
+        "from clusterrun.node.agent import preparation as p; p._ports = lambda attempt:"
+        " p.candidate_ports('one', attempt.number, attempt.plan.port_range)"
     )
     (tmp_path / "alike").mkdir()
     (tmp_path / "alike" / "sitecustomize.py").write_text(

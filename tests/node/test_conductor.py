@@ -567,7 +567,7 @@ def test_a_step_that_stays_once_the_agents_have_left_gets_a_moment(scene: Scene)
     begin = scene.now
     assert scene.run() == LOST
     assert scene.steps[0].deeds == ["kill"]
-    assert scene.now - begin == pytest.approx(1 + module.LET_GO_S, abs=0.3)
+    assert scene.now - begin == pytest.approx(1 + module.RELEASE_S, abs=0.3)
 
 
 def test_a_step_whose_nodes_are_known_to_be_lost_is_killed_at_once(scene: Scene) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clusterrun.config.spec import Device, Strategy
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.environment import NodeFacts, rank_environment
-from clusterrun.node.agent.identity import Identity
-from clusterrun.node.agent.report import Agreement
+from clusterrun.node.agent.identity import Attempt, Identity
+from clusterrun.node.agent.report import LaunchParameters
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import on_slurm
 
@@ -19,9 +20,7 @@ FACTS = NodeFacts(
     cpus=16,
     torch="2.13.0+cpu",
     deepspeed="0.19.8",
-    python="3.11",
     cache_home=Path("/home/ada/.cache/clusterrun"),
-    agent_pid=99,
 )
 WHO = Identity(
     job_id="4711",
@@ -31,20 +30,19 @@ WHO = Identity(
     head_host="n1",
     is_local=False,
 )
-MET = Agreement(address="10.0.0.1", port=21000, interface="ib0", precision="bf16")
+MET = LaunchParameters(address="10.0.0.1", port=21000, interface="ib0", precision="bf16")
 
 
 def environment(
-    base: dict[str, str] | None = None, plan: Plan | None = None, **changes: Any
+    base: dict[str, str] | None = None,
+    plan: Plan | None = None,
+    who: Identity = WHO,
+    parameters: LaunchParameters = MET,
+    facts: NodeFacts = FACTS,
 ) -> dict[str, str]:
-    given = {"who": WHO, "agreement": MET, "facts": FACTS, "attempt": 2, **changes}
-    return rank_environment(
-        base or {},
-        plan=plan or on_slurm(nodes=2, gpus_per_node=4),
-        paths=RunPaths(root=Path("/runs/job/r1")),
-        spool=Path("/tmp/spool"),
-        **given,
-    )
+    plan = plan or on_slurm(nodes=2, gpus_per_node=4)
+    attempt = Attempt(plan=plan, paths=RunPaths(root=Path("/runs/job/r1")), number=2, who=who)
+    return rank_environment(base or {}, attempt, parameters, Path("/tmp/spool"), facts)
 
 
 def test_the_contract_of_a_rank() -> None:
@@ -61,7 +59,7 @@ def test_the_contract_of_a_rank() -> None:
         "CLUSTERRUN_TIMEOUT_S": "1800",
         "CLUSTERRUN_BACKEND": "",
         "CLUSTERRUN_CHECKPOINT_DIR": "/runs/job/r1/checkpoints",
-        "CLUSTERRUN_AGENT_PID": "99",
+        "CLUSTERRUN_AGENT_PID": str(os.getpid()),
     }
 
 
@@ -86,8 +84,8 @@ def test_one_node_leaves_nccl_alone() -> None:
     who = Identity(
         job_id="1", node="n1", node_rank=0, nodes=("n1",), head_host="n1", is_local=False
     )
-    met = Agreement(address="127.0.0.1", port=21000, interface="lo", precision="no")
-    env = environment(who=who, agreement=met)
+    met = LaunchParameters(address="127.0.0.1", port=21000, interface="lo", precision="no")
+    env = environment(who=who, parameters=met)
     assert env["GLOO_SOCKET_IFNAME"] == "lo"
     assert "NCCL_SOCKET_IFNAME" not in env
 
@@ -129,7 +127,8 @@ def test_caches_are_the_jobs_but_for_what_takes_long_to_build() -> None:
     env = environment()
     assert env["TRITON_CACHE_DIR"].startswith("/tmp/spool/")
     assert env["TORCHINDUCTOR_CACHE_DIR"].startswith("/tmp/spool/")
-    kept = "/home/ada/.cache/clusterrun/torch_extensions/py3.11-torch2.13.0+cpu-deepspeed0.19.8"
+    python = f"py{sys.version_info.major}.{sys.version_info.minor}"
+    kept = f"{FACTS.cache_home}/torch_extensions/{python}-torch2.13.0+cpu-deepspeed0.19.8"
     assert env["TORCH_EXTENSIONS_DIR"] == kept
 
 

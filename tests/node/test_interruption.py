@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import NodeExit
-from clusterrun.node.agent.report import Agreement
+from clusterrun.node.agent.identity import LOOPBACK, Identity
+from clusterrun.node.agent.report import LaunchParameters
 from clusterrun.node.agent.shared_disk import SharedDisk
-from clusterrun.node.link.connection import Alone
+from clusterrun.node.link.handshake import Realm
+from clusterrun.node.link.head import Head
 from clusterrun.node.recovery.causes import Cause, Ending
 from clusterrun.node.watch import interruption as module
 from clusterrun.node.watch.interruption import TRIES, Interruption
 from clusterrun.node.watch.saving import Page
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.control_page import ControlPage
 
 Deed = Callable[["InterruptedNode"], Awaitable[None]]
-AGREEMENT = Agreement(address="127.0.0.1", port=1, interface="lo", precision="no")
+WHO = Identity(job_id="1", node="n0", node_rank=0, nodes=("n0",), head_host=LOOPBACK, is_local=True)
+PARAMETERS = LaunchParameters(address=LOOPBACK, port=1, interface="lo", precision="no")
 
 
 class InterruptedNode:
@@ -30,7 +34,8 @@ class InterruptedNode:
     def __init__(self, path: Path, *, warning_s: float = 120) -> None:
         self.file = path / "request"
         self.control = ControlPage(path / "control", 1)
-        self.link = Alone(AGREEMENT)
+        realm, disk = Realm(paths=RunPaths(root=path), attempt=1), SharedDisk()
+        self.link = Head(WHO, realm, (1,), 1, lambda *_: PARAMETERS, disk)
         self.said: list[str] = []
         self.events: list[str] = []
         self.cancels = 0
@@ -48,7 +53,7 @@ class InterruptedNode:
             cancel=self._cancel,
             has_saved=lambda: self.has_saved,
             is_through=lambda: self.is_through,
-            disk=SharedDisk(),
+            disk=disk,
         )
 
     def _cancel(self) -> None:
@@ -254,7 +259,7 @@ def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint(
         scene.has_saved = has_saved  # by an earlier attempt, perhaps
         scene.interruption.warned()
         await asyncio.sleep(0.6)
-        return scene.link._decision.is_made
+        return scene.link.decision.is_made
 
     assert play(tmp_path, deed, warning_s=0.5) is has_saved
 

@@ -18,10 +18,11 @@ import pytest
 
 from clusterrun.node.agent.identity import Identity
 from clusterrun.node.agent.ports import candidate_ports
-from clusterrun.node.agent.report import Agreement, Report
+from clusterrun.node.agent.report import LaunchParameters, Report
 from clusterrun.node.agent.shared_disk import SharedDisk
 from clusterrun.node.link import connection as link_module
 from clusterrun.node.link.clock import PINGS, Clock, Comparison, Offset, now_us
+from clusterrun.node.link.connection import LEAVE_S
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
@@ -48,12 +49,12 @@ def report(rank: int, **changes: Any) -> Report:
     return Report(**{**given, **changes})
 
 
-def conclude(reports: Sequence[Report], address: str) -> Agreement:
-    return Agreement(address=address, port=len(reports), interface="lo", precision="bf16")
+def conclude(reports: Sequence[Report], address: str) -> LaunchParameters:
+    return LaunchParameters(address=address, port=len(reports), interface="lo", precision="bf16")
 
 
 def realm(path: Path, attempt: int = 1) -> Realm:
-    return Realm.of(RunPaths(root=path / "job" / "run"), attempt)
+    return Realm(paths=RunPaths(root=path / "job" / "run"), attempt=attempt)
 
 
 def failure(rank: int, at: float, code: int = 3) -> Failure:
@@ -70,7 +71,6 @@ def member(
         place,
         PORTS,
         timeout_s,
-        lambda address: f"if of {address}",
         clock or Clock(),
         lambda offset: None,
         {},
@@ -95,7 +95,7 @@ class Nodes:
         meeting = (node.meet(one) for node, one in zip(self.all, given, strict=True))
         return await asyncio.gather(*meeting, return_exceptions=True)
 
-    async def meet_late(self) -> list[Agreement]:
+    async def meet_late(self) -> list[LaunchParameters]:
         """Have the members come once the head listens."""
         meeting = asyncio.ensure_future(self.head.meet(report(0)))
         await asyncio.sleep(0.1)
@@ -118,13 +118,31 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 def test_all_nodes_agree_on_what_the_head_concluded(tmp_path: Path) -> None:
     async def story() -> None:
         nodes = Nodes(tmp_path)
-        agreements = await nodes.meet()
-        assert {a.address for a in agreements} == {"127.0.0.1"}
-        assert {(a.port, a.precision) for a in agreements} == {(3, "bf16")}
-        assert [a.interface for a in agreements] == ["lo", *["if of 127.0.0.1"] * 2]
+        met = await nodes.meet()
+        assert {a.address for a in met} == {"127.0.0.1"}
+        assert {(a.port, a.precision) for a in met} == {(3, "bf16")}
+        assert [a.interface for a in met] == ["lo"] * 3
         for node in nodes.all:
             node.report_done()
         assert [ending.code for ending in await nodes.end()] == [0, 0, 0]
+
+    run(story())
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_head_without_members_waits_for_nobody(tmp_path: Path, code: int) -> None:
+    async def story() -> None:
+        head, started = Nodes(tmp_path, nodes=1).head, time.monotonic()
+        assert (await head.meet(report(0))).address == "127.0.0.1"
+        assert not (await head.questions.ask("signs")).silent
+        if code:
+            head.report_failure(failure(0, time.time()))
+        else:
+            head.report_done()
+        assert (await head.ending()).code == code
+        await head.leave()
+        assert time.monotonic() - started < LEAVE_S / 2
+        assert list(tmp_path.iterdir()) == []
 
     run(story())
 
@@ -197,7 +215,7 @@ def test_a_node_with_another_clock_finds_the_time_of_the_head(tmp_path: Path) ->
     async def story() -> None:
         nodes, clock, found = Nodes(tmp_path, nodes=2), Clock(lambda: now_us() + 2_000_000), []
         nodes.members = [
-            Member(who(1, 2), realm(tmp_path), PORTS, 9, str, clock, found.append, {}, SharedDisk())
+            Member(who(1, 2), realm(tmp_path), PORTS, 9, clock, found.append, {}, SharedDisk())
         ]
         await nodes.meet()
         await compared(clock)
@@ -274,7 +292,7 @@ def test_a_member_that_loses_the_head_before_the_launch_may_be_tried_again(tmp_p
         nodes = Nodes(tmp_path)
         head = asyncio.ensure_future(nodes.head.meet(report(0)))
         early = asyncio.ensure_future(nodes.members[0].meet(report(1)))
-        while not nodes.head._members:
+        while not nodes.head._peers:
             await asyncio.sleep(0.01)
         head.cancel()
         await nodes.head._close()
@@ -288,7 +306,7 @@ def test_a_member_that_loses_the_head_before_the_launch_may_be_tried_again(tmp_p
 async def knock_and_leave(nodes: Nodes, member: Member) -> None:
     """Join as a node whose agent dies before all are here."""
     channel = await member._join(report(1), time.monotonic() + 10 * PATIENCE)
-    while not nodes.head._members:
+    while not nodes.head._peers:
         await asyncio.sleep(0.01)
     await channel.close()
 
@@ -299,7 +317,7 @@ def test_a_node_that_comes_back_before_the_launch_takes_its_own_place(tmp_path: 
         meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
         await knock_and_leave(nodes, member(1, 3, realm(tmp_path), 10))
         others = [node.meet(report(rank)) for rank, node in enumerate(nodes.members, 1)]
-        assert [agreement.port for agreement in await asyncio.gather(*others)] == [3, 3]
+        assert [parameters.port for parameters in await asyncio.gather(*others)] == [3, 3]
         assert (await meeting).port == 3
 
     run(story())
@@ -347,9 +365,9 @@ def test_a_shared_file_system_that_stalls_does_not_keep_nodes_from_meeting(
 
     async def story() -> None:
         beating = asyncio.ensure_future(beat())
-        agreements = await Nodes(tmp_path, nodes=40, timeout_s=25).meet()
+        met = await Nodes(tmp_path, nodes=40, timeout_s=25).meet()
         beating.cancel()
-        assert {agreement.port for agreement in agreements} == {40}
+        assert {parameters.port for parameters in met} == {40}
 
     run(story())
     assert max(gaps) < STALL_S  # the loop has not waited
@@ -422,7 +440,7 @@ def test_the_cause_of_lost_connections_may_come_late(
     )
 
     async def story(other: Failure, message: str) -> Ending:
-        decision = link_module.Decision()
+        decision = link_module.StopDecision()
         decision.add(dataclasses.replace(lost, message=message))
         await asyncio.sleep(0.5)
         decision.add(other)
@@ -439,7 +457,7 @@ def test_a_connection_to_a_host_that_is_gone_is_given_up_within_a_minute(tmp_pat
         await nodes.meet()
         channel = nodes.members[0]._channel
         assert channel is not None
-        for end in (channel, nodes.head._members[1].channel):
+        for end in (channel, nodes.head._peers[1].channel):
             ours = end._writer.get_extra_info("socket")
             assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
@@ -468,7 +486,7 @@ def test_a_head_whose_name_is_unknown_is_found_at_its_address_in_slurm(
         nodes = Nodes(tmp_path, nodes=2)
         far = dataclasses.replace(who(1, 2), head_host="cloud-0.invalid")
         nodes.members[0]._who = far
-        assert [agreement.port for agreement in await nodes.meet()] == [2, 2]
+        assert [parameters.port for parameters in await nodes.meet()] == [2, 2]
 
     run(story())
     assert (tmp_path / "asked").read_text() == "--oneliner show node cloud-0.invalid\n"
@@ -487,7 +505,7 @@ def test_a_head_waits_for_a_disk_that_is_full(
     monkeypatch.setattr(Realm, "create_secret", created)
 
     async def story() -> None:
-        assert [agreement.port for agreement in await Nodes(tmp_path).meet()] == [3, 3, 3]
+        assert [parameters.port for parameters in await Nodes(tmp_path).meet()] == [3, 3, 3]
 
     run(story())
 
@@ -496,9 +514,9 @@ def test_a_head_whose_disk_stays_full_says_so(tmp_path: Path) -> None:
     (tmp_path / "job").touch()
 
     async def story() -> None:
-        (error,) = await Nodes(tmp_path, nodes=1, timeout_s=0.5).meet()
-        assert error.code == 121
-        assert "n0: cannot write" in error.message
+        with pytest.raises(NodeError, match="n0: cannot write") as caught:
+            await Nodes(tmp_path, nodes=2, timeout_s=0.5).head.meet(report(0))
+        assert caught.value.code == 121
 
     run(story())
 
@@ -517,7 +535,7 @@ def test_nodes_that_do_not_fit_are_refused_everywhere(
         nodes = Nodes(tmp_path)
         meeting = [nodes.head.meet(report(0)), nodes.members[0].meet(report(1))]
         first = [asyncio.ensure_future(work) for work in meeting]
-        while not nodes.head._members:  # one that comes later reads the status that the head left
+        while not nodes.head._peers:  # one that comes later reads the status that the head left
             await asyncio.sleep(0.01)
         last = nodes.members[1].meet(changed)
         errors = await asyncio.gather(*first, last, return_exceptions=True)
@@ -529,7 +547,7 @@ def test_nodes_that_do_not_fit_are_refused_everywhere(
 
 
 def test_a_conclusion_that_fails_is_told_to_all(tmp_path: Path) -> None:
-    def refuse(reports: Sequence[Report], address: str) -> Agreement:
+    def refuse(reports: Sequence[Report], address: str) -> LaunchParameters:
         raise NodeError(121, "no port for the rendezvous")
 
     async def story() -> None:
@@ -572,9 +590,9 @@ def test_only_agents_of_the_same_attempt_are_let_in(tmp_path: Path) -> None:
 
 
 def _with_wrong_secret(path: Path) -> Realm:
-    guessed = path / "guessed"
-    guessed.write_text("0" * 64)
-    return dataclasses.replace(realm(path), secret_file=guessed)
+    guessed = realm(path / "elsewhere")
+    guessed.create_secret()
+    return guessed
 
 
 def test_a_member_passes_over_the_head_of_another_job(tmp_path: Path) -> None:
@@ -601,8 +619,8 @@ def test_ports_that_are_taken_by_something_silent_cost_no_wait(tmp_path: Path) -
         with contextlib.ExitStack() as taken:
             for port in PORTS[:-1]:
                 taken.enter_context(socket.create_server(("127.0.0.1", port)))
-            for agreement in await nodes.meet():
-                assert isinstance(agreement, Agreement)
+            for parameters in await nodes.meet():
+                assert isinstance(parameters, LaunchParameters)
 
     run(story())
 
@@ -731,10 +749,8 @@ def test_no_answer_of_a_stranger_ends_a_member(
 ) -> None:
     async def story() -> None:
         async with Stranger(*answers) as stranger:
-            assert [agreement.port for agreement in await Nodes(tmp_path, nodes=2).meet_late()] == [
-                2,
-                2,
-            ]
+            met = await Nodes(tmp_path, nodes=2).meet_late()
+            assert [parameters.port for parameters in met] == [2, 2]
             assert stranger.knocks
 
     run(story())
@@ -756,7 +772,7 @@ def test_who_passes_messages_on_to_the_head_is_not_taken_for_it(tmp_path: Path) 
 
     async def story() -> None:
         server = await asyncio.start_server(relay, "127.0.0.1", PORTS[0])
-        assert [agreement.port for agreement in await Nodes(tmp_path, nodes=2).meet_late()] == [
+        assert [parameters.port for parameters in await Nodes(tmp_path, nodes=2).meet_late()] == [
             2,
             2,
         ]
@@ -844,8 +860,8 @@ def test_many_nodes_meet_quickly(tmp_path: Path) -> None:
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=400)
         since = time.monotonic()
-        agreements = await nodes.meet()
-        assert {a.port for a in agreements} == {400}
+        met = await nodes.meet()
+        assert {a.port for a in met} == {400}
         for node in nodes.all:
             node.report_done()
         assert {ending.code for ending in await nodes.end()} == {0}
@@ -867,7 +883,7 @@ def test_nodes_stop_waiting_for_one_that_left_word_that_it_is_unfit(tmp_path: Pa
             nodes.head.meet(report(0)), nodes.members[0].meet(report(1)), return_exceptions=True
         )
         await asyncio.sleep(0.3)
-        realm(tmp_path).verdict.write_text("122\n")
+        realm(tmp_path).paths.verdict(1).write_text("122\n")
         for error in await asyncio.wait_for(meeting, 10):
             assert isinstance(error, NodeError)
             assert error.code == 122
@@ -878,8 +894,8 @@ def test_nodes_stop_waiting_for_one_that_left_word_that_it_is_unfit(tmp_path: Pa
 
 def test_a_member_without_head_stops_waiting_when_the_head_left_word(tmp_path: Path) -> None:
     async def story() -> None:
-        realm(tmp_path).verdict.parent.mkdir(parents=True, exist_ok=True)
-        realm(tmp_path).verdict.write_text("122\n")
+        realm(tmp_path).paths.verdict(1).parent.mkdir(parents=True, exist_ok=True)
+        realm(tmp_path).paths.verdict(1).write_text("122\n")
         with pytest.raises(NodeError, match="cannot take part"):
             await member(1, 2, realm(tmp_path), 60).meet(report(1))
 

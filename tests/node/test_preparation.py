@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import socket
 from pathlib import Path
@@ -10,9 +11,8 @@ from typing import Any
 import pytest
 
 from clusterrun.config.spec import Device, MixedPrecision
-from clusterrun.node.agent.identity import Identity
+from clusterrun.node.agent.identity import Attempt, Identity
 from clusterrun.node.agent.preparation import (
-    Attempt,
     check_descriptors,
     conclude,
     gpu_problem,
@@ -81,9 +81,9 @@ def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
 
 
 def test_the_rendezvous_port_is_the_jobs_and_its_interface_the_addresses() -> None:
-    agreement = conclude(attempt(), reports(H100), "127.0.0.1")
-    assert 20000 <= agreement.port < 30000
-    assert (agreement.address, agreement.interface) == ("127.0.0.1", "lo")
+    parameters = conclude(attempt(), reports(H100), "127.0.0.1")
+    assert 20000 <= parameters.port < 30000
+    assert (parameters.address, parameters.interface) == ("127.0.0.1", "lo")
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,13 @@ def test_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: str) -
 
 def test_one_unfit_node_alone_says_so() -> None:
     unfit = Report(node="n0", node_rank=0, versions={}, problem="no GPU")
+
+    async def meet() -> None:
+        link = open_link(attempt(nodes=1), Clock(), lambda offset: None, {}, SharedDisk())
+        await link.meet(unfit)
+
     with pytest.raises(NodeError, match="n0: no GPU"):
-        open_link(attempt(nodes=1), unfit, Clock(), lambda offset: None, {}, SharedDisk())
+        asyncio.run(meet())
 
 
 def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterrun.node.agent.report import Report, precision_problem, problems
+from clusterrun.node.agent.report import Report, problems
 
 VERSIONS = {"python": "3.11", "torch": "2.13.0"}
 
@@ -31,11 +31,7 @@ def test_reports_survive_the_wire() -> None:
     assert Report.from_data(one.to_data()) == one
 
 
-def test_precision_is_refused_where_a_node_cannot_do_it() -> None:
-    new, old = report(0, capabilities=((9, 0),)), report(1, capabilities=((9, 0), (7, 5)))
-    assert new.has_bf16
-    assert not old.has_bf16
+def test_a_node_computes_in_bf16_if_all_its_gpus_do() -> None:
+    assert report(0, capabilities=((9, 0),)).has_bf16
+    assert not report(1, capabilities=((9, 0), (7, 5))).has_bf16
     assert not report(2).has_bf16
-    assert "the GPUs of n1 do not have" in precision_problem("bf16", [new, old])
-    assert precision_problem("bf16", [new]) == ""
-    assert precision_problem("fp16", [new, old]) == ""

@@ -1,1 +1,1 @@
-"""The node agent: from the first word between the nodes to the last process."""
+"""The node agent: from the meeting of the nodes to the last process."""

@@ -1,7 +1,7 @@
 """Run accelerate's launcher: `clusterrun.node.agent.accelerate_main FAILURES.json ARGS…`.
 
-It dies with the agent, ignores the signals that are meant for ranks, and leaves a list of the
-ranks that failed, since accelerate itself exits with 1 whatever happened.
+It dies with the agent, ignores the signals meant for the agent, and writes which ranks failed:
+accelerate itself exits with 1 whatever happened.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ from clusterrun.shared.files import write_whole
 
 
 def main(argv: Sequence[str]) -> int:
-    """Launch the ranks and wait for them; return 0 when all ended well."""
+    """Launch the ranks and wait for them; return 0 if all ended well."""
     failures_file, arguments = Path(argv[0]), list(argv[1:])
     die_with_parent(int(os.environ["CLUSTERRUN_AGENT_PID"]))
     os.environ["CLUSTERRUN_LAUNCHER_PID"] = str(os.getpid())
     for number in WARNINGS:
         signal.signal(number, signal.SIG_IGN)  # so do the ranks, which inherit it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
-    # Slurm's SIGTERM may reach every process of a step: what it means is for the agent to say. A
-    # handler, since the ranks would inherit that it is ignored; and torch's own would end them.
+    # Slurm's SIGTERM may reach every process of a step; the agent decides what follows. Ranks would
+    # inherit SIG_IGN, and torch's own handler would end them.
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGQUIT"
 
@@ -41,56 +41,42 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         launch_command(launch_command_parser().parse_args(arguments))
+        return 0
     except ChildFailedError as error:
-        _write(failures_file, [_entry(rank, f) for rank, f in error.failures.items()])
-        return 1
+        failures = error.failures.items()
+        entries = [_entry(n, f.local_rank, f.exitcode, str(f.error_file)) for n, f in failures]
+        write_whole(failures_file, json.dumps(entries))
     except subprocess.CalledProcessError as error:  # its launcher for one process
-        _write(failures_file, [_single(error.returncode)])
-        return 1
+        write_whole(failures_file, json.dumps([_entry(0, 0, error.returncode, "")]))
     except SignalException as error:
         print(error, file=sys.stderr)  # noqa: T201 - into the launcher's stream
-        return 1
-    return 0
+    return 1
 
 
 def _keep_torch_quiet() -> None:
-    """Leave it to the agents to say which rank failed first.
+    """Silence torch's launcher: the agents know which rank failed first.
 
-    torch's table names the first failure that this node noticed, by whole seconds, and its
-    launchers complain of each other when one leaves first after a perfect run.
+    torch's table names the first failure on this node only, and launchers warn of each other when
+    one leaves first after a good run.
     """
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-        os.environ["CLUSTERRUN_QUIET_LAUNCHER"] = "1"  # the ranks take both away again
-    import torch.distributed.run  # noqa: F401 - it makes the loggers that are to be quiet
+        os.environ["CLUSTERRUN_QUIET_LAUNCHER"] = "1"  # the ranks remove both
+    import torch.distributed.run  # noqa: F401 - creates the loggers to silence
 
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _entry(rank: int, failure: Any) -> dict[str, Any]:
+def _entry(rank: int, local_rank: int, exitcode: int, error_file: str) -> dict[str, Any]:
     return {
-        "rank": int(rank),
-        "local_rank": int(failure.local_rank),
-        "exitcode": int(failure.exitcode),
-        "signal": max(0, -int(failure.exitcode)),
-        "error_file": str(failure.error_file),
+        "rank": rank,
+        "local_rank": local_rank,
+        "exitcode": exitcode,
+        "signal": max(0, -exitcode),
+        "error_file": error_file,
     }
-
-
-def _single(code: int) -> dict[str, Any]:
-    return {
-        "rank": 0,
-        "local_rank": 0,
-        "exitcode": code,
-        "signal": max(0, -code),
-        "error_file": "",
-    }
-
-
-def _write(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    write_whole(path, json.dumps(list(entries)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The node agent: one on each node, from the first word between the nodes to the last process."""
+"""The node agent: one on each node, from the meeting of the nodes to the last process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from clusterrun.node.agent.launcher import Launcher, Verdict
+from clusterrun.node.agent.identity import Attempt
+from clusterrun.node.agent.launcher import Launcher, LauncherResult
 from clusterrun.node.agent.preparation import (
-    Attempt,
     accelerate_launcher,
     check_descriptors,
     node_report,
@@ -21,14 +21,14 @@ from clusterrun.node.agent.preparation import (
     write_world,
 )
 from clusterrun.node.agent.processes import kill_descendants, reap_adopted
-from clusterrun.node.agent.report import Agreement
+from clusterrun.node.agent.report import LaunchParameters
 from clusterrun.node.agent.shared_disk import SharedDisk
 from clusterrun.node.agent.stderr import say_on_stderr
 from clusterrun.node.agent.tasks import Tasks, guarded
 from clusterrun.node.forward.forward import Forwarder
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.clock import Clock, Offset
-from clusterrun.node.link.connection import Leader
+from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.node.recovery.attempt_log import Account
@@ -52,7 +52,7 @@ LINE_CHARS = 1000
 TICK_S = 0.1
 LOOK_S = 1.0
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
-SHIELDED_GRACE_S = 0.3  # where all ranks have SIGTERM do nothing
+SHIELDED_GRACE_S = 0.3  # the same if all ranks ignore SIGTERM
 
 
 class Agent:
@@ -73,19 +73,19 @@ class Agent:
         self._hangs: HangWatch | None = None
         self._was_warned = False
         self._disk, self._tasks = SharedDisk(), Tasks()
-        self._is_told_to_end = False
+        self._was_signalled = False
         self.has_lost_node = False
         self.has_lost_head = False
 
     @property
     def is_orphaned(self) -> bool:
-        """Say whether the head may be lost or is silent, and nobody has told this node to end."""
+        """Whether the head is lost or silent although this agent was not signalled to end."""
         is_silent = self._member is not None and self._member.decided_alone
-        return (self.has_lost_head or is_silent) and not self._is_told_to_end
+        return (self.has_lost_head or is_silent) and not self._was_signalled
 
     def end(self) -> None:
-        """End the job on all nodes, after a checkpoint where the ranks can make one."""
-        self._is_told_to_end = True
+        """End the job on all nodes, after a checkpoint if the ranks can write one."""
+        self._was_signalled = True
         if self._interruption is not None:
             self._interruption.ending()
         elif self._member is not None and self._page.is_used:
@@ -94,7 +94,7 @@ class Agent:
             self._cancelled.set()
 
     def warn(self) -> None:
-        """Do what is requested of the attempt; without a request the time limit is near."""
+        """Handle a request for the attempt; without one the time limit is near."""
         if self._interruption is not None:
             self._interruption.warned()
         self._was_warned = True
@@ -104,25 +104,32 @@ class Agent:
         asyncio.get_running_loop().set_exception_handler(self._task_failed)
         self._event("started", **self._start())
         try:
-            link, agreement = await guarded(self._meet(), self._raise_when_cancelled())
+            link, parameters = await guarded(self._meet(), self._raise_when_cancelled())
         except NodeError as error:
             is_apart = error.code in (NodeExit.NODE_LOST, NodeExit.RENDEZVOUS_FAILED)
             self.has_lost_head = is_apart and not self._who.is_head
             return await self._ended(Ending.refused(error), tell=not error.is_told)
-        self._event("rendezvous", **vars(agreement))
-        self._say_hello(agreement)
-        return await self._train(link, agreement)
+        self._event("rendezvous", **vars(parameters))
+        if self._who.is_head:
+            self._say_where(parameters)
+        return await self._train(link, parameters)
 
-    async def _meet(self) -> tuple[Leader | Member, Agreement]:
+    async def _meet(self) -> tuple[Head | Member, LaunchParameters]:
         check_descriptors(self._attempt)
         if self._who.is_head:
             await self._disk.do(self._account.open)
         report = await self._disk.do(partial(node_report, self._plan, self._who))
-        compared, answerers = self._clock_compared, self._answerers()
-        link = open_link(self._attempt, report, self._clock, compared, answerers, self._disk)
+        answerers: dict[str, Answerer] = {
+            "hold": self._page.hold,
+            "decide": self._page.decide,
+            "stacks": self._stacks,
+            "signs": self._signs,
+        }
+        compared = self._clock_compared
+        link = open_link(self._attempt, self._clock, compared, answerers, self._disk)
         return link, await link.meet(report)
 
-    async def _train(self, link: Leader | Member, agreement: Agreement) -> int:
+    async def _train(self, link: Head | Member, parameters: LaunchParameters) -> int:
         ranks = self._ranks = Ranks(
             spool=self._spool,
             node=self._who.node,
@@ -134,7 +141,7 @@ class Agent:
         else:
             self._tasks.start(self._write_world())
             self._lead(link)
-        launcher = accelerate_launcher(self._attempt, agreement, self._spool)
+        launcher = accelerate_launcher(self._attempt, parameters, self._spool)
         launcher.start()
         ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
         self._tasks.cancel()
@@ -145,20 +152,14 @@ class Agent:
         self.has_lost_node |= not isinstance(link, Member) and link.left_behind
         return code
 
-    # What the head asks, and what only it does
+    # Answers to the head, and what only the head does
 
-    def _answerers(self) -> dict[str, Answerer]:
-        page = self._page
-        return {
-            "hold": page.hold,
-            "decide": page.decide,
-            "stacks": self._stacks,
-            "signs": self._signs,
-        }
+    @property
+    def _pids(self) -> dict[int, int]:
+        return self._ranks.pids if self._ranks else {}
 
     async def _places(self) -> list[stacks.Place]:
-        pids = self._ranks.pids if self._ranks else {}
-        return await stacks.places(pids, self._spool, self._who.node)
+        return await stacks.places(self._pids, self._spool, self._who.node)
 
     async def _stacks(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return stacks.to_data(await self._places())
@@ -167,16 +168,15 @@ class Agent:
         return {"signs": self._own_signs()}
 
     def _own_signs(self) -> int:
-        """Count what the ranks do, in no unit: it grows while one of them gets on."""
-        pids = self._ranks.pids if self._ranks else {}
-        return self._page.calls() + stacks.bytes_moved(pids.values())
+        """Return a count without a unit that grows while one of the ranks makes progress."""
+        return self._page.calls() + stacks.bytes_moved(self._pids.values())
 
-    def _lead(self, leader: Leader) -> None:
-        """Listen to who interrupts the attempt, and watch for hangs, for all nodes."""
+    def _lead(self, head: Head) -> None:
+        """Watch for interruptions and hangs, for all nodes."""
         self._interruption = Interruption(
             request=self._attempt.paths.request(self._attempt.number),
             page=self._page,
-            leader=leader,
+            leader=head,
             warning_s=self._plan.warning_s,
             happened=self._event,
             say=self._say,
@@ -190,13 +190,13 @@ class Agent:
             node=self._who.node,
             spool=self._spool,
             page=self._page,
-            questions=leader.questions,
+            questions=head.questions,
             own_places=self._places,
             own_signs=self._own_signs,
-            failed=leader.report_failure,
+            failed=head.report_failure,
         )
-        self._tasks.start(self._watch_run(leader, self._interruption))
-        self._tasks.start(self._watch_progress(leader, self._hangs))
+        self._tasks.start(self._watch_run(head, self._interruption))
+        self._tasks.start(self._watch_progress(head, self._hangs))
         if self._was_warned:
             self._interruption.warned()
 
@@ -212,14 +212,13 @@ class Agent:
         self._event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)
         seconds = abs(offset.offset_us) / 1_000_000
         side = "ahead of" if offset.offset_us > 0 else "behind"
-        self._say(
-            f"the clock here is {seconds:.3f} s {side} the head's; it is corrected", tell=False
-        )
+        text = f"the clock here is {seconds:.3f} s {side} the head's; it is corrected"
+        self._say(text, tell=False)
 
     async def _write_world(self) -> None:
         try:
             await self._disk.do(partial(write_world, self._attempt))
-        except OSError as error:  # those who read logs do without it
+        except OSError as error:  # readers of the logs do without it
             self._say(f"cannot write {self._attempt.paths.world(self._attempt.number)}: {error}")
 
     async def _raise_when_cancelled(self) -> None:
@@ -228,8 +227,8 @@ class Agent:
 
     # While the ranks run
 
-    async def _watch(self, launcher: Launcher, ranks: Ranks, link: Leader | Member) -> None:
-        """Look after ranks and launcher, and tell the others how they ended."""
+    async def _watch(self, launcher: Launcher, ranks: Ranks, link: Head | Member) -> None:
+        """Watch ranks and launcher, and report how they ended."""
         while not self._cancelled.is_set():
             ranks.look()
             reap_adopted(besides={launcher.pid, *ranks.pids.values()})
@@ -237,53 +236,53 @@ class Agent:
             if ranks.ended_well == self._plan.procs_per_node:
                 link.report_done()
                 break
-            verdict = launcher.verdict()
-            if verdict is not None:
-                self._launcher_ended(verdict, ranks, link)
+            result = launcher.result()
+            if result is not None:
+                self._launcher_ended(result, ranks, link)
                 break
             await asyncio.sleep(TICK_S)
         await self._cancelled.wait()
         link.report_failure(cancelled(self._who.node))
 
-    async def _watch_run(self, leader: Leader, interruption: Interruption) -> None:
-        """See, as the head, whether somebody interrupts, or the run has begun elsewhere.
+    async def _watch_run(self, head: Head, interruption: Interruption) -> None:
+        """Watch, as the head, for requests and for a later attempt on other nodes.
 
-        Slurm starts a job elsewhere whose nodes it has lost touch with: two must not train.
+        Slurm restarts a job elsewhere if it loses contact with its nodes: two must not train.
         """
         later, newest = self._attempt.number + 1, 0
         while newest < later:
             await interruption.look()
-            with contextlib.suppress(OSError):  # a list is new, where NFS remembers single names
+            with contextlib.suppress(OSError):  # NFS caches single names, but not lists
                 newest = await self._disk.do(self._attempt.paths.newest_attempt)
             await asyncio.sleep(LOOK_S)
         text = f"attempt {later} of this run has begun elsewhere"
-        leader.report_failure(lost_node(self._who.node, text))
+        head.report_failure(lost_node(self._who.node, text))
 
-    async def _watch_progress(self, leader: Leader, hangs: HangWatch) -> None:
-        """See, as the head, whether the training hangs, or ranks do not follow those that end."""
+    async def _watch_progress(self, head: Head, hangs: HangWatch) -> None:
+        """Watch, as the head, for hangs, and for ranks that outlive those that ended."""
         while True:
             hangs.look()
-            if leader.has_leavers or (self._ranks and self._ranks.ended_well):
+            if head.has_leavers or (self._ranks and self._ranks.ended_well):
                 hangs.leaving()
             await asyncio.sleep(LOOK_S)
 
-    def _launcher_ended(self, verdict: Verdict, ranks: Ranks, link: Leader | Member) -> None:
+    def _launcher_ended(self, result: LauncherResult, ranks: Ranks, link: Head | Member) -> None:
         ranks.look()
-        ranks.settle_by_launcher(list(verdict.failures))
+        ranks.settle_by_launcher(result.failures)
         if ranks.have_failed:
             return
         count, planned = ranks.heard_of, self._plan.procs_per_node
         is_short = self._plan.world_contract and count < planned
-        if verdict.code == 0 and not is_short:
+        if result.code == 0 and not is_short:
             link.report_done()
             return
         short = f" after {count} of {planned} ranks had started" if is_short else ""
-        link.report_failure(_launcher_failure(self._who.node, verdict, short))
+        link.report_failure(_launcher_failure(self._who.node, result, short))
 
     # At the end
 
     async def _stop(self, launcher: Launcher, ranks: Ranks) -> None:
-        """End everything below this process: politely, then not."""
+        """End all descendants of this process: SIGTERM, then SIGKILL."""
         grace_s = SHIELDED_GRACE_S if self._page.is_shielded else GRACE_S
         deadline = time.monotonic() + grace_s
         if not self._is_over(launcher, ranks):
@@ -291,9 +290,9 @@ class Agent:
         while not self._is_over(launcher, ranks) and time.monotonic() < deadline:
             await asyncio.sleep(TICK_S / 2)
         left = kill_descendants()
-        verdict = launcher.verdict()
+        result = launcher.result()
         ranks.look()
-        ranks.settle_by_launcher(list(verdict.failures) if verdict else [])
+        ranks.settle_by_launcher(result.failures if result else [])
         ranks.close()
         for text in self._spool.unlock():
             self._say(text, tell=False)
@@ -301,12 +300,12 @@ class Agent:
             self._say(f"processes {left} would not end; they may hang in the kernel")
 
     def _is_over(self, launcher: Launcher, ranks: Ranks) -> bool:
-        """Say whether no rank is left; the launcher itself need not be waited for."""
+        """Whether no rank is left; the launcher may still run."""
         ranks.look()
-        return launcher.verdict() is not None or ranks.all_ended(self._plan.procs_per_node)
+        return launcher.result() is not None or ranks.all_ended(self._plan.procs_per_node)
 
     async def _ended(self, ending: Ending, *, tell: bool = False) -> int:
-        """Write down how it ended; the head says it to the user, or who has lost the head."""
+        """Record how it ended; the head, or a member that lost the head, tells the user."""
         failure, head = ending.failure, self._who.nodes[0]
         if failure is not None:
             is_lost = failure.cause is Cause.NODE_LOST and self._who.is_head
@@ -325,7 +324,7 @@ class Agent:
             self._say(ending.reason, tell=tell)
         return ending.code
 
-    # Words and events
+    # Messages and events
 
     def _rank_event(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
@@ -340,13 +339,13 @@ class Agent:
         if kind == "rank_start":
             event.setdefault("device", self._plan.device.value)
         event["ts"] = round(self._clock.corrected_s(event["ts"]), 6)
-        # What a script calls its own values is up to it.
+        # A script may give its values these names.
         about = {"attempt", "node", "type"}
         fields = {name: value for name, value in event.items() if name not in about}
         self._event(event["type"], **fields)
 
     def _task_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Say in a line what went wrong beside the main work, instead of asyncio's traceback."""
+        """Report the error of a background task in one line, instead of asyncio's traceback."""
         error = context.get("exception")
         what = f": {type(error).__name__}: {error}" if error else ""
         self._say(f"internal error: {context['message']}{what}"[:LINE_CHARS])
@@ -357,33 +356,29 @@ class Agent:
         self._forwarder.event({**about, "node": self._who.node, **fields})
 
     def _say(self, text: str, *, tell: bool = True) -> None:
-        """Write into the node's log; `tell` also the batch script's output."""
+        """Write to the node's log; with `tell` also to the job's output."""
         self._forwarder.say(text)
         if tell:
             say_on_stderr(f"{self._who.node}: {text}")
 
-    def _say_hello(self, agreement: Agreement) -> None:
-        plan, where = self._plan, f"{agreement.address}:{agreement.port}"
-        if self._who.is_head:
-            over = f" over {agreement.interface}" if agreement.interface else ""
-            self._forwarder.say(
-                f"{plan.nodes} nodes x {plan.procs_per_node} ranks meet at {where}{over},"
-                f" precision {agreement.precision}"
-            )
+    def _say_where(self, parameters: LaunchParameters) -> None:
+        world = f"{self._plan.nodes} nodes x {self._plan.procs_per_node} ranks"
+        where = f"{parameters.address}:{parameters.port}"
+        over = f" over {parameters.interface}" if parameters.interface else ""
+        text = f"{world} meet at {where}{over}, precision {parameters.precision}"
+        self._say(text, tell=False)
 
 
-def _launcher_failure(node: str, verdict: Verdict, when: str) -> Failure:
-    number = max(0, -verdict.code)
-    words = f": {verdict.last_words}" if verdict.last_words else ""
-    what = f"the launcher ended with status {verdict.code}{when}"
-    if not verdict.was_started:
-        what = "the launcher cannot be started"
+def _launcher_failure(node: str, result: LauncherResult, when: str) -> Failure:
+    number = max(0, -result.code)
+    ended = f"ended with status {result.code}{when}" if result.was_started else "cannot be started"
+    why = f": {result.last_line}" if result.last_line else ""
     return Failure(
         at=time.time(),
         node=node,
         rank=None,
-        code=128 + number if number else verdict.code or 1,
+        code=128 + number if number else result.code or 1,
         signal=number,
         cause=Cause.LAUNCHER,
-        message=what + words,
+        message=f"the launcher {ended}{why}",
     )

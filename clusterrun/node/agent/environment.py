@@ -2,70 +2,58 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.config.spec import Device
 from clusterrun.launch.nccl import spellings
-from clusterrun.launch.plan import Plan
-from clusterrun.node.agent.identity import LOOPBACK, Identity
-from clusterrun.node.agent.report import Agreement
+from clusterrun.node.agent.identity import LOOPBACK, Attempt
+from clusterrun.node.agent.report import LaunchParameters
 from clusterrun.node.forward.spool import FLIGHT, NCCL
-from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.given import noting_changes
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What the environment depends on besides plan and agreement; `cpus` are this task's."""
+    """What the node itself contributes; `cpus` are those of this task."""
 
     cpus: int
     torch: str
     deepspeed: str
-    python: str
     cache_home: Path
-    agent_pid: int
 
 
 def rank_environment(
     base: Mapping[str, str],
-    *,
-    plan: Plan,
-    paths: RunPaths,
-    attempt: int,
-    who: Identity,
-    agreement: Agreement,
+    attempt: Attempt,
+    parameters: LaunchParameters,
     spool: Path,
     facts: NodeFacts,
 ) -> dict[str, str]:
-    """Add to `base`, where env.sh has exported the plan's variables, what this node knows.
+    """Add to `base`, to which env.sh has exported the plan's variables, what this node knows.
 
-    What the plan or the user has set stays, except for what makes this process a rank of ours.
+    What the plan or the user has set stays, except for the contract with our ranks.
     """
     suggested = {
-        **_sockets(plan, who, agreement),
+        **_sockets(attempt, parameters),
         **_caches(spool, facts),
         **_traces(spool, facts),
         # accelerate has no --rdzv_id; with "none" for all, two jobs could meet in one store.
-        "PET_RDZV_ID": f"{who.job_id}-{attempt}",
+        "PET_RDZV_ID": f"{attempt.who.job_id}-{attempt.number}",
     }
-    env = {
-        **suggested,
-        **base,
-        **_threads(plan, who, facts),
-        **_contract(plan, paths, attempt, who, spool, facts),
-    }
-    return noting_changes(base, env)
+    required = {**_threads(attempt, facts), **_contract(attempt, spool)}
+    return noting_changes(base, {**suggested, **base, **required})
 
 
-def _contract(
-    plan: Plan, paths: RunPaths, attempt: int, who: Identity, spool: Path, facts: NodeFacts
-) -> dict[str, str]:
+def _contract(attempt: Attempt, spool: Path) -> dict[str, str]:
+    plan, paths, who = attempt.plan, attempt.paths, attempt.who
     needs_gloo = plan.strategy.is_deepspeed and plan.device is Device.CPU
     return {
         "CLUSTERRUN_RUN_DIR": str(paths.root),
-        "CLUSTERRUN_ATTEMPT": str(attempt),
+        "CLUSTERRUN_ATTEMPT": str(attempt.number),
         "CLUSTERRUN_JOB_ID": who.job_id,
         "CLUSTERRUN_NODE": who.node,
         "CLUSTERRUN_SPOOL": str(spool),
@@ -75,23 +63,25 @@ def _contract(
         "CLUSTERRUN_TIMEOUT_S": str(plan.timeout_s),
         "CLUSTERRUN_BACKEND": "gloo" if needs_gloo else "",
         "CLUSTERRUN_CHECKPOINT_DIR": str(paths.checkpoints_dir),
-        "CLUSTERRUN_AGENT_PID": str(facts.agent_pid),
+        "CLUSTERRUN_AGENT_PID": str(os.getpid()),
     }
 
 
-def _sockets(plan: Plan, who: Identity, agreement: Agreement) -> dict[str, str]:
-    """Name the interface that carries the link; one node alone talks to itself."""
-    interface = plan.network_interface or agreement.interface
+def _sockets(attempt: Attempt, parameters: LaunchParameters) -> dict[str, str]:
+    """Name the interface that carries the link."""
+    planned = attempt.plan.network_interface
+    interface = planned or parameters.interface
     if not interface:
         return {}
-    if len(who.nodes) == 1 and agreement.address == LOOPBACK and not plan.network_interface:
+    if len(attempt.who.nodes) == 1 and parameters.address == LOOPBACK and not planned:
         return {"GLOO_SOCKET_IFNAME": interface}  # NCCL needs no interface within one node
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def _caches(spool: Path, facts: NodeFacts) -> dict[str, str]:
-    """Keep compilers apart: between jobs and nodes, and kept only where a build takes long."""
-    libraries = f"py{facts.python}-torch{facts.torch}-deepspeed{facts.deepspeed}"
+    """Keep the caches of jobs and nodes apart; only slow builds outlive the job."""
+    python = f"py{sys.version_info.major}.{sys.version_info.minor}"
+    libraries = f"{python}-torch{facts.torch}-deepspeed{facts.deepspeed}"
     return {
         "TRITON_CACHE_DIR": str(spool / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(spool / "inductor"),
@@ -100,7 +90,7 @@ def _caches(spool: Path, facts: NodeFacts) -> dict[str, str]:
 
 
 def _traces(spool: Path, facts: NodeFacts) -> dict[str, str]:
-    """Have each rank write its own on this node: the agent makes one file of them."""
+    """Have each rank write its traces on this node; the agent gathers them in one file."""
     dumps = str(spool / f"{FLIGHT}_rank_")  # torch appends the rank
     names = spellings("TORCH_FR_DUMP_TEMP_FILE", _major_minor(facts.torch))
     return {"NCCL_DEBUG_FILE": str(spool / f"{NCCL}.%h.%p"), **dict.fromkeys(names, dumps)}
@@ -113,8 +103,9 @@ def _major_minor(version: str) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[1])
 
 
-def _threads(plan: Plan, who: Identity, facts: NodeFacts) -> dict[str, str]:
-    """Share the node's CPUs, if env.sh could not know them: as there, a shell's own 1 loses."""
+def _threads(attempt: Attempt, facts: NodeFacts) -> dict[str, str]:
+    """Share the node's CPUs if env.sh could not know them; a login shell's own value loses."""
+    plan, who = attempt.plan, attempt.who
     if any(variable.name == "OMP_NUM_THREADS" for variable in plan.env):
         return {}
     sharing = plan.procs_per_node * (len(who.nodes) if who.is_local else 1)

@@ -1,15 +1,16 @@
-"""What only the node itself knows: its libraries, CPUs, GPUs and network interfaces."""
+"""What only the node itself can tell: its libraries, CPUs, GPUs and network interfaces."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from clusterrun.node.recovery.causes import NodeError, NodeExit
 
@@ -21,19 +22,18 @@ import json, torch
 print(json.dumps([torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]))
 """
 Capabilities = tuple[tuple[int, int], ...]
+_T = TypeVar("_T")
 
 
 def versions() -> dict[str, str]:
-    """Name the versions that must be equal on all nodes; an absent library is left out."""
-    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-    for library in LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[library] = importlib.metadata.version(library)
-    return found
+    """Return the versions that must be equal on all nodes; an absent library is left out."""
+    found = {library: installed_version(library) for library in LIBRARIES}
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return {"python": python, **{name: version for name, version in found.items() if version}}
 
 
 def installed_version(library: str) -> str:
-    """Return a library's version, empty where it is not installed."""
+    """Return a library's version; empty if it is not installed."""
     try:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def allocated_cpus(env: Mapping[str, str]) -> int:
 
 
 def interface_of(address: str) -> str:
-    """Name the network interface that has an address; empty where none has."""
+    """Return the network interface that has an address; empty if none has."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -58,13 +58,13 @@ def interface_of(address: str) -> str:
 
 
 def visible_gpus(env: Mapping[str, str]) -> int | None:
-    """Count the GPUs that the scheduler or the user gave this node; None where nothing says it."""
+    """Count the GPUs that the scheduler or the user gave this node; None if unknown."""
     if "CUDA_VISIBLE_DEVICES" in env:
         return len(_device_names(env))
     text = env.get("SLURM_GPUS_ON_NODE", "")
     if text.isdigit():
         return int(text)
-    return _nvml_count()
+    return _nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()))
 
 
 def _device_names(env: Mapping[str, str]) -> list[str]:
@@ -73,51 +73,42 @@ def _device_names(env: Mapping[str, str]) -> list[str]:
     return [*names[: names.index("-1")]] if "-1" in names else [name for name in names if name]
 
 
-def _nvml_count() -> int | None:
+def _nvml(ask: Callable[[Any], _T]) -> _T | None:
+    """Return NVML's answer; None if it has none."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
+        return ask(pynvml)
     except Exception:  # noqa: BLE001 - no library, no driver or no device: NVML's own error class
         return None
 
 
 def gpu_capabilities(env: Mapping[str, str]) -> Capabilities:
-    """Read the compute capability of each GPU that the ranks will see; empty where none is."""
-    found = _nvml_capabilities(env)
+    """Return the compute capability of each GPU that the ranks will see; empty if unknown."""
+    found = _nvml(partial(_nvml_capabilities, env))
     return _torch_capabilities() if found is None else found
 
 
-def _nvml_capabilities(env: Mapping[str, str]) -> Capabilities | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        names = _device_names(env) if "CUDA_VISIBLE_DEVICES" in env else _all_devices(pynvml)
-        return tuple(_capability(pynvml, name) for name in names)
-    except Exception:  # noqa: BLE001 - no library, no driver or no device: NVML's own error class
-        return None
-
-
-def _all_devices(pynvml: object) -> list[str]:
-    count = pynvml.nvmlDeviceGetCount()  # type: ignore[attr-defined]  # the module, untyped
-    return [str(index) for index in range(count)]
-
-
-def _capability(pynvml: object, name: str) -> tuple[int, int]:
-    if name.isdigit():
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))  # type: ignore[attr-defined]
+def _nvml_capabilities(env: Mapping[str, str], nvml: Any) -> Capabilities:
+    if "CUDA_VISIBLE_DEVICES" in env:
+        handles = [_handle(nvml, name) for name in _device_names(env)]
     else:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(name.encode())  # type: ignore[attr-defined]
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)  # type: ignore[attr-defined]
-    return int(major), int(minor)
+        handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
+    found = (nvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles)
+    return tuple((int(major), int(minor)) for major, minor in found)
+
+
+def _handle(nvml: Any, name: str) -> Any:
+    if name.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    return nvml.nvmlDeviceGetHandleByUUID(name.encode())
 
 
 def _torch_capabilities() -> Capabilities:
-    """Ask torch in a process of its own, so that the agent never holds a CUDA context.
+    """Ask torch in a child process: the agent must never hold a CUDA context.
 
-    Raises NodeError if it takes too long, which says nothing against the node.
+    Raises NodeError if that takes too long; the node may be fit all the same.
     """
     argv = [sys.executable, "-c", _ASK_TORCH]
     try:

@@ -1,4 +1,4 @@
-"""Who this agent is: its node, its rank among the nodes, its job; from Slurm or the controller."""
+"""Who this agent is and what it does: its job, its node and its attempt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterrun.errors import ClusterrunError
+from clusterrun.launch.plan import Plan
 from clusterrun.node.recovery.causes import NodeError, NodeExit
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.hostlist import parse_hostlist
 
 LOOPBACK = "127.0.0.1"
@@ -14,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """One node of one job; `nodes` is in rank order and `head_host` is where its first listens."""
+    """One node of one job; `nodes` is in rank order and the first listens on `head_host`."""
 
     job_id: str
     node: str
@@ -25,15 +27,25 @@ class Identity:
 
     @property
     def is_head(self) -> bool:
-        """Say whether this node decides for all."""
+        """Whether this node decides for all."""
         return self.node_rank == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One node's part of one attempt of a run."""
+
+    plan: Plan
+    paths: RunPaths
+    number: int
+    who: Identity
 
 
 def identity(env: Mapping[str, str], nodes: int) -> Identity:
     """Read who this agent is; `nodes` is the plan's number.
 
-    Raises NodeError where the environment names no node, or another number of nodes: there is no
-    fallback to this host, since every node would then train alone.
+    Raises NodeError if the environment names no node, or another number of nodes. There is no
+    fallback to this host: every node would train alone.
     """
     if "CLUSTERRUN_LOCAL_NODE_RANK" in env:
         return _local(env, nodes)
@@ -58,7 +70,7 @@ def _local(env: Mapping[str, str], nodes: int) -> Identity:
 
 
 def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
-    # Inside a step its own list counts: a step may run on fewer nodes than the job.
+    # A step may run on fewer nodes than the job.
     text = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
     try:
         hosts = tuple(parse_hostlist(text))

@@ -1,4 +1,4 @@
-"""Ports that differ between jobs which share a node."""
+"""Ports that differ between jobs that share a node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zlib
 from typing import NamedTuple
 
 CANDIDATES = 16  # for each of the two purposes
-_STRIDE = 797  # prime, so that the candidates of neighbouring jobs do not run in step
+_STRIDE = 797  # prime, so that the candidates of neighbouring jobs differ
 
 
 class Ports(NamedTuple):
@@ -19,10 +19,9 @@ class Ports(NamedTuple):
 
 
 def candidate_ports(job: str, attempt: int, within: tuple[int, int]) -> Ports:
-    """Derive the ports to try from job and attempt; `within` are the first and the last allowed.
+    """Derive the ports to try from job and attempt; `within` is the range, inclusive.
 
-    `job` tells the job from all others that may share the node: its id and its run directory,
-    since the ids of this machine's own jobs are counted by each directory of runs.
+    `job` is id and run directory: on this machine each directory of runs counts its own ids.
     """
     first, last = within
     size = last - first + 1
@@ -34,7 +33,7 @@ def candidate_ports(job: str, attempt: int, within: tuple[int, int]) -> Ports:
 
 
 def listening_socket(port: int, host: str = "") -> socket.socket:
-    """Listen on a port, on all interfaces where no host is given; raises OSError if it is taken."""
+    """Listen on a port, on all interfaces if no host is given. Raises OSError if it is taken."""
     if host:
         return socket.create_server((host, port), backlog=1024)
     if socket.has_dualstack_ipv6():
@@ -43,21 +42,20 @@ def listening_socket(port: int, host: str = "") -> socket.socket:
                 ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
             )
         except OSError as error:
-            # IPv6 may be switched off in the kernel although the library has it. A port that is
-            # taken on IPv6 alone is somebody's who would get what is meant for us.
+            # The kernel may have IPv6 switched off. But a port taken on IPv6 alone belongs to
+            # another program, which would get our connections.
             if error.errno == errno.EADDRINUSE:
                 raise
     return socket.create_server(("", port), backlog=1024)
 
 
 def free_port(ports: tuple[int, ...]) -> int:
-    """Find the first port on which this host can listen now; raises OSError if none is free."""
-    last: OSError = OSError("no port to try")
+    """Return the first port that is free now. Raises OSError if none is."""
+    last = OSError("no port to try")
     for port in ports:
         try:
             listening_socket(port).close()
+            return port
         except OSError as error:
             last = error
-        else:
-            return port
     raise last

@@ -1,4 +1,4 @@
-"""The agent as a process: signals, spool, forwarding thread; what `clusterrun.node agent` runs."""
+"""The agent as a process: signals, spool and forwarding thread."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.agent import Agent
-from clusterrun.node.agent.identity import Identity, identity
-from clusterrun.node.agent.preparation import Attempt
+from clusterrun.node.agent.identity import Attempt, Identity, identity
+from clusterrun.node.agent.launcher import WARNINGS
 from clusterrun.node.agent.processes import adopt_orphans, kill_descendants
 from clusterrun.node.agent.stderr import say_on_stderr
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
@@ -29,11 +30,10 @@ from clusterrun.shared.wording import count
 DRAIN_S = 10.0
 NAMED_OUTPUTS = 8
 CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_agent(run_dir: Path, number: int) -> int:
-    """Be this node's agent for one attempt of a run; return the exit status."""
+    """Run this node's agent for one attempt; return the exit status."""
     adopt_orphans()
     paths = RunPaths(root=run_dir)
     try:
@@ -48,15 +48,14 @@ def run_agent(run_dir: Path, number: int) -> int:
     forwarder = Forwarder(spool, paths, number, who.node, limits=_limits(plan), clock=clock)
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
-    agent: Agent | None = None
+    agent = Agent(attempt, spool, page, forwarder, clock)
     try:
-        code, agent = asyncio.run(_run(attempt, spool, page, forwarder, clock))
-        return code
+        return asyncio.run(_run(agent))
     finally:
         kill_descendants()
-        for signal_number in (*CANCELLING, *WARNING):
+        for signal_number in (*CANCELLING, *WARNINGS):
             signal.signal(signal_number, signal.SIG_IGN)
-        if agent is not None and agent.is_orphaned:
+        if agent.is_orphaned:
             inherit(attempt, say=forwarder.say)
         if forwarder.finish(DRAIN_S):
             spool.remove()
@@ -64,12 +63,12 @@ def run_agent(run_dir: Path, number: int) -> int:
             why, missing = forwarder.problem or "too slow", missing_text(forwarder.unwritten())
             text = f"{who.node}: not all logs could be written to {run_dir} ({why}){missing}"
             say_on_stderr(f"{text}; the ranks' own files are kept on {who.node} in {spool.keep()}")
-        if agent is not None and agent.has_lost_node:
+        if agent.has_lost_node:
             _tell_batch_shell(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
 
 
 def _limits(plan: Plan) -> Limits:
-    """Share the file system: all nodes together flush a thousand times a second at most."""
+    """Return the limits by which all nodes together flush at most a thousand times a second."""
     return Limits(
         spool_bytes=plan.log_spool_bytes,
         lines_per_s=plan.log_lines_per_s,
@@ -79,14 +78,14 @@ def _limits(plan: Plan) -> Limits:
 
 
 def _tell_batch_shell(pid: str) -> None:
-    """Say that all agents that can have left: srun may wait for a lost node for minutes."""
+    """Signal that all agents but the lost have left: srun may wait minutes for a lost node."""
     if pid.isdigit():
         with contextlib.suppress(OSError):
             os.kill(int(pid), signal.SIGURG)
 
 
 def missing_text(sizes: Mapping[Output, int]) -> str:
-    """Say how much of which outputs is not in the log; what waited to be written may be in it."""
+    """Return how much of which outputs is missing in the log, at most."""
     if not sizes:
         return ""
     text = f": up to {sum(sizes.values()):,} bytes of {count(len(sizes), 'output')} are missing"
@@ -119,24 +118,18 @@ def _page(spool: Spool, ranks: int) -> Page:
         raise NodeError(NodeExit.NODE_UNFIT, text) from error
 
 
-async def _run(
-    attempt: Attempt, spool: Spool, page: Page, forwarder: Forwarder, clock: Clock
-) -> tuple[int, Agent]:
+async def _run(agent: Agent) -> int:
     """Run the agent; return the exit status."""
     loop = asyncio.get_running_loop()
-    agent = Agent(attempt, spool, page, forwarder, clock)
-
-    def soon(act: Callable[[], None]) -> Callable[..., None]:
-        def handler(*_: object) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(act)
-
-        return handler
-
-    # Not the loop's own handlers: they go with it, and Slurm may still send SIGTERM to a node
-    # that leaves a moment after the others. Launcher and ranks ignore what warns us.
+    # The loop's own handlers end with it, but Slurm may still send SIGTERM to a node that leaves
+    # after the others. Launcher and ranks ignore the warning signals.
     for number in CANCELLING:
-        signal.signal(number, soon(agent.end))
-    for number in WARNING:
-        signal.signal(number, soon(agent.warn))
-    return await agent.run(), agent
+        signal.signal(number, partial(_soon, loop, agent.end))
+    for number in WARNINGS:
+        signal.signal(number, partial(_soon, loop, agent.warn))
+    return await agent.run()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None], *_: object) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(act)

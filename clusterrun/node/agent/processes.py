@@ -1,4 +1,4 @@
-"""Own the processes of this node's part of a job: adopt, watch, and leave none behind."""
+"""The processes of this node's part of a job: adopt them, watch them, leave none behind."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _STATE, _EXIT_CODE = 0, 49  # fields of /proc/<pid>/stat counted from the one af
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, so that it can be ended."""
+    """Become the parent of each descendant whose own parent dies."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` dies; end now if it is already gone."""
+    """Have the kernel kill this process when `parent` dies; exit now if it is gone."""
     _prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
@@ -35,37 +35,37 @@ def _prctl(option: int, value: int) -> None:
 
 
 def wait_status(pid: int) -> int | None:
-    """Read the wait status of a process that ended and was not waited for yet; else None.
+    """Return the wait status of a process that ended and was not reaped yet; else None.
 
     The kernel shows it to the same user in the last field of /proc/<pid>/stat (proc(5)).
     """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (OSError, UnicodeDecodeError):
-        return None
-    fields = text.rpartition(")")[2].split()
-    if len(fields) <= _EXIT_CODE or fields[_STATE] != "Z":
-        return None
-    return int(fields[_EXIT_CODE])
+    fields = _stat(pid)
+    is_zombie = len(fields) > _EXIT_CODE and fields[_STATE] == "Z"
+    return int(fields[_EXIT_CODE]) if is_zombie else None
 
 
 def is_running(pid: int) -> bool:
-    """Say whether a process exists and has not ended."""
+    """Whether a process exists and has not ended."""
+    fields = _stat(pid)
+    return bool(fields) and fields[_STATE] not in ("Z", "X")
+
+
+def _stat(pid: int) -> list[str]:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (OSError, UnicodeDecodeError):
-        return False
-    return text.rpartition(")")[2].split()[_STATE] not in ("Z", "X")
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
 
 
 def exit_and_signal(status: int) -> tuple[int, int]:
-    """Turn a wait status into (exit status as a shell has it, signal or 0)."""
+    """Turn a wait status into (exit status as a shell reports it, signal or 0)."""
     code = os.waitstatus_to_exitcode(status)
     return (code, 0) if code >= 0 else (128 - code, -code)
 
 
 def kill_descendants(deadline_s: float = KILL_S) -> list[int]:
-    """Kill and reap everything below this process; return the pids that would not go."""
+    """Kill and reap all descendants of this process; return the pids that are left."""
     deadline = time.monotonic() + deadline_s
     while left := psutil.Process().children(recursive=True):
         for process in left:
@@ -79,9 +79,9 @@ def kill_descendants(deadline_s: float = KILL_S) -> list[int]:
 
 
 def reap_adopted(besides: Collection[int]) -> None:
-    """Reap what ended of the processes whose parents are gone; others wait for `besides`.
+    """Reap orphans that ended, but none of `besides`, which others wait for.
 
-    Not while another thread waits for a process of its own, whose status this would take.
+    Call this only while no other thread waits for a child.
     """
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):

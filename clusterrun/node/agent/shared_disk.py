@@ -1,4 +1,4 @@
-"""Use the shared file system beside the event loop, which must not wait when the former stalls."""
+"""Use the shared file system outside the event loop, which must not stall with it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 _T = TypeVar("_T")
 
 
 class SharedDisk:
-    """One thread that does an agent's work on the shared file system, in the order of asking.
+    """One thread for an agent's work on the shared file system, in order.
 
-    It is a daemon: a thread that hangs in the kernel must not keep the agent from leaving.
+    It is a daemon: a thread that hangs in the kernel must not keep the agent from exiting.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class SharedDisk:
         threading.Thread(target=self._work, name="shared disk", daemon=True).start()
 
     def do(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Have work done after all that was asked for before; return its future result."""
+        """Queue some work; return a future for its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
         self._queue.put(partial(_do, work, loop, future))
@@ -39,13 +39,13 @@ def _do(
 ) -> None:
     settle: Callable[[], None]
     try:
-        settle = partial(_settle, future, future.set_result, work())
-    except BaseException as error:  # noqa: BLE001 - it is raised again where the result is awaited
-        settle = partial(_settle, future, future.set_exception, error)
+        settle = partial(future.set_result, work())
+    except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
+        settle = partial(future.set_exception, error)
     if not loop.is_closed():
-        loop.call_soon_threadsafe(settle)
+        loop.call_soon_threadsafe(_settle, future, settle)
 
 
-def _settle(future: asyncio.Future[_T], settle: Callable[[Any], None], value: object) -> None:
+def _settle(future: asyncio.Future[_T], settle: Callable[[], None]) -> None:
     if not future.done():
-        settle(value)
+        settle()

@@ -1,4 +1,4 @@
-"""Start what an agent does beside its main work, and notice how it ends."""
+"""Background tasks of an agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 class Tasks:
     """Tasks that run until they end or are cancelled.
 
-    What one raises goes to the loop's exception handler, at once: nobody waits for these tasks.
+    What one raises goes to the loop's exception handler at once, since nobody awaits it.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Tasks:
 
 
 async def guarded(work: Coroutine[Any, Any, _T], guard: Coroutine[Any, Any, None]) -> _T:
-    """Wait for `work` while `guard` runs; what the guard raises ends the waiting."""
+    """Await `work` while `guard` runs; raise what the guard raises."""
     working, guarding = asyncio.ensure_future(work), asyncio.ensure_future(guard)
     try:
         await asyncio.wait({working, guarding}, return_when=asyncio.FIRST_COMPLETED)

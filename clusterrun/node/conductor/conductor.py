@@ -1,4 +1,4 @@
-"""What happens between the attempts of a run: one loop for a job of Slurm and for this machine.
+"""Run a job from attempt to attempt: one loop for Slurm and for this machine.
 
 The conductor takes an attempt, starts its step, handles signals and requests, asks the rule book
 what follows, and relaunches, requeues, submits a successor, or writes the end.
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.5
 ROOM_S, ROOM_POLL_S = 600.0, 5.0  # how long to wait for a full disk
-SILENCE_S = 5.0  # between two questions to a scheduler that does not answer
+SILENCE_S = 5.0  # between two calls of a scheduler that does not answer
 REQUEUE_TRIES = 6
-LET_GO_S = 3.0  # for a step whose agents have left to end before it is killed
+RELEASE_S = 3.0  # for a step to end once its agents have left
 
 _Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """How this job ends; a state of None leaves the last word to whoever continues the run."""
+    """How this job ends; if the state is None the run continues elsewhere."""
 
     state: JobState | None
     code: int
@@ -61,7 +61,7 @@ class _OverError(Exception):
 
 
 def ask_rule_book(run_dir: Path, attempt: int, code: int, environ: Mapping[str, str]) -> Decision:
-    """Decide what follows an attempt. Raises OSError and ValueError."""
+    """Return what follows an attempt. Raises OSError and ValueError."""
     from clusterrun.node.recovery.conclude import conclude
 
     return conclude(run_dir, attempt, code, environ)
@@ -88,8 +88,8 @@ class Conductor:
     terminated: Finish | None = None  # by Slurm, a person, or the time limit
     agents_left: bool = False
     time_is_short: bool = False
-    goes_on: bool = False  # elsewhere: the last word is not ours
-    ends_at: float = float("inf")  # by the clock, if nobody else holds the time limit
+    continues_elsewhere: bool = False
+    ends_at: float = float("inf")  # by the clock, if nobody else enforces the time limit
     due: dict[Callable[[], None], float] = field(default_factory=dict)
     owner: str = field(
         default_factory=lambda: f"{os.uname().nodename} {os.getpid()} {os.urandom(8).hex()}"
@@ -101,12 +101,12 @@ class Conductor:
             finish = self._conduct()
         except _OverError as over:
             finish = over.finish
-        except Exception:  # noqa: BLE001 - the last line of defence: the run has an end all the same
+        except Exception:  # noqa: BLE001 - the run needs an end whatever happens
             print_trouble()
             finish = self.terminated or Finish(state=JobState.FAILED, code=1)
         if self.step is not None:
             self.step.kill()
-        if finish.state is not None and not self.goes_on:
+        if finish.state is not None and not self.continues_elsewhere:
             self._write_end(finish)
             if not self.terminated:
                 self.host.stay_down()
@@ -131,7 +131,7 @@ class Conductor:
             if not self.code:
                 return Finish(state=JobState.COMPLETED, code=0)
             decision = self._decide()
-            self._let_go(decision.exclude)
+            self._release_step(decision.exclude)
             self._check()
             if decision.next is Next.RELAUNCH:
                 self._relaunch(decision)
@@ -143,7 +143,7 @@ class Conductor:
     # Attempts
 
     def _take(self) -> None:
-        """Take the next attempt; one that another job has taken is its own to end."""
+        """Take the next attempt; leave if another job has taken it."""
         try:
             if not self.attempt:
                 self.paths.attempts_dir.mkdir(mode=0o700, exist_ok=True)
@@ -172,7 +172,7 @@ class Conductor:
             self.code = self._agreed() or self.code
 
     def _agreed(self) -> int:
-        """Return the status that the agents agreed on: they know which rank failed first."""
+        """Return the agents' verdict: they know which rank failed first."""
         with contextlib.suppress(OSError, ValueError):
             return int(self.paths.verdict(self.attempt).read_text(encoding="ascii"))
         return 0
@@ -180,7 +180,7 @@ class Conductor:
     def _relaunch(self, decision: Decision) -> None:
         self.excluded = decision.exclude
         self._take()
-        if decision.state is JobState.TIMEOUT:  # as if it had waited in a queue
+        if decision.state is JobState.TIMEOUT:  # on this machine, which has no queue
             self._limit_time()
         elif self.time_is_short:
             write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
@@ -193,28 +193,28 @@ class Conductor:
     # What follows
 
     def _await_scheduler(self) -> None:
-        """Wait until the scheduler answers: without it nothing can follow.
+        """Wait until the scheduler answers.
 
         If this node alone has lost it, others continue the run meanwhile.
         """
-        is_said = False
+        is_reported = False
         while not self.host.answers():
-            if who := followed_by(self.paths, self.attempt, self.owner):
-                self._leave(who)
+            self._leave_if_followed()
             self._check()
-            if not is_said:
-                is_said, what = True, f"what follows attempt {self.attempt}"
+            if not is_reported:
+                is_reported, what = True, f"what follows attempt {self.attempt}"
                 say_on_stderr(f"{what} waits: slurmctld does not answer")
             self._pause(SILENCE_S)
 
     def _claim(self) -> None:
-        who = followed_by(self.paths, self.attempt, self.owner)
-        if not who:
-            with contextlib.suppress(OSError):  # a full disk is nobody's claim
-                if claim(self.paths, self.attempt):
-                    return
-            who = followed_by(self.paths, self.attempt, self.owner)
-        if who:
+        self._leave_if_followed()
+        with contextlib.suppress(OSError):  # on a full disk continue without a claim
+            if claim(self.paths, self.attempt):
+                return
+        self._leave_if_followed()
+
+    def _leave_if_followed(self) -> None:
+        if who := followed_by(self.paths, self.attempt, self.owner):
             self._leave(who)
 
     def _decide(self) -> Decision:
@@ -226,9 +226,9 @@ class Conductor:
         say_on_stderr(f"attempt {self.attempt}: {decision.next.value}: {decision.why}")
         return decision
 
-    def _let_go(self, lost: tuple[str, ...]) -> None:
-        """Leave nothing of a step; unless nodes are known to be lost it has a moment to end."""
-        patience = self.clock() + (LET_GO_S if self.agents_left and not lost else 0.0)
+    def _release_step(self, lost: tuple[str, ...]) -> None:
+        """Kill what is left of the step, after a moment to end unless nodes are lost."""
+        patience = self.clock() + (RELEASE_S if self.agents_left and not lost else 0.0)
         while self.step and self.step.poll() is None and self.clock() < patience:
             self._wait(0.2)
         if self.step:
@@ -236,7 +236,7 @@ class Conductor:
 
     def _hand_over(self, decision: Decision) -> Finish:
         """Have Slurm start the run's next job, this one again or another."""
-        self.goes_on = True
+        self.continues_elsewhere = True
         if decision.next is Next.REQUEUE and self._requeue():
             return ELSEWHERE
         if job_id := self._successor(decision.exclude):
@@ -246,7 +246,7 @@ class Conductor:
         if decision.next is Next.SUCCESSOR and not self.terminated and self._requeue():
             say_on_stderr("this job is requeued instead")
             return ELSEWHERE
-        self.goes_on = False
+        self.continues_elsewhere = False
         self._check()
         say_on_stderr(
             f"the run does not go on by itself; continue it: clusterrun resume {self.host.job_id}"
@@ -254,22 +254,20 @@ class Conductor:
         return Finish(state=decision.state, code=self.code)
 
     def _requeue(self) -> bool:
-        refusal = "slurmctld does not answer"
+        refusal = ""
         for _ in range(REQUEUE_TRIES):
             try:
                 refusal = self.host.requeue()
+                break
             except SchedulerUnreachableError as error:
                 refusal = error.cause or str(error)
-                self._pause(SILENCE_S)  # ended meanwhile: it was heard all the same
-                continue
-            if not refusal:
-                return True
-            break
-        say_on_stderr(f"Slurm does not requeue this job: {refusal}")
-        return False
+                self._pause(SILENCE_S)  # raises if the requeue arrived and ended this job
+        if refusal:
+            say_on_stderr(f"Slurm does not requeue this job: {refusal}")
+        return not refusal
 
     def _successor(self, excluded: tuple[str, ...]) -> str:
-        """Submit the next job, whatever ends this one: nobody could cancel a job not recorded."""
+        """Submit the next job; hold SIGTERM back, since nobody could cancel a job not recorded."""
         try:
             with held(signal.SIGTERM):
                 return self.host.submit_successor(excluded)
@@ -280,14 +278,14 @@ class Conductor:
         return ""
 
     def _leave(self, who: str) -> NoReturn:
-        self.goes_on = True
+        self.continues_elsewhere = True
         say_on_stderr(who)
         raise _OverError(ELSEWHERE)
 
     # Signals and time
 
     def _check(self) -> None:
-        """Handle what has arrived; end here if the job was ended."""
+        """Handle the signals that have arrived; raise if the job was ended."""
         self._wait(0)
         if self.terminated:
             code = self.terminated.code if self.host.is_witness else self.code
@@ -300,7 +298,7 @@ class Conductor:
             self._check()
 
     def _wait(self, seconds: float) -> None:
-        """Wait until something happens, or for a time; handle what has happened."""
+        """Wait for signals, at most for a time, and handle them and what is due."""
         for number in self.hear(seconds):
             self._handle(number)
         for deed, at in list(self.due.items()):
@@ -319,7 +317,7 @@ class Conductor:
     def _warn(self) -> None:
         """Have the ranks save and leave: the time limit is near, or somebody requests it.
 
-        After a node was left out, the head may be on another one; its agent looks for requests.
+        If nodes are excluded, the head may run on another one; its agent polls for requests.
         """
         self.time_is_short = True
         if not self.attempt:
@@ -331,7 +329,7 @@ class Conductor:
                 os.kill(head, signal.SIGUSR2)
 
     def _terminate(self) -> None:
-        """End the job, as Slurm does, a person, or the time limit."""
+        """End the job: Slurm, a person, or the time limit requires it."""
         if self.terminated:
             return
         if self.attempt:
@@ -340,9 +338,9 @@ class Conductor:
         state = JobState.TIMEOUT if is_over else JobState.CANCELLED
         self.terminated = Finish(state=state, code=int(NodeExit.CANCELLED))
         if who := followed_by(self.paths, self.attempt, self.owner):
-            self.goes_on = True
+            self.continues_elsewhere = True
             say_on_stderr(who)
-        elif self.host.is_witness and not self.goes_on:
+        elif self.host.is_witness and not self.continues_elsewhere:
             # Slurm may kill this process before the step is gone.
             with contextlib.suppress(OSError):
                 write_end(self.paths, state, self.terminated.code)
@@ -350,36 +348,34 @@ class Conductor:
             self.step.end()
 
     def _register(self) -> None:
-        """Record the job if whoever submitted it could not, and get ready to decide."""
+        """Record the job if its submitter could not, and load the rule book."""
         try:
-            import clusterrun.node.recovery.conclude  # noqa: F401 - the disk may be slow once it is needed
+            import clusterrun.node.recovery.conclude  # noqa: F401 - now: the disk may be slow later
 
             self.host.register()
-        except Exception as error:  # noqa: BLE001 - a record is no reason to end a training
+        except Exception as error:  # noqa: BLE001 - a training needs no record
             trouble = f"{self.paths.root} could not be registered"
             say_on_stderr(f"{trouble}; clusterrun list will not show it: {error}")
 
-    # Disks that are full
+    # Full disks
 
     def _with_room(self, deed: Callable[[], _Done], *, is_last: bool = False) -> _Done:
-        """Do something once the disk takes it; the last deed waits even in a job that is ended."""
-        until, is_said = self.clock() + ROOM_S, False
+        """Do something, retrying while the disk is full; if `is_last`, even after SIGTERM."""
+        pause = self._wait if is_last else self._pause
+        until, is_reported = self.clock() + ROOM_S, False
         while True:
             try:
                 return deed()
             except OSError as error:
                 if not self._may_pass(error) or self.clock() > until:
                     raise
-                if not is_said:
-                    is_said = True
+                if not is_reported:
+                    is_reported = True
                     say_on_stderr(f"{error}: waiting for room, ten minutes at most")
-            if is_last:
-                self._wait(ROOM_POLL_S)
-            else:
-                self._pause(ROOM_POLL_S)
+            pause(ROOM_POLL_S)
 
     def _may_pass(self, error: OSError) -> bool:
-        """Return whether to wait; a run that has begun survives any trouble of its disk."""
+        """Whether to retry; a run that has begun survives any error of its disk."""
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return is_full or (self.attempt > 0 and self.paths.attempts_dir.is_dir())
 

@@ -1,4 +1,4 @@
-"""What the conductor needs from the place where it runs: Slurm and this machine implement it."""
+"""What the conductor needs from where it runs: Slurm and this machine implement it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Step(Protocol):
         """Return the exit status; None while it runs."""
 
     def end(self) -> None:
-        """End it in order, as the job is ended; where Slurm does so, do nothing."""
+        """End it in order, with the job; do nothing if Slurm does so."""
 
     def kill(self) -> None:
-        """Leave none of its processes behind."""
+        """Kill all its processes."""
 
 
 class Host(Protocol):
-    """Where a run's attempts run; what is implemented here is for a place without a queue.
+    """Where a run's attempts run; the defaults are for a host without a queue.
 
-    `is_witness`: somebody but end.json knows how the job ended. `time_limit_s` is what the
-    conductor must hold; `register_after_s` is how long whoever submitted may take to record it.
+    `is_witness`: the host, not only end.json, knows how the job ended. The conductor enforces
+    `time_limit_s`. The submitter may take `register_after_s` to record the job.
     """
 
     job_id: str
@@ -45,11 +45,11 @@ class Host(Protocol):
         return ""
 
     def is_over(self) -> bool:
-        """Return whether the scheduler's time limit is what ends the job now."""
+        """Whether the scheduler's time limit ends the job now."""
         return False
 
     def answers(self) -> bool:
-        """Return whether the scheduler answers."""
+        """Whether the scheduler answers."""
         return True
 
     def requeue(self) -> str:
@@ -61,7 +61,7 @@ class Host(Protocol):
         raise ClusterrunError(NO_QUEUE)
 
     def stay_down(self) -> None:
-        """Have nobody start this job again once it has ended."""
+        """Keep the scheduler from restarting this job once it has ended."""
         return
 
 

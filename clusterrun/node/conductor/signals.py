@@ -1,4 +1,4 @@
-"""Receive signals without doing anything in their handlers: none is lost, none interrupts work."""
+"""Receive signals through a pipe: none is lost, none interrupts work."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HEARD = (
 
 
 class Signals:
-    """The signals that have arrived; create it first of all, in the main thread.
+    """The signals that have arrived; create it first, in the main thread.
 
-    Handlers rather than SIG_IGN or a mask: children start with default dispositions.
+    It sets handlers rather than SIG_IGN or a mask, which children would inherit.
     """
 
     def __init__(self) -> None:
@@ -35,19 +35,19 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     def wait(self, seconds: float) -> list[int]:
-        """Return the numbers of the signals that arrive within a time, as soon as one does."""
+        """Return the signals that arrive within a time, as soon as one does."""
         readable, _, _ = select.select([self._reader], [], [], max(0.0, seconds))
         return list(os.read(self._reader, 4096)) if readable else []
 
     def ignore(self) -> None:
-        """Take no more of them: Python gives them back their defaults before it is gone."""
+        """Ignore them from now on: Python restores the defaults before it exits."""
         for number in HEARD:
             signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def held(number: signal.Signals) -> Iterator[None]:
-    """Hold back a signal, from children too; it arrives afterwards."""
+    """Block a signal, for children too; it arrives afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
     try:
         yield

@@ -1,4 +1,4 @@
-"""The time of the head node, in which all nodes stamp what they write."""
+"""The head's time, in which all nodes stamp what they write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAST_US = 1_000  # clocks that NTP keeps are closer than this
 
 
 def now_us() -> int:
-    """Read this node's clock, in µs since the epoch."""
+    """Return this node's time in µs since the epoch."""
     return time.time_ns() // 1000
 
 
@@ -23,29 +23,29 @@ class Clock:
         self.offset_us = 0
 
     def corrected(self, epoch_us: int) -> int:
-        """Turn a time of this node into the head's."""
+        """Convert a time of this node to the head's."""
         return epoch_us - self.offset_us
 
     def corrected_s(self, epoch_s: float) -> float:
-        """Turn a time of this node, in seconds, into the head's."""
+        """Convert a time of this node, in seconds, to the head's."""
         return epoch_s - self.offset_us / 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """How far this node's clock was ahead of the head's, by one ping that took `rtt_us`."""
+    """How far this clock is ahead of the head's, by one ping that took `rtt_us`."""
 
     offset_us: int
     rtt_us: int
 
     @property
     def is_certain(self) -> bool:
-        """Say whether the clocks really differ: the ping's own time can't explain it."""
+        """Whether the clocks differ by more than the ping can explain."""
         return abs(self.offset_us) > max(LEAST_US, self.rtt_us / 2)
 
 
 class Comparison:
-    """Compare this clock with the head's over some pings; the quickest is the best (RFC 5905)."""
+    """Compare this clock with the head's; of several pings the fastest is the best (RFC 5905)."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,11 +53,11 @@ class Comparison:
         self._found: list[Offset] = []
 
     def ping(self) -> None:
-        """Note that a ping is on its way."""
+        """Record that a ping was sent."""
         self._sent_us = self._clock.now_us()
 
     def pong(self, head_us: int) -> Offset | None:
-        """Take the head's time from the answer; return the result once it is the last."""
+        """Take the head's time from an answer; return the offset after the last."""
         now_us = self._clock.now_us()
         middle_us = (self._sent_us + now_us) // 2
         rtt_us = now_us - self._sent_us

@@ -1,7 +1,7 @@
-"""Prove to each other that two agents belong to the same attempt, without sending the secret.
+"""Mutual proof that two agents belong to the same attempt, without sending the secret.
 
-The proofs name the address and port of the head's end of the connection, as each side sees it: who
-passes the messages on to the head has another.
+Each proof covers the address and port of the head's end of the connection: a relay in between
+would have another.
 """
 
 from __future__ import annotations
@@ -24,78 +24,71 @@ from clusterrun.shared.files import write_whole
 
 @dataclass(frozen=True, kw_only=True)
 class Realm:
-    """The attempt whose agents may talk: they can all read the secret in its directory."""
+    """The attempt whose agents may talk: all can read the secret in its directory."""
 
-    run: str
+    paths: RunPaths
     attempt: int
-    secret_file: Path
-    verdict: Path
 
-    @classmethod
-    def of(cls, paths: RunPaths, attempt: int) -> Realm:
-        """Name the realm of one attempt of a run."""
-        run = f"{paths.root.parent.name}/{paths.root.name}"
-        secret_file, verdict = paths.link_secret(attempt), paths.verdict(attempt)
-        return cls(run=run, attempt=attempt, secret_file=secret_file, verdict=verdict)
+    @property
+    def secret_file(self) -> Path:
+        """Where the head leaves the secret."""
+        return self.paths.link_secret(self.attempt)
 
     async def watch(self, disk: SharedDisk, pause_s: float) -> None:
-        """Look again and again whether a node has found that it can't take part.
-
-        Raises NodeError with the status that it left.
-        """
+        """Poll until a node finds that it can't take part. Raises NodeError with its status."""
         while True:
             await disk.do(self._check_open)
             await asyncio.sleep(pause_s)
 
     def _check_open(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            code = int(self.verdict.read_text(encoding="ascii"))
+            code = int(self.paths.verdict(self.attempt).read_text(encoding="ascii"))
             text = f"another node cannot take part: it left with status {code}"
             raise NodeError(code, text, is_told=True)
 
     @property
     def label(self) -> dict[str, Any]:
-        """What both sides say openly."""
-        return {"run": self.run, "attempt": self.attempt}
+        """Run and attempt, as both sides send them in the clear."""
+        root = self.paths.root
+        return {"run": f"{root.parent.name}/{root.name}", "attempt": self.attempt}
 
     def is_named_in(self, message: Mapping[str, Any]) -> bool:
-        """Say whether a message claims to come from this attempt."""
-        return message.get("run") == self.run and message.get("attempt") == self.attempt
+        """Whether a message claims to come from this attempt."""
+        return all(message.get(name) == value for name, value in self.label.items())
 
     def create_secret(self) -> bytes:
-        """Make the attempt's secret, readable by its owner only; the head's task."""
+        """Write the attempt's secret, readable by its owner only; the head does this."""
         secret = secrets.token_hex(32).encode()
         self.secret_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(self.secret_file, secret)
         return secret
 
     def read_secret(self) -> bytes:
-        """Read the attempt's secret.
+        """Return the attempt's secret. Call this only once the head has answered.
 
-        Only once the head has answered: a file system may remember for a while that a file which
-        was asked for too early does not exist.
+        A network file system caches for a while that a file did not exist.
         """
         return self.secret_file.read_bytes()
 
 
 def nonce() -> str:
-    """Return text that was never said before."""
+    """Return a random text that was never used before."""
     return secrets.token_hex(16)
 
 
 def nonce_in(message: Mapping[str, Any]) -> str:
-    """Read the other side's nonce; empty if a stranger sent something else."""
+    """Return the peer's nonce; empty if a stranger sent something else."""
     given = message.get("nonce")
     return given if isinstance(given, str) else ""
 
 
 def proof(secret: bytes, *parts: str) -> str:
-    """Sign some texts with the secret."""
+    """Return the signature of some texts."""
     return hmac.new(secret, _bytes("\x00".join(parts)), hashlib.sha256).hexdigest()
 
 
 def is_proof(given: object, secret: bytes, *parts: str) -> bool:
-    """Check a signature in constant time, whatever a stranger gave."""
+    """Check a signature in constant time, whatever a stranger sent."""
     right = _bytes(proof(secret, *parts))
     return isinstance(given, str) and hmac.compare_digest(_bytes(given), right)
 

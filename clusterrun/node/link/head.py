@@ -1,4 +1,4 @@
-"""The head's end of the link: it gathers the nodes, decides for all, and lets them go."""
+"""The head's end of the link: gather the nodes, decide for all, and let them leave."""
 
 from __future__ import annotations
 
@@ -6,38 +6,31 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from clusterrun.node.agent.identity import LOOPBACK, Identity
 from clusterrun.node.agent.ports import listening_socket
-from clusterrun.node.agent.report import Agreement, Report, problems
+from clusterrun.node.agent.report import LaunchParameters, Report, problems
 from clusterrun.node.agent.shared_disk import SharedDisk
 from clusterrun.node.agent.tasks import Tasks, guarded
 from clusterrun.node.link.clock import now_us
-from clusterrun.node.link.connection import (
-    ANSWER_S,
-    LEAVE_S,
-    STRANGER_BYTES,
-    Channel,
-    Decision,
-    failure_in,
-)
+from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, StopDecision
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.recovery.causes import Ending, Failure, NodeError, NodeExit, lost_node
 
-LOOK_S = 0.5  # at what other nodes may have left, while they are waited for
+LOOK_S = 0.5  # between looks at what other nodes may have written
 RETURN_S = 20.0  # for a node that left while the others were waited for
 STRANGERS = 64  # handshakes that may be open besides those of all nodes
 BACKLOG = 1024
-Conclude = Callable[[Sequence[Report], str], Agreement]
+Conclude = Callable[[Sequence[Report], str], LaunchParameters]
 
 
 @dataclass(kw_only=True)
-class Member:
-    """Another node, as the head knows it."""
+class Peer:
+    """A member, as the head knows it."""
 
     report: Report
     channel: Channel
@@ -46,7 +39,10 @@ class Member:
 
 
 class Head:
-    """Listen for the other nodes, agree with them, and decide how the attempt ends."""
+    """Node 0: it welcomes the members, if there are any, and decides how the attempt ends.
+
+    `left_behind`: a member did not report that all its processes are gone.
+    """
 
     def __init__(
         self,
@@ -59,20 +55,22 @@ class Head:
     ) -> None:
         self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
         self._timeout_s, self._conclude = timeout_s, conclude
-        self._members: dict[int, Member] = {}
-        self._left: dict[int, float] = {}  # by node rank, those that were here, and until when
+        self._peers: dict[int, Peer] = {}
+        self._left: dict[int, float] = {}  # by node rank, when it left before the launch
         self._is_launched = False
         self._changed = asyncio.Event()
         self._all_done = asyncio.Event()
         self._is_done = False
-        self._decision = Decision()
+        self.decision = StopDecision()
         self._readers, self._handshakes = Tasks(), Tasks()
         self.questions = Questions(self._send_all, self._present)
         self.interrupted: Callable[[], None] = lambda: None
         self.left_behind = False
 
-    async def meet(self, report: Report) -> Agreement:
-        """Wait for all nodes, conclude from their reports, and welcome them."""
+    async def meet(self, report: Report) -> LaunchParameters:
+        """Wait for all nodes, conclude from their reports, and welcome them. Raises NodeError."""
+        if len(self._who.nodes) == 1:
+            return self._welcome([report])
         self._secret = await self._shared_secret()
         server = await self._listen()
         try:
@@ -86,7 +84,7 @@ class Head:
             self._handshakes.cancel()
 
     async def _shared_secret(self) -> bytes:
-        """Leave the secret where all nodes find it, once the disk takes it: it may be full."""
+        """Write the secret for all nodes, retrying while the disk is full."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -97,8 +95,8 @@ class Head:
                     raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
             await asyncio.sleep(LOOK_S)
 
-    async def _agree(self, report: Report) -> Agreement:
-        """Wait for all nodes, then welcome them before one can leave unseen."""
+    async def _agree(self, report: Report) -> LaunchParameters:
+        """Wait for all nodes, then welcome them before one can leave unnoticed."""
         deadline = time.monotonic() + self._timeout_s
         while not self._is_complete:
             self._changed.clear()
@@ -111,22 +109,21 @@ class Head:
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, self._missing())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), LOOK_S)
-        return self._welcome([report, *(m.report for _, m in sorted(self._members.items()))])
+        return self._welcome([report, *(peer.report for _, peer in sorted(self._peers.items()))])
 
     @property
     def _is_complete(self) -> bool:
-        """Say whether no other node need be waited for: all are here, or one is unfit."""
-        members = self._members.values()
-        return len(members) == len(self._who.nodes) - 1 or any(m.report.problem for m in members)
+        """Whether to stop waiting: all nodes are here, or one is unfit."""
+        peers = self._peers.values()
+        return len(peers) == len(self._who.nodes) - 1 or any(p.report.problem for p in peers)
 
-    def _welcome(self, reports: Sequence[Report]) -> Agreement:
-        found = problems(reports)
-        if found:
+    def _welcome(self, reports: Sequence[Report]) -> LaunchParameters:
+        if found := problems(reports):
             raise NodeError(NodeExit.NODE_UNFIT, "; ".join(found))
-        agreement = self._conclude(reports, self._address())
+        parameters = self._conclude(reports, self._address())
         self._is_launched = True
-        self._send_all("welcome", port=agreement.port, precision=agreement.precision)
-        return agreement
+        self._send_all("welcome", port=parameters.port, precision=parameters.precision)
+        return parameters
 
     async def _listen(self) -> asyncio.Server:
         host = LOOPBACK if self._who.is_local else ""
@@ -142,12 +139,13 @@ class Head:
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
 
     def _missing(self) -> str:
-        absent = [n for i, n in enumerate(self._who.nodes) if i and i not in self._members]
+        absent = [n for i, n in enumerate(self._who.nodes) if i and i not in self._peers]
         return f"waited {self._timeout_s:.0f} s for {', '.join(absent)}"
 
     def _address(self) -> str:
-        """Choose the address at which most nodes reached this one."""
-        return Counter(m.channel.own_address for m in self._members.values()).most_common(1)[0][0]
+        """Return the address at which most nodes reached this one."""
+        reached = Counter(peer.channel.own_address for peer in self._peers.values())
+        return max(reached, key=reached.__getitem__, default=LOOPBACK)
 
     def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Begin a handshake; if strangers hold too many open, the oldest gives way."""
@@ -156,20 +154,20 @@ class Head:
         self._handshakes.start(self._admit(reader, writer))
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        member = None
+        peer = None
         try:
-            member = await self._handshake(Channel(reader, writer))
+            peer = await self._handshake(Channel(reader, writer))
         finally:
-            if member is None:
+            if peer is None:
                 writer.close()
-        if member is not None:
-            self._members[member.report.node_rank] = member
-            self._left.pop(member.report.node_rank, None)
+        if peer is not None:
+            self._peers[peer.report.node_rank] = peer
+            self._left.pop(peer.report.node_rank, None)
             self._changed.set()
-            self._readers.start(self._listen_to(member))
+            self._readers.start(self._listen_to(peer))
 
-    async def _handshake(self, channel: Channel) -> Member | None:
-        """Let in who proves to know the attempt's secret, and is a node that is still missing."""
+    async def _handshake(self, channel: Channel) -> Peer | None:
+        """Admit a missing node that proves to know the attempt's secret."""
         challenge = nonce()
         channel.send("challenge", nonce=challenge, **self._realm.label)
         hello = await channel.receive(ANSWER_S)
@@ -182,93 +180,83 @@ class Head:
             report = Report.from_data(hello["report"])
         except (KeyError, TypeError, ValueError):
             return None
-        if not 0 < report.node_rank < len(self._who.nodes) or report.node_rank in self._members:
+        if not 0 < report.node_rank < len(self._who.nodes) or report.node_rank in self._peers:
             channel.send("refused", reason=f"there already is a node {report.node_rank}")
             return None
         channel.send("joined", proof=proof(self._secret, "head", theirs, own_end))
         channel.trust()
-        return Member(report=report, channel=channel)
+        return Peer(report=report, channel=channel)
 
-    async def _listen_to(self, member: Member) -> None:
-        while (message := await member.channel.receive()) is not None:
-            self._handle(member, message)
-        if not self._is_launched:  # it may knock again
-            del self._members[member.report.node_rank]
-            self._left[member.report.node_rank] = time.monotonic()
+    async def _listen_to(self, peer: Peer) -> None:
+        while (message := await peer.channel.receive()) is not None:
+            self._handle(peer, message)
+        if not self._is_launched:  # it may connect again
+            del self._peers[peer.report.node_rank]
+            self._left[peer.report.node_rank] = time.monotonic()
             self._changed.set()
             return
-        member.is_gone = True
-        if not member.is_done and not self._decision.is_made:
+        peer.is_gone = True
+        if not peer.is_done and not self.decision.is_made:
             text = "its agent is gone: the connection to it closed"
-            self._decision.add(lost_node(member.report.node, text))
+            self.decision.add(lost_node(peer.report.node, text))
         self._look_around()
 
-    def _handle(self, member: Member, message: dict[str, Any]) -> None:
+    def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
         if message.get("type") == "ping":
-            member.channel.send("pong", clock_us=now_us())
+            peer.channel.send("pong", clock_us=now_us())
         elif message.get("type") == "alive":
-            member.channel.send("alive")
+            peer.channel.send("alive")
         elif message.get("type") == "failed":
-            self._decision.add(failure_in(message, member.report.node))
+            self.decision.add(_failure_in(message, peer.report.node))
         elif message.get("type") == "done":
-            member.is_done = True
+            peer.is_done = True
             self._look_around()
         elif message.get("type") == "answer":
-            self.questions.take(member.report.node_rank, message)
+            self.questions.take(peer.report.node_rank, message)
         elif message.get("type") == "interrupt":
             self.interrupted()
 
     def _look_around(self) -> None:
-        members = self._members.values()
+        peers = self._peers.values()
         self.questions.look_around()
-        if all(member.is_done or member.is_gone for member in members):
+        if all(peer.is_done or peer.is_gone for peer in peers):
             self._all_done.set()
-        if self._is_done and all(member.is_done for member in members):
-            self._decision.complete()
+        if self._is_done and all(peer.is_done for peer in peers):
+            self.decision.complete()
 
     @property
     def has_leavers(self) -> bool:
-        """Say whether a node's ranks have all ended well."""
-        return self._is_done or any(member.is_done for member in self._members.values())
+        """Whether all ranks of some node have ended well."""
+        return self._is_done or any(peer.is_done for peer in self._peers.values())
 
     def report_failure(self, failure: Failure) -> None:
-        """Decide on this failure, or on one that came before it on another node."""
-        self._decision.add(failure)
+        """Stop the attempt for this failure, or for one that came before it on another node."""
+        self.decision.add(failure)
 
     def report_done(self) -> None:
-        """Count this node as done."""
+        """Record that the ranks of this node ended well."""
         self._is_done = True
         self._look_around()
 
     async def ending(self) -> Ending:
-        """Wait until it is decided how the attempt ends, and tell all nodes."""
-        ending = await self._decision.wait()
+        """Wait for the decision how the attempt ends, and broadcast it."""
+        ending = await self.decision.wait()
         self._broadcast(ending)
         return ending
-
-    def conclude(self, ending: Ending) -> None:
-        """End the attempt on all nodes."""
-        self._decision.make(ending)
-
-    def complete_with(self, completion: Callable[[], Ending]) -> None:
-        """Have a good end be what `completion` says then."""
-        self._decision.completion = completion
-
-    def interrupt(self) -> None:
-        """Do nothing: this node is the head."""
 
     def _broadcast(self, ending: Ending) -> None:
         self._send_all("stop", **ending.to_data())
 
     def _send_all(self, kind: str, **fields: Any) -> None:
-        for member in self._members.values():
-            member.channel.send(kind, **fields)
+        for peer in self._peers.values():
+            peer.channel.send(kind, **fields)
 
     def _present(self) -> list[int]:
-        return [rank for rank, member in self._members.items() if not member.is_gone]
+        return [rank for rank, peer in self._peers.items() if not peer.is_gone]
 
     async def leave(self) -> None:
-        """Wait until no node has anything running, then let all go."""
+        """Wait until nothing runs on any node, then close all connections."""
+        self._look_around()
         try:
             await asyncio.wait_for(self._all_done.wait(), LEAVE_S)
         except asyncio.TimeoutError:
@@ -276,5 +264,13 @@ class Head:
         await self._close()
 
     async def _close(self) -> None:
-        await asyncio.gather(*(member.channel.close() for member in self._members.values()))
+        await asyncio.gather(*(peer.channel.close() for peer in self._peers.values()))
         self._readers.cancel()
+
+
+def _failure_in(message: Mapping[str, Any], node: str) -> Failure:
+    """Parse a node's `failed` message, whatever it holds."""
+    try:
+        return Failure.from_data(message)
+    except (KeyError, TypeError, ValueError):
+        return lost_node(node, "its agent sent a message that cannot be read")

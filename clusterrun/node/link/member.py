@@ -1,4 +1,4 @@
-"""The other nodes' end of the link: find the head, tell it what fails, stop when it says so."""
+"""A member's end of the link: find the head, report failures, and stop when it says so."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from clusterrun.node.agent.facts import interface_of
 from clusterrun.node.agent.identity import Identity
-from clusterrun.node.agent.report import Agreement, Report
+from clusterrun.node.agent.report import LaunchParameters, Report
 from clusterrun.node.agent.shared_disk import SharedDisk
 from clusterrun.node.agent.tasks import Tasks, guarded
 from clusterrun.node.link.clock import Clock, Comparison, Offset
-from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, Decision
+from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, StopDecision
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Answerer, answer
 from clusterrun.node.recovery import reach
@@ -23,15 +24,18 @@ from clusterrun.node.recovery.causes import Ending, Failure, NodeError, NodeExit
 
 RETRY_S = 0.1
 RETRY_MOST_S = 2.0
-PATIENCE_S = 0.2  # with a port that is silent, before the next is tried beside it
-BUSY_S = 0.005  # the same for each node at which a head may be busy
+PATIENCE_S = 0.2  # for one port to answer before the next is tried beside it
+BUSY_S = 0.005  # added for each node: the head may be busy with them
 HEAD_DECIDES_S = 5.0
-ALIVE_S = 15.0  # between two questions whether the head is alive
-UNANSWERED = 20  # of them, until a head is given up that Slurm or a debugger may have halted
+ALIVE_S = 15.0  # between two heartbeats
+UNANSWERED = 20  # heartbeats until the head counts as lost; Slurm or a debugger may halt it
 
 
 class Member:
-    """A node that is not the head."""
+    """A node that is not the head.
+
+    `decided_alone`: the head did not answer, so this node decided how it ends.
+    """
 
     def __init__(
         self,
@@ -39,34 +43,32 @@ class Member:
         realm: Realm,
         ports: Sequence[int],
         timeout_s: float,
-        interface_of: Callable[[str], str],
         clock: Clock,
         compared: Callable[[Offset], None],
         answerers: Mapping[str, Answerer],
         disk: SharedDisk,
     ) -> None:
         self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
-        self._timeout_s, self._interface_of = timeout_s, interface_of
+        self._timeout_s, self._answerers = timeout_s, answerers
         self._clock, self._compared = clock, compared
-        self._answerers = answerers
         self._tasks = Tasks()
         self._comparison = Comparison(clock)
         self._channel: Channel | None = None
-        self._decision = Decision()
+        self._decision = StopDecision()
         self._closed = asyncio.Event()
         self._is_done = False
-        self._is_alone = False
+        self.decided_alone = False
         self._host = who.head_host
         self._unanswered = 0
         self._last = "it does not answer"
         self._patience_s = PATIENCE_S + BUSY_S * len(who.nodes)
 
-    async def meet(self, report: Report) -> Agreement:
-        """Join the head and wait for its welcome."""
+    async def meet(self, report: Report) -> LaunchParameters:
+        """Join the head and wait for its welcome. Raises NodeError."""
         joining = self._join(report, time.monotonic() + self._timeout_s)
         channel = await guarded(joining, self._realm.watch(self._disk, RETRY_MOST_S))
         self._channel = channel
-        # From here on the head, which may have started later, says when the time is up.
+        # From here on the head holds the timeout: it may have started later.
         self._ping(channel)
         message = await guarded(self._welcome(channel), self._give_up(channel))
         if message.get("type") != "welcome":
@@ -75,10 +77,10 @@ class Member:
             raise NodeError(code, reason, is_told=True)
         self._tasks.start(self._listen(channel))
         self._tasks.start(self._watch_head(channel))
-        return Agreement(
+        return LaunchParameters(
             address=channel.peer_address,
             port=int(message["port"]),
-            interface=self._interface_of(channel.own_address),
+            interface=interface_of(channel.own_address),
             precision=str(message["precision"]),
         )
 
@@ -101,9 +103,9 @@ class Member:
         self._head_is_lost(f"its agent {await self._silence(channel)}")
 
     async def _silence(self, channel: Channel) -> str:
-        """Wait until the head gives no sign of life; its host may still answer for it.
+        """Wait until the head no longer answers heartbeats, and describe that.
 
-        Questions are counted, not seconds: Slurm may suspend a job for hours.
+        Count heartbeats, not seconds: Slurm may suspend a job for hours.
         """
         while self._unanswered < UNANSWERED:
             channel.send("alive")
@@ -116,9 +118,9 @@ class Member:
         self._closed.set()
 
     async def _join(self, report: Report, deadline: float) -> Channel:
-        """Knock at one port after the other; one that is silent is tried on beside the next.
+        """Try one port after the other; keep waiting for a silent one beside the next.
 
-        What listens there may be no agent, or a head that is busy with many nodes.
+        A silent listener may be a stranger, or a head that is busy with many nodes.
         """
         self._host = await self._disk.do(partial(reach.known_address, self._who.head_host))
         knocks: dict[int, asyncio.Task[Channel | None]] = {}
@@ -145,7 +147,7 @@ class Member:
     async def _answered(
         self, knocks: dict[int, asyncio.Task[Channel | None]], timeout_s: float
     ) -> Channel | None:
-        """Wait for the first answer, and forget the knocks that were in vain."""
+        """Return the first channel to the head, if any; drop the knocks that failed."""
         if not knocks:
             await asyncio.sleep(timeout_s)
             return None
@@ -176,7 +178,7 @@ class Member:
             raise TimeoutError(f"no answer on port {port}") from error
 
     async def _is_admitted(self, channel: Channel, report: Report) -> bool:
-        """Prove to the head who we are, and have it prove the same; else it is another job's."""
+        """Exchange proofs with the head; a listener without one belongs to another job."""
         challenge = await channel.receive(ANSWER_S)
         if challenge is None or not self._realm.is_named_in(challenge):
             return False
@@ -216,7 +218,7 @@ class Member:
         channel.send("ping")
 
     def _pong(self, channel: Channel, message: Mapping[str, Any]) -> None:
-        """Compare the clocks while the nodes meet, and go on with it after the welcome."""
+        """Compare the clocks, before and after the welcome."""
         head_us = message.get("clock_us")
         if not isinstance(head_us, int):
             return
@@ -227,13 +229,8 @@ class Member:
             self._clock.offset_us = offset.offset_us
             self._compared(offset)
 
-    @property
-    def decided_alone(self) -> bool:
-        """Say whether the head did not answer, so that this node decided how it ends."""
-        return self._is_alone
-
     def report_failure(self, failure: Failure) -> None:
-        """Tell the head, in its time; decide alone where it does not answer."""
+        """Report a failure to the head, in the head's time; decide alone if it does not answer."""
         failure = dataclasses.replace(failure, at=self._clock.corrected_s(failure.at))
         if self._channel is not None:
             self._channel.send("failed", **failure.to_data())
@@ -241,17 +238,17 @@ class Member:
         loop.call_later(HEAD_DECIDES_S, self._decide_alone, Ending.of(failure))
 
     def _decide_alone(self, ending: Ending) -> None:
-        self._is_alone |= not self._decision.is_made
+        self.decided_alone |= not self._decision.is_made
         self._decision.make(ending)
 
     def report_done(self) -> None:
-        """Tell the head that nothing of this node runs any more."""
+        """Report to the head that the ranks of this node ended well, or are gone."""
         if self._channel is not None and not self._is_done:
             self._is_done = True
             self._channel.send("done")
 
     def interrupt(self) -> None:
-        """Tell the head that this node's agent was asked to end."""
+        """Report to the head that this agent was signalled to end."""
         if self._channel is not None:
             self._channel.send("interrupt")
 
@@ -260,7 +257,7 @@ class Member:
         return await self._decision.wait()
 
     async def leave(self) -> None:
-        """Say that nothing runs here any more, and wait for the head to let all nodes go."""
+        """Report that nothing runs here any more, and wait until the head closes the link."""
         self.report_done()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._closed.wait(), LEAVE_S)
@@ -270,6 +267,6 @@ class Member:
 
 
 def _pass_over(knock: asyncio.Task[Channel | None]) -> None:
-    """Look at how a knock ended, for one that nobody waits for any more."""
+    """Retrieve a knock's exception: asyncio reports one that nobody retrieved."""
     if not knock.cancelled():
         knock.exception()

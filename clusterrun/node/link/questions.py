@@ -1,4 +1,4 @@
-"""What the head asks all other nodes while the ranks run, and their answers."""
+"""Questions of the head to all members while the ranks run, and their answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-ANSWER_S = 20.0  # an agent that does not answer by then is stopped or gone
+ANSWER_S = 20.0  # an agent that takes longer is stopped or gone
 
 
 class Send(Protocol):
@@ -23,14 +23,14 @@ Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What the members said, by node rank, and the node ranks of those that were silent."""
+    """The members' answers by node rank, and the node ranks of those that gave none."""
 
     given: Mapping[int, Mapping[str, Any]]
     silent: frozenset[int]
 
 
 class Questions:
-    """The head's part: ask all members at once, one question after the other."""
+    """Ask all members at once, one question after the other."""
 
     def __init__(self, send: Send, members: Callable[[], Iterable[int]]) -> None:
         self._send, self._members = send, members
@@ -41,7 +41,7 @@ class Questions:
         self._lock = asyncio.Lock()
 
     async def ask(self, what: str, **fields: Any) -> Answers:
-        """Return the answers of all members that are there, once none is missing or it is late."""
+        """Return the answers of all present members, once all have answered or time is up."""
         async with self._lock:
             self._number += 1
             self._answers, self._missing = {}, set(self._members())
@@ -53,24 +53,20 @@ class Questions:
             return Answers(given=self._answers, silent=frozenset(self._missing))
 
     def take(self, member: int, message: dict[str, Any]) -> None:
-        """Take a member's answer, if it is to the question that is open."""
+        """Accept a member's answer to the open question."""
         if message.get("question") == self._number:
             self._answers[member] = message
-            self._missing.discard(member)
-            self._see()
+            self.look_around()
 
     def look_around(self) -> None:
-        """Wait no more for members that are gone."""
-        self._missing &= set(self._members())
-        self._see()
-
-    def _see(self) -> None:
+        """Stop waiting for members that are gone."""
+        self._missing &= set(self._members()) - self._answers.keys()
         if not self._missing:
             self._answered.set()
 
 
 async def answer(message: Mapping[str, Any], answerers: Mapping[str, Answerer], send: Send) -> None:
-    """Answer a question as a member; one that is not known gets no answer."""
+    """Answer a question as a member, unless it is unknown."""
     answerer = answerers.get(str(message.get("what")))
     if answerer is not None:
         send("answer", question=message.get("question"), **await answerer(message))

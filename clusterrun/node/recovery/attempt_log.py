@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from clusterrun.node.agent.preparation import Attempt
+from clusterrun.node.agent.identity import Attempt
 from clusterrun.node.recovery.causes import Ending, NodeError, NodeExit
 from clusterrun.node.recovery.conclude import past
 from clusterrun.node.recovery.rules import LOSSES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterrun.node.agent.shared_disk import SharedDisk
 from clusterrun.node.agent.tasks import Tasks
-from clusterrun.node.link.connection import Leader
+from clusterrun.node.link.head import Head
 from clusterrun.node.recovery.causes import Cause, Ending, NodeExit
 from clusterrun.node.watch.saving import Page, Saving
 from clusterrun.rundir.request import Reason, read_request, write_request
@@ -35,7 +35,7 @@ class Interruption:
         *,
         request: Path,
         page: Page,
-        leader: Leader,
+        leader: Head,
         warning_s: float,
         happened: Callable[..., None],
         say: Callable[[str], None],
@@ -52,7 +52,7 @@ class Interruption:
         self._is_ending = False
         self.reason: Reason | None = None
         leader.interrupted = self.ending
-        leader.complete_with(self._completion)
+        leader.decision.completion = self._completion
 
     def warned(self) -> None:
         """Do what is requested; Slurm's own signal, without a request, warns of the time limit."""
@@ -77,7 +77,7 @@ class Interruption:
                 int(NodeExit.CANCELLED),
                 f"{self.reason.text}: the ranks had not left by then",
             )
-            self._leader.conclude(Ending(code=code, reason=why, cause=Cause.CANCELLED))
+            self._leader.decision.make(Ending(code=code, reason=why, cause=Cause.CANCELLED))
         elif reason is Reason.END:
             self._cancel()
         elif self.reason is None:
@@ -133,7 +133,7 @@ class Interruption:
     def _end_as_interrupted(self) -> None:
         """End ranks that were told and did not leave, where a checkpoint is there to go on from."""
         if self._has_saved():
-            self._leader.conclude(self._interrupted())
+            self._leader.decision.make(self._interrupted())
 
     def _completion(self) -> Ending:
         """Tell a training that was interrupted from one that is complete."""
