@@ -9,7 +9,7 @@ from clusterrun.logformat.lines import LogLine, Stream
 
 SHOWN_BYTES = 64 * 1024  # of a line for people
 WHOLE_BYTES = 1024 * 1024  # of a line for programs; a longer one is passed on in pieces
-HELD_BYTES = 64 * 1024 * 1024  # of all lines without end; more is not waited for
+HELD_BYTES = 64 * 1024 * 1024  # of all lines without end; beyond that, none waits for its end
 # How many pauses of a follower a line may wait for its end, when nothing comes and when more does.
 QUIET_PAUSES = 3
 OPEN_PAUSES = 9
@@ -74,6 +74,7 @@ class Joiner:
     """
 
     exact: bool = False
+    most_held: int = HELD_BYTES
     begun: dict[tuple[str, int | None, Stream], _Open] = field(default_factory=dict)
     _held_bytes: int = 0
 
@@ -90,7 +91,7 @@ class Joiner:
         entry.epoch_us = line.epoch_us
         entry.quiet_pauses = 0
         self._held_bytes += len(entry.text)
-        if line.partial and len(entry.text) <= WHOLE_BYTES and self._held_bytes <= HELD_BYTES:
+        if line.partial and len(entry.text) <= WHOLE_BYTES and self._held_bytes <= self.most_held:
             return None
         return self._take(source, ends=not line.partial)
 
