@@ -1,4 +1,4 @@
-"""Where log files are; readers ask again and again while a job runs."""
+"""Where log files are; readers ask repeatedly while a job runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PlainFiles:
         return 1
 
     def files(self, attempt: int) -> list[LogFile]:
-        """List those that are there by now; a device has no lines to read."""
+        """List the regular files that exist by now."""
         return [file for file in self.candidates() if _is_regular(file)]
 
 

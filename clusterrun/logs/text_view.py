@@ -14,7 +14,7 @@ from clusterrun.logs.text import highlighted, readable, strip_controls
 from clusterrun.logs.tracebacks import Tracebacks
 from clusterrun.logs.view import View
 
-_SPREAD_US = 100_000  # between the first and the last copy, worth telling
+_SPREAD_US = 100_000  # between the first and the last copy: less is not shown
 
 # Bright black and white are left to the terminal, red to errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
@@ -40,7 +40,7 @@ def source_name(line: LogLine) -> str:
 
 
 def gap_sentence(gap: Gap) -> str:
-    """Return what people read at a place where bytes are missing."""
+    """Return the line that is shown where bytes are missing."""
     name = _STREAM_NAMES.get(gap.stream, "output")
     why = f": {gap.reason}" if gap.reason else ""
     return f"{gap.size_bytes:,} bytes of {name} lost{why}"
@@ -66,8 +66,8 @@ PLAIN = Style()
 class TextView(View):
     """Writes lines for people; one whose end has not come gets a mark.
 
-    The prefix is as wide as the longest name in `nodes` with the highest rank; only a longer name
-    that comes later makes it wider.
+    The prefix is as wide as the longest name in `nodes` with the highest rank, and grows only for
+    a longer name that comes later.
     """
 
     def __init__(

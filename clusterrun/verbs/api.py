@@ -410,7 +410,7 @@ def read_logs(
     tell of an error. Lines of stream GAP count bytes that were lost. Raises JobNotFoundError.
     """
     from clusterrun.logs.merge import merge_sources
-    from clusterrun.logs.newest import newest
+    from clusterrun.logs.newest import find_newest
     from clusterrun.logs.query import Query
     from clusterrun.logs.sources import choose_sources
 
@@ -421,4 +421,4 @@ def read_logs(
         Query(ranks=None if ranks is None else frozenset(ranks), errors=errors),
         None if nodes is None else frozenset(nodes),
     )
-    return merge_sources(chosen) if tail is None else iter(newest(chosen, tail))
+    return merge_sources(chosen) if tail is None else iter(find_newest(chosen, tail).lines)
