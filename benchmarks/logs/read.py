@@ -106,9 +106,10 @@ import sys
 from pathlib import Path
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.query import EVERYTHING
-from clusterrun.logs.sources import choose_sources
+from clusterrun.logs.files import find_files
+from clusterrun.logs.sources import sources_of
 from clusterrun.rundir.paths import RunPaths
-for line in merge_sources(choose_sources(RunPaths(root=Path(sys.argv[1])), 1, EVERYTHING)):
+for line in merge_sources(sources_of(find_files(RunPaths(root=Path(sys.argv[1])), 1), EVERYTHING)):
     pass
 """
 

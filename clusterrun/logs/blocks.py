@@ -132,7 +132,10 @@ class Sieve:
         if self._source.wants is not None:
             lines = list(filter(self._source.wants, lines))
         if self._source.wants is not None or self._errors is not None:
-            lines = [_as_whole(line) if line.partial else line for line in lines]
+            lines = [
+                line._replace(text=line.text + _CUT, partial=False) if line.partial else line
+                for line in lines
+            ]
         return lines
 
     def _parse(self, data: bytes, offset: int) -> list[LogLine]:
@@ -194,10 +197,6 @@ class Sieve:
         is_same = newline and found[2:4] == noted[2:4] and found.text.startswith(noted.text)
         text = found.text if is_same else noted.text
         return noted._replace(text=text if is_same and not found.partial else text + _CUT)
-
-
-def _as_whole(piece: LogLine) -> LogLine:
-    return piece._replace(text=piece.text + _CUT, partial=False)
 
 
 class _ErrorLines:

@@ -44,15 +44,11 @@ class PlainFiles:
 
     def files(self, attempt: int) -> list[LogFile]:
         """List the regular files that exist by now."""
-        return [file for file in self.candidates() if _is_regular(file)]
+        stats = ((file, stat_file(file.path)) for file in self.candidates())
+        return [file for file, found in stats if found and stat.S_ISREG(found.st_mode)]
 
 
 Catalogue = RunFiles | PlainFiles
-
-
-def _is_regular(file: LogFile) -> bool:
-    found = stat_file(file.path)
-    return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def files_of_parts(parts: Iterable[ForeignPart]) -> list[LogFile]:

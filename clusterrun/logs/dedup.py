@@ -108,7 +108,9 @@ class Dedup:
         if place is None:
             place = self.nodes.setdefault(line.node, len(self.nodes))
         elif place >= self._world_size:  # of a damaged file
-            self._enqueue(_lone(line, body), line, body)
+            lone = Copies(line, body, "", (), 0)
+            lone.is_open = False
+            self._enqueue(lone, line, body)
             return
         key, numbers = _shape(body)
         copies = self._find(line, body, key, numbers, 1 << place)
@@ -204,12 +206,6 @@ class LineCount:
             return
         self.count += 1
         self._counted[line.stream, key] = line.epoch_us, {who}
-
-
-def _lone(line: LogLine, body: str) -> Copies:
-    lone = Copies(line, body, "", (), 0)
-    lone.is_open = False
-    return lone
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,6 @@ import resource
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import Stream
@@ -138,12 +137,7 @@ class OpenFiles:
     def __enter__(self) -> OpenFiles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for path in list(self._descriptors):
             self.close(path)
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 
 from clusterrun.logformat.lines import LogLine, Stream, is_left_out, parse_end
@@ -21,6 +23,7 @@ INTERVAL_OF_MANY_S = 1.0  # each look asks the file server once per file
 MANY_FILES = 200
 REORDER_US = 100_000  # agents forward ten times a second, so the next lines may be this old
 MAX_HELD = 10_000
+_time = attrgetter("epoch_us")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,20 +204,12 @@ class _Attempt:
         """Hold the newest lines until the next look: another node's may belong before them."""
         held, waiting = self._held, deque(self._held)
         held.clear()
-        for line in _two_merged(waiting, lines):
+        for line in heapq.merge(waiting, lines, key=_time):
             held.append(line)
             while held[0].epoch_us < line.epoch_us - REORDER_US or len(held) > MAX_HELD:
                 yield held.popleft()
         while held and not holds:
             yield held.popleft()
-
-
-def _two_merged(first: deque[LogLine], second: Iterable[LogLine]) -> Iterator[LogLine]:
-    for line in second:
-        while first and first[0].epoch_us <= line.epoch_us:
-            yield first.popleft()
-        yield line
-    yield from first
 
 
 def _without_ends(takes: Takes) -> Takes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,17 +54,15 @@ def _stamp_at(files: OpenFiles, path: Path, offset: int) -> bytes | None:
 
 def _neighbours(files: OpenFiles, index: Path, epoch_us: int) -> tuple[int, int]:
     """Find the offsets of the last entry before a time and of the first one after it."""
-    low, high = 0, file_size(index) // INDEX_ENTRY_BYTES
-    count = high
-    while low < high:
-        middle = (low + high) // 2
-        entry = _entry(files, index, middle)
-        if entry is not None and entry.time_us < epoch_us:
-            low = middle + 1
-        else:
-            high = middle
-    before = _entry(files, index, low - 1) if low else None
-    after = _entry(files, index, low) if low < count else None
+
+    def time_us(number: int) -> int:
+        entry = _entry(files, index, number)
+        return entry.time_us if entry else _NOWHERE
+
+    count = file_size(index) // INDEX_ENTRY_BYTES
+    place = bisect_left(range(count), epoch_us, key=time_us)
+    before = _entry(files, index, place - 1) if place else None
+    after = _entry(files, index, place) if place < count else None
     return (before.offset if before else 0), (after.offset if after else _NOWHERE)
 
 

@@ -35,10 +35,11 @@ class _Open:
         self.text += text
 
     def line(self, *, ends: bool) -> LogLine:
-        return self._line(bytes(self.text), ends=ends)
-
-    def _line(self, text: bytes, *, ends: bool) -> LogLine:
+        text = bytes(self.text) + self._mark(ends=ends)
         return self.first._replace(text=text, partial=not ends, epoch_us=self.epoch_us)
+
+    def _mark(self, *, ends: bool) -> bytes:
+        return b""
 
 
 @dataclass(kw_only=True)
@@ -58,10 +59,9 @@ class _Shown(_Open):
         self.size += len(body) - kept_from
         self.returned = len(body) < len(text) or (self.returned and not body)
 
-    def line(self, *, ends: bool) -> LogLine:
+    def _mark(self, *, ends: bool) -> bytes:
         hidden = self.size - len(self.text)
-        mark = _MARK + f"[+{hidden:,} bytes]".encode() if hidden else b"" if ends else _MARK
-        return self._line(bytes(self.text) + mark, ends=ends)
+        return _MARK + f"[+{hidden:,} bytes]".encode() if hidden else b"" if ends else _MARK
 
 
 @dataclass(kw_only=True)

@@ -8,11 +8,10 @@ from enum import Enum
 
 from clusterrun.logformat.lines import END_LITERAL, GAP_LITERAL, RECORDS, LogLine, Stream
 from clusterrun.logformat.symptoms import Classifier
-from clusterrun.logs.files import FileKind, LogFile, file_size, find_files
+from clusterrun.logs.files import FileKind, LogFile, file_size
 from clusterrun.logs.index import has_gaps, has_left_out, seek_time
 from clusterrun.logs.query import Query
 from clusterrun.logs.scan import Literals, required_literals
-from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.hostlist import natural_key
 
 Takes = Callable[["int | None", Stream], bool]
@@ -45,16 +44,6 @@ class Source:
     takes: Takes = lambda rank, stream: True
     wants: Callable[[LogLine], bool] | None = None
     literals: tuple[bytes, ...] = ()
-
-
-def choose_sources(
-    paths: RunPaths,
-    attempt: int,
-    query: Query,
-    nodes: frozenset[str] | None = None,
-) -> list[Source]:
-    """Choose what to read of an attempt, or of some of its nodes, as `sources_of` does."""
-    return sources_of(find_files(paths, attempt, nodes), query)
 
 
 def sources_of(

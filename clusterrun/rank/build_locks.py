@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from clusterrun.rank.emit import rank
+from clusterrun.shared.files import write_whole
 
 
 def watch_locks(module: ModuleType) -> None:
@@ -44,9 +46,7 @@ def _note_path() -> str:
 
 def _note(path: str) -> None:
     with contextlib.suppress(OSError):
-        descriptor = os.open(_note_path(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(path)
+        write_whole(Path(_note_path()), os.fsencode(path))
 
 
 def _forget() -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.logs.files import find_files
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.query import EVERYTHING
-from clusterrun.logs.sources import choose_sources
+from clusterrun.logs.query import EVERYTHING, Query
+from clusterrun.logs.sources import Source, sources_of
 from clusterrun.rundir.paths import RunPaths
 
 T0 = 1_700_000_000_000_000
@@ -54,6 +55,12 @@ def line(
         partial=stream.isupper(),
         offset=offset,
     )
+
+
+def choose_sources(
+    paths: RunPaths, attempt: int, query: Query, nodes: frozenset[str] | None = None
+) -> list[Source]:
+    return sources_of(find_files(paths, attempt, nodes), query)
 
 
 def everything(paths: RunPaths, attempt: int = 1) -> list[LogLine]:
