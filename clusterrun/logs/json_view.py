@@ -43,19 +43,15 @@ class JsonView(View):
         self._file_of = file_of
         self._procs_per_node = max(procs_per_node, 1)
         self._classifier = Classifier()
-        self._dedup = Dedup(write=self._write, world_size=world_size) if dedup else None
-        self._take = self._dedup.feed if self._dedup else self._write
+        self._dedup = Dedup(write=self._write, world_size=world_size)
+        self._folders = (self._dedup,)
+        self._take = self._dedup.feed if dedup else self._write
         self._frames: dict[tuple[str, int | None, Stream], tuple[str, str]] = {}
 
     def start_attempt(self, attempt: int) -> None:
         """Write all that is left of the attempt before."""
         super().start_attempt(attempt)
         self._frames.clear()
-
-    def write_held(self) -> None:
-        """Write the lines that wait for their copies."""
-        if self._dedup:
-            self._dedup.drain()
 
     def _show_line(self, line: LogLine) -> None:
         source = (line.node, line.rank, line.stream)
@@ -107,7 +103,7 @@ class JsonView(View):
         return frame
 
     def _write_copies(self, line: LogLine, marked: str, copies: Copies) -> None:
-        if line.rank is None and self._dedup:
+        if line.rank is None:
             names = list(self._dedup.nodes)
             who = {"nodes": fold_hosts(names[place] for place in copies.members)}
         else:

@@ -84,19 +84,14 @@ class TextView(View):
         super().__init__(write, Joiner(), attempt)
         self._style = style
         self._world_size, self._procs_per_node = world_size, procs_per_node
-        self._dedup = Dedup(write=self._write, world_size=world_size) if dedup else None
-        self._tracebacks = Tracebacks(take=self._dedup.feed) if self._dedup else None
-        self._take = self._tracebacks.feed if self._tracebacks else self._write
+        folded = Dedup(write=self._write, world_size=world_size)
+        tracebacks = Tracebacks(take=folded.feed)
+        self._folders = (tracebacks, folded)
+        self._take = tracebacks.feed if dedup else self._write
         self._width = 0
         self._heads: dict[tuple[str, int | None, Stream], str] = {}
         for node in nodes:
             self._make_room_for(node)
-
-    def write_held(self) -> None:
-        """Write the lines that wait for their copies."""
-        if self._tracebacks and self._dedup:
-            self._tracebacks.drain()
-            self._dedup.drain()
 
     def show_break(self) -> None:
         """Write that the next line does not follow the last directly."""

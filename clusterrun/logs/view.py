@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 from clusterrun.logformat.lines import RECORDS, Gap, LogLine, Stream, parse_gap
+from clusterrun.logs.dedup import Dedup
 from clusterrun.logs.joining import Joiner
+from clusterrun.logs.tracebacks import Tracebacks
 
 
 class View(ABC):
@@ -14,6 +16,7 @@ class View(ABC):
 
     def __init__(self, write: Callable[[bytes], None], joiner: Joiner, attempt: int = 0) -> None:
         self._put, self._joiner, self._attempt = write, joiner, attempt
+        self._folders: tuple[Tracebacks | Dedup, ...] = ()  # hold lines back for their copies
 
     def show(self, line: LogLine) -> None:
         """Take a line or a piece; what can be shown now is written."""
@@ -47,8 +50,10 @@ class View(ABC):
         self.drain()
         self._attempt = attempt
 
-    def write_held(self) -> None:  # noqa: B027 - not all views hold lines
+    def write_held(self) -> None:
         """Write the lines that wait for their copies."""
+        for folder in self._folders:
+            folder.drain()
 
     def _show_joined(self, lines: Iterable[LogLine]) -> None:
         for line in lines:
