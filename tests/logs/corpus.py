@@ -22,7 +22,7 @@ def raw(time_us: int, rank: int | None, stream: str, text: bytes | str) -> bytes
 
 
 def write_log(paths: RunPaths, attempt: int, node: str, lines: Iterable[bytes]) -> Path:
-    """Append to a node's log of an attempt, starting the attempt where it is new."""
+    """Append to a node's log of an attempt, and start the attempt if it is new."""
     paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
     path = paths.log(attempt, node)
     path.parent.mkdir(parents=True, exist_ok=True)
