@@ -141,13 +141,13 @@ def _wrong(undergone: Undergone, fault: Fault, references: dict[int, Reference])
 
 
 def _middle(rows: list[dict[str, Value]]) -> dict[str, Value]:
-    """Return the median of each figure, and the last text of the others."""
+    """Return the median of each figure, and all texts of the others."""
     middle: dict[str, Value] = {}
     for name in dict.fromkeys(key for found in rows for key in found):
         values = [value for value in (found.get(name) for found in rows) if value is not None]
         numbers = [value for value in values if not isinstance(value, str)]
-        said = ", ".join(sorted({value for value in values if isinstance(value, str)}))
-        middle[name] = report.median(numbers) if numbers else said or None
+        texts = ", ".join(sorted({value for value in values if isinstance(value, str)}))
+        middle[name] = report.median(numbers) if numbers else texts or None
     return {**middle, "runs": len(rows)}
 
 
