@@ -1,1 +1,1 @@
-"""Measure what the documents promise: speed, memory and cost."""
+"""Measure the speed, memory and cost that the docs promise."""

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a command took; `rss` is the largest process's, `rss_sum` that of all together."""
+    """What a command took; `rss` is that of the largest process, `rss_sum` the sum of all."""
 
     wall_s: float
     first_byte_s: float | None
@@ -34,7 +34,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command to measure; its output goes into a pipe that is read, or to /dev/null."""
+    """A command to measure, with its output in a pipe that is read or in /dev/null."""
 
     name: str
     argv: Sequence[str]
@@ -104,7 +104,7 @@ def _read(child: subprocess.Popen[bytes], begin: float) -> tuple[float | None, i
 
 
 def _watch(pid: int, peaks: dict[int, int]) -> None:
-    """Note the greatest resident size of each process below one, until that one ends."""
+    """Record the peak resident size of each descendant of a process until it ends."""
     try:
         root = psutil.Process(pid)
         while root.status() != psutil.STATUS_ZOMBIE:
@@ -125,13 +125,13 @@ def _peak(pid: int) -> int:
 
 
 def elsewhere(work: Callable[..., T], *args: object, **named: object) -> T:
-    """Do something large in a process of its own, so that this one stays small (see `measure`)."""
+    """Call a function in a process of its own, so that this one stays small (see `measure`)."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args, **named).result()
 
 
 def interleaved(commands: Sequence[Command], runs: int) -> dict[str, list[Measured]]:
-    """Measure commands in turns, so that what else the machine does strikes all alike."""
+    """Measure commands in turns, so that other load of the machine affects all alike."""
     found: dict[str, list[Measured]] = {command.name: [] for command in commands}
     for _ in range(runs):
         for command in commands:

@@ -1,4 +1,4 @@
-"""Say on what machine something was measured, naming no host and no path."""
+"""Describe the machine of a measurement, without host names and paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep what was measured: JSON for programs, Markdown for people."""
+"""Store results: JSON for programs, Markdown for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Value = str | float | int | None
 
 @dataclass(kw_only=True)
 class Section:
-    """A table: one row for each thing measured; the columns' names end in their unit."""
+    """A table with one row per measurement; column names end in their unit."""
 
     title: str
     about: str
@@ -21,7 +21,7 @@ class Section:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Name the least and the greatest."""
+    """Return the least and the greatest value as text."""
     return f"{min(values):.3g}-{max(values):.3g}"
 
 

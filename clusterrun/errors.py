@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What the command line's exit status means; one table for every command."""
+    """The exit statuses of all commands."""
 
     OK = 0
     FAILED = 1
@@ -18,9 +18,9 @@ class Exit(IntEnum):
 
 
 class NodeExit(IntEnum):
-    """Exit statuses that a node agent chooses when no rank's own status says why.
+    """Exit statuses of a node agent when no rank's status gives the cause.
 
-    Above the statuses that programs commonly use and below 128 + signal.
+    Above those that programs commonly use, and below 128 + signal.
     """
 
     WORLD_BROKEN = 120
@@ -28,15 +28,15 @@ class NodeExit(IntEnum):
     NODE_UNFIT = 122
     NODE_LOST = 123
     CANCELLED = 124
-    INTERRUPTED = 125  # saved and left, to be continued
+    INTERRUPTED = 125  # saved and stopped, to be resumed
     HUNG = 126
 
 
 class ClusterrunError(Exception):
     """A failure that the user can act on.
 
-    `message` says what failed (lower case, no full stop), `cause` is verbatim text of the
-    program below, `where` is `file:line`, and each hint says what to do next.
+    `message` names the failure (lower case, no full stop), `cause` quotes the program that failed,
+    `where` is `file:line`, and each hint is a next step.
     """
 
     code = "failed"
@@ -65,7 +65,7 @@ class UsageError(ClusterrunError):
 
 
 class ConfigError(UsageError):
-    """A configuration file says something that cannot be used."""
+    """A configuration file has contents that cannot be used."""
 
     code = "config"
 
@@ -97,7 +97,7 @@ class WorldContractError(ClusterrunError):
 
 
 def describe(error: Exception) -> str:
-    """Word an error in one line, with the words of the program below."""
+    """Return an error and its cause in one line."""
     cause = getattr(error, "cause", "") or ""
     return ": ".join(filter(None, (str(error), " ".join(cause.split()))))
 
@@ -106,7 +106,7 @@ MESSAGE_LETTERS = 4096
 
 
 def shortened(text: str, letters: int = MESSAGE_LETTERS) -> str:
-    """Return a text that is passed on between processes: of a long one its beginning and its end.
+    """Return a text for another process; of a long one only the beginning and the end.
 
     >>> shortened("a tensor of 100 numbers", 19)
     'a ten ... numbers'

@@ -1,15 +1,16 @@
-"""Checkpoints of Hugging Face's Trainer that are asked for, complete, and found again.
+"""Save Hugging Face's Trainer when the job asks, and resume it from complete checkpoints.
 
     trainer = Trainer(..., callbacks=[CheckpointCallback()])
     trainer.train(resume_from_checkpoint=resume_path(trainer.args.output_dir))
 
-This module needs transformers; nothing else here imports it.
+Needs transformers; no other module imports this one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from clusterrun.rank.save_together import (
     gathered,
     is_superseded,
     joined_world,
-    own_attempt,
+    mark,
     say_unsaved,
     settled_together,
 )
@@ -32,10 +33,10 @@ from clusterrun.shared.checkpoint_files import IncompleteError
 
 
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Save when the job asks, mark what was saved as complete, and leave when the job must end."""
+    """Save when the job asks, mark checkpoints as complete, and stop when the job must end."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Refuse what can't be resumed; say what is not as it was when the checkpoint was saved."""
+        """Refuse settings that can't be resumed; report what changed since the checkpoint."""
         del control
         if args.save_only_model:
             raise ClusterrunError(
@@ -53,46 +54,36 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
                 "before it has another; let it be 3 or more"
             )
         path = _checkpoint(args, state)
-        with contextlib.suppress(IncompleteError):  # of the first step, or one of somebody else
+        with contextlib.suppress(IncompleteError):  # step 0, or somebody else's checkpoint
             saved = checkpoint_files.read_marker(path)[0]
             if words := saved.difference(world_size, _settings(args, world_size)):
                 say(f"goes on from {path.name} in another way than it was saved: {words}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Tell of the step, and save after it where the agents ask for it."""
+        """Report the step, and save if the agents ask for it."""
         runtime.step(state.global_step, state.max_steps)
         if runtime.should_checkpoint():
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark the checkpoint once all ranks have written theirs; leave if that was asked."""
+        """Mark the checkpoint once all ranks have written theirs; stop if asked to."""
         path = _checkpoint(args, state)
         here, world_size = joined_world()
-
-        def mark() -> None:
-            checkpoint_files.mark(
-                path,
-                state.global_step,
-                world_size=world_size,
-                attempt=own_attempt(),
-                settings=_settings(args, world_size),
-                files=files,
-            )
-
         gathered(None)
         files, problem = settled_together(path)
+        publish = partial(mark, path, state.global_step, _settings(args, world_size), files)
         if not is_superseded():
-            problem = problem or agreed_problem(mark if here == 0 else None)
+            problem = problem or agreed_problem(publish if here == 0 else None)
             if not problem:
                 runtime.checkpoint(path, state.global_step)
             elif here == 0:
                 say_unsaved(state.global_step, f"{path.name} could not be marked: {problem}")
-        # Not before: the Trainer would save the wish to stop, and obey it when it resumes.
+        # Only after the save: the Trainer would store the flag, and stop again when it resumes.
         if runtime.should_stop():
             control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Spend no more time where the job must end; the Trainer ends its epoch early for that."""
+        """Skip the save and evaluation at the end of an epoch that was cut short."""
         if runtime.should_stop():
             control.should_save = control.should_evaluate = False
 
@@ -108,6 +99,6 @@ def _settings(args: Any, world_size: int) -> dict[str, int]:
 
 
 def resume_path(output_dir: str | os.PathLike[str]) -> str | None:
-    """Return the newest complete checkpoint in `output_dir`; None where there is none."""
+    """Return the newest complete checkpoint in `output_dir`; None if there is none."""
     found = runtime.Checkpoints(output_dir).newest()
     return str(found.path) if found else None

@@ -1,6 +1,6 @@
-"""What a training script may import: where it runs, how to say how far it is, when to save.
+"""What a training script may import: where it runs, how to report progress, when to save.
 
-The functions are no-ops outside a run and never raise into the training.
+The functions do nothing outside a run and never raise into the training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.rank.emit import emit, number, rank
-from clusterrun.rank.save_point import Agreement
+from clusterrun.rank.save_point import SavePoint
 from clusterrun.rank.save_together import Checkpoints
 from clusterrun.shared.checkpoint_files import Checkpoint
 
@@ -50,7 +50,7 @@ class RunInfo:
 
 
 def info() -> RunInfo | None:
-    """Say where this process runs; None outside a run."""
+    """Return where this process runs; None outside a run."""
     env = os.environ
     try:
         return RunInfo(
@@ -75,7 +75,7 @@ class Planned:
 
 
 def planned() -> Planned | None:
-    """Say how this rank is to train; None where nobody planned it."""
+    """Return how this rank is to train; None if it was not planned."""
     env = os.environ
     try:
         return Planned(
@@ -88,48 +88,48 @@ def planned() -> Planned | None:
 
 
 def checkpoint_dir() -> Path | None:
-    """Name a directory of this run that later attempts find again; None outside a run."""
+    """Return a directory of this run that all its attempts share; None outside a run."""
     path = os.environ.get("CLUSTERRUN_CHECKPOINT_DIR")
     return Path(path) if path else None
 
 
 def step(step: int, total: int | None = None, **metrics: Any) -> None:
-    """Say that a step is done; rank 0 writes at most one event a second, and the last one."""
+    """Report that a step is done; rank 0 writes at most one event a second, and the last."""
     if "CLUSTERRUN_SPOOL" not in os.environ or rank() != 0:
         return
     _steps.report(step, total, metrics)
 
 
 def checkpoint(path: str | os.PathLike[str], step: int) -> None:
-    """Say that a checkpoint is complete on disk; rank 0 writes the event."""
+    """Report that a checkpoint is complete on disk; rank 0 writes the event."""
     if "CLUSTERRUN_SPOOL" in os.environ and rank() == 0:
         emit("checkpoint", path=os.path.abspath(os.fspath(path)), step=number(step))
 
 
 def should_checkpoint() -> bool:
-    """Say whether to save now; to be called once a step, on every rank at the same place.
+    """Return whether to save now; call it once a step, on every rank at the same place.
 
-    True at the same call on all ranks, when the time limit or a preemption is near, or when a
-    person ended the job; `should_stop` is true then, too. Reads shared memory: no collective.
+    True at the same call on all ranks, when the time limit or a preemption is near or a person
+    ended the job; from then on `should_stop` is true too. Reads shared memory: no collective.
     """
-    return _agreement().should_checkpoint()
+    return _save_point().should_checkpoint()
 
 
 def should_stop() -> bool:
-    """Say whether to leave the training loop after this save, and to end with status 0.
+    """Return whether to leave the training loop after this save, and end with status 0.
 
-    True from the call of `should_checkpoint` on that said so; the same on all ranks.
+    Changes with `should_checkpoint`, and so at the same call on all ranks.
     """
-    return _agreement().should_stop()
+    return _save_point().should_stop()
 
 
 @functools.cache
-def _agreement() -> Agreement:
-    return Agreement()
+def _save_point() -> SavePoint:
+    return SavePoint()
 
 
 class _Steps:
-    """Let through one step a second, and keep the newest for the end."""
+    """Passes one step a second on, and keeps the newest for the end."""
 
     def __init__(self) -> None:
         self._next = 0.0

@@ -1,1 +1,1 @@
-"""Hurt a training in every way, and measure how long it takes to come back."""
+"""Inject every fault into a training, and measure how long it takes to recover."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.chaos one|random|all`: hurt a training, measure how it comes back."""
+"""`python -m benchmarks.chaos one|random|all`: inject faults into a training, measure recovery."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _sections(asked: argparse.Namespace, cluster: Cluster) -> Iterator[Section]:
 
 
 def _one_by_one(asked: argparse.Namespace, cluster: Cluster) -> Iterator[Section]:
-    """Give the table anew after each fault; what an earlier run measured stays in it."""
+    """Yield the table after each fault; rows of an earlier run stay in it."""
     kept = asked.dir / "figures.json"
     known: dict[str, dict[str, Value]] = json.loads(kept.read_text()) if kept.exists() else {}
     references: dict[int, Reference] = {}
@@ -118,7 +118,7 @@ def _undisturbed(directory: Path, cluster: Cluster, steps: int) -> Reference:
 def _suffer(
     fault: Fault, directory: Path, cluster: Cluster, references: dict[int, Reference]
 ) -> dict[str, Value]:
-    """Measure one fault; a run that does not come back is a row, too, and ends no benchmark."""
+    """Measure one fault; a run that does not recover is a row too, and the benchmark continues."""
     try:
         with stage(directory, cluster) as here:
             undergone = undergo(fault, here, cluster)
@@ -141,13 +141,13 @@ def _wrong(undergone: Undergone, fault: Fault, references: dict[int, Reference])
 
 
 def _middle(rows: list[dict[str, Value]]) -> dict[str, Value]:
-    """Take the median of each figure, and whatever text was said."""
+    """Return the median of each figure, and all texts of the others."""
     middle: dict[str, Value] = {}
     for name in dict.fromkeys(key for found in rows for key in found):
         values = [value for value in (found.get(name) for found in rows) if value is not None]
         numbers = [value for value in values if not isinstance(value, str)]
-        said = ", ".join(sorted({value for value in values if isinstance(value, str)}))
-        middle[name] = report.median(numbers) if numbers else said or None
+        texts = ", ".join(sorted({value for value in values if isinstance(value, str)}))
+        middle[name] = report.median(numbers) if numbers else texts or None
     return {**middle, "runs": len(rows)}
 
 

@@ -1,4 +1,4 @@
-"""What it cost a training to be hurt, read from its events, its log lines and Slurm's states."""
+"""The cost of a fault, read from a run's events, log lines and Slurm's states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOTICED = ("failed", "interrupted")
 
 @dataclass(frozen=True, kw_only=True)
 class Interruption:
-    """The way from one attempt to the next; times are seconds of the epoch, None where unknown."""
+    """The way from one attempt to the next; times in epoch seconds, None if unknown."""
 
     hurt_at: float
     noticed_at: float | None
@@ -24,7 +24,7 @@ class Interruption:
 
     @classmethod
     def of(cls, training: Training, attempt: int, hurt_at: float) -> Interruption:
-        """Read what came between an attempt and the next."""
+        """Read what happened between an attempt and the next."""
         before, after = training.printed(attempt), training.printed(attempt + 1)
         # A rank that its agent had to kill has no exit of its own.
         exits = training.events("rank_exit", "ended", attempt=attempt)
@@ -39,13 +39,13 @@ class Interruption:
 
 
 def noticed_at(training: Training, attempt: int) -> float | None:
-    """Return when the agents knew that the attempt was over, or was to be."""
+    """Return when the agents knew that the attempt was over or had to end."""
     events = training.events(*NOTICED, attempt=attempt)
     return float(events[0]["ts"]) if events else None
 
 
 def started_at(training: Training, attempt: int) -> float | None:
-    """Return when the first agent of an attempt said that it was there."""
+    """Return when the first agent of an attempt reported its start."""
     events = training.events("started", attempt=attempt)
     return float(events[0]["ts"]) if events else None
 
@@ -58,7 +58,7 @@ def cold_start_s(training: Training) -> float:
 
 
 def queued_at(undergone: Undergone) -> float | None:
-    """Return when Slurm was first seen to hold the next job of the run, or the same one again."""
+    """Return when Slurm first showed the next job of the run, or the same one requeued."""
     first = undergone.jobs[0].job_id
     for seen in undergone.jobs:
         if seen.state == "PENDING" or seen.job_id != first:
@@ -67,7 +67,7 @@ def queued_at(undergone: Undergone) -> float | None:
 
 
 def row(undergone: Undergone) -> dict[str, Value]:
-    """Make a row of the table of a training that was hurt once."""
+    """Return the table row of a training with one fault."""
     training = undergone.training
     seen: dict[str, Value] = {"ends": undergone.state, "attempts": training.newest_attempt}
     if training.newest_attempt == 1:

@@ -1,4 +1,4 @@
-"""Hurt one long training at random, again and again, with a seed."""
+"""Inject random faults into one long training, with a seed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Long:
     happened: list[tuple[str, int, float]] = field(default_factory=list)
 
     def hurt(self, fault: Fault) -> None:
-        """Bring a fault about once two checkpoints are there that this attempt made."""
+        """Inject a fault once this attempt has made two checkpoints."""
         attempt = self._settled()
         time.sleep(self.dice.random())
         with ExitStack() as undo:
@@ -56,7 +56,7 @@ class Long:
         self.cluster.heal()
 
     def _settled(self) -> int:
-        """Wait until the newest attempt has saved twice, and name it."""
+        """Wait until the newest attempt has saved twice; return its number."""
 
         def newest() -> int:
             attempt = self.training.newest_attempt
@@ -81,7 +81,7 @@ class Long:
 
 
 def endure(directory: Path, cluster: Cluster, *, faults: int, seed: int) -> Section:
-    """Train once undisturbed and once under so many faults, and compare."""
+    """Train once undisturbed and once with faults, and compare."""
     dice, steps = random.Random(seed), faults * STEPS_A_FAULT
     with stage(directory / "undisturbed", cluster) as here:
         calm = submit(here, steps=steps)
@@ -101,7 +101,7 @@ def endure(directory: Path, cluster: Cluster, *, faults: int, seed: int) -> Sect
 
 
 def _unusable(run: Long) -> dict[int, int]:
-    """Count by attempt the checkpoints that were spoiled right before it."""
+    """Count by attempt the checkpoints that were damaged right before it."""
     return {attempt + 1: FAULTS[name].unusable for name, attempt, _ in run.happened}
 
 

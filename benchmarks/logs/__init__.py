@@ -1,1 +1,1 @@
-"""Measure the logs: reading them, what they cost the training, how soon they are seen."""
+"""Measure the logs: how fast they are read, what they cost the training, how soon they appear."""

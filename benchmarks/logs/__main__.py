@@ -1,4 +1,4 @@
-"""`python -m benchmarks.logs read|cost|follow|all`: measure and write the results down."""
+"""`python -m benchmarks.logs read|cost|follow|all`: measure and store the results."""
 
 from __future__ import annotations
 

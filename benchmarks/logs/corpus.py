@@ -1,4 +1,4 @@
-"""Make run directories as 1,000 nodes of 8 ranks leave them, in the form that nodes write.
+"""Make run directories as 1,000 nodes of 8 ranks leave them, in the format of the agents.
 
 All nodes say the same, at times and with ranks of their own: the text is made once, with a
 placeholder byte for each digit that differs, and translated for each node.
@@ -61,7 +61,7 @@ def node_name(number: int) -> str:
 
 
 def find_or_make(directory: Path, name: str, *, nodes: int, size_bytes: int) -> Corpus:
-    """Take a corpus that an earlier run left in the directory, or make it.
+    """Return the corpus that an earlier run left in the directory, or make it.
 
     Raises SystemExit where the disk is too small.
     """
@@ -111,7 +111,7 @@ def _make(root: Path, *, nodes: int, size_bytes: int) -> Corpus:
 
 
 def _write_run(paths: RunPaths, *, nodes: int, end: int) -> None:
-    """Write what the command needs beside the logs."""
+    """Write the files that the command needs beside the logs."""
     for directory in (paths.log(1, "any").parent, paths.attempt(1), paths.events_dir):
         directory.mkdir(parents=True)
     world = {
@@ -161,7 +161,7 @@ class _Node:
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """What stands beside the text of nodes whose ranks have equally many digits."""
+    """The bytes around the text on nodes whose ranks have equally many digits."""
 
     times: list[int]  # of the index, the jitter of the node left out
     places: list[tuple[int, int]]
@@ -184,7 +184,7 @@ class _Text:
         self._sides: dict[tuple[bool, tuple[int, ...]], _Side] = {}
 
     def node(self, number: int) -> _Node:
-        """Give the files of one node."""
+        """Return the files of one node."""
         is_root = number == self._root
         lines, master = self._master(is_root=is_root)
         table, left_out, jitter = _digits(number)
@@ -209,7 +209,7 @@ class _Text:
 
 
 def _digits(number: int) -> tuple[bytes, bytes, int]:
-    """Say which digit each placeholder is on a node, which have none, and its jitter in µs."""
+    """Return the digit of each placeholder on a node, which have none, and the jitter in µs."""
     jitter = number * 7919 % 10_000
     table, left_out = bytearray(range(256)), bytearray()
     fixed = [(_JITTER, f"{jitter:04}"), (_NODE, f"{number:04}")]
@@ -244,7 +244,7 @@ def _side(lines: list[bytes], log: bytes) -> _Side:
 
 
 def _kind(classifier: Classifier, line: bytes) -> bytes:
-    """Give the class under which the side file names a line; empty: it names it not."""
+    """Return the class of a line in the side file; empty if it is not there."""
     _, rank, stream, text = line.split(b" ", 3)
     if rank == b"-":
         return b"-"
@@ -271,7 +271,7 @@ def _start(second: int) -> list[bytes]:
 
 
 def _step(step: int, second: int) -> list[bytes]:
-    """Say what all ranks of a node print in one step."""
+    """Return what all ranks of a node print in one step."""
     lines = [_line(second, rank, rank, "o", _measures(step, rank)) for rank in range(RANKS)]
     if step % 10 == 0:
         lines.append(_line(second, 30, 0, "E", f"\r{step % 1000 / 10:3.0f}%|{_bar(step):10}| it/s"))
@@ -281,7 +281,7 @@ def _step(step: int, second: int) -> list[bytes]:
 
 
 def _measures(step: int, rank: int) -> str:
-    """Each rank has a loss of its own, else the reader would fold what all say alike."""
+    """Give each rank its own loss, or the reader would fold the lines."""
     loss, speed = 10.8 / (1 + step / 400), 7200 + (step * 37 + rank * 11) % 400
     loss_digits = f"{loss:5.2f}{rank}@@@@"
     return f"step {step:06} | loss {loss_digits} | lr 2.900e-05 | {speed} tok/s/gpu | mem 61.2 GiB"
@@ -313,7 +313,7 @@ torch.distributed.DistBackendError: NCCL error: remote process exited or a netwo
 
 
 def _failure(second: int, *, is_root: bool) -> list[bytes]:
-    """Say how one rank runs out of memory, and all others lose it."""
+    """Return the lines when one rank runs out of memory and the others lose it."""
     lines = []
     if is_root:
         lines += [_line(second, n, 3, "e", text) for n, text in enumerate(ROOT.splitlines())]
@@ -331,7 +331,7 @@ def _failure(second: int, *, is_root: bool) -> list[bytes]:
 
 
 def find_or_make_replicas(directory: Path, corpus: Corpus) -> Path:
-    """Write one file for each rank, no stamps, named as torchx names a job's files on Slurm."""
+    """Write one file per rank without stamps, named as torchx does on Slurm."""
     target = directory / "replicas" / Path(corpus.run_dir).parent.name
     done = target / "done"
     if done.exists() and done.read_text() == corpus.run_dir + str(corpus.end):
@@ -357,7 +357,7 @@ def _by_rank(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def remove(directory: Path) -> None:
-    """Remove all that was made in a directory, and the directory where nothing else is in it."""
+    """Remove all that was made in a directory, and the directory if it is empty then."""
     for part in (directory / "runs", directory / "replicas", *directory.glob(f"{JOBS}*")):
         shutil.rmtree(part, ignore_errors=True)
     for told in directory.glob("*.json"):

@@ -1,4 +1,4 @@
-"""Measure what the forwarding of its logs costs a rank that prints."""
+"""Measure what log forwarding costs a rank that prints."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Load:
         return f"{self.lines:,} lines of {self.width} bytes, {how}"
 
     def ask(self, rank: Rank) -> dict[str, Any]:
-        """Have a rank print it."""
+        """Have a rank print the load."""
         return rank.ask(lines=self.lines, width=self.width, buffering=self.buffering)
 
 
 def loads(scale: float) -> list[Load]:
-    """Give short lines and much text, each written in both ways."""
+    """Return short lines and much text, each written in both ways."""
     return [
         Load(lines=max(int(lines * scale), 1000), width=width, buffering=buffering)
         for lines, width in ((100_000, 60), (1_000_000, 100))
@@ -72,7 +72,7 @@ def cost(directory: Path, *, runs: int, scale: float) -> Section:
 def _pairs(
     load: Load, runs: int, first: Job | Rank, alone: Rank
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Let both print in turns, the other one first every second time; nothing else is at work."""
+    """Let both print in turns, in alternating order; nothing else runs."""
     found = []
     for number in range(runs + 1):
         if number % 2:
@@ -159,7 +159,7 @@ def _small_disk(place: Path) -> Iterator[Path]:
 
 
 def _unmount(place: Path) -> None:
-    """Unmount a disk as soon as the job's processes have left it."""
+    """Unmount a disk once the job's processes have left it."""
     deadline = time.monotonic() + LEAVE_S
     while subprocess.run(["umount", place], capture_output=True, check=False).returncode:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Measure when a rank is over: from the start of its process to its end, with what it imports."""
+"""Measure a rank from the start of its process to its end, imports included."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _seconds(arguments: Sequence[str], env: dict[str, str], output: str) -> floa
 
 @contextmanager
 def _forwarder(place: Path) -> Iterator[dict[str, str]]:
-    """Run one, and give the environment of its rank."""
+    """Run one, and return the environment of its rank."""
     with TemporaryDirectory(dir=place) as name:
         root = Path(name)
         (root / "spool").mkdir()
@@ -107,7 +107,7 @@ def _forwarder(place: Path) -> Iterator[dict[str, str]]:
 
 
 def _wait_until_forwarded(place: Path, size: int) -> None:
-    """Wait for what one rank printed, that it does not burden the next."""
+    """Wait until a rank's output is forwarded, so that it does not slow the next."""
     deadline = time.monotonic() + 60
     while not (place / "log").exists() or (place / "log").stat().st_size < size:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Measure how soon a line is on the reader's screen, and whether all arrive."""
+"""Measure how soon a line reaches the reader's screen, and whether all arrive."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _NUMBER = re.compile(rb"^([0-9]{8}) x", re.MULTILINE)
 
 @dataclass(kw_only=True)
 class Follower:
-    """A running `clusterrun logs -f`, and what came out of it when."""
+    """A running `clusterrun logs -f`, and its output with times."""
 
     child: subprocess.Popen[bytes]
     descriptor: int
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
 
     def read(self) -> None:
-        """Take what comes until the end."""
+        """Collect the output until the end."""
         while True:
             try:
                 block = os.read(self.descriptor, READ_BYTES)
@@ -56,7 +56,7 @@ class Follower:
         return sum(len(block) for _, block in list(self.chunks))
 
     def wait_for(self, holds: Callable[[], bool], timeout_s: float = SEEN_S) -> bool:
-        """Wait until something holds; say whether it did."""
+        """Wait until a condition holds; return whether it did."""
         deadline = time.monotonic() + timeout_s
         while not holds():
             if time.monotonic() > deadline or self.child.poll() is not None:
@@ -127,7 +127,7 @@ def _delays(running: Job, times: int, *, terminal: bool) -> dict[str, Value]:
 
 
 def _arrivals(seen: Follower) -> list[float]:
-    """Give the age of each time that was printed, when its last byte came."""
+    """Return the age of each printed time when its last byte arrived."""
     found, rest = [], b""
     for at, block in seen.chunks:
         *lines, rest = (rest + block).split(b"\n")
@@ -169,7 +169,7 @@ def _has(seen: Follower, size_bytes: int) -> bool:
 
 
 def _interrupt(running: Job) -> dict[str, Value]:
-    """Press Ctrl-C at the follower and see that the rank still answers."""
+    """Press Ctrl-C at the follower and check that the rank still answers."""
     with follower(running) as seen:
         seen.wait_for(lambda: bool(seen.chunks))
         seen.child.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Run the measured rank for real: as a job of clusterrun, or by plain python into a file."""
+"""Run the measured rank: as a job of clusterrun, or with plain python into a file."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ LOOK_S = 0.01
 
 @dataclass(kw_only=True)
 class Rank:
-    """A rank that waits at its desk to be asked."""
+    """A rank that waits for requests in a directory."""
 
     desk: Path
     _asked: int = field(default=0, init=False)
 
     def ask(self, timeout_s: float = 600, **asked: Any) -> dict[str, Any]:
-        """Have it do something and wait until it is done."""
+        """Send a request and wait until it is done."""
         answer = self.start(**asked)
         wait_for(answer, timeout_s)
         told: dict[str, Any] = json.loads(answer.read_text())
         return told
 
     def start(self, **asked: Any) -> Path:
-        """Have it do something; the file that is named appears when it is done."""
+        """Send a request; the file that is returned appears when it is done."""
         path = self.desk / f"{self._asked}.tmp-ask"
         path.write_text(json.dumps(asked))
         path.rename(self.desk / f"{self._asked}.ask")
@@ -42,7 +42,7 @@ class Rank:
 
 
 def wait_for(path: Path, timeout_s: float) -> None:
-    """Wait until a file is there.
+    """Wait until a file exists.
 
     Raises TimeoutError.
     """
@@ -65,7 +65,7 @@ class Job:
         return next((self.run_dir / "logs" / "a1").glob("*.log"))
 
     def agent_pid(self) -> int:
-        """Name the process that forwards the logs."""
+        """Return the pid of the process that forwards the logs."""
         for path in (self.run_dir / "events").glob("*.jsonl"):
             for line in path.read_text().splitlines():
                 event = json.loads(line)
@@ -74,7 +74,7 @@ class Job:
         raise RuntimeError("the agent has not said that it started")
 
     def wait_until_forwarded(self, timeout_s: float = 300) -> None:
-        """Wait until the log grows no more."""
+        """Wait until the log has stopped growing."""
         deadline, size, since = time.monotonic() + timeout_s, -1, time.monotonic()
         while time.monotonic() - since < 1.0:
             now = self.log.stat().st_size
@@ -87,7 +87,7 @@ class Job:
 
 @contextmanager
 def job(directory: Path, *, runs_dir: Path | None = None) -> Iterator[Job]:
-    """Submit a job of one rank on this machine; end it when done."""
+    """Submit a job of one rank on this machine, and cancel it at the end."""
     desk = _desk(directory)
     submitted = [sys.executable, "-m", "clusterrun", "submit", "--parsable", "--cluster", "local"]
     submitted += ["--nodes", "1", "--nproc-per-node", "1", "--device", "cpu", "--strategy", "none"]
@@ -118,7 +118,7 @@ def _wait_for_end(run_dir: Path, cancel: list[str], directory: Path) -> None:
 
 @contextmanager
 def plain(directory: Path, *flags: str) -> Iterator[Rank]:
-    """Run the same script by python alone, its output in a file where the job's spool is too."""
+    """Run the same script with plain python, its output in a file beside the job's spool."""
     desk = _desk(directory)
     out = desk / "out.txt"
     with out.open("wb") as file:

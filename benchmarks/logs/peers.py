@@ -1,4 +1,4 @@
-"""Name the commands that a user would take instead, for the same question on the same files."""
+"""The commands that a user would run instead, for the same question on the same files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ours(corpus: Corpus, name: str, *options: str, to_null: bool = False) -> Com
 
 
 def cat(corpus: Corpus, name: str = "cat FILES") -> Command:
-    """Read all bytes and do nothing with them: the floor for everything that must read all."""
+    """Read all bytes and ignore them: the lower bound for reading all."""
     return Command(name=name, argv=["cat", *corpus.files], to_null=True)
 
 
@@ -39,7 +39,7 @@ def cat_sort(corpus: Corpus) -> Command:
 
 
 def tails(corpus: Corpus) -> Command:
-    """Give the newest 200 lines of all files."""
+    """Return the newest 200 lines of all files."""
     script = 'tail -q -n 200 "$@" | LC_ALL=C sort -s -k1,1n | tail -n 200'
     return Command(name="tail -n 200 FILES, sort, tail", argv=_bash(script, corpus.files))
 
@@ -73,12 +73,12 @@ def _bash(script: str, files: Sequence[str]) -> list[str]:
 
 
 def _in_c(command: Command) -> Command:
-    """Compare bytes, not letters: other locales are slower by far."""
+    """Compare bytes, not letters: other locales are far slower."""
     env = ["env", "LC_ALL=C"]
     return Command(name=command.name, argv=[*env, *command.argv], to_null=command.to_null)
 
 
 def allow_many_files() -> None:
-    """Let peers open every file at once; clusterrun is to do with the limit as it is."""
+    """Let peers open every file at once; clusterrun must do with the usual limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))

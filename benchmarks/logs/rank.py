@@ -1,4 +1,4 @@
-"""The rank that is measured: it prints when it is asked to, and says how long it took.
+"""The measured rank: it prints on request, and reports how long it took.
 
 Called as `rank.py DESK`, under clusterrun or by plain python; it needs the standard library only.
 Each `DESK/<n>.ask` is a JSON object and is answered by `DESK/<n>.answer`:

@@ -1,4 +1,4 @@
-"""Measure the reading of what a run of 1,000 nodes left behind, beside what else could read it."""
+"""Measure how fast the logs of a run of 1,000 nodes are read, by clusterrun and by other tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RAW = (*MERGE, "-o", "raw")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What is read, how often; `torchx` is a Python that can import torchx."""
+    """What to read, and how often; `torchx` is a Python that can import torchx."""
 
     directory: Path
     big: Corpus
@@ -35,13 +35,13 @@ class Setup:
 
 
 def _since(corpus: Corpus) -> tuple[str, ...]:
-    """Ask for the last five minutes of the job; it ended when the corpus was made, so by date."""
+    """Ask for the last five minutes of the job, by date: it ended when the corpus was made."""
     at = datetime.fromtimestamp(corpus.end - 300, tz=timezone.utc)
     return ("-a", "-n", "all", "--since", f"{at:%Y-%m-%dT%H:%M:%S}")
 
 
 def about(corpus: Corpus) -> str:
-    """Say how large a corpus is, and that it is in memory."""
+    """Describe the size of a corpus that is in memory."""
     return (
         f"{corpus.nodes:,} nodes x 8 ranks, {corpus.size_bytes / 1e6:,.0f} MB, "
         f"{corpus.lines:,} lines, {(corpus.end - corpus.begin) / 60:,.0f} min of a job"
@@ -106,9 +106,10 @@ import sys
 from pathlib import Path
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.query import EVERYTHING
-from clusterrun.logs.sources import choose_sources
+from clusterrun.logs.files import find_files
+from clusterrun.logs.sources import sources_of
 from clusterrun.rundir.paths import RunPaths
-for line in merge_sources(choose_sources(RunPaths(root=Path(sys.argv[1])), 1, EVERYTHING)):
+for line in merge_sources(sources_of(find_files(RunPaths(root=Path(sys.argv[1])), 1), EVERYTHING)):
     pass
 """
 
@@ -168,7 +169,7 @@ def search(setup: Setup) -> Section:
 
 
 def _check_search(corpus: Corpus) -> None:
-    """See that clusterrun finds what grep finds, before it is asked how fast.
+    """Check that clusterrun finds what grep finds, before its speed is measured.
 
     Raises RuntimeError.
     """
@@ -181,7 +182,7 @@ def _check_search(corpus: Corpus) -> None:
 
 
 def replicas(setup: Setup) -> Section:
-    """Ask torchx what it can answer; it knows no last lines, no order by time, no errors."""
+    """Measure torchx where it can answer; it has no last lines, no order by time, no errors."""
     section = Section(
         title="The same search by torchx",
         about=f"Warm cache; {about(setup.small)}; for torchx the same text lies in a file for each "
@@ -204,7 +205,7 @@ def replicas(setup: Setup) -> Section:
 
 
 def cold(setup: Setup) -> Section:
-    """Read once what is not in memory; needs root."""
+    """Read once with a cold cache; needs root."""
     section = Section(
         title="Cold cache",
         about=f"Each once, the page cache dropped before it; {about(setup.big)}.",
@@ -236,7 +237,7 @@ def cold(setup: Setup) -> Section:
 
 
 def _warm(commands: Sequence[Command], runs: int) -> dict[str, list[Measured]]:
-    """Run each once with its memory watched, which fills the cache too, then in turns."""
+    """Run each once to measure its memory and fill the cache, then in turns."""
     watched = {command.name: measure(command, watch_memory=True) for command in commands}
     found = interleaved(commands, runs)
     return {name: [watched[name], *found[name]] for name in found}
@@ -245,7 +246,7 @@ def _warm(commands: Sequence[Command], runs: int) -> dict[str, list[Measured]]:
 def _row(
     command: Command, found: Sequence[Measured], *, to: Sequence[Measured]
 ) -> dict[str, Value]:
-    """Make a row of runs; the first of them is the one whose memory was watched."""
+    """Return the row of some runs; the first is the one with the memory."""
     watched, *timed = found
     first = [m.first_byte_s for m in timed if m.first_byte_s is not None]
     walls = [m.wall_s for m in timed]

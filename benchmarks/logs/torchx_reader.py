@@ -1,4 +1,4 @@
-"""Run torchx's own `torchx log` on the files of a job that has ended; needs torchx, not us.
+"""Run `torchx log` on the files of a job that has ended; needs torchx, not clusterrun.
 
 Called in the directory of the files as `python torchx_reader.py REPLICAS [REGEX]`. Only what a
 scheduler would be asked (is it there, has it ended, how many replicas) is answered here.
@@ -16,7 +16,7 @@ from torchx.specs import AppState, Role
 
 
 class EndedJob(SlurmScheduler):  # type: ignore[misc]  # torchx has an environment of its own
-    """Slurm after the job: nothing is asked of squeue."""
+    """Slurm after the end of the job: squeue is not asked."""
 
     def describe(self, app_id: str) -> DescribeAppResponse:
         role = Role(name="train", image="", num_replicas=int(sys.argv[1]))

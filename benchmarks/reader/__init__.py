@@ -1,4 +1,4 @@
-"""Measure the memory of the example's parquet reader as the data grow."""
+"""Measure the memory of the example's parquet reader for growing data."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.reader --dir DIR`: measure the reader's memory and write it down."""
+"""`python -m benchmarks.reader --dir DIR`: measure the reader's memory and store the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MB = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A parquet set: its text and files in bytes, as Python sees the one and the disk the other."""
+    """A parquet set: the bytes of its text in Python, and of its files on disk."""
 
     directory: Path
     rows: int
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def measure(asked: argparse.Namespace, title: str, *, is_one_group: bool) -> Section:
-    """Make sets of growing size, and read each in every way, in turns; remove them."""
+    """Make sets of growing size, read each in every way in turns, and remove them."""
     found: dict[int, dict[str, list[Measured]]] = {}
     sets = {}
     for factor in asked.factors:

@@ -1,4 +1,4 @@
-"""One way to have every row of a parquet set as Python texts, in a process of its own.
+"""One way to read every row of a parquet set as Python text, in a process of its own.
 
 `python -m benchmarks.reader.way WAY DIRECTORY [BYTES]` prints how many bytes of text it saw, and
 fails where they are not BYTES.
@@ -35,7 +35,7 @@ def stream(directory: Path) -> Rows:
 
 
 def iter_batches(directory: Path) -> Rows:
-    """Read batch by batch, file by file, all else as pyarrow has it by default."""
+    """Read batch by batch, file by file, with pyarrow's other defaults."""
     for path in sorted(directory.glob("*.parquet")):
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(BATCH_ROWS):

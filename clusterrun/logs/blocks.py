@@ -1,12 +1,12 @@
-"""Turn stretches of a file into the lines of it that are wanted.
+"""Turn stretches of a file into the wanted lines.
 
-Most of the time of reading is spent here, so as much as possible is decided on bytes: blocks by
-the literals of a search, a line by its head ` 149 o `; only wanted lines become objects.
+Most of the reading time is spent here, so blocks are decided by the literals of a search, a line
+by the bytes of its head (` 149 o `); only wanted lines become objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 
 from clusterrun.logformat.lines import (
     BEFORE_ALL,
@@ -26,13 +26,12 @@ from clusterrun.logformat.lines import (
 from clusterrun.logformat.symptoms import Classifier, may_hold_errors
 from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles, stat_file
 from clusterrun.logs.scan import find_stretches, holds_any
-from clusterrun.logs.sources import Part, Source
+from clusterrun.logs.sources import Part, Source, Takes
 
 _FULL_BYTES = 16 * 1024  # are read at first of a line that a side file has the beginning of
 _CUT = "…".encode()
 _RECORD_LITERALS = (GAP_LITERAL, END_LITERAL)
 
-Takes = Callable[["int | None", Stream], bool]
 Head = tuple[bool, "int | None", Stream, bool]
 
 
@@ -59,9 +58,8 @@ def parse_log(
 ) -> tuple[list[LogLine], bytes]:
     """Read whole lines that begin at `offset`; `near` is the stamp before them.
 
-    Gives the wanted ones and the last stamp. Where stamps run backwards, lines have the time of
-    those before them. Lines without a head (a torn write, a hole) have it, too; they are given
-    whole, as the launcher's, where `torn` wants them.
+    Return the wanted ones and the last stamp. If stamps run backwards, lines get the time of those
+    before them. So do lines without a head (a torn write, a hole), which count as the launcher's.
     """
     lines: list[LogLine] = []
     add, new = lines.append, tuple.__new__
@@ -85,8 +83,8 @@ def parse_log(
 class Sieve:
     """Picks the wanted lines of one source out of blocks that come in order.
 
-    Where it is decided by the text which lines are wanted, a piece of a cut line is given as a
-    line of its own, with a mark: others may lie between it and the next one that is wanted.
+    If lines are chosen by their text, each wanted piece of a cut line becomes a line of its own,
+    with a mark: the next piece may not be wanted.
     """
 
     def __init__(self, source: Source, files: OpenFiles) -> None:
@@ -101,16 +99,16 @@ class Sieve:
             self.near = b"%016d" % (found.st_mtime_ns // 1000)
 
     def skips(self, data: bytes, offset: int) -> bool:
-        """Return whether whole lines hold nothing wanted; if so, move on behind them."""
+        """Return whether whole lines hold nothing wanted; if so, move past them."""
         if self._errors is not None:
             is_empty = not self._errors.may_be_in(data) and not holds_any(data, self._errors.others)
         else:
             is_empty = not holds_any(data, self._source.literals)
         if is_empty:
-            self._go_on(data, offset)
+            self._advance(data, offset)
         return is_empty
 
-    def _go_on(self, data: bytes, offset: int) -> None:
+    def _advance(self, data: bytes, offset: int) -> None:
         kind = self._source.file.kind
         if kind is not FileKind.PLAIN:
             self.near = max(self.near, last_stamp(data) or self.near)
@@ -120,7 +118,7 @@ class Sieve:
     def pick(self, data: bytes, offset: int) -> list[LogLine]:
         """Return the wanted ones of whole lines that begin at `offset`.
 
-        `near` is then the last stamp, and `place` where the next line may be in its node's log.
+        Then `near` is the last stamp, `place` where the next line may be in its node's log.
         """
         kind = self._source.file.kind
         lines = (
@@ -128,13 +126,16 @@ class Sieve:
         )
         if kind is FileKind.ERRORS:
             lines = list(self._without_class(lines))
-        self._go_on(data, offset)
+        self._advance(data, offset)
         if self._errors is not None:
             lines = list(filter(self._errors.holds, lines))
         if self._source.wants is not None:
             lines = list(filter(self._source.wants, lines))
         if self._source.wants is not None or self._errors is not None:
-            lines = [_as_whole(line) if line.partial else line for line in lines]
+            lines = [
+                line._replace(text=line.text + _CUT, partial=False) if line.partial else line
+                for line in lines
+            ]
         return lines
 
     def _parse(self, data: bytes, offset: int) -> list[LogLine]:
@@ -198,10 +199,6 @@ class Sieve:
         return noted._replace(text=text if is_same and not found.partial else text + _CUT)
 
 
-def _as_whole(piece: LogLine) -> LogLine:
-    return piece._replace(text=piece.text + _CUT, partial=False)
-
-
 class _ErrorLines:
     """Decides which lines of a log its side file would hold."""
 
@@ -209,20 +206,20 @@ class _ErrorLines:
         self._takes_speakers = part is Part.NOTES
         self.others = _RECORD_LITERALS + (SPEAKER_LITERALS if self._takes_speakers else ())
         self._classifier = Classifier()
-        self._seen: set[Hashable] = set()
-        self._begun: set[Hashable] = set()  # error lines that were cut, and go on
+        self._sources: set[Hashable] = set()
+        self._begun: set[Hashable] = set()  # sources of cut error lines
 
     def may_be_in(self, data: bytes) -> bool:
         """Return whether some of these lines may be errors, or belong to an earlier one."""
-        goes_on = any(self._classifier.is_in_traceback(source) for source in self._seen)
-        return goes_on or bool(self._begun) or may_hold_errors(data)
+        is_inside = any(self._classifier.is_in_traceback(source) for source in self._sources)
+        return is_inside or bool(self._begun) or may_hold_errors(data)
 
     def holds(self, line: LogLine) -> bool:
         """Return whether the next line belongs there."""
         if line.stream in RECORDS:
             return True
         source = (line.rank, line.stream)
-        self._seen.add(source)
+        self._sources.add(source)
         is_error = source in self._begun or self._classifier.classify(source, line.text) != ""
         self._begun.discard(source)
         if is_error and line.partial:

@@ -1,4 +1,4 @@
-"""Where log files are; readers ask again and again while a job runs."""
+"""Where log files are; readers ask repeatedly while a job runs."""
 
 from __future__ import annotations
 
@@ -43,16 +43,12 @@ class PlainFiles:
         return 1
 
     def files(self, attempt: int) -> list[LogFile]:
-        """List those that are there by now; a device has no lines to read."""
-        return [file for file in self.candidates() if _is_regular(file)]
+        """List the regular files that exist by now."""
+        stats = ((file, stat_file(file.path)) for file in self.candidates())
+        return [file for file, found in stats if found and stat.S_ISREG(found.st_mode)]
 
 
 Catalogue = RunFiles | PlainFiles
-
-
-def _is_regular(file: LogFile) -> bool:
-    found = stat_file(file.path)
-    return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def files_of_parts(parts: Iterable[ForeignPart]) -> list[LogFile]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import LogLine, Stream, parse_line, pattern_of_lines
-from clusterrun.logs.files import LogFile
+from clusterrun.logs.files import LogFile, read_once
 
 _STEP_BYTES = 64 * 1024
 _REACH_BYTES = 1024 * 1024
@@ -34,7 +31,7 @@ def writer_of(line: LogLine) -> Writer:
 
 @dataclass(kw_only=True)
 class _Recent:
-    """What one source wrote last: lines that may be wanted, and how many are wanted yet."""
+    """The last lines of one source that may be wanted, and how many are still wanted."""
 
     lines: deque[LogLine]
     wanted: int = 0
@@ -69,9 +66,9 @@ def with_context(
 def context_of(
     lines: Iterable[LogLine], files: Mapping[str, LogFile], count: int
 ) -> Iterator[LogLine | Break]:
-    """Yield lines that were found in files, each node's by its name, with their neighbours there.
+    """Yield lines that were found in files, by node, with their neighbours there.
 
-    No line comes twice, where those of a source come in the order of their file.
+    No line comes twice if those of a source come in the order of their file.
     """
     shown_to: dict[Writer, int] = {}
     for line in lines:
@@ -81,7 +78,7 @@ def context_of(
         is_torn = line.offset > limit and all(other.offset > limit for other in before)
         if is_torn and shown_to:
             yield BREAK
-        stretch = [*before[len(before) - min(count, len(before)) :], line, *after[:count]]
+        stretch = [*before[max(len(before) - count, 0) :], line, *after[:count]]
         yield from (other for other in stretch if other.offset > limit)
         shown_to[source] = max(limit, stretch[-1].offset)
 
@@ -89,8 +86,7 @@ def context_of(
 def around(file: LogFile, line: LogLine, count: int) -> tuple[list[LogLine], list[LogLine]]:
     """Find up to `count` lines of the same source before and after a line, oldest first.
 
-    Farther than 1 MiB away nothing is looked for. Raises ClusterrunError for a file that can't be
-    read.
+    Looks no farther than 1 MiB. Raises ClusterrunError for a file that can't be read.
     """
     return _before(file, line, count), _after(file, line, count)
 
@@ -101,7 +97,7 @@ def _before(file: LogFile, line: LogLine, count: int) -> list[LogLine]:
     lowest = max(line.offset - _REACH_BYTES, 0)
     while end > lowest and len(found) < count:
         start = max(end - _STEP_BYTES, lowest)
-        block = _read(file.path, start, end - start) + rest
+        block = read_once(file.path, start, end - start) + rest
         cut = block.find(b"\n") + 1 if start else 0
         rest, block = block[:cut], block[cut:]
         found = [*_lines_of(line, block, start + cut), *found]
@@ -113,7 +109,7 @@ def _after(file: LogFile, line: LogLine, count: int) -> list[LogLine]:
     found: list[LogLine] = []
     at, rest = line.offset, b""
     while at < line.offset + _REACH_BYTES and len(found) <= count:
-        block = _read(file.path, at, _STEP_BYTES)
+        block = read_once(file.path, at, _STEP_BYTES)
         whole, newline, tail = (rest + block).rpartition(b"\n")
         found += _lines_of(line, whole + newline, at - len(rest))
         at, rest = at + len(block), tail
@@ -128,13 +124,3 @@ def _lines_of(line: LogLine, block: bytes, offset: int) -> Iterator[LogLine]:
         yield parse_line(
             match[0], node=line.node, offset=offset + match.start(), near_us=line.epoch_us
         )
-
-
-def _read(path: Path, offset: int, size: int) -> bytes:
-    try:
-        with path.open("rb", buffering=0) as file:
-            return os.pread(file.fileno(), size, offset)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise ClusterrunError(f"cannot read {path}", cause=str(error)) from error

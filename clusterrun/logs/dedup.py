@@ -17,7 +17,7 @@ HELD_LINES = 10_000
 HELD_CHARS = 16 * 1024 * 1024
 REMEMBERED = 1_000  # folded texts whose late copies are known as such
 
-# Numbers, versions, addresses and hexadecimal ones; within tracebacks, line numbers tell places.
+# Numbers, versions, hexadecimal addresses. Line numbers of tracebacks must not differ.
 _NUMBER = r"([0-9](?:x[0-9a-fA-F]+|[0-9]*(?:[.,][0-9]+)*(?:e[-+]?[0-9]+)?))"
 _NUMBERS = re.compile(_NUMBER)
 _NUMBERS_BUT_LINES = re.compile(rf"(?<!, line )(?<![0-9]){_NUMBER}")
@@ -27,24 +27,24 @@ _SEPARATOR = "\udc00"  # no decoded text holds it
 
 
 class Copies:
-    """A text, and who wrote it: lines that are alike but for their numbers, one of each rank."""
+    """A text and its writers: lines of different ranks that differ only in numbers."""
 
     count = 1
     is_open = True
-    varying: frozenset[int] = frozenset()  # places of the numbers that are not the same in all
+    varying: frozenset[int] = frozenset()  # indexes of the numbers that differ
 
     def __init__(
         self, line: LogLine, body: str, key: str, numbers: Sequence[str], bit: int
     ) -> None:
         self.line, self.body = line, body
         self.key, self.numbers = key, numbers
-        self.before = 0  # who wrote it in copies that have been shown
+        self.before = 0  # writers whose copies have been shown, as bits
         self.taken = bit
         self.last_us = line.epoch_us
 
     @property
     def is_late(self) -> bool:
-        """Whether others had been shown before these came."""
+        """Whether others were shown before these came."""
         return self.before != 0
 
     @property
@@ -58,7 +58,7 @@ class Copies:
 
     @property
     def text(self) -> str:
-        """The text with `<n>` for the numbers that are not the same in all copies."""
+        """The text with `<n>` for numbers that differ between copies."""
         if not self.varying:
             return self.body
         parts = _numbers_of(self.body).split(self.body)
@@ -81,11 +81,11 @@ Write = Callable[[LogLine, str, Copies | None], None]
 
 
 class Dedup:
-    """Holds lines for a moment of log time, and gives `write` one line for all copies of a text.
+    """Holds lines for a moment of log time, and calls `write` once for all copies of a text.
 
-    Lines keep the order in which they, or their first copies, came. What one rank says twice is
-    shown twice. Copies that come too late for their line make another one. `nodes` names the place
-    of each node that had a line of its launcher or agent.
+    Lines keep the order in which they, or their first copies, came. Copies of one rank stay
+    separate. Copies that come too late for their line make another one. `nodes` numbers the nodes
+    whose launcher or agent wrote a line.
     """
 
     def __init__(self, *, write: Write, world_size: int) -> None:
@@ -93,13 +93,13 @@ class Dedup:
         self._write, self._world_size = write, world_size
         self._queue: deque[tuple[Copies, LogLine, str]] = deque()
         self._queued_chars = 0
-        # What is in the queue: what a rank wrote for the nth time is in the nth copies.
+        # Copies in the queue: a rank's nth line of a text is in the nth copies.
         self._open: dict[tuple[Stream, str], list[Copies]] = {}
         self._shown: dict[tuple[Stream, str], int] = {}
         self._now_us = self._due_us = 0
 
     def feed(self, line: LogLine, body: str) -> None:
-        """Take a line; what need not wait any longer is written first."""
+        """Take a line; lines that have waited long enough are written first."""
         if line.epoch_us > self._now_us:
             self._now_us = line.epoch_us
             if self._now_us >= self._due_us:
@@ -108,7 +108,9 @@ class Dedup:
         if place is None:
             place = self.nodes.setdefault(line.node, len(self.nodes))
         elif place >= self._world_size:  # of a damaged file
-            self._enqueue(_lone(line, body), line, body)
+            lone = Copies(line, body, "", (), 0)
+            lone.is_open = False
+            self._enqueue(lone, line, body)
             return
         key, numbers = _shape(body)
         copies = self._find(line, body, key, numbers, 1 << place)
@@ -134,7 +136,7 @@ class Dedup:
 
     def drain(self) -> None:
         """Write all that is held."""
-        self._release(at_most=0)
+        self._release(is_last=True)
 
     def _enqueue(self, copies: Copies, line: LogLine, body: str) -> None:
         queue = self._queue
@@ -145,10 +147,10 @@ class Dedup:
         if len(queue) > HELD_LINES or self._queued_chars > HELD_CHARS:
             self._release()
 
-    def _release(self, *, at_most: int | None = None) -> None:
-        """Write what has waited long enough, and more until no more than so much is held."""
+    def _release(self, *, is_last: bool = False) -> None:
+        """Write what has waited long enough or is too much to hold; the last time all."""
         queue = self._queue
-        at_most = HELD_LINES if at_most is None else at_most
+        at_most = 0 if is_last else HELD_LINES
         quiet_us, old_us = self._now_us - QUIET_US, self._now_us - WINDOW_US
         while queue:
             copies, line, body = queue[0]
@@ -184,12 +186,12 @@ class Dedup:
 
 
 class LineCount:
-    """Counts lines, the newest first; `folded`: those that many ranks wrote alike as one."""
+    """Counts lines, the newest first; `folded` counts copies of many ranks as one."""
 
     def __init__(self, *, folded: bool) -> None:
         self.count = 0
         self._folded = folded
-        self._seen: dict[tuple[Stream, str], tuple[int, set[int | str]]] = {}
+        self._counted: dict[tuple[Stream, str], tuple[int, set[int | str]]] = {}
 
     def add(self, line: LogLine) -> None:
         """Take the line before."""
@@ -198,23 +200,17 @@ class LineCount:
             return
         key, _ = _shape(line.text.decode("utf-8", "replace"))
         who: int | str = line.node if line.rank is None else line.rank
-        newest_us, writers = self._seen.get((line.stream, key), (0, set[int | str]()))
+        newest_us, writers = self._counted.get((line.stream, key), (0, set[int | str]()))
         if writers and who not in writers and newest_us - line.epoch_us <= WINDOW_US:
             writers.add(who)
             return
         self.count += 1
-        self._seen[line.stream, key] = line.epoch_us, {who}
-
-
-def _lone(line: LogLine, body: str) -> Copies:
-    lone = Copies(line, body, "", (), 0)
-    lone.is_open = False
-    return lone
+        self._counted[line.stream, key] = line.epoch_us, {who}
 
 
 @lru_cache(maxsize=1024)
 def _shape(body: str) -> tuple[str, Sequence[str]]:
-    """Return what must be the same in a copy, and the numbers that may differ."""
+    """Return the part that copies share, and the numbers that may differ."""
     if "\n" not in body:
         low = body.lower()
         words = "step" in low or "loss" in low or "epoch" in low or "it/s" in low or "s/it" in low
@@ -224,7 +220,7 @@ def _shape(body: str) -> tuple[str, Sequence[str]]:
     if len(parts) == 1:
         return body, ()
     key = _SEPARATOR.join(parts[::2])
-    if not (key[0].isalpha() or _LETTER.search(key)):  # numbers are all that it says
+    if not (key[0].isalpha() or _LETTER.search(key)):  # there is nothing but numbers
         return body, ()
     return key, parts[1::2]
 

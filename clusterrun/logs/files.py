@@ -10,7 +10,6 @@ import resource
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import Stream
@@ -33,7 +32,7 @@ class FileKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """A file of log lines of one node; `ranks` is None if it is not known whose they are.
+    """A file of one node's log lines; `ranks` is None if unknown.
 
     `stream` is that of all lines of a PLAIN file; `log` is the file that one of ERRORS points into.
     """
@@ -123,10 +122,10 @@ def file_size(path: Path) -> int:
 
 
 class OpenFiles:
-    """Read from many files, each kept open where this process may have so many descriptors.
+    """Read from many files, which stay open as far as the descriptor limit allows.
 
-    On a network file system to open is a question to the server, and to read ahead is not. The
-    soft limit is raised for as long as this is in use; what is beyond it is opened for each read.
+    On a network file system each open asks the server. The soft limit is raised while this is in
+    use; files beyond it are opened for each read.
     """
 
     def __init__(self, count: int) -> None:
@@ -138,12 +137,7 @@ class OpenFiles:
     def __enter__(self) -> OpenFiles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for path in list(self._descriptors):
             self.close(path)
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
@@ -197,7 +191,7 @@ def find_line_end(path: Path, start: int, end: int) -> int:
     position = end
     while position > start:
         size = min(BLOCK_BYTES, position - start)
-        block = _read_block(path, position - size, size)
+        block = read_once(path, position - size, size)
         newline = block.rfind(b"\n")
         if newline >= 0:
             return position - size + newline + 1
@@ -207,19 +201,15 @@ def find_line_end(path: Path, start: int, end: int) -> int:
     return start
 
 
-def _read_block(path: Path, offset: int, size: int) -> bytes:
+def read_once(path: Path, offset: int, size: int) -> bytes:
+    """Read as `OpenFiles.read` does, without keeping the file open."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, offset)
     except FileNotFoundError:
         return b""
     except OSError as error:
         raise _unreadable(path, error) from error
-    try:
-        return os.pread(descriptor, size, offset)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    finally:
-        os.close(descriptor)
 
 
 def _unreadable(path: Path, error: OSError) -> ClusterrunError:

@@ -1,11 +1,13 @@
-"""Follow the logs of a running job by looking again and again: inotify sees no remote writes."""
+"""Follow the logs of a running job by polling: inotify does not see writes from other nodes."""
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 
 from clusterrun.logformat.lines import LogLine, Stream, is_left_out, parse_end
@@ -17,15 +19,16 @@ from clusterrun.logs.sources import Part, Source, Takes, sources_of
 from clusterrun.logs.tail import last_lines
 
 INTERVAL_S = 0.2
-INTERVAL_OF_MANY_S = 1.0  # a look at a thousand files asks a file server a thousand questions
+INTERVAL_OF_MANY_S = 1.0  # each look asks the file server once per file
 MANY_FILES = 200
-REORDER_US = 100_000  # agents forward ten times a second: what comes next may be as old as this
+REORDER_US = 100_000  # agents forward ten times a second, so the next lines may be this old
 MAX_HELD = 10_000
+_time = attrgetter("epoch_us")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewAttempt:
-    """The run was started, or started again; what follows is of this attempt."""
+    """The run was started again; what follows is of this attempt."""
 
     attempt: int
 
@@ -48,7 +51,7 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A node's side file had no room for all of its error lines."""
+    """A node's side file had no room for all error lines."""
 
     node: str
 
@@ -62,7 +65,7 @@ class Truncated:
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """Everything that is there was given; the next look comes after the interval."""
+    """All that is there was yielded; the next look comes after the interval."""
 
 
 Entry = LogLine | NewAttempt | Joined | Left | LeftOut | Truncated | Pause
@@ -82,10 +85,9 @@ def follow(
 ) -> Iterator[Entry]:
     """Yield the last `tail` lines (all for None), then each line as it comes, until the end.
 
-    `folded` counts lines that many ranks wrote alike once.
-    Starts at `attempt` (default: the newest) and continues with later ones unless it `is_chosen`.
-    Stops once everything was read after `ended()` had returned True. Waits for files that do not
-    exist yet.
+    `folded` counts lines that many ranks wrote alike once. Starts at `attempt` (default: the
+    newest) and continues with later ones unless it `is_chosen`. Stops once everything was read
+    after `ended()` returned True. Waits for files that do not exist yet.
     """
     number = attempt or catalogue.newest_attempt()
     current = _Attempt(catalogue=catalogue, number=number, query=query)
@@ -111,7 +113,7 @@ def follow(
 
 
 @dataclass(kw_only=True)
-class _Place:
+class _Position:
     """How far a source has been read."""
 
     source: Source
@@ -120,7 +122,7 @@ class _Place:
     size: int = 0
 
     def advance(self, size: int, *, last: bool) -> Source | None:
-        """Move on to the end of the last whole line, or of the file; give what lies between."""
+        """Move to the end of the last whole line, or of the file; return what lies between."""
         if size == self.size and not last:
             return None
         start, self.size = self.offset, size
@@ -130,14 +132,14 @@ class _Place:
 
 @dataclass(kw_only=True)
 class _Attempt:
-    """The files of one attempt, what is wanted of each, and how far each was read."""
+    """The files of one attempt, and how far each was read."""
 
     catalogue: Catalogue
     number: int
     query: Query
     _known: set[Path] = field(default_factory=set)
     _classified: set[str] = field(default_factory=set)
-    _places: list[_Place] = field(default_factory=list)
+    _places: list[_Position] = field(default_factory=list)
     _held: deque[LogLine] = field(default_factory=deque)
 
     @property
@@ -146,7 +148,7 @@ class _Attempt:
         return INTERVAL_S if len(self._places) < MANY_FILES else INTERVAL_OF_MANY_S
 
     def news(self, *, last: bool) -> Iterator[Entry]:
-        """Yield what has come since the last look, in order; the last one holds nothing back."""
+        """Yield what was written since the last look, in order; the last look holds nothing."""
         stretches, news = self.look(last=last)
         yield from news
         lines = merge_sources(stretches)
@@ -155,14 +157,14 @@ class _Attempt:
         yield from _entries(lines)
 
     def look(self, *, last: bool) -> tuple[list[Source], list[Entry]]:
-        """Find what was written since the last look; the last one takes torn lines, too."""
+        """Find what was written since the last look; the last look takes torn lines too."""
         joined = self._join()
         news: list[Entry] = [Joined(files=joined)] if joined else []
         stretches = []
         paths = dict.fromkeys(place.source.file.path for place in self._places)
-        seen = {path: stat_file(path, fresh=last) for path in paths}
+        stats = {path: stat_file(path, fresh=last) for path in paths}
         for place in self._places:
-            found = seen[place.source.file.path]
+            found = stats[place.source.file.path]
             if found is None:
                 continue
             if found.st_ino != place.inode or found.st_size < place.offset:
@@ -175,10 +177,9 @@ class _Attempt:
         return stretches, news
 
     def _join(self) -> tuple[LogFile, ...]:
-        """Take in the files that have appeared.
+        """Add the files that have appeared.
 
-        Whether a node's errors are read from its side file or from its log stays as it was when
-        its log was first seen.
+        The choice between a node's side file and its log for errors is made once, at its log.
         """
         files = self.catalogue.files(self.number)
         changed = {file.node for file in files if file.path not in self._known}
@@ -192,31 +193,23 @@ class _Attempt:
                 continue
             if source.part is not Part.ALL and not is_side:
                 self._classified.add(file.node)
-            seen = stat_file(file.path)
-            inode = seen.st_ino if seen else 0
-            self._places.append(_Place(source=source, inode=inode, offset=source.start))
+            found = stat_file(file.path)
+            inode = found.st_ino if found else 0
+            self._places.append(_Position(source=source, inode=inode, offset=source.start))
         new = [file for file in candidates if file.path not in self._known]
         self._known.update(file.path for file in new)
         return tuple(file for file in new if file.kind is not FileKind.ERRORS)
 
     def _in_order(self, lines: Iterable[LogLine], *, holds: bool) -> Iterator[LogLine]:
-        """Hold the newest lines back until the next look: another node's may belong before them."""
+        """Hold the newest lines until the next look: another node's may belong before them."""
         held, waiting = self._held, deque(self._held)
         held.clear()
-        for line in _two_merged(waiting, lines):
+        for line in heapq.merge(waiting, lines, key=_time):
             held.append(line)
             while held[0].epoch_us < line.epoch_us - REORDER_US or len(held) > MAX_HELD:
                 yield held.popleft()
         while held and not holds:
             yield held.popleft()
-
-
-def _two_merged(first: deque[LogLine], second: Iterable[LogLine]) -> Iterator[LogLine]:
-    for line in second:
-        while first and first[0].epoch_us <= line.epoch_us:
-            yield first.popleft()
-        yield line
-    yield from first
 
 
 def _without_ends(takes: Takes) -> Takes:

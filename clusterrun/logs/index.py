@@ -1,7 +1,8 @@
-"""Find the place of a time in a file, by bisection and the sparse index of a log."""
+"""Find a time in a file, by bisection and the sparse index of a log."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,9 +25,9 @@ _NOWHERE = 2**62
 
 
 def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
-    """Return the place of the first line before `end` that is not older than a time, else `end`.
+    """Return the offset of the first line that is not older than a time, at most `end`.
 
-    The index is believed only if the log confirms it. Side files have no index.
+    The index is used only if the log confirms it. Side files have no index.
     """
     stamp = b"%016d" % min(max(epoch_us, 0), 10**16 - 1)
     with OpenFiles(2) as files:
@@ -53,17 +54,15 @@ def _stamp_at(files: OpenFiles, path: Path, offset: int) -> bytes | None:
 
 def _neighbours(files: OpenFiles, index: Path, epoch_us: int) -> tuple[int, int]:
     """Find the offsets of the last entry before a time and of the first one after it."""
-    low, high = 0, file_size(index) // INDEX_ENTRY_BYTES
-    count = high
-    while low < high:
-        middle = (low + high) // 2
-        entry = _entry(files, index, middle)
-        if entry is not None and entry.time_us < epoch_us:
-            low = middle + 1
-        else:
-            high = middle
-    before = _entry(files, index, low - 1) if low else None
-    after = _entry(files, index, low) if low < count else None
+
+    def time_us(number: int) -> int:
+        entry = _entry(files, index, number)
+        return entry.time_us if entry else _NOWHERE
+
+    count = file_size(index) // INDEX_ENTRY_BYTES
+    place = bisect_left(range(count), epoch_us, key=time_us)
+    before = _entry(files, index, place - 1) if place else None
+    after = _entry(files, index, place) if place < count else None
     return (before.offset if before else 0), (after.offset if after else _NOWHERE)
 
 
@@ -72,7 +71,7 @@ def _entry(files: OpenFiles, index: Path, number: int) -> IndexEntry | None:
 
 
 def _bisect(files: OpenFiles, path: Path, stamp: bytes, low: int, high: int) -> int:
-    """Narrow it down: lines that begin before `low` are older, that at `high` is not."""
+    """Bisect: lines that begin before `low` are older, the one at `high` is not."""
     reach = high  # no line with a head begins from here to `high`
     while reach - low > _LOOK_BYTES:
         middle = (low + reach) // 2
@@ -92,7 +91,7 @@ def _bisect(files: OpenFiles, path: Path, stamp: bytes, low: int, high: int) -> 
 def _stamped_lines(
     files: OpenFiles, path: Path, start: int, end: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield place and stamp of the lines with a head that begin between two offsets."""
+    """Yield offset and stamp of the lines with a head that begin between two offsets."""
     while start < end:
         size = min(_LOOK_BYTES, end - start)
         before = 1 if start else 0  # a line begins after a newline
@@ -112,10 +111,7 @@ def _stamped_lines(
 
 
 def count_lines(file: LogFile) -> int:
-    """Count the whole lines of a file, from the last entry of its index on.
-
-    The record of its end does not count.
-    """
+    """Count the whole lines of a file but its end record, from the last entry of its index on."""
     with OpenFiles(2) as files:
         number, position = _last_entry(files, file)
         while block := files.read(file.path, position, _COUNT_BYTES):
@@ -136,17 +132,17 @@ def _last_entry(files: OpenFiles, file: LogFile) -> tuple[int, int]:
 
 
 def has_left_out(side: LogFile) -> bool:
-    """Return whether a side file had no room for all that it should hold."""
+    """Return whether a side file had no room for all error lines."""
     return any(map(holds_left_out, _overlapping(side)))
 
 
 def has_gaps(side: LogFile) -> bool:
-    """Return whether a side file has records of lost bytes or of lines that it left out."""
+    """Return whether a side file has records of lost bytes or lines."""
     return any(GAP_LITERAL in data for data in _overlapping(side))
 
 
 def _overlapping(file: LogFile) -> Iterator[bytes]:
-    """Read a file in blocks of which each begins with the end of the one before."""
+    """Read a file in blocks; each begins with the end of the one before."""
     position, rest = 0, b""
     with OpenFiles(1) as files:
         while block := files.read(file.path, position, _COUNT_BYTES):

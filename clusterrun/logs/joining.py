@@ -1,4 +1,4 @@
-"""Join the pieces of cut lines again, separately for each rank and stream."""
+"""Join the pieces of cut lines, separately for each rank and stream."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from clusterrun.logformat.lines import LogLine, Stream
 
 SHOWN_BYTES = 64 * 1024  # of a line for people
 WHOLE_BYTES = 1024 * 1024  # of a line for programs; a longer one is passed on in pieces
-HELD_BYTES = 64 * 1024 * 1024  # of all lines without end; more is not waited for
-# How many pauses of a follower a line may wait for its end, when nothing comes and when more does.
+HELD_BYTES = 64 * 1024 * 1024  # of all lines without end; beyond that, none waits for its end
+# For how many pauses a line may wait for its end: without any new piece, and in all.
 QUIET_PAUSES = 3
 OPEN_PAUSES = 9
 
@@ -22,7 +22,7 @@ _MARK = b"\x07" + "…".encode()
 class _Open:
     """A line that was cut, as far as it has come, byte for byte.
 
-    Its time is that of its last piece, or a bar of hours would come among lines of its beginning.
+    Its time is that of its last piece: a progress bar may take hours.
     """
 
     first: LogLine
@@ -35,15 +35,16 @@ class _Open:
         self.text += text
 
     def line(self, *, ends: bool) -> LogLine:
-        return self._line(bytes(self.text), ends=ends)
-
-    def _line(self, text: bytes, *, ends: bool) -> LogLine:
+        text = bytes(self.text) + self._mark(ends=ends)
         return self.first._replace(text=text, partial=not ends, epoch_us=self.epoch_us)
+
+    def _mark(self, *, ends: bool) -> bytes:
+        return b""
 
 
 @dataclass(kw_only=True)
 class _Shown(_Open):
-    """One for people: the beginning of a long line, what no carriage return overwrote."""
+    """A line for people: the beginning of a long one, without what was overwritten."""
 
     size: int = 0
     returned: bool = False
@@ -58,27 +59,27 @@ class _Shown(_Open):
         self.size += len(body) - kept_from
         self.returned = len(body) < len(text) or (self.returned and not body)
 
-    def line(self, *, ends: bool) -> LogLine:
+    def _mark(self, *, ends: bool) -> bytes:
         hidden = self.size - len(self.text)
-        mark = _MARK + f"[+{hidden:,} bytes]".encode() if hidden else b"" if ends else _MARK
-        return self._line(bytes(self.text) + mark, ends=ends)
+        return _MARK + f"[+{hidden:,} bytes]".encode() if hidden else b"" if ends else _MARK
 
 
 @dataclass(kw_only=True)
 class Joiner:
     """Turns lines and pieces of lines into whole lines.
 
-    `begun` has what waits for its end. What it gives with `partial` has no end yet. For people
-    (`exact` False) such a line ends with a mark, and so does a long one, and a progress bar is what
-    stood there last. With `exact` nothing is dropped or added.
+    `begun` holds the lines that wait for their ends, at most `most_held` bytes. A line that is
+    returned with `partial` has no end yet. For people (`exact` False) it ends with a mark, as does
+    a long one, and a progress bar shows its last state. `exact` drops and adds nothing.
     """
 
     exact: bool = False
+    most_held: int = HELD_BYTES
     begun: dict[tuple[str, int | None, Stream], _Open] = field(default_factory=dict)
     _held_bytes: int = 0
 
     def feed(self, line: LogLine) -> LogLine | None:
-        """Return the line that this one completes, or a piece that is too long to wait."""
+        """Return the line that this one completes, or a piece that can't wait."""
         source = (line.node, line.rank, line.stream)
         entry = self.begun.get(source)
         if entry is None:
@@ -90,12 +91,12 @@ class Joiner:
         entry.epoch_us = line.epoch_us
         entry.quiet_pauses = 0
         self._held_bytes += len(entry.text)
-        if line.partial and len(entry.text) <= WHOLE_BYTES and self._held_bytes <= HELD_BYTES:
+        if line.partial and len(entry.text) <= WHOLE_BYTES and self._held_bytes <= self.most_held:
             return None
         return self._take(source, ends=not line.partial)
 
     def cut_off(self, node: str, rank: int | None, stream: Stream) -> Iterator[LogLine]:
-        """Yield the line that a source has begun: its rest was lost."""
+        """Yield the line that a source has begun, as its rest was lost."""
         source = (node, rank, stream)
         if source in self.begun:
             yield self._take(source, ends=False)

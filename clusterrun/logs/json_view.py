@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from clusterrun.logformat.lines import MAX_SPEAKERS, LogLine, Stream, parse_gap
+from clusterrun.logformat.lines import MAX_SPEAKERS, Gap, LogLine, Stream
 from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.dedup import Copies, Dedup
 from clusterrun.logs.joining import Joiner
 from clusterrun.logs.stamps import utc_time
+from clusterrun.logs.view import View
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 
 _LEVELS = {"!": '"error"', " ": "null"}  # a mark goes with the text, so that copies agree in it
@@ -22,8 +23,8 @@ def to_json(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode() + b"\n"
 
 
-class JsonView:
-    """Calls `write` with one object per line, or with `dedup` one for all copies of a text.
+class JsonView(View):
+    """Writes one object per line, or with `dedup` one for all copies of a text.
 
     `file_of` names a node's log of an attempt, relative to the run directory.
     """
@@ -38,64 +39,27 @@ class JsonView:
         attempt: int,
         dedup: bool = False,
     ) -> None:
-        self._put, self._file_of = write, file_of
+        super().__init__(write, Joiner(exact=True), attempt)
+        self._file_of = file_of
         self._procs_per_node = max(procs_per_node, 1)
-        self._attempt = attempt
-        self._joiner = Joiner(exact=True)
         self._classifier = Classifier()
-        self._dedup = Dedup(write=self._write, world_size=world_size) if dedup else None
-        self._take = self._dedup.feed if self._dedup else self._write
+        self._dedup = Dedup(write=self._write, world_size=world_size)
+        self._folders = (self._dedup,)
+        self._take = self._dedup.feed if dedup else self._write
         self._frames: dict[tuple[str, int | None, Stream], tuple[str, str]] = {}
-
-    def show(self, line: LogLine) -> None:
-        """Take a line; what is whole, or a piece of 1 MiB, is written."""
-        if line.stream is Stream.GAP or line.stream is Stream.END:
-            self._show_record(line)
-            return
-        whole = self._joiner.feed(line)
-        if whole is not None:
-            self._classify(whole)
-
-    def show_all(self, lines: Iterable[LogLine]) -> None:
-        """Take many lines."""
-        for line in lines:
-            self.show(line)
-
-    def pause(self) -> None:
-        """Write what has come, and pieces that have waited for their end for long."""
-        self._take_all(self._joiner.pause())
-        self._write_held()
-
-    def drain(self) -> None:
-        """Write all."""
-        self._take_all(self._joiner.drain())
-        self._write_held()
-
-    def _write_held(self) -> None:
-        if self._dedup:
-            self._dedup.drain()
 
     def start_attempt(self, attempt: int) -> None:
         """Write all that is left of the attempt before."""
-        self.drain()
-        self._attempt = attempt
+        super().start_attempt(attempt)
         self._frames.clear()
 
-    def _take_all(self, lines: Iterable[LogLine]) -> None:
-        for line in lines:
-            self._classify(line)
-
-    def _classify(self, line: LogLine) -> None:
+    def _show_line(self, line: LogLine) -> None:
         source = (line.node, line.rank, line.stream)
         mark = "!" if self._classifier.classify(source, line.text) else " "
         self._take(line, mark + line.text.decode("utf-8", "replace"))
 
-    def _show_record(self, line: LogLine) -> None:
-        gap = parse_gap(line.text) if line.stream is Stream.GAP else None
-        if gap is None:
-            return
-        self._take_all(self._joiner.cut_off(line.node, line.rank, gap.stream))
-        self._write_held()
+    def _show_gap(self, line: LogLine, gap: Gap) -> None:
+        self.write_held()
         record = {
             "type": "gap",
             "ts": utc_time(line.epoch_us),
@@ -139,7 +103,7 @@ class JsonView:
         return frame
 
     def _write_copies(self, line: LogLine, marked: str, copies: Copies) -> None:
-        if line.rank is None and self._dedup:
+        if line.rank is None:
             names = list(self._dedup.nodes)
             who = {"nodes": fold_hosts(names[place] for place in copies.members)}
         else:

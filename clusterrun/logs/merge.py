@@ -29,11 +29,11 @@ _BY_TIME = itemgetter(0)
 _BY_TIME_AND_PLACE = itemgetter(0, 6)
 
 
-Report = Callable[[int, int], None]  # is called with the bytes that were read, and all bytes
+Report = Callable[[int, int], None]  # takes the bytes read so far and all bytes
 
 
 def report_nothing(done_bytes: int, total_bytes: int) -> None:
-    """Ignore how far it is."""
+    """Ignore the progress."""
 
 
 def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
@@ -47,11 +47,11 @@ def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
 def merge_rounds(
     sources: Iterable[Source], report: Report = report_nothing
 ) -> Iterator[list[LogLine]]:
-    """Yield the lines of `merge_sources`, many at once.
+    """Yield the lines of `merge_sources`, many at once, since a line at a time is slow.
 
-    Goes in rounds, as a line at a time is slow: all files are read beyond some moment, and what
-    lies before it is sorted at once. Memory is bounded over all files. `report` hears how far it
-    is while no lines are found, and that it is over before they are given.
+    In each round all files are read beyond some moment, and the lines before it are sorted. Memory
+    is bounded over all files. `report` gets the progress while no lines are found, and the end
+    before lines are yielded.
     """
     sources = list(sources)
     total = total_bytes(sources)
@@ -90,8 +90,8 @@ def _no_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() == 0:  # else somebody else uses it
-            gc.freeze()  # both together make all lines old without a look at them
+        if gc.get_freeze_count() == 0:  # else other code uses it
+            gc.freeze()  # both make all lines old without visiting them
             gc.unfreeze()
         if was_enabled:
             gc.enable()
@@ -115,10 +115,10 @@ def count_files(sources: Iterable[Source]) -> int:
 
 
 def _read_ahead(live: list[_Reader]) -> None:
-    """Read the files that hold up the others, until half of them do, within the memory bound.
+    """Read the files that lag behind, up to the median of all, within the memory bound.
 
-    So a round advances many files at once, or one that lags far behind by much.
-    Long lines are read if there is room for them, or if all others wait for that file.
+    So a round advances many files, or one that lags far behind. Long lines are read if there is
+    room for them, or if all others wait for that file.
     """
     first = min(live, key=lambda reader: reader.reached)
     room = _MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
@@ -149,13 +149,13 @@ class _Reader:
         self._long_bytes = 0  # to read at once, where the next line is longer than a block
         self._line_bytes = 0
         self.lines: list[LogLine] = []
-        # What is still to be read does not come before this.
+        # All that is still to be read comes after this.
         self.reached: Place = (int(self._sieve.near), number, 0)
         self.is_done = False
 
     @property
     def held_bytes(self) -> int:
-        """Estimate the memory of the lines that wait."""
+        """The estimated memory of the lines that wait."""
         return len(self.lines) * self._line_bytes
 
     @property
@@ -164,7 +164,7 @@ class _Reader:
         return self._long_bytes > 0
 
     def read(self) -> None:
-        """Read the next block, larger ones after a block of which nothing was wanted."""
+        """Read the next block, a larger one if nothing was wanted in the last."""
         if self.is_done:
             return
         size = min(max(self._block_bytes, self._long_bytes), self._source.end - self._position)
@@ -179,7 +179,7 @@ class _Reader:
         if read < whole:  # enough for now: what is left of a large block is not kept
             self._position, self._rest, self.is_done = offset + read, b"", False
             self._block_bytes = self._usual_bytes
-        elif len(self._rest) > self._usual_bytes:  # it is read again when its turn comes
+        elif len(self._rest) > self._usual_bytes:  # not kept, but read again later
             self._position, self._rest = offset + read, b""
         elif not picked:
             self._block_bytes = min(self._block_bytes * 2, _MAX_SKIP_BYTES)
@@ -193,13 +193,13 @@ class _Reader:
             self._files.close(self._source.file.path)
 
     def _text_bytes(self, data: bytes, picked: list[LogLine]) -> int:
-        """Estimate the bytes of a line's text; those of a side file may be longer than there."""
+        """Estimate the bytes of a line's text; a side file may hold only its beginning."""
         if self._source.file.kind is FileKind.ERRORS:
             return sum(len(line.text) for line in picked) // len(picked)
         return len(data) // (data.count(b"\n") + 1)
 
     def _pick(self, data: bytes, whole: int, offset: int) -> tuple[int, list[LogLine]]:
-        """Pick of the whole lines until there are enough, and say how far that was."""
+        """Pick wanted lines until there are enough; return how far that was, and the lines."""
         picked: list[LogLine] = []
         start = whole if self._sieve.skips(data[:whole], offset) else 0
         while start < len(data) and len(picked) * _SHORT_LINE_BYTES < self._usual_bytes:

@@ -84,8 +84,8 @@ def parse_zone(name: str) -> tzinfo:
 def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:
     """Return a function that finds when a step was reached, from the reports of rank 0.
 
-    Ranks report one step a second at most. `before` takes the report ahead of the step, so that no
-    line of the step itself is left out; else the first report of it or of a later one.
+    Rank 0 reports at most one step a second. `before` takes the last report before the step, so
+    that all its lines come after it; else the first report of it or a later one.
     """
 
     def find(step: int) -> int:

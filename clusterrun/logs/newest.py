@@ -29,9 +29,9 @@ _BLOCK_BYTES = 16 * 1024
 _MAX_BLOCK_BYTES = 128 * 1024  # where nothing is wanted; larger ones leave the cache
 _SHORT_LINE_BYTES = 32
 _ANYWHERE = 2**62
-_CONTEXT_BYTES = 64 * 1024  # what may say that a line belongs to an error before it
+_CONTEXT_BYTES = 64 * 1024  # enough to see that a line belongs to an error before it
 
-Rank = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
+Order = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,6 @@ class Newest:
     is_all: bool
 
 
-def newest(sources: Iterable[Source], count: int) -> Iterable[LogLine]:
-    """Find the last `count` lines that `merge_sources` would give, and give them in its order."""
-    return find_newest(sources, count).lines
-
-
 def find_newest(
     sources: Iterable[Source],
     count: int,
@@ -54,26 +49,23 @@ def find_newest(
     folded: bool = False,
     report: Report = report_nothing,
 ) -> Newest:
-    """Find the last `count` lines that `merge_sources` would give, and give them in its order.
+    """Find the last `count` lines of `merge_sources`, in its order.
 
-    Where they are too many to hold, all lines are read twice instead: counted, then passed over.
-    `folded` counts a line that many ranks wrote alike once, as `dedup` will show it; no more than
-    MOST_LINES, and no more than can be held, are given then. `report` hears how far it is.
-    Raises ClusterrunError for a file that can't be read.
+    If they are too many to hold, all lines are read twice: counted, then passed over. `folded`
+    counts a line that many ranks wrote alike once, as `dedup` shows it, and returns no more than
+    MOST_LINES, nor more than can be held. Raises ClusterrunError for a file that can't be read.
     """
     sources = list(sources)
     found = _newest(sources, count, report, folded=folded)
-    return _last(sources, count) if found is None else found
-
-
-def _last(sources: list[Source], count: int) -> Newest:
+    if found is not None:
+        return found
     total = sum(1 for _ in merge_sources(sources))
     lines = islice(merge_sources(sources), max(total - count, 0), None)
     return Newest(lines=lines, is_all=total <= count)
 
 
 def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) -> Newest | None:
-    """Find them; None if too many would be held."""
+    """Return them; None if too many would be held."""
     total = total_bytes(sources)
     number_of = number_nodes(sources)
     found: list[LogLine] = []
@@ -81,7 +73,7 @@ def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) 
     counted = LineCount(folded=folded)
     with OpenFiles(count_files(sources)) as files:
         readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
-        heap = [(reader.rank, place, reader) for place, reader in enumerate(readers)]
+        heap = [(reader.order, place, reader) for place, reader in enumerate(readers)]
         heapq.heapify(heap)
         while heap and counted.count < count:
             _, place, reader = heap[0]
@@ -99,7 +91,7 @@ def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) 
                 held_bytes += reader.read()
                 report(files.bytes_read, total)
             if reader.lines or not reader.is_done:
-                heapq.heapreplace(heap, (reader.rank, place, reader))
+                heapq.heapreplace(heap, (reader.order, place, reader))
             else:
                 heapq.heappop(heap)
     report(total, total)
@@ -108,7 +100,7 @@ def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) 
 
 
 class _Backward:
-    """Reads one source backwards; `lines` are those read and not yet taken, the newest last."""
+    """Reads one source backwards; `lines` are read and not yet taken, the newest last."""
 
     def __init__(self, source: Source, number: int, files: OpenFiles) -> None:
         self._source, self._number, self._files = source, number, files
@@ -126,18 +118,15 @@ class _Backward:
         return self._position <= self._start and not self._first
 
     @property
-    def rank(self) -> Rank:
-        """Nothing that is still to be taken is newer than this."""
+    def order(self) -> Order:
+        """The place of the newest line that is not yet taken, or a bound for it."""
         if self.lines:
             line = self.lines[-1]
             return -line.epoch_us, -self._number, -line.offset
         return -self._newest_us, -self._number, -_ANYWHERE
 
     def read(self) -> int:
-        """Read the block before, larger ones after a block of which nothing was wanted.
-
-        Say what the lines that were found weigh.
-        """
+        """Read the block before, a larger one if nothing was wanted; return the lines' weight."""
         data, offset = self._first or self._fetch()
         self._first = None
         end = 0 if self._sieve_at(data, offset).skips(data, offset) else len(data)
@@ -159,10 +148,10 @@ class _Backward:
         return weight
 
     def _fetch(self) -> tuple[bytes, int]:
-        """Read lines up to where the last ones began, from one with a head on; often all."""
+        """Read lines up to where the last ones began, from one with a head on."""
         size = min(max(self._block_bytes, self._long_bytes), self._position - self._start)
         block = self._files.read(self._source.file.path, self._position - size, size)
-        if len(block) < size:  # the file was truncated under our hands
+        if len(block) < size:  # the file was truncated meanwhile
             self._rest = b""
         self._position -= size
         data = block + self._rest
@@ -180,7 +169,7 @@ class _Backward:
         return data[start:], offset
 
     def _keep(self, rest: bytes) -> None:
-        """Keep what belongs to a line that begins before it; a long one is read again."""
+        """Keep the rest of a line that begins before it; a long one is read again."""
         if len(rest) > _BLOCK_BYTES:
             self._position += len(rest)
             rest = b""
@@ -197,7 +186,7 @@ class _Backward:
         return newline + 1 if is_plain else find_stamped(data, newline + 1)
 
     def _sieve_at(self, data: bytes, offset: int) -> Sieve:
-        """Make a sieve that knows of what comes before some lines as much as it needs."""
+        """Return a sieve that has read enough of what comes before to classify lines."""
         source = self._source
         sieve = Sieve(source, self._files)
         if source.part is not Part.ALL and source.file.kind is not FileKind.ERRORS:

@@ -8,19 +8,20 @@ from enum import Enum
 
 from clusterrun.logformat.lines import END_LITERAL, GAP_LITERAL, RECORDS, LogLine, Stream
 from clusterrun.logformat.symptoms import Classifier
-from clusterrun.logs.files import FileKind, LogFile, file_size, find_files
+from clusterrun.logs.files import FileKind, LogFile, file_size
 from clusterrun.logs.index import has_gaps, has_left_out, seek_time
 from clusterrun.logs.query import Query
 from clusterrun.logs.scan import Literals, required_literals
-from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.hostlist import natural_key
+
+Takes = Callable[["int | None", Stream], bool]
 
 
 class Part(Enum):
     """Which lines of a file are read.
 
     NOTES is what a side file holds: error lines, lines of launcher and agent, and records; ERRORS
-    leaves the launcher's and the agent's other lines out. A log is classified for it.
+    is error lines and records alone. Both are found in a log by classifying its lines.
     """
 
     ALL = "all"
@@ -40,29 +41,19 @@ class Source:
     start: int
     end: int
     part: Part = Part.ALL
-    takes: Callable[[int | None, Stream], bool] = lambda rank, stream: True
+    takes: Takes = lambda rank, stream: True
     wants: Callable[[LogLine], bool] | None = None
     literals: tuple[bytes, ...] = ()
-
-
-def choose_sources(
-    paths: RunPaths,
-    attempt: int,
-    query: Query,
-    nodes: frozenset[str] | None = None,
-) -> list[Source]:
-    """Choose what to read of an attempt, or of some of its nodes, as `sources_of` does."""
-    return sources_of(find_files(paths, attempt, nodes), query)
 
 
 def sources_of(
     files: Iterable[LogFile], query: Query, *, ends: bool = False, live: bool = False
 ) -> list[Source]:
-    """Choose what to read of some files; a side file can stand in for the log of its node.
+    """Choose what to read of some files, up to their present ends.
 
-    `ends` takes the records of the logs' ends, too; `live` chooses also those files that have
-    nothing wanted yet. What is written from now on is not read. Raises ClusterrunError for a file
-    that can't be.
+    A side file can replace its node's log. `ends` takes the records of the logs' ends too; `live`
+    also chooses files that hold nothing wanted yet. Raises ClusterrunError for a file that can't be
+    read.
     """
     chosen = []
     files = list(files)
@@ -80,7 +71,7 @@ def sources_of(
                 part=part,
                 takes=takes,
                 wants=_wants(query),
-                # What is classified is read as a whole; a side file may lack a line's end.
+                # To classify lines all are needed, and a side file may lack a line's end.
                 literals=_literals(file, sides, searched, ends=ends) if part is Part.ALL else (),
             )
         )
@@ -95,9 +86,6 @@ def errors_of(sources: Iterable[Source], query: Query) -> list[Source]:
         for source in sources
         if source.file.kind is FileKind.ERRORS
     ]
-
-
-Takes = Callable[["int | None", Stream], bool]
 
 
 def _parts(
@@ -123,12 +111,12 @@ def _parts(
 def _notes(log: LogFile, side: LogFile | None, query: Query) -> LogFile | None:
     """Choose the file from which a node's error lines are read; None if it has none.
 
-    A side file that had no room for all is enough for an overview, which shows how many it lacks.
+    An overview takes a side file that had no room for all, and shows how many it lacks.
     """
     if side is not None and (query.overview or not has_left_out(side)):
         return side
     has_none = side is None and log.index is not None and file_size(log.index) > 0
-    return None if has_none else log  # an index was written by who writes side files, too
+    return None if has_none else log  # an agent that writes an index writes side files too
 
 
 def _may_hold(file: LogFile, query: Query) -> bool:
@@ -184,8 +172,8 @@ def _literals(
 ) -> Literals:
     """Add the records that are shown whatever is searched for.
 
-    A side file has those of lost bytes, too. As short a literal as theirs takes four times as long
-    to look for as a word.
+    Gap records are left out if the side file has none: it takes four times as long to search for so
+    short a literal as for a word.
     """
     if not searched:
         return ()

@@ -18,7 +18,7 @@ _AT_ONCE = 256
 
 
 class Cut(Flag):
-    """What a tail is not all of."""
+    """What a tail leaves out."""
 
     NOTHING = 0
     LINES = auto()
@@ -69,9 +69,9 @@ def last_lines(
 def _with_room(
     lines: list[LogLine], errors: list[LogLine], count: int, *, folded: bool
 ) -> list[LogLine]:
-    """Leave out the oldest of the last lines, where error lines from before them need room.
+    """Leave out the oldest of the last lines if older error lines need room.
 
-    Then all error lines among the last ones are in `errors`, too.
+    All error lines among the rest are in `errors` too.
     """
     if not _before(lines, errors):
         return lines

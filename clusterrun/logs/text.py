@@ -1,4 +1,4 @@
-"""Make the text of a line fit for a terminal, whatever a program wrote."""
+"""Make the text of a line safe for a terminal, whatever a program wrote."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _ON, _OFF = b"\x1b[7m", b"\x1b[27m"
 _RUNS = re.compile(rb"\x00+|\x01+")
 
 # ECMA-48: control strings (with or without their end), control sequences, other escapes;
-# then what is left of the C0 and C1 sets, but for the tab. Last what turns the order of a text
-# round (Unicode's Bidi_Control): it would show another line than the one that was written.
+# then the rest of the C0 and C1 sets but the tab. Last Unicode's Bidi_Control: it reverses text, so
+# that people would see another line than the one that was written.
 _CONTROL = re.compile(
     r"\x1b[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|(?P<sgr>\x1b\[[0-9;:]*m)"
@@ -24,20 +24,17 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 
 def readable(text: bytes, *, keep_colours: bool) -> str:
-    """Decode a line's text as people may see it: no control sequences, a progress bar's last state.
-
-    What is not UTF-8 is replaced.
-    """
+    """Decode a text for people: no control sequences, a progress bar's last state."""
     body = text.decode("utf-8", "replace")
-    if body.isprintable():  # then there is nothing to take out, as in most lines
+    if body.isprintable():  # as in most lines: nothing to remove
         return body
     return strip_controls(last_state(body), keep_colours=keep_colours)
 
 
 def strip_controls(text: str, *, keep_colours: bool) -> str:
-    """Take out all that could move a terminal's cursor, rename it, answer from it or turn a text.
+    """Remove what could move a terminal's cursor, rename it, make it answer or reverse text.
 
-    Colours and the like (SGR) stay where they are wanted, and end with the line.
+    Colours (SGR) stay if wanted, and end with the line.
 
     >>> strip_controls("a\\x1b[2Jb\\x1b]0;title\\x07c", keep_colours=True)
     'abc'
@@ -49,12 +46,12 @@ def strip_controls(text: str, *, keep_colours: bool) -> str:
 
 
 def last_state(text: str) -> str:
-    """Reduce a progress bar to what stood there last: what follows the last carriage return."""
+    """Return the last state of a progress bar: what follows the last carriage return."""
     return text.rstrip("\r").rpartition("\r")[2]
 
 
 def highlighted(body: str, patterns: Iterable[re.Pattern[bytes]]) -> str:
-    """Mark what the patterns find in a readable text, as it is seen: its own colours stay whole."""
+    """Mark what the patterns find in a readable text; its own colours stay intact."""
     parts = [part.encode() for part in _COLOUR.split(body)]
     found = _found(b"".join(parts[::2]), patterns)
     if not any(found):
@@ -71,15 +68,15 @@ def highlighted(body: str, patterns: Iterable[re.Pattern[bytes]]) -> str:
     return b"".join(out).decode()
 
 
-def _found(seen: bytes, patterns: Iterable[re.Pattern[bytes]]) -> bytearray:
-    """Return for each byte whether a pattern matched it, or a part of its character."""
-    found = bytearray(len(seen))
+def _found(text: bytes, patterns: Iterable[re.Pattern[bytes]]) -> bytearray:
+    """Return for each byte whether a pattern matched it or a part of its character."""
+    found = bytearray(len(text))
     for pattern in patterns:
-        for match in pattern.finditer(seen):
+        for match in pattern.finditer(text):
             start, end = match.span()
-            while start < end and seen[start] & 0xC0 == 0x80:
+            while start < end and text[start] & 0xC0 == 0x80:
                 start -= 1
-            while start < end < len(seen) and seen[end] & 0xC0 == 0x80:
+            while start < end < len(text) and text[end] & 0xC0 == 0x80:
                 end += 1
             found[start:end] = b"\1" * (end - start)
     return found

@@ -6,14 +6,15 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from clusterrun.logformat.lines import MAX_SPEAKERS, RECORDS, Gap, LogLine, Stream, parse_gap
+from clusterrun.logformat.lines import MAX_SPEAKERS, Gap, LogLine, Stream
 from clusterrun.logs.dedup import Copies, Dedup
 from clusterrun.logs.joining import Joiner
 from clusterrun.logs.stamps import Stamp, stamp_writer
 from clusterrun.logs.text import highlighted, readable, strip_controls
 from clusterrun.logs.tracebacks import Tracebacks
+from clusterrun.logs.view import View
 
-_SPREAD_US = 100_000  # between the first and the last copy, worth telling
+_SPREAD_US = 100_000  # between the first and the last copy: less is not shown
 
 # Bright black and white are left to the terminal, red to errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
@@ -39,7 +40,7 @@ def source_name(line: LogLine) -> str:
 
 
 def gap_sentence(gap: Gap) -> str:
-    """Return what people read at a place where bytes are missing."""
+    """Return the line that is shown where bytes are missing."""
     name = _STREAM_NAMES.get(gap.stream, "output")
     why = f": {gap.reason}" if gap.reason else ""
     return f"{gap.size_bytes:,} bytes of {name} lost{why}"
@@ -62,11 +63,11 @@ class Style:
 PLAIN = Style()
 
 
-class TextView:
-    """Calls `write` with each line to show, newline included.
+class TextView(View):
+    """Writes lines for people; one whose end has not come gets a mark.
 
-    The prefix is as wide as the longest name in `nodes` with the highest rank; only a longer name
-    that comes later makes it wider.
+    The prefix is as wide as the longest name in `nodes` with the highest rank, and grows only for
+    a longer name that comes later.
     """
 
     def __init__(
@@ -80,47 +81,17 @@ class TextView:
         style: Style = PLAIN,
         dedup: bool = False,
     ) -> None:
-        self._put, self._style = write, style
+        super().__init__(write, Joiner(), attempt)
+        self._style = style
         self._world_size, self._procs_per_node = world_size, procs_per_node
-        self._attempt = attempt
-        self._joiner = Joiner()
-        self._dedup = Dedup(write=self._write, world_size=world_size) if dedup else None
-        self._tracebacks = Tracebacks(take=self._dedup.feed) if self._dedup else None
-        self._take = self._tracebacks.feed if self._tracebacks else self._write
+        folded = Dedup(write=self._write, world_size=world_size)
+        tracebacks = Tracebacks(take=folded.feed)
+        self._folders = (tracebacks, folded)
+        self._take = tracebacks.feed if dedup else self._write
         self._width = 0
         self._heads: dict[tuple[str, int | None, Stream], str] = {}
         for node in nodes:
             self._make_room_for(node)
-
-    def show(self, line: LogLine) -> None:
-        """Take a line; what can be shown now is written."""
-        if line.stream in RECORDS:
-            self._show_record(line)
-            return
-        whole = self._joiner.feed(line)
-        if whole is not None:
-            self._take(whole, readable(whole.text, keep_colours=self._style.colour))
-
-    def show_all(self, lines: Iterable[LogLine]) -> None:
-        """Take many lines."""
-        for line in lines:
-            self.show(line)
-
-    def pause(self) -> None:
-        """Write what has come, and lines that have waited for their end for long, with a mark."""
-        self._take_all(self._joiner.pause())
-        self.write_held()
-
-    def drain(self) -> None:
-        """Write all, every line that has no end yet with a mark."""
-        self._take_all(self._joiner.drain())
-        self.write_held()
-
-    def write_held(self) -> None:
-        """Write the lines that wait for copies of theirs."""
-        if self._tracebacks and self._dedup:
-            self._tracebacks.drain()
-            self._dedup.drain()
 
     def show_break(self) -> None:
         """Write that the next line does not follow the last directly."""
@@ -129,8 +100,7 @@ class TextView:
 
     def start_attempt(self, attempt: int) -> None:
         """Write all that is left of the attempt before."""
-        self.drain()
-        self._attempt = attempt
+        super().start_attempt(attempt)
         self._heads.clear()
 
     def unfinished(self) -> str | None:
@@ -144,15 +114,11 @@ class TextView:
         self._make_room_for(line.node)
         return f"{self._name(line).ljust(self._width)} {_MARKS.get(line.stream, '|')} {body}"
 
-    def _take_all(self, lines: Iterable[LogLine]) -> None:
-        for line in lines:
-            self._take(line, readable(line.text, keep_colours=self._style.colour))
+    def _show_line(self, line: LogLine) -> None:
+        self._take(line, readable(line.text, keep_colours=self._style.colour))
 
-    def _show_record(self, line: LogLine) -> None:
-        gap = parse_gap(line.text) if line.stream is Stream.GAP else None
-        if gap:
-            self._take_all(self._joiner.cut_off(line.node, line.rank, gap.stream))
-            self._take(line, strip_controls(gap_sentence(gap), keep_colours=False))
+    def _show_gap(self, line: LogLine, gap: Gap) -> None:
+        self._take(line, strip_controls(gap_sentence(gap), keep_colours=False))
 
     def _write(self, line: LogLine, body: str, copies: Copies | None = None) -> None:
         style = self._style

@@ -1,4 +1,4 @@
-"""Keep the lines of one Python traceback together, so that whole tracebacks can be compared."""
+"""Keep the lines of a Python traceback together, so that whole tracebacks can be compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Block:
 
 @dataclass(kw_only=True)
 class Tracebacks:
-    """Passes lines on to `take`: those of a traceback at once, as one text, at its last line."""
+    """Passes lines on to `take`, those of a traceback as one text at its last line."""
 
     take: Take
     _classifier: Classifier = field(default_factory=Classifier)
@@ -38,18 +38,18 @@ class Tracebacks:
         self._give_late_ones(line.epoch_us)
         source = (line.node, line.rank, line.stream)
         self._classifier.classify(source, line.text)
-        goes_on = self._classifier.is_in_traceback(source)
-        if not goes_on and source not in self._open:
+        is_inside = self._classifier.is_in_traceback(source)
+        if not is_inside and source not in self._open:
             self.take(line, body)
             return
         block = self._open.setdefault(source, _Block(first=line))
         block.bodies.append(body)
         block.chars += len(body)
-        if not goes_on or len(block.bodies) >= _MAX_LINES or block.chars > _MAX_CHARS:
+        if not is_inside or len(block.bodies) >= _MAX_LINES or block.chars > _MAX_CHARS:
             self._give(source)
 
     def drain(self) -> None:
-        """Pass on what has come of the tracebacks that are not complete."""
+        """Pass on tracebacks that are not complete."""
         for source in list(self._open):
             self._give(source)
 

@@ -1,7 +1,7 @@
-"""Leave word of the lock that this rank holds while it compiles an extension of torch.
+"""Note the lock that this rank holds while it compiles a torch extension.
 
-Others wait for the lock as long as it is there, on all nodes, in all later jobs: where the rank is
-killed meanwhile, its agent removes it.
+Other ranks wait until the lock file is gone, on all nodes and in later jobs too. If the rank is
+killed while it compiles, its agent removes the file.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from clusterrun.rank.emit import rank
+from clusterrun.shared.files import write_whole
 
 
 def watch_locks(module: ModuleType) -> None:
-    """Note in the spool which lock `torch.utils.file_baton.FileBaton` holds."""
+    """Patch `torch.utils.file_baton.FileBaton` to note in the spool which lock it holds."""
     baton: Any = getattr(module, "FileBaton", None)
     acquire, release = getattr(baton, "try_acquire", None), getattr(baton, "release", None)
     if acquire is None or release is None:
@@ -38,17 +40,15 @@ def watch_locks(module: ModuleType) -> None:
     baton.try_acquire, baton.release = try_acquire, released
 
 
-def _word() -> str:
+def _note_path() -> str:
     return os.path.join(os.environ.get("CLUSTERRUN_SPOOL", ""), f"rank_{rank()}.lock")
 
 
 def _note(path: str) -> None:
     with contextlib.suppress(OSError):
-        descriptor = os.open(_word(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(path)
+        write_whole(Path(_note_path()), os.fsencode(path))
 
 
 def _forget() -> None:
     with contextlib.suppress(OSError):
-        os.unlink(_word())
+        os.unlink(_note_path())

@@ -1,7 +1,7 @@
-"""The world contract: inside each rank, hold the training world to what the job asked for.
+"""The world contract: check in each rank that the training has the world the job asked for.
 
-Nothing is created before the script does it: `torch.distributed` and `accelerate.state` are
-watched as they are imported, and left alone otherwise.
+Import hooks patch `torch.distributed` and `accelerate.state`; a script that does not import them
+is not touched.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from clusterrun import runtime
 from clusterrun.errors import WorldContractError
 from clusterrun.rank.build_locks import watch_locks
+from clusterrun.rank.emit import say
 
 PUBLISH_TIMEOUT_S = 60
 SWITCH_OFF = "--no-world-contract switches this check off"
@@ -25,7 +26,7 @@ OnBroken = Callable[[WorldContractError, str], NoReturn]
 
 
 class Contract:
-    """What this rank's world must be, and whether it ever was."""
+    """The world that this rank must join, and whether it has."""
 
     def __init__(self, env: Mapping[str, str], on_broken: OnBroken) -> None:
         self.expected = int(env.get("CLUSTERRUN_WORLD_SIZE", "0"))
@@ -37,20 +38,19 @@ class Contract:
         self.gloo_groups: list[Any] = []
         self._on_broken = on_broken
         self._pid = os.getpid()
-        self._noted = False
 
     @property
     def is_mine(self) -> bool:
-        """Say whether this is the rank itself, and no process that it forked."""
+        """Whether this is the rank's own process, not one that it forked."""
         return os.getpid() == self._pid
 
     def break_off(self, message: str, *, cause: str | None = None, kind: str = "world") -> None:
-        """End the rank with one clear message, unless the contract is switched off."""
+        """End the rank with a message, unless the contract is switched off."""
         if self.holds:
             self._on_broken(WorldContractError(message, cause=cause, hint=SWITCH_OFF), kind)
 
     def check_environment(self, env: Mapping[str, str]) -> None:
-        """Hold WORLD_SIZE, LOCAL_WORLD_SIZE and RANK to the job's numbers."""
+        """Check WORLD_SIZE, LOCAL_WORLD_SIZE and RANK against the job."""
         if self.expected == 1 and "WORLD_SIZE" not in env:
             return  # one process needs no launcher variables
         if "WORLD_SIZE" not in env:
@@ -58,7 +58,7 @@ class Contract:
                 f"this process is a world of 1, the job asked for {self.expected}",
                 cause="the launcher set no WORLD_SIZE: it started this process on its own",
             )
-        # The node's own number first: where it is right, another node is the one to look at.
+        # This node's number first: if it is right, the fault is on another node.
         self._check_count(env, "LOCAL_WORLD_SIZE", self.local, "on this node", "world")
         self._check_count(env, "WORLD_SIZE", self.expected, "in all", "world_elsewhere")
         if not env.get("RANK", "").isdigit() or int(env["RANK"]) >= self.expected:
@@ -76,7 +76,7 @@ class Contract:
             )
 
     def check_end(self) -> None:
-        """Refuse the good end of a rank that never joined the others."""
+        """Break off if the rank ended well but never joined the others."""
         if self.expected <= 1 or self.had_group:
             return
         distributed = sys.modules.get("torch.distributed")
@@ -86,24 +86,15 @@ class Contract:
         self.break_off(f"this rank never joined the world of {self.expected}", cause=cause)
 
     def check_size(self, size: int, what: str, cause: str | None = None) -> None:
-        """Hold the size of a world that exists to the job's."""
+        """Check the size of a world that was made against the job."""
         if size != self.expected and self.expected:
             self.break_off(
                 f"{what} has a world of {size}, the job asked for {self.expected}", cause=cause
             )
 
-    def note_timeout(self, given: Any) -> None:
-        """Say once that the job's timeout beats the script's."""
-        if given is None or self._noted or runtime.rank() != 0:
-            return
-        self._noted = True
-        if getattr(given, "total_seconds", lambda: self.timeout_s)() != self.timeout_s:
-            note = f"--timeout {self.timeout_s} s holds, not the {given} that the script asks for"
-            print(f"clusterrun: {note}", file=sys.stderr, flush=True)  # noqa: T201 - the rank's own stderr
-
 
 def install(contract: Contract) -> None:
-    """Watch for the imports of torch's modules and accelerate's, past and to come."""
+    """Patch the modules that are watched: now if they are imported, else on import."""
     patches: dict[str, Callable[[ModuleType], None]] = {
         "torch.distributed.distributed_c10d": functools.partial(_watch_torch, contract),
         "accelerate.state": functools.partial(_watch_accelerate, contract),
@@ -116,7 +107,7 @@ def install(contract: Contract) -> None:
 
 
 class _Hook:
-    """Find a watched module as Python would, and patch it right after it was executed."""
+    """Finds a watched module as Python does, and patches it right after it was executed."""
 
     def __init__(self, patches: dict[str, Callable[[ModuleType], None]]) -> None:
         self._patches = patches
@@ -155,13 +146,15 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
         if contract.expected == 1 and "RANK" not in os.environ:
             _be_alone()
         if contract.timeout_s > 0:
-            args, kwargs = _with_timeout(contract, original, args, kwargs)
+            from clusterrun.rank.pg_timeout import with_timeout  # few ranks need it
+
+            args, kwargs = with_timeout(original, args, kwargs, contract.timeout_s)
         result = original(*args, **kwargs)
         _group_made(contract, module)
         return result
 
-    # `torch.distributed` copies the name when it is executed after its submodule, so the copy is
-    # the watched one; where torch came first, the copy is replaced too.
+    # `torch.distributed` has a copy of the name: made from the patched one if it is imported after
+    # its submodule, else replaced here.
     module.init_process_group = init_process_group  # type: ignore[attr-defined]
     package = sys.modules.get("torch.distributed")
     if package is not None and getattr(package, "init_process_group", None) is original:
@@ -169,7 +162,7 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
 
 
 def _be_alone() -> None:
-    """Give a script that joins a world of one by itself what a launcher of more would have set."""
+    """Set the variables that a launcher would set, for a script that joins a world of one."""
     import socket
 
     with socket.socket() as free:
@@ -180,38 +173,22 @@ def _be_alone() -> None:
         os.environ.setdefault(name, value)
 
 
-def _with_timeout(
-    contract: Contract, original: Callable[..., Any], args: Any, kwargs: Any
-) -> tuple[Any, Any]:
-    import inspect
-    from datetime import timedelta
-
-    try:
-        bound = inspect.signature(original).bind(*args, **kwargs)
-    except TypeError:
-        return args, kwargs  # let torch itself refuse the call
-    contract.note_timeout(bound.arguments.get("timeout"))
-    bound.arguments["timeout"] = timedelta(seconds=contract.timeout_s)
-    return bound.args, bound.kwargs
-
-
 def _group_made(contract: Contract, module: ModuleType) -> None:
     size = module.get_world_size()
     contract.check_size(size, "torch.distributed")
     contract.had_group = True
     if str(module.get_backend()) == "gloo":
-        # Its destructor waits for a thread that may want the GIL, which who frees the group holds:
-        # a rank whose model went after `destroy_process_group` hung at its end (torch 2.13).
+        # Never free the group: its destructor holds the GIL and waits for a thread that may want
+        # it. Ranks that freed a model after `destroy_process_group` hung (torch 2.13).
         contract.gloo_groups.append(module._get_default_group())
     try:
         _prove_distinct(contract, module, size)
     except Exception as error:  # noqa: BLE001 - the proof must not end a training that works
-        text = f"clusterrun: could not prove that the ranks are distinct: {error}"
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the rank's own stderr
+        say(f"could not prove that the ranks are distinct: {error}")
 
 
 def _prove_distinct(contract: Contract, module: ModuleType, size: int) -> None:
-    """Publish where this rank is; rank 0 reads all in one request and compares."""
+    """Publish the place of this rank; rank 0 reads all in one request and compares them."""
     from datetime import timedelta
 
     store = module._get_default_store()
@@ -240,21 +217,21 @@ def _node(env: Mapping[str, str]) -> str:
 
 
 def _device(backend: str) -> str:
-    """Identify the GPU that is this rank's by its local rank, where NCCL is to use one."""
+    """Identify the GPU of this rank by its local rank; `cpu` without NCCL."""
     if "nccl" not in backend:
         return "cpu"
     import torch
 
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if local_rank >= torch.cuda.device_count():
-        return f"cuda none-{runtime.rank()}"  # torch will say so better when the rank uses it
+        return f"cuda none-{runtime.rank()}"  # torch raises a better error when the rank uses it
     properties = torch.cuda.get_device_properties(local_rank)
     fallback = f"{os.uname().nodename}/{os.environ.get('CUDA_VISIBLE_DEVICES', '')}/{local_rank}"
     return f"cuda {getattr(properties, 'uuid', fallback)}"
 
 
 def _compare(contract: Contract, places: list[list[str]]) -> None:
-    """Find two ranks in one place, or on one GPU."""
+    """Break off if two ranks have the same place or GPU."""
     seats = Counter((host, local) for host, local, _ in places)
     gpus = Counter(device for _, _, device in places if device.startswith("cuda "))
     for (host, local), count in seats.items():
@@ -273,8 +250,8 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
     def __init__(self: Any, cpu: bool = False, **kwargs: Any) -> None:
         mine = contract.is_mine and not self._shared_state
         if mine and contract.backend and kwargs.get("backend") is None:
-            kwargs["backend"] = contract.backend  # the Trainer passes None where nobody chose one
-        # Accelerator() reads this variable, a bare PartialState() in a script does not.
+            kwargs["backend"] = contract.backend  # the Trainer passes None unless one was chosen
+        # Accelerator() reads ACCELERATE_USE_CPU, a bare PartialState() does not.
         original(self, cpu or (mine and _is_forced_to_cpu()), **kwargs)
         if mine:
             contract.check_size(self.num_processes, "accelerate", _why_alone(self.num_processes))
@@ -283,7 +260,7 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
 
 
 def _why_alone(size: int) -> str | None:
-    """Name the usual reason for accelerate to keep a rank to itself."""
+    """Return the usual reason why accelerate made a world of one."""
     if size != 1:
         return None
     import torch
@@ -297,6 +274,6 @@ def _why_alone(size: int) -> str | None:
 
 
 def _is_forced_to_cpu() -> bool:
-    """Read accelerate's own variable as accelerate does."""
+    """Whether ACCELERATE_USE_CPU is set, read as accelerate reads it."""
     value = os.environ.get("ACCELERATE_USE_CPU", "")
     return value.lower() in ("1", "true", "yes", "y", "on", "t")

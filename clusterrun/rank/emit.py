@@ -1,8 +1,9 @@
-"""Say what happens in this rank: to the agent by events in the spool, to people on stderr."""
+"""Report what happens in this rank: to the agent by events in the spool, to people on stderr."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import operator
 import os
@@ -14,7 +15,7 @@ from clusterrun.errors import shortened
 
 
 def rank() -> int:
-    """Read the global rank from the environment; 0 where there is none."""
+    """Return the global rank from the environment; 0 if there is none."""
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdigit() else 0
 
@@ -22,8 +23,7 @@ def rank() -> int:
 def emit(kind: str, /, **fields: Any) -> None:
     """Append one event, a line of JSON, to the rank's file in the spool, if there is one.
 
-    Any name is fine for a field; `type` and `rank` stay those of the event. Of a long text the
-    middle is left out.
+    Fields can't replace `type` and `rank`. The middle of a long text is left out.
     """
     spool = os.environ.get("CLUSTERRUN_SPOOL")
     if not spool:
@@ -38,7 +38,7 @@ def emit(kind: str, /, **fields: Any) -> None:
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
-    except Exception:  # noqa: BLE001 - neither a full disk nor an odd value may end a training
+    except Exception:  # noqa: BLE001 - a full disk or an odd value must not end a training
         return
 
 
@@ -52,8 +52,14 @@ def say(line: str) -> None:
     print(f"clusterrun: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the rank's own stderr
 
 
+@functools.cache
+def say_once(line: str) -> None:
+    """Print a line as `say` does, the first time only."""
+    say(line)
+
+
 def number(value: Any) -> Any:
-    """Turn a tensor or NumPy scalar into a number, anything else odd into text."""
+    """Convert a tensor or NumPy scalar to a number, other objects to text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Keep a full disk from ending a training: what can't be printed is counted and told later."""
+"""Keep a full disk from ending a training: output that can't be written is counted."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ _Write = Callable[[Any], "int | None"]
 
 
 def forgive_full_disk(*given: io.TextIOWrapper) -> None:
-    """Let prints to the standard streams succeed if their disk takes no more.
+    """Let prints to the standard streams succeed when their disk is full.
 
-    A stream stays as it is, with its encoding, and text is buffered as ever: only the `write` of
-    its binary buffer is replaced, which costs 0.1 µs a write. A class of our own in its place would
-    cost more, since it would take the shortcuts away that `io` has for its own.
+    Only the `write` of the stream's binary buffer is replaced, which costs 0.1 µs a write; a stream
+    class of our own would lose the fast paths that `io` has for its own classes.
 
-    Bytes that a script writes to the binary buffer itself are not buffered: those would be left in
-    there, and raise at each later flush, once the disk is full.
+    Bytes that a script writes to the binary buffer are not buffered any more: on a full disk they
+    would stay in the buffer and raise at each later flush.
     """
     for stream in given:
-        atexit.register(_Losses(stream.buffer).tell)
+        atexit.register(_Losses(stream.buffer).report)
 
 
 class _Losses:
-    """The bytes that a stream has lost since it last could say so."""
+    """The bytes that a stream has lost since it last reported a loss."""
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
-        self._put: _Write = getattr(buffer, "raw", buffer).write  # under `python -u` it is raw
+        self._put: _Write = getattr(buffer, "raw", buffer).write  # `python -u` has no buffer
         self._write = buffer.write = self._guarded(self._put)
         self._lost = 0
         self._reason = ""
@@ -52,9 +51,9 @@ class _Losses:
         return write
 
     def _finish(self, data: Any, written: int | None) -> int | None:
-        """Write the rest of what was cut short; what the disk does not take is lost."""
+        """Write the rest after a short write; count what the disk does not take as lost."""
         if written is None:
-            return None  # a descriptor that would block, which only the script can have put there
+            return None  # non-blocking, which only the script can have made it
         rest = memoryview(data).cast("B")
         size = len(rest)
         rest = rest[written:]
@@ -73,10 +72,10 @@ class _Losses:
         self._buffer.write = self._write_after_loss
 
     def _write_after_loss(self, data: Any) -> int | None:
-        """Try again, and begin with a line that says what is missing."""
+        """Try again, first with a line that reports the loss."""
         given = bytes(data)
         words = f"clusterrun: {self._lost} bytes of output were lost here: {self._reason}"
-        notice = f"\n{words}\n".encode()  # a line may have been cut
+        notice = f"\n{words}\n".encode()  # the last line may have been cut
         try:
             written = self._put(notice + given) or 0
         except OSError as error:
@@ -88,7 +87,7 @@ class _Losses:
         self._lost, self._buffer.write = 0, self._write
         return self._finish(given, written - len(notice))
 
-    def tell(self) -> None:
-        """Say at the end what was lost, if there is room by then."""
+    def report(self) -> None:
+        """Report at the end what was lost, if there is room by then."""
         if self._lost:
             self._write_after_loss(b"")

@@ -1,4 +1,4 @@
-"""The rank's side of the control page: count calls, and learn at which of them to save."""
+"""The rank's side of the control page: count calls, and read at which one to save."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from clusterrun.shared.control_page import ControlPage
 DECISION_TIMEOUT_S = 60.0
 
 
-class Agreement:
-    """The calls of this rank, and the one at which all ranks save and leave."""
+class SavePoint:
+    """The calls of this rank, and the one at which all ranks save and stop."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._rank, self._page = _control_page()
         self._calls = 0
-        self._dealt_with = 0  # the newest request that needs no more waiting
+        self._dealt_with = 0  # the newest request that this rank has waited for
         self._at = 0
-        self._leaves = False
+        self._is_reached = False
 
     def should_checkpoint(self) -> bool:
-        """Count this call, and say whether it is the one to save at."""
+        """Count this call, and return whether it is the one to save at."""
         if self._page is None or os.getpid() != self._pid:
-            return False  # a process that the rank forked has no calls of its own
+            return False  # a process that the rank forked is not counted
         self._calls += 1
         if self._calls == 1:
             self._leave_sigterm_to_agent(self._page)
@@ -38,30 +38,30 @@ class Agreement:
             self._await_decision(self._page, held)
         if self._calls != self._at:
             return False
-        self._leaves = True
+        self._is_reached = True
         return True
 
     def should_stop(self) -> bool:
-        """Say whether a call to leave at was reached, and let the agent know that this was said."""
-        if self._leaves and self._page is not None and os.getpid() == self._pid:
+        """Return whether the save point was reached; the agent then knows that the rank stops."""
+        if self._is_reached and self._page is not None and os.getpid() == self._pid:
             self._page.stopping(self._rank)
-        return self._leaves
+        return self._is_reached
 
     def _leave_sigterm_to_agent(self, page: ControlPage) -> None:
-        """Survive SIGTERM from now on: the agent gets it too, and has all ranks save and leave.
+        """Ignore SIGTERM from now on: the agent gets it too, and has all ranks save and stop.
 
-        Slurm's may reach every process of a step. A handler of the script's own stays. What the
-        rank starts gets the default action back: by exec, or after a fork.
+        Slurm may signal every process of a step. The script's own handler stays, and child
+        processes get the default action back.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _nothing)
-            signal.siginterrupt(signal.SIGTERM, False)  # no C library of the script sees EINTR
+            signal.siginterrupt(signal.SIGTERM, False)  # C libraries of the script see no EINTR
             os.register_at_fork(after_in_child=_restore_sigterm)
             page.shielded(self._rank)
 
     def _await_decision(self, page: ControlPage, held: int) -> None:
-        """Wait until the agents say at which call to save; an agent may be dead or stopped."""
+        """Wait until the agents have chosen the call; an agent may be dead or stopped."""
         self._dealt_with = held
         deadline = time.monotonic() + DECISION_TIMEOUT_S
         while (decision := page.decision).request < held:
@@ -84,7 +84,7 @@ def _restore_sigterm() -> None:
 
 
 def _control_page() -> tuple[int, ControlPage | None]:
-    """Map the page that the agent made; None outside a run, and where that can't be done."""
+    """Map the page that the agent made; None outside a run, or if it can't be mapped."""
     # A launcher of one process sets no LOCAL_RANK.
     spool, local_rank = os.environ.get("CLUSTERRUN_SPOOL"), os.environ.get("LOCAL_RANK", "0")
     path = Path(spool or "", "control")
@@ -93,4 +93,4 @@ def _control_page() -> tuple[int, ControlPage | None]:
             return 0, None
         return int(local_rank), ControlPage(path, int(local_rank) + 1)
     except (OSError, ValueError):
-        return 0, None  # a training goes on without being asked
+        return 0, None  # the training runs on and is never asked to save

@@ -10,21 +10,21 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.rank.emit import emit, say
+from clusterrun.rank.emit import emit, say, say_once
 from clusterrun.rank.tidying import Tidying
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError, Sums
 
-# A shared file system may show a directory that another node made only after a while.
+# A shared file system may show a directory late that another node made.
 SHOWN_WITHIN_S = 120.0
-# Full, over the quota, failing, or remounted read-only.
+# Full, over quota, failing, or remounted read-only.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
-# How torch (without an errno) and safetensors (in Rust's words) say so.
+# What torch (without an errno) and safetensors (written in Rust) put into their errors then.
 _WORDS = (
     *("PytorchStreamWriter", "inline_container.cc"),
     *(f"(os error {number})" for number in _DISK),
@@ -36,9 +36,9 @@ _Part = TypeVar("_Part")
 class Checkpoints:
     """The checkpoints of one training, in a directory that all its nodes share.
 
-    `directory` is by default the run's own, which later attempts find again; `keep` complete ones
-    are kept. `settings` is what must be equal for a resumed run to be the same training, such as
-    the effective batch: it is written into each checkpoint (as JSON) and comes back with it.
+    `directory` is by default the run's own, which later attempts use too; the newest `keep`
+    complete checkpoints are kept. `settings` is what must be equal for a resumed run to be the same
+    training, such as the effective batch. It is stored in each checkpoint as JSON.
     """
 
     def __init__(
@@ -58,49 +58,41 @@ class Checkpoints:
         self._settings = dict(settings or {})
 
     def newest(self) -> Checkpoint | None:
-        """Find the newest complete checkpoint, the same on all ranks; each reads its share of it.
+        """Return the newest complete checkpoint, the same on all ranks; each verifies its share.
 
-        What is newer and not complete is said on rank 0's stderr.
+        Rank 0 reports newer ones that are incomplete on its stderr.
         """
         here, _ = joined_world()
-        paths = told(
-            [path for _, path in checkpoint_files.listed(self.directory)] if here == 0 else []
-        )
-        for path in paths:
+        found = None
+        listed = checkpoint_files.listed(self.directory) if here == 0 else []
+        for path in broadcast([path for _, path in listed]):
             found, problem = _verified(path)
             if found is not None:
-                _tell_start(here, found.step)
-                return found
+                break
             if here == 0:
                 say(checkpoint_files.passed_over(path, problem))
-        _tell_start(here, 0)
-        return None
+        if here == 0:
+            emit("resumed", step=found.step if found else 0)
+        return found
 
     def save(self, step: int, write: Callable[[Path], object]) -> Path | None:
-        """Have all ranks call `write(directory)`, and make a checkpoint of what they wrote there.
+        """Call `write(directory)` on all ranks, and publish what they wrote as a checkpoint.
 
-        Returns where it lies. Where the disk takes no more it returns None on all ranks: rank 0
-        says so, nothing is left behind, and the training goes on. So it does where a later attempt
-        of the run has begun, whose checkpoints these would harm.
-        Raises TypeError for a step that is no whole number, ClusterrunError on all ranks where
+        Return its path, or None on all ranks if the disk is full: rank 0 reports it, nothing is
+        left behind, and the training continues. The same happens if a later attempt of the run has
+        begun: this one must not touch its checkpoints.
+        Raises TypeError for a step that is not a whole number, ClusterrunError on all ranks if
         nothing was written.
         """
-        step = operator.index(step)  # a tensor or NumPy scalar would not be one in JSON
+        step = operator.index(step)  # JSON takes no tensor or NumPy scalar
         if is_superseded():
             return None
-        here, world_size = joined_world()
-        unfinished = checkpoint_files.unfinished_directory(self.directory, step, own_attempt())
+        here, _ = joined_world()
+        unfinished = checkpoint_files.unfinished_directory(self.directory, step, _own_attempt())
         final = checkpoint_files.step_directory(self.directory, step)
 
         def publish() -> None:
-            checkpoint_files.mark(
-                unfinished,
-                step,
-                world_size=world_size,
-                attempt=own_attempt(),
-                settings=self._settings,
-                files=files,
-            )
+            mark(unfinished, step, self._settings, files)
             checkpoint_files.publish(unfinished, final)
 
         files, problem = self._written(step, unfinished, write)
@@ -111,7 +103,7 @@ class Checkpoints:
                 f"step {step} was not saved: nothing was written to {unfinished} "
                 "(accelerate's automatic_checkpoint_naming writes elsewhere: leave it off)"
             )
-        is_late = is_superseded()  # to write takes its time
+        is_late = is_superseded()  # asked again, since writing takes long
         if not (problem or is_late):
             problem = agreed_problem(publish if here == 0 else None)
         if problem or is_late:
@@ -128,15 +120,15 @@ class Checkpoints:
     def _written(
         self, step: int, unfinished: Path, write: Callable[[Path], object]
     ) -> tuple[Sums, str]:
-        """Have all ranks write, and the files on the disk; return as `settled_together` does."""
+        """Have all ranks write and sync their files; return what `settled_together` returns."""
 
         def begin() -> None:
-            checkpoint_files.set_unfinished_aside(self.directory, own_attempt())
+            checkpoint_files.set_unfinished_aside(self.directory, _own_attempt())
             unfinished.mkdir(parents=True)
             try:
                 checkpoint_files.check_room(self.directory)
             except OSError:
-                self._tidying.start(up_to=step)  # there may be room once it is through
+                self._tidying.start(up_to=step)  # may make room
                 self._tidying.wait()
                 checkpoint_files.check_room(self.directory)
 
@@ -154,9 +146,9 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[list[str]]:
-    """Collect what a disk refuses to torch.save, which returns as if it had saved.
+    """Collect the disk errors of torch.save, which returns as if it had saved.
 
-    DeepSpeed and FSDP save between collectives: there a rank that fails alone leaves the others
+    DeepSpeed and FSDP save between collectives: a rank that raised there would leave the others
     waiting.
     """
     torch: Any = sys.modules.get("torch")
@@ -175,7 +167,7 @@ def _refusals() -> Iterator[list[str]]:
                 raise
             refused.append(problem)
             with contextlib.suppress(OSError, TypeError):
-                os.truncate(file, 0)  # room for the small files that are written behind it
+                os.truncate(file, 0)  # room for the small files that are written next
 
     torch.save = saved
     try:
@@ -199,7 +191,7 @@ def joined_world() -> tuple[int, int]:
 
 
 def gathered(value: Any) -> list[Any]:
-    """Return the values of all ranks in their order, once all have come here."""
+    """Return the values of all ranks in order; waits for all of them."""
     distributed = _distributed()
     if distributed is None:
         return [value]
@@ -208,8 +200,8 @@ def gathered(value: Any) -> list[Any]:
     return values
 
 
-def told(value: _Part) -> _Part:
-    """Return rank 0's value on all ranks; it is sent once, however many they are."""
+def broadcast(value: _Part) -> _Part:
+    """Return rank 0's value on all ranks."""
     distributed = _distributed()
     if distributed is None:
         return value
@@ -218,35 +210,37 @@ def told(value: _Part) -> _Part:
     return box[0]
 
 
-def shared(part: Callable[[], _Part]) -> tuple[list[_Part], str]:
-    """Do this rank's part; return those of all ranks, or what went wrong, on all ranks alike.
+def gathered_parts(part: Callable[[], _Part]) -> tuple[list[_Part], str]:
+    """Call `part` on this rank; return the parts of all ranks and the first error, on all alike.
 
-    An error that a rank raised alone would leave the others waiting.
+    A rank that raised alone would leave the others waiting.
     """
     done, problem = [], ""
     try:
         done = [part()]
-    except Exception as error:  # noqa: BLE001 - all are told of it
+    except Exception as error:  # noqa: BLE001 - all ranks return it
         is_ours = isinstance(error, ClusterrunError)
         words = str(error) if is_ours else f"{type(error).__name__}: {error}"
         problem = disk_problem(error) or words
     parts = gathered((done, problem))
-    problem = next((f"{text} (rank {n})" for n, (_, text) in enumerate(parts) if text), "")
-    return [value for done, _ in parts for value in done], problem
+    return [value for done, _ in parts for value in done], _first(text for _, text in parts)
+
+
+def _first(problems: Iterable[str]) -> str:
+    return next((f"{text} (rank {n})" for n, text in enumerate(problems) if text), "")
 
 
 def settled_together(path: Path) -> tuple[Sums, str]:
-    """Have all files below a directory on the disk, each rank its share of them.
+    """Sync all files below a directory to the disk, each rank its share; all have written before.
 
-    Returns their sizes and checksums, and what went wrong ("": nothing), on all ranks alike.
-    To be called when all ranks have written theirs.
+    Return their sizes and checksums, and what went wrong ("": nothing), on all ranks alike.
     """
     here, world_size = joined_world()
-    names, problem = told(_named(path) if here == 0 else ([], ""))
+    names, problem = broadcast(_named(path) if here == 0 else ([], ""))
     if problem:
         return {}, problem
     mine = checkpoint_files.own_share(names, here, world_size)
-    parts, problem = shared(lambda: checkpoint_files.settled(path, mine))
+    parts, problem = gathered_parts(lambda: checkpoint_files.settled(path, mine))
     found = {name: sums for part in parts for name, sums in part.items()}
     return ({} if problem else {name: found[name] for name in names}), problem
 
@@ -258,54 +252,52 @@ def _named(path: Path) -> tuple[list[str], str]:
         return [], f"{disk_problem(error) or error} (rank 0)"
 
 
-def own_attempt() -> int:
-    """Return the number of this attempt of the run; 1 outside a run."""
+def mark(path: Path, step: int, settings: Mapping[str, Any], files: Sums) -> None:
+    """Mark a directory as a complete checkpoint of this attempt."""
+    _, size = joined_world()
+    checkpoint_files.mark(
+        path, step, world_size=size, attempt=_own_attempt(), settings=settings, files=files
+    )
+
+
+def _own_attempt() -> int:
+    """Return the number of this attempt; 1 outside a run."""
     return int(os.environ.get("CLUSTERRUN_ATTEMPT", "1"))
 
 
 def is_superseded() -> bool:
-    """Say, on all ranks alike, whether a later attempt of the run has begun.
+    """Return, on all ranks alike, whether a later attempt of the run has begun.
 
-    Slurm starts a job again whose node has lost touch with it, and the ranks there may run on.
+    Slurm requeues the job of a node that it can't reach, and the ranks there may run on.
     """
     here, _ = joined_world()
-    run_dir, later = os.environ.get("CLUSTERRUN_RUN_DIR", ""), own_attempt() + 1
-    is_late = told(here == 0 and bool(run_dir) and _has_begun(run_dir, later))
+    run_dir, later = os.environ.get("CLUSTERRUN_RUN_DIR", ""), _own_attempt() + 1
+    is_late = broadcast(here == 0 and bool(run_dir) and _has_begun(run_dir, later))
     if is_late and here == 0:
-        _say_once(f"attempt {later} of this run has begun: attempt {later - 1} saves no more")
+        say_once(f"attempt {later} of this run has begun: attempt {later - 1} saves no more")
     return is_late
 
 
 def _has_begun(run_dir: str, attempt: int) -> bool:
-    try:  # a list is new, where NFS remembers for a minute that a name was not there
+    try:  # NFS caches for a minute that a name was missing, but a listing is fresh
         return str(attempt) in os.listdir(f"{run_dir}/attempts")
     except OSError:
         return False
 
 
 def say_unsaved(step: int, problem: str) -> None:
-    """Tell people and the agent that a step was not saved."""
+    """Report to people and the agent that a step was not saved."""
     say(f"step {step} was not saved: {problem}; training goes on")
     emit("unsaved", step=step, reason=problem)
 
 
-def _tell_start(here: int, step: int) -> None:
-    if here == 0:
-        emit("resumed", step=step)
-
-
-@functools.cache
-def _say_once(line: str) -> None:
-    say(line)
-
-
 def _verified(path: Path) -> tuple[Checkpoint | None, str]:
-    """Read a checkpoint, each rank its share of the files: return it, or what is wrong with it.
+    """Verify a checkpoint, each rank its share of the files: return it, or what is wrong with it.
 
-    Raises ClusterrunError on all ranks where one of them can't read anything.
+    Raises ClusterrunError on all ranks if one of them can't read its share.
     """
     here, world_size = joined_world()
-    found, files, problem = told(_marker(path) if here == 0 else (None, {}, ""))
+    found, files, problem = broadcast(_marker(path) if here == 0 else (None, {}, ""))
     if problem:
         return None, problem
     mine = {name: files[name] for name in checkpoint_files.own_share(list(files), here, world_size)}
@@ -319,11 +311,11 @@ def _verified(path: Path) -> tuple[Checkpoint | None, str]:
         return ""
 
     for check in (checkpoint_files.check_sizes, checkpoint_files.check_contents):
-        faults, problem = shared(functools.partial(fault_by, check))
+        faults, problem = gathered_parts(functools.partial(fault_by, check))
         if problem:
             raise ClusterrunError(f"{path.name} can't be read: {problem}")
         if any(faults):
-            return None, min(filter(None, faults))  # begins with a name: the first, as of one rank
+            return None, min(filter(None, faults))  # by file name, as one rank would
     return found, ""
 
 
@@ -335,7 +327,7 @@ def _marker(path: Path) -> tuple[Checkpoint | None, Sums, str]:
 
 
 def disk_problem(error: BaseException) -> str:
-    """Return in one line what the disk refused; "" where the error is about something else."""
+    """Return in one line why the disk failed; "" if the error is about something else."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _DISK:
@@ -347,14 +339,14 @@ def disk_problem(error: BaseException) -> str:
 
 
 def _distributed() -> Any:
-    """Return torch.distributed where this process has joined a group, without importing it."""
+    """Return torch.distributed if this process has joined a group; never import it."""
     module: Any = sys.modules.get("torch.distributed")
     is_joined = module is not None and module.is_available() and module.is_initialized()
     return module if is_joined else None
 
 
 def agreed_problem(deed: Callable[[], object] | None) -> str:
-    """Do this rank's part; return, on all ranks alike, what a disk refused to one of them."""
+    """Call `deed` on this rank; return the first disk error of any rank, on all ranks alike."""
     problem = ""
     try:
         if deed is not None:
@@ -363,12 +355,11 @@ def agreed_problem(deed: Callable[[], object] | None) -> str:
         problem = disk_problem(error)
         if not problem:
             raise
-    problems = gathered(problem)
-    return next((f"{text} (rank {n})" for n, text in enumerate(problems) if text), "")
+    return _first(gathered(problem))
 
 
 def _await_directory(path: Path) -> None:
-    """Wait until a directory that rank 0 made or found is seen here, too."""
+    """Wait until this node sees a directory that rank 0 made or found."""
     deadline = time.monotonic() + SHOWN_WITHIN_S
     while not _is_listed(path):
         if time.monotonic() > deadline:
@@ -380,7 +371,7 @@ def _await_directory(path: Path) -> None:
 
 
 def _is_listed(path: Path) -> bool:
-    """Look a directory up in its parent: a list is new, where NFS remembers single names."""
+    """Look a directory up in its parent: NFS caches single names, but a listing is fresh."""
     try:
         return path.name in os.listdir(path.parent)
     except OSError:

@@ -1,4 +1,4 @@
-"""Remove old checkpoints beside the training: so many files take a while."""
+"""Remove old checkpoints in a thread: so many files take a while."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from clusterrun.rank.emit import say
 from clusterrun.shared import checkpoint_files
 
-LEAVING_S = 20.0  # how long a process that ends waits for what it still removes
+LEAVING_S = 20.0  # how long a process that ends waits for the removal
 
 
 class Tidying:
-    """One thread at a time; if it is cut short, the next one removes what it left."""
+    """Runs one thread at a time; if one is cut short, the next removes what it left."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self._directory, self._keep = directory, keep
         self._thread: threading.Thread | None = None
 
     def start(self, up_to: int) -> None:
-        """Begin to remove what is older than the newest complete checkpoints of up to a step."""
+        """Begin to remove what is older than the newest complete checkpoints up to a step."""
         if self._thread is None:
             atexit.register(self.wait, LEAVING_S)
         arguments = (self._thread, up_to)
@@ -29,7 +29,7 @@ class Tidying:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until all of it is removed."""
+        """Wait until the removal is over."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

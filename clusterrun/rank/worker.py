@@ -1,7 +1,7 @@
 """The inner entrypoint of each rank: `clusterrun.rank.worker SCRIPT ARGS…` (or `-m MODULE`).
 
-It moves the rank's output into files of its own, holds the world contract, leaves an error file
-behind, and otherwise runs the script as plain Python would.
+Moves the rank's output into files of its own, checks the world contract, and writes an error file
+if the rank fails. Otherwise it runs the script as plain Python does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import write_whole
 
 PR_SET_PDEATHSIG = 1
-STACK_LETTERS = 1 << 16  # a stack ends with the message, which may be of any length
+STACK_LETTERS = 1 << 16  # a stack ends with the message, which may be long
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _MACHINERY = (__file__, runpy.__file__, "<frozen runpy>")
 _INSTALLED = (
@@ -46,7 +46,7 @@ _INSTALLED = (
     "/lib/python",
     "<frozen",
 )
-_kept: list[io.TextIOWrapper] = []  # what must not be closed
+_kept: list[io.TextIOWrapper] = []  # files that must stay open
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     argv = sys.argv[1:]
     if not argv or argv == ["-m"]:
         sys.exit("usage: python -m clusterrun.rank.worker SCRIPT [ARGS...] | -m MODULE [ARGS...]")
-    # Registered first, so that it runs after everything that the script registers.
+    # Registered first, to run after all that the script registers.
     ending = _Ending()
     atexit.register(ending.leave)
     die_with_parent("CLUSTERRUN_LAUNCHER_PID")
@@ -75,8 +75,8 @@ def main() -> None:
 def die_with_parent(variable: str) -> None:
     """Have the kernel kill this process when its parent dies; end now if it is already gone.
 
-    `variable` names the environment variable that holds the parent's pid; without it nothing
-    happens. The kernel means the thread that started this process (prctl(2)).
+    `variable` names the environment variable with the parent's pid; nothing happens without it. To
+    the kernel the parent is the thread that started this process (prctl(2)).
     """
     parent = os.environ.get(variable, "")
     if not parent.isdigit():
@@ -87,7 +87,7 @@ def die_with_parent(variable: str) -> None:
 
 
 def _move_output(spool: str | None) -> None:
-    """Point fd 1 and 2 at files, so that a stopped agent can't block a rank that prints."""
+    """Redirect fd 1 and 2 to files, so that a stopped agent can't block a rank that prints."""
     if not spool:
         return
     for descriptor, stream, ending in ((1, sys.stdout, "out"), (2, sys.stderr, "err")):
@@ -103,7 +103,7 @@ def _move_output(spool: str | None) -> None:
 
 
 def _show_stacks(spool: str | None) -> None:
-    """Have this rank write down where it is when its agent finds that no step ends."""
+    """Let the agent have this rank write its stack to a file, when no step ends."""
     if spool:
         path = os.path.join(spool, f"rank_{runtime.rank()}.stacks")
         _kept.append(file := open(path, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
@@ -118,11 +118,11 @@ def _run(argv: Sequence[str], contract: world.Contract, ending: _Ending) -> None
         if code == 0:
             contract.check_end()
         else:
-            said = str(stop.code).strip().splitlines() if isinstance(stop.code, str) else []
-            why = f": {shortened(said[0])}" if said else ""
+            message = stop.code.strip().splitlines() if isinstance(stop.code, str) else []
+            why = f": {shortened(message[0])}" if message else ""
             ending.fail(code, f"the script exited with status {code}{why}", "exit", stop)
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever ends the script is its failure
+    except BaseException as error:  # noqa: BLE001 - any exception that ends the script is its failure
         error.__traceback__ = _own_frames_left_out(error.__traceback__)
         ending.fail(_exception_status(error), _one_line(error), "exception", error)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -160,13 +160,13 @@ def _execute(argv: Sequence[str]) -> None:
 
 
 def _is_source(script: str) -> bool:
-    """Say whether the file is Python source, and no archive with a `__main__.py`."""
+    """Whether the file is Python source, not a zip archive with a `__main__.py`."""
     with open(script, "rb") as file:
         return not file.read(4).startswith(b"PK\x03\x04")
 
 
 def _look_first_in(directory: str) -> None:
-    """Look for the script's modules where Python does; so far only the installed ones counted."""
+    """Add the directory that Python puts first on the path of a script."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, directory)
 
@@ -182,40 +182,35 @@ def _exception_status(error: BaseException) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    lines = traceback.format_exception_only(type(error), error)
-    return shortened(lines[-1].strip()) if lines else type(error).__name__
+    return shortened(traceback.format_exception_only(type(error), error)[-1].strip())
 
 
 def _where(error: BaseException) -> str:
-    """Name the place that raised, in the user's own code where it passed through that."""
+    """Return the place that raised, in the user's code if the traceback has some."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _is_installed(f.filename)]
+    own = [f for f in frames if not any(part in f.filename for part in _INSTALLED)]
     frame = (own or frames)[-1] if frames else None
     return f"{frame.filename}:{frame.lineno}" if frame else ""
 
 
-def _is_installed(path: str) -> bool:
-    return path in _MACHINERY or any(part in path for part in _INSTALLED)
-
-
 def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames above the script's first, so that its traceback reads as usual."""
+    """Drop the frames before the script's first, as Python's own tracebacks do."""
     while trace is not None and trace.tb_frame.f_code.co_filename in _MACHINERY:
         trace = trace.tb_next
     return trace
 
 
 class _Ending:
-    """How this rank ends: said once to the agent, and with no abort on the way out."""
+    """Ends the rank: reports it once to the agent, and avoids an abort at exit."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._code = 0
 
     def fail(self, code: int, message: str, cause: str, error: BaseException) -> None:
-        """Leave the error file behind and tell the agent."""
+        """Write the error files, and report the failure to the agent."""
         if os.getpid() != self._pid:
-            return  # a process that the script forked speaks for itself
+            return  # a process that the script forked
         self._code = code
         at = round(time.time(), 6)
         lines = traceback.format_exception(type(error), error, error.__traceback__)
@@ -225,13 +220,13 @@ class _Ending:
         runtime.emit("rank_exit", code=code, message=message, cause=cause, where=where, ts=at)
 
     def break_off(self, error: WorldContractError, kind: str) -> NoReturn:
-        """Say what is wrong with the world, once, and end without running the script's code."""
+        """Report what is wrong with the world, and end without running code of the script."""
         lines = [f"clusterrun: the world contract is broken: {error.message}"]
         lines += [f"  cause: {error.cause}"] if error.cause else []
         lines += [f"  hint: {hint}" for hint in error.hints]
         code = int(NodeExit.WORLD_BROKEN)
-        said = error.message + (f" ({error.cause})" if error.cause else "")
-        self.fail(code, f"world contract broken: {said}", kind, error)
+        cause = f" ({error.cause})" if error.cause else ""
+        self.fail(code, f"world contract broken: {error.message}{cause}", kind, error)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.write("\n".join(lines) + "\n")
@@ -239,7 +234,7 @@ class _Ending:
         os._exit(code)
 
     def leave(self) -> None:
-        """Take the process group down, last of all, and report a good end."""
+        """Destroy the process group, last of all, and report a good end."""
         if os.getpid() != self._pid:
             return
         distributed: Any = sys.modules.get("torch.distributed")
@@ -255,8 +250,8 @@ class _Ending:
             self._exit_at_once()
 
     def _exit_at_once(self) -> NoReturn:
-        # With peers gone, destroying may hang, and without it gloo's threads abort the process
-        # ("terminate called without an active exception"), which hides the real exit status.
+        # Destroying the group may hang when peers are gone. Without it gloo's threads abort the
+        # process ("terminate called without an active exception"): the exit status is lost.
         for file in gc.get_objects():
             if type(file) in _BUFFERED:
                 with contextlib.suppress(OSError, ValueError):
@@ -265,7 +260,7 @@ class _Ending:
 
 
 def _peaks() -> dict[str, int]:
-    """Read how much memory this process has had at most, in bytes."""
+    """Return the peaks of this process's memory in bytes."""
     peaks = {"rss_bytes": _peak_rss()}
     cuda: Any = sys.modules.get("torch.cuda")
     with contextlib.suppress(Exception):  # a broken context must not hide how the rank ends
@@ -276,7 +271,7 @@ def _peaks() -> dict[str, int]:
 
 
 def _peak_rss() -> int:
-    """Return the peak of this program alone: getrusage also counts what forked it, before exec."""
+    """Return the peak of this program; getrusage includes the process before exec."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             line = next(line for line in file if line.startswith("VmHWM:"))
@@ -286,11 +281,11 @@ def _peak_rss() -> int:
 
 
 def _may_abort() -> bool:
-    """Say whether gloo's threads may outlive the group and abort while Python takes itself down.
+    """Return whether gloo's threads may outlive the group and abort at Python's exit.
 
-    DeepSpeed and FSDP keep a group alive beyond its end: about one good run in four ended with
-    SIGABRT (torch 2.13). With a GPU in use the process ends as usual, since profilers write
-    their results then.
+    DeepSpeed and FSDP keep a group alive after it was destroyed: about one good run in four ended
+    with SIGABRT (torch 2.13). With a GPU in use the process ends as usual, since profilers write
+    their results at exit.
     """
     cuda: Any = sys.modules.get("torch.cuda")
     is_alone = os.environ.get("CLUSTERRUN_WORLD_SIZE", "1") == "1"
@@ -298,9 +293,9 @@ def _may_abort() -> bool:
 
 
 def _write_error_files(message: str, callstack: str, at: float) -> None:
-    """Write the error in torchelastic's form, for torch's own report and for the agent.
+    """Write the error in torchelastic's format, for torch's own report and for the agent.
 
-    The time is a JSON number: torch reads it with `int()`, which takes a fraction only there.
+    The time is a JSON number: torch reads it with `int()`, which refuses "1.5".
     """
     extra = {"py_callstack": callstack, "timestamp": at, "rank": runtime.rank()}
     text = json.dumps({"message": {"message": message, "extraInfo": extra}}) + "\n"
@@ -312,7 +307,7 @@ def _write_error_files(message: str, callstack: str, at: float) -> None:
 
 
 if __name__ == "__main__":
-    # Run the module under its own name, since `__main__` is to be the script.
+    # Run the module under its own name: `__main__` becomes the script.
     from clusterrun.rank import worker
 
     worker.main()

@@ -409,16 +409,15 @@ def read_logs(
     `ranks` None means all, with the launcher's and the agents' lines; `errors` chooses lines that
     tell of an error. Lines of stream GAP count bytes that were lost. Raises JobNotFoundError.
     """
+    from clusterrun.logs.files import find_files
     from clusterrun.logs.merge import merge_sources
-    from clusterrun.logs.newest import newest
+    from clusterrun.logs.newest import find_newest
     from clusterrun.logs.query import Query
-    from clusterrun.logs.sources import choose_sources
+    from clusterrun.logs.sources import sources_of
 
     paths = find_record(job).paths
-    chosen = choose_sources(
-        paths,
-        paths.newest_attempt() if attempt is None else attempt,
-        Query(ranks=None if ranks is None else frozenset(ranks), errors=errors),
-        None if nodes is None else frozenset(nodes),
-    )
-    return merge_sources(chosen) if tail is None else iter(newest(chosen, tail))
+    number = paths.newest_attempt() if attempt is None else attempt
+    files = find_files(paths, number, None if nodes is None else frozenset(nodes))
+    query = Query(ranks=None if ranks is None else frozenset(ranks), errors=errors)
+    chosen = sources_of(files, query)
+    return merge_sources(chosen) if tail is None else iter(find_newest(chosen, tail).lines)

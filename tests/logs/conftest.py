@@ -1,4 +1,4 @@
-"""Share the runs that the command line is tried on."""
+"""Share the runs that the command line is tested on."""
 
 from __future__ import annotations
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.logs.files import find_files
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.query import EVERYTHING
-from clusterrun.logs.sources import choose_sources
+from clusterrun.logs.query import EVERYTHING, Query
+from clusterrun.logs.sources import Source, sources_of
 from clusterrun.rundir.paths import RunPaths
 
 T0 = 1_700_000_000_000_000
@@ -21,7 +22,7 @@ def raw(time_us: int, rank: int | None, stream: str, text: bytes | str) -> bytes
 
 
 def write_log(paths: RunPaths, attempt: int, node: str, lines: Iterable[bytes]) -> Path:
-    """Append to a node's log of an attempt, starting the attempt where it is new."""
+    """Append to a node's log of an attempt, and start the attempt if it is new."""
     paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
     path = paths.log(attempt, node)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,6 +55,12 @@ def line(
         partial=stream.isupper(),
         offset=offset,
     )
+
+
+def choose_sources(
+    paths: RunPaths, attempt: int, query: Query, nodes: frozenset[str] | None = None
+) -> list[Source]:
+    return sources_of(find_files(paths, attempt, nodes), query)
 
 
 def everything(paths: RunPaths, attempt: int = 1) -> list[LogLine]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from unittest.mock import patch
 
 from clusterrun.logformat.lines import LogLine, Stream
-from clusterrun.logs import index, merge, newest
+from clusterrun.logs import index, merge
+from clusterrun.logs import newest as newest_module
 from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.sources import Part, Source
 
@@ -38,6 +39,10 @@ def whole(
     )
 
 
+def newest(sources: Iterable[Source], count: int) -> Iterable[LogLine]:
+    return newest_module.find_newest(sources, count).lines
+
+
 def sources(directory: Path, corpus: Mapping[str, bytes]) -> list[Source]:
     return [whole(write(directory, node, content)) for node, content in corpus.items()]
 
@@ -50,9 +55,9 @@ def blocks_of(size: int, held_bytes: int = 1 << 26) -> Iterator[None]:
             (merge, "_MAX_BLOCK_BYTES", size),
             (merge, "_MAX_SKIP_BYTES", 4 * size),
             (merge, "_MAX_HELD_BYTES", held_bytes),
-            (newest, "_FIRST_BYTES", size),
-            (newest, "_BLOCK_BYTES", 2 * size),
-            (newest, "_MAX_BLOCK_BYTES", 4 * size),
+            (newest_module, "_FIRST_BYTES", size),
+            (newest_module, "_BLOCK_BYTES", 2 * size),
+            (newest_module, "_MAX_BLOCK_BYTES", 4 * size),
             (index, "_LOOK_BYTES", size),
         ):
             stack.enter_context(patch.object(module, name, value))

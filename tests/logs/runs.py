@@ -41,7 +41,7 @@ class LogsCommand:
         return write_log(self.paths, attempt, node, lines)
 
     def start(self, *, seconds_ago: float = 5) -> None:
-        """Let this very process stand for the controller of the job."""
+        """Let this process stand for the controller of the job."""
         controller = {
             "pid": os.getpid(),
             "identity": process.identity(os.getpid()),
@@ -66,12 +66,12 @@ class LogsCommand:
         return [sys.executable, "-m", "clusterrun", *self.command(*args)]
 
     def command(self, *args: str) -> list[str]:
-        """Leave the times out, which most tests are not about."""
+        """Leave out the times, which most tests ignore."""
         says_times = any(arg == "-t" or arg.startswith("--timestamps") for arg in args)
         return ["logs", *([] if says_times else ["--timestamps=none"]), *args]
 
     def logs(self, *args: str) -> subprocess.CompletedProcess[str]:
-        """Run the command line in this process, which takes a hundredth of the time."""
+        """Run the command line in this process, which is a hundred times faster."""
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in "oe")
         before = os.getcwd()
         os.chdir(self.path)
@@ -138,13 +138,13 @@ def new_project(tmp_path: Path, *, job_id: str, cluster: Cluster) -> LogsCommand
 
 @pytest.fixture
 def here(tmp_path: Path) -> LogsCommand:
-    """Give a job on simulated nodes that has not started."""
+    """Return a job on simulated nodes that has not started."""
     return new_project(tmp_path, job_id="L1", cluster=Cluster.LOCAL)
 
 
 @pytest.fixture
 def ended(here: LogsCommand) -> LogsCommand:
-    """Give one that has ended well, with lines of several kinds."""
+    """Return one that has completed, with lines of several kinds."""
     here.start()
     here.write(
         "n1",

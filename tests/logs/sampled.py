@@ -14,7 +14,7 @@ SECOND = 1_000_000
 
 @pytest.fixture
 def run(here: LogsCommand) -> LogsCommand:
-    """Give a run of 2 nodes x 8 ranks that has ended, with its side files and its world."""
+    """Return a run of 2 nodes x 8 ranks that has ended, with side files and world."""
     here.start()
     here.write(
         "n1",

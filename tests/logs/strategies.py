@@ -1,4 +1,4 @@
-"""Log files in any state, and what reading them must give."""
+"""Log files in any state, and what a reader must return for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODES = st.sampled_from(["n1", "n2", "n10", "gpu-a", "n1.site"])
 
 @st.composite
 def contents(draw: st.DrawFn, *, is_torn: bool = True) -> bytes:
-    """Draw what one file holds: times that never run backwards, and damage."""
+    """Draw the contents of a file: times that never run backwards, and damage."""
     lines = []
     time_us = T0
     for _ in range(draw(st.integers(0, 25))):
@@ -44,7 +44,7 @@ CORPORA = st.dictionaries(NODES, contents(), min_size=1, max_size=4)
 
 
 def parsed(content: bytes, node: str) -> list[LogLine]:
-    """Read a file the slow way: a line without a head has the time of the one before it."""
+    """Read a file line by line: a line without a head has the time of the one before it."""
     lines, offset, near_us = [], 0, 0
     for part in content.split(b"\n"):
         if part:
@@ -56,11 +56,11 @@ def parsed(content: bytes, node: str) -> list[LogLine]:
 
 
 def merged(corpus: Mapping[str, bytes]) -> list[LogLine]:
-    """Order all lines the slow way."""
+    """Sort all lines at once."""
     lines = [line for node in corpus for line in parsed(corpus[node], node)]
     return sorted(lines, key=lambda line: (line.epoch_us, natural_key(line.node), line.offset))
 
 
 def as_whole(line: LogLine) -> LogLine:
-    """Make a line of a piece that was chosen by its text."""
+    """Return a piece that was chosen by its text as a line."""
     return line._replace(text=line.text + "…".encode(), partial=False) if line.partial else line

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logs import joining
 from clusterrun.logs.joining import QUIET_PAUSES, WHOLE_BYTES, Joiner
 from clusterrun.logs.raw_view import RawView
 from tests.logs.corpus import T0, line
@@ -69,9 +67,8 @@ def test_programs_get_a_very_long_line_in_pieces() -> None:
     ]
 
 
-def test_lines_without_end_take_bounded_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "HELD_BYTES", 100)
-    joiner = Joiner(exact=True)
+def test_lines_without_end_take_bounded_memory_together() -> None:
+    joiner = Joiner(exact=True, most_held=100)
     given_back = fed(joiner, *(piece("O", b"x" * 30, rank=rank) for rank in range(1000)))
     assert joiner._held_bytes <= 100
     assert len(given_back) + len(list(joiner.drain())) == 1000

@@ -17,10 +17,9 @@ from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import merge
 from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, LogFile
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.newest import newest
 from clusterrun.logs.sources import Part, Source
 from tests.logs.corpus import T0, raw, texts
-from tests.logs.reading import blocks_of, sources, whole, write
+from tests.logs.reading import blocks_of, newest, sources, whole, write
 from tests.logs.strategies import CORPORA, as_whole, merged, parsed
 from tests.patience import PATIENCE
 
@@ -192,7 +191,7 @@ import resource, sys
 from pathlib import Path
 from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.newest import newest
+from clusterrun.logs.newest import find_newest
 from clusterrun.logs.sources import Source
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 if sys.argv[2] == "few":
@@ -201,7 +200,7 @@ paths = Path(sys.argv[1]).iterdir()
 files = [LogFile(node=path.stem, path=path, kind=FileKind(path.suffix[1:])) for path in paths]
 sources = [Source(file=file, start=0, end=file.path.stat().st_size) for file in files]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-read = merge_sources if len(sys.argv) < 4 else lambda s: newest(s, int(sys.argv[3]))
+read = merge_sources if len(sys.argv) < 4 else lambda s: find_newest(s, int(sys.argv[3])).lines
 count = sum(1 for _ in read(sources))
 print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

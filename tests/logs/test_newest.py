@@ -13,10 +13,9 @@ from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import newest as newest_module
 from clusterrun.logs.files import FileKind, LogFile, OpenFiles
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.newest import newest
 from clusterrun.logs.sources import Part, Source
 from tests.logs.corpus import T0, raw, texts
-from tests.logs.reading import blocks_of, sources, whole, write
+from tests.logs.reading import blocks_of, newest, sources, whole, write
 from tests.logs.strategies import CORPORA
 
 BLOCKS = st.integers(1, 200)

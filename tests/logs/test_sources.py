@@ -12,13 +12,13 @@ import pytest
 from clusterrun.logformat.lines import SIDE_TEXT_BYTES, Stream
 from clusterrun.logs.files import FileKind, LogFile, find_files
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.newest import newest
 from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
-from clusterrun.logs.sources import choose_sources, sources_of
+from clusterrun.logs.sources import sources_of
 from clusterrun.node.forward.logfile import NodeLog as AgentLog
 from clusterrun.node.forward.stamp import Piece
 from clusterrun.rundir.paths import RunPaths
-from tests.logs.corpus import T0, raw, texts, write_log
+from tests.logs.corpus import T0, choose_sources, raw, texts, write_log
+from tests.logs.reading import newest
 
 ERRORS = Query(errors=True)
 

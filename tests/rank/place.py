@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Place:
-    """A working directory with a spool, and Python in it."""
+    """A working directory with a spool, and Python to run in it."""
 
     path: Path
 
@@ -56,7 +56,7 @@ class Place:
     def rank(
         self, *argv: str, before: Sequence[str] = (), **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run as rank 3 of a job, with a spool; `before` stands in front of the command."""
+        """Run as rank 3 of a job, with a spool; `before` precedes the command."""
         self.spool.mkdir(exist_ok=True)
         env = {"CLUSTERRUN_SPOOL": str(self.spool), "RANK": "3", **env}
         return self.worker(*argv, before=before, **env)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.rank import save_together
+from clusterrun.rank import emit, save_together
 from clusterrun.runtime import Checkpoints
 from clusterrun.shared import checkpoint_files
 from tests.patience import PATIENCE
@@ -33,7 +33,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path / "spool"))
     (tmp_path / "spool").mkdir()
     monkeypatch.setattr(save_together, "SHOWN_WITHIN_S", 0.1)
-    save_together._say_once.cache_clear()
+    emit.say_once.cache_clear()
 
 
 @pytest.fixture(name="store")

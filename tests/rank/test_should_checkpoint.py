@@ -47,9 +47,9 @@ def _page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPa
     """The page of a node with two ranks, of which this process is number 1."""
     monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "1")
-    runtime._agreement.cache_clear()
+    runtime._save_point.cache_clear()
     yield ControlPage(tmp_path / "control", 2)
-    runtime._agreement.cache_clear()
+    runtime._save_point.cache_clear()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -164,10 +164,10 @@ def test_a_forked_child_has_no_calls_of_its_own(page: ControlPage) -> None:
 
 def test_outside_a_run_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLUSTERRUN_SPOOL", raising=False)
-    runtime._agreement.cache_clear()
+    runtime._save_point.cache_clear()
     assert not runtime.should_checkpoint()
     assert not runtime.should_stop()
-    runtime._agreement.cache_clear()
+    runtime._save_point.cache_clear()
 
 
 @pytest.mark.parametrize("page_is", ["missing", "a directory"])
@@ -178,10 +178,10 @@ def test_without_a_page_that_can_be_mapped_nothing_is_asked(
         (tmp_path / "control").mkdir()
     monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
-    runtime._agreement.cache_clear()
+    runtime._save_point.cache_clear()
     assert not runtime.should_checkpoint()
     assert [path.name for path in tmp_path.iterdir()] == ["control"][: page_is == "a directory"]
-    runtime._agreement.cache_clear()
+    runtime._save_point.cache_clear()
 
 
 LARGEST = (1 << REQUEST_BITS) - 1, (1 << AT_BITS) - 1
