@@ -13,7 +13,7 @@ TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.p
 MOST_LINES = 31_500  # may only shrink
 # Names that two classes still share. This list may only shrink.
 SHARED_NAMES = {
-    *("Agreement", "Decision", "Gpu", "Member"),
+    *("Agreement", "Decision", "Member"),
     *("Place", "Verdict"),
 }
 

@@ -25,7 +25,7 @@ _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class CudaDevice:
     """One device that CUDA can be told to use: by `id`; a MIG slice's id is its UUID."""
 
     id: str
@@ -128,7 +128,7 @@ def _own_text(name: str | None, cwd: Path, what: str) -> str:
 # GPUs
 
 
-def find_gpus() -> tuple[Gpu, ...]:
+def find_gpus() -> tuple[CudaDevice, ...]:
     """List the GPUs of this machine by NVML, else by nvidia-smi, else none."""
     try:
         import pynvml
@@ -147,7 +147,7 @@ def find_gpus() -> tuple[Gpu, ...]:
         pynvml.nvmlShutdown()
 
 
-def _nvml_devices(nvml: Any, index: int) -> list[Gpu]:
+def _nvml_devices(nvml: Any, index: int) -> list[CudaDevice]:
     """Return a GPU, or its slices where it is divided."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     slices = []
@@ -156,17 +156,17 @@ def _nvml_devices(nvml: Any, index: int) -> list[Gpu]:
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if enabled else 0):
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
             uuid = _text(nvml.nvmlDeviceGetUUID(part))
-            slices.append(Gpu(id=uuid, uuid=uuid))
+            slices.append(CudaDevice(id=uuid, uuid=uuid))
     except nvml.NVMLError:  # most GPUs know no MIG; slices are listed without gaps
         pass
-    return slices or [Gpu(id=str(index), uuid=_text(nvml.nvmlDeviceGetUUID(handle)))]
+    return slices or [CudaDevice(id=str(index), uuid=_text(nvml.nvmlDeviceGetUUID(handle)))]
 
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value  # older bindings give bytes
 
 
-def _gpus_of_smi() -> tuple[Gpu, ...]:
+def _gpus_of_smi() -> tuple[CudaDevice, ...]:
     program = shell.find("nvidia-smi")
     if program is None:
         return ()
@@ -177,24 +177,24 @@ def _gpus_of_smi() -> tuple[Gpu, ...]:
     return parse_smi_list(done.stdout) if done.rc == 0 else ()
 
 
-def parse_smi_list(text: str) -> tuple[Gpu, ...]:
+def parse_smi_list(text: str) -> tuple[CudaDevice, ...]:
     """Read `nvidia-smi -L`; a GPU that is divided gives its slices.
 
     >>> parse_smi_list("GPU 0: NVIDIA H200 (UUID: GPU-0a1b)")
-    (Gpu(id='0', uuid='GPU-0a1b'),)
+    (CudaDevice(id='0', uuid='GPU-0a1b'),)
     """
-    found: list[Gpu] = []
+    found: list[CudaDevice] = []
     for line in text.splitlines():
         if match := _GPU_LINE.match(line):
-            found.append(Gpu(id=match[1], uuid=match[2]))
+            found.append(CudaDevice(id=match[1], uuid=match[2]))
         elif match := _MIG_LINE.match(line):
             if found and not found[-1].id.startswith("MIG-"):
                 found.pop()
-            found.append(Gpu(id=match[1], uuid=match[1]))
+            found.append(CudaDevice(id=match[1], uuid=match[1]))
     return tuple(found)
 
 
-def visible_gpus(found: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+def visible_gpus(found: tuple[CudaDevice, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Choose what CUDA_VISIBLE_DEVICES leaves, in its order and spelling.
 
     As CUDA does, the list ends at the first entry that names no device.
@@ -206,7 +206,7 @@ def visible_gpus(found: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[st
     return tuple(itertools.takewhile(lambda name: _is_device(name, found), names))
 
 
-def _is_device(name: str, found: tuple[Gpu, ...]) -> bool:
+def _is_device(name: str, found: tuple[CudaDevice, ...]) -> bool:
     if name.startswith(("GPU-", "MIG-")):  # CUDA takes a beginning of a UUID, too
         return any(gpu.uuid.startswith(name) for gpu in found)
     return any(gpu.id == name for gpu in found)
