@@ -157,23 +157,17 @@ class SlurmBackend:
     ) -> dict[str, SchedulerJob]:
         """Ask squeue, then sacct, then scontrol for what is still missing.
 
-        An answer that any process of this user got in the last 10 s serves; one about a job that
-        ended a while ago serves for long.
+        Return the answer of any process of this user that is at most 10 s old.
         Raises SchedulerUnreachableError.
         """
-        cluster = self.slurm_cluster or ""
-        age_s = cache.TTL_S if max_age_s is None else max_age_s
-        known = cache.recall_ended(cluster, job_ids, since or 0.0) if age_s > 0 else {}
-        ids = sorted(set(job_ids) - known.keys())
+        ids = sorted(set(job_ids))
         if not ids:
-            return known
-        answer = cache.through(
-            (cluster, *ids),
-            age_s,
+            return {}
+        return cache.through(
+            (self.slurm_cluster or "", *ids),
+            cache.TTL_S if max_age_s is None else max_age_s,
             lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since, own=own),
         )
-        cache.remember_ended(cluster, answer)
-        return known | answer
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """End jobs with one scancel.
