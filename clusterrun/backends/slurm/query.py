@@ -159,20 +159,12 @@ def parse_squeue(text: str) -> dict[str, SchedulerJob]:
     for line in text.splitlines():
         values = line.split(SEPARATOR, len(SQUEUE_FIELDS) - 1)
         if len(values) == len(SQUEUE_FIELDS):
-            jobs[values[0]] = _squeue_job(*values)
+            jobs[values[0]] = _squeue_job(values)
     return jobs
 
 
-def _squeue_job(
-    job_id: str,
-    state_text: str,
-    nodelist: str,
-    elapsed: str,
-    limit: str,
-    start: str,
-    end: str,
-    reason: str,
-) -> SchedulerJob:
+def _squeue_job(values: Sequence[str]) -> SchedulerJob:
+    job_id, state_text, nodelist, elapsed, limit, start, end, reason = values
     state = parse_slurm_state(state_text)
     has_started = state not in (JobState.PENDING, JobState.UNKNOWN) and bool(nodelist)
     return SchedulerJob(
@@ -228,21 +220,12 @@ def parse_sacct(text: str) -> dict[str, SchedulerJob]:
     for line in text.splitlines():
         values = line.split(SEPARATOR, len(SACCT_FIELDS) - 1)
         if len(values) == len(SACCT_FIELDS):
-            jobs[values[0]] = _sacct_job(*values)
+            jobs[values[0]] = _sacct_job(values)
     return jobs
 
 
-def _sacct_job(
-    job_id: str,
-    state_text: str,
-    exit_text: str,
-    nodelist: str,
-    elapsed: str,
-    limit_minutes: str,
-    start: str,
-    end: str,
-    reason: str,
-) -> SchedulerJob:
+def _sacct_job(values: Sequence[str]) -> SchedulerJob:
+    job_id, state_text, exit_text, nodelist, elapsed, limit_minutes, start, end, reason = values
     state = parse_slurm_state(state_text)
     code, number = parse_exit(exit_text) if state.is_terminal else (None, None)
     ran = nodelist != "None assigned"  # a start is noted for jobs cancelled before it, too
