@@ -174,8 +174,7 @@ class SlurmBackend:
 
         Raises JobNotFoundError for jobs that Slurm doesn't know: scancel is silent about them.
         """
-        argv = ["scancel", *slurm_query.cluster_option(self.slurm_cluster), *job_ids]
-        done = shell.run(argv, env=slurm_query.environment())
+        done = slurm_query.call(self.slurm_cluster, "scancel", *job_ids)
         known = self.query(job_ids, max_age_s=0)
         if done.rc != 0 and "Invalid job id" not in done.stderr:
             raise ClusterrunError("scancel failed", cause=done.stderr.strip())
@@ -185,9 +184,7 @@ class SlurmBackend:
 
     def interrupt(self, job_id: str) -> None:
         """Signal the agents, which are the tasks of the job's steps."""
-        cluster = slurm_query.cluster_option(self.slurm_cluster)
-        argv = ["scancel", *cluster, "--signal=USR2", job_id]
-        done = shell.run(argv, env=slurm_query.environment())
+        done = slurm_query.call(self.slurm_cluster, "scancel", "--signal=USR2", job_id)
         if done.rc != 0:
             raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
 
@@ -204,8 +201,7 @@ class SlurmBackend:
         self._scontrol("update", f"JobId={job_id}", setting)
 
     def _scontrol(self, *words: str) -> None:
-        argv = ["scontrol", *slurm_query.cluster_option(self.slurm_cluster), *words]
-        done = shell.run(argv, env=slurm_query.environment())
+        done = slurm_query.call(self.slurm_cluster, "scontrol", *words)
         if done.rc != 0:
             cause = done.stderr.strip()
             raise ClusterrunError(f"scontrol {' '.join(words)} failed", cause=cause)
