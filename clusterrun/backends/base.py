@@ -12,7 +12,6 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
-    from clusterrun.rendering.bundle import Bundle
     from clusterrun.rundir.record import JobRecord
 
 
@@ -62,7 +61,7 @@ class SchedulerJob:
 class Backend(Protocol):
     """A scheduler, or this machine; equal backends are asked together."""
 
-    def submit(self, plan: Plan, paths: RunPaths, bundle: Bundle) -> Submission:
+    def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Start a run whose directory is laid out; a refused run's directory is removed.
 
         Raises SubmissionError, SchedulerUnreachableError.
