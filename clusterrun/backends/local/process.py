@@ -1,4 +1,4 @@
-"""Know a process again: a pid alone may belong to another program by now."""
+"""Recognize a process: its pid alone may belong to another program by now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Name this start of this machine; "" where the system has no name for it."""
+    """Return the id of this boot of the machine; "" if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -19,7 +19,7 @@ def boot_id() -> str:
 
 
 def identity(pid: int) -> str | None:
-    """Name a living process for good: None when it is gone, a zombie included."""
+    """Return a unique name of a process; None if it is gone or a zombie."""
     if not sys.platform.startswith("linux"):
         return _portable_identity(pid)
     try:
@@ -43,7 +43,7 @@ def _portable_identity(pid: int) -> str | None:
 
 
 def send_signal(pid: int, known_as: str, number: int) -> bool:
-    """Signal a process if it is still the one that was `known_as`; say whether it was."""
+    """Signal a process if it is still the one that was `known_as`; return whether it was."""
     try:
         descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     except OSError:
@@ -53,7 +53,7 @@ def send_signal(pid: int, known_as: str, number: int) -> bool:
             return False
         if descriptor is None:
             os.kill(pid, number)
-        else:  # the descriptor can't come to mean another process, as the pid can
+        else:  # a pid may be another process by now, a descriptor may not
             signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
         return False

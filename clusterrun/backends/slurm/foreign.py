@@ -40,7 +40,7 @@ class ForeignPart:
 
 
 def is_job_id(text: str) -> bool:
-    """Return whether a text is a job id, perhaps with a task or component: 4711, 4711_3, 4711+1."""
+    """Whether a text is a job id, perhaps with a task or component: 4711, 4711_3, 4711+1."""
     return _JOB.match(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""Why a job waits, in plain words: Slurm's reason codes."""
+"""Slurm's reason codes in plain words: why a job waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_ONE = re.compile(r"(QOS|Assoc)Max(\w+?)Per(Job|Node)(?:Limit)?$")
 _WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
 NEVER_NODES = "asks for more nodes than the partition allows; it will not start"
 
-# Code: (words, may it start without anybody doing something). Longest beginning wins.
+# Code: (words, whether waiting is enough). The longest prefix counts.
 REASONS: dict[str, tuple[str, bool | None]] = {
     "Resources": ("waiting for free nodes", True),
     "Priority": ("jobs with higher priority are ahead", True),
@@ -59,18 +59,19 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "QOSGrp": ("the limit of the QOS is used up, by everybody together", True),
     "QOSMinGRES": ("asks for fewer GPUs than the QOS demands", False),
     "QOSUsageThreshold": ("usage is over the threshold of the QOS", True),
-    "QOSJobLimit": (QOS_FULL, True),
-    "QOSResourceLimit": (QOS_FULL, True),
+    **dict.fromkeys(("QOSJobLimit", "QOSResourceLimit"), (QOS_FULL, True)),
     "AssocMaxWallDurationPerJobLimit": ("--time exceeds the limit of the account", False),
-    "AssocGrpBillingMinutes": ("the account's budget is used up", None),
-    "AssocGrpCPUMinutesLimit": ("the account's budget is used up", None),
-    "AssocGrpGRESMinutes": ("the account's budget is used up", None),
-    "AssocGrp": (ACCOUNT_FULL, True),
-    "AssocMax": (ACCOUNT_FULL, True),
-    "AssociationJobLimit": (ACCOUNT_FULL, True),
-    "AssociationResourceLimit": (ACCOUNT_FULL, True),
-    "MaxGRESPerAccount": (ACCOUNT_FULL, True),
-    "MaxCpuPerAccount": (ACCOUNT_FULL, True),
+    **dict.fromkeys(
+        ("AssocGrpBillingMinutes", "AssocGrpCPUMinutesLimit", "AssocGrpGRESMinutes"),
+        ("the account's budget is used up", None),
+    ),
+    **dict.fromkeys(
+        (
+            *("AssocGrp", "AssocMax", "AssociationJobLimit", "AssociationResourceLimit"),
+            *("MaxGRESPerAccount", "MaxCpuPerAccount"),
+        ),
+        (ACCOUNT_FULL, True),
+    ),
     "DeadLine": ("its deadline cannot be met", False),
 }
 
@@ -85,7 +86,7 @@ class PendingReason:
 
 
 def explain(reason: str, job_id: str) -> PendingReason:
-    """Put the reason for which a job waits into words; a code without words is its own.
+    """Explain why a job waits; an unknown code stands for itself.
 
     >>> explain("ReqNodeNotAvail, UnavailableNodes:node[1-2]", "7").text
     'node[1-2] is down, drained or reserved'
