@@ -59,19 +59,18 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "QOSGrp": ("the limit of the QOS is used up, by everybody together", True),
     "QOSMinGRES": ("asks for fewer GPUs than the QOS demands", False),
     "QOSUsageThreshold": ("usage is over the threshold of the QOS", True),
-    **dict.fromkeys(("QOSJobLimit", "QOSResourceLimit"), (QOS_FULL, True)),
+    "QOSJobLimit": (QOS_FULL, True),
+    "QOSResourceLimit": (QOS_FULL, True),
     "AssocMaxWallDurationPerJobLimit": ("--time exceeds the limit of the account", False),
-    **dict.fromkeys(
-        ("AssocGrpBillingMinutes", "AssocGrpCPUMinutesLimit", "AssocGrpGRESMinutes"),
-        ("the account's budget is used up", None),
-    ),
-    **dict.fromkeys(
-        (
-            *("AssocGrp", "AssocMax", "AssociationJobLimit", "AssociationResourceLimit"),
-            *("MaxGRESPerAccount", "MaxCpuPerAccount"),
-        ),
-        (ACCOUNT_FULL, True),
-    ),
+    "AssocGrpBillingMinutes": ("the account's budget is used up", None),
+    "AssocGrpCPUMinutesLimit": ("the account's budget is used up", None),
+    "AssocGrpGRESMinutes": ("the account's budget is used up", None),
+    "AssocGrp": (ACCOUNT_FULL, True),
+    "AssocMax": (ACCOUNT_FULL, True),
+    "AssociationJobLimit": (ACCOUNT_FULL, True),
+    "AssociationResourceLimit": (ACCOUNT_FULL, True),
+    "MaxGRESPerAccount": (ACCOUNT_FULL, True),
+    "MaxCpuPerAccount": (ACCOUNT_FULL, True),
     "DeadLine": ("its deadline cannot be met", False),
 }
 
