@@ -1,4 +1,4 @@
-"""Who continues a run: one process takes each attempt, and one claims what follows it."""
+"""Which process continues a run: one takes each attempt, and one claims what follows it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def claim(paths: RunPaths, attempt: int, node: str = "") -> bool:
 
 
 def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
-    """Return who else continues the run after an attempt, in a sentence; empty if nobody does."""
+    """Return who else continues the run after an attempt, as a sentence; empty for nobody."""
     if not attempt:
         return ""
     if node := _text(paths.followed(attempt)):
