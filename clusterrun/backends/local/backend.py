@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.backends import executor
@@ -211,18 +211,12 @@ def _job(job_id: str, paths: RunPaths) -> SchedulerJob:
 def _state_of(paths: RunPaths, controller: dict[str, Any] | None) -> tuple[JobState, str]:
     """Return the state of a job that has no end.json, and why."""
     if controller is None:
-        if time.time() - _modified(paths.root) < START_S:
-            return JobState.PENDING, "its controller is starting"
+        with contextlib.suppress(OSError):
+            if time.time() - paths.root.stat().st_mtime < START_S:
+                return JobState.PENDING, "its controller is starting"
         return JobState.FAILED, "its controller never started"
     if _is_elsewhere(controller):
         return JobState.UNKNOWN, f"it runs on {controller['host']}, which can't be seen from here"
     if process.identity(controller["pid"]) == controller["identity"]:
         return JobState.RUNNING, ""
     return JobState.FAILED, "its controller is gone: it was killed, or the machine went down"
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

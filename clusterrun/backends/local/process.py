@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -20,8 +19,6 @@ def boot_id() -> str:
 
 def identity(pid: int) -> str | None:
     """Return a unique name of a process; None if it is gone or a zombie."""
-    if not sys.platform.startswith("linux"):
-        return _portable_identity(pid)
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -30,16 +27,6 @@ def identity(pid: int) -> str | None:
     if fields[0] in (b"Z", b"X"):
         return None
     return f"{boot_id()}:{fields[19].decode()}"  # start time in ticks since boot
-
-
-def _portable_identity(pid: int) -> str | None:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
-    except psutil.Error:
-        return None
 
 
 def send_signal(pid: int, known_as: str, number: int) -> bool:

@@ -72,13 +72,14 @@ def ask(
         if not shell.may_pass(error.cause or ""):
             raise  # sacct reads the same configuration
         unreachable, found = error, {}
-    ended = [job_id for job_id in job_ids if _needs_more(found.get(job_id))]
-    if ended:
-        history, problem = _ask_sacct(ended, slurm_cluster, since)
+    gone = [job_id for job_id in job_ids if _needs_more(found.get(job_id))]
+    if gone:
+        history, problem = _ask_sacct(gone, slurm_cluster, since)
         found |= {job_id: _merge(found.get(job_id), job) for job_id, job in history.items()}
         if unreachable is None:
-            found |= _without_history(ended, found, slurm_cluster, problem)
-    if unreachable is not None and not _all_ended(job_ids, found):
+            found |= _without_history(gone, found, slurm_cluster, problem)
+    ended = {job_id for job_id, job in found.items() if job.state.is_terminal}
+    if unreachable is not None and not ended.issuperset(job_ids):
         raise unreachable
     return {job_id: replace(job, asked_at=asked_at) for job_id, job in found.items()}
 
@@ -91,10 +92,6 @@ def _needs_more(job: SchedulerJob | None) -> bool:
 def is_known(job: SchedulerJob | None) -> bool:
     """Whether squeue, sacct or scontrol knew the job."""
     return job is not None and job.source != NOBODY
-
-
-def _all_ended(job_ids: Iterable[str], found: dict[str, SchedulerJob]) -> bool:
-    return all(job_id in found and found[job_id].state.is_terminal for job_id in job_ids)
 
 
 def _merge(live: SchedulerJob | None, history: SchedulerJob) -> SchedulerJob:
@@ -157,12 +154,12 @@ def parse_squeue(text: str) -> dict[str, SchedulerJob]:
     >>> parse_squeue("11|RUNNING|node[1-2]|0:02|10:00|1795257574|1795258174|None")["11"].nodelist
     'node[1-2]'
     """
-    jobs = {}
-    for line in text.splitlines():
-        values = line.split(SEPARATOR, len(SQUEUE_FIELDS) - 1)
-        if len(values) == len(SQUEUE_FIELDS):
-            jobs[values[0]] = _squeue_job(values)
-    return jobs
+    return {row[0]: _squeue_job(row) for row in _rows(text, SQUEUE_FIELDS)}
+
+
+def _rows(text: str, fields: Sequence[str]) -> Iterator[list[str]]:
+    rows = (line.split(SEPARATOR, len(fields) - 1) for line in text.splitlines())
+    return (row for row in rows if len(row) == len(fields))
 
 
 def _squeue_job(values: Sequence[str]) -> SchedulerJob:
@@ -215,12 +212,7 @@ def parse_sacct(text: str) -> dict[str, SchedulerJob]:
     >>> parse_sacct("10|FAILED|3:0|node1|0|UNLIMITED|1795257574|1795257574|None")["10"].exit_code
     3
     """
-    jobs = {}
-    for line in text.splitlines():
-        values = line.split(SEPARATOR, len(SACCT_FIELDS) - 1)
-        if len(values) == len(SACCT_FIELDS):
-            jobs[values[0]] = _sacct_job(values)
-    return jobs
+    return {row[0]: _sacct_job(row) for row in _rows(text, SACCT_FIELDS)}
 
 
 def _sacct_job(values: Sequence[str]) -> SchedulerJob:

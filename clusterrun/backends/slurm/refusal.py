@@ -55,7 +55,8 @@ def _what_there_is(plan: Plan) -> list[str]:
     rows = _partitions(plan.directive("partition"))
     default = [row for row in rows if row[0].endswith("*")]
     return [
-        f"partition '{name.rstrip('*')}' has {count(nodes, 'node')} with {_gres(gres)}, "
+        f"partition '{name.rstrip('*')}' has {count(nodes, 'node')} with "
+        f"{'no GPUs' if gres in ('(null)', '') else gres}, "
         f"{cpus} CPUs and {memory} MB"
         for name, nodes, gres, cpus, memory, _ in (default or rows)[:5]
     ]
@@ -64,10 +65,6 @@ def _what_there_is(plan: Plan) -> list[str]:
 def _what_was_asked(plan: Plan) -> str:
     asked = f"you asked for {count(plan.nodes, 'node')}"
     return f"{asked} of {plan.gpus_per_node} GPUs" if plan.gpus_per_node else asked
-
-
-def _gres(text: str) -> str:
-    return "no GPUs" if text in ("(null)", "") else text
 
 
 def _partitions(name: str | None) -> list[list[str]]:
