@@ -69,7 +69,7 @@ class RunPaths:
 
     @property
     def deepspeed(self) -> Path:
-        """ds_config.json: DeepSpeed's configuration, where there is one."""
+        """ds_config.json: DeepSpeed's configuration, if there is one."""
         return self.root / "ds_config.json"
 
     @property

@@ -27,7 +27,7 @@ HEADER_WORDS = 8
 SLOT_WORDS = 8
 _HOLD, _SAVE_POINT = range(2)
 _CALLS, _STOPPED, _SHIELDED = range(3)
-_WORD = struct.Struct("@Q")  # native: copied as one word, where standard formats may go by bytes
+_WORD = struct.Struct("@Q")  # native: copied as one word; other formats may go by bytes
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class SlurmBackend:
     ) -> Submission:
         """Submit once; an interrupted submission is taken back.
 
-        Raises PerhapsSubmittedError if nobody can say whether the job is in the queue.
+        Raises PerhapsSubmittedError if it is unknown whether the job is in the queue.
         """
         argv = sbatch.command(plan, paths, options=options, words=words)
         environ = scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)

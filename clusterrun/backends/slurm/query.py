@@ -309,7 +309,7 @@ def find_by_command(
 def job_of_sluid(text: str) -> str:
     """Return the number of the job with this SLUID, Slurm's second name for it since 26.05.
 
-    Empty for any other text, or if nobody knows the job.
+    Empty for any other text, and if Slurm does not know the job.
     """
     if not _SLUID.match(text):
         return ""

@@ -1,7 +1,7 @@
-"""Submit, from inside a job, the next job of its run: it starts in seconds, where Slurm would
-hold a requeued one for two minutes.
+"""Submit, from inside a job, the next job of its run.
 
-An heir, on its node, runs `python -m clusterrun.backends.slurm.successor RUN_DIR NODES`.
+It starts in seconds, while Slurm would hold a requeued job back for two minutes. An heir, on its
+node, runs `python -m clusterrun.backends.slurm.successor RUN_DIR NODES`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _excluded(plan: Plan, nodes: str) -> str:
 
 
 def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None:
-    """Record the new job; cancel it if that fails, since nobody could find it."""
+    """Record the new job; cancel it if that fails, since no command could find it."""
     try:
         records.update(record.paths, lambda now: records.continued_by(now, new.job_id))
         records.link_job(record.runs_dir, new.job_id, record.paths)
