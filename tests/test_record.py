@@ -415,34 +415,40 @@ def test_a_job_that_goes_on_with_a_run_becomes_its_newest(runs: RunsDir) -> None
     assert (last.job_id, last.earlier_job_ids) == ("54", ("53",))
 
 
-def test_places_are_remembered_newest_first(tmp_path: Path) -> None:
-    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+def test_places_are_remembered_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     runs_dirs = [RunsDir(root=tmp_path / name) for name in ("a", "b", "gone")]
     for place in runs_dirs:
         place.root.mkdir()
-        known_roots.remember_root(place, environ)
-    known_roots.remember_root(runs_dirs[0], environ)
+        known_roots.remember_root(place)
+    known_roots.remember_root(runs_dirs[0])
     runs_dirs[2].root.rmdir()
-    assert known_roots.remembered_roots(environ) == runs_dirs[:2]
+    assert known_roots.remembered_roots() == runs_dirs[:2]
     assert mode(tmp_path / "state" / "clusterrun" / "roots.json") == 0o600
 
 
-def test_a_home_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_written_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
-    environ = {"XDG_STATE_HOME": str(tmp_path / "file")}
-    known_roots.remember_root(RunsDir(root=tmp_path), environ)
-    assert known_roots.remembered_roots(environ) == []
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    known_roots.remember_root(RunsDir(root=tmp_path))
+    assert known_roots.remembered_roots() == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"roots": 5}', '{"roots": [1]}'])
-def test_a_damaged_memory_is_no_error(tmp_path: Path, text: str) -> None:
+def test_a_damaged_memory_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     file = tmp_path / "clusterrun" / "roots.json"
     file.parent.mkdir()
     file.write_text(text)
-    environ = {"XDG_STATE_HOME": str(tmp_path)}
-    assert known_roots.remembered_roots(environ) == []
-    known_roots.remember_root(RunsDir(root=tmp_path), environ)
-    assert known_roots.remembered_roots(environ) == [RunsDir(root=tmp_path)]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert known_roots.remembered_roots() == []
+    known_roots.remember_root(RunsDir(root=tmp_path))
+    assert known_roots.remembered_roots() == [RunsDir(root=tmp_path)]
 
 
 def test_a_path_stays_spelled_as_the_user_spells_it(runs: RunsDir, tmp_path: Path) -> None:

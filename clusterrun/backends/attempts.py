@@ -1,4 +1,4 @@
-"""The attempts of a run: how each ended, and what of its work the next had to do again."""
+"""The attempts of a run: how each ended, and how much of its work had to be repeated."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from clusterrun.rundir.outcome import Cause, Outcome, read_outcome, read_world
 from clusterrun.rundir.paths import RunPaths
 
-HALTS = 2  # on one node; once may be chance
+HALTS = 2  # on one node; one may be chance
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSummary:
-    """One attempt; `outcome` is None while it runs, and where nobody could write it.
+    """One attempt; `outcome` is None while it runs, and if no node could write it.
 
-    `lost_steps` were done again by a later attempt, `lost_s` is about how long they had taken.
+    A later attempt repeated `lost_steps`; `lost_s` estimates how long they had taken.
     """
 
     number: int
@@ -25,14 +25,14 @@ class AttemptSummary:
 
 
 def read_attempts(paths: RunPaths) -> tuple[AttemptSummary, ...]:
-    """Read all attempts of a run, the first one first."""
+    """Read all attempts of a run, in order."""
     numbers = range(1, paths.newest_attempt() + 1)
     outcomes = {number: read_outcome(paths, number) for number in numbers}
     return tuple(_attempt(paths, number, outcomes) for number in numbers)
 
 
 def bad_nodes(paths: RunPaths) -> tuple[str, ...]:
-    """Name the nodes that gave no sign of life, and those where ranks were halted several times."""
+    """Return the nodes that did not answer, and those on which ranks halted several times."""
     outcomes = [attempt.outcome for attempt in read_attempts(paths) if attempt.outcome]
     silent = [node for outcome in outcomes for node in outcome.exclude]
     halts = [outcome.node for outcome in outcomes if outcome.cause is Cause.HALTED]
@@ -45,8 +45,8 @@ def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
     nodes = outcome.nodes if outcome else read_world(paths, number)
     if outcome is None or outcome.step is None or outcome.cause is Cause.COMPLETED:
         return AttemptSummary(number=number, nodes=nodes, outcome=outcome)
-    first = _gone_on_from(paths, number, outcomes)
-    lost = max(0, outcome.step - _gone_on_from(paths, number + 1, outcomes))
+    first = _resumed_from(paths, number, outcomes)
+    lost = max(0, outcome.step - _resumed_from(paths, number + 1, outcomes))
     done = outcome.step - first
     spent_s = outcome.ended_at - outcome.started_at
     lost_s = spent_s * min(1.0, lost / done) if done > 0 else None
@@ -55,8 +55,8 @@ def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
     )
 
 
-def _gone_on_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> int:
-    """Name the step that an attempt went on from, else the newest that it could have."""
+def _resumed_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> int:
+    """Return the step that an attempt resumed from, or the newest one that it could."""
     try:
         return int(paths.resumed(number).read_text(encoding="ascii"))
     except (OSError, ValueError):

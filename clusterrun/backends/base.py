@@ -1,4 +1,4 @@
-"""What a place to run jobs can do, and what it says about a job."""
+"""The interface of a backend, and what it reports about a job."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
-    from clusterrun.rendering.bundle import Bundle
     from clusterrun.rundir.record import JobRecord
 
 
 class PerhapsSubmittedError(SchedulerUnreachableError):
-    """The scheduler did not answer a submission: the job may be in the queue or not."""
+    """The scheduler did not answer a submission: the job may be queued or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """Where a job went; `slurm_cluster` is named only at sites that have several.
+    """A job that was submitted; `slurm_cluster` is set only at sites that have several.
 
-    `held` is what to raise, once the job is recorded, about one that should start and can't.
+    `held` is the error to raise, once the job is recorded, if it should start and can't.
     """
 
     job_id: str
@@ -34,12 +33,11 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerJob:
-    """What a scheduler says about one job; None is what it did not say.
+    """What a scheduler reports about one job; None is unknown.
 
     Times are seconds of the epoch; `start` is set once the job has started, `expected_start`
-    before; `limit_s` is None without a limit, too. `source` is who said so (squeue, sacct,
-    scontrol, files, nobody), `asked_at` when they were asked, and `note` says in words what
-    could not be known.
+    before; `limit_s` is None without a limit, too. `source` is what was asked (squeue, sacct,
+    scontrol, files, nobody), `asked_at` when, and `note` says what could not be found out.
     """
 
     job_id: str
@@ -60,10 +58,10 @@ class SchedulerJob:
 
 
 class Backend(Protocol):
-    """A scheduler, or this machine; equal backends are asked together."""
+    """A scheduler, or this machine; jobs of equal backends are asked about together."""
 
-    def submit(self, plan: Plan, paths: RunPaths, bundle: Bundle) -> Submission:
-        """Start a run whose directory is laid out; a refused run's directory is removed.
+    def submit(self, plan: Plan, paths: RunPaths) -> Submission:
+        """Submit a run whose directory exists; a refused run's directory is removed.
 
         Raises SubmissionError, SchedulerUnreachableError.
         """
@@ -79,12 +77,12 @@ class Backend(Protocol):
         chained: bool = False,
         waits: bool = False,
     ) -> Submission:
-        """Start one more job of a run; its directory stays, whatever becomes of that.
+        """Submit one more job of a run; its directory stays, even if that fails.
 
-        It starts after the job `after`. What the plan says of a start (dependency, begin, hold) was
-        met by the run's first job, and counts again only where it `waits`.
-        Raises SubmissionError, SchedulerUnreachableError (PerhapsSubmittedError where the job
-        may be in the queue).
+        It starts after the job `after`. The plan's conditions for a start (dependency, begin, hold)
+        were met by the run's first job, and apply again only if it `waits`.
+        Raises SubmissionError, SchedulerUnreachableError (PerhapsSubmittedError if the job may be
+        queued).
         """
         ...
 
@@ -96,10 +94,10 @@ class Backend(Protocol):
         max_age_s: float | None = None,
         own: bool = False,
     ) -> dict[str, SchedulerJob]:
-        """Ask about all jobs at once; a job that nobody knows is missing from the answer.
+        """Ask about all jobs at once; the answer lacks unknown jobs.
 
-        `since` is when the oldest of them was submitted; an answer up to `max_age_s` old will do
-        (None: as old as the backend thinks kind to its scheduler). `own`: all are this user's.
+        `since` is when the oldest of them was submitted; the answer may be `max_age_s` old (None:
+        the backend's default). `own`: all are this user's.
         """
         ...
 
@@ -111,15 +109,15 @@ class Backend(Protocol):
         ...
 
     def interrupt(self, job_id: str) -> None:
-        """Have the agents of a running job look what is requested of its attempt.
+        """Have the agents of a running job read the request for its attempt.
 
-        Raises ClusterrunError where they can't be told.
+        Raises ClusterrunError if they can't be signalled.
         """
         ...
 
     def release(self, job_id: str) -> bool:
-        """Start a requeued job that is held back now; False where it is none.
+        """Start a requeued job that is held back; return False for any other job.
 
-        Raises ClusterrunError where that is not allowed.
+        Raises ClusterrunError if that is not allowed.
         """
         ...

@@ -1,9 +1,9 @@
-"""What the files of a run say about how it stands, without asking a scheduler."""
+"""What the files of a run tell about its progress, without a question to the scheduler."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.state import JobState
 
 UNHEARD = "no rank had asked runtime.should_checkpoint() when all were to save"
-FEW = 8  # files that are looked at before it is known which node is the head
+SAVING = (EventType.CHECKPOINT, EventType.UNSAVED, EventType.INTERRUPTED)
+FEW = 8  # files to read before it is known which node is the head
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingProgress:
-    """How far the training is; None is what it did not report. `reported_at` is epoch seconds."""
+    """How far the training is; None was not reported. `reported_at` is epoch seconds."""
 
     step: int | None = None
     total: int | None = None
@@ -33,7 +34,7 @@ class Evidence:
     """What the head wrote of the newest attempt; times are seconds of the epoch.
 
     `nodes` are those that met, `hosts` those of the events: simulated nodes share one. `unsaved`
-    says what kept the attempt from saving, if it has not saved since; `is_unheard` that no rank
+    is why the attempt could not save, if it has not saved since; `is_unheard` means that no rank
     could know that it was to save.
     """
 
@@ -50,7 +51,7 @@ class Evidence:
 
 
 def read_evidence(paths: RunPaths) -> Evidence:
-    """Read the events of the newest attempt: those of the head, where rank 0 is."""
+    """Read the newest attempt's events of the head, where rank 0 is."""
     attempt = paths.newest_attempt()
     nodes = read_world(paths, attempt)
     events = _events(paths, attempt, nodes)
@@ -58,7 +59,7 @@ def read_evidence(paths: RunPaths) -> Evidence:
     starts = [event for event in events if event.type is EventType.STARTED]
     hosts = tuple(event.host for event in starts if event.host)
     world, save = newest.get(EventType.WORLD_READY), newest.get(EventType.CHECKPOINT)
-    unsaved = _newest_of_saving(events)
+    unsaved = next((event for event in reversed(events) if event.type in SAVING), None)
     return Evidence(
         attempt=attempt,
         started_at=starts[0].at if starts else None,
@@ -74,7 +75,7 @@ def read_evidence(paths: RunPaths) -> Evidence:
 
 
 def _events(paths: RunPaths, attempt: int, nodes: Sequence[str]) -> list[Event]:
-    """Read what the head wrote; before it is known who that is, what a few nodes wrote."""
+    """Read the head's events; those of a few nodes before the head is known."""
     files = [paths.events(nodes[0])] if nodes else sorted(paths.events_dir.glob("*.jsonl"))[:FEW]
     found = [event for file in files for event in _read(file, attempt)]
     return sorted(found, key=lambda event: event.at)
@@ -88,7 +89,7 @@ def _read(file: Path, attempt: int) -> tuple[Event, ...]:
     return _read_version(file, attempt, (status.st_mtime_ns, status.st_size))
 
 
-@functools.lru_cache(maxsize=64)  # who waits looks again and again
+@functools.lru_cache(maxsize=64)  # `wait` reads again and again
 def _read_version(file: Path, attempt: int, version: tuple[int, int]) -> tuple[Event, ...]:
     del version
     return tuple(read_ends(file, attempt))
@@ -106,14 +107,6 @@ def _progress(steps: Sequence[Event]) -> TrainingProgress:
     return TrainingProgress(step=step, total=last.total, rate_per_s=rate, reported_at=last.at)
 
 
-def _newest_of_saving(events: Iterable[Event]) -> Event | None:
-    newest = None
-    for event in events:
-        if event.type in (EventType.CHECKPOINT, EventType.UNSAVED, EventType.INTERRUPTED):
-            newest = event
-    return newest
-
-
 def _unsaved(newest: Event | None) -> str:
     if newest is not None and newest.type is EventType.UNSAVED:
         return f"step {newest.step} was not saved: {newest.reason}"
@@ -125,7 +118,7 @@ def _is_unheard(newest: Event | None) -> bool:
 
 
 def first_failure(paths: RunPaths, end: End | None, newest: Outcome | None) -> Outcome | None:
-    """Return the failure that ended the newest attempt; being cancelled or interrupted is none."""
+    """Return the failure that ended the newest attempt; a cancellation or interruption is none."""
     if newest is not None:
         return newest if newest.code and newest.cause.is_failure else None
     if end is None or end.state is not JobState.FAILED:

@@ -1,4 +1,4 @@
-"""Look up what planning must know about this machine: the only place that gathers Facts."""
+"""Gather what planning must know about this machine."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """One device that CUDA can be told to use: by `id`; a MIG slice's id is its UUID."""
+class CudaDevice:
+    """A GPU or MIG slice as CUDA_VISIBLE_DEVICES names it, by `id`; a slice's id is its UUID."""
 
     id: str
     uuid: str
 
 
 def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Facts:
-    """Look at this machine, and read the user's own configuration files.
+    """Gather the facts of this machine, and read the user's own configuration files.
 
     Raises UsageError for a file that can't be read.
     """
@@ -62,10 +62,10 @@ def choose_cluster(asked: Cluster) -> Cluster:
 
 
 def working_directory(environ: Mapping[str, str]) -> Path:
-    """Name the working directory as the user's shell does.
+    """Return the working directory by the name that the user's shell has for it.
 
-    The shell's name may be a link that every node has, where what it leads to is this node's.
-    Raises ClusterrunError when the directory is gone.
+    That may be a link that works on every node, while its target exists on this one only.
+    Raises ClusterrunError if the directory is gone.
     """
     try:
         real = os.getcwd()
@@ -81,7 +81,7 @@ def working_directory(environ: Mapping[str, str]) -> Path:
 
 
 def usable_cpus() -> int:
-    """Count the CPUs that this process may use; the machine may have more."""
+    """Return how many CPUs this process may use; the machine may have more."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -95,7 +95,7 @@ def _interpreter(spec: JobSpec, cwd: Path) -> str:
 
 
 def installed_versions(python: str) -> dict[str, str]:
-    """Read the versions that an interpreter has installed, "" if unknown.
+    """Return the versions of the packages of an interpreter, "" if unknown.
 
     The interpreter is not run: `render` must be safe in a project that one does not trust.
     """
@@ -109,7 +109,7 @@ def installed_versions(python: str) -> dict[str, str]:
 
 
 def _site_packages(python: Path) -> list[str]:
-    """List where an environment keeps its packages; the nodes may have others."""
+    """Return where an environment keeps its packages; the nodes may have others."""
     root = python.parent.parent
     return [str(path) for path in sorted(root.glob("lib/python3*/site-packages"))]
 
@@ -128,8 +128,8 @@ def _own_text(name: str | None, cwd: Path, what: str) -> str:
 # GPUs
 
 
-def find_gpus() -> tuple[Gpu, ...]:
-    """List the GPUs of this machine by NVML, else by nvidia-smi, else none."""
+def find_gpus() -> tuple[CudaDevice, ...]:
+    """Return the GPUs of this machine by NVML, else by nvidia-smi, else none."""
     try:
         import pynvml
     except ImportError:
@@ -147,8 +147,8 @@ def find_gpus() -> tuple[Gpu, ...]:
         pynvml.nvmlShutdown()
 
 
-def _nvml_devices(nvml: Any, index: int) -> list[Gpu]:
-    """Return a GPU, or its slices where it is divided."""
+def _nvml_devices(nvml: Any, index: int) -> list[CudaDevice]:
+    """Return a GPU, or its slices if it is divided."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     slices = []
     try:
@@ -156,17 +156,17 @@ def _nvml_devices(nvml: Any, index: int) -> list[Gpu]:
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if enabled else 0):
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
             uuid = _text(nvml.nvmlDeviceGetUUID(part))
-            slices.append(Gpu(id=uuid, uuid=uuid))
-    except nvml.NVMLError:  # most GPUs know no MIG; slices are listed without gaps
+            slices.append(CudaDevice(id=uuid, uuid=uuid))
+    except nvml.NVMLError:  # most GPUs have no MIG; slices are listed without gaps
         pass
-    return slices or [Gpu(id=str(index), uuid=_text(nvml.nvmlDeviceGetUUID(handle)))]
+    return slices or [CudaDevice(id=str(index), uuid=_text(nvml.nvmlDeviceGetUUID(handle)))]
 
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value  # older bindings give bytes
 
 
-def _gpus_of_smi() -> tuple[Gpu, ...]:
+def _gpus_of_smi() -> tuple[CudaDevice, ...]:
     program = shell.find("nvidia-smi")
     if program is None:
         return ()
@@ -177,27 +177,27 @@ def _gpus_of_smi() -> tuple[Gpu, ...]:
     return parse_smi_list(done.stdout) if done.rc == 0 else ()
 
 
-def parse_smi_list(text: str) -> tuple[Gpu, ...]:
-    """Read `nvidia-smi -L`; a GPU that is divided gives its slices.
+def parse_smi_list(text: str) -> tuple[CudaDevice, ...]:
+    """Parse `nvidia-smi -L`; a GPU that is divided is replaced by its slices.
 
     >>> parse_smi_list("GPU 0: NVIDIA H200 (UUID: GPU-0a1b)")
-    (Gpu(id='0', uuid='GPU-0a1b'),)
+    (CudaDevice(id='0', uuid='GPU-0a1b'),)
     """
-    found: list[Gpu] = []
+    found: list[CudaDevice] = []
     for line in text.splitlines():
         if match := _GPU_LINE.match(line):
-            found.append(Gpu(id=match[1], uuid=match[2]))
+            found.append(CudaDevice(id=match[1], uuid=match[2]))
         elif match := _MIG_LINE.match(line):
             if found and not found[-1].id.startswith("MIG-"):
                 found.pop()
-            found.append(Gpu(id=match[1], uuid=match[1]))
+            found.append(CudaDevice(id=match[1], uuid=match[1]))
     return tuple(found)
 
 
-def visible_gpus(found: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Choose what CUDA_VISIBLE_DEVICES leaves, in its order and spelling.
+def visible_gpus(found: tuple[CudaDevice, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the devices that CUDA_VISIBLE_DEVICES leaves, in its order and spelling.
 
-    As CUDA does, the list ends at the first entry that names no device.
+    As for CUDA, the list ends at the first entry that names no device.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
@@ -206,7 +206,7 @@ def visible_gpus(found: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[st
     return tuple(itertools.takewhile(lambda name: _is_device(name, found), names))
 
 
-def _is_device(name: str, found: tuple[Gpu, ...]) -> bool:
+def _is_device(name: str, found: tuple[CudaDevice, ...]) -> bool:
     if name.startswith(("GPU-", "MIG-")):  # CUDA takes a beginning of a UUID, too
         return any(gpu.uuid.startswith(name) for gpu in found)
     return any(gpu.id == name for gpu in found)

@@ -1,4 +1,4 @@
-"""Find the backend that a job is for, and that of one that ran."""
+"""Choose the backend of a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusterrun.shared import shell
 
 
 def backend(cluster: Cluster, runs_dir: RunsDir, *, keep_sbatch_env: bool = False) -> Backend:
-    """Return the backend that submits. Raises UsageError for Slurm without sbatch."""
+    """Return the backend to submit to. Raises UsageError for Slurm without sbatch."""
     if cluster is Cluster.LOCAL:
         return LocalBackend(runs_dir=RunsDir(root=runs_dir.root.absolute()))
     refuse_missing_slurm()
@@ -30,7 +30,7 @@ def refuse_missing_slurm() -> None:
 
 
 def backend_of(record: JobRecord) -> Backend:
-    """Return the backend that knows the job of a record; equal ones are asked together."""
+    """Return the backend that has the job of a record."""
     if record.cluster is Cluster.LOCAL:
         return LocalBackend(runs_dir=record.runs_dir)
     return SlurmBackend(slurm_cluster=record.slurm_cluster)

@@ -1,4 +1,4 @@
-"""How jobs stand: records, files and one question to each scheduler, put together; never stored."""
+"""The status of jobs, from records, files and one question to each scheduler; never stored."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from clusterrun.shared.state import JobState
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """Where one job stands; None and "" are what nobody could say, and `notes` why.
+    """The status of one job; None and "" are unknown, and `notes` say why.
 
     Times are seconds of the epoch. `pending` explains why a job waits, `reason` is the
-    scheduler's own word for any other state. `world_size` is what the ranks proved, not what
-    was asked for. `error` is set when the scheduler did not answer.
+    scheduler's reason for any other state. `world_size` is what the ranks found, not what was
+    asked for. `error` is set if the scheduler did not answer.
     """
 
     record: JobRecord
@@ -51,7 +51,7 @@ class JobStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What a scheduler said about its jobs, or why it said nothing."""
+    """What a scheduler answered about its jobs, or why it did not."""
 
     jobs: dict[str, SchedulerJob]
     error: ClusterrunError | None = None
@@ -63,10 +63,10 @@ def statuses(
     *,
     max_age_s: float | None = None,
 ) -> list[JobStatus]:
-    """Say how all jobs stand, asking each scheduler at most once.
+    """Return the status of all jobs, asking each scheduler at most once.
 
-    Jobs whose files say that they completed need no Slurm. A scheduler that doesn't answer
-    is no error here: each status that misses it holds the error.
+    A job that completed by its files needs no question. If a scheduler doesn't answer, each
+    status that misses the answer holds the error.
     """
     ends = [read_end(record.paths) for record in records]
     records = [_current(record, end) for record, end in zip(records, ends, strict=True)]
@@ -79,14 +79,14 @@ def statuses(
 
 
 def _current(record: JobRecord, end: End | None) -> JobRecord:
-    """Take the next job of a chain for the run's own where the time limit ended the one before."""
+    """Make the next job of a chain the run's own if the time limit ended the one before."""
     if record.chained_job_ids and end is not None and end.state is JobState.TIMEOUT:
         return continued_by(record, record.chained_job_ids[0])
     return record
 
 
 def _must_ask(record: JobRecord, end: End | None) -> bool:
-    """Say whether the files leave a question: a job that failed may wait for its next start."""
+    """Whether the files are not enough: a job that failed may wait for its next start."""
     if not record.job_id:
         return False
     if end is None:
@@ -125,14 +125,14 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     state = _state(end, job, evidence)
     waits = state is JobState.PENDING and job is not None
     over = state.is_terminal
-    attempts = _told_apart(read_attempts(record.paths), record, waits=waits)
+    attempts = _corrected(read_attempts(record.paths), record, waits=waits)
     start = _started(attempts, evidence) or (job.start if job else None)
     ended = (end.ended_at if end else None) or (job.end if job else None)
     code, number = _exit(end, job) if over else (None, None)
     return JobStatus(
         record=record,
         state=state,
-        reason=_remark(job, state),
+        reason=_reason(job, state),
         pending=_pending(record, job, evidence) if waits and job else None,
         nodelist=(job.nodelist if job else "") or _nodelist(record, evidence),
         elapsed_s=_elapsed(job, start, ended),
@@ -154,20 +154,20 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
 
 
 def _nodelist(record: JobRecord, evidence: Evidence) -> str:
-    """Name the nodes by the files; simulated ones are all on one host."""
+    """Return the nodes by the files; simulated ones are all on one host."""
     return ",".join(evidence.hosts if record.cluster is Cluster.LOCAL else evidence.nodes)
 
 
-def _remark(job: SchedulerJob | None, state: JobState) -> str:
-    """Return the scheduler's remark on the state that is shown, if it says more than that."""
+def _reason(job: SchedulerJob | None, state: JobState) -> str:
+    """Return the scheduler's reason for the state that is shown, if it adds anything."""
     is_about_it = job is not None and job.state is state and state is not JobState.PENDING
     return job.reason if job and is_about_it and job.reason != "NonZeroExitCode" else ""
 
 
-def _told_apart(
+def _corrected(
     attempts: tuple[AttemptSummary, ...], record: JobRecord, *, waits: bool
 ) -> tuple[AttemptSummary, ...]:
-    """Correct the last attempt: a job that waits itself was requeued instead of followed."""
+    """Correct the last attempt: a job that is pending was requeued and has no successor."""
     last = attempts[-1].outcome if attempts else None
     is_requeued = waits and last is not None and last.job_id == record.job_id
     if last is None or not is_requeued or last.next is not Next.SUCCESSOR:
@@ -177,10 +177,10 @@ def _told_apart(
 
 
 def _state(end: End | None, job: SchedulerJob | None, evidence: Evidence) -> JobState:
-    """Choose between what the files and the scheduler say.
+    """Choose between the files and the scheduler.
 
-    The files know sooner that the job runs or has ended, and know it for ever; the scheduler
-    knows better why it failed, and whether it starts again.
+    The files show sooner that the job runs or has ended, and keep it; the scheduler knows better
+    why it failed, and whether it starts again.
     """
     if job is None or job.state is JobState.UNKNOWN:
         return end.state if end else JobState.UNKNOWN
@@ -193,7 +193,7 @@ def _state(end: End | None, job: SchedulerJob | None, evidence: Evidence) -> Job
     stale = _later(end.ended_at, job.asked_at)
     if _later(job.start, end.ended_at) or (job.state is JobState.PENDING and not stale):
         return job.state  # it starts again, or has
-    # A job that Slurm ended may have been preempted: only Slurm knows, once it has swept up.
+    # A job that Slurm ended may have been preempted: only Slurm knows, after its clean-up.
     return JobState.COMPLETING if end.state is JobState.CANCELLED else end.state
 
 
@@ -212,7 +212,7 @@ def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> Pendin
 
 
 def _exit(end: End | None, job: SchedulerJob | None) -> tuple[int | None, int | None]:
-    """Return exit code and signal: the run's own where it could write it."""
+    """Return exit code and signal: the run's own if it could write them."""
     if end is not None and end.exit_code is not None:
         number = end.exit_code - 128
         return end.exit_code, number if 0 < number < 65 else None
@@ -220,7 +220,7 @@ def _exit(end: End | None, job: SchedulerJob | None) -> tuple[int | None, int | 
 
 
 def _started(attempts: Sequence[AttemptSummary], evidence: Evidence) -> float | None:
-    """Say when the allocation of the newest attempt began: with the attempts before it there."""
+    """Return when the allocation of the newest attempt began, with its first attempt."""
     start = evidence.started_at
     for attempt in reversed(attempts[:-1]):
         if attempt.outcome is None or attempt.outcome.next is not Next.RELAUNCH:
@@ -242,7 +242,7 @@ def _notes(
     answer: _Answer | None,
     evidence: Evidence,
 ) -> tuple[str, ...]:
-    is_late = state is JobState.COMPLETED and evidence.is_unheard  # it has done without
+    is_late = state is JobState.COMPLETED and evidence.is_unheard  # it needed no save
     notes = [evidence.unsaved] if evidence.unsaved and not is_late else []
     if not record.job_id:
         notes.append("its submission was interrupted; look for it with 'squeue --me'")

@@ -106,6 +106,11 @@ class Plan:
         """Count the ranks of the whole job."""
         return self.nodes * self.procs_per_node
 
+    def directive(self, name: str) -> str | None:
+        """Return the value of a directive, the last if there are several; None without one."""
+        values = [line.value for line in self.directives if line.name == name]
+        return values[-1] if values else None
+
     def to_json(self) -> str:
         """Write the plan as `plan.json`, keys sorted, equal for equal plans."""
         data = {"schema": SCHEMA, **dataclasses.asdict(self)}

@@ -64,14 +64,14 @@ class SavePoint:
         """Wait until the agents have chosen the call; an agent may be dead or stopped."""
         self._dealt_with = held
         deadline = time.monotonic() + DECISION_TIMEOUT_S
-        while (decision := page.decision).request < held:
+        while (decided := page.save_point).request < held:
             if time.monotonic() > deadline:
                 waited = f"no decision on when to save came within {DECISION_TIMEOUT_S:.0f} s"
                 say(f"{waited}; training goes on")
                 return
             time.sleep(0.001)
-        if decision.at:
-            self._at = decision.at
+        if decided.at:
+            self._at = decided.at
 
 
 def _nothing(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Who continues a run: one process takes each attempt, and one claims what follows it."""
+"""Which process continues a run: one takes each attempt, and one claims what follows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def take_attempt(paths: RunPaths, number: int, owner: str) -> bool:
 
 
 def claim(paths: RunPaths, attempt: int, node: str = "") -> bool:
-    """Claim what follows an attempt; return False if somebody else has. Raises OSError.
+    """Claim what follows an attempt; return False if another process has. Raises OSError.
 
     An heir writes its node's name; the conductor's claim is empty.
     """
@@ -36,7 +36,7 @@ def claim(paths: RunPaths, attempt: int, node: str = "") -> bool:
 
 
 def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
-    """Return who else continues the run after an attempt, in a sentence; empty if nobody does."""
+    """Return a sentence on who else continues the run after an attempt; empty if none does."""
     if not attempt:
         return ""
     if node := _text(paths.followed(attempt)):

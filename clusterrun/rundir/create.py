@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import grp
 import os
-import pwd
 import random
 import shutil
 import stat
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
-from clusterrun.rundir.record import current_user
+from clusterrun.rundir.record import current_user, user_name
 from clusterrun.shared import files
 
 if TYPE_CHECKING:
@@ -34,54 +33,51 @@ def new_run_id(now: datetime, rng: random.Random) -> str:
 def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> RunPaths:
     """Make the directory of a run with all files of its bundle, private to the user.
 
-    On an error nothing of it is left. Raises ClusterrunError with the path and the reason,
+    An error leaves nothing behind. Raises ClusterrunError with the path and the reason,
     UsageError for a place where others can write.
     """
     root = RunsDir(root=runs_dir.root.absolute())
     paths = root.run(directory_name(name), run_id)
     above = (paths.root.parent, root.by_job, root.root)
     paths = dataclasses.replace(paths, made=tuple(filterfalse(os.path.lexists, above)))
+    undo = _remove_made
     try:
         _make_parents(root, paths)
         paths.root.mkdir(mode=0o700)
-    except BaseException as error:
-        _remove_made(paths)
-        if isinstance(error, OSError):
-            raise _cannot_write(paths, error) from error
-        raise
-    try:
+        undo = remove_run
         paths.slurm_dir.mkdir(mode=0o700)
         for file, text in bundle.files.items():
             write_config(paths.root / file, text)
     except BaseException as error:
-        remove_run(paths)
+        undo(paths)
         if isinstance(error, OSError):
-            raise _cannot_write(paths, error) from error
+            raise ClusterrunError(
+                f"cannot make the run directory {paths.root}",
+                cause=str(error),
+                hint="choose another place with --run-dir",
+            ) from error
         raise
     return paths
 
 
 def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
-    """Make the directories of all runs, private; what is above them by the umask.
+    """Make the directories of all runs, private; those above them by the umask.
 
-    Raises UsageError for one in which somebody else could put a run of theirs in place of ours.
+    Raises UsageError for one in which another user could replace our run.
     """
+    own = f"use a directory of your own: --run-dir {runs_dir.root / current_user()}"
     runs_dir.root.parent.mkdir(parents=True, exist_ok=True)
     for directory in (runs_dir.root, runs_dir.by_job, paths.root.parent):
         directory.mkdir(mode=0o700, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
-            owner = _owner(directory.stat().st_uid)
+            owner = user_name(directory.stat().st_uid)
             raise UsageError(
-                f"{directory} belongs to {owner}, and you cannot write in it",
-                hint=f"use a directory of your own: --run-dir {runs_dir.root / current_user()}",
+                f"{directory} belongs to {owner}, and you cannot write in it", hint=own
             )
         if _is_shared(directory.stat()):
             raise UsageError(
                 f"others can write in {directory}, and could replace your run by theirs",
-                hint=(
-                    f"use a directory of your own: --run-dir {runs_dir.root / current_user()}",
-                    f"or close it: chmod go-w {directory}",
-                ),
+                hint=(own, f"or close it: chmod go-w {directory}"),
             )
 
 
@@ -101,21 +97,6 @@ def _is_private(group_id: int) -> bool:
         return False
 
 
-def _owner(user_id: int) -> str:
-    try:
-        return pwd.getpwuid(user_id).pw_name
-    except KeyError:
-        return f"user {user_id}"
-
-
-def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
-    return ClusterrunError(
-        f"cannot make the run directory {paths.root}",
-        cause=str(error),
-        hint="choose another place with --run-dir",
-    )
-
-
 def write_config(path: Path, text: str) -> None:
     """Write a file of a bundle, private; scripts can be executed."""
     is_script = path.suffix in (".sh", ".sbatch")
@@ -123,9 +104,9 @@ def write_config(path: Path, text: str) -> None:
 
 
 def remove_run(paths: RunPaths) -> None:
-    """Remove a run that was never submitted, and what its submission made above it, where empty.
+    """Remove a run that was never submitted, and the empty directories that it made above it.
 
-    Only what `create_run` returned knows what that is.
+    Only the paths that `create_run` returned name those.
     """
     shutil.rmtree(paths.root, ignore_errors=True)
     _remove_made(paths)

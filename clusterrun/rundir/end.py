@@ -1,4 +1,4 @@
-"""How a run ended: `end.json`, the last word about it, which only this module writes and reads."""
+"""How a run ended: `end.json`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_end(paths: RunPaths) -> End | None:
 
 
 def _begun_after(paths: RunPaths, ended_ns: int) -> bool:
-    """Return whether an attempt began later; both times are the file server's."""
+    """Whether an attempt began later; both times are the file server's."""
     try:
         return paths.attempts_dir.stat().st_mtime_ns > ended_ns
     except OSError:

@@ -1,4 +1,4 @@
-"""Events of a run, `events/<node>.jsonl`: which there are, what they hold, and how they are read.
+"""The events of a run, `events/<node>.jsonl`: their types and fields, and how to read them.
 
 Each line is a JSON object with `ts` (epoch seconds), `type`, `attempt`, `node` and the fields
 below. Ranks write the same lines, without attempt and node, for their agent.
@@ -19,7 +19,7 @@ LAST_BYTES = 64 * 1024  # the last steps and saves
 
 
 class EventType(str, Enum):
-    """What happened: the types that are read; docs/contracts.md lists all that are written."""
+    """The types of events that are read; docs/contracts.md lists all that are written."""
 
     STARTED = "started"
     WORLD_READY = "world_ready"
@@ -32,7 +32,7 @@ class EventType(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One event; a field that it lacks, or that is of another type, is None."""
+    """One event; a field that is missing or of another type is None."""
 
     at: float
     type: EventType
@@ -57,7 +57,7 @@ _TYPES: Mapping[str, type] = {
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
-    """Read a line as a JSON object; None for anything else, as for a line half written."""
+    """Parse a line as a JSON object; None for anything else, such as half a line."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
@@ -66,7 +66,7 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 def parse(line: bytes) -> Event | None:
-    """Read one event; None for a line that is none, and for events of other types."""
+    """Parse one event; None for any other line, and for events of other types."""
     data = parse_object(line) or {}
     try:
         kind = EventType(data["type"])
@@ -84,7 +84,7 @@ def parse(line: bytes) -> Event | None:
 def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
     """Yield the events of some types in the order of the file; none if it can't be read.
 
-    A run of a month reports millions of steps: other lines are not parsed.
+    Other lines are not parsed: a run of a month reports millions of steps.
     """
     names = tuple(f'"{kind.value}"'.encode() for kind in types)
     try:
@@ -97,7 +97,7 @@ def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
 
 
 def read_ends(path: Path, attempt: int) -> Iterator[Event]:
-    """Yield the first and the last events of an attempt; in between at most those of no step."""
+    """Yield the first and last events of an attempt; of the first steps only one."""
     first, last = _ends(path, attempt)
     has_step = False
     for line in first.split(b"\n"):
@@ -128,9 +128,9 @@ def _ends(path: Path, attempt: int) -> tuple[bytes, bytes]:
 
 
 def _start(file: BinaryIO, size: int, attempt: int) -> int:
-    """Find by bisection an offset from which all lines of an attempt follow.
+    """Find by bisection an offset before the first line of an attempt.
 
-    A file holds one attempt after the other; with a small rest a scan is as quick.
+    A file holds one attempt after the other. Stop at a small rest: a scan is as quick.
     """
     low, high = 0, size
     while attempt > 1 and high - low > LAST_BYTES:

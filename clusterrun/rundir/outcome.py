@@ -1,6 +1,6 @@
-"""How an attempt ended and what comes next: `attempts/<n>/outcome.json`, its words and its files.
+"""How an attempt ended and what follows: `attempts/<n>/outcome.json`.
 
-The rule book, `status` and `resume` go by these fields; texts are for people only.
+The rule book, `status` and `resume` use its fields; its texts are for people only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Next(str, Enum):
 
 
 class Cause(str, Enum):
-    """The kind of a failure, and of an end that is none."""
+    """The kind of a failure, or of an end that is none."""
 
     EXCEPTION = "exception"
     EXIT = "exit"
@@ -44,7 +44,7 @@ class Cause(str, Enum):
     RENDEZVOUS = "rendezvous"
     CANCELLED = "cancelled"
     HUNG = "hung"
-    HALTED = "halted"  # hung, and what hung did not run: stopped, or blocked in the kernel
+    HALTED = "halted"  # hung without running: stopped, or blocked in the kernel
     INTERRUPTED = "interrupted"  # the ranks saved and left, or were to
     COMPLETED = "completed"
 
@@ -55,7 +55,7 @@ class Cause(str, Enum):
 
 
 class Reason(str, Enum):
-    """Why an attempt is interrupted; what is in its `request`."""
+    """Why an attempt is interrupted: the word in its `request`."""
 
     END = "end"
     CANCEL = "cancel"
@@ -65,7 +65,7 @@ class Reason(str, Enum):
 
     @property
     def text(self) -> str:
-        """Word it for people."""
+        """The reason in words for people."""
         return _TEXTS[self]
 
 
@@ -83,12 +83,12 @@ class Outcome:
     """The end of one attempt.
 
     Times are seconds of the epoch, `code` is the exit status of the job if it ended here.
-    `interruption` says why the ranks were to leave. `node`, `rank` and `where` (file:line) name
-    who failed first, `signal` what killed it (0: none), `message` its own words, and `alike` how
-    many ranks raised the same there; `reason` is the whole sentence. `step` is the last that rank
-    0 reported, `checkpoint` the newest step that is complete on disk, of this attempt or of one
-    before. `exclude` are the nodes that the next attempt leaves out, `why` says in one line what
-    decided on `next`. `printed_bytes` is the size of the batch output then.
+    `interruption` is why the ranks were to leave. `node`, `rank` and `where` (file:line) name the
+    first failure, `signal` is what killed that rank (0: none), `message` its own error, `alike`
+    how many ranks raised the same there; `reason` is the whole sentence. `step` is the last that
+    rank 0 reported, `checkpoint` the newest complete one, of this attempt or an earlier one.
+    `exclude` are nodes for the next attempt to leave out, `why` explains `next` in one line.
+    `printed_bytes` is the size of the batch output at the end.
     """
 
     attempt: int
@@ -115,7 +115,7 @@ class Outcome:
 
     @property
     def state(self) -> JobState:
-        """How the job ends if it ends here; a status may also be one that the script chose."""
+        """The state of the job if it ends here; the script may have chosen the same status."""
         if self.code == 0:
             return JobState.COMPLETED
         if self.cause not in (Cause.CANCELLED, Cause.INTERRUPTED):
@@ -123,13 +123,13 @@ class Outcome:
         return JobState.TIMEOUT if self.code == NodeExit.INTERRUPTED else JobState.CANCELLED
 
     def to_json(self) -> str:
-        """Write the outcome as `outcome.json`."""
+        """Return the text of `outcome.json`."""
         data = {"schema": SCHEMA, **dataclasses.asdict(self)}
         return json.dumps(data, indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
-        """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """Parse the text of `to_json`. Raises KeyError, TypeError or ValueError for any other."""
         data: Mapping[str, Any] = json.loads(text)
         if data["schema"] != SCHEMA:
             raise ValueError(f"an outcome of schema {data['schema']!r}")
@@ -147,7 +147,7 @@ class Outcome:
 
 
 def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
-    """Read how an attempt ended; None if nobody could write it, or only in part."""
+    """Read how an attempt ended; None if that was not written, or only in part."""
     try:
         return Outcome.from_json(paths.outcome(attempt).read_text(encoding="utf-8"))
     except (OSError, KeyError, TypeError, ValueError):
@@ -155,11 +155,11 @@ def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
 
 
 def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
-    """Write the last word about an attempt."""
+    """Write how an attempt ended."""
     write_whole(paths.outcome(outcome.attempt), outcome.to_json())
 
 
 def read_world(paths: RunPaths, attempt: int) -> tuple[str, ...]:
-    """Name the nodes of an attempt in rank order; none before they have met."""
+    """Return the nodes of an attempt in rank order; none before they have met."""
     nodes = (read_json(paths.world(attempt)) or {}).get("nodes", ())
     return tuple(map(str, nodes)) if isinstance(nodes, list) else ()

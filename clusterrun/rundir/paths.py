@@ -16,7 +16,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 class RunPaths:
     """The layout of one run directory, `<runs>/<name>/<run id>/`.
 
-    `made` are the directories above it that its submission made, the lowest first.
+    `made` are the directories above it that its submission made, the innermost first.
     """
 
     root: Path
@@ -69,23 +69,23 @@ class RunPaths:
 
     @property
     def deepspeed(self) -> Path:
-        """ds_config.json: DeepSpeed's configuration, where there is one."""
+        """ds_config.json: DeepSpeed's configuration, if there is one."""
         return self.root / "ds_config.json"
 
     @property
     def config_files(self) -> tuple[Path, ...]:
-        """What a run is started from; those of its bundle."""
+        """The files that a run is started from, those of its bundle."""
         shell = (self.script, self.node_script, self.env_script)
         return (*shell, self.resolved, self.plan, self.accelerate, self.deepspeed)
 
     @property
     def slurm_dir(self) -> Path:
-        """Output of the batch shell and of submitit."""
+        """The folder of submitit, and of the batch script's output."""
         return self.root / "slurm"
 
     @property
     def batch_output(self) -> Path:
-        """The batch shell's own output (the local controller's, on the local backend)."""
+        """The output of the batch script, or of the local controller."""
         return self.slurm_dir / "batch.out"
 
     @property
@@ -95,7 +95,7 @@ class RunPaths:
 
     @property
     def end(self) -> Path:
-        """end.json: written last, by the batch shell or the controller: state and exit status."""
+        """end.json: how the run ended, written last."""
         return self.root / "end.json"
 
     @property
@@ -115,11 +115,11 @@ class RunPaths:
 
     @property
     def checkpoints_dir(self) -> Path:
-        """Where `clusterrun.runtime` suggests to save."""
+        """The default of `clusterrun.runtime.checkpoint_dir()`."""
         return self.root / "checkpoints"
 
     def set_aside(self, when: str) -> Path:
-        """Where checkpoints go that must not win over an older one."""
+        """Where checkpoints go that must not be preferred to an older one."""
         return self.checkpoints_dir / f"set-aside-{when}"
 
     def attempt(self, attempt: int) -> Path:
@@ -127,43 +127,43 @@ class RunPaths:
         return self.attempts_dir / str(attempt)
 
     def owner(self, attempt: int) -> Path:
-        """Who has taken one attempt: the first to write it."""
+        """The process that has taken one attempt: the first to write this."""
         return self.attempt(attempt) / "owner"
 
     def earlier_end(self, attempt: int) -> Path:
-        """What end.json said after one attempt, kept when the run is resumed; empty without one."""
+        """end.json after one attempt, kept when the run is resumed; empty without one."""
         return self.attempt(attempt) / self.end.name
 
     def earlier_config(self, attempt: int) -> Path:
-        """The files that one attempt was started with, kept when the run is resumed with others."""
+        """The files that one attempt was started from, kept when the run is resumed with others."""
         return self.attempt(attempt) / "config"
 
     def link_secret(self, attempt: int) -> Path:
-        """The secret by which the agents of one attempt know each other, mode 0600."""
+        """The secret by which the agents of one attempt authenticate each other, mode 0600."""
         return self.attempt(attempt) / "link.secret"
 
     def verdict(self, attempt: int) -> Path:
-        """The exit status that the agents agreed on, as digits: the first to write it is right."""
+        """The exit status of one attempt, as digits: the first to write it decides."""
         return self.attempt(attempt) / "status"
 
     def outcome(self, attempt: int) -> Path:
-        """outcome.json: how one attempt ended and what comes next."""
+        """outcome.json: how one attempt ended and what follows."""
         return self.attempt(attempt) / "outcome.json"
 
     def resumed(self, attempt: int) -> Path:
-        """The step that one attempt went on from, as digits; 0 is the beginning."""
+        """The step that one attempt resumed from, as digits; 0 is the beginning."""
         return self.attempt(attempt) / "resumed"
 
     def followed(self, attempt: int) -> Path:
-        """Who sees to what follows one attempt: whoever makes it; a node that does names itself."""
+        """The claim to what follows one attempt; an heir writes its node's name."""
         return self.attempt(attempt) / "followed"
 
     def request(self, attempt: int) -> Path:
-        """Why somebody interrupts one attempt, one word: the first to write it is right."""
+        """Why one attempt is interrupted, one word."""
         return self.attempt(attempt) / "request"
 
     def head_pid(self, attempt: int) -> Path:
-        """The pid of the head's agent, for signals from the batch shell on the same host."""
+        """The pid of the head's agent, for signals from the conductor on the same host."""
         return self.attempt(attempt) / "head.pid"
 
     def world(self, attempt: int) -> Path:
@@ -183,11 +183,11 @@ class RunPaths:
         return self.logs_dir / f"a{attempt}" / f"{node}.idx"
 
     def log_errors(self, attempt: int, node: str) -> Path:
-        """The side file of one node's log: its error lines, and what launcher and agent said."""
+        """The side file of one node's log: error lines, and those of launcher and agent."""
         return self.logs_dir / f"a{attempt}" / f"{node}.err"
 
     def nccl_log(self, attempt: int, node: str) -> Path:
-        """What NCCL wrote on one node besides the ranks' output."""
+        """NCCL's own log files of one node."""
         return self.logs_dir / f"a{attempt}" / "nccl" / f"{node}.log"
 
     def flight_dumps(self, attempt: int, node: str) -> Path:
@@ -195,11 +195,11 @@ class RunPaths:
         return self.root / "fr" / f"a{attempt}" / f"{node}.tar"
 
     def rank_errors(self, attempt: int, node: str) -> Path:
-        """One node's error files in torchelastic's form, a line for each rank that wrote one."""
+        """One node's error files as torchelastic writes them, a line for each rank."""
         return self.root / "errors" / f"a{attempt}" / f"{node}.jsonl"
 
     def newest_attempt(self) -> int:
-        """Count the attempts that were started; 0 when none was."""
+        """Return the number of the newest attempt; 0 if none was started."""
         try:
             names = [entry.name for entry in self.attempts_dir.iterdir()]
         except FileNotFoundError:
@@ -219,16 +219,16 @@ class RunsDir:
         return self.root / "by-job"
 
     def run(self, name: str, run_id: str) -> RunPaths:
-        """Name the directory of a run."""
+        """Return the layout of a run."""
         return RunPaths(root=self.root / name / run_id)
 
     def job_link(self, job_id: str) -> Path:
-        """Name the link of a job."""
+        """Return the path of a job's link."""
         return self.by_job / job_id
 
 
 def directory_name(name: str) -> str:
-    """Make a directory name of any job name: itself where it is plain, else a likeness and a hash.
+    """Return a directory name for a job name: itself if it is plain, else similar with a hash.
 
     >>> directory_name("llama3-sft"), directory_name("../a b")
     ('llama3-sft', 'a-b-adb82b')

@@ -1,4 +1,4 @@
-"""Lay out runs and remember where they went, so that a job can be found again by any name."""
+"""The record of a run, job.json, and how a run is found by any of its names."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _JOB_ID = re.compile(r"(L?[0-9]+)(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """What job.json holds: where a run went and what was asked; its state is asked, never stored.
+    """What job.json holds: where a run went and what was asked for, never its state.
 
-    `job_id` is the run's newest job, or the first still to run of a chain, whose later ones are
-    `chained_job_ids`; it is empty until the scheduler has given one. `submitted_at` is seconds of
-    the epoch; `time_minutes` is 0 without a limit, `chain_length` without a chain.
+    `job_id` is the run's newest job, or the first of a chain that is still to run, followed by
+    `chained_job_ids`. It is empty until the scheduler has assigned one. `submitted_at` is seconds
+    of the epoch; `time_minutes` is 0 without a limit, `chain_length` without a chain.
     """
 
     job_id: str
@@ -72,13 +72,13 @@ class JobRecord:
 
     @property
     def job_ids(self) -> tuple[str, ...]:
-        """Every job that the run has had or will have, in their order."""
+        """All jobs of the run, past and future, in their order."""
         own = (self.job_id,) if self.job_id else ()
         return (*self.earlier_job_ids, *own, *self.chained_job_ids)
 
     @property
     def is_own(self) -> bool:
-        """Whether the user who asks has submitted it."""
+        """Whether this user submitted it."""
         return self.user == current_user()
 
     @property
@@ -93,7 +93,7 @@ class JobRecord:
 
 
 def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) -> JobRecord:
-    """Describe a run that is about to be submitted; it has no job id yet."""
+    """Return the record of a run that is about to be submitted, without a job id."""
     return JobRecord(
         job_id="",
         cluster=plan.cluster,
@@ -113,7 +113,7 @@ def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) 
 
 
 def planned_anew(record: JobRecord, plan: Plan) -> JobRecord:
-    """Describe a run whose next attempt has another plan."""
+    """Return the record of a run whose next attempt has another plan."""
     return dataclasses.replace(record, **_shape(plan))
 
 
@@ -130,20 +130,20 @@ def _shape(plan: Plan) -> dict[str, Any]:
 
 
 def submitted_as(record: JobRecord, job_id: str, slurm_cluster: str | None) -> JobRecord:
-    """Describe a run whose first job is in the queue; the job may have recorded itself already."""
+    """Add a run's first job; the job may have recorded itself already."""
     own = job_id if job_id not in record.job_ids else record.job_id
     return dataclasses.replace(record, job_id=own, slurm_cluster=slurm_cluster)
 
 
 def chained_by(record: JobRecord, job_id: str) -> JobRecord:
-    """Describe a run whose chain has one job more; that job may have recorded itself already."""
+    """Add a job to a run's chain; the job may have recorded itself already."""
     if job_id in record.job_ids:
         return record
     return dataclasses.replace(record, chained_job_ids=(*record.chained_job_ids, job_id))
 
 
 def continued_by(record: JobRecord, job_id: str) -> JobRecord:
-    """Describe a run that another job of its own goes on with; the chain before that is over."""
+    """Make another job the run's own; the jobs of the chain before it are over."""
     ids = record.job_ids
     if job_id in (record.job_id, *record.earlier_job_ids):
         return record
@@ -169,17 +169,22 @@ def _git_commit(workdir: str) -> str | None:
     argv = [git, "-C", workdir, "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
         done = shell.run(argv, timeout_s=2, tries=1)
-    except SchedulerUnreachableError:  # git on a slow disk; the commit is a courtesy
+    except SchedulerUnreachableError:  # a slow disk; the commit is not needed
         return None
     return done.stdout.strip() or None if done.rc == 0 else None
 
 
 def current_user() -> str:
-    """Name the user, by number where there is no name."""
+    """Return the user's name, or the number without one."""
+    return user_name(os.getuid())
+
+
+def user_name(user_id: int) -> str:
+    """Return a user's name, or the number: containers run users that have no name."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # containers run users that have no name
-        return str(os.getuid())
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return str(user_id)
 
 
 # job.json
@@ -192,7 +197,7 @@ def write(record: JobRecord) -> None:
 
 
 def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
-    """Change job.json, one process at a time: the job itself writes it, as do commands.
+    """Change job.json, one process at a time: both jobs and commands do.
 
     Raises ClusterrunError, OSError.
     """
@@ -205,7 +210,7 @@ def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobReco
 
 
 def read(paths: RunPaths) -> JobRecord:
-    """Read job.json; the run's directory is where the file lies now.
+    """Read job.json; `run_dir` becomes the directory that it is in now.
 
     Raises ClusterrunError when it is not there, is damaged or has another schema.
     """
@@ -221,7 +226,7 @@ def read(paths: RunPaths) -> JobRecord:
 
 
 def read_again(record: JobRecord) -> JobRecord:
-    """Read a record anew: another job may go on with the run by now."""
+    """Read a record again: another job may have continued the run."""
     return _readable(record.paths.root) or record
 
 
@@ -237,7 +242,7 @@ def _from_data(data: dict[str, Any], paths: RunPaths) -> JobRecord:
 
 
 def link_job(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
-    """Point by-job/<job id> to the run; an older run of the same id gives way."""
+    """Link by-job/<job id> to the run, in place of an older run of the same id."""
     runs_dir.by_job.mkdir(mode=0o700, parents=True, exist_ok=True)
     link = runs_dir.job_link(job_id)
     with files.replacing(link) as temporary:
@@ -245,15 +250,15 @@ def link_job(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
 
 
 def link_target(runs_dir: RunsDir, paths: RunPaths) -> str:
-    """Write the run's path relative to by-job/, so that the runs can be moved together."""
+    """Return the run's path relative to by-job/, so that all runs can be moved together."""
     return os.path.relpath(paths.root, runs_dir.by_job)
 
 
 def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = None) -> JobRecord:
-    """Record a run that was not submitted through clusterrun, from plan.json and SLURM_*.
+    """Record a job from inside it: the run may have been submitted by hand.
 
-    A record that is there already is kept; one without a job id gets it, and a job that goes on
-    with the run becomes the run's own.
+    An existing record is kept; one without a job id gets it, and a job that continues the run
+    becomes the run's own.
     """
     paths = RunPaths(root=run_dir.absolute())
     plan = Plan.from_json(paths.plan.read_text())
@@ -278,7 +283,7 @@ def _registered(record: JobRecord, environ: Mapping[str, str]) -> JobRecord:
 
 
 def list_records(runs_dir: RunsDir) -> list[JobRecord]:
-    """Read all runs of a directory, newest first; what can't be read is passed over."""
+    """Return the records of a directory of runs, newest first, without the unreadable ones."""
     found = [record for path in _record_files(runs_dir) if (record := _readable(path.parent))]
     return sorted(found, key=lambda record: (record.submitted_at, record.run_id), reverse=True)
 
@@ -297,9 +302,9 @@ def _readable(root: Path) -> JobRecord | None:
 
 
 def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
-    """Find a run by job id, name, run id or a path in it; None is the newest of the first place.
+    """Find a run by job id, name, run id or a path in it; by None the newest of the first place.
 
-    A name stands for the newest run of that name. Raises JobNotFoundError.
+    Of several runs of a name return the newest. Raises JobNotFoundError.
     """
     if text is None:
         newest = list_records(runs_dirs[0]) if runs_dirs else []
@@ -323,7 +328,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
         record = _job_in(runs_dir, job_id, slurm_cluster)
         if record is not None:
             found.append(record)
-            if place == 0:  # the project at hand; elsewhere the id may be another job's, too
+            if place == 0:  # this project; elsewhere the id may be another job's
                 break
     if len(found) > 1:
         raise UsageError(
@@ -336,7 +341,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
 def _job_in(runs_dir: RunsDir, job_id: str, slurm_cluster: str | None) -> JobRecord | None:
     linked = _readable(_followed(runs_dir.job_link(job_id)))
     candidates = [linked] if linked else []
-    if slurm_cluster or not candidates:  # the newest run has the link; an older one the id
+    if slurm_cluster or not candidates:  # the link leads to the newest run with the id
         candidates += list_records(runs_dir)
     for record in candidates:
         if job_id in record.job_ids and slurm_cluster in (None, record.slurm_cluster):
@@ -355,7 +360,7 @@ def _by_path(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
 
 
 def _followed(link: Path) -> Path:
-    """Follow a link to a run, and no other: the path stays spelled as the user spells it."""
+    """Follow a link to a run, but no other: keep the path as the user spells it."""
     try:
         return Path(os.path.normpath(link.parent / os.readlink(link)))
     except OSError:
@@ -364,24 +369,14 @@ def _followed(link: Path) -> Path:
 
 def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     for runs_dir in runs_dirs:
+        named: dict[str, JobRecord] = {}
         records = list_records(runs_dir)
-        for key in (_name, _run_id, _name_and_run_id):
+        for shape in ("{0.name}", "{0.run_id}", "{0.name}/{0.run_id}"):
             for record in records:
-                if key(record) == text:
-                    return record
+                named.setdefault(shape.format(record), record)
+        if text in named:
+            return named[text]
     return None
-
-
-def _name(record: JobRecord) -> str:
-    return record.name
-
-
-def _run_id(record: JobRecord) -> str:
-    return record.run_id
-
-
-def _name_and_run_id(record: JobRecord) -> str:
-    return f"{record.name}/{record.run_id}"
 
 
 def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:

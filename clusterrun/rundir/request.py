@@ -1,4 +1,4 @@
-"""Who interrupts an attempt, and why: one word in `attempts/<n>/request`."""
+"""The request to interrupt an attempt: one word in `attempts/<n>/request`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterrun.shared import files
 
 
 def read_request(path: Path) -> Reason | None:
-    """Return why an attempt is interrupted; None if nobody interrupts it."""
+    """Return why an attempt is interrupted; None without a request."""
     try:
         return Reason(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError):
@@ -18,7 +18,7 @@ def read_request(path: Path) -> Reason | None:
 
 
 def write_request(path: Path, reason: Reason) -> None:
-    """Request an interruption: the first request counts, but an end replaces any other."""
+    """Request an interruption: the first request counts, but END replaces any other."""
     write = files.write_whole if reason is Reason.END else files.create
-    with contextlib.suppress(OSError):  # FileExistsError: somebody else was first
+    with contextlib.suppress(OSError):  # FileExistsError: another request was first
         write(path, f"{reason.value}\n")

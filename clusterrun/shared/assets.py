@@ -1,4 +1,4 @@
-"""Where the files that come with the package lie: templates and accelerate configurations."""
+"""Find the files that come with the package: templates and accelerate configurations."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _DIRECTORIES = {"templates": "job.sbatch.j2", "accelerate_configs": "ddp.yaml.j2
 
 
 def template_directories() -> tuple[Path, ...]:
-    """Find the directories of our own templates.
+    """Return the directories of our own templates.
 
-    Raises ClusterrunError when the installation lacks one.
+    Raises ClusterrunError if the installation lacks one.
     """
     return tuple(_find(name, witness) for name, witness in _DIRECTORIES.items())
 

@@ -1,8 +1,8 @@
-"""Checkpoints on disk: which are complete, which is the newest, which may go.
+"""Checkpoints on disk: which are complete, which is the newest, which to remove.
 
 A checkpoint is a directory `step-00000100`, or `checkpoint-100` as Hugging Face's Trainer names it.
-It is complete once it holds a valid `.complete`, written last of all, which lists every file with
-its size and checksum. Whatever cuts a save short leaves something that is passed over.
+It is complete once it holds a valid `.complete`, written last, which lists every file with its
+size and checksum. A save that was cut short leaves a directory that is skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clusterrun.shared.files import BY_UMASK, open_new, replacing
 
 SCHEMA = "clusterrun.checkpoint/1"
 MARKER = ".complete"
-WHOLE_BYTES = 64 << 20  # larger files are sampled: nobody waits for terabytes to be read
+WHOLE_BYTES = 64 << 20  # larger files are sampled: reading terabytes takes too long
 SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
 _CHUNK = 1 << 20
@@ -41,7 +41,7 @@ Sums = Mapping[str, tuple[int, int]]  # name: size and checksum
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A complete checkpoint; `settings` is what the script said about itself when it saved."""
+    """A complete checkpoint; `settings` are the script's own when it saved."""
 
     path: Path
     step: int
@@ -51,7 +51,7 @@ class Checkpoint:
     settings: Mapping[str, Any]
 
     def difference(self, world_size: int, settings: Mapping[str, Any]) -> str:
-        """Say how this world and its settings differ from those that saved; "" where they don't."""
+        """Describe how this world and its settings differ from those that saved; "" if equal."""
         now = json.loads(json.dumps(dict(settings), default=str))
         words = [
             f"{name} was {self.settings.get(name)} and is {now.get(name)}"
@@ -64,17 +64,17 @@ class Checkpoint:
 
 
 def step_directory(directory: Path, step: int) -> Path:
-    """Return where the complete checkpoint of a step lies."""
+    """Return the directory of a step's complete checkpoint."""
     return directory / f"step-{step:08d}"
 
 
 def unfinished_directory(directory: Path, step: int, attempt: int) -> Path:
-    """Return where the checkpoint of a step lies while it is written."""
+    """Return the directory in which a step's checkpoint is written."""
     return directory / f".step-{step:08d}.a{attempt}.tmp"
 
 
 def listed(directory: Path) -> list[tuple[int, Path]]:
-    """List step and path of all checkpoints, complete or not, newest first."""
+    """Return step and path of all checkpoints, complete or not, newest first."""
     if not directory.is_dir():
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
@@ -84,7 +84,7 @@ def listed(directory: Path) -> list[tuple[int, Path]]:
 def newest(directory: Path, *, contents: bool = True) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest complete checkpoint, and a line about each newer one that is not.
 
-    Without `contents` markers and sizes say so: one process can't read what thousands have written.
+    Without `contents` check markers and sizes only: one process can't read what thousands wrote.
     """
     notes: list[str] = []
     for _, path in listed(directory):
@@ -96,22 +96,22 @@ def newest(directory: Path, *, contents: bool = True) -> tuple[Checkpoint | None
 
 
 def passed_over(path: Path, problem: str) -> str:
-    """Say that a checkpoint is not used, and why."""
+    """Return a line on why a checkpoint is not used."""
     return f"checkpoint {path.name} is incomplete and passed over: {problem}"
 
 
 def check_room(directory: Path) -> None:
-    """Raise OSError where the disk has less room than the newest checkpoint takes.
+    """Raise OSError if the disk has less room than the newest checkpoint takes.
 
-    It is better found before: in the midst of a save, a rank that fails alone leaves the others
-    waiting in the collectives of DeepSpeed and FSDP.
+    Check before a save: a rank that fails alone in a save leaves the others waiting in the
+    collectives of DeepSpeed and FSDP.
     """
     markers = (_marked(path) for _, path in listed(directory))
     last = next(filter(None, markers), None)
     if last is None:
         return
     needed = sum(size for size, _ in last.values())
-    disk = shutil.disk_usage(directory)  # of 0 bytes where the file system does not tell
+    disk = shutil.disk_usage(directory)  # 0 bytes if the file system does not report it
     if disk.total and disk.free < needed:
         unit, bits = ("MiB", 20) if needed >= 1 << 20 else ("KiB", 10)
         words = f"{-(-needed >> bits)} {unit} are needed, {disk.free >> bits} {unit} are free"
@@ -127,10 +127,10 @@ def mark(
     settings: Mapping[str, Any],
     files: Sums | None = None,
 ) -> None:
-    """Write the marker of a checkpoint whose files are all there; they are on the disk before it.
+    """Write the marker of a checkpoint, after its files are on the disk.
 
-    `files` is what `settled` returned for all of them, where that was done already.
-    Raises OSError where the disk takes no more.
+    `files` is what `settled` returned for all of them, if that was done already.
+    Raises OSError if the disk is full.
     """
     marker = {
         "schema": SCHEMA,
@@ -150,7 +150,7 @@ def mark(
 
 
 def publish(unfinished: Path, final: Path) -> None:
-    """Give a marked checkpoint its name; an older one of that name is set aside."""
+    """Give a marked checkpoint its name; set an older one of that name aside."""
     older = _aside(final)
     with contextlib.suppress(FileNotFoundError):
         final.rename(older)
@@ -167,7 +167,7 @@ def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
     """Set aside what is older than the newest `keep` complete checkpoints.
 
     Those beyond step `up_to`, left by a training that was set back, are not counted and stay.
-    Contents are not read: what is complete is said by markers and sizes.
+    Markers and sizes decide what is complete; contents are not read.
     """
     found = [path for step, path in listed(directory) if up_to is None or step <= up_to]
     complete = 0
@@ -179,7 +179,7 @@ def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
 
 
 def set_unfinished_aside(directory: Path, attempt: int) -> None:
-    """Set aside what saves of this attempt, or of one before, have left that were cut short."""
+    """Set aside what interrupted saves of this attempt and of earlier ones have left."""
     for path in directory.iterdir() if directory.is_dir() else ():
         match = _UNFINISHED.fullmatch(path.name)
         if match and int(match[1]) <= attempt:
@@ -188,12 +188,12 @@ def set_unfinished_aside(directory: Path, attempt: int) -> None:
 
 
 def _aside(path: Path) -> Path:
-    """Name where a checkpoint goes that nobody needs: what removes it may be cut short."""
+    """Return where to move a checkpoint before its removal, which may be interrupted."""
     return path.with_name(f".{path.name.lstrip('.')}.{time.time_ns()}{_GONE}")
 
 
 def set_aside(directory: Path) -> list[Path]:
-    """List what was set aside and is still there."""
+    """Return what was set aside and still exists."""
     return [path for path in directory.iterdir() if path.name.endswith(_GONE)]
 
 
@@ -202,7 +202,7 @@ class IncompleteError(Exception):
 
 
 def read(path: Path, *, contents: bool = True) -> Checkpoint:
-    """Read a checkpoint, and hold its files to its marker. Raises IncompleteError."""
+    """Read a checkpoint, and compare its files with its marker. Raises IncompleteError."""
     found, files = read_marker(path)
     check_sizes(path, files)
     if contents:
@@ -211,7 +211,7 @@ def read(path: Path, *, contents: bool = True) -> Checkpoint:
 
 
 def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
-    """Read what the marker says of a checkpoint and its files. Raises IncompleteError."""
+    """Read the marker of a checkpoint. Raises IncompleteError."""
     try:
         marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in marker["files"].items()}
@@ -234,31 +234,31 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
 
 
 def check_sizes(path: Path, files: Sums) -> None:
-    """Raise IncompleteError where one of these files is missing, or shorter or longer."""
+    """Raise IncompleteError if one of these files is missing or of another size."""
     _at_once(lambda name: _check_size(path, name, files[name][0]), files)
 
 
 def check_contents(path: Path, files: Sums) -> None:
-    """Read these files, and raise IncompleteError where one is damaged."""
+    """Read these files, and raise IncompleteError if one is damaged."""
     _at_once(lambda name: _check_contents(path, name, files[name][1]), files)
 
 
 def settled(path: Path, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Have these files on the disk; return their sizes and checksums. Raises OSError."""
+    """Sync these files to the disk; return their sizes and checksums. Raises OSError."""
     return dict(zip(names, _at_once(lambda name: _settled(path / name), names), strict=True))
 
 
 def file_names(path: Path) -> list[str]:
-    """Name all files below a checkpoint in their order, but for the marker's. Raises OSError."""
+    """Return all files below a checkpoint, sorted, without the marker. Raises OSError."""
     walk = os.walk(path, onerror=_refuse)
     found = (os.path.join(folder, name) for folder, _, names in walk for name in names)
     return sorted({os.path.relpath(file, path) for file in found} - {MARKER})
 
 
 def own_share(names: Sequence[str], here: int, world_size: int) -> list[str]:
-    """Choose the files that this rank looks after: of those named for a rank its own.
+    """Return the files that this rank handles: those named for it, and a share of the rest.
 
-    Its node wrote them, so that it has them in memory, and is the one to have them on the disk.
+    Its node wrote its own files, and has them in memory.
     """
     owners = [match and int(match[1] or match[2]) for match in map(_OWNER.search, names)]
     return [
@@ -273,7 +273,7 @@ def _refuse(error: OSError) -> None:
 
 
 def _marked(path: Path) -> Sums | None:
-    """Return what the marker says of the files; None where it is not valid."""
+    """Return the files that the marker lists; None if it is not valid."""
     try:
         return read_marker(path)[1]
     except IncompleteError:
@@ -309,7 +309,7 @@ def _check_contents(path: Path, name: str, crc: int) -> None:
 
 
 def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Result]:
-    """Do something with several files at a time: a disk far away answers late."""
+    """Handle several files at a time: a remote disk answers late."""
     from concurrent.futures import ThreadPoolExecutor  # brings `logging`: not at each start
 
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -317,7 +317,7 @@ def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Resu
 
 
 def _settled(file: Path) -> tuple[int, int]:
-    """Have a file on the disk; return its size and checksum."""
+    """Sync a file to the disk; return its size and checksum."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -327,7 +327,7 @@ def _settled(file: Path) -> tuple[int, int]:
 
 
 def _checksum(file: Path) -> int:
-    """Return the CRC-32 of a file; of a large one, that of blocks spread over it evenly."""
+    """Return the CRC-32 of a file; of a large one, that of evenly spread blocks."""
     crc = 0
     with open(file, "rb", buffering=0) as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -342,7 +342,7 @@ def _checksum(file: Path) -> int:
 
 
 def _sync_directory(path: Path) -> None:
-    """Have the names within a directory on the disk."""
+    """Sync the names in a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,15 +1,15 @@
-"""The page of shared memory by which the agent of a node and its ranks agree on a checkpoint.
+"""The page of shared memory by which the agent of a node and its ranks agree on a save point.
 
 A file in the spool, mapped by both: 8-byte words, each written by one side alone. All ranks must
 save at the same step, and no collective is spent on that. Each rank counts its calls of
 `runtime.should_checkpoint()`. To ask, the agents raise `hold`: a rank that sees it waits in its
-next call. From the highest count of all ranks the head chooses the call at which all save and
-leave, `at`; who is not there yet goes on to it. Nobody can be beyond it: a rank that was seen at
-call n waits at n + 1 at the latest, and `at` is that. Another request follows only one that was
-called off, `at` 0, since the page holds one decision.
+next call. The head takes the highest count of all ranks, n, and makes n + 1 the save point, `at`:
+no rank can be beyond it, since a rank at call n waits at n + 1 at the latest. Ranks that are
+behind continue to it. The page holds one save point, so another request follows only one that was
+called off (`at` 0).
 
-A decision is a single word, so that a CPU which reorders stores shows a rank all of it or nothing.
-From its highest bit: request (22 bits), at (42).
+A save point is a single word, so that a CPU which reorders stores shows a rank all of it or
+nothing. From its highest bit: request (22 bits), at (42).
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-STACKS_SIGNAL = int(signal.SIGRTMIN) + 7  # a rank writes down where it is; no library uses it
+STACKS_SIGNAL = int(signal.SIGRTMIN) + 7  # a rank writes its stacks on it; no library uses it
 REQUEST_BITS, AT_BITS = 22, 42
 HEADER_WORDS = 8
 SLOT_WORDS = 8
-_HOLD, _DECISION = range(2)
+_HOLD, _SAVE_POINT = range(2)
 _CALLS, _STOPPED, _SHIELDED = range(3)
-_WORD = struct.Struct("@Q")  # native: copied as one word, where standard formats may go by bytes
+_WORD = struct.Struct("@Q")  # native: copied as one word; other formats may go by bytes
 
 
 @dataclass(frozen=True)
-class Decision:
-    """At which call of `should_checkpoint` all save and leave; `at` 0 lets all go on."""
+class SavePoint:
+    """The call of `should_checkpoint` at which all ranks save and leave; none if `at` is 0."""
 
     request: int
     at: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError for numbers that the page has no room for."""
+        """Raise ValueError for numbers that do not fit into a word."""
         if self.request >> REQUEST_BITS or self.at >> AT_BITS:
             raise ValueError(f"request {self.request} at call {self.at} is beyond the page's words")
 
     def to_word(self) -> int:
-        """Pack the decision into 64 bits."""
+        """Pack the save point into 64 bits."""
         return self.request << AT_BITS | self.at
 
     @classmethod
-    def from_word(cls, word: int) -> Decision:
+    def from_word(cls, word: int) -> SavePoint:
         """Unpack what `to_word` packed."""
         return cls(*divmod(word, 1 << AT_BITS))
 
@@ -71,20 +71,20 @@ class ControlPage:
         """Have each rank wait in its next call until request number `request` is decided."""
         self._set(_HOLD, request)
 
-    def decide(self, decision: Decision) -> None:
+    def decide(self, save_point: SavePoint) -> None:
         """Tell the ranks at which call to save and leave."""
-        self._set(_DECISION, decision.to_word())
+        self._set(_SAVE_POINT, save_point.to_word())
 
     def calls(self, rank: int) -> int:
         """Return how often a rank (a local number) has called; 0 before its first."""
         return self._get(_slot(rank, _CALLS))
 
     def has_stopped(self, rank: int) -> bool:
-        """Say whether a rank was told by `should_stop` to leave."""
+        """Whether `should_stop` returned True in a rank."""
         return bool(self._get(_slot(rank, _STOPPED)))
 
     def is_shielded(self, rank: int) -> bool:
-        """Say whether SIGTERM does nothing in a rank, since its agent sees to it."""
+        """Whether a rank ignores SIGTERM, because its agent handles it."""
         return bool(self._get(_slot(rank, _SHIELDED)))
 
     # The rank's side
@@ -94,11 +94,11 @@ class ControlPage:
         self._set(_slot(rank, _CALLS), calls)
 
     def stopping(self, rank: int) -> None:
-        """Publish that the rank was told to leave."""
+        """Publish that `should_stop` returned True in the rank."""
         self._set(_slot(rank, _STOPPED), 1)
 
     def shielded(self, rank: int) -> None:
-        """Publish that SIGTERM does nothing in the rank from now on."""
+        """Publish that the rank ignores SIGTERM from now on."""
         self._set(_slot(rank, _SHIELDED), 1)
 
     @property
@@ -107,9 +107,9 @@ class ControlPage:
         return self._get(_HOLD)
 
     @property
-    def decision(self) -> Decision:
-        """The newest decision."""
-        return Decision.from_word(self._get(_DECISION))
+    def save_point(self) -> SavePoint:
+        """The newest save point."""
+        return SavePoint.from_word(self._get(_SAVE_POINT))
 
     def _get(self, word: int) -> int:
         return int(_WORD.unpack_from(self._map, word * _WORD.size)[0])

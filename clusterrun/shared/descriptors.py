@@ -1,4 +1,4 @@
-"""Raise how many files this process may have open: the usual limit of 1,024 is for small jobs."""
+"""Raise the limit of open files: the usual 1,024 suffice for small jobs only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ENOUGH = 1 << 20  # a limit of 10^9, as containers have, makes programs slow tha
 
 
 def raise_descriptor_limit(wanted: int = ENOUGH) -> int:
-    """Raise the soft limit to what is wanted, as far as the hard one allows; return it then.
+    """Raise the soft limit to what is wanted, as far as the hard limit allows; return it.
 
     Processes that are started later inherit it.
     """

@@ -1,4 +1,4 @@
-"""Spans of time as people write them: the six limit formats of Slurm, and 90s, 30m, 2h."""
+"""Parse and format spans of time: the six formats of Slurm's limits, and 90s, 30m, 2h."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDLESS: Final = ("UNLIMITED", "INFINITE", "-1")
 
 
 def parse_slurm_minutes(text: str) -> int:
-    """Read a time limit in any of sbatch's six formats as whole minutes, rounded up.
+    """Parse a time limit in any of sbatch's six formats; return minutes, rounded up.
 
     >>> [parse_slurm_minutes(text) for text in ("90", "90:30", "1:30:00")]
     [90, 91, 90]
@@ -74,7 +74,7 @@ def _not_a_limit(text: str) -> UsageError:
 
 
 def format_minutes(minutes: int) -> str:
-    """Write minutes the way Slurm shows a limit.
+    """Format minutes as Slurm shows a limit.
 
     >>> format_minutes(90), format_minutes(2160)
     ('01:30:00', '1-12:00:00')
@@ -86,7 +86,7 @@ def format_minutes(minutes: int) -> str:
 
 
 def parse_seconds(text: str) -> int:
-    """Read a number of seconds, or one with the unit s, m, h or d.
+    """Parse a number of seconds, or one with the unit s, m, h or d.
 
     >>> [parse_seconds(text) for text in ("90", "90s", "30m", "2h", "1d")]
     [90, 90, 1800, 7200, 86400]
@@ -100,7 +100,7 @@ def parse_seconds(text: str) -> int:
 
 
 def format_seconds(seconds: int) -> str:
-    """Write seconds in the largest unit that divides them.
+    """Format seconds in the largest unit that divides them.
 
     >>> [format_seconds(seconds) for seconds in (90, 1800, 7200, 86400, 0)]
     ['90s', '30m', '2h', '1d', '0s']

@@ -1,6 +1,6 @@
-"""Files that others read: written whole or not at all, private unless said otherwise.
+"""Write files whole or not at all, private by default.
 
-Agents, ranks and commands share it, so it imports little.
+Agents, ranks and commands share this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ BY_UMASK = 0o666
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a name to write to, beside a path; it becomes the path's if the block succeeds.
+    """Yield a temporary name beside a path; rename it to the path if the block succeeds.
 
-    Nothing is left behind otherwise. Nodes that share the directory get different names.
+    A failure leaves nothing behind. Nodes that share the directory get different names.
     """
     temporary = _beside(path)
     try:
@@ -38,13 +38,13 @@ def open_new(path: Path, mode: int = PRIVATE) -> BinaryIO:
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = PRIVATE) -> None:
-    """Replace a file: nobody reads half of it."""
+    """Replace a file, so that no reader sees half of it."""
     with replacing(path) as temporary, open_new(temporary, mode) as file:
         file.write(_encoded(content))
 
 
 def create(path: Path, content: str | bytes = b"", *, mode: int = PRIVATE) -> None:
-    """Write a file that must not exist yet: the first writer wins. Raises FileExistsError."""
+    """Write a file that must not exist yet: the first writer succeeds. Raises FileExistsError."""
     temporary = _beside(path)
     try:
         with open_new(temporary, mode) as file:
@@ -63,7 +63,7 @@ def _beside(path: Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if it is missing, damaged or no object."""
+    """Read a JSON object; None if the file is missing, damaged or holds something else."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""The environment that a job was given: what is submitted from inside the job starts from that.
+"""The environment that a job was given, from which a submission inside the job starts.
 
-env.sh notes it before it adds anything: the names in CLUSTERRUN_GIVEN, and in CLUSTERRUN_WAS_<name>
-each value that is changed later. A rank notes what its script starts with, as checksums, so that no
-secret is copied and what the script sets itself is known.
+env.sh notes it before it adds anything: the names in CLUSTERRUN_GIVEN, and each value that is
+changed later in CLUSTERRUN_WAS_<name>. A rank notes what its script starts with, as checksums: they
+show what the script sets itself, and copy no secret.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STARTED = "CLUSTERRUN_STARTED"
 
 
 def noting_changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment `after`, with the values of `before` that it has changed."""
+    """Return `after` with notes of the values of `before` that it changes."""
     given = before.get(GIVEN, "").split()
     changed = {name: before[name] for name in given if name in before}
     changed = {name: old for name, old in changed.items() if after.get(name) != old}
@@ -35,9 +35,9 @@ def note_start(environ: MutableMapping[str, str]) -> None:
 
 
 def as_given(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the job around this process was given, and what its script has set since.
+    """Return what the job of this process was given, and what its script has set since.
 
-    Outside a job nothing is changed.
+    Outside a job return the whole environment.
     """
     if GIVEN not in environ:
         return dict(environ)
@@ -53,7 +53,7 @@ def as_given(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_no_name(name: str) -> bool:
-    """Whether bash takes a name for none of a variable, as those of exported functions."""
+    """Whether bash can't have a variable of this name, as for exported functions."""
     return not (name.isascii() and name.isidentifier())
 
 

@@ -1,4 +1,4 @@
-"""Slurm's short form of host names, and ours for sets of ranks; no Slurm is needed to read them."""
+"""Parse and fold lists of hosts in Slurm's short form, and sets of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RANKS = re.compile(r"(?P<low>[0-9]+)(?:-(?P<high>[0-9]+))?|(?P<slice>[0-9]*:[0-
 
 
 def parse_hostlist(text: str) -> list[str]:
-    """Name the hosts of a Slurm host list, in its order, repeated ones included.
+    """Return the hosts of a Slurm host list, in its order, with repetitions.
 
     A text may follow a bracket (Slurm from 23.11); the last bracket varies fastest.
     Raises UsageError with the position (from 1) of what can't be read.
@@ -87,7 +87,7 @@ def _refuse(text: str, reason: str, position: int) -> NoReturn:
 
 
 def fold_hostlist(names: Iterable[str]) -> str:
-    """Write host names in Slurm's short form; parse_hostlist gives back the same names in order.
+    """Return host names in Slurm's short form, from which parse_hostlist returns the same list.
 
     Neighbours that differ in one number share a bracket. Raises UsageError for a text that can't
     be a host name.
@@ -99,7 +99,7 @@ def fold_hostlist(names: Iterable[str]) -> str:
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Write a set of hosts in Slurm's short form: each once, node2 before node10.
+    """Return a set of hosts in Slurm's short form: each once, node2 before node10.
 
     >>> fold_hosts(["n10", "n2", "n1", "n2"])
     'n[1-2,10]'
@@ -108,14 +108,14 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def natural_key(name: str) -> tuple[str, str]:
-    """Order names as people count: node2 before node10."""
+    """Return a key that sorts node2 before node10."""
     return _DIGITS.sub(lambda digits: digits[0].zfill(_MAX_DIGITS), name), name
 
 
 def _groups(names: Iterable[str]) -> Iterator[tuple[list[list[str]], int]]:
     """Yield neighbours that differ in one number, split at numbers, with that number's index.
 
-    The index is -1 where a name stands alone.
+    The index is -1 for a single name.
     """
     group: list[list[str]] = []
     field = -1
@@ -134,7 +134,7 @@ def _groups(names: Iterable[str]) -> Iterator[tuple[list[list[str]], int]]:
 
 
 def _differing_field(left: list[str], right: list[str]) -> int:
-    """Find the only part in which two split names differ, if it is a number; -1 otherwise."""
+    """Return the index of the only part that differs, if it is a number; else -1."""
     if len(left) != len(right):
         return -1
     fields = [index for index, pair in enumerate(zip(left, right, strict=True)) if len({*pair}) > 1]
@@ -152,7 +152,7 @@ def _written(group: list[list[str]], field: int) -> str:
 
 
 def _ranges(numbers: list[str]) -> Iterator[str]:
-    """Fold runs of numbers of one width: 08, 09, 10 is 08-10, but 8, 09 are two."""
+    """Fold runs of numbers of one width: 08, 09, 10 become 08-10, but 8, 09 stay."""
     first, count = numbers[0], 1
     for number in numbers[1:]:
         if number == str(int(first) + count).zfill(len(first)):
@@ -169,10 +169,10 @@ def _range(first: str, count: int) -> str:
 
 
 def parse_ranks(text: str, world_size: int, *, of: str = "the ranks are") -> frozenset[int]:
-    """Read a set of global ranks: numbers, ranges with both ends, slices as Python's.
+    """Parse a set of global ranks: numbers, ranges with both ends, slices as Python's.
 
-    `of` says in an error whose ranks there are. Raises UsageError for a rank that does not exist
-    and for a set without ranks.
+    `of` begins an error's list of existing ranks. Raises UsageError for a rank that does not exist
+    and for an empty set.
 
     >>> sorted(parse_ranks("0,3-5,::8", 20))
     [0, 3, 4, 5, 8, 16]
@@ -204,7 +204,7 @@ def _rank_range(part: str, world_size: int, of: str) -> range:
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """Write a set of ranks in its shortest form, ascending; empty for none.
+    """Return a set of ranks in its shortest form, ascending; empty for none.
 
     >>> fold_ranks([3, 0, 1, 2, 7])
     '0-3,7'

@@ -1,4 +1,4 @@
-"""Locks between processes and nodes: files of their own, which nobody ever replaces."""
+"""Locks between processes and nodes, by files that are never replaced."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PAUSE_S = 0.05
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file; it is made if needed and stays.
+    """Hold the lock of a file, which is made if needed and stays.
 
-    A file system without locks locks nothing. Raises ClusterrunError if somebody holds it for
-    longer than WAIT_S: a stopped process must not stop all others. Raises OSError if the file
-    cannot be opened.
+    A file system without locks locks nothing. Raises ClusterrunError if another process holds it
+    for longer than WAIT_S: a stopped process must not stop all others. Raises OSError if the file
+    can't be opened.
     """
     # NFS locks only what is open for writing.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Start scheduler commands; no other module starts one."""
+"""Run the scheduler's commands: only this module starts them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 from clusterrun.errors import SchedulerUnreachableError
 
 TIMEOUT_S = 30.0  # Slurm's own clients give up after about 10 s without slurmctld
-PAUSES_S = (0.5, 2.0)  # between the three tries
+PAUSES_S = (0.5, 2.0)  # between tries
+TRIES = 1 + len(PAUSES_S)
 PATIENCE_S = 5.0  # no new try begins after this: each takes 9 s if slurmctld is down
 TIMED_OUT = -1000  # a status that no process has
 
@@ -36,7 +37,7 @@ LASTING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """How a command ended and what it wrote."""
+    """The exit status of a command and what it wrote."""
 
     rc: int
     stdout: str
@@ -55,13 +56,13 @@ def run(
     env: Mapping[str, str] | None = None,
     input: str | None = None,
     cwd: Path | None = None,
-    tries: int = 1 + len(PAUSES_S),
+    tries: int = TRIES,
 ) -> Completed:
-    """Run a command to its end, again where the scheduler did not answer; never through a shell.
+    """Run a command, again if the scheduler did not answer; never through a shell.
 
-    A status other than 0 is returned, not raised. Raises SchedulerUnreachableError when the
-    program is not there, takes longer than `timeout_s` (default: TIMEOUT_S), or says that the
-    scheduler does not answer.
+    Return a status other than 0. Raises SchedulerUnreachableError if the program is not found,
+    takes longer than `timeout_s` (default: TIMEOUT_S), or reports that the scheduler does not
+    answer.
     """
     begin = time.monotonic()
     for number in range(1, tries + 1):
@@ -115,7 +116,7 @@ def _run_once(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the command and its children; one that kept our pipes would keep us waiting."""
+    """Kill the command and its children: one that keeps our pipes would keep us waiting."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -123,7 +124,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _rest(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Read what a killed command has written; what escaped the kill may still hold the pipes."""
+    """Read what a killed command has written; a process that escaped may still hold the pipes."""
     try:
         return process.communicate(timeout=1)
     except subprocess.TimeoutExpired as error:
@@ -135,7 +136,7 @@ def _text(data: bytes) -> str:
 
 
 def _silence(done: Completed) -> str:
-    """Return the line that says that the scheduler gave no answer; empty if it did."""
+    """Return the line that reports a silent scheduler; empty if it answered."""
     if done.rc == 0:
         return ""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -148,7 +149,7 @@ def _silence(done: Completed) -> str:
 
 
 def may_pass(cause: str) -> bool:
-    """Say whether another try may help."""
+    """Whether another try may help."""
     return not any(words in cause for words in LASTING)
 
 

@@ -1,4 +1,4 @@
-"""Amounts of bytes as people write them: 64KiB, 200G as Slurm means it, 1GB."""
+"""Parse and format amounts of bytes: 64KiB, 200G as Slurm means it, 1GB."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNIT_BYTES: Final = {
 
 
 def parse_bytes(text: str) -> int:
-    """Read a number of bytes, or one with a unit of any case.
+    """Parse a number of bytes, or one with a unit in any case.
 
     >>> [parse_bytes(text) for text in ("4096", "64KiB", "200G", "1 GB")]
     [4096, 65536, 214748364800, 1000000000]
@@ -33,7 +33,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Write bytes in the largest binary unit that divides them.
+    """Format bytes in the largest binary unit that divides them.
 
     >>> [format_bytes(size) for size in (1 << 30, 3 << 9, 1000, 0)]
     ['1GiB', '1536', '1000', '0']

@@ -1,4 +1,4 @@
-"""The states of a job: Slurm's many words for them, in one table."""
+"""The states of a job, and the table of Slurm's names for them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import Enum
 
 
 class JobState(str, Enum):
-    """Where a job stands; the names are Slurm's base states and two that people ask about.
+    """The state of a job, by Slurm's names: its base states, CONFIGURING and COMPLETING.
 
-    PREEMPTED and NODE_FAIL end a job only when it was not requeued: a scheduler that still
-    lists it as pending has the last word.
+    PREEMPTED and NODE_FAIL end a job only if it was not requeued: a scheduler that still lists
+    it as pending is right.
     """
 
     PENDING = "PENDING"
@@ -30,32 +30,23 @@ class JobState(str, Enum):
 
     @property
     def is_terminal(self) -> bool:
-        """Say whether the job has ended; an unknown state counts as active."""
-        return self in _TERMINAL
+        """Whether the job has ended; an unknown state counts as active."""
+        return self not in _ACTIVE
 
     @property
     def is_success(self) -> bool:
-        """Say whether the job ended as it should."""
+        """Whether the job completed."""
         return self is JobState.COMPLETED
 
 
-_TERMINAL = frozenset(
-    {
-        JobState.COMPLETED,
-        JobState.FAILED,
-        JobState.CANCELLED,
-        JobState.TIMEOUT,
-        JobState.PREEMPTED,
-        JobState.NODE_FAIL,
-        JobState.OUT_OF_MEMORY,
-        JobState.BOOT_FAIL,
-        JobState.DEADLINE,
-    }
+_ACTIVE = (
+    *(JobState.PENDING, JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED),
+    *(JobState.COMPLETING, JobState.UNKNOWN),
 )
 
 # (long form, short form, ours): the man pages of squeue and sacct, Slurm 22.05 to 25.05.
-# Flags that squeue shows in the place of the state beneath are here; flags that only debugging
-# shows (LAUNCH_FAILED, RECONFIG_FAIL, UPDATE_DB) say nothing of how the job stands: UNKNOWN.
+# It has the flags that squeue shows instead of the base state, without those that only debugging
+# shows (LAUNCH_FAILED, RECONFIG_FAIL, UPDATE_DB): they do not tell the state.
 _SLURM_STATES: tuple[tuple[str, str, JobState], ...] = (
     ("BOOT_FAIL", "BF", JobState.BOOT_FAIL),
     ("CANCELLED", "CA", JobState.CANCELLED),
@@ -88,9 +79,9 @@ _BY_NAME = {name: state for long, short, state in _SLURM_STATES for name in (lon
 
 
 def parse_slurm_state(text: str) -> JobState:
-    """Read a state as squeue, sacct and scontrol write it, cut off or with a remark.
+    """Parse a state as squeue, sacct and scontrol print it, cut off or with a remark.
 
-    What this table does not know is UNKNOWN, never an error.
+    A state that is not in the table is UNKNOWN, never an error.
 
     >>> parse_slurm_state("CANCELLED by 0"), parse_slurm_state("OUT_OF_ME+")
     (<JobState.CANCELLED: 'CANCELLED'>, <JobState.OUT_OF_MEMORY: 'OUT_OF_MEMORY'>)
@@ -103,7 +94,7 @@ def parse_slurm_state(text: str) -> JobState:
 
 
 def _parse_cut(start: str) -> JobState:
-    """Read a state that sacct cut to the width of its column."""
+    """Parse a state that sacct cut to the width of its column."""
     if start in _BY_NAME:
         return _BY_NAME[start]
     states = {state for long, _, state in _SLURM_STATES if long.startswith(start)}

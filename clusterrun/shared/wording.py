@@ -1,10 +1,10 @@
-"""How numbers are said to people."""
+"""Numbers in sentences."""
 
 from __future__ import annotations
 
 
 def count(number: int | str, thing: str) -> str:
-    """Write a number with its noun; a text is a number as another program wrote it.
+    """Return a number with its noun; a text is a number as another program printed it.
 
     >>> count(1, "rank"), count(8, "rank"), count("1", "node"), count("1.2K", "node")
     ('1 rank', '8 ranks', '1 node', '1.2K nodes')

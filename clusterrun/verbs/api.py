@@ -154,7 +154,7 @@ def submit_prepared(
     run_id = create.new_run_id(datetime.now(), random.SystemRandom())
     paths = create.create_run(runs_dir, plan.name, run_id, prepared.bundle)
     _write_first_record(plan, paths, argv)
-    new = scheduler.submit(plan, paths, prepared.bundle)
+    new = scheduler.submit(plan, paths)
     record = remember(
         paths, new.job_id, lambda now: records.submitted_as(now, new.job_id, new.slurm_cluster)
     )

@@ -102,9 +102,6 @@ def test_a_place_that_cannot_be_written_costs_the_memory_alone(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     answer = cache.through(("7",), 10, lambda: {"7": job()})
     assert answer == {"7": job()}
-    ended = {"7": job(JobState.FAILED, exit_code=1, end=1.0)}
-    cache.remember_ended("", ended)
-    assert cache.recall_ended("", ["7"]) == {}
 
 
 def test_what_is_remembered_is_private(tmp_path: Path) -> None:
@@ -121,48 +118,3 @@ def test_questions_that_nobody_asks_any_more_are_forgotten(tmp_path: Path) -> No
         os.utime(path, (1, 1))
     cache.through(("8",), 10, lambda: {"8": job()})
     assert len(list(directory.glob("*.json"))) == 1
-
-
-def test_a_job_that_ended_a_while_ago_is_never_asked_about_again(stubs: Stubs) -> None:
-    stubs.add("squeue", "echo 'Invalid job id specified' >&2; exit 1")
-    stubs.add("sacct", "echo '7|FAILED|3:0|n1|2|10|1795000000|1795000002|None'")
-    first = SlurmBackend().query(["7"])
-    stubs.add("sacct", "exit 1")
-    stubs.add("squeue", 'echo "8|RUNNING|n1|0:02|10:00|1|N/A|None"')
-    both = SlurmBackend().query(["7", "8"])
-    assert both["7"] == first["7"]
-    assert stubs.calls("squeue")[-1][3] == "--jobs=8"
-    # unless somebody wants to know for certain: an operator may have requeued it
-    stubs.add("squeue", RUNNING)
-    assert SlurmBackend().query(["7"], max_age_s=0)["7"].state is JobState.RUNNING
-
-
-def test_a_job_that_ended_before_this_one_was_submitted_is_another_of_its_number(
-    stubs: Stubs,
-) -> None:
-    stubs.add("squeue", "echo 'Invalid job id specified' >&2; exit 1")
-    stubs.add("sacct", "echo '7|FAILED|3:0|n1|2|10|1795000000|1795000002|None'")
-    SlurmBackend().query(["7"], since=1795000000)
-    stubs.add("sacct")
-    SlurmBackend().query(["7", "8"], since=1795000000)
-    assert stubs.calls("squeue")[-1][3] == "--jobs=8"
-    SlurmBackend().query(["7", "8"], since=1795000003)
-    assert stubs.calls("squeue")[-1][3] == "--jobs=7,8"
-
-
-def test_to_remember_many_ended_jobs_looks_for_old_ones_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks: list[Path] = []
-    monkeypatch.setattr(cache, "_forget_old", lambda directory, _: looks.append(directory))
-    ended = {str(n): job(state=JobState.FAILED, exit_code=1, end=5.0) for n in range(50)}
-    cache.remember_ended("", ended)
-    assert len(cache.recall_ended("", list(ended))) == 50
-    assert len(looks) == 1
-
-
-def test_a_job_that_ended_just_now_is_asked_about_again(stubs: Stubs) -> None:
-    stubs.add("squeue", "exit 0")
-    stubs.add("sacct", f"echo '7|FAILED|3:0|n1|2|10|1795000000|{int(time.time()) - 5}|None'")
-    SlurmBackend().query(["7"])
-    assert cache.recall_ended("", ["7"]) == {}

@@ -71,7 +71,7 @@ class RestartingSite:
         paths = make_run(self.root, plan, bundle)
         if self.is_output_full:
             paths.batch_output.symlink_to("/dev/full")
-        return self.backend.submit(plan, paths, bundle).job_id, paths
+        return self.backend.submit(plan, paths).job_id, paths
 
     def end(self, job_id: str) -> tuple[JobState, int | None]:
         wait_for(lambda: self.backend.query([job_id])[job_id].state.is_terminal, 60, "the end")

@@ -41,7 +41,7 @@ class LocalSite:
         plan = make_plan(self.root, **changes)
         bundle = make_bundle(plan, node_sh)
         paths = make_run(self.root, plan, bundle)
-        return self.backend.submit(plan, paths, bundle).job_id, paths
+        return self.backend.submit(plan, paths).job_id, paths
 
     def job(self, job_id: str) -> SchedulerJob:
         return self.backend.query([job_id])[job_id]
@@ -200,12 +200,11 @@ def test_the_job_outlives_the_shell_that_submitted(site: LocalSite, tmp_path: Pa
         "import os, signal; from pathlib import Path\n"
         "from clusterrun.rundir.paths import RunPaths, RunsDir\n"
         "from clusterrun.launch.plan import Plan\n"
-        "from clusterrun.rendering.bundle import Bundle\n"
         "from clusterrun.backends.local.backend import LocalBackend\n"
         f"paths = RunPaths(root=Path({str(paths.root)!r}))\n"
         "plan = Plan.from_json(paths.plan.read_text())\n"
         f"backend = LocalBackend(runs_dir=RunsDir(root=Path({str(site.runs.root)!r})))\n"
-        "backend.submit(plan, paths, Bundle(files={}))\n"
+        "backend.submit(plan, paths)\n"
         "os.killpg(0, signal.SIGKILL)\n"  # the shell, and all that shares its group, dies here
     )
     shell = subprocess.run([sys.executable, "-c", code], start_new_session=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import submitit
-from submitit.core import core
 
 from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.environment import sbatch_variables, scrubbed
@@ -53,7 +52,7 @@ def make(root: Path, **changes: object) -> tuple[Plan, RunPaths]:
 
 def submit(root: Path, backend: SlurmBackend | None = None, **changes: object) -> Submission:
     plan, paths = make(root, **changes)
-    return (backend or SlurmBackend()).submit(plan, paths, make_bundle(plan))
+    return (backend or SlurmBackend()).submit(plan, paths)
 
 
 def test_sbatch_gets_the_runs_own_script_and_what_differs_per_run(
@@ -61,7 +60,7 @@ def test_sbatch_gets_the_runs_own_script_and_what_differs_per_run(
 ) -> None:
     site.add("sbatch", "echo 53")
     plan, paths = make(tmp_path, name="a %j name")
-    assert SlurmBackend().submit(plan, paths, make_bundle(plan)) == Submission(job_id="53")
+    assert SlurmBackend().submit(plan, paths) == Submission(job_id="53")
     assert site.calls("sbatch") == [
         [
             "sbatch",
@@ -109,7 +108,7 @@ def test_the_id_is_read_past_what_plugins_print(
     site.add("sbatch", f"printf '{printed}'; echo 'lua: welcome' >&2")
     plan, paths = make(tmp_path)
     site.add("squeue", f"echo '53|{paths.root}/job.sbatch {paths.root}'")
-    assert SlurmBackend().submit(plan, paths, make_bundle(plan)) == expected
+    assert SlurmBackend().submit(plan, paths) == expected
 
 
 def test_a_number_that_is_printed_beside_words_is_the_id_if_squeue_is_silent(
@@ -132,7 +131,7 @@ def test_a_silent_submission_is_looked_for_on_its_own_cluster(site: Stubs, tmp_p
     plan, paths = make(tmp_path, directives=(Directive(name="clusters", value="tuxA"),))
     found = f"echo '77|{paths.root}/job.sbatch {paths.root}'"
     site.add("squeue", f"[[ $* == *--clusters=tuxA* ]] && {found}; exit 0")
-    done = SlurmBackend().submit(plan, paths, make_bundle(plan))
+    done = SlurmBackend().submit(plan, paths)
     assert done == Submission(job_id="77", slurm_cluster="tuxA")
 
 
@@ -146,7 +145,7 @@ def test_a_job_whose_id_was_not_printed_is_found(site: Stubs, tmp_path: Path) ->
     site.add("sbatch", "echo 'Submitted, have a nice day'")
     plan, paths = make(tmp_path)
     site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
-    assert SlurmBackend().submit(plan, paths, make_bundle(plan)).job_id == "77"
+    assert SlurmBackend().submit(plan, paths).job_id == "77"
     assert paths.root.exists()
 
 
@@ -158,7 +157,7 @@ def test_a_job_that_sbatch_took_without_an_id_keeps_its_directory(
     site.add("squeue")
     plan, paths = make(tmp_path)
     with pytest.raises(SchedulerUnreachableError, match="printed no job id; the job may") as silent:
-        SlurmBackend().submit(plan, paths, make_bundle(plan))
+        SlurmBackend().submit(plan, paths)
     assert silent.value.cause == (printed or None)
     assert "squeue --me" in silent.value.hints[0]
     assert str(paths.root) in silent.value.hints[1]
@@ -323,7 +322,7 @@ def test_a_job_that_was_queued_in_silence_is_found_not_submitted_twice(
     site.add("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
     plan, paths = make(tmp_path)
     site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
-    assert SlurmBackend().submit(plan, paths, make_bundle(plan)).job_id == "77"
+    assert SlurmBackend().submit(plan, paths).job_id == "77"
     assert len(site.calls("sbatch")) == 1
     assert paths.root.exists()
 
@@ -336,7 +335,7 @@ def test_a_job_that_may_be_queued_keeps_its_directory(
     site.add("squeue", squeue)
     plan, paths = make(tmp_path)
     with pytest.raises(SchedulerUnreachableError, match="may be in the queue") as silent:
-        SlurmBackend().submit(plan, paths, make_bundle(plan))
+        SlurmBackend().submit(plan, paths)
     assert silent.value.cause == TIMED_OUT
     assert str(paths.root) in " ".join(silent.value.hints)
     assert paths.script.exists()
@@ -361,7 +360,7 @@ def test_ctrl_c_while_sbatch_hangs_takes_the_job_back(site: Stubs, tmp_path: Pat
     site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
     site.add("scancel")
     with pytest.raises(KeyboardInterrupt):
-        SlurmBackend().submit(plan, paths, make_bundle(plan))
+        SlurmBackend().submit(plan, paths)
     assert site.calls("scancel") == [["scancel", "77"]]
     assert not (tmp_path / "runs").exists()
 
@@ -376,7 +375,7 @@ def test_ctrl_c_keeps_the_directory_of_a_job_that_may_be_queued(
     site.add("scancel")
     site.add(broken, "echo 'no' >&2; exit 1")
     with pytest.raises(PerhapsSubmittedError, match="interrupted; the job may be in the queue"):
-        SlurmBackend().submit(plan, paths, make_bundle(plan))
+        SlurmBackend().submit(plan, paths)
     assert paths.script.exists()
 
 
@@ -429,45 +428,8 @@ def test_submitits_private_names_are_what_we_override() -> None:
     for executor in (submitit.SlurmExecutor, submitit.LocalExecutor):
         submitting = inspect.signature(executor._submit_command)
         assert list(submitting.parameters) == ["self", "command"]
-        text = inspect.signature(executor._make_submission_file_text)
-        assert list(text.parameters) == ["self", "command", "uid"]
-        command = inspect.signature(executor._make_submission_command)
-        assert list(command.parameters) == ["self", "submission_file_path"]
-        assert isinstance(
-            inspect.getattr_static(executor, "_get_job_id_from_submission_command"), staticmethod
-        )
-        assert list(inspect.signature(executor._num_tasks).parameters) == ["self"]
-    source = inspect.getsource(core.PicklingExecutor._submit_command)
-    for name in ("_make_submission_file_text", "_make_submission_command", "job_class"):
-        assert name in source
-    assert "_submit_command" in inspect.getsource(core.PicklingExecutor)
     job = inspect.signature(submitit.SlurmJob)
     assert list(job.parameters) == ["folder", "job_id", "tasks"]
-
-
-def test_our_executors_override_what_exists(site: Stubs, tmp_path: Path) -> None:
-    from clusterrun.backends.local.backend import _executor_class as local_class
-
-    ours = {
-        slurm._executor_class(): submitit.SlurmExecutor,
-        local_class(): submitit.LocalExecutor,
-    }
-    for subclass, base in ours.items():
-        assert issubclass(subclass, base)
-        methods = [name for name in vars(subclass) if callable(getattr(subclass, name))]
-        assert [name for name in methods if not hasattr(base, name)] == []
-
-
-def test_submitit_sees_our_text_and_four_tasks(site: Stubs, tmp_path: Path) -> None:
-    site.add("sbatch", "echo '53;tuxA'")
-    plan, paths = make(tmp_path, nodes=4)
-    bundle = make_bundle(plan, sbatch="#!/bin/bash\n# ü \udcff\n")
-    executor = slurm._executor_class()(plan, paths, bundle, {"PATH": str(site.directory)})
-    assert executor._make_submission_file_text("", "") == bundle.script
-    job = executor._submit_command("")
-    assert (job.job_id, job.num_tasks) == ("53", 4)
-    assert job.paths.folder == paths.slurm_dir
-    assert isinstance(job, submitit.SlurmJob)
 
 
 def again(root: Path, **how: object) -> None:

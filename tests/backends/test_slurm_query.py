@@ -195,18 +195,18 @@ def test_fields_are_named_and_json_is_not_asked_for(stubs: Stubs) -> None:
     query.ask(["7", "8"], slurm_cluster="tuxA", since=1795257574.0)
     (squeue,) = stubs.calls("squeue")
     assert squeue[1:] == [
+        "--clusters=tuxA",
         "--noheader",
         "--states=all",
-        "--clusters=tuxA",
         "--jobs=7,8",
         "--format=%i|%T|%N|%M|%l|%S|%e|%r",
     ]
     (sacct,) = stubs.calls("sacct")
     assert sacct[1:7] == [
+        "--clusters=tuxA",
         "--allocations",
         "--noheader",
         "--parsable2",
-        "--clusters=tuxA",
         "--jobs=7,8",
         "--format=JobID,State,ExitCode,NodeList,ElapsedRaw,TimelimitRaw,Start,End,Reason",
     ]

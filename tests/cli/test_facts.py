@@ -12,7 +12,7 @@ import pytest
 
 from clusterrun.backends import machine_facts
 from clusterrun.backends.machine_facts import (
-    Gpu,
+    CudaDevice,
     gather_facts,
     parse_smi_list,
     visible_gpus,
@@ -21,7 +21,7 @@ from clusterrun.backends.machine_facts import (
 from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
 
-TWO = (Gpu(id="0", uuid="GPU-aa11"), Gpu(id="1", uuid="GPU-bb22"))
+TWO = (CudaDevice(id="0", uuid="GPU-aa11"), CudaDevice(id="1", uuid="GPU-bb22"))
 
 SMI = """\
 GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f)
@@ -74,7 +74,7 @@ def test_nvidia_smi_is_asked_where_there_are_no_bindings(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     program(tmp_path / "bin", "nvidia-smi", "echo 'GPU 0: NVIDIA H200 (UUID: GPU-0a1b)'")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert machine_facts.find_gpus() == (Gpu(id="0", uuid="GPU-0a1b"),)
+    assert machine_facts.find_gpus() == (CudaDevice(id="0", uuid="GPU-0a1b"),)
 
 
 def test_an_nvidia_smi_without_a_driver_means_no_gpu(

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.control_page import ControlPage, Decision
+from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests import readme
 from tests.examples import worlds
 from tests.patience import PATIENCE
@@ -246,7 +246,7 @@ def test_a_sharded_run_that_was_cut_in_an_epoch_goes_on_with_the_same_steps(
     text = printed(in_world(whole, strategy, *flags))
     page = ControlPage(cut / "control", 2)
     page.hold(1)
-    page.decide(Decision(1, 13))
+    page.decide(SavePoint(1, 13))
     left = printed(in_world(cut, strategy, *flags, CLUSTERRUN_SPOOL=str(cut)))
     assert left.splitlines()[-1] == "stopped at step 13, saved"
     assert not (cut / "out/final_model").exists()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clusterrun.config import load_spec
 from clusterrun.config.training import Optimizer
 from clusterrun.estimates import learning_rate, steps
-from clusterrun.shared.control_page import ControlPage, Decision
+from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
 from tests.readme import run
@@ -117,7 +117,7 @@ def test_an_epoch_that_is_cut_and_resumed_has_each_sample_once(tmp_path: Path) -
     cut.mkdir()
     page = ControlPage(cut / "control", 2)
     page.hold(1)
-    page.decide(Decision(1, 100))  # all ranks save at step 100 of 369, and leave
+    page.decide(SavePoint(1, 100))  # all ranks save at step 100 of 369, and leave
     asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
     left = train(cut, "ddp", 2, *options, example=HERE / "train.py", environ=asked)
     assert left.stdout.endswith("stopped in epoch 1 after 100 of its steps\n"), left.stderr

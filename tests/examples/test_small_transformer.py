@@ -16,7 +16,7 @@ import pytest
 
 from clusterrun.config import load_spec
 from clusterrun.estimates import presets as planned
-from clusterrun.shared.control_page import ControlPage, Decision
+from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
 from tests.patience import PATIENCE
@@ -148,7 +148,7 @@ def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) 
     cut.mkdir()
     page = ControlPage(cut / "control", 2)
     page.hold(1)
-    page.decide(Decision(1, 7))  # all ranks save at step 7 of 12, and leave
+    page.decide(SavePoint(1, 7))  # all ranks save at step 7 of 12, and leave
     asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
     options = (*ALONE, "--output", "saved")
     curves = (*options, "--tensorboard", "curves")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clusterrun.shared.control_page import ControlPage, Decision
+from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train, train_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
@@ -100,7 +100,7 @@ def test_a_run_that_is_asked_leaves_with_a_checkpoint_and_its_next_attempt_ends_
     text = printed(train(whole, "ddp", 2, *options))
     page = ControlPage(cut / "control", 2)
     page.hold(1)
-    page.decide(Decision(1, 4))
+    page.decide(SavePoint(1, 4))
     first = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
     left = printed(train(cut, "ddp", 2, *options, environ=first))
     assert left.splitlines()[-2:] == [

@@ -70,7 +70,7 @@ class InterruptedNode:
 
     def decisions(self) -> tuple[int, bool]:
         """Count the requests that were decided, and say whether the ranks are to leave."""
-        decision = self.control.decision
+        decision = self.control.save_point
         return decision.request, decision.at > 0
 
     def leave(self) -> None:
@@ -287,7 +287,7 @@ def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         told = "not all nodes answered: the ranks could not be told to save"
         assert scene.said[1:] == [told] * TRIES
         assert scene.decisions() == (TRIES, False)
-        assert scene.control.decision.at == 0
+        assert scene.control.save_point.at == 0
 
     play(tmp_path, deed)
 

@@ -30,17 +30,17 @@ class SavingNode:
 
     def turn(self, rank: int) -> None:
         """Make a call, unless the last one still waits."""
-        held, decision = self.control.held, self.control.decision
+        held, decision = self.control.held, self.control.save_point
         if self.calls[rank] and held > decision.request:
             return
         self._end_call(rank)
         self.calls[rank] += 1
         self.control.count(rank, self.calls[rank])
-        if self.control.held <= self.control.decision.request:
+        if self.control.held <= self.control.save_point.request:
             self._end_call(rank)
 
     def _end_call(self, rank: int) -> None:
-        decision = self.control.decision
+        decision = self.control.save_point
         found = (rank, self.calls[rank])
         if decision.at and self.calls[rank] == decision.at and found not in self.saved:
             self.saved.append(found)

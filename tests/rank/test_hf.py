@@ -13,7 +13,7 @@ import pytest
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.control_page import ControlPage, Decision
+from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.patience import PATIENCE
 from tests.ports import free_port
 
@@ -92,7 +92,7 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     cut.mkdir()
     page = ControlPage(cut / "control", 2)
     page.hold(1)
-    page.decide(Decision(1, 4))
+    page.decide(SavePoint(1, 4))
     assert train(cut, strategy, CLUSTERRUN_SPOOL=str(cut))[0] == ["step 4 stopped True"] * 2
     assert [page.has_stopped(rank) for rank in range(2)] == [True, True]
     told = [json.loads(line) for line in (cut / "rank_0.events").read_text().splitlines()]

@@ -16,7 +16,7 @@ import pytest
 
 from clusterrun import runtime
 from clusterrun.rank import save_point
-from clusterrun.shared.control_page import AT_BITS, REQUEST_BITS, ControlPage, Decision
+from clusterrun.shared.control_page import AT_BITS, REQUEST_BITS, ControlPage, SavePoint
 from tests.patience import PATIENCE
 
 # Ranks are in step as in a training: none is more than three calls ahead of another. They are asked
@@ -86,7 +86,7 @@ def ask(pages: list[ControlPage], request: int) -> int:
     time.sleep(0.01)
     at = 1 + max(page.calls(rank) for page in pages for rank in range(2))
     for page in pages:
-        page.decide(Decision(request, at))
+        page.decide(SavePoint(request, at))
     return at
 
 
@@ -100,7 +100,7 @@ def await_call(pages: list[ControlPage], call: int) -> None:
 
 def test_the_call_that_waits_may_be_the_one_to_save_at(page: ControlPage) -> None:
     page.hold(1)
-    page.decide(Decision(1, 1))
+    page.decide(SavePoint(1, 1))
     assert [runtime.should_checkpoint() for _ in range(3)] == [True, False, False]
     assert runtime.should_stop()
 
@@ -109,7 +109,7 @@ def test_a_rank_that_is_behind_goes_on_to_the_call_and_does_not_wait_again(
     page: ControlPage,
 ) -> None:
     page.hold(1)
-    page.decide(Decision(1, 4))
+    page.decide(SavePoint(1, 4))
     assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
     assert not runtime.should_stop()
     assert runtime.should_checkpoint()
@@ -123,7 +123,7 @@ def test_a_rank_waits_for_the_decision(page: ControlPage) -> None:
 
     def decide() -> None:
         time.sleep(0.2)
-        page.decide(Decision(1, page.calls(1)))
+        page.decide(SavePoint(1, page.calls(1)))
 
     agent = threading.Thread(target=decide)
     agent.start()
@@ -133,7 +133,7 @@ def test_a_rank_waits_for_the_decision(page: ControlPage) -> None:
 
 def test_a_decision_to_do_nothing_lets_all_go_on(page: ControlPage) -> None:
     page.hold(1)
-    page.decide(Decision(1, 0))
+    page.decide(SavePoint(1, 0))
     assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
     assert not runtime.should_stop()
 
@@ -147,7 +147,7 @@ def test_a_request_that_nobody_decides_is_given_up_and_said_once(
     text = "clusterrun: no decision on when to save came within 0 s; training goes on\n"
     assert capsys.readouterr().err == text
     page.hold(2)
-    page.decide(Decision(2, 5))
+    page.decide(SavePoint(2, 5))
     assert [runtime.should_checkpoint() for _ in range(2)] == [False, True]
 
 
@@ -190,26 +190,26 @@ LARGEST = (1 << REQUEST_BITS) - 1, (1 << AT_BITS) - 1
 @pytest.mark.parametrize(
     "decision",
     [
-        Decision(0, 0),
-        Decision(1, 7),
-        Decision(LARGEST[0], 1),
-        Decision(1, LARGEST[1]),
-        Decision(*LARGEST),
+        SavePoint(0, 0),
+        SavePoint(1, 7),
+        SavePoint(LARGEST[0], 1),
+        SavePoint(1, LARGEST[1]),
+        SavePoint(*LARGEST),
     ],
 )
-def test_a_decision_is_read_as_it_was_written(page: ControlPage, decision: Decision) -> None:
+def test_a_decision_is_read_as_it_was_written(page: ControlPage, decision: SavePoint) -> None:
     page.decide(decision)
-    assert page.decision == decision
+    assert page.save_point == decision
 
 
 def test_a_decision_is_one_word() -> None:
-    assert Decision(*LARGEST).to_word() == (1 << 64) - 1
+    assert SavePoint(*LARGEST).to_word() == (1 << 64) - 1
 
 
 @pytest.mark.parametrize(("request_", "at"), [(LARGEST[0] + 1, 1), (1, LARGEST[1] + 1), (-1, 1)])
 def test_a_decision_that_fits_no_word_is_refused(request_: int, at: int) -> None:
     with pytest.raises(ValueError, match="beyond the page's words"):
-        Decision(request_, at)
+        SavePoint(request_, at)
 
 
 READER = """

@@ -1,7 +1,8 @@
-"""Run jobs on this machine: every node is simulated by a process of a detached controller."""
+"""Run jobs on this machine: a detached controller simulates each node by a process."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,9 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterrun.backends import executor
 from clusterrun.backends.base import SchedulerJob, Submission
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.local import process
@@ -27,9 +28,6 @@ from clusterrun.shared import files, shell
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
-    from submitit import LocalExecutor
-
-    from clusterrun.rendering.bundle import Bundle
     from clusterrun.rundir.record import JobRecord
 
 START_S = 60.0
@@ -42,19 +40,11 @@ class LocalBackend:
 
     runs_dir: RunsDir
 
-    def submit(self, plan: Plan, paths: RunPaths, bundle: Bundle) -> Submission:
-        """Start the controller of a run and wait until it runs by itself."""
-        del bundle  # it is in the directory already
-        job_id = None
+    def submit(self, plan: Plan, paths: RunPaths) -> Submission:
+        """Start the controller of a run and wait until it is detached."""
         try:
-            split_gpus(plan, os.environ.get(VISIBLE))
-            job_id = _take_job_id(self.runs_dir, paths)
-            executor = _executor_class()(plan, paths, job_id)
-            return Submission(job_id=str(executor._submit_command("").job_id))
+            return self._start(plan, paths)
         except BaseException as error:
-            _stop_controller(paths)
-            if job_id is not None:
-                self.runs_dir.job_link(job_id).unlink(missing_ok=True)
             remove_run(paths)
             if isinstance(error, OSError):
                 raise _not_started(str(error)) from error
@@ -70,17 +60,22 @@ class LocalBackend:
         chained: bool = False,
         waits: bool = False,
     ) -> Submission:
-        """Start a controller for a run that another one ran before, under a new id."""
+        """Start one more controller for a run, under a new id."""
         del after, exclude, chained, waits  # nothing waits here
+        return self._start(plan, record.paths)
+
+    def _start(self, plan: Plan, paths: RunPaths) -> Submission:
+        """Start a controller under a new job id; a failure leaves neither."""
         split_gpus(plan, os.environ.get(VISIBLE))
-        job_id = _take_job_id(self.runs_dir, record.paths)
+        job_id = _take_job_id(self.runs_dir, paths)
         try:
-            _start_controller(plan, record.paths, job_id)
+            return executor.submit(
+                "LocalExecutor", plan, paths, lambda: _start_controller(plan, paths, job_id)
+            )
         except BaseException:
-            _stop_controller(record.paths)
+            _stop_controller(paths)
             self.runs_dir.job_link(job_id).unlink(missing_ok=True)
             raise
-        return Submission(job_id=job_id)
 
     def query(
         self,
@@ -101,16 +96,16 @@ class LocalBackend:
             self._signal(job_id, signal.SIGTERM, f"clusterrun cancel {job_id}")
 
     def interrupt(self, job_id: str) -> None:
-        """Signal the controller, which tells the agents."""
+        """Signal the controller, which signals the agents."""
         self._signal(job_id, signal.SIGUSR2, f"clusterrun cancel --checkpoint {job_id}")
 
     def release(self, job_id: str) -> bool:
-        """Say that nothing is held back here."""
+        """Return False: nothing is held back here."""
         del job_id
         return False
 
     def _signal(self, job_id: str, number: int, command: str) -> None:
-        """Signal the controller of a job that has not ended; `command` is for where it runs."""
+        """Signal the controller of a job that has not ended; a hint names `command`."""
         paths = self._paths(job_id)
         if paths is None:
             raise JobNotFoundError(f"no job {job_id} in {self.runs_dir.root}")
@@ -147,27 +142,7 @@ def _take_job_id(runs_dir: RunsDir, paths: RunPaths) -> str:
         return f"L{number}"
 
 
-def _executor_class() -> type[LocalExecutor]:
-    """Make submitit's local executor start our controller, which outlives the shell."""
-    from submitit import LocalExecutor, LocalJob
-
-    class DetachedExecutor(LocalExecutor):  # type: ignore[misc]  # submitit is not followed
-        def __init__(self, plan: Plan, paths: RunPaths, job_id: str) -> None:
-            super().__init__(folder=paths.slurm_dir, python=sys.executable)
-            self.update_parameters(tasks_per_node=plan.nodes)
-            self._plan, self._paths, self._job_id = plan, paths, job_id
-
-        def _submit_command(self, command: str) -> LocalJob[Any]:
-            del command
-            _start_controller(self._plan, self._paths, self._job_id)
-            return LocalJob(
-                folder=self.folder, job_id=self._job_id, tasks=list(range(self._num_tasks()))
-            )
-
-    return DetachedExecutor
-
-
-def _start_controller(plan: Plan, paths: RunPaths, job_id: str) -> None:
+def _start_controller(plan: Plan, paths: RunPaths, job_id: str) -> Submission:
     keep = set(plan.pass_env)
     if plan.device is Device.CUDA and not plan.gpu_ids:
         keep.add(VISIBLE)  # the choice of the shell is the user's
@@ -180,10 +155,11 @@ def _start_controller(plan: Plan, paths: RunPaths, job_id: str) -> None:
     )
     if done.rc != 0:
         raise _not_started(done.stderr.strip())
+    return Submission(job_id=job_id)
 
 
 def _stop_controller(paths: RunPaths) -> None:
-    """End a controller that was started in vain: the user interrupted the submission."""
+    """End a controller whose submission failed or was interrupted."""
     controller = _controller(paths)
     if controller is not None and process.send_signal(
         controller["pid"], controller["identity"], signal.SIGTERM
@@ -204,7 +180,7 @@ def _controller(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def _is_elsewhere(controller: dict[str, Any]) -> bool:
-    """Say whether a controller belongs to another machine, whose processes can't be seen."""
+    """Whether a controller runs on another machine, whose processes can't be seen."""
     same_boot = controller.get("boot_id") == process.boot_id()
     return not same_boot and controller.get("host") != socket.gethostname()
 
@@ -233,20 +209,14 @@ def _job(job_id: str, paths: RunPaths) -> SchedulerJob:
 
 
 def _state_of(paths: RunPaths, controller: dict[str, Any] | None) -> tuple[JobState, str]:
-    """Say how a job stands that has no end.json, and why."""
+    """Return the state of a job that has no end.json, and why."""
     if controller is None:
-        if time.time() - _modified(paths.root) < START_S:
-            return JobState.PENDING, "its controller is starting"
+        with contextlib.suppress(OSError):
+            if time.time() - paths.root.stat().st_mtime < START_S:
+                return JobState.PENDING, "its controller is starting"
         return JobState.FAILED, "its controller never started"
     if _is_elsewhere(controller):
         return JobState.UNKNOWN, f"it runs on {controller['host']}, which can't be seen from here"
     if process.identity(controller["pid"]) == controller["identity"]:
         return JobState.RUNNING, ""
     return JobState.FAILED, "its controller is gone: it was killed, or the machine went down"
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

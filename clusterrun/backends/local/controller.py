@@ -1,11 +1,12 @@
 """Run one job of the local backend to its end: `controller RUN_DIR JOB_ID`.
 
-The controller is the conductor's process, detached from the shell that submitted: what slurmd and
-the batch script are on a cluster. It leaves no process behind.
+The controller is the conductor's process, detached from the shell that submitted, in place of a
+cluster's slurmd and batch script. It leaves no process behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -30,7 +31,7 @@ READY = b"ready"
 
 
 def conduct(paths: RunPaths, plan: Plan, job_id: str, ready: Callable[[], None]) -> None:
-    """Conduct a job; `ready` is called once the job can be found and cancelled."""
+    """Conduct a job; call `ready` once the job can be found and cancelled."""
     signals = Signals()
     adopt_orphans()
     _write_controller(paths, job_id)
@@ -53,37 +54,34 @@ def _write_controller(paths: RunPaths, job_id: str) -> None:
 
 
 def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
-    """Do `work` in a process that belongs to no shell or terminal; return once it says ready.
+    """Do `work` in a process without shell and terminal; return once it is ready.
 
-    Its output is appended to a file. Returns 1, its error on our stderr, when it failed before.
+    Append its output to a file. Return 1 if it failed before, with its error on our stderr.
     """
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
         with open(reader, "rb") as pipe:
-            said = pipe.read()
-        if said == READY:
+            message = pipe.read()
+        if message == READY:
             return 0
-        sys.stderr.write(said.decode("utf-8", "replace") or "the controller ended at once\n")
+        sys.stderr.write(message.decode("utf-8", "replace") or "the controller ended at once\n")
         return 1
     os.close(reader)
     os.setsid()
     try:
         _redirect(output)
-        work(lambda: _say(writer, READY))
-    except Exception:  # noqa: BLE001 - the one who waits, or else the log, gets it in words
+        work(lambda: _send(writer, READY))
+    except Exception:  # noqa: BLE001 - whatever it is, it goes to the submitter and to the log
         traceback.print_exc()
-        _say(writer, traceback.format_exc().encode())
+        _send(writer, traceback.format_exc().encode())
         return 1
     return 0
 
 
-def _say(writer: int, said: bytes) -> None:
-    try:
-        with open(writer, "wb") as pipe:
-            pipe.write(said)
-    except OSError:  # said before, or nobody waits any more
-        pass
+def _send(writer: int, message: bytes) -> None:
+    with contextlib.suppress(OSError), open(writer, "wb") as pipe:  # once; the reader may be gone
+        pipe.write(message)
 
 
 def _redirect(output: Path) -> None:
@@ -96,7 +94,7 @@ def _redirect(output: Path) -> None:
 
 
 def main() -> int:
-    """Start the controller of the run directory and job id that the command line names."""
+    """Start the controller of a run directory and job id, the two arguments."""
     root, job_id = sys.argv[1:]
     paths = RunPaths(root=Path(root))
     plan = Plan.from_json(paths.plan.read_text())

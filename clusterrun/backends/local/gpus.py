@@ -1,4 +1,4 @@
-"""Share this machine's GPUs out between the nodes that it simulates."""
+"""Divide this machine's GPUs between the nodes that it simulates."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def split_gpus(plan: Plan, visible: str | None) -> list[str]:
-    """Share the GPUs out: one CUDA_VISIBLE_DEVICES for each node; empty for no GPU job.
+    """Return CUDA_VISIBLE_DEVICES for each node; nothing for a job without GPUs.
 
-    `visible` is what the submitting shell allowed, where the plan names none. Raises
-    ClusterrunError when there are too few.
+    `visible` is what the submitting shell allows, for a plan that names no GPUs. Raises
+    ClusterrunError if there are too few.
     """
     if plan.device is not Device.CUDA:
         return []

@@ -24,7 +24,7 @@ GRACE_S = 10.0  # from SIGTERM to SIGKILL, as long as Slurm's KillWait on most s
 
 @dataclass(kw_only=True)
 class LocalStep:
-    """One attempt's nodes; it ends together, as a step of Slurm does."""
+    """One attempt's nodes; they end together, as in a step of Slurm."""
 
     paths: RunPaths
     attempt: int
@@ -35,7 +35,7 @@ class LocalStep:
     kill_by: float = float("inf")
 
     def poll(self) -> int | None:
-        """Return the exit status once all nodes have ended, or could not be ended."""
+        """Return the exit status once all nodes have ended, or the grace time is over."""
         now = time.monotonic()
         if not self._reap() or now > self.kill_by:
             return self.code or exit_code(self.codes)
@@ -46,7 +46,7 @@ class LocalStep:
         return None
 
     def end(self) -> None:
-        """Have all nodes end in order, within the grace time."""
+        """Have all nodes end within the grace time."""
         if self.kill_by < float("inf"):
             return
         self.code = exit_code(self.codes)  # before those that this causes
@@ -56,11 +56,11 @@ class LocalStep:
             node.terminate()
 
     def kill(self) -> None:
-        """Kill what is left: it would hold ports and locks."""
+        """Kill what is left, which would hold ports and locks."""
         kill_descendants()
 
     def _reap(self) -> bool:
-        """Collect the exit statuses of what has ended; return whether a node still runs."""
+        """Collect exit statuses; return whether a node still runs."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -69,7 +69,7 @@ class LocalStep:
             if pid == 0:
                 return bool(self.running)
             node = self.running.pop(pid, None)
-            if node is not None:  # else an orphan that we adopted
+            if node is not None:  # else an adopted orphan
                 node.returncode = os.waitstatus_to_exitcode(status)
                 self.codes.append(node.returncode)
 
@@ -113,9 +113,9 @@ class LocalHost(Host):
 
 
 def exit_code(codes: Sequence[int]) -> int:
-    """Choose the job's status from those of the nodes, in the order in which they ended.
+    """Choose the job's status from those of the nodes, which are in the order of their ends.
 
-    The first that is a rank's own wins over those that agents choose; a signal is 128 + its number.
+    The first status of a rank comes before those of agents; a signal is 128 + its number.
 
     >>> exit_code([0, 123, 3]), exit_code([0, 123]), exit_code([-9]), exit_code([0, 0])
     (3, 123, 137, 0)

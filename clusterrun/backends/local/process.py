@@ -1,17 +1,16 @@
-"""Know a process again: a pid alone may belong to another program by now."""
+"""Recognize a process: its pid alone may belong to another program by now."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Name this start of this machine; "" where the system has no name for it."""
+    """Return the id of this boot of the machine; "" if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -19,9 +18,7 @@ def boot_id() -> str:
 
 
 def identity(pid: int) -> str | None:
-    """Name a living process for good: None when it is gone, a zombie included."""
-    if not sys.platform.startswith("linux"):
-        return _portable_identity(pid)
+    """Return a unique name of a process; None if it is gone or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -32,18 +29,8 @@ def identity(pid: int) -> str | None:
     return f"{boot_id()}:{fields[19].decode()}"  # start time in ticks since boot
 
 
-def _portable_identity(pid: int) -> str | None:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
-    except psutil.Error:
-        return None
-
-
 def send_signal(pid: int, known_as: str, number: int) -> bool:
-    """Signal a process if it is still the one that was `known_as`; say whether it was."""
+    """Signal a process if it is still the one that was `known_as`; return whether it was."""
     try:
         descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     except OSError:
@@ -53,7 +40,7 @@ def send_signal(pid: int, known_as: str, number: int) -> bool:
             return False
         if descriptor is None:
             os.kill(pid, number)
-        else:  # the descriptor can't come to mean another process, as the pid can
+        else:  # a pid may be another process by now, a descriptor may not
             signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
         return False

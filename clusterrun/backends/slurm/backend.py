@@ -1,17 +1,16 @@
-"""Run jobs on Slurm: submit through submitit with our own script, cancel, ask."""
+"""Run jobs on Slurm: submit, query and cancel."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
-import shlex
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterrun.backends import cache
+from clusterrun.backends import cache, executor
 from clusterrun.backends.base import PerhapsSubmittedError, SchedulerJob, Submission
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.slurm import query as slurm_query
@@ -29,16 +28,13 @@ from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
-    from submitit import SlurmExecutor, SlurmJob
-
-    from clusterrun.rendering.bundle import Bundle
     from clusterrun.rundir.record import JobRecord
 
 LOOK_AGAIN_S = 3.0
-# A job that starts in the second in which its last run was killed fails: the nodes' daemons take
-# its credential for that run's ("Job credential revoked").
+# A job that starts in the second in which its last start was killed fails: slurmd takes its
+# credential for the revoked one ("Job credential revoked").
 SOON = "now+2"
-# What sbatch says when it never reached slurmctld; any other silence may have queued the job.
+# What sbatch prints if it never reached slurmctld; after any other silence the job may be queued.
 NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
 
 
@@ -49,22 +45,16 @@ class SlurmBackend:
     slurm_cluster: str | None = None
     keep_sbatch_env: bool = False
 
-    def submit(self, plan: Plan, paths: RunPaths, bundle: Bundle) -> Submission:
+    def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Hand the run's script to sbatch, once.
 
         A refused run's directory is removed. Raises SubmissionError with sbatch's own words,
         SchedulerUnreachableError (PerhapsSubmittedError if the job may be in the queue).
         """
         try:
-            executor = _executor_class()(plan, paths, bundle, self._environ(plan))
-            return self._once(lambda: _sent(executor), plan, paths)
+            return executor.submit("SlurmExecutor", plan, paths, lambda: self._once(plan, paths))
         except PerhapsSubmittedError:
             raise
-        except RuntimeError as error:  # submitit found no srun
-            remove_run(paths)
-            raise SubmissionError(
-                "this is no Slurm cluster", cause=str(error), hint="use --cluster local"
-            ) from error
         except BaseException:
             remove_run(paths)
             raise
@@ -79,37 +69,38 @@ class SlurmBackend:
         chained: bool = False,
         waits: bool = False,
     ) -> Submission:
-        """Hand the script of a run that has its directory to sbatch once more."""
-        told = {line.name for line in plan.directives}
+        """Hand the script of a run that has its directory to sbatch once more.
+
+        A node that submits in place of a lost one needs sbatch alone, so submitit is left out.
+        """
+        planned = {line.name for line in plan.directives}
         options = [f"--exclude={exclude}"] if exclude else []
         if after:
             options.append(f"--dependency=afterany:{after}")
         if not waits:
-            options += ["--dependency="] if "dependency" in told and not after else []
-            options += ["--begin=now"] if "begin" in told else []
+            options += ["--dependency="] if "dependency" in planned and not after else []
+            options += ["--begin=now"] if "begin" in planned else []
         words = [sbatch.CHAINED] if chained else []
-        script = str(record.paths.script)
-        argv = sbatch.command(plan, record.paths, script, options=options, words=words)
-        environ = self._environ(plan)
-        submission = self._once(
-            lambda: sbatch.run(argv, plan, environ), plan, record.paths, record.job_ids
-        )
-        return self._released(submission) if "hold" in told and not waits else submission
+        submission = self._once(plan, record.paths, options, words, known=record.job_ids)
+        return self._released(submission) if "hold" in planned and not waits else submission
 
     def _once(
         self,
-        send: Callable[[], Submission],
         plan: Plan,
         paths: RunPaths,
+        options: Sequence[str] = (),
+        words: Sequence[str] = (),
         known: Collection[str] = (),
     ) -> Submission:
         """Submit once; an interrupted submission is taken back.
 
-        Raises PerhapsSubmittedError if nobody can say whether the job is in the queue.
+        Raises PerhapsSubmittedError if it is unknown whether the job is in the queue.
         """
-        at = self._on(self.slurm_cluster or _cluster_of(plan))
+        argv = sbatch.command(plan, paths, options=options, words=words)
+        environ = scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)
+        at = self._on(self.slurm_cluster or plan.directive("clusters"))
         try:
-            return at._answered(send, paths, known)
+            return at._answered(lambda: sbatch.run(argv, plan, environ), paths, known)
         except KeyboardInterrupt:
             at._withdraw(paths, known)
             raise
@@ -127,9 +118,9 @@ class SlurmBackend:
             return self._looked_up(paths, known, "sbatch got no answer", error)
 
     def _released(self, submission: Submission) -> Submission:
-        """Release a job whose script holds it: sbatch has no option that takes --hold back.
+        """Release a job whose script holds it: no option of sbatch undoes --hold.
 
-        One that can't be released is cancelled; else it stays, and says so when it is recorded.
+        A job that can't be released is cancelled. If that fails too, `held` is the error to raise.
         """
         at, job_id = self._on(submission.slurm_cluster or self.slurm_cluster), submission.job_id
         try:
@@ -157,31 +148,24 @@ class SlurmBackend:
     ) -> dict[str, SchedulerJob]:
         """Ask squeue, then sacct, then scontrol for what is still missing.
 
-        An answer that any process of this user got in the last 10 s serves; one about a job that
-        ended a while ago serves for long.
+        Return the answer of any process of this user that is at most 10 s old.
         Raises SchedulerUnreachableError.
         """
-        cluster = self.slurm_cluster or ""
-        age_s = cache.TTL_S if max_age_s is None else max_age_s
-        known = cache.recall_ended(cluster, job_ids, since or 0.0) if age_s > 0 else {}
-        ids = sorted(set(job_ids) - known.keys())
+        ids = sorted(set(job_ids))
         if not ids:
-            return known
-        answer = cache.through(
-            (cluster, *ids),
-            age_s,
+            return {}
+        return cache.through(
+            (self.slurm_cluster or "", *ids),
+            cache.TTL_S if max_age_s is None else max_age_s,
             lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since, own=own),
         )
-        cache.remember_ended(cluster, answer)
-        return known | answer
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """End jobs with one scancel.
 
-        Raises JobNotFoundError for jobs that Slurm doesn't know: scancel is silent about them.
+        Raises JobNotFoundError for jobs that Slurm doesn't know: scancel does not report them.
         """
-        argv = ["scancel", *slurm_query.cluster_option(self.slurm_cluster), *job_ids]
-        done = shell.run(argv, env=slurm_query.environment())
+        done = slurm_query.call(self.slurm_cluster, "scancel", *job_ids)
         known = self.query(job_ids, max_age_s=0)
         if done.rc != 0 and "Invalid job id" not in done.stderr:
             raise ClusterrunError("scancel failed", cause=done.stderr.strip())
@@ -191,14 +175,12 @@ class SlurmBackend:
 
     def interrupt(self, job_id: str) -> None:
         """Signal the agents, which are the tasks of the job's steps."""
-        cluster = slurm_query.cluster_option(self.slurm_cluster)
-        argv = ["scancel", *cluster, "--signal=USR2", job_id]
-        done = shell.run(argv, env=slurm_query.environment())
+        done = slurm_query.call(self.slurm_cluster, "scancel", "--signal=USR2", job_id)
         if done.rc != 0:
             raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
 
     def release(self, job_id: str) -> bool:
-        """Have a job that was requeued, not one that the user wants later, start at once."""
+        """Start a requeued job at once, but no job that the user wants to start later."""
         job = slurm_query.ask_scontrol([job_id], self.slurm_cluster).get(job_id)
         if job is None or job.state is not JobState.PENDING or not job.restarts:
             return False
@@ -206,18 +188,14 @@ class SlurmBackend:
         return True
 
     def update(self, job_id: str, setting: str) -> None:
-        """Change a job that waits, as `scontrol update` words it. Raises ClusterrunError."""
+        """Change a pending job by a setting of `scontrol update`. Raises ClusterrunError."""
         self._scontrol("update", f"JobId={job_id}", setting)
 
     def _scontrol(self, *words: str) -> None:
-        argv = ["scontrol", *slurm_query.cluster_option(self.slurm_cluster), *words]
-        done = shell.run(argv, env=slurm_query.environment())
+        done = slurm_query.call(self.slurm_cluster, "scontrol", *words)
         if done.rc != 0:
             cause = done.stderr.strip()
             raise ClusterrunError(f"scontrol {' '.join(words)} failed", cause=cause)
-
-    def _environ(self, plan: Plan) -> dict[str, str]:
-        return scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)
 
     def _on(self, slurm_cluster: str | None) -> SlurmBackend:
         return dataclasses.replace(self, slurm_cluster=slurm_cluster)
@@ -225,7 +203,7 @@ class SlurmBackend:
     def _looked_up(
         self, paths: RunPaths, known: Collection[str], what: str, error: ClusterrunError
     ) -> Submission:
-        """Find out what became of a submission that told no job id; never submit twice.
+        """Find out what became of a submission that returned no job id; never submit twice.
 
         slurmctld may take a job whose sbatch has given up.
         """
@@ -245,7 +223,7 @@ class SlurmBackend:
         return slurm_query.find_by_command(str(paths.root), self.slurm_cluster, known=known)
 
     def _withdraw(self, paths: RunPaths, known: Collection[str]) -> None:
-        """Cancel what an interrupted submission may have queued.
+        """Cancel the job that an interrupted submission may have queued.
 
         Raises PerhapsSubmittedError if it may be in the queue even so.
         """
@@ -256,12 +234,6 @@ class SlurmBackend:
                     self.cancel([job_id])
         except ClusterrunError as error:
             raise _uncertain("interrupted", paths, error.cause) from error
-
-
-def _sent(executor: Any) -> Submission:
-    executor._submit_command("")
-    submission: Submission = executor.submission  # with the cluster, for which submitit has no word
-    return submission
 
 
 def _uncertain(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmittedError:
@@ -283,54 +255,6 @@ def _held(job_id: str, cause: str | None) -> ClusterrunError:
     )
 
 
-def _cluster_of(plan: Plan) -> str | None:
-    return next((line.value for line in plan.directives if line.name == "clusters"), None)
-
-
 def _never_reached(error: SchedulerUnreachableError) -> bool:
     was_started = not isinstance(error.__cause__, OSError)
     return not was_started or any(words in (error.cause or "") for words in NEVER_REACHED)
-
-
-def _executor_class() -> type[SlurmExecutor]:
-    """Make submitit's executor send our script, byte for byte, in an environment of our choice.
-
-    `_submit_command` is our own as well: submitit's writes the script in the locale's encoding,
-    runs sbatch in the shell's environment, without a time limit, and prints what it says.
-    """
-    from submitit import SlurmExecutor
-
-    class ScriptExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed
-        submission: Submission
-
-        def __init__(
-            self, plan: Plan, paths: RunPaths, bundle: Bundle, environ: Mapping[str, str]
-        ) -> None:
-            super().__init__(folder=paths.slurm_dir, python=shlex.quote(plan.python))
-            self.update_parameters(nodes=plan.nodes, ntasks_per_node=1)
-            self._plan, self._run_paths = plan, paths
-            self._bundle, self._environ = bundle, environ
-
-        def _make_submission_file_text(self, command: str, uid: str) -> str:
-            del command, uid
-            return str(self._bundle.files[self._run_paths.script.name])
-
-        def _make_submission_command(self, submission_file_path: object) -> list[str]:
-            return sbatch.command(self._plan, self._run_paths, str(submission_file_path))
-
-        def _submit_command(self, command: str) -> SlurmJob[Any]:
-            del command
-            argv = self._make_submission_command(self._run_paths.script)
-            self.submission = sbatch.run(argv, self._plan, self._environ)
-            return self.job_class(
-                folder=self.folder,
-                job_id=self.submission.job_id,
-                tasks=list(range(self._num_tasks())),
-            )
-
-        @staticmethod
-        def _get_job_id_from_submission_command(string: bytes | str) -> str:
-            text = string if isinstance(string, str) else string.decode()
-            return sbatch.parse_submission(text).job_id
-
-    return ScriptExecutor

@@ -1,4 +1,4 @@
-"""What a batch script becomes: the conductor of its run, in a job of Slurm."""
+"""The process that a batch script becomes: the conductor of its run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     The script's words: its run directory, its kind (see SlurmHost), the directory that it started
     in, the descriptor on which that environment comes, and for how many seconds it has run.
     """
-    signals = Signals()  # first of all: none may be lost, or end the job
+    signals = Signals()  # first of all: no signal may be lost, or end the job
     from clusterrun.backends.slurm.host import SlurmHost
     from clusterrun.launch.plan import Plan
     from clusterrun.node.agent.stderr import print_trouble
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _return_to(directory: str, environ: int) -> None:
-    """Undo what setup lines did for this process: every node's task runs them again."""
+    """Undo the setup lines in this process: the task on each node runs them again."""
     with open(environ, "rb") as pipe:
         pairs = [entry.partition(b"=") for entry in pipe.read().split(b"\0") if entry]
     os.environ.clear()

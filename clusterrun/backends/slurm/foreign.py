@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.slurm.query import environment, parse_scontrol
+from clusterrun.backends.slurm.query import call, parse_scontrol
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
@@ -40,7 +40,7 @@ class ForeignPart:
 
 
 def is_job_id(text: str) -> bool:
-    """Return whether a text is a job id, perhaps with a task or component: 4711, 4711_3, 4711+1."""
+    """Whether a text is a job id, perhaps with a task or component: 4711, 4711_3, 4711+1."""
     return _JOB.match(text) is not None
 
 
@@ -51,7 +51,7 @@ def ask(job_id: str) -> list[ForeignPart]:
     """
     if shell.find("scontrol") is None:
         return []
-    done = shell.run(["scontrol", "--oneliner", "show", "job", job_id], env=environment())
+    done = call(None, "scontrol", "--oneliner", "show", "job", job_id)
     if done.rc == 0:
         return parse_parts(done.stdout)
     answer = (done.stderr + done.stdout).strip()

@@ -20,8 +20,8 @@ from clusterrun.shared import files, shell
 from clusterrun.shared.state import JobState
 
 BY_HAND = "by-hand"
-RECORD_S = 5.0  # how long whoever submitted this job may take to record it
-END_S = 5.0  # Slurm is this early or late at a time limit
+RECORD_S = 5.0  # for the submitting process to record this job
+END_S = 5.0  # Slurm may be this early or late at a time limit
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SrunStep:
         return 128 - code if code is not None and code < 0 else code
 
     def end(self) -> None:
-        """Leave that to Slurm, which signals the tasks."""
+        """Do nothing: Slurm signals the tasks."""
 
     def kill(self) -> None:
         """Kill srun: Slurm may have it wait for a lost node for minutes."""
@@ -46,7 +46,7 @@ class SrunStep:
 
 
 class SlurmHost(Host):
-    """The job that this batch script runs in; Slurm holds its time limit, and warns.
+    """The job that this batch script runs in; Slurm enforces its time limit, and warns.
 
     `kind` is sbatch.CHAINED for a later job of a chain, BY_HAND without a submission of ours, else
     empty; `started` is the script's start, monotonic.
@@ -75,7 +75,7 @@ class SlurmHost(Host):
     def nothing_left(self) -> str:
         """Return why another job has made this one needless; empty if it is needed.
 
-        Slurm starts again what it gave up, even if another job continues the run by now. A later
+        Slurm restarts jobs that it gave up, even if another job continues the run by now. A later
         job of a chain continues only after a time limit.
         """
         if self._is_restarted:
@@ -99,7 +99,7 @@ class SlurmHost(Host):
         """Return srun's command.
 
         A step that lost a node keeps its resources on the others until Slurm gives the node up:
-        the next one shares them. It doesn't wait for nodes that are lost.
+        the next step shares them, and doesn't wait for lost nodes.
         """
         return (
             *("srun", *self.plan.srun_args, *self._cpus()),
@@ -118,7 +118,7 @@ class SlurmHost(Host):
         return (f"--cpus-per-task={cpus}",) if cpus else ()
 
     def register(self) -> None:
-        """Record the job, unless whoever submitted it has. Raises ClusterrunError and OSError."""
+        """Record the job if its submission has not. Raises ClusterrunError and OSError."""
         record = files.read_json(self.paths.record) or {}
         if record.get("job_id") != self.job_id:
             from clusterrun.rundir.record import register_run
@@ -126,7 +126,7 @@ class SlurmHost(Host):
             register_run(self.paths.root, self.environ)
 
     def is_over(self) -> bool:
-        """Return whether the job's time is up."""
+        """Whether the job's time is up."""
         end = self.environ.get("SLURM_JOB_END_TIME", "")
         if end.isdigit():
             return time.time() >= int(end) - END_S
@@ -134,11 +134,11 @@ class SlurmHost(Host):
         return limit_s > 0 and time.monotonic() - self.started >= limit_s - END_S
 
     def answers(self) -> bool:
-        """Return whether a slurmctld is up, as far as can be seen."""
+        """Whether a slurmctld is up; True if scontrol gets no answer."""
         try:
             answer = shell.run(["scontrol", "ping"], tries=1).stdout
         except SchedulerUnreachableError:
-            return True  # what is to follow will find out
+            return True  # the next command will find out
         return " is DOWN" not in answer or " is UP" in answer
 
     def requeue(self) -> str:
@@ -161,7 +161,7 @@ class SlurmHost(Host):
 
 
 def cpus_of_nodes(text: str) -> Iterator[int]:
-    """Read SLURM_JOB_CPUS_PER_NODE, each kind of node once.
+    """Parse SLURM_JOB_CPUS_PER_NODE, each kind of node once.
 
     >>> list(cpus_of_nodes("16(x2),8"))
     [16, 8]

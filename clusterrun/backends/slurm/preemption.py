@@ -22,9 +22,9 @@ _REQUEUES = re.compile(r"\bPreemptMode=\S*REQUEUE")
 
 
 def requeues_itself(environ: Mapping[str, str]) -> bool:
-    """Return whether Slurm certainly requeues this job once it ends; False if it can't be known.
+    """Whether Slurm certainly requeues this job once it ends; False if unknown.
 
-    A second requeue would then follow the job's last end.
+    Our own requeue would then start the job once more after its last end.
     """
     job = _job(environ.get("SLURM_JOB_ID", ""))
     if not (_IN_GRACE_TIME.search(job) and _MAY_REQUEUE.search(job)):
@@ -52,7 +52,7 @@ def stay_down(job_id: str, *, is_restarted: bool) -> str:
 
 
 def _job(job_id: str) -> str:
-    """Return what Slurm shows of a job; a completed one does not wait for a dead slurmctld."""
+    """Return what Slurm shows of a job; empty if slurmctld does not answer."""
     try:
         return _shown("job", job_id)
     except ClusterrunError:

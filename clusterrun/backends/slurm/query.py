@@ -30,9 +30,9 @@ SEPARATOR = "|"
 IDS_A_CALL = 5000  # Linux takes 128 KiB in one argument
 FEW = 16
 CLOCK_SKEW_S = 3600.0
-# Slurm leaves in place why a job waited that was then cancelled.
+# Slurm keeps the reason why a job waited after it was cancelled.
 WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
-NOBODY = "nobody"  # the source of an answer that nobody could give
+NOBODY = "nobody"  # the source of an answer about a job that is not known
 
 _EXIT = re.compile(r"([0-9]+):([0-9]+)\Z")
 _SLUID = re.compile(r"s[0-9A-Z]{13}\Z")
@@ -40,14 +40,16 @@ _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)\Z")
 _PAIR = re.compile(r"(?:^| )(\w+)=(\S*)")
 
 
-def environment() -> dict[str, str]:
-    """Return an environment in which no filter of the user's hides jobs, and times are epochs."""
-    return {**scrubbed(os.environ), "SLURM_TIME_FORMAT": "%s"}
+def call(
+    slurm_cluster: str | None, program: str, *words: str, tries: int = shell.TRIES
+) -> shell.Completed:
+    """Run a command of Slurm; no filter of the user's hides jobs, and times are epochs.
 
-
-def cluster_option(slurm_cluster: str | None) -> list[str]:
-    """Return the option that names a cluster, where there are several."""
-    return [f"--clusters={slurm_cluster}"] if slurm_cluster else []
+    Name the cluster if there are several. Raises SchedulerUnreachableError.
+    """
+    cluster = [f"--clusters={slurm_cluster}"] if slurm_cluster else []
+    environ = {**scrubbed(os.environ), "SLURM_TIME_FORMAT": "%s"}
+    return shell.run([program, *cluster, *words], env=environ, tries=tries)
 
 
 def ask(
@@ -57,7 +59,7 @@ def ask(
     since: float | None = None,
     own: bool = False,
 ) -> dict[str, SchedulerJob]:
-    """Ask about all jobs: squeue, sacct for what has ended, scontrol where sacct doesn't answer.
+    """Ask about all jobs: squeue, sacct for what has ended, scontrol if sacct doesn't answer.
 
     `own`: all of them are this user's. Raises SchedulerUnreachableError when slurmctld doesn't
     answer and sacct can't stand in.
@@ -70,29 +72,26 @@ def ask(
         if not shell.may_pass(error.cause or ""):
             raise  # sacct reads the same configuration
         unreachable, found = error, {}
-    ended = [job_id for job_id in job_ids if _needs_more(found.get(job_id))]
-    if ended:
-        history, problem = _ask_sacct(ended, slurm_cluster, since)
+    gone = [job_id for job_id in job_ids if _needs_more(found.get(job_id))]
+    if gone:
+        history, problem = _ask_sacct(gone, slurm_cluster, since)
         found |= {job_id: _merge(found.get(job_id), job) for job_id, job in history.items()}
         if unreachable is None:
-            found |= _without_history(ended, found, slurm_cluster, problem)
-    if unreachable is not None and not _all_ended(job_ids, found):
+            found |= _without_history(gone, found, slurm_cluster, problem)
+    ended = {job_id for job_id, job in found.items() if job.state.is_terminal}
+    if unreachable is not None and not ended.issuperset(job_ids):
         raise unreachable
     return {job_id: replace(job, asked_at=asked_at) for job_id, job in found.items()}
 
 
 def _needs_more(job: SchedulerJob | None) -> bool:
-    """Say whether squeue didn't know a job or only knew that it has ended."""
+    """Whether squeue didn't know a job or only knew that it has ended."""
     return job is None or (job.state.is_terminal and job.exit_code is None)
 
 
 def is_known(job: SchedulerJob | None) -> bool:
-    """Say whether anybody knew the job."""
+    """Whether squeue, sacct or scontrol knew the job."""
     return job is not None and job.source != NOBODY
-
-
-def _all_ended(job_ids: Iterable[str], found: dict[str, SchedulerJob]) -> bool:
-    return all(job_id in found and found[job_id].state.is_terminal for job_id in job_ids)
 
 
 def _merge(live: SchedulerJob | None, history: SchedulerJob) -> SchedulerJob:
@@ -107,16 +106,16 @@ def _merge(live: SchedulerJob | None, history: SchedulerJob) -> SchedulerJob:
 def _without_history(
     job_ids: Sequence[str], found: dict[str, SchedulerJob], slurm_cluster: str | None, problem: str
 ) -> dict[str, SchedulerJob]:
-    """Learn from scontrol how jobs ended that accounting doesn't know (yet), if slurmctld does."""
+    """Ask scontrol about jobs that ended and that accounting doesn't know (yet)."""
     note = f"accounting does not answer: {problem}" if problem else ""
     short = [job_id for job_id in job_ids if job_id in found and _needs_more(found[job_id])]
-    told = ask_scontrol(short, slurm_cluster) if short else {}
-    answers = {job_id: replace(told.get(job_id, found[job_id]), note=note) for job_id in short}
-    if problem:
-        for job_id in job_ids:
-            if job_id not in found:
-                unknown = SchedulerJob(job_id=job_id, state=JobState.UNKNOWN, source=NOBODY)
-                answers[job_id] = replace(unknown, note=f"slurmctld has forgotten it; {note}")
+    shown = ask_scontrol(short, slurm_cluster) if short else {}
+    answers = {job_id: replace(shown.get(job_id, found[job_id]), note=note) for job_id in short}
+    gone = f"slurmctld has forgotten it; {note}"
+    for job_id in set(job_ids) - found.keys() if problem else ():
+        answers[job_id] = SchedulerJob(
+            job_id=job_id, state=JobState.UNKNOWN, source=NOBODY, note=gone
+        )
     return answers
 
 
@@ -126,21 +125,21 @@ def _without_history(
 def _ask_squeue(
     job_ids: Sequence[str], slurm_cluster: str | None, *, own: bool
 ) -> dict[str, SchedulerJob]:
-    """Ask for one job or one user's jobs: for anything else squeue loads those of all users."""
+    """Ask for one job or for one user's: otherwise squeue loads the jobs of all users."""
     jobs: dict[str, SchedulerJob] = {}
     for some in _in_pieces(job_ids):
-        argv = [
-            *("squeue", "--noheader", "--states=all", *cluster_option(slurm_cluster)),
-            *([f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []),
-            f"--jobs={','.join(some)}",
-            f"--format={SEPARATOR.join(SQUEUE_FIELDS)}",
-        ]
-        done = shell.run(argv, env=environment())
-        # One unknown job among several is left out in silence; alone, it is an error.
-        if done.rc != 0 and "Invalid job id" not in done.stderr:
-            raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
-        jobs |= parse_squeue(done.stdout)
+        user = [f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []
+        options = (*user, f"--jobs={','.join(some)}", f"--format={SEPARATOR.join(SQUEUE_FIELDS)}")
+        jobs |= parse_squeue(_squeue(slurm_cluster, *options))
     return jobs
+
+
+def _squeue(slurm_cluster: str | None, *options: str) -> str:
+    done = call(slurm_cluster, "squeue", "--noheader", "--states=all", *options)
+    # One unknown job among several is left out in silence; alone, it is an error.
+    if done.rc != 0 and "Invalid job id" not in done.stderr:
+        raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
+    return done.stdout
 
 
 def _in_pieces(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -150,36 +149,28 @@ def _in_pieces(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def parse_squeue(text: str) -> dict[str, SchedulerJob]:
-    """Read squeue's lines; lines of another shape (`CLUSTER: x`) are passed over.
+    """Parse squeue's lines; skip lines of another shape (`CLUSTER: x`).
 
     >>> parse_squeue("11|RUNNING|node[1-2]|0:02|10:00|1795257574|1795258174|None")["11"].nodelist
     'node[1-2]'
     """
-    jobs = {}
-    for line in text.splitlines():
-        values = line.split(SEPARATOR, len(SQUEUE_FIELDS) - 1)
-        if len(values) == len(SQUEUE_FIELDS):
-            jobs[values[0]] = _squeue_job(*values)
-    return jobs
+    return {row[0]: _squeue_job(row) for row in _rows(text, SQUEUE_FIELDS)}
 
 
-def _squeue_job(
-    job_id: str,
-    state_text: str,
-    nodelist: str,
-    elapsed: str,
-    limit: str,
-    start: str,
-    end: str,
-    reason: str,
-) -> SchedulerJob:
+def _rows(text: str, fields: Sequence[str]) -> Iterator[list[str]]:
+    rows = (line.split(SEPARATOR, len(fields) - 1) for line in text.splitlines())
+    return (row for row in rows if len(row) == len(fields))
+
+
+def _squeue_job(values: Sequence[str]) -> SchedulerJob:
+    job_id, state_text, nodelist, elapsed, limit, start, end, reason = values
     state = parse_slurm_state(state_text)
     has_started = state not in (JobState.PENDING, JobState.UNKNOWN) and bool(nodelist)
     return SchedulerJob(
         job_id=job_id,
         source="squeue",
         state=state,
-        reason=_said(reason, state),
+        reason=_reason(reason, state),
         nodelist=nodelist,
         elapsed_s=parse_clock(elapsed) if has_started else None,
         limit_s=parse_clock(limit),
@@ -200,16 +191,13 @@ def _ask_sacct(
         return {}, "sacct was not found"
     jobs: dict[str, SchedulerJob] = {}
     for some in _in_pieces(job_ids):
-        argv = [
-            *("sacct", "--allocations", "--noheader", "--parsable2"),
-            *(*cluster_option(slurm_cluster), f"--jobs={','.join(some)}"),
-            f"--format={','.join(SACCT_FIELDS)}",
-        ]
+        argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(some)}"]
+        argv.append(f"--format={','.join(SACCT_FIELDS)}")
         if since is not None:  # without it some sites search years, others refuse
             day = datetime.fromtimestamp(since - CLOCK_SKEW_S)
             argv.append(f"--starttime={day:%Y-%m-%dT%H:%M:%S}")
         try:
-            done = shell.run(argv, env=environment(), tries=1)
+            done = call(slurm_cluster, *argv, tries=1)
         except SchedulerUnreachableError as error:
             return jobs, error.cause or error.message
         if done.rc != 0:
@@ -219,30 +207,16 @@ def _ask_sacct(
 
 
 def parse_sacct(text: str) -> dict[str, SchedulerJob]:
-    """Read sacct's lines; of a job that ran several times, the last.
+    """Parse sacct's lines; of a job that ran several times, the last.
 
     >>> parse_sacct("10|FAILED|3:0|node1|0|UNLIMITED|1795257574|1795257574|None")["10"].exit_code
     3
     """
-    jobs = {}
-    for line in text.splitlines():
-        values = line.split(SEPARATOR, len(SACCT_FIELDS) - 1)
-        if len(values) == len(SACCT_FIELDS):
-            jobs[values[0]] = _sacct_job(*values)
-    return jobs
+    return {row[0]: _sacct_job(row) for row in _rows(text, SACCT_FIELDS)}
 
 
-def _sacct_job(
-    job_id: str,
-    state_text: str,
-    exit_text: str,
-    nodelist: str,
-    elapsed: str,
-    limit_minutes: str,
-    start: str,
-    end: str,
-    reason: str,
-) -> SchedulerJob:
+def _sacct_job(values: Sequence[str]) -> SchedulerJob:
+    job_id, state_text, exit_text, nodelist, elapsed, limit_minutes, start, end, reason = values
     state = parse_slurm_state(state_text)
     code, number = parse_exit(exit_text) if state.is_terminal else (None, None)
     ran = nodelist != "None assigned"  # a start is noted for jobs cancelled before it, too
@@ -251,7 +225,7 @@ def _sacct_job(
         job_id=job_id,
         source="sacct",
         state=state,
-        reason=_said(reason, state),
+        reason=_reason(reason, state),
         nodelist=nodelist if ran else "",
         elapsed_s=int(elapsed) if elapsed.isdigit() and started else None,
         limit_s=int(limit_minutes) * 60 if limit_minutes.isdigit() else None,
@@ -266,22 +240,22 @@ def _sacct_job(
 
 
 def ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
-    """Ask for each job, or for many at once for all that slurmctld knows: it takes no list."""
+    """Ask for each job, or at once for all that slurmctld knows: scontrol takes no list."""
     asked = [[job_id] for job_id in job_ids] if len(job_ids) <= FEW else [[]]
     jobs: dict[str, SchedulerJob] = {}
     for words in asked:
-        argv = ["scontrol", *cluster_option(slurm_cluster), "--oneliner", "show", "job", *words]
-        done = shell.run(argv, env=environment(), tries=1)
+        argv = ("scontrol", "--oneliner", "show", "job", *words)
+        done = call(slurm_cluster, *argv, tries=1)
         if done.rc == 0:
             jobs |= parse_scontrol(done.stdout, job_ids)
     return jobs
 
 
 def parse_scontrol(text: str, job_ids: Iterable[str]) -> dict[str, SchedulerJob]:
-    """Read `scontrol --oneliner show job`.
+    """Parse `scontrol --oneliner show job`.
 
-    Free text that imitates a field does no harm: the job's name comes before Slurm's own fields,
-    which win as the last, and the command, its directory and the comment are cut off.
+    Free text that imitates a field does no harm: Slurm's own fields follow the job's name and so
+    win; the command, its directory and the comment are cut off.
     """
     wanted = set(job_ids)
     jobs = {}
@@ -304,7 +278,7 @@ def _scontrol_job(job_id: str, pairs: dict[str, str]) -> SchedulerJob:
         job_id=job_id,
         source="scontrol",
         state=state,
-        reason=_said(pairs.get("Reason", ""), state),
+        reason=_reason(pairs.get("Reason", ""), state),
         nodelist="" if nodelist == "(null)" else nodelist,
         elapsed_s=parse_clock(pairs.get("RunTime", "")) if has_started else None,
         limit_s=parse_clock(pairs.get("TimeLimit", "")),
@@ -318,21 +292,15 @@ def _scontrol_job(job_id: str, pairs: dict[str, str]) -> SchedulerJob:
 
 
 def find_by_command(
-    part: str, slurm_cluster: str | None, *, known: Collection[str] = ()
+    run_dir: str, slurm_cluster: str | None, *, known: Collection[str] = ()
 ) -> str | None:
-    """Find the newest job of this user that runs for `part`, a run directory; none of `known`.
+    """Find the newest job of this user that runs for a run directory and is none of `known`.
 
     Before Slurm 23.02 the script's arguments follow its path.
     """
-    argv = [
-        *("squeue", "--noheader", "--states=all", *cluster_option(slurm_cluster)),
-        *(f"--user={os.getuid()}", f"--format=%A{SEPARATOR}%o"),
-    ]
-    done = shell.run(argv, env=environment())
-    if done.rc != 0:
-        raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
-    rows = [line.partition(SEPARATOR) for line in done.stdout.splitlines()]
-    script = f"{RunPaths(root=Path(part)).script} "
+    listed = _squeue(slurm_cluster, f"--user={os.getuid()}", f"--format=%A{SEPARATOR}%o")
+    rows = [line.partition(SEPARATOR) for line in listed.splitlines()]
+    script = f"{RunPaths(root=Path(run_dir)).script} "
     ids = [int(job_id) for job_id, _, command in rows if f"{command} ".startswith(script)]
     new = [job_id for job_id in ids if str(job_id) not in known]
     return str(max(new)) if new else None
@@ -341,15 +309,16 @@ def find_by_command(
 def job_of_sluid(text: str) -> str:
     """Return the number of the job with this SLUID, Slurm's second name for it since 26.05.
 
-    Empty for any other text, or if nobody knows the job.
+    Empty for any other text, and if Slurm does not know the job.
     """
     if not _SLUID.match(text):
         return ""
-    for argv in (
-        ["squeue", "--noheader", "--states=all", "--format=%A", f"--jobs={text}"],
-        ["sacct", "--allocations", "--noheader", "--format=JobIDRaw%20", f"--jobs={text}"],
+    for program, *words in (
+        ("squeue", "--states=all", "--format=%A"),
+        ("sacct", "--allocations", "--format=JobIDRaw%20"),
     ):
-        done = shell.run(argv, env=environment()) if shell.find(argv[0]) else None
+        argv = (program, "--noheader", *words, f"--jobs={text}")
+        done = call(None, *argv) if shell.find(program) else None
         if done and done.rc == 0 and done.stdout.strip().isdecimal():
             return done.stdout.strip()
     return ""
@@ -359,7 +328,7 @@ def job_of_sluid(text: str) -> str:
 
 
 def parse_clock(text: str) -> int | None:
-    """Read a span of time as squeue writes it, in seconds; None for UNLIMITED and the like.
+    """Parse a span of time as squeue prints it, in seconds; None for UNLIMITED and the like.
 
     >>> parse_clock("0:02"), parse_clock("1-02:03:04"), parse_clock("UNLIMITED")
     (2, 93784, None)
@@ -372,7 +341,7 @@ def parse_clock(text: str) -> int | None:
 
 
 def parse_time(text: str) -> float | None:
-    """Read a time that is an epoch, or local time where SLURM_TIME_FORMAT was not understood.
+    """Parse a time: an epoch, or local time if a Slurm ignores SLURM_TIME_FORMAT.
 
     >>> parse_time("1795257574"), parse_time("Unknown")
     (1795257574.0, None)
@@ -386,7 +355,7 @@ def parse_time(text: str) -> float | None:
 
 
 def parse_exit(text: str) -> tuple[int | None, int | None]:
-    """Read `code:signal`; a signal of 0 is none.
+    """Parse `code:signal`; a signal of 0 is none.
 
     >>> parse_exit("3:0"), parse_exit("0:9"), parse_exit("")
     ((3, None), (0, 9), (None, None))
@@ -397,6 +366,6 @@ def parse_exit(text: str) -> tuple[int | None, int | None]:
     return int(match[1]), int(match[2]) or None
 
 
-def _said(reason: str, state: JobState) -> str:
+def _reason(reason: str, state: JobState) -> str:
     stale = state.is_terminal and reason in WAITING
     return "" if stale or reason in ("None", "(null)") else reason

@@ -1,4 +1,4 @@
-"""Why a job waits, in plain words: Slurm's reason codes."""
+"""Slurm's reason codes in plain words: why a job waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_ONE = re.compile(r"(QOS|Assoc)Max(\w+?)Per(Job|Node)(?:Limit)?$")
 _WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
 NEVER_NODES = "asks for more nodes than the partition allows; it will not start"
 
-# Code: (words, may it start without anybody doing something). Longest beginning wins.
+# Code: (words, whether waiting is enough). The longest prefix counts.
 REASONS: dict[str, tuple[str, bool | None]] = {
     "Resources": ("waiting for free nodes", True),
     "Priority": ("jobs with higher priority are ahead", True),
@@ -85,7 +85,7 @@ class PendingReason:
 
 
 def explain(reason: str, job_id: str) -> PendingReason:
-    """Put the reason for which a job waits into words; a code without words is its own.
+    """Explain why a job waits; an unknown code stands for itself.
 
     >>> explain("ReqNodeNotAvail, UnavailableNodes:node[1-2]", "7").text
     'node[1-2] is down, drained or reserved'

@@ -1,4 +1,4 @@
-"""Explain why sbatch refused a job: its own words, and what this cluster has instead."""
+"""Explain why sbatch refused a job: its own words, and what this cluster has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusterrun.shared.wording import count
 SINFO_TIMEOUT_S = 5.0
 SITE_RULES = "ask which you may use: sacctmgr show associations user=$USER format=account,qos"
 
-# Words of sbatch (any of them) and what to do; the first that fits is taken.
+# Words of sbatch, any of them, and what to do; the first match counts.
 HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("nvalid account", "nvalid qos", "Access/permission denied", "violates accounting"),
@@ -46,16 +46,17 @@ def _hints(words: str, plan: Plan) -> list[str]:
     if "time limit" in words.lower():
         return [
             f"partition '{name.rstrip('*')}' allows at most {limit}"
-            for name, _, _, _, _, limit in _partitions(_directive(plan, "partition"))
+            for name, _, _, _, _, limit in _partitions(plan.directive("partition"))
         ]
     return [hint for parts, hint in HINTS if any(part in words for part in parts)][:1]
 
 
 def _what_there_is(plan: Plan) -> list[str]:
-    rows = _partitions(_directive(plan, "partition"))
+    rows = _partitions(plan.directive("partition"))
     default = [row for row in rows if row[0].endswith("*")]
     return [
-        f"partition '{name.rstrip('*')}' has {count(nodes, 'node')} with {_gres(gres)}, "
+        f"partition '{name.rstrip('*')}' has {count(nodes, 'node')} with "
+        f"{'no GPUs' if gres in ('(null)', '') else gres}, "
         f"{cpus} CPUs and {memory} MB"
         for name, nodes, gres, cpus, memory, _ in (default or rows)[:5]
     ]
@@ -66,19 +67,10 @@ def _what_was_asked(plan: Plan) -> str:
     return f"{asked} of {plan.gpus_per_node} GPUs" if plan.gpus_per_node else asked
 
 
-def _gres(text: str) -> str:
-    return "no GPUs" if text in ("(null)", "") else text
-
-
-def _directive(plan: Plan, name: str) -> str | None:
-    values = [directive.value for directive in plan.directives if directive.name == name]
-    return values[-1] if values else None
-
-
 def _partitions(name: str | None) -> list[list[str]]:
-    """Ask sinfo once for name, nodes, GPUs, CPUs, memory and time limit of the partitions.
+    """Ask sinfo for name, nodes, GPUs, CPUs, memory and time limit of one partition, or of all.
 
-    Without a name, those of all. Empty where sinfo doesn't answer.
+    Return nothing if sinfo doesn't answer.
     """
     argv = ["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"]
     if name:

@@ -1,4 +1,4 @@
-"""The command by which a run's script goes to Slurm, and what sbatch answers."""
+"""Make, run and parse sbatch's command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PARSABLE = re.compile(r"([0-9]+)(?:;(\S+))?\Z")
 
 
 class NoJobIdError(SubmissionError):
-    """A submission that did not print its job id alone; `candidates` are what may be one."""
+    """sbatch printed more than a job id, or none; `candidates` may be the job."""
 
     def __init__(self, printed: str, candidates: tuple[Submission, ...]) -> None:
         what = "more than a job id" if candidates else "no job id"
@@ -28,14 +28,9 @@ class NoJobIdError(SubmissionError):
 
 
 def command(
-    plan: Plan,
-    paths: RunPaths,
-    script: str,
-    *,
-    options: Sequence[str] = (),
-    words: Sequence[str] = (),
+    plan: Plan, paths: RunPaths, *, options: Sequence[str], words: Sequence[str]
 ) -> list[str]:
-    """Say how to submit the script of a run: what differs per run is on the command line.
+    """Return the command that submits the script of a run: the script names no run directory.
 
     `options` are further options of sbatch, `words` further arguments of the script.
     Raises UsageError for a directory that sbatch can't name.
@@ -48,14 +43,14 @@ def command(
     output = str(paths.batch_output).replace("%", "%%")
     return [
         *("sbatch", "--parsable", f"--output={output}", f"--chdir={plan.workdir}", *options),
-        *(script, str(paths.root), *words),
+        *(str(paths.script), str(paths.root), *words),
     ]
 
 
 def run(argv: Sequence[str], plan: Plan, environ: Mapping[str, str]) -> Submission:
-    """Run sbatch, once: it may have submitted what it did not answer for.
+    """Run sbatch, once: without an answer it may have submitted the job all the same.
 
-    Raises SubmissionError with its own words, SchedulerUnreachableError where it is silent.
+    Raises SubmissionError with its own words, SchedulerUnreachableError if it is silent.
     """
     done = shell.run(argv, env=environ, timeout_s=SBATCH_TIMEOUT_S, tries=1)
     if done.rc != 0:
@@ -64,7 +59,7 @@ def run(argv: Sequence[str], plan: Plan, environ: Mapping[str, str]) -> Submissi
 
 
 def parse_submission(stdout: str) -> Submission:
-    """Read what `sbatch --parsable` printed.
+    """Parse what `sbatch --parsable` printed.
 
     >>> parse_submission("53;tuxA")
     Submission(job_id='53', slurm_cluster='tuxA', held=None)

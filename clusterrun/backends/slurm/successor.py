@@ -1,7 +1,7 @@
-"""Submit, from inside a job, the next job of its run: it starts in seconds, where Slurm would
-hold a requeued one for two minutes.
+"""Submit, from inside a job, the next job of its run.
 
-An heir, on its node, runs `python -m clusterrun.backends.slurm.successor RUN_DIR NODES`.
+It starts in seconds, while Slurm would hold a requeued job back for two minutes. An heir, on its
+node, runs `python -m clusterrun.backends.slurm.successor RUN_DIR NODES`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 
 
 def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> str:
-    """Submit the job that goes on with a run after this one, and give its id.
+    """Submit the job that continues a run after this one, and return its id.
 
-    `nodes` are left out, besides those that the plan leaves out. In a chain it is the next job,
-    which waits already. A second call for the same job gives the same id.
-    Raises ClusterrunError; the record is as it was then, and no job is left.
+    `nodes` are left out, besides those that the plan leaves out. In a chain the successor is the
+    next job, which waits already. A second call for the same job returns the same id.
+    Raises ClusterrunError, with the record as before and without a new job.
     """
     paths = RunPaths(root=run_dir.absolute())
     plan = Plan.from_json(paths.plan.read_text())
@@ -43,7 +43,7 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
     if record.chain_length:
         return _next_of_chain(record, exclude, backend)
     # Slurm keeps the job of a lost node for minutes; the successor, which leaves that node out,
-    # need not wait: this job's agents have left before it was asked for.
+    # need not wait: this job's agents have left by now.
     after = "" if nodes else job_id
     new = _submitted_before(record) or backend.submit_again(
         plan, record, after=after, exclude=exclude
@@ -70,13 +70,12 @@ def _submitted_before(record: JobRecord) -> Submission | None:
 
 def _excluded(plan: Plan, nodes: str) -> str:
     """Unite the nodes to leave out: an option on the command line replaces the script's."""
-    planned = [line.value for line in plan.directives if line.name == "exclude" and line.value]
-    named = [name for text in (*planned, nodes) if text for name in parse_hostlist(text)]
-    return fold_hosts(named)
+    lists = filter(None, (plan.directive("exclude"), nodes))
+    return fold_hosts(name for text in lists for name in parse_hostlist(text))
 
 
 def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None:
-    """Record the new job; one that nobody could find again is taken back."""
+    """Record the new job; cancel it if that fails, since no command could find it."""
     try:
         records.update(record.paths, lambda now: records.continued_by(now, new.job_id))
         records.link_job(record.runs_dir, new.job_id, record.paths)

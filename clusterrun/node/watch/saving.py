@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterrun.node.link.questions import Questions
-from clusterrun.shared.control_page import ControlPage, Decision
+from clusterrun.shared.control_page import ControlPage, SavePoint
 
 SETTLE_S = 0.02  # a rank that looked just before it was held has published its count by then
 
@@ -45,7 +45,7 @@ class Page:
 
     async def decide(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Let the ranks go on to the call at which they save and leave."""
-        self._page.decide(Decision(int(message["request"]), int(message["at"])))
+        self._page.decide(SavePoint(int(message["request"]), int(message["at"])))
         return {}
 
 
