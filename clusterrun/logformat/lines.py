@@ -14,7 +14,7 @@ from typing import NamedTuple
 class Stream(str, Enum):
     """Where a line came from; the value is the letter in the log file.
 
-    GAP and END are records of the agent: bytes that were lost, and the end of this node's log.
+    GAP and END are the agent's records of lost bytes and of the log's end.
     """
 
     OUT = "o"
@@ -27,17 +27,9 @@ class Stream(str, Enum):
     @property
     def label(self) -> str:
         """The name of the stream for people and for JSON."""
-        return _LABELS[self]
+        return self.name.lower()
 
 
-_LABELS = {
-    Stream.OUT: "out",
-    Stream.ERR: "err",
-    Stream.LAUNCHER: "launcher",
-    Stream.AGENT: "agent",
-    Stream.GAP: "gap",
-    Stream.END: "end",
-}
 _LETTERS = {stream.value.encode(): (stream, False) for stream in Stream} | {
     stream.value.upper().encode(): (stream, True) for stream in Stream
 }
@@ -51,21 +43,19 @@ SIDE_TEXT_BYTES = 4096  # of a line in a side file
 STAMPED = re.compile(  # the head of a line; 16 digits of µs: until 2286, which datetime can write
     rb"([0-9]{16}) (-|[0-9]{1,9}) ([oelagzOELAGZ])(?= |\n|\Z)"
 )
+_STAMPED_LINE = re.compile(rb"^" + STAMPED.pattern, re.MULTILINE)
 # What a block holds if a line of this kind is in it.
 GAP_LITERAL, END_LITERAL = b" g ", b" z "
 SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
 
 _GAP = re.compile(rb"([oela]) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
+_SIDE = re.compile(rb"([^ ]*?)(\+?) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 _END = re.compile(rb"^[0-9]{16} - z [^\n]*\n\Z", re.MULTILINE)
 _LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 _LEFT_OUT_TEXT = b"x "
 _NO_CLASS = b"-"
-_MAX_OFFSET_DIGITS = 18
-_INDEX_ENTRY = struct.Struct("<QQQ")
-INDEX_ENTRY_BYTES = _INDEX_ENTRY.size
-
-
-# Lines
+INDEX_ENTRY = struct.Struct("<QQQ")  # the fields of an IndexEntry
+INDEX_ENTRY_BYTES = INDEX_ENTRY.size
 
 
 class LogLine(NamedTuple):
@@ -85,15 +75,15 @@ class LogLine(NamedTuple):
 
 
 def line_head(time_us: int, rank: str, stream: str) -> bytes:
-    """Return what stands in front of a text; a stream in upper case means that the line was cut."""
+    """Return what precedes a text; a stream in upper case means that the line was cut."""
     return b"%016d %s %s " % (time_us, rank.encode(), stream.encode())
 
 
 def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
     """Parse `<epoch µs> <rank> <stream> <text>`, the newline taken off.
 
-    A line without that head (a torn write, a hole) becomes one of the launcher, whole, with the
-    time of its neighbour.
+    A line without that head (a torn write, a hole) becomes a whole one of the launcher, at
+    `near_us`.
 
     >>> line = parse_line(b"1700000000000000 3 E 50 %", node="n1", offset=0, near_us=0)
     >>> line.rank, line.stream.label, line.text, line.partial
@@ -101,25 +91,9 @@ def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
     """
     head = STAMPED.match(raw)
     if not head:
-        return LogLine(
-            epoch_us=near_us,
-            node=node,
-            rank=None,
-            stream=Stream.LAUNCHER,
-            text=raw,
-            partial=False,
-            offset=offset,
-        )
+        return LogLine(near_us, node, None, Stream.LAUNCHER, raw, partial=False, offset=offset)
     rank, stream, partial = who_wrote(head)
-    return LogLine(
-        epoch_us=int(head[1]),
-        node=node,
-        rank=rank,
-        stream=stream,
-        text=raw[head.end() + 1 :],
-        partial=partial,
-        offset=offset,
-    )
+    return LogLine(int(head[1]), node, rank, stream, raw[head.end() + 1 :], partial, offset)
 
 
 def who_wrote(head: re.Match[bytes]) -> tuple[int | None, Stream, bool]:
@@ -129,35 +103,22 @@ def who_wrote(head: re.Match[bytes]) -> tuple[int | None, Stream, bool]:
 
 
 def find_stamped(data: bytes, start: int = 0) -> int:
-    """Find the first line with a head that begins at or after `start`, itself a line's beginning.
+    """Return where the first line with a head starts, at `start` or later; -1 if there is none.
 
-    -1 where there is none.
+    A line starts at `start`.
     """
-    while start < len(data):
-        if STAMPED.match(data, start):
-            return start
-        newline = data.find(b"\n", start)
-        if newline < 0:
-            return -1
-        start = newline + 1
-    return -1
-
-
-def last_stamped(data: bytes) -> int:
-    """Find the last line that has a head, `data` being the beginning of one; -1 for none."""
-    end = len(data)
-    while end > 0:
-        start = data.rfind(b"\n", 0, end - 1) + 1
-        if STAMPED.match(data, start):
-            return start
-        end = start
-    return -1
+    found = _STAMPED_LINE.search(data, start)
+    return found.start() if found else -1
 
 
 def last_stamp(data: bytes) -> bytes | None:
-    """Find the stamp of the last line that has a head."""
-    start = last_stamped(data)
-    return data[start : start + 16] if start >= 0 else None
+    """Return the stamp of the last line that has a head; `data` starts with a line."""
+    end = len(data)
+    while end > 0:
+        end = data.rfind(b"\n", 0, end - 1) + 1
+        if head := STAMPED.match(data, end):
+            return head[1]
+    return None
 
 
 def pattern_of_lines(rank: int | None, stream: Stream) -> re.Pattern[bytes]:
@@ -166,9 +127,6 @@ def pattern_of_lines(rank: int | None, stream: Stream) -> re.Pattern[bytes]:
     letters = b"oe" if rank is not None else stream.value.encode()
     letters += letters.upper()
     return re.compile(rb"^[0-9]{1,16} %s [%s](?: .*)?$" % (speaker, letters), re.MULTILINE)
-
-
-# Records
 
 
 class Gap(NamedTuple):
@@ -185,7 +143,7 @@ def gap_text(stream: str, size_bytes: int, reason: str) -> bytes:
 
 
 def parse_gap(text: bytes) -> Gap | None:
-    """Parse the text of a line of stream GAP; None for a damaged one, or one of a side file."""
+    """Parse the text of a line of stream GAP; None for a damaged one or a side file's own."""
     found = _GAP.match(text)
     if found is None:
         return None
@@ -194,17 +152,17 @@ def parse_gap(text: bytes) -> Gap | None:
 
 
 def left_out_text(lines: int) -> bytes:
-    """Return the text of a side file's record of lines that it has not."""
+    """Return the text of a side file's record of lines that it leaves out."""
     return _LEFT_OUT_TEXT + b"%d repeated, or more than this file may hold" % lines
 
 
 def is_left_out(line: LogLine) -> bool:
-    """Return whether a line is a side file's record of lines that it has not."""
+    """Whether a line is a side file's record of lines that it leaves out."""
     return line.stream is Stream.GAP and line.text.startswith(_LEFT_OUT_TEXT)
 
 
 def holds_left_out(data: bytes) -> bool:
-    """Return whether a block of a side file has such a record."""
+    """Whether a block of a side file has such a record."""
     return b" - g - " in data and _LEFT_OUT.search(data) is not None
 
 
@@ -221,17 +179,14 @@ def parse_end(text: bytes) -> tuple[int, str]:
 
 
 def is_complete(tail: bytes) -> bool:
-    """Return whether the last bytes of a log are the record of its end."""
+    """Whether the last bytes of a log are the record of its end."""
     return _END.search(tail) is not None
-
-
-# Side file
 
 
 class SideEntry(NamedTuple):
     """The text of a side file's line: its class ("" for none), its place in the log, and itself.
 
-    `has_more` says that the log has more of it.
+    `has_more` says that the log has more of the line.
     """
 
     kind: str
@@ -248,16 +203,11 @@ def side_text(entry: SideEntry) -> bytes:
 
 def parse_side_text(text: bytes) -> SideEntry | None:
     """Parse the text of a line in a side file; None for a damaged one."""
-    kind, _, rest = text.partition(b" ")
-    offset, _, body = rest.partition(b" ")
-    if not offset.isdigit() or len(offset) > _MAX_OFFSET_DIGITS:
+    found = _SIDE.match(text)
+    if found is None:
         return None
-    name = kind.rstrip(b"+")
-    decoded = "" if name == _NO_CLASS else name.decode("utf-8", "replace")
-    return SideEntry(decoded, kind.endswith(b"+"), int(offset), body)
-
-
-# Index
+    kind = "" if found[1] == _NO_CLASS else found[1].decode("utf-8", "replace")
+    return SideEntry(kind, bool(found[2]), int(found[3]), found[4] or b"")
 
 
 class IndexEntry(NamedTuple):
@@ -268,11 +218,6 @@ class IndexEntry(NamedTuple):
     line: int
 
 
-def pack_index_entry(entry: IndexEntry) -> bytes:
-    """Return the bytes of an entry."""
-    return _INDEX_ENTRY.pack(*entry)
-
-
 def unpack_index_entry(raw: bytes) -> IndexEntry | None:
     """Read an entry; None for a part of one."""
-    return IndexEntry(*_INDEX_ENTRY.unpack(raw)) if len(raw) == INDEX_ENTRY_BYTES else None
+    return IndexEntry(*INDEX_ENTRY.unpack(raw)) if len(raw) == INDEX_ENTRY_BYTES else None

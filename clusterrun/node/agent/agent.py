@@ -158,7 +158,7 @@ class Agent:
     def _pids(self) -> dict[int, int]:
         return self._ranks.pids if self._ranks else {}
 
-    async def _places(self) -> list[stacks.Place]:
+    async def _places(self) -> list[stacks.RankPlace]:
         return await stacks.places(self._pids, self._spool, self._who.node)
 
     async def _stacks(self, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterrun.logformat.lines import (
+    INDEX_ENTRY,
     OF_NO_RANK,
-    IndexEntry,
     Stream,
     end_text,
     gap_text,
     line_head,
-    pack_index_entry,
 )
 from clusterrun.node.forward.appended import AppendedFile
 from clusterrun.node.forward.caps import Loss
 from clusterrun.node.forward.sidefile import SideFile
 from clusterrun.node.forward.stamp import Piece, stamp
+from clusterrun.shared.files import size_of
 
 INDEX_BYTES = 1 << 20
 INDEX_US = 5_000_000
@@ -24,29 +24,26 @@ BUFFER_BYTES = 1 << 20
 
 
 class NodeLog:
-    """What one node's agent leaves of an attempt; times never run backwards in it."""
+    """The log of one node and one attempt; its times never run backwards."""
 
     def __init__(self, log: Path, index: Path, errors: Path) -> None:
-        self._log, self._index, self._errors = (
-            AppendedFile(log),
-            AppendedFile(index),
-            SideFile(errors),
-        )
-        self._offset = self._log.size()
+        self._log, self._index = AppendedFile(log), AppendedFile(index)
+        self._errors = SideFile(errors)
+        self._files = (self._log, self._index, self._errors.file)
+        self._offset = size_of(log)
         self._lines = 0
         self._time_us = 0
         self._indexed: tuple[int, int] | None = None
 
     @property
     def pending_bytes(self) -> int:
-        """How much of the log waits in memory."""
+        """How many bytes of the log wait in memory."""
         return self._log.pending_bytes
 
     @property
     def is_written(self) -> bool:
         """Whether everything has reached the run directory."""
-        files = (self._log, self._index, self._errors.file)
-        return not any(file.pending_bytes for file in files)
+        return not any(file.pending_bytes for file in self._files)
 
     @property
     def problem(self) -> str:
@@ -56,25 +53,22 @@ class NodeLog:
     def add(self, piece: Piece, time_us: int, rank: str, stream: str) -> None:
         """Take a piece of a stream."""
         time_us = self._next(time_us)
-        lines = stamp(piece, time_us, rank, stream)
         self._errors.add(piece, time_us, rank, stream, self._offset)
-        head_bytes = len(line_head(time_us, rank, stream))
-        count = 1 if piece.is_cut else (len(lines) - len(piece.text)) // head_bytes
-        self._append(lines, count)
+        self._append(stamp(piece, time_us, rank, stream))
 
     def add_gap(self, loss: Loss, time_us: int, rank: str, stream: str) -> None:
-        """Take note that bytes of a stream were lost at this place."""
+        """Record that bytes of a stream were lost at this place."""
         time_us = self._next(time_us)
         text = gap_text(stream, loss.size, loss.reason)
         self._errors.add_gap(time_us, rank, stream, text, self._offset)
-        self._append(line_head(time_us, rank, Stream.GAP.value) + text + b"\n", 1)
+        self._append(line_head(time_us, rank, Stream.GAP.value) + text + b"\n")
 
     def add_end(self, code: int, reason: str, time_us: int) -> None:
         """Take the last line."""
         time_us = self._next(time_us)
         text = end_text(code, reason)
         self._errors.add_end(time_us, text, self._offset)
-        self._append(line_head(time_us, OF_NO_RANK, Stream.END.value) + text + b"\n", 1)
+        self._append(line_head(time_us, OF_NO_RANK, Stream.END.value) + text + b"\n")
 
     def _next(self, time_us: int) -> int:
         """Clamp a time to what was written before, and index it if an entry is due."""
@@ -84,13 +78,13 @@ class NodeLog:
             or self._time_us - self._indexed[1] >= INDEX_US
         ):
             self._indexed = (self._offset, self._time_us)
-            self._index.add(pack_index_entry(IndexEntry(self._time_us, self._offset, self._lines)))
+            self._index.add(INDEX_ENTRY.pack(self._time_us, self._offset, self._lines))
         return self._time_us
 
-    def _append(self, lines: bytes, count: int) -> None:
+    def _append(self, lines: bytes) -> None:
         self._log.add(lines)
         self._offset += len(lines)
-        self._lines += count
+        self._lines += lines.count(b"\n")
         if self.pending_bytes >= BUFFER_BYTES:
             self._log.flush()
 
@@ -98,12 +92,12 @@ class NodeLog:
         """Write what waits; index and side file only behind the log that they point into."""
         if not self._log.flush():
             return False
-        self._errors.tell(self._time_us, self._offset)
+        self._errors.record_left_out(self._time_us, self._offset)
         self._index.flush()
         self._errors.file.flush()
         return True
 
     def close(self) -> None:
         """Close the files."""
-        for file in (self._log, self._index, self._errors.file):
+        for file in self._files:
             file.close()

@@ -7,22 +7,20 @@ from pathlib import Path
 
 from clusterrun.logformat.symptoms import TRACEBACK, Classifier
 from clusterrun.node.agent.stderr import PREFIX
+from clusterrun.shared.files import size_of
 
 LAST_BYTES = 64 * 1024
 
 
 def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
-    """Find the reason in what a file holds from an offset on; "" if there is none.
-
-    A line of a node's own scripts, the last one, else the last error.
-    """
+    """Return the nodes' last line of their own from an offset on, else the last error, or ""."""
     lines = _lines(output, since)
     own = _own(lines, tuple(f"{PREFIX}{node}: " for node in nodes))
     return next((found[-1] for found in (own, _errors(lines)) if found), "")
 
 
 def last_word(output: Path) -> str:
-    """Find the last line of a script of ours; "" if there is none."""
+    """Return the last line of a script of ours; "" if there is none."""
     return next(reversed(_own(_lines(output, 0), (PREFIX,))), "")
 
 
@@ -43,15 +41,7 @@ def _errors(lines: Sequence[str]) -> list[str]:
 def _lines(path: Path, since: int) -> list[str]:
     try:
         with path.open("rb") as file:
-            file.seek(max(since, size(path) - LAST_BYTES))
+            file.seek(max(since, size_of(path) - LAST_BYTES))
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-
-
-def size(path: Path) -> int:
-    """Return the size of a file; 0 if there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
