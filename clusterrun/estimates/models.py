@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from clusterrun.errors import UsageError
-from clusterrun.estimates.anatomy import Anatomy, Config
-from clusterrun.estimates.architectures import anatomy, llama_block
+from clusterrun.estimates.anatomy import Config, attention, built, gated
+from clusterrun.estimates.architectures import count_model
 from clusterrun.estimates.inputs import Model
 
 
@@ -19,33 +20,13 @@ def from_config(config: Mapping[str, Any], name: str) -> Model:
     or a value that can't be read.
     """
     known = Config(name=name, values=config)
-    model = _model(anatomy(known), name, f"counted from the config ({config['model_type']})")
-    return dataclasses.replace(model, positions=_positions(known))
+    source = f"counted from the config ({config.get('model_type')})"
+    return replace(count_model(known), source=source, positions=_positions(known))
 
 
 def _positions(config: Config) -> int:
     keys = ("n_positions", "max_position_embeddings")
     return max(0 if config.values.get(key) is None else config.number(key) for key in keys)
-
-
-def _model(counted: Anatomy, name: str, source: str) -> Model:
-    return Model(
-        name=name,
-        params=counted.params,
-        largest_layer=counted.largest_layer,
-        block=counted.block,
-        hidden=counted.hidden,
-        layers=counted.layers,
-        heads=counted.heads,
-        kv_heads=counted.kv_heads or counted.heads,
-        head_dim=counted.head_dim,
-        head_norm=counted.head_norm,
-        ffn=counted.ffn,
-        vocab=counted.vocab,
-        gated=counted.gated,
-        active_params=counted.params - counted.idle if counted.idle else 0,
-        source=source,
-    )
 
 
 def from_numbers(
@@ -70,8 +51,8 @@ def from_numbers(
             f"--active-params {active_params} are more than --params {params}",
             hint="--params are all of them, --active-params those that work on a token",
         )
-    shape = {"hidden": hidden, "layers": layers, "heads": heads, "ffn": ffn, "vocab": vocab}
-    missing = [f"--{key}" for key, value in shape.items() if not value]
+    numbers = {"hidden": hidden, "layers": layers, "heads": heads, "ffn": ffn, "vocab": vocab}
+    missing = [f"--{key}" for key, value in numbers.items() if not value]
     if not params and missing:
         raise UsageError(
             f"the size of the model is not known: {', '.join(missing)} missing", hint="or --params"
@@ -82,49 +63,43 @@ def from_numbers(
             f"--hidden {hidden}, --heads {heads} and --kv-heads {kv_heads} don't divide",
             hint="heads share the hidden size, and the heads of keys and values, evenly",
         )
-    if not (hidden and layers and heads and ffn):
-        return Model(
-            name="",
-            params=params,
-            active_params=active_params,
-            hidden=hidden,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            ffn=ffn,
-            vocab=vocab,
-            source="numbers given",
-        )
-    model = _shaped(params, hidden, layers, heads, kv_heads, ffn, vocab)
-    return dataclasses.replace(model, active_params=active_params)
-
-
-def _shaped(
-    params: int, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int
-) -> Model:
-    block = llama_block(hidden, ffn, hidden, hidden * kv_heads // heads)
-    gated = not params or layers * sum(block) <= params
-    if not gated:
-        block = (*block[:5], *block[6:])  # one of the two projections up is the gate
-    counted = Anatomy(
-        outer=(*2 * (vocab * hidden,), hidden),
-        blocks=((layers, block),),
+    shape = Model(
+        name="",
+        params=params,
+        active_params=active_params,
         hidden=hidden,
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         ffn=ffn,
         vocab=vocab,
-        gated=gated,
+        source="numbers given" if params else "counted from the shape, as Llama's",
     )
+    is_whole = hidden and layers and heads and ffn
+    return replace(_shaped(shape), active_params=active_params) if is_whole else shape
+
+
+def _shaped(shape: Model) -> Model:
+    hidden, ffn, layers, params = shape.hidden, shape.ffn, shape.layers, shape.params
+    mlp = gated(hidden, ffn)
+    block = (
+        *attention(hidden, hidden, hidden * shape.kv_heads // shape.heads),
+        *mlp,
+        hidden,
+        hidden,
+    )
+    has_gate = not params or layers * sum(block) <= params
+    if not has_gate:
+        block = (*block[:5], *block[6:])
     if params and layers * sum(block) > params:
         raise UsageError(
             f"{layers} layers of --hidden {hidden} and --ffn {ffn} have more than the "
             f"{params} parameters of --params",
             hint="leave out --params, or the shape",
         )
-    source = "numbers given" if params else "counted from the shape, as Llama's"
-    model = _model(counted, "", source)
-    return dataclasses.replace(model, params=params) if params else model
+    outer = (*2 * (shape.vocab * hidden,), hidden)
+    model = built(replace(shape, gated=has_gate), outer, ((layers, block),))
+    return replace(model, params=params) if params else model
 
 
 def _llama(
@@ -179,55 +154,34 @@ _CONFIGS: Mapping[str, dict[str, Any]] = {
 }
 
 BUILT_IN: Mapping[str, Model] = {
-    name: dataclasses.replace(from_config(config, name), source="built in")
-    for name, config in _CONFIGS.items()
+    name: replace(from_config(config, name), source="built in") for name, config in _CONFIGS.items()
 }
 
-# Other names of the same sizes: repositories of the Hub, and variants that are trained further.
-_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "gpt2": ("openai-community/gpt2",),
-    "gpt2-xl": ("openai-community/gpt2-xl",),
-    "bert-base-cased": ("google-bert/bert-base-cased",),
-    "t5-large": ("google-t5/t5-large",),
-    "t5-3b": ("google-t5/t5-3b",),
-    "t5-11b": ("google-t5/t5-11b",),
-    "bigscience/T0_3B": ("T0_3B",),
-    "bigscience/T0": ("T0", "bigscience/T0p", "bigscience/T0pp"),
-    **{
-        f"llama-2-{size}": tuple(
-            f"{owner}llama-2-{size}{variant}"
-            for owner in ("", "meta-llama/")
-            for variant in ("-hf", "-chat", "-chat-hf")
-        )
-        for size in ("7b", "13b", "70b")
-    },
-    **{
-        f"llama-3.1-{size}": tuple(
-            f"{owner}llama-3.1-{size}{variant}"
-            for owner in ("", "meta-", "meta-llama/", "meta-llama/meta-")
-            for variant in ("", "-instruct")
-        )
-        for size in ("8b", "70b")
-    },
-    "mistral-7b": tuple(  # not v0.3, which has more words
-        f"{owner}mistral-7b-{variant}"
-        for owner in ("", "mistralai/")
-        for variant in ("v0.1", "instruct-v0.1", "instruct-v0.2")
-    ),
-}
+# Other names of the same sizes: repositories of the Hub, and variants that are trained further. Not
+# Mistral v0.3, which has more words.
+_SPELLINGS = re.compile(
+    r"(?:openai-community/|google-bert/|google-t5/)?(gpt2(?:-xl)?|bert-base-cased|t5-(?:large|3b|11b))"
+    r"|(?:meta-llama/)?(llama-2-\d+b)(?:-chat)?(?:-hf)?"
+    r"|(?:meta-llama/)?(?:meta-)?(llama-3\.1-\d+b)(?:-instruct)?"
+    r"|(?:mistralai/)?(mistral-7b)(?:-v0\.1|-instruct-v0\.[12])?"
+    r"|(?:bigscience/)?(?:(t0_3b)|(t0)p{0,2})"
+)
 
-_NAMES: Mapping[str, str] = {
-    **{name.lower(): name for name in BUILT_IN},
-    **{alias.lower(): name for name, aliases in _ALIASES.items() for alias in aliases},
-}
+
+def _known(name: str) -> str:
+    """Return the name by which a model is built in; "" if it is not."""
+    found = _SPELLINGS.fullmatch(name.lower())
+    known = found[found.lastindex or 0] if found else ""
+    known = {"t0": "bigscience/T0", "t0_3b": "bigscience/T0_3B"}.get(known, known)
+    return known if known in BUILT_IN else ""
 
 
 def find(name: str) -> Model | None:
     """Return a built-in model by one of its usual names, whatever their case; else None."""
-    known = _NAMES.get(name.lower())
-    return None if known is None else dataclasses.replace(BUILT_IN[known], name=name)
+    known = BUILT_IN.get(_known(name))
+    return None if known is None else replace(known, name=name)
 
 
 def find_config(name: str) -> Mapping[str, Any] | None:
     """Return the config of a built-in model by one of its usual names; else None."""
-    return _CONFIGS.get(_NAMES.get(name.lower(), ""))
+    return _CONFIGS.get(_known(name))
