@@ -169,6 +169,11 @@ def _check_texts(field: Field, option: str, values: tuple[str, ...]) -> None:
             raise UsageError(f"{option} holds a NUL byte: {text!r}")
         if field.name in ("sbatch_args", "srun_args"):
             _refuse_control(option, text)
+        if field.name == "pass_env" and not _VARIABLE.match(text):
+            raise UsageError(
+                f"{option}: {text!r} is not a name for an environment variable",
+                hint="name variables of your shell, without their values",
+            )
 
 
 def _refuse_control(option: str, value: str) -> None:

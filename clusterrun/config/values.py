@@ -38,7 +38,6 @@ _SYNONYMS: Final = {
     **{"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "gpu": "cuda", "ib": "infiniband"},
     **{"multi_gpu": "ddp", "fsdp2": "fsdp", "hsdp": "fsdp-hybrid", "deepspeed": "zero2"},
 }
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def interpret(field: Field, raw: Raw, *, label: str) -> Any:
@@ -156,38 +155,11 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
     raise UsageError(f"unknown {field.name.replace('_', ' ')} '{text}'", hint=hint)
 
 
-def _minutes(_field: Field, text: str, _label: str) -> int:
-    return parse_slurm_minutes(text)
-
-
-def _seconds(_field: Field, text: str, _label: str) -> int:
-    return parse_seconds(text)
-
-
-def _bytes(_field: Field, text: str, _label: str) -> int:
-    return parse_bytes(text)
-
-
-def _text(_field: Field, text: str, _label: str) -> str:
-    return text
-
-
 def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
     if isinstance(raw, str | Mapping):
         leaf = field.key.rpartition(".")[2]
         raise UsageError(f"{label} must be a list", hint=f"write {leaf}: [first, second]")
-    if field.name == "pass_env":
-        _check_names(raw, label)
     return raw
-
-
-def _check_names(names: tuple[str, ...], label: str) -> None:
-    for name in names:
-        if not _VARIABLE.match(name):
-            raise UsageError(
-                f"{label}: {name!r} is not a name for an environment variable",
-                hint="name variables of your shell, without their values",
-            )
 
 
 def _mapping(_field: Field, raw: Raw, label: str) -> dict[str, str]:
@@ -243,17 +215,15 @@ def _shown_to_others(field: Field, value: Any) -> tuple[str, ...]:
 
 
 _READERS: Final[Mapping[Kind, Callable[[Field, Raw, str], Any]]] = {
-    Kind.TEXT: _scalar(_text),
-    Kind.PATH: _scalar(_text),
-    Kind.COUNT: _scalar(_integer),
-    Kind.NUMBER: _scalar(_integer),
+    **dict.fromkeys((Kind.TEXT, Kind.PATH), _scalar(lambda _field, text, _label: text)),
+    **dict.fromkeys((Kind.COUNT, Kind.NUMBER), _scalar(_integer)),
     Kind.REAL: _scalar(_real),
     Kind.FLAG: _scalar(_flag),
     Kind.ENUM: _scalar(_enum),
     Kind.TEXTS: _list,
     Kind.MAPPING: _mapping,
-    Kind.MINUTES: _scalar(_minutes),
-    Kind.SECONDS: _scalar(_seconds),
-    Kind.DURATION: _scalar(_seconds),
-    Kind.BYTES: _scalar(_bytes),
+    Kind.MINUTES: _scalar(lambda _field, text, _label: parse_slurm_minutes(text)),
+    Kind.SECONDS: _scalar(lambda _field, text, _label: parse_seconds(text)),
+    Kind.DURATION: _scalar(lambda _field, text, _label: parse_seconds(text)),
+    Kind.BYTES: _scalar(lambda _field, text, _label: parse_bytes(text)),
 }
