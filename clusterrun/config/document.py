@@ -15,7 +15,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_KEY, SECTIONS, hint_for_key
-from clusterrun.config.settings import Origin, Place, Setting, settings_of
+from clusterrun.config.settings import Anchor, Origin, Setting, settings_of
 from clusterrun.config.values import Raw, unexpanded_variable
 from clusterrun.errors import ConfigError, UsageError
 
@@ -33,7 +33,7 @@ class ConfigFile:
 
     shown: str
     text: str
-    place: Place
+    anchor: Anchor
     strict: bool
 
     @property
@@ -73,7 +73,7 @@ def parse_flow(text: str, *, label: str) -> Raw:
 
     Raises UsageError when the text is not YAML.
     """
-    file = ConfigFile(shown=label, text=text, place=Place(), strict=True)
+    file = ConfigFile(shown=label, text=text, anchor=Anchor(), strict=True)
     reader = _Reader(Document(file=file))
     try:
         node = reader.compose()
@@ -189,7 +189,7 @@ class _Reader:
                 return
             origin = self.origin(key, at=node)
             for setting in settings_of(
-                field, self.raw(node), origin, self.file.place, label=field.key
+                field, self.raw(node), origin, self.file.anchor, label=field.key
             ):
                 self.keep(setting)
         except UsageError as error:
@@ -201,7 +201,7 @@ class _Reader:
             raise self.wrong(node, f"{field.key} must be a mapping", f"write {field.key}: {{A: 1}}")
         for name, key, value in self.pairs(node):
             raw = {name: self.text(value, name)}
-            yield from settings_of(field, raw, self.origin(key), self.file.place, label=field.key)
+            yield from settings_of(field, raw, self.origin(key), self.file.anchor, label=field.key)
 
     def keep(self, setting: Setting) -> None:
         """Add a setting to the file's own or to the profile's that is being read."""

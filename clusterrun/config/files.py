@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.config.document import ConfigFile
-from clusterrun.config.settings import Place
+from clusterrun.config.settings import Anchor
 from clusterrun.errors import ConfigError
 
 PROJECT_FILE: Final = "clusterrun.yaml"
@@ -72,8 +72,8 @@ def read_file(
         raise ConfigError(f"{shown} is not UTF-8 text", cause=str(error), hint=hint) from error
     # A pipe has no directory of its own, and paths stay as typed where that changes nothing.
     directory = None if not is_regular or path.parent == cwd else str(path.parent)
-    place = Place(directory=directory, home=home)
-    return ConfigFile(shown=shown, text=text, place=place, strict=strict)
+    anchor = Anchor(directory=directory, home=home)
+    return ConfigFile(shown=shown, text=text, anchor=anchor, strict=strict)
 
 
 def _find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from clusterrun.config.resolve import (
     refuse_several_clusters,
 )
 from clusterrun.config.resolved import Resolved
-from clusterrun.config.settings import Place
+from clusterrun.config.settings import Anchor
 from clusterrun.config.spec import FIELDS, JobSpec
 from clusterrun.config.spoken import (
     Given,
@@ -66,7 +66,7 @@ def load_again(
     relative paths of `flags` and `overrides` count from `typed_in`.
     Raises UsageError with the place of the mistake.
     """
-    file = ConfigFile(shown=shown, text=text, place=Place(), strict=True)
+    file = ConfigFile(shown=shown, text=text, anchor=Anchor(), strict=True)
     return resolve(
         FoundFiles(files=(file,), project_dir=find_files(environ={}, cwd=cwd).project_dir),
         flags,
@@ -112,12 +112,12 @@ def resolve(
     refuse_mistakes(documents)
     chosen = chosen_profile(profile, environ, documents)
     home = environ.get("HOME") or None
-    place = Place(home=home, directory=str(typed_in) if typed_in else None)
+    anchor = Anchor(home=home, directory=str(typed_in) if typed_in else None)
     merged = merge(
         (
             *_file_layers(documents, chosen),
-            list(environment_settings(environ, place)),
-            [*override_settings(overrides, place), *flag_settings(flags, place)],
+            list(environment_settings(environ, anchor)),
+            [*override_settings(overrides, anchor), *flag_settings(flags, anchor)],
         )
     )
     merged.take_timeout()

@@ -30,10 +30,10 @@ BUILT_IN: Final = Origin(text="built-in")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Somebody who says values: a file, the environment, the command line."""
+class Anchor:
+    """What the paths of one source of settings are relative to."""
 
-    directory: str | None = None  # of relative paths; None: the working directory
+    directory: str | None = None  # None: the working directory
     home: str | None = None
 
 
@@ -54,7 +54,7 @@ class Setting:
 
 
 def settings_of(
-    field: Field, raw: Raw, origin: Origin, place: Place, *, label: str, adds: bool = False
+    field: Field, raw: Raw, origin: Origin, anchor: Anchor, *, label: str, adds: bool = False
 ) -> Iterator[Setting]:
     """Read one given value; Slurm's `a100:4` and a mapping yield several settings.
 
@@ -63,10 +63,10 @@ def settings_of(
     if field.name == "gpus_per_node" and isinstance(raw, str):
         typed = _TYPED_GPUS.match(raw)
         if typed is not None:
-            yield from settings_of(BY_NAME["gpu_type"], typed[1], origin, place, label=label)
+            yield from settings_of(BY_NAME["gpu_type"], typed[1], origin, anchor, label=label)
             raw = typed[2]
     value = _interpret(field, raw, origin, label)
-    value = anchored(field, value, directory=place.directory, home=place.home)
+    value = anchored(field, value, directory=anchor.directory, home=anchor.home)
     if field.kind is not Kind.MAPPING:
         yield Setting(field=field, value=value, origin=origin, adds=adds)
         return

@@ -10,7 +10,7 @@ from typing import Any
 from clusterrun.config.document import parse_flow
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_ENV, BY_KEY, BY_NAME, SECTIONS, hint_for_key, nearest
-from clusterrun.config.settings import Origin, Place, Setting, settings_of
+from clusterrun.config.settings import Anchor, Origin, Setting, settings_of
 from clusterrun.config.spec import FIELDS
 from clusterrun.config.values import Raw
 from clusterrun.errors import UsageError
@@ -30,7 +30,7 @@ class Given:
         return Origin(text=f"{self.speaker} ({self.flag})" if self.flag else self.speaker)
 
 
-def environment_settings(environ: Mapping[str, str], place: Place) -> Iterator[Setting]:
+def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator[Setting]:
     """Read the `CLUSTERRUN_<SECTION>_<KEY>` variables; an empty one says nothing."""
     for field in FIELDS:
         text = environ.get(field.env)
@@ -38,7 +38,7 @@ def environment_settings(environ: Mapping[str, str], place: Place) -> Iterator[S
             continue
         origin = Origin(text=f"env {field.env}", where=f"env {field.env}")
         raw = _flow(field, text, field.env)
-        yield from settings_of(field, raw, origin, place, label=field.env)
+        yield from settings_of(field, raw, origin, anchor, label=field.env)
 
 
 def _belongs_to_a_run(field: Field, environ: Mapping[str, str]) -> bool:
@@ -56,7 +56,7 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} is set in your shell but names no setting and is ignored{hint}"
 
 
-def override_settings(overrides: Sequence[str], place: Place) -> Iterator[Setting]:
+def override_settings(overrides: Sequence[str], anchor: Anchor) -> Iterator[Setting]:
     """Read `--set key=value`.
 
     Raises UsageError for a key that nobody declared.
@@ -68,7 +68,7 @@ def override_settings(overrides: Sequence[str], place: Place) -> Iterator[Settin
             raise UsageError(f"--set '{text}' has no value", hint="write --set slurm.nodes=2")
         field, item = _field_of(key.strip())
         raw: Raw = {item: value} if item else _flow(field, value, key)
-        yield from settings_of(field, raw, origin, place, label=key)
+        yield from settings_of(field, raw, origin, anchor, label=key)
 
 
 def _field_of(key: str) -> tuple[Field, str]:
@@ -92,7 +92,7 @@ def unknown_key(key: str) -> UsageError:
     return UsageError(f"unknown key '{key}'", hint=hint_for_key(key, section))
 
 
-def flag_settings(flags: Mapping[str, Any], place: Place) -> Iterator[Setting]:
+def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]:
     """Read what the options of the command line gave; a repeatable one adds to a list.
 
     Raises UsageError for a name that is no field of JobSpec.
@@ -108,7 +108,7 @@ def flag_settings(flags: Mapping[str, Any], place: Place) -> Iterator[Setting]:
             field,
             _raw(given.value),
             given.origin,
-            place,
+            anchor,
             label=given.flag or field.key,
             adds=field.kind is Kind.TEXTS and field.name != "args",
         )

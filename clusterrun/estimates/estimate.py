@@ -10,7 +10,7 @@ from clusterrun.estimates import disk, loader, memory, presets, speed, steps
 from clusterrun.estimates import learning_rate as rates
 from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.gpus import Gpu
-from clusterrun.estimates.inputs import Setup, Term, Verdict, total, verdict_of
+from clusterrun.estimates.inputs import Fit, Setup, Term, total, verdict_of
 from clusterrun.estimates.learning_rate import Rates
 from clusterrun.estimates.loader import Loader
 from clusterrun.estimates.presets import Preset
@@ -73,12 +73,12 @@ class Need:
         return round(total(self.terms) * self.margin)
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> Fit | None:
         """Judge it; None where too little is known."""
         if self.capacity_bytes is None:
             return None
         verdict = verdict_of(self.total_bytes, self.capacity_bytes)
-        return None if self.is_part and verdict is not Verdict.NO else verdict
+        return None if self.is_part and verdict is not Fit.NO else verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +124,16 @@ class Estimate:
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> Fit | None:
         """Return the worst of the verdicts; None where it can't be told, of the GPUs above all."""
         needs = (self.gpu_memory, self.host_memory, self.disk)
         verdicts = [need.verdict for need in needs if need is not None]
         known = [verdict for verdict in verdicts if verdict is not None]
-        if self.never_ends or Verdict.NO in known:
-            return Verdict.NO
+        if self.never_ends or Fit.NO in known:
+            return Fit.NO
         if self.gpu_memory is not None and self.gpu_memory.verdict is None:
             return None
-        return max(known, key=list(Verdict).index, default=None)
+        return max(known, key=list(Fit).index, default=None)
 
     @property
     def never_ends(self) -> bool:
@@ -270,7 +270,7 @@ def _preset(question: Question) -> Preset | None:
     chosen = presets.preset_for(device or 0, question.host_bytes or 0)
     setup = replace(question.setup, micro_batch=chosen.micro_batch, grad_ckpt=chosen.grad_ckpt)
     need = gpu_need(replace(question, setup=setup, traced=None))
-    return None if need is not None and need.verdict is Verdict.NO else chosen
+    return None if need is not None and need.verdict is Fit.NO else chosen
 
 
 def _notes(question: Question, counted: Steps) -> list[str]:

@@ -125,7 +125,7 @@ class Term:
     source: str
 
 
-class Verdict(str, Enum):
+class Fit(str, Enum):
     """Whether something fits into what there is."""
 
     FITS = "fits"
@@ -138,9 +138,9 @@ def total(terms: Iterable[Term]) -> int:
     return sum(term.bytes for term in terms)
 
 
-def verdict_of(needed: float, capacity: float) -> Verdict:
+def verdict_of(needed: float, capacity: float) -> Fit:
     """Judge by the share that is needed: fits below 80 %, tight to 95 %."""
     share = needed / capacity
     if share < FITS_BELOW:
-        return Verdict.FITS
-    return Verdict.TIGHT if share <= TIGHT_BELOW else Verdict.NO
+        return Fit.FITS
+    return Fit.TIGHT if share <= TIGHT_BELOW else Fit.NO

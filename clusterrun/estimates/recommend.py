@@ -18,7 +18,7 @@ from clusterrun.estimates.estimate import (
     host_need,
     mistake,
 )
-from clusterrun.estimates.inputs import Setup, Verdict
+from clusterrun.estimates.inputs import Fit, Setup
 from clusterrun.estimates.speed import epoch_time
 
 # Where two are about as fast, the first here is the simpler one.
@@ -43,7 +43,7 @@ class Choice:
     step_s: float
     gpu_bytes: int
     host_bytes: int
-    verdict: Verdict
+    verdict: Fit
 
 
 def recommend(
@@ -79,10 +79,10 @@ def recommend(
         for setup in _setups(question.setup, effective)
         if strategy in (None, setup.strategy)
     )
-    found: dict[Verdict, list[Choice]] = {verdict: [] for verdict in Verdict}
+    found: dict[Fit, list[Choice]] = {verdict: [] for verdict in Fit}
     for choice in tried:
         found[choice.verdict].append(choice)
-    return [*_fastest_first(found[Verdict.FITS]), *_fastest_first(found[Verdict.TIGHT])]
+    return [*_fastest_first(found[Fit.FITS]), *_fastest_first(found[Fit.TIGHT])]
 
 
 def _fastest_first(choices: list[Choice]) -> list[Choice]:
@@ -142,7 +142,7 @@ def _judged(question: Question, setup: Setup) -> Choice:
     changed = replace(question, setup=setup)
     gpu, host = gpu_need(changed), host_need(changed)
     assert gpu is not None  # recommend asks for a GPU
-    unknown = Verdict.TIGHT if setup.offloads_optimizer else Verdict.FITS
+    unknown = Fit.TIGHT if setup.offloads_optimizer else Fit.FITS
     needs = (gpu.verdict, host.verdict or unknown, disk_need(changed).verdict)
     verdicts = [verdict for verdict in needs if verdict is not None]
     return Choice(
@@ -150,7 +150,7 @@ def _judged(question: Question, setup: Setup) -> Choice:
         step_s=step_seconds(question, setup),
         gpu_bytes=gpu.total_bytes,
         host_bytes=host.total_bytes,
-        verdict=max(verdicts, key=list(Verdict).index),
+        verdict=max(verdicts, key=list(Fit).index),
     )
 
 
