@@ -15,7 +15,7 @@ from clusterrun.estimates.estimate import Estimate, Need, Question
 from clusterrun.estimates.inputs import GIB, Fit, Setup
 from clusterrun.estimates.recommend import Choice, neighbours
 from clusterrun.estimates.speed import MFU_BAND, Duration
-from clusterrun.estimates.steps import schedule_counts
+from clusterrun.estimates.steps import schedule_steps
 from clusterrun.shared.wording import count
 
 _COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
@@ -83,8 +83,8 @@ def _batch(answer: Estimate) -> Iterator[str]:
     if line := _steps(answer):
         yield _row("steps", line)
     if answer.steps.total and setup.world > 1:
-        counts = schedule_counts(0, answer.steps.total, setup.world)
-        made = f"a schedule that goes through accelerate's prepare is made for {counts.total:,}"
+        length = schedule_steps(answer.steps.total, setup.world)
+        made = f"a schedule that goes through accelerate's prepare is made for {length:,}"
         yield _row("", f"{made} steps: it takes one for each process")
     if answer.rates is not None:
         rates, base = answer.rates, f"{question.lr:.3g} at batch {question.base_batch}"

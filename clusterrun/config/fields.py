@@ -62,14 +62,17 @@ def declared(
     group: str | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """Declare a setting as a dataclass field; options are separated by spaces."""
+    """Declare a setting as a dataclass field; spaces separate its options.
+
+    The `choices` of a setting with a default follow from the default.
+    """
     metadata = {
         "key": key,
         "kind": kind,
         "flags": tuple(flags.split()),
         "group": group or key.split(".", 1)[0],
         "help": help,
-        "choices": choices,
+        "choices": type(default) if isinstance(default, Enum) else choices,
         "metavar": metavar,
     }
     return dataclasses.field(default=default, metadata=metadata)

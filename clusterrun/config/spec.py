@@ -114,7 +114,6 @@ class JobSpec(Training):
         "--cluster",
         "auto takes Slurm where sbatch is found, else this machine",
         default=Cluster.AUTO,
-        choices=Cluster,
         group="job",
     )
     run_dir: str = declared(
@@ -139,7 +138,6 @@ class JobSpec(Training):
         "--gpu-request",
         "how this site wants GPUs to be asked for",
         default=GpuRequest.GPUS_PER_NODE,
-        choices=GpuRequest,
     )
     cpus_per_task: int | None = declared(
         "slurm.cpus_per_task", Kind.COUNT, "-c --cpus-per-task", "CPUs of each node's task"
@@ -233,7 +231,6 @@ class JobSpec(Training):
         "--device",
         "what the ranks compute on",
         default=Device.AUTO,
-        choices=Device,
     )
     gpu_ids: str | None = declared(
         "launch.gpu_ids", Kind.TEXT, "--gpu-ids", "GPUs of this machine to use, as 0,2 (local)"
@@ -244,7 +241,6 @@ class JobSpec(Training):
         "--strategy",
         "how the model's state is spread over the ranks",
         default=Strategy.DDP,
-        choices=Strategy,
     )
     mixed_precision: MixedPrecision = declared(
         "launch.mixed_precision",
@@ -252,7 +248,6 @@ class JobSpec(Training):
         "--mixed-precision",
         "auto: bf16 from compute capability 8.0, else fp16; no on a CPU",
         default=MixedPrecision.AUTO,
-        choices=MixedPrecision,
     )
     accelerate_config: str | None = declared(
         "launch.accelerate_config",
@@ -336,7 +331,6 @@ class JobSpec(Training):
         "--network",
         "preset of the network environment",
         default=Network.AUTO,
-        choices=Network,
     )
     network_interface: str | None = declared(
         "network.interface",

@@ -16,7 +16,6 @@ from clusterrun.estimates import memory
 from clusterrun.estimates.inputs import Setup
 
 FP32: Final = 4
-HALF: Final = 2
 # Assumed, in bytes a second; only the order that they give is used.
 WITHIN_NODE: Final = 100e9  # of a GPU to the others of its node
 BETWEEN_NODES: Final = 25e9  # of a node
@@ -73,7 +72,7 @@ def _sent_bytes(setup: Setup, trainable: int) -> float:
     """Return what a GPU sends and receives in one optimizer step."""
     if setup.world == 1:
         return 0.0
-    half = HALF if setup.is_half else FP32
+    half = setup.number_bytes
     weights = 2 * half * setup.model.params * setup.accumulation
     if setup.strategy.is_fsdp:  # accelerate sums the passes up before it has FSDP reduce
         return weights + half * trainable
@@ -88,7 +87,7 @@ def _host_seconds(setup: Setup, trainable: int) -> float:
     """Return how long gradients, weights and the optimizer's step take through the host."""
     if not setup.offloads_optimizer:
         return 0.0
-    half = HALF if setup.is_half else FP32
+    half = setup.number_bytes
     own = trainable / setup.shards
     carried = 2 * half * own
     if setup.offloads_params:

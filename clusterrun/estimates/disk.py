@@ -10,7 +10,7 @@ from clusterrun.config.spec import Strategy
 from clusterrun.estimates.inputs import Setup, Term
 from clusterrun.estimates.memory import trainable_params
 
-FP32, HALF = 4, 2
+FP32 = 4
 RANDOM_BYTES = 14_500  # random_states_<rank>.pkl: Python's, NumPy's and torch's generators
 SCRIPTS_BYTES = 41_000  # zero_to_fp32.py and zero_to_torch.py, which DeepSpeed copies beside
 
@@ -47,7 +47,7 @@ def _weight_bytes(setup: Setup) -> int:
         return FP32
     is_stage_3 = setup.strategy in (Strategy.ZERO3, Strategy.ZERO3_OFFLOAD)
     copies = (0 if is_stage_3 else 1) + (1 if setup.lora else 0)  # peft's own file of the adapters
-    return copies * (HALF if setup.is_half else FP32)
+    return copies * setup.number_bytes
 
 
 def _optimizer(setup: Setup) -> Term:

@@ -97,6 +97,11 @@ class Setup:
         return self.precision in ("bf16", "fp16")
 
     @property
+    def number_bytes(self) -> int:
+        """Return the bytes of a number in the arithmetic of the forward pass."""
+        return 2 if self.is_half else 4
+
+    @property
     def shards(self) -> int:
         """Return how many ranks share one copy of what is sharded."""
         if self.strategy in (Strategy.NONE, Strategy.DDP):

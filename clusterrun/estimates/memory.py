@@ -20,7 +20,6 @@ from clusterrun.estimates.states import (
     ESTIMATORS,
     Buckets,
     buffers,
-    number_bytes,
     states,
     symbols,
     term,
@@ -98,7 +97,7 @@ def _unreturned(setup: Setup) -> tuple[Term, ...]:
     """Return what gathered and released weights leave with the C library's allocator."""
     if not (setup.strategy.is_deepspeed and zero_stage(setup) == 3):
         return ()
-    width = number_bytes(setup)
+    width = setup.number_bytes
     return (term("not given back", width * setup.model.params, f"{width} P", "measured"),)
 
 
@@ -127,8 +126,8 @@ def _loading(setup: Setup) -> tuple[int, str]:
     """Return the bytes of one process's whole model on the host, and their formula."""
     if not setup.lora:
         return 4 * setup.model.params, "4 P"
-    size = number_bytes(setup) * setup.model.params + 4 * trainable_params(setup)
-    return size, f"({number_bytes(setup)} P + 4 P_t)"
+    size = setup.number_bytes * setup.model.params + 4 * trainable_params(setup)
+    return size, f"({setup.number_bytes} P + 4 P_t)"
 
 
 def _plain_host(setup: Setup) -> Term:
@@ -141,9 +140,9 @@ def _plain_host(setup: Setup) -> Term:
     if not setup.offloads_params:
         return term("model while loading", size, formula, source)
     each = 8 + setup.optimizer.state_bytes
-    frozen = number_bytes(setup) * setup.model.params if setup.lora else 0
+    frozen = setup.number_bytes * setup.model.params if setup.lora else 0
     states = (frozen + each * trainable_params(setup)) / setup.nodes
-    kept = f"({number_bytes(setup)} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
+    kept = f"({setup.number_bytes} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
     return term("states and model while loading", states + size, f"{kept} + {formula}", source)
 
 
@@ -167,7 +166,7 @@ def _offloaded(setup: Setup) -> int:
     """Return the bytes of all nodes: master weights, gradients, states; of ZeRO-3 weights, too."""
     trained = trainable_params(setup)
     weights = setup.model.params + (trained if setup.lora else 0) if setup.offloads_params else 0
-    return (8 + setup.optimizer.state_bytes) * trained + number_bytes(setup) * weights
+    return (8 + setup.optimizer.state_bytes) * trained + setup.number_bytes * weights
 
 
 def _offloaded_formula(setup: Setup) -> str:
@@ -175,5 +174,5 @@ def _offloaded_formula(setup: Setup) -> str:
     if not setup.offloads_params:
         return f"{each} {symbol}"
     if setup.lora:
-        return f"({number_bytes(setup)} (P + P_t) + {each} P_t)"
-    return f"{number_bytes(setup) + each} P"
+        return f"({setup.number_bytes} (P + P_t) + {each} P_t)"
+    return f"{setup.number_bytes + each} P"

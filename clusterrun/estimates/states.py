@@ -60,11 +60,6 @@ def term(name: str, size: float, formula: str, source: str) -> Term:
     return Term(name=name, bytes=int(size), formula=formula, source=source)
 
 
-def number_bytes(setup: Setup) -> int:
-    """Return the bytes of a number in the arithmetic of the forward pass."""
-    return 2 if setup.is_half else 4
-
-
 def symbols(setup: Setup) -> tuple[str, str]:
     """Return how formulas call the trained parameters, and what they are divided by."""
     return "P_t" if setup.lora else "P", f"/{setup.shards}" if setup.shards > 1 else ""
@@ -77,7 +72,7 @@ def states(setup: Setup) -> tuple[Term, Term, Term]:
     trained, sharers = trainable_params(setup), setup.shards
     symbol, by = symbols(setup)
     frozen = setup.model.params if setup.lora else 0
-    width, each = number_bytes(setup), setup.optimizer.state_bytes
+    width, each = setup.number_bytes, setup.optimizer.state_bytes
     weights = f"{width} P{by} + 4 P_t{by}" if frozen else f"4 P{by}"
     source = FSDP if setup.strategy.is_fsdp else "fp32 but for frozen weights, as accelerate keeps"
     on_gpu = 0 if setup.offloads_params else 1
@@ -95,7 +90,7 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     in half precision the estimator has the latter alone.
     """
     stage = zero_stage(setup)
-    width, each = number_bytes(setup), setup.optimizer.state_bytes
+    width, each = setup.number_bytes, setup.optimizer.state_bytes
     trained, sharers = trainable_params(setup), setup.shards
     symbol, by = symbols(setup)
     params = setup.model.params + (trained if setup.lora else 0)
@@ -135,7 +130,7 @@ def buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
 
 
 def _zero_buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
-    width, model, is_zero3 = number_bytes(setup), setup.model, zero_stage(setup) == 3
+    width, model, is_zero3 = setup.number_bytes, setup.model, zero_stage(setup) == 3
     copies = 2 if buckets.overlap_comm and not is_zero3 else 1
     bucket = copies * buckets.reduce_bucket_size
     reduce = term(
@@ -159,7 +154,7 @@ def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
     The block at work and the next are whole, and what is outside the blocks at the worst; a
     gradient is there twice, as computed and as it is sent.
     """
-    model, width = setup.model, number_bytes(setup)
+    model, width = setup.model, setup.number_bytes
     if not (model.block and model.layers):
         return ()
     outside = max(0, model.params - model.layers * model.block)
@@ -179,6 +174,6 @@ def _summed_up(setup: Setup) -> tuple[Term, ...]:
     """Return the gradients of a step's passes: until the last accelerate has FSDP share none."""
     if setup.accumulation == 1:
         return ()
-    width, symbol = number_bytes(setup), symbols(setup)[0]
+    width, symbol = setup.number_bytes, symbols(setup)[0]
     size = width * trainable_params(setup)
     return (term("accumulated gradients", size, f"{width} {symbol}", NO_SYNC),)

@@ -18,7 +18,7 @@ from clusterrun.launch.user_files import ANY_PRECISION, OwnFiles, read_own_files
 from clusterrun.launch.world_shape import World, decide_world
 
 _PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
-LARGE_JOB_NODES = 64
+LARGE_JOB_NODES = 64  # all share one file system: above it the ranks' logs are capped
 LARGE_JOB_LINES_PER_S = 2000
 
 
@@ -37,6 +37,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     threads = _threads(spec, facts, world, cpus)
     environment = decide_environment(spec, facts, world=world, strategy=strategy, threads=threads)
     template = _template(strategy, own)
+    is_large = spec.nodes > LARGE_JOB_NODES
     return Plan(
         name=_name(spec),
         cluster=facts.cluster,
@@ -75,7 +76,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         warning_s=warning_s(spec),
         hang_timeout_s=spec.hang_timeout_s,
         log_spool_bytes=spec.log_spool_bytes,
-        log_lines_per_s=spec.log_lines_per_s or _lines_per_s(spec.nodes),
+        log_lines_per_s=spec.log_lines_per_s or (LARGE_JOB_LINES_PER_S if is_large else 0),
         log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
         notes=(*world.notes, *environment.notes, *_request_notes(spec, facts, world, cpus)),
@@ -221,11 +222,6 @@ def _wanted_precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
 
 def _only(precisions: frozenset[Precision]) -> Precision:
     return min(precisions, key=lambda precision: precision.value)
-
-
-def _lines_per_s(nodes: int) -> int:
-    """Cap what each rank of a large job may log: all nodes share one file system; 0 is no cap."""
-    return LARGE_JOB_LINES_PER_S if nodes > LARGE_JOB_NODES else 0
 
 
 def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
