@@ -82,12 +82,12 @@ def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
 
     Raises UsageError for a value that can't be meant, a secret, or several clusters.
     """
-    said = {
+    given = {
         field.name: Given(value=value, speaker="Python")
         for field in FIELDS
         if (value := getattr(spec, field.name)) != _default(field)
     }
-    return resolve(FoundFiles(files=(), project_dir=cwd), said, environ={}, cwd=cwd)
+    return resolve(FoundFiles(files=(), project_dir=cwd), given, environ={}, cwd=cwd)
 
 
 def _default(field: Field) -> Any:

@@ -89,8 +89,8 @@ class Resolved:
         if field.kind is Kind.MAPPING and value:
             yield f"{indent}{key}:"
             for name, text in sorted(value.items()):
-                said = _comment(str(self.origins[f"{field.key}.{name}"]))
-                yield f"{indent}  {yaml_text(name)}: {yaml_text(text)}  # {said}"
+                origin = _comment(str(self.origins[f"{field.key}.{name}"]))
+                yield f"{indent}  {yaml_text(name)}: {yaml_text(text)}  # {origin}"
         elif field.kind is Kind.TEXTS and value:
             yield f"{indent}{key}:  # {origin}"
             yield from (f"{indent}  - {yaml_text(text)}" for text in value)

@@ -88,8 +88,8 @@ def arithmetic(setup: Setup) -> Arithmetic:
     return Arithmetic.AUTOCAST if keeps_fp32 else Arithmetic.HALF
 
 
-def told(setup: Setup) -> Activations:
-    """Tell by the closed form what is left."""
+def closed_form(setup: Setup) -> Activations:
+    """Return what the closed form leaves."""
     return Activations(block=saved_bytes(setup), kept=CHECKPOINT[arithmetic(setup)])
 
 
@@ -102,7 +102,7 @@ def terms(setup: Setup, traced: Activations | None = None) -> tuple[Term, ...]:
     if not (model.has_shape and setup.seq_len):
         return ()
     tokens = setup.seq_len * setup.micro_batch
-    left = traced or told(setup)
+    left = traced or closed_form(setup)
     logits = LOGIT_BYTES * tokens * model.vocab
     return (
         *(
@@ -138,5 +138,5 @@ def _outside(elements: int, left: Activations) -> tuple[Term, ...]:
 
 
 def _term(name: str, size: float, formula: str, left: Activations) -> Term:
-    said = f"{formula}, traced" if left.is_traced else formula
-    return Term(name=name, bytes=int(size), formula=said, source=left.source)
+    formula = f"{formula}, traced" if left.is_traced else formula
+    return Term(name=name, bytes=int(size), formula=formula, source=left.source)

@@ -192,7 +192,7 @@ def _refuse_two_voices(spec: JobSpec, config: dict[str, Any], strategy: Strategy
 
 
 def _refuse_other_family(spec: JobSpec, strategy: Strategy | None) -> None:
-    # DDP is the default: nobody need have said it.
+    # DDP is the default: nobody need have stated it.
     if strategy is None or spec.strategy is Strategy.DDP:
         return
     same_zero = strategy.value.split("-")[0] == spec.strategy.value.split("-")[0]
@@ -224,7 +224,7 @@ def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
     ...                                             "bf16": {"enabled": False}}))
     ['fp16', 'no']
     """
-    said = {
+    stated = {
         precision: _mapping(config[key]).get("enabled", False)
         for key, precision in (
             ("fp16", Precision.FP16),
@@ -233,9 +233,9 @@ def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
         )
         if key in config
     }
-    on = frozenset(precision for precision, enabled in said.items() if enabled is True)
-    if on or not said:
+    on = frozenset(precision for precision, enabled in stated.items() if enabled is True)
+    if on or not stated:
         return on or ANY_PRECISION
-    if "auto" not in said.values():
+    if "auto" not in stated.values():
         return frozenset((Precision.NO,))
-    return ANY_PRECISION - {precision for precision, enabled in said.items() if enabled is False}
+    return ANY_PRECISION - {precision for precision, enabled in stated.items() if enabled is False}
