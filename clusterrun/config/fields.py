@@ -1,4 +1,4 @@
-"""How a setting is declared, once: its YAML key, its options, its kind, and what it may hold."""
+"""Declare a setting once: its YAML key, its options, its kind, and its valid values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Field:
 
     @property
     def env(self) -> str:
-        """Name the environment variable that sets this field."""
+        """Return the environment variable that sets this field."""
         return "CLUSTERRUN_" + self.key.replace(".", "_").upper()
 
 
@@ -95,7 +95,7 @@ _TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
 
 
 def check_type(field: Field, value: Any) -> None:
-    """Refuse a value of another type: nobody but Python code can give one."""
+    """Refuse a value of another type, which only Python code can pass."""
     if (value is None and field.default is None) or value == () == field.default:
         return
     types, what = _TYPES[field.kind]
@@ -132,7 +132,7 @@ def _type(value: object) -> str:
 
 
 def check_value(field: Field, value: Any) -> None:
-    """Refuse a value that cannot be meant: a count of 0, a control character, no variable."""
+    """Refuse values such as a count of 0, a control character, a bad variable name."""
     if value is None:
         return
     option = field.flags[-1].split("/")[0] if field.flags else field.key

@@ -1,4 +1,4 @@
-"""The door of loading: everything that was said, read and resolved."""
+"""Load a JobSpec from the command line, the environment and files."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def load_spec(
     profile: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Resolved:
-    """Resolve the command line, the environment and the files that they lead to.
+    """Resolve the command line, the environment and the configuration files.
 
     `flags` maps field names of JobSpec to what was given (texts, or `Given` with the option's
     spelling); `overrides` are texts like `slurm.nodes=2`. The order, highest first: options,
     overrides, CLUSTERRUN_* variables, the chosen profile, plain values; both of the latter from
     `config_file`, the project's, the user's and the site's file in that order.
 
-    Raises UsageError (ConfigError for a file) with the place of the mistake.
+    Raises UsageError (ConfigError for a file) with the position of the mistake.
     """
     found = find_files(environ=environ, cwd=cwd, config_file=config_file)
     return resolve(found, flags, environ=environ, cwd=cwd, profile=profile, overrides=overrides)
@@ -60,11 +60,11 @@ def load_again(
     typed_in: Path,
     overrides: Sequence[str] = (),
 ) -> Resolved:
-    """Resolve `text`, what a run in `cwd` was resolved to before, and what is changed now.
+    """Resolve `text`, the resolved configuration of a run in `cwd`, and changes of it.
 
     Neither other files nor CLUSTERRUN_* variables count. `shown` names the text in origins;
-    relative paths of `flags` and `overrides` count from `typed_in`.
-    Raises UsageError with the place of the mistake.
+    relative paths of `flags` and `overrides` are relative to `typed_in`.
+    Raises UsageError with the position of the mistake.
     """
     file = ConfigFile(shown=shown, text=text, anchor=Anchor(), strict=True)
     return resolve(
@@ -78,7 +78,7 @@ def load_again(
 
 
 def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
-    """Hold a spec that was made in Python against the rules for every other one.
+    """Check a spec that was made in Python by the rules for all others.
 
     Raises UsageError for a value that can't be meant, a secret, or several clusters.
     """
@@ -106,7 +106,7 @@ def resolve(
 ) -> Resolved:
     """Resolve texts that were read already; a pure function.
 
-    Relative paths on the command line count from `cwd`, or from `typed_in`.
+    Paths on the command line are relative to `typed_in`, or to `cwd`.
     """
     documents = [parse_document(file) for file in found.files]
     refuse_mistakes(documents)
@@ -137,7 +137,7 @@ def resolve(
 
 
 def _file_layers(documents: Sequence[Document], profile: str | None) -> list[Layer]:
-    """Lay all plain values below all values of the profile, each from the lowest file up."""
+    """Return all plain values below all values of the profile, each from the lowest file up."""
     lowest_first = list(reversed(documents))
     plain: list[Layer] = [document.settings for document in lowest_first]
     if profile is None:

@@ -1,7 +1,7 @@
-"""What the user asked for: one frozen record, each field of which is declared once.
+"""The request of the user: one frozen record, each field of which is declared once.
 
-A field's metadata is its only declaration: the YAML loader, the environment reader and the
-command line are made from it (`FIELDS`).
+The YAML loader, the environment reader and the command line are made from the metadata of the
+fields (`FIELDS`).
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class Strategy(str, Enum):
 
     @property
     def is_fsdp(self) -> bool:
-        """Say whether torch's fully sharded data parallel does the work."""
+        """Whether torch's fully sharded data parallel does the work."""
         return self.value.startswith("fsdp")
 
     @property
     def is_deepspeed(self) -> bool:
-        """Say whether DeepSpeed's ZeRO does the work."""
+        """Whether DeepSpeed's ZeRO does the work."""
         return self.value.startswith("zero")
 
 
 class GpuRequest(str, Enum):
-    """The dialect in which a site wants GPUs to be asked for."""
+    """The options by which a site wants GPUs to be requested."""
 
     GPUS_PER_NODE = "gpus-per-node"
     GRES = "gres"
@@ -75,7 +75,7 @@ class GpuRequest(str, Enum):
 
 
 class OnInterrupt(str, Enum):
-    """How a run goes on that had to leave its nodes: by a requeue, in a new job, or not at all."""
+    """How a run continues after it lost its nodes: by a requeue, in a new job, or not at all."""
 
     REQUEUE = "requeue"
     SUCCESSOR = "successor"
@@ -93,9 +93,9 @@ class Network(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec(Training):
-    """What the user asked for; `None` means that nothing was said.
+    """The request of the user; a value of None is not set.
 
-    Raises UsageError on construction when a value can't be meant.
+    Raises UsageError on construction for a value that can't be meant.
     """
 
     script: str | None = declared("script", Kind.PATH, "", "training script", group="job")

@@ -18,7 +18,7 @@ from clusterrun.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A value from the command line and the option as it was typed (empty: an argument)."""
+    """A value from the command line, and its option as typed ("": an argument)."""
 
     value: Any
     flag: str = ""
@@ -26,12 +26,12 @@ class Given:
 
     @property
     def origin(self) -> Origin:
-        """Name who gave it, and the option."""
+        """Return the source and its option."""
         return Origin(text=f"{self.speaker} ({self.flag})" if self.flag else self.speaker)
 
 
 def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator[Setting]:
-    """Read the `CLUSTERRUN_<SECTION>_<KEY>` variables; an empty one says nothing."""
+    """Read the `CLUSTERRUN_<SECTION>_<KEY>` variables that are not empty."""
     for field in FIELDS:
         text = environ.get(field.env)
         if not text or _belongs_to_a_run(field, environ):
@@ -42,12 +42,12 @@ def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator
 
 
 def _belongs_to_a_run(field: Field, environ: Mapping[str, str]) -> bool:
-    # Inside a job, CLUSTERRUN_RUN_DIR tells a rank where its own run is.
+    # Inside a job, CLUSTERRUN_RUN_DIR is the run of the rank itself.
     return field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Warn of variables that look like settings and are none."""
+    """Warn of variables that look like settings and are not."""
     sections = tuple(f"CLUSTERRUN_{section.upper()}_" for section in SECTIONS)
     for name in sorted(environ):
         if name.startswith(sections) and name not in BY_ENV:
@@ -57,10 +57,7 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def override_settings(overrides: Sequence[str], anchor: Anchor) -> Iterator[Setting]:
-    """Read `--set key=value`.
-
-    Raises UsageError for a key that nobody declared.
-    """
+    """Read `--set key=value`. Raises UsageError for an unknown key."""
     origin = Origin(text="command line (--set)")
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -72,7 +69,7 @@ def override_settings(overrides: Sequence[str], anchor: Anchor) -> Iterator[Sett
 
 
 def _field_of(key: str) -> tuple[Field, str]:
-    """Find a setting, or a mapping's setting and the name within: `env.LOG_LEVEL`."""
+    """Return a setting, or that of a mapping and the name within: `env.LOG_LEVEL`."""
     if key in BY_KEY:
         return BY_KEY[key], ""
     home, _, item = key.rpartition(".")
@@ -82,7 +79,7 @@ def _field_of(key: str) -> tuple[Field, str]:
 
 
 def unknown_key(key: str) -> UsageError:
-    """Make the error for a dotted key that names no setting."""
+    """Return the error for a dotted key that is not a setting."""
     if key.partition(".")[0] in ("profile", "profiles"):
         return UsageError(f"unknown key '{key}'", hint="use --profile NAME")
     near = nearest(key, BY_KEY)

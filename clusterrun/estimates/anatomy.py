@@ -36,11 +36,11 @@ class Config:
         return value
 
     def count(self, key: str) -> int:
-        """Return a number that may be 0, as it is where the key is missing or null."""
+        """Return a number that may be 0, which is the default."""
         return 0 if self.values.get(key) in (None, 0) else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a truth value; the default where the key is missing or null."""
+        """Return a truth value; the default if the key is missing or null."""
         value = self.values.get(key)
         if value is None:
             return default
@@ -112,7 +112,7 @@ class Heads:
 
 
 def heads_of(config: Config, *, head_dim: int = 0) -> Heads:
-    """Read the heads; they share the hidden size where nothing else is said."""
+    """Read the heads; by default they share the hidden size."""
     hidden, count = config.number("hidden_size"), config.number("num_attention_heads")
     if count > hidden:
         raise config.unreadable("num_attention_heads", f"at most hidden_size, {hidden}")

@@ -1,4 +1,4 @@
-"""Tell the size and shape of a model, from a config.json, from numbers, or from a name."""
+"""Find the size and shape of a model from a config.json, from numbers, or from a name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterrun.estimates.inputs import Model
 def from_config(config: Mapping[str, Any], name: str) -> Model:
     """Count a model from the content of its config.json, as transformers would build it.
 
-    `architectures` decides whether a language head counts; raises UsageError for a family, a class
+    `architectures` decides whether a language head counts. Raises UsageError for a family, a class
     or a value that can't be read.
     """
     known = Config(name=name, values=config)
@@ -40,11 +40,11 @@ def from_numbers(
     ffn: int = 0,
     vocab: int = 0,
 ) -> Model:
-    """Describe a model by what is known of it: its parameters, its shape, or both.
+    """Describe a model by its parameters, its shape, or both.
 
-    Without `params` the shape is counted as Llama's, which needs all of it (`kv_heads` is as
-    `heads` where 0). With both, blocks are gated as Llama's where that many fit into `params`.
-    `active_params` are those that work on a token, 0 where all do.
+    Without `params` the whole shape is needed, and counted as Llama's (`kv_heads` 0 means `heads`).
+    With both, blocks have gates as Llama's if they fit into `params`. `active_params` are those
+    that work on a token, 0 if all do.
     """
     if active_params > params:
         raise UsageError(
@@ -127,7 +127,7 @@ def _t5(hidden: int, heads: int, head_dim: int, ffn: int) -> dict[str, Any]:
     return {"model_type": "t5", **shape, "num_layers": 24, "vocab_size": 32128}
 
 
-# As their configs on the Hugging Face Hub say it; T0 without its language head, as published.
+# From their configs on the Hugging Face Hub; T0 without its language head, as published.
 _T0 = {"feed_forward_proj": "gated-gelu", "architectures": ["T5Model"]}
 _CONFIGS: Mapping[str, dict[str, Any]] = {
     "gpt2": _gpt2(768, 12, 12),

@@ -1,4 +1,4 @@
-"""Estimate what each GPU keeps of the model, by strategy: its states, and buffers to share them."""
+"""Estimate the states of the model on each GPU by strategy, and the buffers to share them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates.inputs import Model, Setup, Term
+from clusterrun.estimates.inputs import Model, Setup, Term, term
 
 ZERO_12, ZERO_3 = "DeepSpeed 0.19 stage_1_and_2.py", "DeepSpeed 0.19 stage3.py"
 ESTIMATORS = "DeepSpeed 0.19, estimate_zero*_model_states_mem_needs"
@@ -29,8 +29,8 @@ class Buckets:
 def adapter_params(model: Model, rank: int) -> int:
     """Return the parameters of LoRA adapters on all projections of attention and feed-forward.
 
-    As peft makes them for "all-linear"; it makes fewer where it is given fewer layers. Raises
-    UsageError where the model's shape is not known.
+    peft makes these for "all-linear", and fewer for a list of layers. Raises UsageError if the
+    shape of the model is unknown.
     """
     if not rank:
         return 0
@@ -55,13 +55,8 @@ def trainable_params(setup: Setup) -> int:
     return adapter_params(setup.model, setup.lora) or setup.model.params
 
 
-def term(name: str, size: float, formula: str, source: str) -> Term:
-    """Return a term of a whole number of bytes."""
-    return Term(name=name, bytes=int(size), formula=formula, source=source)
-
-
 def symbols(setup: Setup) -> tuple[str, str]:
-    """Return how formulas call the trained parameters, and what they are divided by."""
+    """Return the symbols of formulas for the trained parameters and for their divisor."""
     return "P_t" if setup.lora else "P", f"/{setup.shards}" if setup.shards > 1 else ""
 
 

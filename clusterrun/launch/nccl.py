@@ -26,28 +26,21 @@ _RENAMED: tuple[tuple[str, str, tuple[int, int]], ...] = (
     ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", (2, 2)),
 )
 
-_PRESETS: dict[Network, tuple[EnvVar, ...]] = {
-    Network.AUTO: (),
-    Network.ETHERNET: (
-        EnvVar(
-            name="NCCL_NET",
-            value="Socket",
-            why="--network ethernet: plain sockets, also where a node has an idle InfiniBand card",
-        ),
+_PRESETS = {
+    Network.ETHERNET: EnvVar(
+        name="NCCL_NET",
+        value="Socket",
+        why="--network ethernet: plain sockets, also where a node has an idle InfiniBand card",
     ),
-    Network.INFINIBAND: (
-        EnvVar(
-            name="NCCL_NET",
-            value="IB",
-            why="--network infiniband: fail where a node has none, rather than fall back to TCP",
-        ),
+    Network.INFINIBAND: EnvVar(
+        name="NCCL_NET",
+        value="IB",
+        why="--network infiniband: fail where a node has none, rather than fall back to TCP",
     ),
-    Network.EFA: (
-        EnvVar(
-            name="FI_EFA_USE_HUGE_PAGE",
-            value="0",
-            why="--network efa: data loaders fork, and a fork cannot copy EFA's huge pages",
-        ),
+    Network.EFA: EnvVar(
+        name="FI_EFA_USE_HUGE_PAGE",
+        value="0",
+        why="--network efa: data loaders fork, and a fork cannot copy EFA's huge pages",
     ),
 }
 
@@ -110,7 +103,7 @@ def _for_gpus(network: Network, torch: tuple[int, int] | None) -> tuple[EnvVar, 
             for name in spellings("TORCH_FR_BUFFER_SIZE", torch)
         ),
         EnvVar(name="TORCH_NCCL_DUMP_ON_TIMEOUT", value="1", why=recorder),
-        *_PRESETS[network],
+        *((_PRESETS[network],) if network in _PRESETS else ()),
     )
 
 

@@ -43,8 +43,8 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
     """Render every file of a run; the same plan gives the same bytes.
 
     `template_dirs` hold templates of the site or the project, which win by name.
-    Raises ConfigError for a template that cannot be used, UsageError where the whole is larger
-    than Slurm accepts.
+    Raises ConfigError for a template that cannot be used, UsageError if the whole is larger than
+    Slurm accepts.
     """
     renderer = Renderer(template_dirs)
     values: dict[str, object] = {
