@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
@@ -166,5 +166,5 @@ def _neighbours(setup: Setup, what: str) -> list[Setup]:
         return [replace(setup, strategy=s) for s in _strategies(setup) if s is not setup.strategy]
     field = what.replace("-", "_")
     number: int = getattr(setup, field)
-    around = (number // 2, number * 2, number * 4)
-    return [replace(setup, **{field: n}) for n in around if n]
+    around: list[dict[str, Any]] = [{field: n} for n in (number // 2, number * 2, number * 4) if n]
+    return [replace(setup, **change) for change in around]
