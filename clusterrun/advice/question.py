@@ -18,7 +18,7 @@ from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates import gpus, models, speed, steps
 from clusterrun.estimates.estimate import KEEP, Need, Question, estimate, mistake
 from clusterrun.estimates.gpus import Gpu
-from clusterrun.estimates.inputs import GIB, Model, Setup, Verdict
+from clusterrun.estimates.inputs import GIB, Fit, Model, Setup
 from clusterrun.estimates.recommend import Choice, recommend
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.make import check_strategy, fp16_without_gpu
@@ -88,7 +88,7 @@ def notes_of(resolved: Resolved) -> tuple[str, ...]:
 
 
 def _no(what: str, need: Need) -> str:
-    if need.verdict is not Verdict.NO or need.capacity_bytes is None:
+    if need.verdict is not Fit.NO or need.capacity_bytes is None:
         return ""
     needed, there = (size / GIB for size in (need.total_bytes, need.capacity_bytes))
     return f"{what}: {needed:,.1f} GiB are estimated of {there:,.1f}; see clusterrun plan"

@@ -11,7 +11,7 @@ from clusterrun.cli import output, plan_json, plan_view
 from clusterrun.cli.options import JobCommand, JobOptions, job_options
 from clusterrun.errors import Exit, UsageError
 from clusterrun.estimates.estimate import estimate
-from clusterrun.estimates.inputs import Verdict
+from clusterrun.estimates.inputs import Fit
 from clusterrun.estimates.recommend import (
     WHAT_IF,
     best_per_strategy,
@@ -96,7 +96,7 @@ def command(
         output.answer_json(plan_json.of(answer, near))
     else:
         plan_view.show(answer, near, is_asked=what is not None)
-    if answer.verdict is Verdict.NO:
+    if answer.verdict is Fit.NO:
         ctx.exit(Exit.NO)
 
 

@@ -12,13 +12,13 @@ from clusterrun.cli.times import clock
 from clusterrun.config.training import LrRule
 from clusterrun.estimates.cost import ASSUMPTION
 from clusterrun.estimates.estimate import Estimate, Need, Question
-from clusterrun.estimates.inputs import GIB, Setup, Verdict
+from clusterrun.estimates.inputs import GIB, Fit, Setup
 from clusterrun.estimates.recommend import Choice, neighbours
 from clusterrun.estimates.speed import MFU_BAND, Duration
-from clusterrun.estimates.steps import schedule_counts
+from clusterrun.estimates.steps import schedule_steps
 from clusterrun.shared.wording import count
 
-_COLOURS: Final = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.NO: "red"}
+_COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
 
 
 def show(answer: Estimate, around: Sequence[Estimate], *, is_asked: bool) -> None:
@@ -83,8 +83,8 @@ def _batch(answer: Estimate) -> Iterator[str]:
     if line := _steps(answer):
         yield _row("steps", line)
     if answer.steps.total and setup.world > 1:
-        counts = schedule_counts(0, answer.steps.total, setup.world)
-        made = f"a schedule that goes through accelerate's prepare is made for {counts.total:,}"
+        length = schedule_steps(answer.steps.total, setup.world)
+        made = f"a schedule that goes through accelerate's prepare is made for {length:,}"
         yield _row("", f"{made} steps: it takes one for each process")
     if answer.rates is not None:
         rates, base = answer.rates, f"{question.lr:.3g} at batch {question.base_batch}"
@@ -152,7 +152,7 @@ def _segments(answer: Estimate, segments: int, limit_s: int) -> str:
     if segments == 1:
         return f"fits into one job of {clock(limit_s)}"
     if answer.never_ends:
-        no = _painted(Verdict.NO)
+        no = _painted(Fit.NO)
         return f"longer than a job of {clock(limit_s)}, and nothing is saved (--save-every)   {no}"
     return f"{segments} jobs of {clock(limit_s)}: clusterrun submit --chain {segments}"
 
@@ -264,7 +264,7 @@ def _row(label: str, text: str) -> str:
     return f"{label:<10}{text}"
 
 
-def _painted(verdict: Verdict) -> str:
+def _painted(verdict: Fit) -> str:
     return click.style(verdict.value.upper(), fg=_COLOURS[verdict], bold=True)
 
 

@@ -1,7 +1,7 @@
-"""A configuration file's text as settings; YAML's own guesses about types are not asked for.
+"""Read the settings of a configuration file, without YAML's own guesses about types.
 
-A scalar is taken as the text that stands in the file, so `mixed_precision: no` is "no" and
-`time: 1:30:00` is not the number 5400.
+A scalar is read as its text in the file: `mixed_precision: no` is "no", and `time: 1:30:00` is not
+the number 5400.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_KEY, SECTIONS, hint_for_key
-from clusterrun.config.settings import Origin, Place, Setting, settings_of
+from clusterrun.config.settings import Anchor, Origin, Setting, settings_of
 from clusterrun.config.values import Raw, unexpanded_variable
 from clusterrun.errors import ConfigError, UsageError
 
@@ -29,23 +29,23 @@ _TEXT_TAGS: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """A file that was found; `shown` is how messages name it, `strict` refuses unknown keys."""
+    """A file that was found; `shown` is its name in messages, `strict` refuses unknown keys."""
 
     shown: str
     text: str
-    place: Place
+    anchor: Anchor
     strict: bool
 
     @property
     def origin_name(self) -> str:
-        """Name it in origins: a leading `./` tells a file from a word."""
+        """Return its name in origins: a leading `./` distinguishes a file from a word."""
         plain = not self.shown.startswith(("/", "~", "."))
         return f"./{self.shown}" if plain else self.shown
 
 
 @dataclass(kw_only=True)
 class Document:
-    """What a file says: settings, those of each profile, and the profile it asks for."""
+    """The settings of a file, those of each profile, and the profile that it selects."""
 
     file: ConfigFile
     settings: list[Setting] = field(default_factory=list)
@@ -56,12 +56,12 @@ class Document:
 
 
 def parse_document(file: ConfigFile) -> Document:
-    """Read the text of a file; its mistakes are collected in `errors`, in the file's order."""
+    """Read the text of a file; collect its mistakes in `errors`, in the order of the file."""
     document = Document(file=file)
     reader = _Reader(document)
     try:
         root = reader.compose()
-        if root is not None and not _says_nothing(root):
+        if root is not None and not _is_empty(root):
             reader.read_root(root)
     except ConfigError as error:
         document.errors.append(error)
@@ -69,11 +69,8 @@ def parse_document(file: ConfigFile) -> Document:
 
 
 def parse_flow(text: str, *, label: str) -> Raw:
-    """Read `[a, b]` or `{NAME: value}`, the form of lists and mappings in one variable.
-
-    Raises UsageError when the text is not YAML.
-    """
-    file = ConfigFile(shown=label, text=text, place=Place(), strict=True)
+    """Read `[a, b]` or `{NAME: value}` from a variable. Raises UsageError if it is not YAML."""
+    file = ConfigFile(shown=label, text=text, anchor=Anchor(), strict=True)
     reader = _Reader(Document(file=file))
     try:
         node = reader.compose()
@@ -86,7 +83,7 @@ def parse_flow(text: str, *, label: str) -> Raw:
 
 
 class _Reader:
-    """Walks the nodes of one file."""
+    """Read the nodes of one file."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -130,7 +127,7 @@ class _Reader:
                 self.read_key(name, key, value)
 
     def read_profile_choice(self, value: Node) -> None:
-        """Take the name of the profile that this file asks for."""
+        """Read the name of the profile that this file selects."""
         if not isinstance(value, ScalarNode):
             self.document.errors.append(self.wrong(value, "profile must be a single name"))
         elif value.tag != _NULL:
@@ -138,70 +135,59 @@ class _Reader:
 
     def read_profiles(self, node: Node) -> None:
         """Read each profile as if it were a file of its own."""
-        if _says_nothing(node):
-            return
-        if not isinstance(node, MappingNode):
-            hint = "write profiles: {a100: {slurm: {partition: gpu}}}"
-            self.document.errors.append(self.wrong(node, "profiles must be a mapping", hint))
-            return
-        for name, _key, value in self.pairs(node):
+        hint = "write profiles: {a100: {slurm: {partition: gpu}}}"
+        for name, _key, value in self.entries(node, "profiles must be a mapping", hint):
             self.profile = name
             self.document.profiles.setdefault(name, [])
-            if isinstance(value, MappingNode):
-                for inner, key, child in self.pairs(value):
-                    self.read_key(inner, key, child)
-            elif not _says_nothing(value):
-                self.document.errors.append(
-                    self.wrong(value, f"profile '{name}' must be a mapping")
-                )
+            for inner, key, child in self.entries(value, f"profile '{name}' must be a mapping"):
+                self.read_key(inner, key, child)
         self.profile = ""
 
     def read_key(self, name: str, key: Node, value: Node, section: str = "") -> None:
         """Read one key of the top level, of a profile or of a section."""
         full = f"{section}.{name}" if section else name
         if not section and name in SECTIONS:
-            self.read_section(name, value)
+            message = f"[{name}] must hold 'key: value' lines"
+            for inner, inner_key, child in self.entries(value, message):
+                self.read_key(inner, inner_key, child, name)
         elif full in BY_KEY and (section or "." not in name):
             self.read_value(BY_KEY[full], key, value)
         else:
             self.unknown(name, section, key)
 
-    def read_section(self, section: str, node: Node) -> None:
-        """Read the keys of `slurm:`, `launch:` or `network:`."""
-        if _says_nothing(node):
-            return
-        if not isinstance(node, MappingNode):
-            self.document.errors.append(
-                self.wrong(node, f"[{section}] must hold 'key: value' lines")
-            )
-            return
-        for name, key, value in self.pairs(node):
-            self.read_key(name, key, value, section)
+    def entries(
+        self, node: Node, message: str, hint: str | tuple[str, ...] = ()
+    ) -> list[tuple[str, Node, Node]]:
+        """List the pairs of a mapping; of another node none, which is a mistake unless empty."""
+        if isinstance(node, MappingNode):
+            return self.pairs(node)
+        if not _is_empty(node):
+            self.document.errors.append(self.wrong(node, message, hint))
+        return []
 
     def read_value(self, field: Field, key: Node, node: Node) -> None:
-        """Read a value; an empty one says nothing."""
-        if _says_nothing(node):
+        """Read a value, unless it is empty."""
+        if _is_empty(node):
             return
         try:
-            if field.kind is Kind.MAPPING:
-                for setting in self.named_settings(field, node):
-                    self.keep(setting)
-                return
-            origin = self.origin(key, at=node)
-            for setting in settings_of(
-                field, self.raw(node), origin, self.file.place, label=field.key
-            ):
+            for setting in self.settings_in(field, key, node):
                 self.keep(setting)
         except UsageError as error:
             self.document.errors.append(error)
 
-    def named_settings(self, field: Field, node: Node) -> Iterator[Setting]:
-        """Read a mapping name by name, so that each has its own line."""
-        if not isinstance(node, MappingNode):
-            raise self.wrong(node, f"{field.key} must be a mapping", f"write {field.key}: {{A: 1}}")
-        for name, key, value in self.pairs(node):
-            raw = {name: self.text(value, name)}
-            yield from settings_of(field, raw, self.origin(key), self.file.place, label=field.key)
+    def settings_in(self, field: Field, key: Node, node: Node) -> Iterator[Setting]:
+        """Read a value; a mapping name by name, so that each has its own line."""
+        anchor, label = self.file.anchor, field.key
+        if field.kind is not Kind.MAPPING:
+            yield from settings_of(
+                field, self.raw(node), self.origin(key, at=node), anchor, label=label
+            )
+        elif not isinstance(node, MappingNode):
+            raise self.wrong(node, f"{label} must be a mapping", f"write {label}: {{A: 1}}")
+        else:
+            for name, item, value in self.pairs(node):
+                raw = {name: self.text(value, name)}
+                yield from settings_of(field, raw, self.origin(item), anchor, label=label)
 
     def keep(self, setting: Setting) -> None:
         """Add a setting to the file's own or to the profile's that is being read."""
@@ -215,7 +201,7 @@ class _Reader:
         into.append(setting)
 
     def unknown(self, name: str, section: str, key: Node) -> None:
-        """Refuse a key that nobody declared, or pass over it in a file of another version."""
+        """Refuse a key that is not declared; warn of it in a file that other versions read."""
         inside = f" in section [{section}]" if section else ""
         inside += f" of profile '{self.profile}'" if self.profile else ""
         message = f"unknown key '{name}'{inside}"
@@ -241,15 +227,15 @@ class _Reader:
         return self.known_pairs[id(node)]
 
     def _refuse_duplicates(self, node: MappingNode) -> None:
-        seen: dict[str, Node] = {}
+        first: dict[str, Node] = {}
         for key, _value in node.value:
             if key.tag == _MERGE:
                 continue
             name = self._name(key)
-            if name in seen:
-                line = seen[name].start_mark.line + 1
+            if name in first:
+                line = first[name].start_mark.line + 1
                 raise self.wrong(key, f"key '{name}' is given twice", f"first given in line {line}")
-            seen[name] = key
+            first[name] = key
 
     def _name(self, key: Node) -> str:
         if isinstance(key, ScalarNode):
@@ -257,21 +243,21 @@ class _Reader:
         raise self.wrong(key, "a key must be a word")
 
     def raw(self, node: Node) -> Raw:
-        """Take the texts out of a node."""
+        """Return the texts of a node."""
         if isinstance(node, SequenceNode):
             return self.texts(node)
         return self.texts_by_name(node) if isinstance(node, MappingNode) else self.text(node, "")
 
     def texts(self, node: SequenceNode) -> tuple[str, ...]:
-        """Take the items of a list of scalars."""
+        """Return the items of a list of scalars."""
         return tuple(self.text(item, "an item") for item in node.value)
 
     def texts_by_name(self, node: MappingNode) -> Mapping[str, str]:
-        """Take the values of a mapping of scalars."""
+        """Return the values of a mapping of scalars."""
         return {name: self.text(value, name) for name, _key, value in self.pairs(node)}
 
     def text(self, node: Node, what: str) -> str:
-        """Take the text of a scalar as it stands in the file."""
+        """Return the text of a scalar as it stands in the file."""
         if not isinstance(node, ScalarNode):
             raise self.wrong(node, f"{what or 'this'} must be a single value")
         if node.tag not in _TEXT_TAGS:
@@ -281,21 +267,21 @@ class _Reader:
         return str(node.value)
 
     def wrong(self, node: Node, message: str, hint: str | tuple[str, ...] = ()) -> ConfigError:
-        """Make the error that points at a node."""
+        """Return the error that points at a node."""
         return ConfigError(message, hint=hint, where=self.at(node))
 
     def at(self, node: Node) -> str:
-        """Name the place of a node: file:line:column, counted from 1."""
+        """Return the position of a node: file:line:column, counted from 1."""
         mark = node.start_mark
         return f"{self.file.shown}:{mark.line + 1}:{mark.column + 1}"
 
     def origin(self, key: Node, at: Node | None = None) -> Origin:
-        """Name the line that says a value."""
+        """Return the origin of a value: its line, and its profile."""
         text = f"{self.file.origin_name}:{key.start_mark.line + 1}"
         if self.profile:
             text += f" (profile {self.profile})"
         return Origin(text=text, where=self.at(at or key))
 
 
-def _says_nothing(node: Node) -> bool:
+def _is_empty(node: Node) -> bool:
     return isinstance(node, ScalarNode) and node.tag == _NULL

@@ -1,4 +1,4 @@
-"""How a setting is declared, once: its YAML key, its options, its kind, and what it may hold."""
+"""Declare a setting once: its YAML key, its options, its kind, and its valid values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Field:
 
     @property
     def env(self) -> str:
-        """Name the environment variable that sets this field."""
+        """Return the environment variable that sets this field."""
         return "CLUSTERRUN_" + self.key.replace(".", "_").upper()
 
 
@@ -62,14 +62,17 @@ def declared(
     group: str | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """Declare a setting as a dataclass field; options are separated by spaces."""
+    """Declare a setting as a dataclass field; spaces separate its options.
+
+    The `choices` of a setting with a default follow from the default.
+    """
     metadata = {
         "key": key,
         "kind": kind,
         "flags": tuple(flags.split()),
         "group": group or key.split(".", 1)[0],
         "help": help,
-        "choices": choices,
+        "choices": type(default) if isinstance(default, Enum) else choices,
         "metavar": metavar,
     }
     return dataclasses.field(default=default, metadata=metadata)
@@ -92,7 +95,7 @@ _TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
 
 
 def check_type(field: Field, value: Any) -> None:
-    """Refuse a value of another type: nobody but Python code can give one."""
+    """Refuse a value of another type, which only Python code can pass."""
     if (value is None and field.default is None) or value == () == field.default:
         return
     types, what = _TYPES[field.kind]
@@ -129,7 +132,7 @@ def _type(value: object) -> str:
 
 
 def check_value(field: Field, value: Any) -> None:
-    """Refuse a value that cannot be meant: a count of 0, a control character, no variable."""
+    """Refuse values such as a count of 0, a control character, a bad variable name."""
     if value is None:
         return
     option = field.flags[-1].split("/")[0] if field.flags else field.key
@@ -169,6 +172,11 @@ def _check_texts(field: Field, option: str, values: tuple[str, ...]) -> None:
             raise UsageError(f"{option} holds a NUL byte: {text!r}")
         if field.name in ("sbatch_args", "srun_args"):
             _refuse_control(option, text)
+        if field.name == "pass_env" and not _VARIABLE.match(text):
+            raise UsageError(
+                f"{option}: {text!r} is not a name for an environment variable",
+                hint="name variables of your shell, without their values",
+            )
 
 
 def _refuse_control(option: str, value: str) -> None:

@@ -1,4 +1,4 @@
-"""Find the configuration files and read them; the only part of loading that touches a disk."""
+"""Find the configuration files and read them; no other part of loading touches the disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.config.document import ConfigFile
-from clusterrun.config.settings import Place
+from clusterrun.config.settings import Anchor
 from clusterrun.errors import ConfigError
 
 PROJECT_FILE: Final = "clusterrun.yaml"
@@ -18,7 +18,7 @@ SITE_FILE: Final = "/etc/clusterrun/config.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class FoundFiles:
-    """The files that count, the highest first, and the project that they belong to."""
+    """The configuration files, the highest first, and the directory of their project."""
 
     files: tuple[ConfigFile, ...]
     project_dir: Path
@@ -32,9 +32,7 @@ def find_files(
     config_file: str | None = None,
     search: bool = True,
 ) -> FoundFiles:
-    """Read the job file, the project's, the user's and the site's configuration.
-
-    Without `search` no project is looked for.
+    """Read the job file, the project's (with `search`), the user's and the site's configuration.
 
     Raises ConfigError for a file that was named and is missing, or cannot be read.
     """
@@ -58,10 +56,7 @@ def find_files(
 def read_file(
     path: Path, *, shown: str, cwd: Path, home: str | None, strict: bool = True
 ) -> ConfigFile:
-    """Read one file; its relative paths count from its own directory.
-
-    Raises ConfigError when it cannot be read.
-    """
+    """Read one file, whose directory anchors its paths; raise ConfigError if it can't be read."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
         is_regular = path.is_file()
@@ -72,12 +67,12 @@ def read_file(
         raise ConfigError(f"{shown} is not UTF-8 text", cause=str(error), hint=hint) from error
     # A pipe has no directory of its own, and paths stay as typed where that changes nothing.
     directory = None if not is_regular or path.parent == cwd else str(path.parent)
-    place = Place(directory=directory, home=home)
-    return ConfigFile(shown=shown, text=text, place=place, strict=strict)
+    anchor = Anchor(directory=directory, home=home)
+    return ConfigFile(shown=shown, text=text, anchor=anchor, strict=strict)
 
 
 def _find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Search upwards; above the working directory only what we or root own may command us."""
+    """Search upwards; above the working directory only for a file of the user or of root."""
     for directory in (cwd, *cwd.parents):
         path = directory / PROJECT_FILE
         try:
@@ -91,9 +86,9 @@ def _find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def user_and_site(environ: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
-    """Name the user's and the site's configuration file, and whether somebody named that file.
+    """Return the configuration files of user and site, and whether a variable names that file.
 
-    Templates of theirs lie beside them.
+    Their templates are in the same directories.
     """
     home = environ.get("HOME") or None
     base = environ.get("XDG_CONFIG_HOME", "")

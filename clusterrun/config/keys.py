@@ -1,4 +1,4 @@
-"""The names of settings, and the name that was meant when one is not known."""
+"""The names of settings, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALIASES: Final = {
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Find the candidate that looks most like the name, if one does.
+    """Return the candidate that resembles the name most, if one does.
 
     >>> nearest("gpus_per_nodes", ["gpus_per_node", "nodes"])
     'gpus_per_node'
@@ -40,31 +40,28 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def keys_in(section: str) -> list[str]:
-    """List the keys of a section, without its name; of the top level for an empty one."""
+    """Return the keys of a section without its name; "" is the top level."""
     if not section:
         return [key for key in BY_KEY if "." not in key] + [*SECTIONS, "profile", "profiles"]
     return [key.partition(".")[2] for key in BY_KEY if key.startswith(section + ".")]
 
 
 def hint_for_key(name: str, section: str) -> str:
-    """Say what was probably meant by an unknown key of a section (empty: the top level)."""
+    """Return a hint for an unknown key of a section ("": the top level)."""
     plain = name.replace("-", "_").removeprefix(section + "." if section else "")
-    key = _elsewhere(plain)
+    words = _words()
+    key = words.get(plain)
     if plain not in keys_in(section) and key is not None:
         return _written_at(key, section)
     near = nearest(plain, keys_in(section))
     if near is not None:
         return f"use '{near}'"
-    key = _elsewhere(nearest(plain, _words()) or "")
+    key = words.get(nearest(plain, words) or "")
     return _written_at(key, section) if key else f"keys here: {', '.join(keys_in(section))}"
 
 
-def _elsewhere(word: str) -> str | None:
-    """Find the key that a word names: a whole key, its last part, or a long option."""
-    return _words().get(word)
-
-
 def _words() -> dict[str, str]:
+    """Map words to the keys that they name: whole keys, their last parts, long options."""
     words = dict(_ALIASES)
     for field in FIELDS:
         options = [flag.lstrip("-").replace("-", "_") for flag in field.flags if flag[:2] == "--"]

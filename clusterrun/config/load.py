@@ -1,4 +1,4 @@
-"""The door of loading: everything that was said, read and resolved."""
+"""Load a JobSpec from the command line, the environment and files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterrun.config.resolve import (
     refuse_several_clusters,
 )
 from clusterrun.config.resolved import Resolved
-from clusterrun.config.settings import Place
+from clusterrun.config.settings import Anchor
 from clusterrun.config.spec import FIELDS, JobSpec
 from clusterrun.config.spoken import (
     Given,
@@ -37,14 +37,14 @@ def load_spec(
     profile: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Resolved:
-    """Resolve the command line, the environment and the files that they lead to.
+    """Resolve the command line, the environment and the configuration files.
 
     `flags` maps field names of JobSpec to what was given (texts, or `Given` with the option's
     spelling); `overrides` are texts like `slurm.nodes=2`. The order, highest first: options,
     overrides, CLUSTERRUN_* variables, the chosen profile, plain values; both of the latter from
     `config_file`, the project's, the user's and the site's file in that order.
 
-    Raises UsageError (ConfigError for a file) with the place of the mistake.
+    Raises UsageError (ConfigError for a file) with the position of the mistake.
     """
     found = find_files(environ=environ, cwd=cwd, config_file=config_file)
     return resolve(found, flags, environ=environ, cwd=cwd, profile=profile, overrides=overrides)
@@ -60,13 +60,13 @@ def load_again(
     typed_in: Path,
     overrides: Sequence[str] = (),
 ) -> Resolved:
-    """Resolve `text`, what a run in `cwd` was resolved to before, and what is changed now.
+    """Resolve `text`, the resolved configuration of a run in `cwd`, and changes of it.
 
     Neither other files nor CLUSTERRUN_* variables count. `shown` names the text in origins;
-    relative paths of `flags` and `overrides` count from `typed_in`.
-    Raises UsageError with the place of the mistake.
+    relative paths of `flags` and `overrides` are relative to `typed_in`.
+    Raises UsageError with the position of the mistake.
     """
-    file = ConfigFile(shown=shown, text=text, place=Place(), strict=True)
+    file = ConfigFile(shown=shown, text=text, anchor=Anchor(), strict=True)
     return resolve(
         FoundFiles(files=(file,), project_dir=find_files(environ={}, cwd=cwd).project_dir),
         flags,
@@ -78,16 +78,16 @@ def load_again(
 
 
 def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
-    """Hold a spec that was made in Python against the rules for every other one.
+    """Check a spec that was made in Python by the rules for all others.
 
     Raises UsageError for a value that can't be meant, a secret, or several clusters.
     """
-    said = {
+    given = {
         field.name: Given(value=value, speaker="Python")
         for field in FIELDS
         if (value := getattr(spec, field.name)) != _default(field)
     }
-    return resolve(FoundFiles(files=(), project_dir=cwd), said, environ={}, cwd=cwd)
+    return resolve(FoundFiles(files=(), project_dir=cwd), given, environ={}, cwd=cwd)
 
 
 def _default(field: Field) -> Any:
@@ -106,18 +106,18 @@ def resolve(
 ) -> Resolved:
     """Resolve texts that were read already; a pure function.
 
-    Relative paths on the command line count from `cwd`, or from `typed_in`.
+    Paths on the command line are relative to `typed_in`, or to `cwd`.
     """
     documents = [parse_document(file) for file in found.files]
     refuse_mistakes(documents)
     chosen = chosen_profile(profile, environ, documents)
     home = environ.get("HOME") or None
-    place = Place(home=home, directory=str(typed_in) if typed_in else None)
+    anchor = Anchor(home=home, directory=str(typed_in) if typed_in else None)
     merged = merge(
         (
             *_file_layers(documents, chosen),
-            list(environment_settings(environ, place)),
-            [*override_settings(overrides, place), *flag_settings(flags, place)],
+            list(environment_settings(environ, anchor)),
+            [*override_settings(overrides, anchor), *flag_settings(flags, anchor)],
         )
     )
     merged.take_timeout()
@@ -137,7 +137,7 @@ def resolve(
 
 
 def _file_layers(documents: Sequence[Document], profile: str | None) -> list[Layer]:
-    """Lay all plain values below all values of the profile, each from the lowest file up."""
+    """Return all plain values below all values of the profile, each from the lowest file up."""
     lowest_first = list(reversed(documents))
     plain: list[Layer] = [document.settings for document in lowest_first]
     if profile is None:

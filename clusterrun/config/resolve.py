@@ -1,4 +1,4 @@
-"""From what every place said to one JobSpec: who wins, and why."""
+"""Merge the settings of all sources into one JobSpec: which value wins, and why."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from clusterrun.config.document import Document
 from clusterrun.config.fields import Kind
 from clusterrun.config.keys import BY_NAME, nearest
 from clusterrun.config.secrets import secret_argument
-from clusterrun.config.settings import BUILT_IN, Origin, Setting, located
+from clusterrun.config.settings import BUILT_IN, Origin, Setting, interpret_at, located
 from clusterrun.config.spec import FIELDS
-from clusterrun.config.values import interpret
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.durations import format_seconds
 
 Layer = Sequence[Setting]
 
 _ENTRY: Final = ("script", "module", "args")
-# Neither NCCL nor torch reads them; who writes one means the process group's timeout.
+# Neither NCCL nor torch reads them; they are meant as the process group's timeout.
 _TIMEOUT_NAMES: Final = ("NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT")
 
 
@@ -32,10 +31,10 @@ class Merged:
         self.notes: list[str] = []
 
     def lay(self, setting: Setting) -> None:
-        """Put a value over what lower places said.
+        """Put a value over those of lower layers.
 
-        Mappings and the names in `pass_env` are united; other lists are replaced, and only
-        extended by the repeatable options of the command line.
+        Mappings and the names in `pass_env` are united. Other lists are replaced; only repeatable
+        options of the command line extend them.
         """
         name = setting.field.name
         old = self.values.get(name)
@@ -51,7 +50,7 @@ class Merged:
         self.origins[setting.key] = origin
 
     def take_timeout(self) -> None:
-        """Read NCCL_TIMEOUT as the option that its author meant."""
+        """Read NCCL_TIMEOUT as the option that is meant."""
         for name in ("network_env", "env"):
             for item in _TIMEOUT_NAMES:
                 if item in self.values.get(name, {}):
@@ -64,10 +63,7 @@ class Merged:
         if "timeout_s" in self.values:
             self.notes.append(f"{ignored}; launch.timeout counts")
             return
-        try:
-            seconds = interpret(BY_NAME["timeout_s"], text, label=item)
-        except UsageError as error:
-            raise located(error, origin.where) from error
+        seconds = interpret_at(origin, BY_NAME["timeout_s"], text, label=item)
         self.values["timeout_s"] = seconds
         self.origins["launch.timeout"] = Origin(text=f"{origin} ({item})", where=origin.where)
         self.notes.append(f"{ignored}; taken as launch.timeout: {format_seconds(seconds)}")
@@ -81,7 +77,7 @@ class Merged:
             )
 
     def complete(self, project_dir: Path, cwd: Path) -> None:
-        """Fill in the origins of what nobody said, and the directory of the project's runs."""
+        """Fill in the origins of defaults, and the directory of the project's runs."""
         if "run_dir" not in self.values and project_dir != cwd:
             self.values["run_dir"] = str(project_dir / BY_NAME["run_dir"].default)
         for field in FIELDS:
@@ -95,7 +91,7 @@ class Merged:
 def merge(layers: Iterable[Layer]) -> Merged:
     """Lay the layers over each other, the lowest first.
 
-    Raises UsageError where one place names both a script and a module.
+    Raises UsageError if one layer names both a script and a module.
     """
     merged = Merged()
     for layer in one_entry(list(layers)):
@@ -105,9 +101,9 @@ def merge(layers: Iterable[Layer]) -> Merged:
 
 
 def one_entry(layers: list[Layer]) -> list[Layer]:
-    """Keep what the highest place that names a script or a module says about it.
+    """Drop script, module and arguments below the highest layer that names a script or module.
 
-    The arguments that a lower place gives belong to the lower place's own script.
+    The arguments of a lower layer belong to its own script.
     """
     for height in range(len(layers) - 1, -1, -1):
         named = [s for s in layers[height] if s.field.name in ("script", "module")]
@@ -122,7 +118,7 @@ def one_entry(layers: list[Layer]) -> list[Layer]:
 
 
 def refuse_mistakes(documents: Sequence[Document]) -> None:
-    """Raise the first mistake of the files, and say how many there are."""
+    """Raise the first mistake of the files, with the number of others."""
     errors = [error for document in documents for error in document.errors]
     if not errors:
         return
@@ -136,9 +132,9 @@ def refuse_mistakes(documents: Sequence[Document]) -> None:
 def chosen_profile(
     profile: str | None, environ: Mapping[str, str], documents: Sequence[Document]
 ) -> str | None:
-    """Decide which profile counts: the option, the environment, then the highest file.
+    """Return the profile: of the option, of the environment, or of the highest file.
 
-    Raises UsageError for a name that no file defines. An empty option chooses none.
+    An empty option chooses none. Raises UsageError for a name that no file defines.
     """
     if profile is not None:
         return _known(profile, documents, None) if profile else None
@@ -167,7 +163,7 @@ def _known(name: str, documents: Sequence[Document], where: str | None) -> str:
 
 
 def refuse_several_clusters(merged: Merged) -> None:
-    """Refuse sbatch's list of clusters: a job id means something on one cluster only."""
+    """Refuse sbatch's list of clusters: a job id is valid on one cluster only."""
     names = [name for name in (merged.values.get("clusters") or "").split(",") if name]
     if len(names) > 1:
         error = UsageError(

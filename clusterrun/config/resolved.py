@@ -1,4 +1,4 @@
-"""The resolved configuration: the JobSpec, and for each value where it was said."""
+"""The resolved configuration: the JobSpec, and the origin of each value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clusterrun.config.spec import FIELDS, JobSpec
 from clusterrun.config.values import written
 
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_/.-]*\Z")
-# Words that some YAML reader takes for something other than a text.
+# Words that some YAML readers do not take for text.
 _YAML_WORDS: Final = frozenset(
     {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 )
@@ -26,7 +26,7 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 class Row:
     """One value for people: its key, its text on one line, its origin.
 
-    `value` is what JSON holds; it and `text` are None where nobody said anything.
+    `value` is the one for JSON; it and `text` are None if the value is not set.
     """
 
     key: str
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A JobSpec whose values know their origin.
+    """A JobSpec with the origins of its values.
 
     `origins` holds every key of FIELDS, and `env.NAME` for each name of a mapping. `project_dir`
     is the directory of the project's clusterrun.yaml, or else `cwd`. `files` are those that were
@@ -53,7 +53,7 @@ class Resolved:
     notes: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[Row]:
-        """List every value in the order of FIELDS; of a mapping, each name."""
+        """Return every value in the order of FIELDS, a mapping name by name."""
         for field in FIELDS:
             value = getattr(self.spec, field.name)
             if field.kind is Kind.MAPPING:
@@ -67,9 +67,9 @@ class Resolved:
         return Row(key=key, value=value, text=text, origin=str(self.origins[key]))
 
     def to_yaml(self) -> str:
-        """Write resolved.yaml: a configuration file that says the same, with the origins.
+        """Return resolved.yaml: a configuration file of the same values, with their origins.
 
-        Equal specs and origins give equal bytes; what is not printable is escaped.
+        Equal specs and origins give equal bytes; unprintable characters are escaped.
         """
         lines = ["# What was decided, and where each value was said."]
         lines += [f"# Relative paths count from {_comment(str(self.cwd))}"]
@@ -89,8 +89,8 @@ class Resolved:
         if field.kind is Kind.MAPPING and value:
             yield f"{indent}{key}:"
             for name, text in sorted(value.items()):
-                said = _comment(str(self.origins[f"{field.key}.{name}"]))
-                yield f"{indent}  {yaml_text(name)}: {yaml_text(text)}  # {said}"
+                origin = _comment(str(self.origins[f"{field.key}.{name}"]))
+                yield f"{indent}  {yaml_text(name)}: {yaml_text(text)}  # {origin}"
         elif field.kind is Kind.TEXTS and value:
             yield f"{indent}{key}:  # {origin}"
             yield from (f"{indent}  - {yaml_text(text)}" for text in value)
@@ -106,7 +106,7 @@ def _by_section() -> Mapping[str, Sequence[Field]]:
 
 
 def _plain_value(field: Field, value: Any) -> str | int | bool | list[str] | None:
-    """Give a value as JSON holds it: times as they are written, lists and numbers as such."""
+    """Return a value for JSON: times as text, lists and numbers as such."""
     if value is None or field.kind in _BARE:
         return cast("int | bool | None", value)
     raw = written(field, value)
@@ -122,7 +122,7 @@ def _one_line(value: str | int | bool | list[str]) -> str:
 
 
 def _flow_text(field: Field, value: Any) -> str:
-    """Write a value as YAML on one line."""
+    """Return a value as YAML on one line."""
     raw = written(field, value)
     if isinstance(raw, Mapping):
         return "{" + ", ".join(f"{k}: {yaml_text(v)}" for k, v in sorted(raw.items())) + "}"
@@ -132,7 +132,7 @@ def _flow_text(field: Field, value: Any) -> str:
 
 
 def yaml_text(text: str) -> str:
-    r"""Write a text as a YAML scalar that every reader takes for that text.
+    r"""Return a text as a YAML scalar that every reader takes for that text.
 
     >>> yaml_text("train.py"), yaml_text("no"), yaml_text("a: b\n")
     ('train.py', '"no"', '"a: b\\n"')

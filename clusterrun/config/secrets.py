@@ -1,4 +1,4 @@
-"""Names and values that look like secrets: they are handed on by name and never written down."""
+"""Recognize names and values of secrets: they are passed by name and never written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ASSIGNMENT: Final = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?[^\s\"'$`;&|]
 
 
 def is_secret_name(name: str) -> bool:
-    """Say whether a variable of this name usually holds a secret.
+    """Whether a variable of this name usually holds a secret.
 
     >>> [is_secret_name(name) for name in ("HF_TOKEN", "WANDB_API_KEY", "PGPASSWORD")]
     [True, True, True]
@@ -45,12 +45,12 @@ def is_secret_name(name: str) -> bool:
 
 
 def _names_a_key(words: list[str]) -> bool:
-    """Find `access key`, `api key` and the like inside a longer name."""
+    """Whether a longer name contains `access key`, `api key` and the like."""
     return any(word in _SECRET_KEYS and after == "key" for word, after in pairwise(words))
 
 
 def is_secret_value(text: str) -> bool:
-    """Say whether a text holds a password or a well-known form of token.
+    """Whether a text holds a password or a well-known form of token.
 
     >>> is_secret_value("http://me:pass@proxy:3128"), is_secret_value("http://proxy:3128")
     (True, False)
@@ -59,7 +59,7 @@ def is_secret_value(text: str) -> bool:
 
 
 def secret_argument(word: str) -> str:
-    """Name an argument of a script that holds a secret, without its value; else "".
+    """Return the name of an argument that holds a secret, without its value; else "".
 
     >>> [secret_argument(word) for word in ("--api-key=x", "+wandb.api_key=x", "hf_" + 20 * "a")]
     ['--api-key', '+wandb.api_key', 'hf_...']
@@ -78,7 +78,7 @@ def secret_argument(word: str) -> str:
 
 
 def secret_assignments(line: str) -> Iterator[str]:
-    """Name the secrets whose values a line of bash spells out.
+    """Return the names of secrets whose values a line of bash assigns.
 
     >>> list(secret_assignments("export HF_TOKEN=abc")), list(secret_assignments("HF_TOKEN=$(x)"))
     (['HF_TOKEN'], [])

@@ -1,4 +1,4 @@
-"""One value that somebody gave, with where it was said."""
+"""One value of one field, and its origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPED_GPUS: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a value was said: `text` for people, `where` is `file:line:column` for errors."""
+    """The source of a value: `text` for people, `where` is `file:line:column` for errors."""
 
     text: str
     where: str | None = None
@@ -30,10 +30,10 @@ BUILT_IN: Final = Origin(text="built-in")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Somebody who says values: a file, the environment, the command line."""
+class Anchor:
+    """What the paths of one source of settings are relative to."""
 
-    directory: str | None = None  # of relative paths; None: the working directory
+    directory: str | None = None  # None: the working directory
     home: str | None = None
 
 
@@ -49,24 +49,24 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Name it as origins and `config show` do: `slurm.nodes`, `env.LOG_LEVEL`."""
+        """Return its name in origins and `config show`: `slurm.nodes`, `env.LOG_LEVEL`."""
         return self.field.key if self.item is None else f"{self.field.key}.{self.item}"
 
 
 def settings_of(
-    field: Field, raw: Raw, origin: Origin, place: Place, *, label: str, adds: bool = False
+    field: Field, raw: Raw, origin: Origin, anchor: Anchor, *, label: str, adds: bool = False
 ) -> Iterator[Setting]:
-    """Read one given value; Slurm's `a100:4` and a mapping yield several settings.
+    """Read one value; Slurm's `a100:4` and a mapping yield several settings.
 
-    Raises UsageError, or ConfigError where the origin has a place in a file.
+    Raises UsageError, or ConfigError if the origin is in a file.
     """
     if field.name == "gpus_per_node" and isinstance(raw, str):
         typed = _TYPED_GPUS.match(raw)
         if typed is not None:
-            yield from settings_of(BY_NAME["gpu_type"], typed[1], origin, place, label=label)
+            yield from settings_of(BY_NAME["gpu_type"], typed[1], origin, anchor, label=label)
             raw = typed[2]
-    value = _interpret(field, raw, origin, label)
-    value = anchored(field, value, directory=place.directory, home=place.home)
+    value = interpret_at(origin, field, raw, label=label)
+    value = anchored(field, value, directory=anchor.directory, home=anchor.home)
     if field.kind is not Kind.MAPPING:
         yield Setting(field=field, value=value, origin=origin, adds=adds)
         return
@@ -74,7 +74,8 @@ def settings_of(
         yield Setting(field=field, value=text, origin=origin, item=name)
 
 
-def _interpret(field: Field, raw: Raw, origin: Origin, label: str) -> Any:
+def interpret_at(origin: Origin, field: Field, raw: Raw, *, label: str) -> Any:
+    """Read a value; an error names the origin."""
     try:
         return interpret(field, raw, label=label)
     except UsageError as error:
@@ -82,7 +83,7 @@ def _interpret(field: Field, raw: Raw, origin: Origin, label: str) -> Any:
 
 
 def located(error: UsageError, where: str | None) -> UsageError:
-    """Say where the mistake is, unless that is the command line, which the user just typed."""
+    """Return the error with its position, unless it is on the command line."""
     if where is None:
         return error
     return ConfigError(error.message, hint=error.hints, cause=error.cause, where=where)

@@ -1,7 +1,7 @@
-"""What the user asked for: one frozen record, each field of which is declared once.
+"""The request of the user: one frozen record, each field of which is declared once.
 
-A field's metadata is its only declaration: the YAML loader, the environment reader and the
-command line are made from it (`FIELDS`).
+The YAML loader, the environment reader and the command line are made from the metadata of the
+fields (`FIELDS`).
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class Strategy(str, Enum):
 
     @property
     def is_fsdp(self) -> bool:
-        """Say whether torch's fully sharded data parallel does the work."""
+        """Whether torch's fully sharded data parallel does the work."""
         return self.value.startswith("fsdp")
 
     @property
     def is_deepspeed(self) -> bool:
-        """Say whether DeepSpeed's ZeRO does the work."""
+        """Whether DeepSpeed's ZeRO does the work."""
         return self.value.startswith("zero")
 
 
 class GpuRequest(str, Enum):
-    """The dialect in which a site wants GPUs to be asked for."""
+    """The options by which a site wants GPUs to be requested."""
 
     GPUS_PER_NODE = "gpus-per-node"
     GRES = "gres"
@@ -75,7 +75,7 @@ class GpuRequest(str, Enum):
 
 
 class OnInterrupt(str, Enum):
-    """How a run goes on that had to leave its nodes: by a requeue, in a new job, or not at all."""
+    """How a run continues after it lost its nodes: by a requeue, in a new job, or not at all."""
 
     REQUEUE = "requeue"
     SUCCESSOR = "successor"
@@ -93,9 +93,9 @@ class Network(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec(Training):
-    """What the user asked for; `None` means that nothing was said.
+    """The request of the user; a value of None is not set.
 
-    Raises UsageError on construction when a value can't be meant.
+    Raises UsageError on construction for a value that can't be meant.
     """
 
     script: str | None = declared("script", Kind.PATH, "", "training script", group="job")
@@ -114,7 +114,6 @@ class JobSpec(Training):
         "--cluster",
         "auto takes Slurm where sbatch is found, else this machine",
         default=Cluster.AUTO,
-        choices=Cluster,
         group="job",
     )
     run_dir: str = declared(
@@ -139,7 +138,6 @@ class JobSpec(Training):
         "--gpu-request",
         "how this site wants GPUs to be asked for",
         default=GpuRequest.GPUS_PER_NODE,
-        choices=GpuRequest,
     )
     cpus_per_task: int | None = declared(
         "slurm.cpus_per_task", Kind.COUNT, "-c --cpus-per-task", "CPUs of each node's task"
@@ -233,7 +231,6 @@ class JobSpec(Training):
         "--device",
         "what the ranks compute on",
         default=Device.AUTO,
-        choices=Device,
     )
     gpu_ids: str | None = declared(
         "launch.gpu_ids", Kind.TEXT, "--gpu-ids", "GPUs of this machine to use, as 0,2 (local)"
@@ -244,7 +241,6 @@ class JobSpec(Training):
         "--strategy",
         "how the model's state is spread over the ranks",
         default=Strategy.DDP,
-        choices=Strategy,
     )
     mixed_precision: MixedPrecision = declared(
         "launch.mixed_precision",
@@ -252,7 +248,6 @@ class JobSpec(Training):
         "--mixed-precision",
         "auto: bf16 from compute capability 8.0, else fp16; no on a CPU",
         default=MixedPrecision.AUTO,
-        choices=MixedPrecision,
     )
     accelerate_config: str | None = declared(
         "launch.accelerate_config",
@@ -336,7 +331,6 @@ class JobSpec(Training):
         "--network",
         "preset of the network environment",
         default=Network.AUTO,
-        choices=Network,
     )
     network_interface: str | None = declared(
         "network.interface",

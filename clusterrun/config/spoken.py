@@ -10,7 +10,7 @@ from typing import Any
 from clusterrun.config.document import parse_flow
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_ENV, BY_KEY, BY_NAME, SECTIONS, hint_for_key, nearest
-from clusterrun.config.settings import Origin, Place, Setting, settings_of
+from clusterrun.config.settings import Anchor, Origin, Setting, settings_of
 from clusterrun.config.spec import FIELDS
 from clusterrun.config.values import Raw
 from clusterrun.errors import UsageError
@@ -18,7 +18,7 @@ from clusterrun.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A value from the command line and the option as it was typed (empty: an argument)."""
+    """A value from the command line, and its option as typed ("": an argument)."""
 
     value: Any
     flag: str = ""
@@ -26,28 +26,28 @@ class Given:
 
     @property
     def origin(self) -> Origin:
-        """Name who gave it, and the option."""
+        """Return the source and its option."""
         return Origin(text=f"{self.speaker} ({self.flag})" if self.flag else self.speaker)
 
 
-def environment_settings(environ: Mapping[str, str], place: Place) -> Iterator[Setting]:
-    """Read the `CLUSTERRUN_<SECTION>_<KEY>` variables; an empty one says nothing."""
+def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator[Setting]:
+    """Read the `CLUSTERRUN_<SECTION>_<KEY>` variables that are not empty."""
     for field in FIELDS:
         text = environ.get(field.env)
         if not text or _belongs_to_a_run(field, environ):
             continue
         origin = Origin(text=f"env {field.env}", where=f"env {field.env}")
         raw = _flow(field, text, field.env)
-        yield from settings_of(field, raw, origin, place, label=field.env)
+        yield from settings_of(field, raw, origin, anchor, label=field.env)
 
 
 def _belongs_to_a_run(field: Field, environ: Mapping[str, str]) -> bool:
-    # Inside a job, CLUSTERRUN_RUN_DIR tells a rank where its own run is.
+    # Inside a job, CLUSTERRUN_RUN_DIR is the run of the rank itself.
     return field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Warn of variables that look like settings and are none."""
+    """Warn of variables that look like settings and are not."""
     sections = tuple(f"CLUSTERRUN_{section.upper()}_" for section in SECTIONS)
     for name in sorted(environ):
         if name.startswith(sections) and name not in BY_ENV:
@@ -56,11 +56,8 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} is set in your shell but names no setting and is ignored{hint}"
 
 
-def override_settings(overrides: Sequence[str], place: Place) -> Iterator[Setting]:
-    """Read `--set key=value`.
-
-    Raises UsageError for a key that nobody declared.
-    """
+def override_settings(overrides: Sequence[str], anchor: Anchor) -> Iterator[Setting]:
+    """Read `--set key=value`. Raises UsageError for an unknown key."""
     origin = Origin(text="command line (--set)")
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -68,11 +65,11 @@ def override_settings(overrides: Sequence[str], place: Place) -> Iterator[Settin
             raise UsageError(f"--set '{text}' has no value", hint="write --set slurm.nodes=2")
         field, item = _field_of(key.strip())
         raw: Raw = {item: value} if item else _flow(field, value, key)
-        yield from settings_of(field, raw, origin, place, label=key)
+        yield from settings_of(field, raw, origin, anchor, label=key)
 
 
 def _field_of(key: str) -> tuple[Field, str]:
-    """Find a setting, or a mapping's setting and the name within: `env.LOG_LEVEL`."""
+    """Return a setting, or that of a mapping and the name within: `env.LOG_LEVEL`."""
     if key in BY_KEY:
         return BY_KEY[key], ""
     home, _, item = key.rpartition(".")
@@ -82,7 +79,7 @@ def _field_of(key: str) -> tuple[Field, str]:
 
 
 def unknown_key(key: str) -> UsageError:
-    """Make the error for a dotted key that names no setting."""
+    """Return the error for a dotted key that is not a setting."""
     if key.partition(".")[0] in ("profile", "profiles"):
         return UsageError(f"unknown key '{key}'", hint="use --profile NAME")
     near = nearest(key, BY_KEY)
@@ -92,7 +89,7 @@ def unknown_key(key: str) -> UsageError:
     return UsageError(f"unknown key '{key}'", hint=hint_for_key(key, section))
 
 
-def flag_settings(flags: Mapping[str, Any], place: Place) -> Iterator[Setting]:
+def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]:
     """Read what the options of the command line gave; a repeatable one adds to a list.
 
     Raises UsageError for a name that is no field of JobSpec.
@@ -108,7 +105,7 @@ def flag_settings(flags: Mapping[str, Any], place: Place) -> Iterator[Setting]:
             field,
             _raw(given.value),
             given.origin,
-            place,
+            anchor,
             label=given.flag or field.key,
             adds=field.kind is Kind.TEXTS and field.name != "args",
         )

@@ -1,4 +1,4 @@
-"""What is known of the training itself: nothing is launched by it; estimates and notes are."""
+"""Facts of the training itself: estimates and notes depend on them, the launch does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clusterrun.config.fields import Kind, declared
 
 
 class Optimizer(str, Enum):
-    """An optimizer, by what it keeps of each parameter."""
+    """An optimizer, by the states that it keeps for each parameter."""
 
     ADAMW = "adamw"
     ADAM8BIT = "adam8bit"
@@ -18,7 +18,7 @@ class Optimizer(str, Enum):
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes that it keeps of each fp32 parameter, the master weight not counted."""
+        """Return the bytes kept for each fp32 parameter, without the master weight."""
         return {"adamw": 8, "adam8bit": 2, "lion": 4, "sgd": 4}[self.value]
 
 
@@ -32,7 +32,7 @@ class LrRule(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Facts of the training; `None` means that nothing was said."""
+    """Facts of the training; a value of None is not set."""
 
     model: str | None = declared(
         "training.model",

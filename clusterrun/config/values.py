@@ -1,4 +1,4 @@
-"""The one place where the text of a value becomes a value, whoever gave it."""
+"""Turn the text of a setting into its value, for all sources of settings."""
 
 from __future__ import annotations
 
@@ -38,24 +38,23 @@ _SYNONYMS: Final = {
     **{"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "gpu": "cuda", "ib": "infiniband"},
     **{"multi_gpu": "ddp", "fsdp2": "fsdp", "hsdp": "fsdp-hybrid", "deepspeed": "zero2"},
 }
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def interpret(field: Field, raw: Raw, *, label: str) -> Any:
     """Read the value of a setting; `label` names it in messages.
 
-    Raises UsageError when the text can't be meant.
+    Raises UsageError for a text that is not a value of the field.
     """
     if "\x00" in "".join(_texts(raw)):
         raise UsageError(f"{label} holds a NUL byte", hint="remove it; no program can be given one")
     value = _READERS[field.kind](field, raw, label)
-    JobSpec(**{field.name: value})  # the record's own rules, while we still know who said it
+    JobSpec(**{field.name: value})  # the rules of the record, while the origin is known
     _refuse_secrets(field, value, label)
     return value
 
 
 def written(field: Field, value: Any) -> Raw:
-    """Give the text that `interpret` reads as this value.
+    """Return the text that `interpret` reads as this value.
 
     >>> from clusterrun.config.keys import BY_KEY
     >>> written(BY_KEY["slurm.time"], 90), written(BY_KEY["launch.timeout"], 1800)
@@ -81,7 +80,7 @@ def _scalar_text(field: Field, value: Any) -> str:
 
 
 def anchored(field: Field, value: Any, *, directory: str | None, home: str | None) -> Any:
-    """Make a path absolute: from the directory of the file that says it, `~` from the home."""
+    """Make a path absolute: relative to the directory of its file, and `~` to the home."""
     is_program = field.name == "python" and isinstance(value, str) and "/" in value
     if field.kind is not Kind.PATH and not is_program:
         return value
@@ -91,7 +90,7 @@ def anchored(field: Field, value: Any, *, directory: str | None, home: str | Non
 
 
 def unexpanded_variable(field: Field, value: Any) -> str | None:
-    """Find a `$NAME` in a path: files are data, it would name a directory of that spelling."""
+    """Return a `$NAME` in a path: it is not expanded, and would name a directory."""
     if field.kind is not Kind.PATH:
         return None
     found = re.search(r"\$(?:[A-Za-z_]\w*|\{\w+\})", value)
@@ -156,38 +155,11 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
     raise UsageError(f"unknown {field.name.replace('_', ' ')} '{text}'", hint=hint)
 
 
-def _minutes(_field: Field, text: str, _label: str) -> int:
-    return parse_slurm_minutes(text)
-
-
-def _seconds(_field: Field, text: str, _label: str) -> int:
-    return parse_seconds(text)
-
-
-def _bytes(_field: Field, text: str, _label: str) -> int:
-    return parse_bytes(text)
-
-
-def _text(_field: Field, text: str, _label: str) -> str:
-    return text
-
-
 def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
     if isinstance(raw, str | Mapping):
         leaf = field.key.rpartition(".")[2]
         raise UsageError(f"{label} must be a list", hint=f"write {leaf}: [first, second]")
-    if field.name == "pass_env":
-        _check_names(raw, label)
     return raw
-
-
-def _check_names(names: tuple[str, ...], label: str) -> None:
-    for name in names:
-        if not _VARIABLE.match(name):
-            raise UsageError(
-                f"{label}: {name!r} is not a name for an environment variable",
-                hint="name variables of your shell, without their values",
-            )
 
 
 def _mapping(_field: Field, raw: Raw, label: str) -> dict[str, str]:
@@ -208,7 +180,7 @@ def _pair(text: str, label: str) -> tuple[str, str]:
 
 
 def _refuse_secrets(field: Field, value: Any, label: str) -> None:
-    """Keep secrets out of files that colleagues and operators read."""
+    """Refuse secrets: colleagues and operators read the files of a run."""
     name = _secret_in(field, value)
     if name:
         raise UsageError(
@@ -223,7 +195,7 @@ def _refuse_secrets(field: Field, value: Any, label: str) -> None:
 
 
 def _secret_in(field: Field, value: Any) -> str:
-    """Return the name of a variable that is given a secret."""
+    """Return the name of a variable whose value is a secret; "" if there is none."""
     if field.kind is Kind.MAPPING:
         found = [n for n, text in value.items() if is_secret_name(n) or is_secret_value(text)]
     elif field.name == "setup":
@@ -234,7 +206,7 @@ def _secret_in(field: Field, value: Any) -> str:
 
 
 def _shown_to_others(field: Field, value: Any) -> tuple[str, ...]:
-    """Return texts that no program but Slurm or bash reads; a script's arguments are its own."""
+    """Return the texts that only Slurm or bash read, not the arguments of the script."""
     if value is None or field.name == "args":
         return ()
     if field.kind is Kind.TEXT:
@@ -243,17 +215,15 @@ def _shown_to_others(field: Field, value: Any) -> tuple[str, ...]:
 
 
 _READERS: Final[Mapping[Kind, Callable[[Field, Raw, str], Any]]] = {
-    Kind.TEXT: _scalar(_text),
-    Kind.PATH: _scalar(_text),
-    Kind.COUNT: _scalar(_integer),
-    Kind.NUMBER: _scalar(_integer),
+    **dict.fromkeys((Kind.TEXT, Kind.PATH), _scalar(lambda _field, text, _label: text)),
+    **dict.fromkeys((Kind.COUNT, Kind.NUMBER), _scalar(_integer)),
     Kind.REAL: _scalar(_real),
     Kind.FLAG: _scalar(_flag),
     Kind.ENUM: _scalar(_enum),
     Kind.TEXTS: _list,
     Kind.MAPPING: _mapping,
-    Kind.MINUTES: _scalar(_minutes),
-    Kind.SECONDS: _scalar(_seconds),
-    Kind.DURATION: _scalar(_seconds),
-    Kind.BYTES: _scalar(_bytes),
+    Kind.MINUTES: _scalar(lambda _field, text, _label: parse_slurm_minutes(text)),
+    Kind.SECONDS: _scalar(lambda _field, text, _label: parse_seconds(text)),
+    Kind.DURATION: _scalar(lambda _field, text, _label: parse_seconds(text)),
+    Kind.BYTES: _scalar(lambda _field, text, _label: parse_bytes(text)),
 }

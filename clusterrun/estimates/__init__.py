@@ -1,1 +1,1 @@
-"""What a training will need, told before it is queued: formulas, each with its source."""
+"""Estimates of a training before it is queued: formulas, each with its source."""

@@ -7,13 +7,13 @@ from enum import Enum
 from typing import NamedTuple
 
 from clusterrun.config.spec import Strategy
-from clusterrun.estimates.inputs import Setup, Term
+from clusterrun.estimates.inputs import Setup, Term, term
 
 MEASURED = "measured on transformers 5.23, fused attention, no dropout"
 
 
 class Arithmetic(str, Enum):
-    """How a forward pass gets its numbers, which decides what it saves."""
+    """The precision of a forward pass, which decides what it saves."""
 
     FP32 = "fp32"
     AUTOCAST = "autocast"  # fp32 weights and residuals, products of 16 bits
@@ -36,9 +36,8 @@ class Saved(NamedTuple):
 class Activations:
     """What a forward pass leaves, in bytes of each element of the hidden states.
 
-    `block` is what one more block saves, `kept` what it leaves where activations are computed
-    again, `outside` what is saved outside of blocks; logits and loss are not among it. `is_traced`
-    says that a model was built and asked, and not the closed form.
+    One more block saves `block`, or `kept` if activations are computed again; `outside` is saved
+    outside of blocks, without logits and loss. `is_traced`: a model was built and measured.
     """
 
     block: float
@@ -58,7 +57,7 @@ SAVED = {
     (False, Arithmetic.AUTOCAST): Saved(20, 0, 0, 10),
     (False, Arithmetic.FP32): Saved(32, 0, 0, 20),
 }
-# What norms of queries and keys save besides, of each element of these.
+# What norms of queries and keys save in addition, for each element of these.
 HEAD_NORM = {Arithmetic.HALF: 6.1, Arithmetic.AUTOCAST: 6.1, Arithmetic.FP32: 8.1}
 CHECKPOINT = {Arithmetic.HALF: 2, Arithmetic.AUTOCAST: 4, Arithmetic.FP32: 4}
 # What live tensors reach beyond what is saved: of each block, and of the one that goes backward.
@@ -81,28 +80,28 @@ def saved_bytes(setup: Setup) -> float:
 
 
 def arithmetic(setup: Setup) -> Arithmetic:
-    """Tell how the strategy's forward pass gets its numbers."""
+    """Return the precision of the strategy's forward pass."""
     if not setup.is_half:
         return Arithmetic.FP32
     keeps_fp32 = setup.strategy in (Strategy.NONE, Strategy.DDP)
     return Arithmetic.AUTOCAST if keeps_fp32 else Arithmetic.HALF
 
 
-def told(setup: Setup) -> Activations:
-    """Tell by the closed form what is left."""
+def closed_form(setup: Setup) -> Activations:
+    """Return what the closed form leaves."""
     return Activations(block=saved_bytes(setup), kept=CHECKPOINT[arithmetic(setup)])
 
 
 def terms(setup: Setup, traced: Activations | None = None) -> tuple[Term, ...]:
-    """Return activations and logits; nothing where shape or sequence length is not known.
+    """Return activations and logits; nothing if shape or sequence length is unknown.
 
-    What was traced, of this very setup, takes the place of the closed form.
+    A trace of this very setup replaces the closed form.
     """
     model = setup.model
     if not (model.has_shape and setup.seq_len):
         return ()
     tokens = setup.seq_len * setup.micro_batch
-    left = traced or told(setup)
+    left = traced or closed_form(setup)
     logits = LOGIT_BYTES * tokens * model.vocab
     return (
         *(
@@ -110,7 +109,7 @@ def terms(setup: Setup, traced: Activations | None = None) -> tuple[Term, ...]:
             for name, each, formula in (_checkpointed if setup.grad_ckpt else _whole)(setup, left)
         ),
         *_outside(tokens * model.hidden, left),
-        Term(name="logits", bytes=logits, formula=f"{LOGIT_BYTES} s b V", source=MEASURED),
+        term("logits", logits, f"{LOGIT_BYTES} s b V", MEASURED),
     )
 
 
@@ -138,5 +137,5 @@ def _outside(elements: int, left: Activations) -> tuple[Term, ...]:
 
 
 def _term(name: str, size: float, formula: str, left: Activations) -> Term:
-    said = f"{formula}, traced" if left.is_traced else formula
-    return Term(name=name, bytes=int(size), formula=said, source=left.source)
+    formula = f"{formula}, traced" if left.is_traced else formula
+    return term(name, size, formula, left.source)

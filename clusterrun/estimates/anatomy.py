@@ -1,12 +1,13 @@
-"""What a config.json says of a model, and the modules that a model is made of."""
+"""Read the config.json of a model, and count the modules that a model is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterrun.errors import UsageError
+from clusterrun.estimates.inputs import Model
 
 BY_HAND = "say --params, and --hidden --layers --heads --kv-heads --ffn --vocab as far as known"
 CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -24,7 +25,7 @@ class Config:
     values: Mapping[str, Any]
 
     def number(self, key: str, default: int | None = None) -> int:
-        """Return a positive number; the default where the key is missing or null."""
+        """Return a positive number; the default if the key is missing or null."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -35,17 +36,23 @@ class Config:
         return value
 
     def count(self, key: str) -> int:
-        """Return a number that may be 0, as it is where the key is missing or null."""
+        """Return a number that may be 0, which is the default."""
         return 0 if self.values.get(key) in (None, 0) else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a truth value; the default where the key is missing or null."""
+        """Return a truth value; the default if the key is missing or null."""
         value = self.values.get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
             raise self.unreadable(key, "true or false")
         return value
+
+    @property
+    def has_mlp_bias(self) -> bool:
+        """Whether feed-forward networks have biases; in most families they never do."""
+        may = self.values["model_type"] in ("llama", "deepseek_v2")
+        return may and self.flag("mlp_bias", False)
 
     def unreadable(self, key: str, wanted: str) -> UsageError:
         """Return the error about a value that is not what it must be."""
@@ -67,41 +74,27 @@ class Config:
         raise UsageError(f"'{named[0]}' of '{self.name}' can't be counted", hint=BY_HAND)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Anatomy:
-    """The own parameters of each module: outside the blocks, and of each kind of block."""
+def built(
+    shape: Model,
+    outer: tuple[int, ...],
+    blocks: tuple[tuple[int, tuple[int, ...]], ...],
+    *,
+    idle: int = 0,
+) -> Model:
+    """Count a model from the parameters of its modules: outside the blocks, and in each kind.
 
-    outer: tuple[int, ...]
-    blocks: tuple[tuple[int, tuple[int, ...]], ...]  # (how many, the modules of one)
-    hidden: int
-    heads: int
-    ffn: int
-    vocab: int
-    kv_heads: int = 0  # as many as heads where 0
-    head_dim: int = 0  # what the hidden size leaves where 0
-    head_norm: bool = False
-    gated: bool = False
-    idle: int = 0  # of the experts that a token does not meet
-
-    @property
-    def params(self) -> int:
-        """Return all parameters."""
-        return sum(self.outer) + sum(count * sum(block) for count, block in self.blocks)
-
-    @property
-    def largest_layer(self) -> int:
-        """Return the largest module's own parameters, as DeepSpeed's estimators count them."""
-        return max(max(self.outer), *(max(block) for _, block in self.blocks))
-
-    @property
-    def block(self) -> int:
-        """Return the parameters of the largest block."""
-        return max(sum(block) for _, block in self.blocks)
-
-    @property
-    def layers(self) -> int:
-        """Return the number of blocks."""
-        return sum(count for count, _ in self.blocks)
+    `blocks` holds how many blocks there are of each kind, and the modules of one. `idle` counts the
+    parameters of experts that a token does not meet.
+    """
+    params = sum(outer) + sum(count * sum(block) for count, block in blocks)
+    return replace(
+        shape,
+        params=params,
+        largest_layer=max(*outer, *(max(block) for _, block in blocks)),
+        block=max(sum(block) for _, block in blocks),
+        layers=sum(count for count, _ in blocks),
+        active_params=params - idle if idle else 0,
+    )
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = False) -> int:
@@ -119,7 +112,7 @@ class Heads:
 
 
 def heads_of(config: Config, *, head_dim: int = 0) -> Heads:
-    """Read the heads; they share the hidden size where nothing else is said."""
+    """Read the heads; by default they share the hidden size."""
     hidden, count = config.number("hidden_size"), config.number("num_attention_heads")
     if count > hidden:
         raise config.unreadable("num_attention_heads", f"at most hidden_size, {hidden}")
@@ -143,8 +136,9 @@ def gated(hidden: int, ffn: int, *, bias: bool = False) -> tuple[int, ...]:
     return (*2 * (linear(hidden, ffn, bias=bias),), linear(ffn, hidden, bias=bias))
 
 
-def embeddings(config: Config, hidden: int, vocab: int, *, tied: bool) -> tuple[int, ...]:
-    """Count the words' embedding and, where the model has one of its own, the language head."""
+def embeddings(config: Config, hidden: int, *, tied: bool) -> tuple[int, ...]:
+    """Count the word embedding and, if the model has one of its own, the language head."""
+    vocab = config.number("vocab_size")
     head = config.head((*CAUSAL, *HEADLESS), "ForCausalLM")
     is_tied = config.flag("tie_word_embeddings", tied)
     return (vocab * hidden,) * (2 if head in CAUSAL and not is_tied else 1)

@@ -1,4 +1,4 @@
-"""How long a step takes under each strategy: good enough to say which of two is faster, no more.
+"""Estimate how long a step takes under each strategy, only to tell which of two is faster.
 
 Of work and traffic the shorter hides behind the longer, but for a tenth. Traffic as in the ZeRO
 paper (arXiv 1910.02054, section 7): 2 volumes of the gradients for data parallelism and ZeRO 1 and
@@ -8,7 +8,6 @@ gradients' once a step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from clusterrun.config.spec import Strategy
@@ -16,7 +15,6 @@ from clusterrun.estimates import memory
 from clusterrun.estimates.inputs import Setup
 
 FP32: Final = 4
-HALF: Final = 2
 # Assumed, in bytes a second; only the order that they give is used.
 WITHIN_NODE: Final = 100e9  # of a GPU to the others of its node
 BETWEEN_NODES: Final = 25e9  # of a node
@@ -35,29 +33,15 @@ _SHARDS_WEIGHTS: Final = (
 _REDUCES_EACH_PASS: Final = (*_SHARDS_WEIGHTS, Strategy.ZERO2, Strategy.ZERO2_OFFLOAD)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """The parts of an optimizer step, in seconds."""
+def step_seconds(setup: Setup, *, compute_s: float) -> float:
+    """Add to the computing of a step (one GPU's seconds) what is sent and what the host does.
 
-    compute_s: float
-    network_s: float
-    host_s: float
-
-    @property
-    def total_s(self) -> float:
-        """Return how long the step takes; what the host does hides nowhere."""
-        longer, shorter = max(self.compute_s, self.network_s), min(self.compute_s, self.network_s)
-        return longer + EXPOSED * shorter + self.host_s
-
-
-def cost(setup: Setup, *, compute_s: float) -> Cost:
-    """Add to the computing of a step (one GPU's seconds) what is sent and what the host does."""
+    What the host does hides nowhere.
+    """
     trainable = memory.trainable_params(setup)
-    return Cost(
-        compute_s=compute_s * (4 / 3 if setup.grad_ckpt else 1),
-        network_s=_network_seconds(setup, trainable),
-        host_s=_host_seconds(setup, trainable),
-    )
+    compute_s *= 4 / 3 if setup.grad_ckpt else 1
+    shorter, longer = sorted((compute_s, _network_seconds(setup, trainable)))
+    return longer + EXPOSED * shorter + _host_seconds(setup, trainable)
 
 
 def _network_seconds(setup: Setup, trainable: int) -> float:
@@ -73,7 +57,7 @@ def _sent_bytes(setup: Setup, trainable: int) -> float:
     """Return what a GPU sends and receives in one optimizer step."""
     if setup.world == 1:
         return 0.0
-    half = HALF if setup.is_half else FP32
+    half = setup.number_bytes
     weights = 2 * half * setup.model.params * setup.accumulation
     if setup.strategy.is_fsdp:  # accelerate sums the passes up before it has FSDP reduce
         return weights + half * trainable
@@ -88,7 +72,7 @@ def _host_seconds(setup: Setup, trainable: int) -> float:
     """Return how long gradients, weights and the optimizer's step take through the host."""
     if not setup.offloads_optimizer:
         return 0.0
-    half = HALF if setup.is_half else FP32
+    half = setup.number_bytes
     own = trainable / setup.shards
     carried = 2 * half * own
     if setup.offloads_params:

@@ -1,4 +1,4 @@
-"""From one question about a training to everything that is told of it before it is queued."""
+"""Answer one question about a training with everything that can be estimated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterrun.estimates import disk, loader, memory, presets, speed, steps
 from clusterrun.estimates import learning_rate as rates
 from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.gpus import Gpu
-from clusterrun.estimates.inputs import Setup, Term, Verdict, total, verdict_of
+from clusterrun.estimates.inputs import Fit, Setup, Term, total, verdict_of
 from clusterrun.estimates.learning_rate import Rates
 from clusterrun.estimates.loader import Loader
 from clusterrun.estimates.presets import Preset
@@ -23,11 +23,11 @@ MOST_EPOCHS: Final = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A setup, what it has, and what is known of the data; None where nothing was said.
+    """A setup, its resources, and facts of the data; a value of None is unknown.
 
-    `gpu_bytes` is the memory of one GPU, `host_bytes` and `cpus_per_rank` what is allocated on a
-    node and for a rank of it, `limit_s` the time limit of a job, `disk_bytes` what is free.
-    `traced` is what a pass over this very setup was seen to leave.
+    `gpu_bytes` is the memory of one GPU, `host_bytes` and `cpus_per_rank` are allocated on a node
+    and for a rank, `limit_s` is the time limit of a job, `disk_bytes` is free. `traced` are the
+    activations of a pass over this very setup.
     """
 
     setup: Setup
@@ -55,10 +55,10 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What is needed, part by part, of what there is (None: not known).
+    """What is needed, part by part, of a capacity (None: not known).
 
-    `is_part` says that more is needed than could be counted: it may be too much, but never fits.
-    `band` is between which shares of the total what was measured lay; None where nothing was.
+    `is_part`: more is needed than could be counted, so it may be too much, but never fits. `band`
+    holds the least and the greatest measured share of the total; None if nothing was measured.
     """
 
     terms: tuple[Term, ...]
@@ -73,19 +73,19 @@ class Need:
         return round(total(self.terms) * self.margin)
 
     @property
-    def verdict(self) -> Verdict | None:
-        """Judge it; None where too little is known."""
+    def verdict(self) -> Fit | None:
+        """Return how it fits; None if too little is known."""
         if self.capacity_bytes is None:
             return None
         verdict = verdict_of(self.total_bytes, self.capacity_bytes)
-        return None if self.is_part and verdict is not Verdict.NO else verdict
+        return None if self.is_part and verdict is not Fit.NO else verdict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
     """Optimizer steps: the full ones of an epoch, those that accelerate runs, and all of them.
 
-    `repeated` samples stand twice in the last step of an epoch; `total` is None without an end.
+    `repeated` samples are twice in the last step of an epoch; `total` is None without an end.
     """
 
     full_per_epoch: int | None
@@ -96,7 +96,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Time:
-    """How long it takes: a step, an epoch, all of it, and in how many jobs of the time limit."""
+    """The durations of a step, an epoch and all, and the number of jobs of the time limit."""
 
     step: Duration
     epoch: Duration | None
@@ -106,7 +106,7 @@ class Time:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The answer; None for what the question does not tell enough about.
+    """The answer; None for what the question leaves open.
 
     `speedup` is that of one node's GPUs over one of them.
     """
@@ -124,20 +124,20 @@ class Estimate:
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def verdict(self) -> Verdict | None:
-        """Return the worst of the verdicts; None where it can't be told, of the GPUs above all."""
+    def verdict(self) -> Fit | None:
+        """Return the worst of the verdicts; None if that of the GPUs is unknown."""
         needs = (self.gpu_memory, self.host_memory, self.disk)
         verdicts = [need.verdict for need in needs if need is not None]
         known = [verdict for verdict in verdicts if verdict is not None]
-        if self.never_ends or Verdict.NO in known:
-            return Verdict.NO
+        if self.never_ends or Fit.NO in known:
+            return Fit.NO
         if self.gpu_memory is not None and self.gpu_memory.verdict is None:
             return None
-        return max(known, key=list(Verdict).index, default=None)
+        return max(known, key=list(Fit).index, default=None)
 
     @property
     def never_ends(self) -> bool:
-        """Say whether the training is longer than a job may be, and saves nothing."""
+        """Whether the training is longer than a job may be, and saves nothing."""
         segments = self.time.segments if self.time else None
         return bool(segments and segments > 1 and not self.question.save_every)
 
@@ -173,7 +173,7 @@ def gpu_need(question: Question) -> Need | None:
 
 
 def host_need(question: Question) -> Need:
-    """Add up the memory of one node; of training on CPUs all is there, with a measured band."""
+    """Add up the memory of one node, which on CPUs is all, with a measured band."""
     setup, capacity = question.setup, question.host_bytes
     if not question.is_cpu:
         return Need(terms=memory.host_terms(setup), capacity_bytes=capacity)
@@ -181,17 +181,17 @@ def host_need(question: Question) -> Need:
         terms=memory.cpu_terms(setup, traced=question.traced),
         capacity_bytes=capacity,
         is_part=not counts_activations(setup),
-        band=None if question.traced else memory.CPU_BAND,  # measured of what is told
+        band=None if question.traced else memory.CPU_BAND,  # measured without a trace
     )
 
 
 def counts_activations(setup: Setup) -> bool:
-    """Say whether enough is known of the model and its samples to count activations."""
+    """Whether enough is known of the model and its samples to count activations."""
     return setup.model.has_shape and setup.seq_len > 0
 
 
 def disk_need(question: Question) -> Need:
-    """Add up the checkpoints of a run: those it keeps, and one that is written."""
+    """Add up the checkpoints of a run: those that it keeps, and one being written."""
     terms = tuple(
         replace(
             term,
@@ -230,7 +230,7 @@ def _rates(question: Question) -> Rates | None:
 
 
 def step_duration(question: Question) -> Duration | None:
-    """Return how long an optimizer step takes; None where neither peak nor length is known."""
+    """Return how long an optimizer step takes; None if it can't be estimated."""
     setup = question.setup
     if question.step_time_s is not None:
         return speed.measured_time(1, question.step_time_s)
@@ -263,14 +263,14 @@ def _loader(question: Question) -> Loader:
 
 
 def _preset(question: Question) -> Preset | None:
-    """Choose what to start with, where no batch was chosen, the device is known, and it fits."""
+    """Return a preset that fits, if no batch was chosen and the device is known."""
     if question.is_batch_chosen or (question.gpu_bytes is None and not question.is_cpu):
         return None
     device = 0 if question.is_cpu else question.gpu_bytes
     chosen = presets.preset_for(device or 0, question.host_bytes or 0)
     setup = replace(question.setup, micro_batch=chosen.micro_batch, grad_ckpt=chosen.grad_ckpt)
     need = gpu_need(replace(question, setup=setup, traced=None))
-    return None if need is not None and need.verdict is Verdict.NO else chosen
+    return None if need is not None and need.verdict is Fit.NO else chosen
 
 
 def _notes(question: Question, counted: Steps) -> list[str]:
@@ -302,7 +302,7 @@ def _notes(question: Question, counted: Steps) -> list[str]:
 
 
 def _unknown_speed(question: Question) -> str:
-    """Say what is missing to tell how long a step takes."""
+    """Return why the duration of a step can't be estimated."""
     if question.is_cpu:
         return "the speed of CPUs is not known"
     if question.gpu is None:
@@ -310,11 +310,8 @@ def _unknown_speed(question: Question) -> str:
     return "the length of a sample is not known"
 
 
-# What the question must not be
-
-
 def mistake(question: Question) -> str:
-    """Say why a question makes no sense; empty where it does."""
+    """Return why a question makes no sense; "" if it does."""
     setup, samples = question.setup, question.samples
     if samples is not None and setup.effective_batch > samples:
         batch = f"effective batch {setup.effective_batch}"

@@ -1,7 +1,7 @@
-"""What is known of a GPU by its name: its memory, its peak, and whether it has bf16.
+"""Find the memory, the peak and the precisions of a GPU by its name.
 
-Peaks are dense and those of training: 16-bit tensor cores that add up in fp32, and fp32 as torch
-computes it by default (no TF32).
+Peaks are dense and those of training: 16-bit tensor cores that accumulate in fp32, and fp32 as
+torch computes it by default (no TF32).
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ _SMI: Final = "nvidia-smi"
 class Gpu:
     """One kind of card, or the part of one that is a device of its own (MI250X).
 
-    `memory_bytes` is what can be used of it: the total that NVML tells, or the nominal size where
-    `source` says so. CUDA hands out a little
-    less: 79.1 of 79.6 GiB on an H100. `tflops` holds "fp32", "fp16" and,
-    where the card has it, "bf16". AMD's compute capability is what torch tells: gfx942 is (9, 4).
+    `memory_bytes` is the total that NVML reports, or the nominal size if `source` says so. CUDA
+    hands out a little less: 79.1 of 79.6 GiB on an H100. `tflops` holds "fp32", "fp16" and, if the
+    card has it, "bf16". AMD's compute capability is the one that torch reports: gfx942 is (9, 4).
     """
 
     name: str
@@ -39,7 +38,7 @@ class Gpu:
     aliases: tuple[str, ...] = ()
 
 
-def _nvidia(
+def _card(
     name: str,
     architecture: str,
     capability: tuple[int, int],
@@ -62,31 +61,10 @@ def _nvidia(
     )
 
 
-def _amd(
-    name: str,
-    architecture: str,
-    capability: tuple[int, int],
-    gib: int,
-    matrix: float,
-    fp32: float,
-    part: str,
-    aliases: tuple[str, ...],
-) -> Gpu:
-    return Gpu(
-        name=name,
-        architecture=architecture,
-        memory_bytes=gib << 30,
-        compute_capability=capability,
-        tflops={"bf16": matrix, "fp16": matrix, "fp32": fp32},
-        source=f"{part}; memory: nominal; peak: AMD {name} data sheet",
-        aliases=aliases,
-    )
-
-
 def has_bf16(capability: tuple[int, int]) -> bool:
-    """Say whether a GPU computes in bf16 natively.
+    """Whether a GPU computes in bf16 natively.
 
-    torch.cuda.is_bf16_supported() is no answer: by default it says yes to emulation.
+    torch.cuda.is_bf16_supported() is True for emulation also.
 
     >>> has_bf16((8, 0)), has_bf16((7, 5))
     (True, False)
@@ -98,53 +76,54 @@ _GA102: Final = "NVIDIA Ampere GA102 white paper"
 _AD102: Final = "NVIDIA Ada GPU architecture white paper"
 
 ALL: Final = (
-    _nvidia("P100-16G", "Pascal", (6, 0), 16280, 18.7, 9.3, "NVIDIA P100 data sheet, PCIe",
-            ("p100", "p100-pcie-16gb", "p100-sxm2-16gb")),
-    _nvidia("V100-16G", "Volta", (7, 0), 16160, 125, 15.7, "NVIDIA V100 data sheet, SXM2",
-            ("v100-sxm2-16gb", "v100-pcie-16gb")),
-    _nvidia("V100-32G", "Volta", (7, 0), 32510, 125, 15.7, "NVIDIA V100 data sheet, SXM2",
-            ("v100-sxm2-32gb", "v100-sxm3-32gb", "v100-pcie-32gb", "v100s-pcie-32gb")),
-    _nvidia("T4", "Turing", (7, 5), 15360, 65, 8.1, "NVIDIA T4 data sheet", ("t4-16g",)),
-    _nvidia("A100-40G", "Ampere", (8, 0), 40960, 312, 19.5, "NVIDIA A100 data sheet",
-            ("a100-sxm4-40gb", "a100-sxm-40gb", "a100-pcie-40gb", "a100-40gb-pcie")),
-    _nvidia("A100-80G", "Ampere", (8, 0), 81920, 312, 19.5, "NVIDIA A100 data sheet",
-            ("a100-sxm4-80gb", "a100-sxm-80gb", "a100-pcie-80gb", "a100-80gb-pcie")),
-    _nvidia("A10", "Ampere", (8, 6), 23028, 125, 31.2, "NVIDIA A10 data sheet", ("a10-24g",)),
-    _nvidia("A40", "Ampere", (8, 6), 46068, 149.7, 37.4, _GA102, ("a40-48g",)),
-    _nvidia("RTX-A6000", "Ampere", (8, 6), 49140, 154.8, 38.7, _GA102, ("a6000-48g",)),
-    _nvidia("RTX-3080-10G", "Ampere", (8, 6), 10240, 59.5, 29.8, _GA102),
-    _nvidia("RTX-3080-12G", "Ampere", (8, 6), 12288, 61.3, 30.6,
-            "8,960 cores at 1.71 GHz, as the 10 GB card in the GA102 white paper",
-            memory="nominal"),
-    _nvidia("RTX-3090", "Ampere", (8, 6), 24576, 71, 35.6, _GA102, ("rtx3090-24g",)),
-    _nvidia("RTX-4070", "Ada", (8, 9), 12282, 58.3, 29.1,
-            "5,888 cores at 2.475 GHz, as in the NVIDIA Ada white paper", ("rtx4070-12g",)),
-    _nvidia("RTX-4080", "Ada", (8, 9), 16376, 97.5, 48.7, _AD102, ("rtx4080-16g",)),
-    _nvidia("RTX-4090", "Ada", (8, 9), 24564, 165.2, 82.6, _AD102, ("rtx4090-24g",)),
-    _nvidia("RTX-6000-Ada", "Ada", (8, 9), 49140, 364.2, 91.1, "NVIDIA RTX 6000 Ada data sheet",
-            ("ada6000", "rtx6000ada-48g")),
-    _nvidia("L4", "Ada", (8, 9), 23034, 121, 30.3, "NVIDIA L4 data sheet", ("l4-24g",)),
-    _nvidia("L40S", "Ada", (8, 9), 46068, 362, 91.6, "NVIDIA L40S data sheet", ("l40s-48g",)),
-    _nvidia("H100-80G", "Hopper", (9, 0), 81559, 989, 66.9, "NVIDIA H100 data sheet, SXM",
-            ("h100-80gb-hbm3", "h100-sxm", "h100-sxm5", "h100-sxm5-80gb", "h100-sxm-80gb")),
-    _nvidia("H100-PCIe", "Hopper", (9, 0), 81559, 756, 51.2, "NVIDIA H100 data sheet, PCIe",
-            ("h100-pcie-80gb", "h100-80gb-pcie")),
-    _nvidia("H100-NVL", "Hopper", (9, 0), 95830, 835, 60, "NVIDIA H100 data sheet, NVL",
-            ("h100-94g", "h100-nvl-94gb")),
-    _nvidia("H200", "Hopper", (9, 0), 143771, 989, 66.9, "NVIDIA H200 data sheet",
-            ("h200-141g", "h200-sxm")),
-    _nvidia("GH200", "Hopper", (9, 0), 97871, 989, 66.9, "NVIDIA GH200 data sheet",
-            ("gh200-96g", "gh200-480gb", "gh200-120gb")),
-    _nvidia("B200", "Blackwell", (10, 0), 183359, 2250, 75, "NVIDIA HGX B200 data sheet",
-            ("b200-180g",)),
-    _nvidia("RTX-5090", "Blackwell", (12, 0), 32607, 209.5, 104.8,
-            "NVIDIA RTX Blackwell white paper", ("rtx5090-32g",)),
-    _amd("MI250X", "CDNA 2", (9, 0), 64, 191.5, 47.9, "one of its two dies, a device of its own",
-         ("mi250", "mi250x-64g")),
-    _amd("MI300X", "CDNA 3", (9, 4), 192, 1307.4, 163.4, "the whole card", ("mi300x-192g",)),
+    _card("P100-16G", "Pascal", (6, 0), 16280, 18.7, 9.3, "NVIDIA P100 data sheet, PCIe",
+          ("p100", "p100-pcie-16gb", "p100-sxm2-16gb")),
+    _card("V100-16G", "Volta", (7, 0), 16160, 125, 15.7, "NVIDIA V100 data sheet, SXM2",
+          ("v100-sxm2-16gb", "v100-pcie-16gb")),
+    _card("V100-32G", "Volta", (7, 0), 32510, 125, 15.7, "NVIDIA V100 data sheet, SXM2",
+          ("v100-sxm2-32gb", "v100-sxm3-32gb", "v100-pcie-32gb", "v100s-pcie-32gb")),
+    _card("T4", "Turing", (7, 5), 15360, 65, 8.1, "NVIDIA T4 data sheet", ("t4-16g",)),
+    _card("A100-40G", "Ampere", (8, 0), 40960, 312, 19.5, "NVIDIA A100 data sheet",
+          ("a100-sxm4-40gb", "a100-sxm-40gb", "a100-pcie-40gb", "a100-40gb-pcie")),
+    _card("A100-80G", "Ampere", (8, 0), 81920, 312, 19.5, "NVIDIA A100 data sheet",
+          ("a100-sxm4-80gb", "a100-sxm-80gb", "a100-pcie-80gb", "a100-80gb-pcie")),
+    _card("A10", "Ampere", (8, 6), 23028, 125, 31.2, "NVIDIA A10 data sheet", ("a10-24g",)),
+    _card("A40", "Ampere", (8, 6), 46068, 149.7, 37.4, _GA102, ("a40-48g",)),
+    _card("RTX-A6000", "Ampere", (8, 6), 49140, 154.8, 38.7, _GA102, ("a6000-48g",)),
+    _card("RTX-3080-10G", "Ampere", (8, 6), 10240, 59.5, 29.8, _GA102),
+    _card("RTX-3080-12G", "Ampere", (8, 6), 12288, 61.3, 30.6,
+          "8,960 cores at 1.71 GHz, as the 10 GB card in the GA102 white paper",
+          memory="nominal"),
+    _card("RTX-3090", "Ampere", (8, 6), 24576, 71, 35.6, _GA102, ("rtx3090-24g",)),
+    _card("RTX-4070", "Ada", (8, 9), 12282, 58.3, 29.1,
+          "5,888 cores at 2.475 GHz, as in the NVIDIA Ada white paper", ("rtx4070-12g",)),
+    _card("RTX-4080", "Ada", (8, 9), 16376, 97.5, 48.7, _AD102, ("rtx4080-16g",)),
+    _card("RTX-4090", "Ada", (8, 9), 24564, 165.2, 82.6, _AD102, ("rtx4090-24g",)),
+    _card("RTX-6000-Ada", "Ada", (8, 9), 49140, 364.2, 91.1, "NVIDIA RTX 6000 Ada data sheet",
+          ("ada6000", "rtx6000ada-48g")),
+    _card("L4", "Ada", (8, 9), 23034, 121, 30.3, "NVIDIA L4 data sheet", ("l4-24g",)),
+    _card("L40S", "Ada", (8, 9), 46068, 362, 91.6, "NVIDIA L40S data sheet", ("l40s-48g",)),
+    _card("H100-80G", "Hopper", (9, 0), 81559, 989, 66.9, "NVIDIA H100 data sheet, SXM",
+          ("h100-80gb-hbm3", "h100-sxm", "h100-sxm5", "h100-sxm5-80gb", "h100-sxm-80gb")),
+    _card("H100-PCIe", "Hopper", (9, 0), 81559, 756, 51.2, "NVIDIA H100 data sheet, PCIe",
+          ("h100-pcie-80gb", "h100-80gb-pcie")),
+    _card("H100-NVL", "Hopper", (9, 0), 95830, 835, 60, "NVIDIA H100 data sheet, NVL",
+          ("h100-94g", "h100-nvl-94gb")),
+    _card("H200", "Hopper", (9, 0), 143771, 989, 66.9, "NVIDIA H200 data sheet",
+          ("h200-141g", "h200-sxm")),
+    _card("GH200", "Hopper", (9, 0), 97871, 989, 66.9, "NVIDIA GH200 data sheet",
+          ("gh200-96g", "gh200-480gb", "gh200-120gb")),
+    _card("B200", "Blackwell", (10, 0), 183359, 2250, 75, "NVIDIA HGX B200 data sheet",
+          ("b200-180g",)),
+    _card("RTX-5090", "Blackwell", (12, 0), 32607, 209.5, 104.8,
+          "NVIDIA RTX Blackwell white paper", ("rtx5090-32g",)),
+    _card("MI250X", "CDNA 2", (9, 0), 65536, 191.5, 47.9, "AMD MI250X data sheet",
+          ("mi250", "mi250x-64g"), memory="nominal, of one of its two dies, a device of its own"),
+    _card("MI300X", "CDNA 3", (9, 4), 196608, 1307.4, 163.4, "AMD MI300X data sheet",
+          ("mi300x-192g",), memory="nominal"),
 )  # fmt: skip
 
-# A short name is the first of its cards: of two sizes the smaller, so that what fits fits both.
+# A short name stands for the first of its cards, the smallest, so that what fits it fits all.
 SHORT: Final = {
     "v100": ("V100-16G", "V100-32G"),
     "a100": ("A100-40G", "A100-80G"),
@@ -154,7 +133,7 @@ SHORT: Final = {
 
 
 def _key(text: str) -> str:
-    """Leave of a name what tells cards apart: "NVIDIA H100 80GB HBM3" is h10080ghbm3."""
+    """Reduce a name to what distinguishes cards: "NVIDIA H100 80GB HBM3" is h10080ghbm3."""
     return re.sub(r"gi?b", "g", _NOISE.sub("", text.lower()))
 
 
@@ -167,7 +146,7 @@ _BY_KEY: Final = {
 
 
 def find(text: str) -> Gpu:
-    """Find a card by what users, Slurm (the type of a GRES) or nvidia-smi call it.
+    """Find a card by its name in nvidia-smi, in Slurm (the type of a GRES) or among users.
 
     >>> [find(text).name for text in ("h100", "nvidia_a100-sxm4-80gb", "GeForce RTX 4090")]
     ['H100-80G', 'A100-80G', 'RTX-4090']
@@ -190,7 +169,7 @@ def _hint(text: str) -> str:
 
 
 def assumption(text: str) -> str:
-    """Say which card a short name was taken for, and which others there are; else nothing.
+    """Return which card a short name stands for, and which others there are; "" for a full name.
 
     >>> assumption("A100")
     "GPU 'A100' is taken for the A100-40G; say a100-80g for another"

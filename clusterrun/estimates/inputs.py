@@ -1,4 +1,4 @@
-"""What is asked of an estimate, and what it is made of."""
+"""The inputs of an estimate, and the terms that it is made of."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from clusterrun.config.spec import Strategy
 from clusterrun.config.training import Optimizer
 
 GIB = 1 << 30
-FITS_BELOW = 0.80  # of what can be used: the level at which people want to be told
+FITS_BELOW = 0.80  # of what can be used: the level at which people want a warning
 TIGHT_BELOW = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The size and shape of a model; 0 where a number of the shape is not known.
+    """The size and shape of a model; numbers of the shape that are unknown are 0.
 
     `params` counts tied weights once, `largest_layer` is the largest single module's own
     parameters (DeepSpeed's definition), `block` those of one transformer block. `head_dim` is 0
-    where the heads share the hidden size, `head_norm` says that their queries and keys have norms
-    (Qwen 3's), `gated` that the feed-forward network has a gate (Llama's, not GPT-2's). `source`
-    says where the facts are from. `active_params` are those that work on a token where the model
-    has experts, 0 where all do. `positions` is the longest sample that the model is made for, in
-    tokens.
+    if the heads share the hidden size. `head_norm`: queries and keys have norms (Qwen 3's).
+    `gated`: the feed-forward network has a gate (Llama's, not GPT-2's). `source` names the origin
+    of the facts. `active_params` are those that work on a token if the model has experts, else 0.
+    `positions` is the longest sample that the model is made for, in tokens.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Model:
 
     @property
     def has_shape(self) -> bool:
-        """Say whether activations can be told: not those of experts."""
+        """Whether activations can be estimated: not those of experts."""
         return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not self.active_params
 
     @property
@@ -66,7 +65,7 @@ class Setup:
 
     `procs_per_node` is GPUs, hence ranks, of a node; `precision` "fp32", "bf16" or "fp16", the last
     two as autocast over fp32 weights (ddp, fsdp) or as DeepSpeed's own; `micro_batch` sequences of
-    `seq_len` tokens a rank and pass; `lora` the rank of adapters, 0 where all is trained.
+    `seq_len` tokens a rank and pass; `lora` the rank of adapters, 0 if all is trained.
     """
 
     model: Model
@@ -93,8 +92,13 @@ class Setup:
 
     @property
     def is_half(self) -> bool:
-        """Say whether the arithmetic is of 16 bits."""
+        """Whether the arithmetic is of 16 bits."""
         return self.precision in ("bf16", "fp16")
+
+    @property
+    def number_bytes(self) -> int:
+        """Return the bytes of a number in the arithmetic of the forward pass."""
+        return 2 if self.is_half else 4
 
     @property
     def shards(self) -> int:
@@ -106,18 +110,18 @@ class Setup:
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Say whether the optimizer's states are in the host's memory."""
+        """Whether the optimizer's states are in the host's memory."""
         return self.strategy.value.endswith("-offload")
 
     @property
     def offloads_params(self) -> bool:
-        """Say whether the weights are in the host's memory, too."""
+        """Whether the weights also are in the host's memory."""
         return self.strategy in (Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """One part of a sum: its bytes, the formula with its symbols, and who says so."""
+    """One part of a sum: its bytes, the formula with its symbols, and the source."""
 
     name: str
     bytes: int
@@ -125,12 +129,17 @@ class Term:
     source: str
 
 
-class Verdict(str, Enum):
-    """Whether something fits into what there is."""
+class Fit(str, Enum):
+    """Whether something fits into a capacity."""
 
     FITS = "fits"
     TIGHT = "tight"
     NO = "no"
+
+
+def term(name: str, size: float, formula: str, source: str) -> Term:
+    """Return a term of a whole number of bytes."""
+    return Term(name=name, bytes=int(size), formula=formula, source=source)
 
 
 def total(terms: Iterable[Term]) -> int:
@@ -138,9 +147,9 @@ def total(terms: Iterable[Term]) -> int:
     return sum(term.bytes for term in terms)
 
 
-def verdict_of(needed: float, capacity: float) -> Verdict:
-    """Judge by the share that is needed: fits below 80 %, tight to 95 %."""
+def verdict_of(needed: float, capacity: float) -> Fit:
+    """Return how something fits by its share: it fits below 80 %, and is tight to 95 %."""
     share = needed / capacity
     if share < FITS_BELOW:
-        return Verdict.FITS
-    return Verdict.TIGHT if share <= TIGHT_BELOW else Verdict.NO
+        return Fit.FITS
+    return Fit.TIGHT if share <= TIGHT_BELOW else Fit.NO

@@ -1,4 +1,4 @@
-"""How the learning rate follows the batch: two rules, shown and never applied silently."""
+"""Scale the learning rate with the batch by two rules, shown and never applied silently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ADAM: Final = (Optimizer.ADAMW, Optimizer.ADAM8BIT)
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The learning rates of a batch by each rule, and what to know of them."""
+    """The learning rates of a batch by each rule, with notes."""
 
     linear: float
     sqrt: float

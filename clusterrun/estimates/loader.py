@@ -1,4 +1,4 @@
-"""What a data loader is to be made with, by the CPUs and the memory that are allocated."""
+"""Choose the settings of a data loader by the allocation: the rules of the users' guides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOW_HOST_BYTES: Final = 15 * GIB
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """The settings of a torch DataLoader of one rank, and the reason; None: it can't be told."""
+    """The settings of one rank's torch DataLoader, and the reason; None is unknown."""
 
     num_workers: int | None
     pin_memory: bool
@@ -39,7 +39,7 @@ def advice(cpus_per_rank: int, host_bytes: int) -> Loader:
 
 
 def is_low(host_bytes: int) -> bool:
-    """Say whether a host has so little memory that loaders must be frugal."""
+    """Whether a host has so little memory that loaders must be frugal."""
     return 0 < host_bytes < LOW_HOST_BYTES
 
 

@@ -15,15 +15,13 @@ from clusterrun.config.spec import Strategy
 from clusterrun.config.training import Optimizer
 from clusterrun.estimates import activations
 from clusterrun.estimates.activations import Activations
-from clusterrun.estimates.inputs import GIB, Setup, Term, total
+from clusterrun.estimates.inputs import GIB, Setup, Term, term, total
 from clusterrun.estimates.states import (
     ESTIMATORS,
     Buckets,
     buffers,
-    number_bytes,
     states,
     symbols,
-    term,
     zero_stage,
 )
 from clusterrun.estimates.states import trainable_params as trainable_params
@@ -33,16 +31,15 @@ CUDA_BYTES = GIB * 3 // 2
 PROCESS_BYTES = 3 * GIB
 CPU_PROCESS_BYTES = GIB // 2
 BUFFER_FACTOR = 1.5  # of all host memory, the default of DeepSpeed's estimators
-# What one or two ranks of examples/train_lm.py took of what is told, 0.63 to 1.03: of 0.5 to 171
+# What one or two ranks of examples/train_lm.py took of the estimate, 0.63 to 1.03: of 0.5 to 171
 # million parameters, under ddp, zero2 and zero3 in fp32.
 CPU_BAND = (0.6, 1.1)
-PREFETCHED = 2  # batches that each worker of torch's DataLoader keeps ready, its default
 
 
 def gpu_terms(
     setup: Setup, *, buckets: Buckets | None = None, traced: Activations | None = None
 ) -> tuple[Term, ...]:
-    """Return what each GPU holds at the worst moment; a sum of parts that don't all peak together.
+    """Return what each GPU holds at most; not all parts peak together.
 
     Parts that depend on an unknown shape or sequence length are absent.
     """
@@ -79,7 +76,7 @@ def _optimizer_step(setup: Setup, passing: int) -> Term:
 def cpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term, ...]:
     """Return what a node's host memory holds of a training on CPUs; see CPU_BAND.
 
-    Offloading changes nothing there, and of a bucket only what is used takes memory.
+    Offloading changes nothing there, and a bucket takes only the memory that is used.
     """
     here = replace(setup, strategy=Strategy(setup.strategy.value.removesuffix("-offload")))
     used = Buckets(reduce_bucket_size=min(Buckets().reduce_bucket_size, setup.model.params))
@@ -98,37 +95,27 @@ def _unreturned(setup: Setup) -> tuple[Term, ...]:
     """Return what gathered and released weights leave with the C library's allocator."""
     if not (setup.strategy.is_deepspeed and zero_stage(setup) == 3):
         return ()
-    width = number_bytes(setup)
+    width = setup.number_bytes
     return (term("not given back", width * setup.model.params, f"{width} P", "measured"),)
 
 
-def host_terms(
-    setup: Setup, *, workers: int = 0, batch_bytes: int = 0, zero_init: bool = True
-) -> tuple[Term, ...]:
+def host_terms(setup: Setup) -> tuple[Term, ...]:
     """Return what a node's host memory holds, at the start or later, whichever is more.
 
-    `workers` load batches of `batch_bytes` for each rank; `zero_init` says that under ZeRO-3 the
-    weights are loaded in shards, as from_pretrained does with our configs.
+    Under ZeRO-3 weights are loaded in shards, as from_pretrained does with our configs.
     """
-    ranks = setup.procs_per_node
-    batches = ranks * workers * PREFETCHED * batch_bytes
-    return _present(
-        (
-            term("processes", ranks * PROCESS_BYTES, "n x 3 GiB", "an allowance for torch, CUDA"),
-            term("loader batches", batches, "n workers x 2 batches", "torch DataLoader"),
-            _zero_host(setup, zero_init=zero_init)
-            if setup.strategy.is_deepspeed
-            else _plain_host(setup),
-        )
-    )
+    size = setup.procs_per_node * PROCESS_BYTES
+    processes = term("processes", size, "n x 3 GiB", "an allowance for torch, CUDA")
+    rest = _zero_host(setup) if setup.strategy.is_deepspeed else _plain_host(setup)
+    return _present((processes, rest))
 
 
 def _loading(setup: Setup) -> tuple[int, str]:
     """Return the bytes of one process's whole model on the host, and their formula."""
     if not setup.lora:
         return 4 * setup.model.params, "4 P"
-    size = number_bytes(setup) * setup.model.params + 4 * trainable_params(setup)
-    return size, f"({number_bytes(setup)} P + 4 P_t)"
+    size = setup.number_bytes * setup.model.params + 4 * trainable_params(setup)
+    return size, f"({setup.number_bytes} P + 4 P_t)"
 
 
 def _plain_host(setup: Setup) -> Term:
@@ -141,24 +128,24 @@ def _plain_host(setup: Setup) -> Term:
     if not setup.offloads_params:
         return term("model while loading", size, formula, source)
     each = 8 + setup.optimizer.state_bytes
-    frozen = number_bytes(setup) * setup.model.params if setup.lora else 0
+    frozen = setup.number_bytes * setup.model.params if setup.lora else 0
     states = (frozen + each * trainable_params(setup)) / setup.nodes
-    kept = f"({number_bytes(setup)} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
+    kept = f"({setup.number_bytes} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
     return term("states and model while loading", states + size, f"{kept} + {formula}", source)
 
 
-def _zero_host(setup: Setup, *, zero_init: bool) -> Term:
+def _zero_host(setup: Setup) -> Term:
     """Return DeepSpeed's estimate; ZeRO-2 with offload as of one node, see deepspeed.zero2."""
     is_zero3, ranks = zero_stage(setup) == 3, setup.procs_per_node
     size, formula = _loading(setup)
     size, formula = ranks * size, f"n {formula}"
     if not setup.offloads_optimizer:
-        if is_zero3 and zero_init:
+        if is_zero3:
             size, formula = 4 * setup.model.largest_layer * ranks, "4 L_max n"
         return term("model while loading", size * BUFFER_FACTOR, f"{formula} x 1.5", ESTIMATORS)
     kept = _offloaded(setup) / (setup.nodes if is_zero3 else 1)
     kept_formula = f"{_offloaded_formula(setup)}{'/M' if is_zero3 else ''}"
-    if not (is_zero3 and zero_init):
+    if not is_zero3:
         kept, kept_formula = max(size, kept), f"max({formula}, {kept_formula})"
     return term("offloaded states", kept * BUFFER_FACTOR, f"{kept_formula} x 1.5", ESTIMATORS)
 
@@ -167,7 +154,7 @@ def _offloaded(setup: Setup) -> int:
     """Return the bytes of all nodes: master weights, gradients, states; of ZeRO-3 weights, too."""
     trained = trainable_params(setup)
     weights = setup.model.params + (trained if setup.lora else 0) if setup.offloads_params else 0
-    return (8 + setup.optimizer.state_bytes) * trained + number_bytes(setup) * weights
+    return (8 + setup.optimizer.state_bytes) * trained + setup.number_bytes * weights
 
 
 def _offloaded_formula(setup: Setup) -> str:
@@ -175,5 +162,5 @@ def _offloaded_formula(setup: Setup) -> str:
     if not setup.offloads_params:
         return f"{each} {symbol}"
     if setup.lora:
-        return f"({number_bytes(setup)} (P + P_t) + {each} P_t)"
-    return f"{number_bytes(setup) + each} P"
+        return f"({setup.number_bytes} (P + P_t) + {each} P_t)"
+    return f"{setup.number_bytes + each} P"

@@ -1,51 +1,32 @@
-"""Tell the size and shape of a model, from a config.json, from numbers, or from a name."""
+"""Find the size and shape of a model from a config.json, from numbers, or from a name."""
 
 from __future__ import annotations
 
-import dataclasses
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from clusterrun.errors import UsageError
-from clusterrun.estimates.anatomy import Anatomy, Config
-from clusterrun.estimates.architectures import anatomy, llama_block
+from clusterrun.estimates.anatomy import Config, attention, built, gated
+from clusterrun.estimates.architectures import count_model
 from clusterrun.estimates.inputs import Model
 
 
 def from_config(config: Mapping[str, Any], name: str) -> Model:
     """Count a model from the content of its config.json, as transformers would build it.
 
-    `architectures` decides whether a language head counts; raises UsageError for a family, a class
+    `architectures` decides whether a language head counts. Raises UsageError for a family, a class
     or a value that can't be read.
     """
     known = Config(name=name, values=config)
-    model = _model(anatomy(known), name, f"counted from the config ({config['model_type']})")
-    return dataclasses.replace(model, positions=_positions(known))
+    source = f"counted from the config ({config.get('model_type')})"
+    return replace(count_model(known), source=source, positions=_positions(known))
 
 
 def _positions(config: Config) -> int:
     keys = ("n_positions", "max_position_embeddings")
     return max(0 if config.values.get(key) is None else config.number(key) for key in keys)
-
-
-def _model(counted: Anatomy, name: str, source: str) -> Model:
-    return Model(
-        name=name,
-        params=counted.params,
-        largest_layer=counted.largest_layer,
-        block=counted.block,
-        hidden=counted.hidden,
-        layers=counted.layers,
-        heads=counted.heads,
-        kv_heads=counted.kv_heads or counted.heads,
-        head_dim=counted.head_dim,
-        head_norm=counted.head_norm,
-        ffn=counted.ffn,
-        vocab=counted.vocab,
-        gated=counted.gated,
-        active_params=counted.params - counted.idle if counted.idle else 0,
-        source=source,
-    )
 
 
 def from_numbers(
@@ -59,19 +40,19 @@ def from_numbers(
     ffn: int = 0,
     vocab: int = 0,
 ) -> Model:
-    """Describe a model by what is known of it: its parameters, its shape, or both.
+    """Describe a model by its parameters, its shape, or both.
 
-    Without `params` the shape is counted as Llama's, which needs all of it (`kv_heads` is as
-    `heads` where 0). With both, blocks are gated as Llama's where that many fit into `params`.
-    `active_params` are those that work on a token, 0 where all do.
+    Without `params` the whole shape is needed, and counted as Llama's (`kv_heads` 0 means `heads`).
+    With both, blocks have gates as Llama's if they fit into `params`. `active_params` are those
+    that work on a token, 0 if all do.
     """
     if active_params > params:
         raise UsageError(
             f"--active-params {active_params} are more than --params {params}",
             hint="--params are all of them, --active-params those that work on a token",
         )
-    shape = {"hidden": hidden, "layers": layers, "heads": heads, "ffn": ffn, "vocab": vocab}
-    missing = [f"--{key}" for key, value in shape.items() if not value]
+    numbers = {"hidden": hidden, "layers": layers, "heads": heads, "ffn": ffn, "vocab": vocab}
+    missing = [f"--{key}" for key, value in numbers.items() if not value]
     if not params and missing:
         raise UsageError(
             f"the size of the model is not known: {', '.join(missing)} missing", hint="or --params"
@@ -82,49 +63,43 @@ def from_numbers(
             f"--hidden {hidden}, --heads {heads} and --kv-heads {kv_heads} don't divide",
             hint="heads share the hidden size, and the heads of keys and values, evenly",
         )
-    if not (hidden and layers and heads and ffn):
-        return Model(
-            name="",
-            params=params,
-            active_params=active_params,
-            hidden=hidden,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            ffn=ffn,
-            vocab=vocab,
-            source="numbers given",
-        )
-    model = _shaped(params, hidden, layers, heads, kv_heads, ffn, vocab)
-    return dataclasses.replace(model, active_params=active_params)
-
-
-def _shaped(
-    params: int, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int
-) -> Model:
-    block = llama_block(hidden, ffn, hidden, hidden * kv_heads // heads)
-    gated = not params or layers * sum(block) <= params
-    if not gated:
-        block = (*block[:5], *block[6:])  # one of the two projections up is the gate
-    counted = Anatomy(
-        outer=(*2 * (vocab * hidden,), hidden),
-        blocks=((layers, block),),
+    shape = Model(
+        name="",
+        params=params,
+        active_params=active_params,
         hidden=hidden,
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         ffn=ffn,
         vocab=vocab,
-        gated=gated,
+        source="numbers given" if params else "counted from the shape, as Llama's",
     )
+    is_whole = hidden and layers and heads and ffn
+    return replace(_shaped(shape), active_params=active_params) if is_whole else shape
+
+
+def _shaped(shape: Model) -> Model:
+    hidden, ffn, layers, params = shape.hidden, shape.ffn, shape.layers, shape.params
+    mlp = gated(hidden, ffn)
+    block = (
+        *attention(hidden, hidden, hidden * shape.kv_heads // shape.heads),
+        *mlp,
+        hidden,
+        hidden,
+    )
+    has_gate = not params or layers * sum(block) <= params
+    if not has_gate:
+        block = (*block[:5], *block[6:])
     if params and layers * sum(block) > params:
         raise UsageError(
             f"{layers} layers of --hidden {hidden} and --ffn {ffn} have more than the "
             f"{params} parameters of --params",
             hint="leave out --params, or the shape",
         )
-    source = "numbers given" if params else "counted from the shape, as Llama's"
-    model = _model(counted, "", source)
-    return dataclasses.replace(model, params=params) if params else model
+    outer = (*2 * (shape.vocab * hidden,), hidden)
+    model = built(replace(shape, gated=has_gate), outer, ((layers, block),))
+    return replace(model, params=params) if params else model
 
 
 def _llama(
@@ -152,7 +127,7 @@ def _t5(hidden: int, heads: int, head_dim: int, ffn: int) -> dict[str, Any]:
     return {"model_type": "t5", **shape, "num_layers": 24, "vocab_size": 32128}
 
 
-# As their configs on the Hugging Face Hub say it; T0 without its language head, as published.
+# From their configs on the Hugging Face Hub; T0 without its language head, as published.
 _T0 = {"feed_forward_proj": "gated-gelu", "architectures": ["T5Model"]}
 _CONFIGS: Mapping[str, dict[str, Any]] = {
     "gpt2": _gpt2(768, 12, 12),
@@ -179,55 +154,34 @@ _CONFIGS: Mapping[str, dict[str, Any]] = {
 }
 
 BUILT_IN: Mapping[str, Model] = {
-    name: dataclasses.replace(from_config(config, name), source="built in")
-    for name, config in _CONFIGS.items()
+    name: replace(from_config(config, name), source="built in") for name, config in _CONFIGS.items()
 }
 
-# Other names of the same sizes: repositories of the Hub, and variants that are trained further.
-_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "gpt2": ("openai-community/gpt2",),
-    "gpt2-xl": ("openai-community/gpt2-xl",),
-    "bert-base-cased": ("google-bert/bert-base-cased",),
-    "t5-large": ("google-t5/t5-large",),
-    "t5-3b": ("google-t5/t5-3b",),
-    "t5-11b": ("google-t5/t5-11b",),
-    "bigscience/T0_3B": ("T0_3B",),
-    "bigscience/T0": ("T0", "bigscience/T0p", "bigscience/T0pp"),
-    **{
-        f"llama-2-{size}": tuple(
-            f"{owner}llama-2-{size}{variant}"
-            for owner in ("", "meta-llama/")
-            for variant in ("-hf", "-chat", "-chat-hf")
-        )
-        for size in ("7b", "13b", "70b")
-    },
-    **{
-        f"llama-3.1-{size}": tuple(
-            f"{owner}llama-3.1-{size}{variant}"
-            for owner in ("", "meta-", "meta-llama/", "meta-llama/meta-")
-            for variant in ("", "-instruct")
-        )
-        for size in ("8b", "70b")
-    },
-    "mistral-7b": tuple(  # not v0.3, which has more words
-        f"{owner}mistral-7b-{variant}"
-        for owner in ("", "mistralai/")
-        for variant in ("v0.1", "instruct-v0.1", "instruct-v0.2")
-    ),
-}
+# Other names of the same sizes: repositories of the Hub, and variants that are trained further. Not
+# Mistral v0.3, which has more words.
+_SPELLINGS = re.compile(
+    r"(?:openai-community/|google-bert/|google-t5/)?(gpt2(?:-xl)?|bert-base-cased|t5-(?:large|3b|11b))"
+    r"|(?:meta-llama/)?(llama-2-\d+b)(?:-chat)?(?:-hf)?"
+    r"|(?:meta-llama/)?(?:meta-)?(llama-3\.1-\d+b)(?:-instruct)?"
+    r"|(?:mistralai/)?(mistral-7b)(?:-v0\.1|-instruct-v0\.[12])?"
+    r"|(?:bigscience/)?(?:(t0_3b)|(t0)p{0,2})"
+)
 
-_NAMES: Mapping[str, str] = {
-    **{name.lower(): name for name in BUILT_IN},
-    **{alias.lower(): name for name, aliases in _ALIASES.items() for alias in aliases},
-}
+
+def _known(name: str) -> str:
+    """Return the name by which a model is built in; "" if it is not."""
+    found = _SPELLINGS.fullmatch(name.lower())
+    known = found[found.lastindex or 0] if found else ""
+    known = {"t0": "bigscience/T0", "t0_3b": "bigscience/T0_3B"}.get(known, known)
+    return known if known in BUILT_IN else ""
 
 
 def find(name: str) -> Model | None:
     """Return a built-in model by one of its usual names, whatever their case; else None."""
-    known = _NAMES.get(name.lower())
-    return None if known is None else dataclasses.replace(BUILT_IN[known], name=name)
+    known = BUILT_IN.get(_known(name))
+    return None if known is None else replace(known, name=name)
 
 
 def find_config(name: str) -> Mapping[str, Any] | None:
     """Return the config of a built-in model by one of its usual names; else None."""
-    return _CONFIGS.get(_NAMES.get(name.lower(), ""))
+    return _CONFIGS.get(_known(name))

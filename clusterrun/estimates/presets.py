@@ -1,4 +1,7 @@
-"""Settings to start from, by the class of the device; suggestions, from no measurement."""
+"""Choose settings to start from by the class of the device: the rules of the users' guides.
+
+They are suggestions, not measured.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ LARGE_GPU_BYTES: Final = 20 * GIB
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """What to start a training with; `why` has the reason for each setting by its name.
+    """Settings to start a training with; `why` maps each setting to its reason.
 
-    All presets have one effective batch on one device, so that the learning rate is theirs, too.
+    All presets have one effective batch on one device, so that they share a learning rate.
     """
 
     name: str
@@ -97,13 +100,13 @@ PRESETS: Final[Mapping[str, Preset]] = {
 def preset_for(gpu_bytes: int, host_bytes: int = 0) -> Preset:
     """Choose by the memory of a GPU (0: none) and of its host (0: not known).
 
-    Between small and large (10 to 20 GiB) it is small-gpu, which fits. A host under 15 GiB takes
-    workers and pinning off whatever is chosen.
+    On GPUs between small and large (10 to 20 GiB) small-gpu fits. On a host under 15 GiB every
+    preset goes without workers and pinning.
 
     >>> preset_for(80 * GIB, 12 * GIB).name, preset_for(80 * GIB, 12 * GIB).num_workers
     ('large-gpu, low-host-memory', 0)
     """
-    chosen = _by_gpu(gpu_bytes)
+    chosen = _LARGE if gpu_bytes > LARGE_GPU_BYTES else _SMALL if gpu_bytes else _CPU
     if not is_low(host_bytes):
         return chosen
     return dataclasses.replace(
@@ -113,9 +116,3 @@ def preset_for(gpu_bytes: int, host_bytes: int = 0) -> Preset:
         pin_memory=_LOW_HOST.pin_memory,
         why={**chosen.why, **_LOADER_OFF},
     )
-
-
-def _by_gpu(gpu_bytes: int) -> Preset:
-    if gpu_bytes == 0:
-        return _CPU
-    return _LARGE if gpu_bytes > LARGE_GPU_BYTES else _SMALL

@@ -1,15 +1,14 @@
-"""Choose the strategy, micro-batch and accumulation that fit, the fastest first; ask what if."""
+"""Recommend strategies, micro-batches and accumulations that fit, the fastest first."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates.cost import cost
+from clusterrun.estimates import cost
 from clusterrun.estimates.estimate import (
     Question,
     counts_activations,
@@ -18,7 +17,7 @@ from clusterrun.estimates.estimate import (
     host_need,
     mistake,
 )
-from clusterrun.estimates.inputs import Setup, Verdict
+from clusterrun.estimates.inputs import Fit, Setup
 from clusterrun.estimates.speed import epoch_time
 
 # Where two are about as fast, the first here is the simpler one.
@@ -28,7 +27,7 @@ _MANY: Final = (
     *(Strategy.ZERO3, Strategy.ZERO2_OFFLOAD, Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD),
 )
 MAX_MICRO_BATCH: Final = 1024
-AS_FAST: Final = 1.01  # the model of `cost` tells no less apart
+AS_FAST: Final = 1.01  # the model of `cost` is no more precise
 WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len")
 
 
@@ -36,14 +35,14 @@ WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len")
 class Choice:
     """One way to train, what it needs, and how long its step takes by the model of `cost`.
 
-    What offloads is tight at best where the memory of the host is not known.
+    A strategy that offloads is tight at best if the memory of the host is unknown.
     """
 
     setup: Setup
     step_s: float
     gpu_bytes: int
     host_bytes: int
-    verdict: Verdict
+    verdict: Fit
 
 
 def recommend(
@@ -51,8 +50,8 @@ def recommend(
 ) -> list[Choice]:
     """Return the ways that fit at an effective batch, the fastest first, or those of one strategy.
 
-    What only fits tightly comes after all that fits well. Raises UsageError where the batch can't
-    be dealt out or the memory or speed of the GPUs is not known.
+    Those that fit tightly come last. Raises UsageError if the batch can't be divided or the memory
+    or speed of the GPUs is unknown.
     """
     if question.is_cpu:
         raise UsageError(
@@ -79,14 +78,14 @@ def recommend(
         for setup in _setups(question.setup, effective)
         if strategy in (None, setup.strategy)
     )
-    found: dict[Verdict, list[Choice]] = {verdict: [] for verdict in Verdict}
+    found: dict[Fit, list[Choice]] = {verdict: [] for verdict in Fit}
     for choice in tried:
         found[choice.verdict].append(choice)
-    return [*_fastest_first(found[Verdict.FITS]), *_fastest_first(found[Verdict.TIGHT])]
+    return [*_fastest_first(found[Fit.FITS]), *_fastest_first(found[Fit.TIGHT])]
 
 
 def _fastest_first(choices: list[Choice]) -> list[Choice]:
-    """Sort by time, but leave what is about as fast as the fastest in the order of simplicity."""
+    """Sort by time, but leave those about as fast as the fastest in the order of simplicity."""
     fastest = AS_FAST * min((choice.step_s for choice in choices), default=0.0)
     return sorted(choices, key=lambda choice: max(choice.step_s, fastest))
 
@@ -100,7 +99,7 @@ def best_per_strategy(choices: list[Choice]) -> list[Choice]:
 
 
 def smallest(question: Question, effective: int) -> Choice:
-    """Return what needs the least of a GPU, be it too much."""
+    """Return the choice that needs the least of a GPU, even if that is too much."""
     tried = (_judged(question, setup) for setup in _setups(question.setup, effective))
     return min(tried, key=lambda choice: choice.gpu_bytes)
 
@@ -133,33 +132,26 @@ def _strategies(asked: Setup) -> tuple[Strategy, ...]:
 
 
 def _divisors(number: int) -> list[int]:
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    every = sorted({*small, *(number // n for n in small)}, reverse=True)
-    return [n for n in every if n <= MAX_MICRO_BATCH]
+    return [n for n in range(min(number, MAX_MICRO_BATCH), 0, -1) if number % n == 0]
 
 
 def _judged(question: Question, setup: Setup) -> Choice:
     changed = replace(question, setup=setup)
     gpu, host = gpu_need(changed), host_need(changed)
     assert gpu is not None  # recommend asks for a GPU
-    unknown = Verdict.TIGHT if setup.offloads_optimizer else Verdict.FITS
+    assert question.gpu is not None
+    tokens = setup.effective_batch * setup.seq_len
+    compute = epoch_time(setup, question.gpu, tokens, mfu=question.mfu)
+    unknown = Fit.TIGHT if setup.offloads_optimizer else Fit.FITS
     needs = (gpu.verdict, host.verdict or unknown, disk_need(changed).verdict)
     verdicts = [verdict for verdict in needs if verdict is not None]
     return Choice(
         setup=setup,
-        step_s=step_seconds(question, setup),
+        step_s=cost.step_seconds(setup, compute_s=compute.mid_s),
         gpu_bytes=gpu.total_bytes,
         host_bytes=host.total_bytes,
-        verdict=max(verdicts, key=list(Verdict).index),
+        verdict=max(verdicts, key=list(Fit).index),
     )
-
-
-def step_seconds(question: Question, setup: Setup) -> float:
-    """Return how long a step takes by the model of `cost`: to compare, not to tell."""
-    assert question.gpu is not None  # recommend asks for a GPU
-    tokens = setup.effective_batch * setup.seq_len
-    compute = epoch_time(setup, question.gpu, tokens, mfu=question.mfu).mid_s
-    return cost(setup, compute_s=compute).total_s
 
 
 def neighbours(question: Question, what: str) -> list[Question]:
@@ -172,12 +164,7 @@ def neighbours(question: Question, what: str) -> list[Question]:
 def _neighbours(setup: Setup, what: str) -> list[Setup]:
     if what == "strategy":
         return [replace(setup, strategy=s) for s in _strategies(setup) if s is not setup.strategy]
-    if what == "micro-batch":
-        return [replace(setup, micro_batch=n) for n in _around(setup.micro_batch)]
-    if what == "nodes":
-        return [replace(setup, nodes=n) for n in _around(setup.nodes)]
-    return [replace(setup, seq_len=n) for n in _around(setup.seq_len)]
-
-
-def _around(number: int) -> list[int]:
-    return [n for n in (number // 2, number * 2, number * 4) if n]
+    field = what.replace("-", "_")
+    number: int = getattr(setup, field)
+    around: list[dict[str, Any]] = [{field: n} for n in (number // 2, number * 2, number * 4) if n]
+    return [replace(setup, **change) for change in around]

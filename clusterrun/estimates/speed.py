@@ -1,4 +1,4 @@
-"""How long a training takes: from its arithmetic and the GPU's peak, or from a measured step."""
+"""Estimate the duration of a training, by arithmetic and peak or by a measured step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from clusterrun.estimates.inputs import Model, Setup
 
 MFU: Final = 0.40  # of the peak; assumed where nothing was measured
 MFU_BAND: Final = (0.75, 1.25)  # times that: 0.30 to 0.50
-# Speed-up over one GPU, lowest and highest, on GPUs of one node: a rule of thumb, in whose place
-# what was measured is to be put.
+# Speed-up over one GPU, lowest and highest, on GPUs of one node: a rule of thumb.
 SCALING: Final[Mapping[int, tuple[float, float]]] = {
     1: (1.0, 1.0),
     2: (1.8, 1.9),
@@ -25,7 +24,7 @@ SCALING: Final[Mapping[int, tuple[float, float]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """Seconds that something takes, from the lucky case to the unlucky one.
+    """Seconds that something takes, from the best case to the worst.
 
     `basis` is "mfu" or "measured".
     """
@@ -51,7 +50,7 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """How much faster than one GPU; `note` says it where the numbers are interpolated."""
+    """How much faster than one GPU; `note` mentions an interpolation."""
 
     low: float
     high: float
@@ -61,11 +60,10 @@ class Speedup:
 def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
     """Count the operations that training on one token takes: 6P + 12*L*q*s, q all heads' width.
 
-    Of a model with experts P are the parameters that work on the token.
-
-    PaLM, arXiv:2204.02311, appendix B; the part of attention is left out where the model's shape
-    is not known. Frozen weights need no gradients of their own, so that LoRA takes 4P, its
-    adapters not counted. Recomputed activations never count: that is how MFU is defined.
+    With experts, P are the parameters that work on the token. See PaLM, arXiv:2204.02311, appendix
+    B. The part of attention is omitted if the shape of the model is unknown. Frozen weights need no
+    gradients, so LoRA takes 4P, without its adapters. By the definition of MFU, recomputed
+    activations never count.
     """
     per_param = 4 if lora else 6
     work = per_param * (model.active_params or model.params)
@@ -73,7 +71,7 @@ def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
 
 
 def peak_flops(gpu: Gpu, precision: str) -> float:
-    """Return a GPU's peak per second; UsageError where it does not have the precision."""
+    """Return a GPU's peak per second; raise UsageError if it lacks the precision."""
     if precision not in gpu.tflops:
         raise UsageError(
             f"the {gpu.name} does not compute in {precision}",
@@ -106,7 +104,7 @@ def measured_time(steps: int, step_s: float) -> Duration:
 
 
 def speedup(gpus: int, known: Mapping[int, tuple[float, float]] = SCALING) -> Speedup | None:
-    """Return how much faster than one GPU several are; None where nothing known reaches so far.
+    """Return how much faster than one GPU several are; None beyond the known counts.
 
     >>> speedup(8)
     Speedup(low=6.5, high=7.0, note='')

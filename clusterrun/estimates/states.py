@@ -1,4 +1,4 @@
-"""Estimate what each GPU keeps of the model, by strategy: its states, and buffers to share them."""
+"""Estimate the states of the model on each GPU by strategy, and the buffers to share them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates.inputs import Model, Setup, Term
+from clusterrun.estimates.inputs import Model, Setup, Term, term
 
 ZERO_12, ZERO_3 = "DeepSpeed 0.19 stage_1_and_2.py", "DeepSpeed 0.19 stage3.py"
 ESTIMATORS = "DeepSpeed 0.19, estimate_zero*_model_states_mem_needs"
@@ -29,8 +29,8 @@ class Buckets:
 def adapter_params(model: Model, rank: int) -> int:
     """Return the parameters of LoRA adapters on all projections of attention and feed-forward.
 
-    As peft makes them for "all-linear"; it makes fewer where it is given fewer layers. Raises
-    UsageError where the model's shape is not known.
+    peft makes these for "all-linear", and fewer for a list of layers. Raises UsageError if the
+    shape of the model is unknown.
     """
     if not rank:
         return 0
@@ -55,18 +55,8 @@ def trainable_params(setup: Setup) -> int:
     return adapter_params(setup.model, setup.lora) or setup.model.params
 
 
-def term(name: str, size: float, formula: str, source: str) -> Term:
-    """Return a term of a whole number of bytes."""
-    return Term(name=name, bytes=int(size), formula=formula, source=source)
-
-
-def number_bytes(setup: Setup) -> int:
-    """Return the bytes of a number in the arithmetic of the forward pass."""
-    return 2 if setup.is_half else 4
-
-
 def symbols(setup: Setup) -> tuple[str, str]:
-    """Return how formulas call the trained parameters, and what they are divided by."""
+    """Return the symbols of formulas for the trained parameters and for their divisor."""
     return "P_t" if setup.lora else "P", f"/{setup.shards}" if setup.shards > 1 else ""
 
 
@@ -77,7 +67,7 @@ def states(setup: Setup) -> tuple[Term, Term, Term]:
     trained, sharers = trainable_params(setup), setup.shards
     symbol, by = symbols(setup)
     frozen = setup.model.params if setup.lora else 0
-    width, each = number_bytes(setup), setup.optimizer.state_bytes
+    width, each = setup.number_bytes, setup.optimizer.state_bytes
     weights = f"{width} P{by} + 4 P_t{by}" if frozen else f"4 P{by}"
     source = FSDP if setup.strategy.is_fsdp else "fp32 but for frozen weights, as accelerate keeps"
     on_gpu = 0 if setup.offloads_params else 1
@@ -95,7 +85,7 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     in half precision the estimator has the latter alone.
     """
     stage = zero_stage(setup)
-    width, each = number_bytes(setup), setup.optimizer.state_bytes
+    width, each = setup.number_bytes, setup.optimizer.state_bytes
     trained, sharers = trainable_params(setup), setup.shards
     symbol, by = symbols(setup)
     params = setup.model.params + (trained if setup.lora else 0)
@@ -135,7 +125,7 @@ def buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
 
 
 def _zero_buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
-    width, model, is_zero3 = number_bytes(setup), setup.model, zero_stage(setup) == 3
+    width, model, is_zero3 = setup.number_bytes, setup.model, zero_stage(setup) == 3
     copies = 2 if buckets.overlap_comm and not is_zero3 else 1
     bucket = copies * buckets.reduce_bucket_size
     reduce = term(
@@ -159,7 +149,7 @@ def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
     The block at work and the next are whole, and what is outside the blocks at the worst; a
     gradient is there twice, as computed and as it is sent.
     """
-    model, width = setup.model, number_bytes(setup)
+    model, width = setup.model, setup.number_bytes
     if not (model.block and model.layers):
         return ()
     outside = max(0, model.params - model.layers * model.block)
@@ -179,6 +169,6 @@ def _summed_up(setup: Setup) -> tuple[Term, ...]:
     """Return the gradients of a step's passes: until the last accelerate has FSDP share none."""
     if setup.accumulation == 1:
         return ()
-    width, symbol = number_bytes(setup), symbols(setup)[0]
+    width, symbol = setup.number_bytes, symbols(setup)[0]
     size = width * trainable_params(setup)
     return (term("accumulated gradients", size, f"{width} {symbol}", NO_SYNC),)

@@ -1,21 +1,12 @@
-"""How many optimizer steps an epoch has: the full ones, and those that accelerate really runs.
+"""Count the optimizer steps of an epoch: the full ones, and those that accelerate really runs.
 
-accelerate with its defaults, `even_batches=True` and `split_batches=False`, and a loader without
-`drop_last`. The HF Trainer counts the same way.
+This holds for accelerate with its defaults, `even_batches=True` and `split_batches=False`, and a
+loader without `drop_last`. The HF Trainer counts the same way.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleCounts:
-    """What a learning-rate schedule is to be made with."""
-
-    warmup: int
-    total: int
 
 
 def effective_batch(micro_batch: int, accumulation: int, world: int) -> int:
@@ -81,17 +72,16 @@ def total_steps(steps_per_epoch: int, epochs: float) -> int:
     return math.ceil(steps_per_epoch * epochs)
 
 
-def schedule_counts(warmup_steps: int, steps: int, world: int) -> ScheduleCounts:
-    """Say what to make a schedule with that goes through `Accelerator.prepare`.
+def schedule_steps(steps: int, world: int) -> int:
+    """Return the length of a schedule that goes through `Accelerator.prepare`.
 
-    Such a schedule is stepped once per process at each optimizer step (AcceleratedScheduler), so
-    one made for the optimizer's own steps would be over after 1/world of them. The HF Trainer
-    steps its schedule once.
+    AcceleratedScheduler steps it once per process at each optimizer step; the HF Trainer steps its
+    schedule once. The length of a warmup is multiplied likewise.
 
-    >>> schedule_counts(100, 1844, 4)
-    ScheduleCounts(warmup=400, total=7376)
+    >>> schedule_steps(1844, 4)
+    7376
     """
-    return ScheduleCounts(warmup=warmup_steps * world, total=steps * world)
+    return steps * world
 
 
 def _ceil(count: int, size: int) -> int:

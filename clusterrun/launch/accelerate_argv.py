@@ -1,4 +1,4 @@
-"""How Python is started on a node: our modules, and `accelerate launch` with its arguments."""
+"""Build the commands of a node: our modules, and the arguments of `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def launch_argv(
     precision: str,
     worker_argv: Sequence[str],
 ) -> tuple[str, ...]:
-    """Name the arguments for accelerate's `launch` parser, ending in the worker and its arguments.
+    """Return the arguments for accelerate's `launch` parser, ending in those of the worker.
 
-    `precision` is what the head published (`no`, `fp16`, `bf16`); `file` or an empty text leaves
-    it to the configuration file. `deepspeed_file` is empty if the run has none. `worker_argv` is
-    usually `plan.entry`, run by the interpreter `python`.
+    `precision` is the one that the head published (`no`, `fp16`, `bf16`); `file` or an empty text
+    leaves it to the configuration file. `deepspeed_file` is empty if the run has none.
+    `worker_argv` is usually `plan.entry`, run by the interpreter `python`.
     """
     return (
         *("--config_file", config_file),
         *_machine_facts(plan, machine_rank, address, port),
-        *_precision(precision),
+        *(() if precision in ("", "file") else ("--mixed_precision", precision)),
         *_strategy_flags(plan, deepspeed_file),
         *("--no_python", *module_argv(python, WORKER_MODULE, *worker_argv)),
     )
@@ -66,16 +66,12 @@ def _machine_facts(plan: Plan, machine_rank: int, address: str, port: int) -> tu
     )
 
 
-def _precision(precision: str) -> tuple[str, ...]:
-    return () if precision in ("", "file") else ("--mixed_precision", precision)
-
-
 def _strategy_flags(plan: Plan, deepspeed_file: str) -> tuple[str, ...]:
     if plan.strategy.is_deepspeed:
         # accelerate's default launcher (pdsh) trains each node alone and exits 0.
         launcher = ("--deepspeed_multinode_launcher", "standard")
         return (*launcher, *(("--deepspeed_config_file", deepspeed_file) if deepspeed_file else ()))
     if plan.strategy is Strategy.NONE and plan.device is Device.CPU:
-        # Its launcher for one process overwrites ACCELERATE_USE_CPU with what it was told.
+        # Its launcher for one process overwrites ACCELERATE_USE_CPU by its own flag.
         return ("--cpu",)
     return ()

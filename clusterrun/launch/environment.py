@@ -1,4 +1,4 @@
-"""The whole environment of a job: ours, the preset's, the user's, in this order."""
+"""Decide the whole environment of a job: ours, the preset's, the user's, in this order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def decide_environment(
 
 
 def _planned(spec: JobSpec) -> tuple[EnvVar, ...]:
-    """Hand on what was planned; accelerate reads the accumulation by itself."""
+    """Return what was planned for the ranks; accelerate reads the accumulation."""
     if not spec.planned:
         return ()
     accumulation = str(spec.accumulation or 1)

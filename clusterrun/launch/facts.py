@@ -1,4 +1,4 @@
-"""What planning must know about this machine and its cluster: looked up by the caller, not here."""
+"""Facts of this machine and its cluster that a plan depends on; the caller looks them up."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Facts:
     """The surroundings of one submission.
 
     `cluster` is decided (never AUTO); `python`, `workdir` and `runs_dir` are absolute.
-    `versions` holds torch, accelerate and deepspeed as installed for `python`, "" where missing.
+    `versions` holds torch, accelerate and deepspeed as installed for `python`, "" if missing.
     `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
-    The two texts are the user's own files, empty where none was given.
+    The two texts are the user's own files, empty without one.
     """
 
     cluster: Cluster
@@ -35,7 +35,7 @@ class Facts:
 
 
 def version_of(facts: Facts, package: str) -> tuple[int, int] | None:
-    """Read major and minor of an installed package; None where it is missing or unreadable.
+    """Return major and minor of an installed package; None if missing or unreadable.
 
     >>> version_of(Facts(cluster=Cluster.LOCAL, python="/p", workdir="/w", runs_dir="/r",
     ...                  versions={"torch": "2.13.0+cpu"}), "torch")

@@ -1,4 +1,4 @@
-"""What is decided before a job starts about how it goes on after an interruption."""
+"""Decide before a job starts how it continues after an interruption."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIGNAL = re.compile(r"(?:[BR]+:)?(?:(?:SIG)?USR[12]|10|12)(?:@(\d+))?\Z", re.IG
 
 
 def on_interrupt(spec: JobSpec) -> OnInterrupt:
-    """Choose how the run goes on. Raises UsageError where Slurm was told not to requeue."""
+    """Choose how the run continues. Raises UsageError if Slurm must not requeue."""
     if spec.on_interrupt is OnInterrupt.REQUEUE and not spec.requeue:
         raise UsageError(
             "--on-interrupt requeue and --no-requeue contradict each other",
@@ -28,7 +28,7 @@ def on_interrupt(spec: JobSpec) -> OnInterrupt:
 def warning_s(spec: JobSpec) -> int:
     """Choose how long before the time limit the ranks are asked to save, in seconds.
 
-    A tenth of the limit, within bounds, unless --signal says it; Slurm may be a minute early.
+    A tenth of the limit, within bounds, unless --signal sets it; Slurm may be a minute early.
     """
     if spec.signal:
         match = _SIGNAL.match(spec.signal)
@@ -39,7 +39,7 @@ def warning_s(spec: JobSpec) -> int:
 
 
 def signal_request(spec: JobSpec) -> str:
-    """Word sbatch's --signal: the batch shell is warned, and passes it on to the agents.
+    """Return sbatch's --signal: the batch shell is warned, and passes it on to the agents.
 
     Raises UsageError for a signal that would end the job unsaved, as TERM does.
     """
@@ -52,7 +52,7 @@ def signal_request(spec: JobSpec) -> str:
 
 
 def survives_lost_nodes(spec: JobSpec) -> bool:
-    """Say whether the job is to outlive a node: to go on without it, or to say how."""
+    """Whether the job is to outlive a lost node: to continue, or to arrange for that."""
     if spec.nodes + spec.spare_nodes == 1:
         return False
     return spec.max_restarts != 0 or on_interrupt(spec) is not OnInterrupt.STOP

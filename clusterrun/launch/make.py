@@ -1,4 +1,4 @@
-"""From what was asked to what will run: every number of a Plan decided, from arguments alone."""
+"""Decide every number of a Plan from the spec and the facts, without looking anything up."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, version_of
 from clusterrun.launch.interruption_policy import on_interrupt, survives_lost_nodes, warning_s
 from clusterrun.launch.passed_on import SBATCH, SRUN, check_options
-from clusterrun.launch.plan import Plan, Precision
+from clusterrun.launch.plan import Directive, Plan, Precision
 from clusterrun.launch.sbatch_header import cpus_per_task, directives, srun_options
 from clusterrun.launch.user_files import ANY_PRECISION, OwnFiles, read_own_files
 from clusterrun.launch.world_shape import World, decide_world
 
 _PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
-LARGE_JOB_NODES = 64
+LARGE_JOB_NODES = 64  # all share one file system: above it the ranks' logs are capped
 LARGE_JOB_LINES_PER_S = 2000
 
 
@@ -36,13 +36,10 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     cpus = cpus_per_task(spec, world)
     threads = _threads(spec, facts, world, cpus)
     environment = decide_environment(spec, facts, world=world, strategy=strategy, threads=threads)
-    name = _name(spec)
-    lines = directives(spec, name=name, world=world, cpus=cpus)
-    check_options(SBATCH, spec.sbatch_args, lines)
-    check_options(SRUN, spec.srun_args)
     template = _template(strategy, own)
+    is_large = spec.nodes > LARGE_JOB_NODES
     return Plan(
-        name=name,
+        name=_name(spec),
         cluster=facts.cluster,
         nodes=world.nodes,
         procs_per_node=world.procs_per_node,
@@ -56,12 +53,9 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         runs_dir=facts.runs_dir,
         python=_python(spec, facts),
         setup=spec.setup,
-        directives=lines,
+        directives=_directives(spec, world, cpus),
         sbatch_args=spec.sbatch_args,
-        srun_args=(
-            *srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec)),
-            *spec.srun_args,
-        ),
+        srun_args=_srun_args(spec, world, cpus),
         env=environment.variables,
         pass_env=tuple(dict.fromkeys(spec.pass_env)),
         network=spec.network,
@@ -82,11 +76,24 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         warning_s=warning_s(spec),
         hang_timeout_s=spec.hang_timeout_s,
         log_spool_bytes=spec.log_spool_bytes,
-        log_lines_per_s=spec.log_lines_per_s or _lines_per_s(spec.nodes),
+        log_lines_per_s=spec.log_lines_per_s or (LARGE_JOB_LINES_PER_S if is_large else 0),
         log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
         notes=(*world.notes, *environment.notes, *_request_notes(spec, facts, world, cpus)),
     )
+
+
+def _directives(spec: JobSpec, world: World, cpus: int) -> tuple[Directive, ...]:
+    lines = directives(spec, name=_name(spec), world=world, cpus=cpus)
+    check_options(SBATCH, spec.sbatch_args, lines)
+    return lines
+
+
+def _srun_args(spec: JobSpec, world: World, cpus: int) -> tuple[str, ...]:
+    check_options(SRUN, spec.srun_args)
+    outlives_nodes = survives_lost_nodes(spec)
+    ours = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=outlives_nodes)
+    return (*ours, *spec.srun_args)
 
 
 def _entry(spec: JobSpec) -> tuple[str, ...]:
@@ -217,11 +224,6 @@ def _only(precisions: frozenset[Precision]) -> Precision:
     return min(precisions, key=lambda precision: precision.value)
 
 
-def _lines_per_s(nodes: int) -> int:
-    """Cap what each rank of a large job may log: all nodes share one file system; 0 is no cap."""
-    return LARGE_JOB_LINES_PER_S if nodes > LARGE_JOB_NODES else 0
-
-
 def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
     if spec.threads_per_process:
         return spec.threads_per_process
@@ -291,18 +293,18 @@ def _distributed_type(strategy: Strategy, world: World) -> str:
 
 
 def _request_notes(spec: JobSpec, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
-    notes = []
+    notes, is_local = [], facts.cluster is Cluster.LOCAL
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
         notes.append(f"{idle} of {world.gpus_per_node} GPUs of each node stay idle")
-    if facts.cluster is Cluster.LOCAL and spec.sbatch_args:
+    if is_local and spec.sbatch_args:
         notes.append("--sbatch-arg means nothing on this machine")
-    if facts.cluster is Cluster.LOCAL and spec.srun_args:
+    if is_local and spec.srun_args:
         notes.append("--srun-arg means nothing on this machine")
-    if facts.cluster is Cluster.SLURM and spec.gpus_per_node and not cpus and not spec.exclusive:
+    if not is_local and spec.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
             "no CPUs were asked for: a site without a default gives one a node (--cpus-per-gpu)"
         )
-    if facts.cluster is Cluster.LOCAL and spec.spare_nodes:
+    if is_local and spec.spare_nodes:
         notes.append("--spare-nodes means nothing on this machine")
     return tuple(notes)

@@ -1,9 +1,9 @@
-"""The environment of the ranks: little is set, each variable with its reason.
+"""Choose the variables of the ranks that the plan can decide: few, each with its reason.
 
-What depends on the node or the attempt is the node agent's: NCCL_DEBUG_FILE, the flight recorder's
-dump file, *_SOCKET_IFNAME, cache directories, PET_RDZV_ID. Never set here, since they hide faults
-or are tuned for one machine: NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, NCCL_ALGO and
-their like, TORCH_NCCL_BLOCKING_WAIT, TORCH_NCCL_ASYNC_ERROR_HANDLING.
+`node/agent/environment.py` sets what depends on the node or the attempt: NCCL_DEBUG_FILE, the dump
+file of the flight recorder, *_SOCKET_IFNAME, cache directories, PET_RDZV_ID. Neither sets what
+hides faults or is tuned for one machine: NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_SHM_DISABLE,
+NCCL_ALGO, TORCH_NCCL_BLOCKING_WAIT, TORCH_NCCL_ASYNC_ERROR_HANDLING.
 """
 
 from __future__ import annotations
@@ -26,34 +26,27 @@ _RENAMED: tuple[tuple[str, str, tuple[int, int]], ...] = (
     ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", (2, 2)),
 )
 
-_PRESETS: dict[Network, tuple[EnvVar, ...]] = {
-    Network.AUTO: (),
-    Network.ETHERNET: (
-        EnvVar(
-            name="NCCL_NET",
-            value="Socket",
-            why="--network ethernet: plain sockets, also where a node has an idle InfiniBand card",
-        ),
+_PRESETS = {
+    Network.ETHERNET: EnvVar(
+        name="NCCL_NET",
+        value="Socket",
+        why="--network ethernet: plain sockets, also where a node has an idle InfiniBand card",
     ),
-    Network.INFINIBAND: (
-        EnvVar(
-            name="NCCL_NET",
-            value="IB",
-            why="--network infiniband: fail where a node has none, rather than fall back to TCP",
-        ),
+    Network.INFINIBAND: EnvVar(
+        name="NCCL_NET",
+        value="IB",
+        why="--network infiniband: fail where a node has none, rather than fall back to TCP",
     ),
-    Network.EFA: (
-        EnvVar(
-            name="FI_EFA_USE_HUGE_PAGE",
-            value="0",
-            why="--network efa: data loaders fork, and a fork cannot copy EFA's huge pages",
-        ),
+    Network.EFA: EnvVar(
+        name="FI_EFA_USE_HUGE_PAGE",
+        value="0",
+        why="--network efa: data loaders fork, and a fork cannot copy EFA's huge pages",
     ),
 }
 
 
 def spellings(name: str, torch: tuple[int, int] | None) -> tuple[str, ...]:
-    """Name a variable as the installed torch reads it: both names where torch is unknown.
+    """Return a variable's name for the installed torch; both names if torch is unknown.
 
     >>> spellings("TORCH_FR_BUFFER_SIZE", (2, 8))
     ('TORCH_NCCL_TRACE_BUFFER_SIZE',)
@@ -79,9 +72,9 @@ def base_environment(
     threads: int,
     timeout_s: int,
 ) -> tuple[EnvVar, ...]:
-    """Set what a run of this kind needs, before anything that the user says.
+    """Return what a run of this kind needs, before the variables of the user.
 
-    `threads` and `timeout_s` are 0 where nothing is known or asked for.
+    `threads` and `timeout_s` are 0 if not known or not asked for.
     """
     return (
         EnvVar(name="PYTHONFAULTHANDLER", value="1", why="stacks at SIGSEGV, SIGABRT and SIGBUS"),
@@ -110,7 +103,7 @@ def _for_gpus(network: Network, torch: tuple[int, int] | None) -> tuple[EnvVar, 
             for name in spellings("TORCH_FR_BUFFER_SIZE", torch)
         ),
         EnvVar(name="TORCH_NCCL_DUMP_ON_TIMEOUT", value="1", why=recorder),
-        *_PRESETS[network],
+        *((_PRESETS[network],) if network in _PRESETS else ()),
     )
 
 
@@ -139,7 +132,7 @@ def _deepspeed_timeout(strategy: Strategy, timeout_s: int) -> tuple[EnvVar, ...]
 def respell(
     variables: Mapping[str, str], torch: tuple[int, int] | None
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Write the user's variables in the spelling that the installed torch reads, with notes."""
+    """Rename the user's variables as the installed torch reads them; return notes also."""
     spelled: dict[str, str] = {}
     notes = []
     for name, value in variables.items():
@@ -151,7 +144,7 @@ def respell(
 
 
 def overlay(base: tuple[EnvVar, ...], variables: Mapping[str, str], why: str) -> tuple[EnvVar, ...]:
-    """Let the user's variables beat ours, each name once."""
+    """Replace variables of `base` by the user's, each name once."""
     kept = tuple(variable for variable in base if variable.name not in variables)
     return kept + tuple(
         EnvVar(name=name, value=value, why=why) for name, value in variables.items()

@@ -1,4 +1,4 @@
-"""Further options of sbatch and srun that the user hands on, and which of them are refused."""
+"""Check further options that the user passes on to sbatch and srun."""
 
 from __future__ import annotations
 
@@ -11,107 +11,72 @@ from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Directive
 
 _ONE_TASK: Final = "Slurm starts one task a node"
-_RANKS: Final = "use --nproc-per-node: Slurm starts one task a node"
 _NODES: Final = "use clusterrun's own option: it is for the whole job"
-_OUTPUT: Final = "clusterrun keeps the output in the run directory"
 _LAUNCH: Final = "clusterrun starts, watches and ends the step"
-_VARIABLES: Final = "use --env NAME=VALUE or --pass-env NAME"
 
 # Options that would take the launch out of our hands, and what to use in their place.
-_OWNED_BY_SBATCH: Final = {
-    "array": "one job is one run: submit once for each",
+_OWNED: Final = {
     "chdir": "the ranks run in the directory that you submit from",
+    **dict.fromkeys(("error", "output"), "clusterrun keeps the output in the run directory"),
+    **dict.fromkeys(("export", "export-file"), "use --env NAME=VALUE or --pass-env NAME"),
+    "input": "the ranks read no standard input",
+    "nodes": "use -N",
+    **dict.fromkeys(("ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket"), _ONE_TASK),
+    **dict.fromkeys(
+        ("ntasks-per-node", "tasks-per-node"),
+        "use --nproc-per-node: Slurm starts one task a node",
+    ),
+    "test-only": "use 'clusterrun submit --test-only'",
+}
+_OWNED_BY_SBATCH: Final = {
+    **_OWNED,
+    "array": "one job is one run: submit once for each",
     "clusters": "use clusterrun's own --clusters",
     "cpus-per-gpu": "use clusterrun's own --cpus-per-gpu",
-    "error": _OUTPUT,
-    "export": _VARIABLES,
-    "export-file": _VARIABLES,
-    "help": "see 'sbatch --help'",
-    "input": "the ranks read no standard input",
+    **dict.fromkeys(("help", "usage"), "see 'sbatch --help'"),
     "no-requeue": "use clusterrun's own --no-requeue",
-    "nodes": "use -N",
     "ntasks": "use -N and --nproc-per-node: Slurm starts one task a node",
-    "ntasks-per-core": _ONE_TASK,
-    "ntasks-per-gpu": _ONE_TASK,
-    "ntasks-per-node": _RANKS,
-    "ntasks-per-socket": _ONE_TASK,
-    "output": _OUTPUT,
     "parsable": "use 'clusterrun submit --parsable'",
     "requeue": (
         "clusterrun asks for a plain --requeue; --requeue=expedite would hold every job that ends "
         "with an error. A site shortens the wait by SchedulerParameters=requeue_delay"
     ),
-    "tasks-per-node": _RANKS,
-    "test-only": "use 'clusterrun submit --test-only'",
-    "usage": "see 'sbatch --help'",
     "version": "see 'sbatch --version'",
     "wait": "use 'clusterrun submit --wait'",
     "wrap": "name a script",
 }
 _OWNED_BY_SRUN: Final = {
-    **dict.fromkeys(("chdir",), "the ranks run in the directory that you submit from"),
+    **_OWNED,
     **dict.fromkeys(("cpus-per-task", "exclude", "nodelist", "relative"), _NODES),
-    **dict.fromkeys(("error", "output"), _OUTPUT),
-    **dict.fromkeys(("export", "export-file", "preserve-env"), _VARIABLES),
-    **dict.fromkeys(("ntasks", "ntasks-per-node", "tasks-per-node"), _RANKS),
-    **dict.fromkeys(("ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket"), _ONE_TASK),
+    **{"ntasks": _OWNED["ntasks-per-node"], "preserve-env": _OWNED["export"]},
     **dict.fromkeys(("attach", "het-group", "immediate", "jobid", "kill-on-bad-exit"), _LAUNCH),
     **dict.fromkeys(("label", "multi-prog", "no-allocate", "no-kill", "overlap"), _LAUNCH),
     **dict.fromkeys(("pack-group", "pty", "quit-on-interrupt", "unbuffered", "wait"), _LAUNCH),
     **dict.fromkeys(("help", "usage", "version"), "see 'srun --help'"),
-    "input": "the ranks read no standard input",
-    "nodes": "use -N",
-    "test-only": "use 'clusterrun submit --test-only'",
 }
 _SHORT: Final = {
-    "A": "account",
-    "C": "constraint",
-    "D": "chdir",
-    "H": "hold",
-    "J": "job-name",
-    "M": "clusters",
-    "N": "nodes",
-    "V": "version",
-    "W": "wait",
-    "a": "array",
-    "b": "begin",
-    "c": "cpus-per-task",
-    "d": "dependency",
-    "e": "error",
-    "h": "help",
-    "i": "input",
-    "n": "ntasks",
-    "o": "output",
-    "p": "partition",
-    "q": "qos",
-    "t": "time",
-    "w": "nodelist",
-    "x": "exclude",
+    **{"A": "account", "C": "constraint", "D": "chdir", "H": "hold", "J": "job-name"},
+    **{"M": "clusters", "N": "nodes", "V": "version", "W": "wait", "a": "array", "b": "begin"},
+    **{"c": "cpus-per-task", "d": "dependency", "e": "error", "h": "help", "i": "input"},
+    **{"n": "ntasks", "o": "output", "p": "partition", "q": "qos", "t": "time"},
+    **{"w": "nodelist", "x": "exclude"},
 }
 _SHORT_OF_SRUN: Final = {
     **_SHORT,
-    "E": "preserve-env",
-    "I": "immediate",
-    "K": "kill-on-bad-exit",
-    "W": "wait",
-    "Z": "no-allocate",
-    "k": "no-kill",
-    "l": "label",
-    "q": "quit-on-interrupt",
-    "r": "relative",
-    "u": "unbuffered",
+    **{"E": "preserve-env", "I": "immediate", "K": "kill-on-bad-exit", "Z": "no-allocate"},
+    **{"k": "no-kill", "l": "label", "q": "quit-on-interrupt", "r": "relative", "u": "unbuffered"},
 }
-# Whole names of options that are also the beginning of others.
+# Whole names of options that are also prefixes of others.
 _WHOLE: Final = frozenset(("gpus", "mem", "time"))
 _MEMORY: Final = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program that takes further options by a `flag` of ours.
+    """A program that takes further options through our option `flag`.
 
-    `owned` are options that are refused, and what to use instead. What follows one of the
-    `short_flags` in a word is read as further options by getopt.
+    `owned` maps options that are refused to what to use instead. getopt reads what follows one of
+    the `short_flags` in a word as further options.
     """
 
     name: str
@@ -181,7 +146,7 @@ def _refuse_bundled(program: Program, arg: str) -> None:
 
 
 def _refuse_owned(program: Program, arg: str) -> None:
-    for full, hint in program.owned.items():
+    for full, hint in sorted(program.owned.items()):  # the name itself before longer ones
         if _may_be(program, arg, full):
             raise UsageError(f"{program.flag} {arg} is not for a job of clusterrun", hint=hint)
 
@@ -200,7 +165,7 @@ def _refuse_twice(program: Program, arg: str, ours: frozenset[str]) -> None:
 def _may_be(program: Program, arg: str, full: str) -> bool:
     """Whether Slurm may read an argument as this long option.
 
-    It takes any unambiguous beginning: --arr is --array. Which are, differs between versions.
+    It takes any unambiguous prefix (--arr is --array), and versions differ in which are.
     """
     name = _option_name(program, arg)
     if name in _WHOLE or not arg.startswith("--"):

@@ -1,4 +1,4 @@
-"""The Plan: everything that will run, decided; what a node needs travels as `plan.json`."""
+"""The Plan: every decision about a job; nodes read it as `plan.json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Precision(str, Enum):
     """The arithmetic that will run.
 
     HEAD: the head node chooses bf16 or fp16 for all. FILE: the user's own accelerate
-    configuration decides, and the launcher is told nothing.
+    configuration decides, and the launcher gets no option.
     """
 
     NO = "no"
@@ -52,7 +52,7 @@ class Plan:
     `entry` is the user's script with its arguments, or `-m MODULE` with its arguments.
     `env` is exported on every node in this order; `pass_env` are names whose values are taken
     from the submitting environment and never written. `accelerate` holds the values that the
-    template `accelerate_config` is rendered with; both are empty where `accelerate_text` is the
+    template `accelerate_config` is rendered with; both are empty if `accelerate_text` is the
     user's own configuration. `deepspeed` is the text of ds_config.json (empty: none). Times are
     seconds unless the name says minutes; 0 means the library's default, of logs no cap.
     `max_restarts` None is: as long as each attempt saves something new. `warning_s` is how long
@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        """Count the ranks of the whole job."""
+        """Return the number of ranks of the whole job."""
         return self.nodes * self.procs_per_node
 
     def directive(self, name: str) -> str | None:
@@ -112,16 +112,13 @@ class Plan:
         return values[-1] if values else None
 
     def to_json(self) -> str:
-        """Write the plan as `plan.json`, keys sorted, equal for equal plans."""
+        """Return the text of `plan.json`, keys sorted, equal for equal plans."""
         data = {"schema": SCHEMA, **dataclasses.asdict(self)}
         return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read what `to_json` wrote.
-
-        Raises ValueError for another schema.
-        """
+        """Read what `to_json` wrote. Raises ValueError for another schema."""
         data = json.loads(text)
         schema = data.pop("schema", None)
         if schema != SCHEMA:

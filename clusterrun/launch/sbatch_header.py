@@ -1,6 +1,8 @@
-"""What Slurm is asked for: directives of the batch script, and the options of its srun."""
+"""Choose the directives of the batch script, and the options of its srun."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from clusterrun.config.spec import GpuRequest, JobSpec
 from clusterrun.errors import UsageError
@@ -9,9 +11,16 @@ from clusterrun.launch.passed_on import refuse_undecodable, sets_cpus
 from clusterrun.launch.plan import Directive
 from clusterrun.launch.world_shape import World, asks_for_gpus
 
+# Options of sbatch with a field of JobSpec by their name.
+_AS_NAMED: Final = (
+    *("partition", "account", "qos", "constraint", "nodelist", "exclude", "reservation"),
+    *("dependency", "begin", "deadline", "switches", "clusters", "comment"),
+    *("mail-type", "mail-user"),
+)
+
 
 def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Directive, ...]:
-    """Name the `#SBATCH` lines; `cpus` is for each node's task, 0 where Slurm decides.
+    """Return the `#SBATCH` lines; `cpus` is for each node's task, 0 if Slurm decides.
 
     Raises UsageError for requests that contradict each other.
     """
@@ -95,21 +104,7 @@ def _times(spec: JobSpec) -> list[Directive]:
 
 def _plain(spec: JobSpec) -> list[Directive]:
     asked: dict[str, str | bool | None] = {
-        "partition": spec.partition,
-        "account": spec.account,
-        "qos": spec.qos,
-        "constraint": spec.constraint,
-        "nodelist": spec.nodelist,
-        "exclude": spec.exclude,
-        "reservation": spec.reservation,
-        "dependency": spec.dependency,
-        "begin": spec.begin,
-        "deadline": spec.deadline,
-        "switches": spec.switches,
-        "clusters": spec.clusters,
-        "comment": spec.comment,
-        "mail-type": spec.mail_type,
-        "mail-user": spec.mail_user,
+        **{name: getattr(spec, name.replace("-", "_")) for name in _AS_NAMED},
         "signal": signal_request(spec),
         "exclusive": spec.exclusive,
         "hold": spec.hold,
@@ -128,9 +123,9 @@ def _plain(spec: JobSpec) -> list[Directive]:
 
 
 def srun_options(*, nodes: int, cpus: int, outlives_nodes: bool) -> tuple[str, ...]:
-    """Name the options of the one srun: a task a node, which all end together.
+    """Return the options of the one srun: a task a node, which all end together.
 
-    Where the job is to outlive a node, the agents end the others: srun would kill all at once.
+    If the job is to outlive a node, the agents end the others: srun would kill all at once.
     """
     return (
         f"--nodes={nodes}",

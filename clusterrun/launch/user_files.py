@@ -1,4 +1,4 @@
-"""What the user's own accelerate YAML and DeepSpeed JSON decide; their text is never changed."""
+"""Read the user's own accelerate YAML and DeepSpeed JSON; their text is never changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STRATEGIES = {
 class OwnFiles:
     """The user's files as read: texts with Unix line ends, and what follows from them.
 
-    `stated` is the precision that the YAML names, None where it is silent or names another;
+    `stated` is the precision that the YAML names, None if it names none or another;
     `allowed` are the precisions that the JSON leaves open.
     """
 
@@ -52,9 +52,9 @@ class OwnFiles:
 
 
 def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
-    """Read both files and hold them against each other and against `--strategy`.
+    """Read both files and compare them with each other and with `--strategy`.
 
-    Raises ConfigError for a file that cannot be used, UsageError where two of them disagree.
+    Raises ConfigError for a file that cannot be used, UsageError if two of them disagree.
     """
     config = _accelerate_mapping(spec, facts) if spec.accelerate_config else {}
     zero = _deepspeed_mapping(spec, facts) if spec.deepspeed_config else {}
@@ -139,7 +139,7 @@ def _zero_of_yaml(config: Any) -> Strategy:
 
 
 def _zero_strategy(zero: dict[str, Any]) -> Strategy:
-    """Name the strategy nearest to a `zero_optimization` section; "auto" is accelerate's 2."""
+    """Return the strategy nearest to a `zero_optimization` section; "auto" is accelerate's 2."""
     stage = zero.get("stage")
     offloads = any(
         _mapping(zero.get(part)).get("device") in ("cpu", "nvme")
@@ -192,7 +192,7 @@ def _refuse_two_voices(spec: JobSpec, config: dict[str, Any], strategy: Strategy
 
 
 def _refuse_other_family(spec: JobSpec, strategy: Strategy | None) -> None:
-    # DDP is the default: nobody need have said it.
+    # DDP may be the default, and not a wish.
     if strategy is None or spec.strategy is Strategy.DDP:
         return
     same_zero = strategy.value.split("-")[0] == spec.strategy.value.split("-")[0]
@@ -216,7 +216,7 @@ def _stated_precision(config: dict[str, Any]) -> Precision | None:
 
 
 def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
-    """Find the precisions that a DeepSpeed JSON leaves open.
+    """Return the precisions that a DeepSpeed JSON leaves open.
 
     >>> sorted(p.value for p in allowed_precisions({"bf16": {"enabled": True}}))
     ['bf16']
@@ -224,7 +224,7 @@ def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
     ...                                             "bf16": {"enabled": False}}))
     ['fp16', 'no']
     """
-    said = {
+    stated = {
         precision: _mapping(config[key]).get("enabled", False)
         for key, precision in (
             ("fp16", Precision.FP16),
@@ -233,9 +233,9 @@ def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
         )
         if key in config
     }
-    on = frozenset(precision for precision, enabled in said.items() if enabled is True)
-    if on or not said:
+    on = frozenset(precision for precision, enabled in stated.items() if enabled is True)
+    if on or not stated:
         return on or ANY_PRECISION
-    if "auto" not in said.values():
+    if "auto" not in stated.values():
         return frozenset((Precision.NO,))
-    return ANY_PRECISION - {precision for precision, enabled in said.items() if enabled is False}
+    return ANY_PRECISION - {precision for precision, enabled in stated.items() if enabled is False}

@@ -22,14 +22,14 @@ class World:
 
     @property
     def size(self) -> int:
-        """Count the ranks of the whole job."""
+        """Return the number of ranks of the whole job."""
         return self.nodes * self.procs_per_node
 
 
 def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> World:
     """Count processes and choose their device; `cpu_by_file` is `use_cpu: true` of a user's file.
 
-    Raises UsageError where the request contradicts itself or this machine.
+    Raises UsageError if the request contradicts itself or this machine.
     """
     if facts.cluster is Cluster.SLURM:
         world = _on_slurm(spec, cpu_by_file=cpu_by_file)
@@ -84,7 +84,7 @@ def _gpus_come_otherwise(spec: JobSpec) -> bool:
 
 
 def asks_for_gpus(sbatch_arg: str) -> bool:
-    """Say whether an option of sbatch requests GPUs.
+    """Whether an option of sbatch requests GPUs.
 
     >>> [asks_for_gpus(arg) for arg in ("--gres=gpu:2", "-G4", "--gpus-per-task=1", "--gres=nvme")]
     [True, True, True, False]

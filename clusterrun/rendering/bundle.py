@@ -43,11 +43,11 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
     """Render every file of a run; the same plan gives the same bytes.
 
     `template_dirs` hold templates of the site or the project, which win by name.
-    Raises ConfigError for a template that cannot be used, UsageError where the whole is larger
-    than Slurm accepts.
+    Raises ConfigError for a template that cannot be used, UsageError if the whole is larger than
+    Slurm accepts.
     """
     renderer = Renderer(template_dirs)
-    values = {
+    values: dict[str, object] = {
         "plan": plan,
         "version": __version__,
         "run_module": RUN_MODULE,
@@ -63,7 +63,12 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
         "resolved.yaml": resolved_yaml,
     }
     carried = {name: _with_newline(text) for name, text in carried.items()}
-    script = renderer.render("job.sbatch.j2", {**values, **_job_values(plan, carried)})
+    files = [
+        Carried(name=name, delimiter=Quoted(_delimiter(text)), text=Quoted(text))
+        for name, text in carried.items()
+    ]
+    values |= {"carried": files, "directory": directory_name(plan.name)}
+    script = renderer.render("job.sbatch.j2", values)
     _refuse_too_large(script)
     return Bundle(files={"job.sbatch": script, **carried})
 
@@ -76,16 +81,6 @@ def _accelerate(renderer: Renderer, plan: Plan) -> str:
 
 def _with_newline(text: str) -> str:
     return text if text.endswith("\n") or not text else text + "\n"
-
-
-def _job_values(plan: Plan, carried: Mapping[str, str]) -> dict[str, object]:
-    return {
-        "carried": [
-            Carried(name=name, delimiter=Quoted(_delimiter(text)), text=Quoted(text))
-            for name, text in carried.items()
-        ],
-        "directory": directory_name(plan.name),
-    }
 
 
 def _delimiter(text: str) -> str:

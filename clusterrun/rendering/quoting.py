@@ -22,7 +22,7 @@ _ESCAPES = {"\n": "\\n", "\t": "\\t", "'": "\\'", "\\": "\\\\"}
 
 
 def sh_word(value: object) -> Quoted:
-    """Write a text as one word of bash, on one line.
+    """Return a text as one word of bash, on one line.
 
     Raises ValueError for a NUL byte, which no variable or argument can hold.
 
@@ -46,7 +46,7 @@ def _escape(char: str) -> str:
 
 
 def directive_line(line: Directive) -> Quoted:
-    r"""Write a directive as the rest of an `#SBATCH` line.
+    r"""Return a directive as the rest of an `#SBATCH` line.
 
     sbatch takes a backslash as an escape inside single quotes too, unlike a shell, and reads an
     unquoted # as a comment (sbatch 22.05, `_get_argument`).
@@ -60,7 +60,7 @@ def directive_line(line: Directive) -> Quoted:
 
 
 def sbatch_word(value: object) -> Quoted:
-    """Write one whole option of sbatch, given by the user, as it stands on an `#SBATCH` line."""
+    """Return one whole option of the user as it stands on an `#SBATCH` line."""
     return Quoted(_sbatch_word(_text(value)))
 
 
@@ -71,7 +71,7 @@ def _sbatch_word(text: str) -> str:
 
 
 def yaml_scalar(value: object) -> Quoted:
-    """Write a number, a truth value or a text as a scalar of YAML.
+    """Return a number, a truth value or a text as a scalar of YAML.
 
     >>> print(yaml_scalar(True), yaml_scalar("MULTI_GPU"), yaml_scalar("no"))
     true MULTI_GPU "no"
@@ -85,10 +85,7 @@ def yaml_scalar(value: object) -> Quoted:
 
 
 def comment_text(value: object) -> Quoted:
-    """Let a text stand in a comment.
-
-    Raises ValueError for control characters.
-    """
+    """Return a text for a comment. Raises ValueError for control characters."""
     text = _text(value)
     if _NEEDS_ESCAPES.search(text):
         raise ValueError(f"a comment cannot hold {text!r}")

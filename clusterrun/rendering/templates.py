@@ -39,8 +39,8 @@ class Renderer:
     def render(self, name: str, values: Mapping[str, Any]) -> str:
         """Render one template.
 
-        Raises ConfigError naming the template, when it is missing, broken, or prints a value that
-        went through no quoting filter.
+        Raises ConfigError with its name if it is missing, broken, or prints a value that went
+        through no quoting filter.
         """
         import jinja2
 
@@ -63,7 +63,7 @@ def _environment(directories: tuple[Path, ...]) -> Environment:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    # A project's template is text of whoever wrote the project: it may not reach Python's objects.
+    # Templates of a project are not trusted: they must not reach Python's objects.
     environment = ImmutableSandboxedEnvironment(
         loader=jinja2.FileSystemLoader([str(directory) for directory in directories]),
         undefined=jinja2.StrictUndefined,

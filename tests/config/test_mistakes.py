@@ -130,7 +130,7 @@ MISTAKES = [
     ),
     (
         "pass_env: [A=1]",
-        "pass_env: 'A=1' is not a name for an environment variable",
+        "--pass-env: 'A=1' is not a name for an environment variable",
         "1:11",
         "name variables of your shell, without their values",
     ),

@@ -18,7 +18,7 @@ from clusterrun.config.files import FoundFiles
 from clusterrun.config.load import resolve
 from clusterrun.config.resolved import yaml_text
 from clusterrun.config.secrets import is_secret_name, is_secret_value
-from clusterrun.config.settings import Place
+from clusterrun.config.settings import Anchor
 from clusterrun.config.spec import FIELDS, JobSpec, MixedPrecision, Strategy
 from tests.config.conftest import Workplace
 
@@ -126,7 +126,7 @@ def test_resolved_yaml_shows_values_with_their_origins(workplace: Workplace) -> 
 
 
 def load_text(text: str) -> JobSpec:
-    file = ConfigFile(shown="clusterrun.yaml", text=text, place=Place(), strict=True)
+    file = ConfigFile(shown="clusterrun.yaml", text=text, anchor=Anchor(), strict=True)
     return resolve(FoundFiles(files=(file,), project_dir=HERE), {}, environ={}, cwd=HERE).spec
 
 
@@ -186,7 +186,7 @@ def test_every_kind_of_value_is_read_back_from_resolved_yaml(values: dict[str, A
 
 
 def assert_mistakes_have_a_place(text: str) -> None:
-    document = parse_document(ConfigFile(shown="f", text=text, place=Place(), strict=True))
+    document = parse_document(ConfigFile(shown="f", text=text, anchor=Anchor(), strict=True))
     assert all(error.where and error.where.startswith("f:") for error in document.errors)
 
 

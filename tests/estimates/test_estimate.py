@@ -10,7 +10,7 @@ import pytest
 from clusterrun.config.spec import Strategy
 from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Question, estimate, mistake
-from clusterrun.estimates.inputs import GIB, Setup, Verdict, verdict_of
+from clusterrun.estimates.inputs import GIB, Fit, Setup, verdict_of
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 
 H100 = gpus.find("h100-80g")
@@ -41,7 +41,7 @@ def test_the_whole_answer_for_an_8b_model_on_32_gpus() -> None:
     assert (answer.rates.linear, answer.rates.sqrt) == pytest.approx((1.6e-4, 4e-5))
     assert answer.gpu_memory is not None
     assert 29 < answer.gpu_memory.total_bytes / GIB < 60
-    assert answer.gpu_memory.verdict is Verdict.FITS
+    assert answer.gpu_memory.verdict is Fit.FITS
     assert answer.time is not None
     assert answer.time.epoch is not None
     assert answer.time.epoch.mid_s / 3600 == pytest.approx(5.9, abs=0.05)
@@ -56,29 +56,29 @@ def test_the_total_is_the_sum_of_the_parts_and_its_margin() -> None:
 
 @pytest.mark.parametrize(
     ("share", "verdict"),
-    [(0.79, Verdict.FITS), (0.80, Verdict.TIGHT), (0.95, Verdict.TIGHT), (0.951, Verdict.NO)],
+    [(0.79, Fit.FITS), (0.80, Fit.TIGHT), (0.95, Fit.TIGHT), (0.951, Fit.NO)],
 )
-def test_the_verdict_goes_by_the_share(share: float, verdict: Verdict) -> None:
+def test_the_verdict_goes_by_the_share(share: float, verdict: Fit) -> None:
     assert verdict_of(share * 1000, 1000) is verdict
 
 
 def test_the_worst_verdict_is_that_of_the_whole() -> None:
-    assert estimate(ask(host_bytes=2000 * GIB)).verdict is Verdict.FITS
-    assert estimate(ask(host_bytes=16 * GIB)).verdict is Verdict.NO
+    assert estimate(ask(host_bytes=2000 * GIB)).verdict is Fit.FITS
+    assert estimate(ask(host_bytes=16 * GIB)).verdict is Fit.NO
     assert estimate(ask(gpu_bytes=None)).verdict is None
     assert estimate(ask(gpu_bytes=None, host_bytes=2000 * GIB)).verdict is None
-    assert estimate(ask(gpu_bytes=None, host_bytes=16 * GIB)).verdict is Verdict.NO
+    assert estimate(ask(gpu_bytes=None, host_bytes=16 * GIB)).verdict is Fit.NO
 
 
 def test_a_training_longer_than_its_job_that_saves_nothing_is_refused() -> None:
-    assert estimate(ask(limit_s=86_400)).verdict is Verdict.NO
-    assert estimate(ask(limit_s=86_400, save_every=500)).verdict is Verdict.FITS
-    assert estimate(ask(limit_s=30 * 86_400)).verdict is Verdict.FITS
+    assert estimate(ask(limit_s=86_400)).verdict is Fit.NO
+    assert estimate(ask(limit_s=86_400, save_every=500)).verdict is Fit.FITS
+    assert estimate(ask(limit_s=30 * 86_400)).verdict is Fit.FITS
 
 
 def test_a_disk_that_is_too_small_is_told() -> None:
-    assert estimate(ask(disk_bytes=200 * 10**9, save_every=500)).disk.verdict is Verdict.NO
-    assert estimate(ask(disk_bytes=10**13, save_every=500)).disk.verdict is Verdict.FITS
+    assert estimate(ask(disk_bytes=200 * 10**9, save_every=500)).disk.verdict is Fit.NO
+    assert estimate(ask(disk_bytes=10**13, save_every=500)).disk.verdict is Fit.FITS
 
 
 def test_what_was_measured_takes_the_place_of_the_peak() -> None:

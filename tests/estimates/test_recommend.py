@@ -13,7 +13,7 @@ from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Question, estimate
-from clusterrun.estimates.inputs import GIB, Setup, Verdict
+from clusterrun.estimates.inputs import GIB, Fit, Setup
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.recommend import (
     AS_FAST,
@@ -22,7 +22,6 @@ from clusterrun.estimates.recommend import (
     neighbours,
     recommend,
     smallest,
-    step_seconds,
 )
 
 H100 = gpus.find("h100-80g")
@@ -73,7 +72,7 @@ def test_what_is_recommended_is_never_unfit(case: tuple[Question, int]) -> None:
     for choice in recommend(found, effective):
         verdict = estimate(replace(found, setup=choice.setup)).verdict
         assert verdict is choice.verdict
-        assert verdict in (Verdict.FITS, Verdict.TIGHT)
+        assert verdict in (Fit.FITS, Fit.TIGHT)
         assert choice.setup.effective_batch == effective
 
 
@@ -82,9 +81,9 @@ def test_what_is_recommended_is_never_unfit(case: tuple[Question, int]) -> None:
 def test_of_what_fits_the_fastest_comes_first(case: tuple[Question, int]) -> None:
     found, effective = case
     choices = recommend(found, effective)
-    fitting = [c for c in choices if c.verdict is Verdict.FITS] or choices
+    fitting = [c for c in choices if c.verdict is Fit.FITS] or choices
     for choice in fitting:
-        assert choices[0].step_s <= AS_FAST * step_seconds(found, choice.setup)
+        assert choices[0].step_s <= AS_FAST * choice.step_s
 
 
 def test_of_what_is_about_as_fast_the_simplest_comes_first() -> None:

@@ -1,4 +1,4 @@
-"""The environment of the ranks: what the plan could not know before the node was chosen."""
+"""Set the variables of the ranks that depend on the node; `launch/nccl.py` has all others."""
 
 from __future__ import annotations
 
