@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from clusterrun.cli import output
-from clusterrun.cli.times import clock
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.durations import parse_seconds
 from clusterrun.shared.wording import count

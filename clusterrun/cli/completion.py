@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from clusterrun.cli import output
+from clusterrun.cli.shared import output
 
 
 @click.command()

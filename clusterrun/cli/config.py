@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterrun.cli import output
-from clusterrun.cli.options import JobCommand, JobOptions, job_options
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def command() -> None:
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) -> None:
     """Print each value, or those of some keys (slurm.time) or sections (slurm)."""
-    output.current_session().json = as_json
+    output.expect_json(as_json)
     resolved = job.load()
     rows = list(_chosen_rows(resolved, keys))
     for text in resolved.notes:
@@ -94,14 +94,13 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
     from clusterrun.config.document import parse_document
     from clusterrun.config.files import find_files
 
-    session = output.current_session()
-    session.json = as_json
+    output.expect_json(as_json)
     cwd = working_directory(os.environ)
     found = find_files(environ=os.environ, cwd=cwd, config_file=file, search=file is None)
     documents = [parse_document(each) for each in found.files]
     errors, warnings = _problems(found, documents, cwd)
     for error in errors:
-        output.print_error(error, output.Session(color=session.color))
+        output.print_error_text(error)
     for text in warnings:
         output.warn(text)
     is_valid = not errors and not (strict and warnings)

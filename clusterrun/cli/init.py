@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from clusterrun.cli import output
+from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.shared import files
 

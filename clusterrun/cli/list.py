@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterrun.cli import output
-from clusterrun.cli.status import failure_text, job_object, where_or_why
-from clusterrun.cli.times import clock
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.job_json import job_object
+from clusterrun.cli.shared.job_text import failure_text, where_or_why
+from clusterrun.cli.shared.times import clock
 from clusterrun.shared.state import JobState
+from clusterrun.verbs.list import list_jobs
 
 if TYPE_CHECKING:
     from clusterrun.backends.status import JobStatus
@@ -51,11 +53,9 @@ def command(
     clusterrun list --all --state FAILED
     clusterrun cancel -y $(clusterrun list --state PENDING --ids-only)
     """
-    from clusterrun.verbs import api
-
     output.expect_json(as_json)
     limit = newest or (None if everything or states else NEWEST_LOOKED_AT)
-    found = api.list_jobs(limit=limit)
+    found = list_jobs(limit=limit)
     shown = [seen for seen in found if not states or seen.state.value in states]
     if not (everything or newest or states):
         shown = _recent(shown)
@@ -108,5 +108,5 @@ def _report_silence(ctx: click.Context, found: list[JobStatus]) -> None:
     """Say once that a scheduler did not answer; what the files say was printed."""
     errors = [seen.error for seen in found if seen.error is not None]
     if errors:
-        output.print_error(errors[0], output.Session(color=output.current_session().color))
+        output.print_error_text(errors[0])
         ctx.exit(errors[0].exit_code)

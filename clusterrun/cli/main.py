@@ -16,7 +16,7 @@ import click
 from click.exceptions import Exit as ClickExit
 
 import clusterrun
-from clusterrun.cli import output
+from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.shared import files
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterrun.cli import output, plan_json, plan_view
-from clusterrun.cli.options import JobCommand, JobOptions, job_options
+from clusterrun.cli import plan_json, plan_view
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
 from clusterrun.errors import Exit, UsageError
 from clusterrun.estimates.estimate import estimate
 from clusterrun.estimates.inputs import Verdict

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterrun.advice.measured import measure
-from clusterrun.cli import output, plan_json
+from clusterrun.cli import plan_json
 from clusterrun.cli.plan_view import gib, gigabytes
+from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates.estimate import estimate
 from clusterrun.estimates.inputs import total
@@ -41,10 +42,10 @@ def compare(job: str, *, as_json: bool) -> None:
     Raises ClusterrunError for a run that has told nothing yet.
     """
     from clusterrun.advice.question import question_of
-    from clusterrun.verbs import api
     from clusterrun.verbs.changes import configuration
+    from clusterrun.verbs.find import find_record
 
-    record = api.find_record(job)
+    record = find_record(job)
     try:
         answer = estimate(question_of(configuration(record)))
     except UsageError as error:

@@ -7,12 +7,13 @@ from typing import Final
 
 import click
 
-from clusterrun.cli import output
-from clusterrun.cli.times import clock
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.options import as_options
+from clusterrun.cli.shared.times import clock
 from clusterrun.config.training import LrRule
 from clusterrun.estimates.cost import ASSUMPTION
 from clusterrun.estimates.estimate import Estimate, Need, Question
-from clusterrun.estimates.inputs import GIB, Setup, Verdict
+from clusterrun.estimates.inputs import GIB, Verdict
 from clusterrun.estimates.recommend import Choice, neighbours
 from clusterrun.estimates.speed import MFU_BAND, Duration
 from clusterrun.estimates.steps import schedule_counts
@@ -236,13 +237,6 @@ def _choice_cells(choice: Choice, best_s: float, question: Question) -> tuple[st
         f"x{choice.step_s / best_s:.2f}",
         choice.verdict.value,
     )
-
-
-def as_options(setup: Setup) -> str:
-    """Write a setup as the options that ask for it."""
-    words = [f"--strategy {setup.strategy.value}", f"--micro-batch {setup.micro_batch}"]
-    words += [f"--accumulation {setup.accumulation}"]
-    return " ".join([*words, "--grad-ckpt"] if setup.grad_ckpt else words)
 
 
 def nothing_fits(least: Choice, question: Question) -> str:

@@ -1,30 +1,28 @@
-"""`status`: say how one job stands, and what an answer about a job looks like in JSON."""
+"""`status`: say how one job stands."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from clusterrun.cli import output
-from clusterrun.cli.attempts import attempt_lines, attempt_object
-from clusterrun.cli.times import SECONDS_A_DAY, clock, timestamp
-from clusterrun.config.spec import Cluster
-from clusterrun.errors import Exit, UsageError
-from clusterrun.rundir.outcome import Cause
-from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.announce import find_announced, say_released
+from clusterrun.cli.shared.attempts import attempt_lines
+from clusterrun.cli.shared.job_json import job_object
+from clusterrun.cli.shared.job_text import failure_text, where_or_why
+from clusterrun.cli.shared.times import clock
+from clusterrun.errors import Exit
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
+from clusterrun.verbs.release import is_held
+from clusterrun.verbs.status import status, wait
 
 if TYPE_CHECKING:
     from clusterrun.backends.evidence import TrainingProgress
     from clusterrun.backends.status import JobStatus
-    from clusterrun.rundir.outcome import Outcome
-    from clusterrun.rundir.record import JobRecord
 
 SILENCE_S = 10.0  # a script that reports its steps does so each second
 SILENT_STEPS = 3  # or less often, if they take longer
@@ -47,12 +45,9 @@ def command(
     clusterrun status
     clusterrun status 4711 --wait --exit-status && echo trained
     """
-    from clusterrun.verbs import api
-    from clusterrun.verbs.release import is_held
-
     output.expect_json(as_json)
     record = find_announced(job)
-    seen = api.wait(record, released=say_released) if waiting else api.status(record)
+    seen = wait(record, released=say_released) if waiting else status(record)
     if as_json:
         output.answer_json({"schema": "clusterrun.status/1", **job_object(seen)})
     else:
@@ -65,31 +60,10 @@ def command(
     ctx.exit(_exit_code(seen, exit_status=exit_status))
 
 
-def say_released(seen: JobStatus) -> None:
-    """Print that a requeued job need not wait."""
-    output.say(released(f"job {seen.record.job_id}"))
-
-
-def released(title: str) -> str:
-    """Say that a requeued job need not wait."""
-    return f"{title} was requeued; Slurm was asked to start it now, not in two minutes"
-
-
-def find_announced(job: str | None) -> JobRecord:
-    """Find a job; say which one was taken where none was named."""
-    from clusterrun.verbs import api
-
-    record = api.find_record(job)
-    if job is None:
-        where = os.path.relpath(record.runs_dir.root)
-        output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
-    return record
-
-
 def _exit_code(seen: JobStatus, *, exit_status: bool) -> int:
     if seen.error is not None:
         # The answer above is what the files say; stdout holds it already.
-        output.print_error(seen.error, output.Session(color=output.current_session().color))
+        output.print_error_text(seen.error)
         return seen.error.exit_code
     if exit_status and seen.state.is_terminal and not seen.state.is_success:
         return Exit.NO
@@ -186,112 +160,7 @@ def _silence(progress: TrainingProgress) -> str:
     return f"last reported {clock(silent_s)} ago"
 
 
-def failure_text(failure: Outcome) -> str:
-    """Name the failure that ended an attempt, on one line."""
-    how = f"exit {failure.code}" if failure.code else ""
-    if failure.signal:  # a rank's message names its signal
-        how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
-    who = _who(failure) if failure.message else ""  # else the reason names it
-    message = " ".join((failure.message or failure.reason).split())
-    return ": ".join(part for part in (who, how, message) if part)
-
-
-def _who(failure: Outcome) -> str:
-    if failure.rank is None:
-        return f"node {failure.node}" if failure.node else ""
-    return f"rank {failure.rank}" + (f" on {failure.node}" if failure.node else "")
-
-
-def where_or_why(seen: JobStatus) -> str:
-    """Say where a job runs, or why it waits."""
-    if seen.pending is None:
-        is_local = seen.record.cluster is Cluster.LOCAL
-        return (
-            f"{nodelist(seen)} (simulated nodes)" if is_local and seen.nodelist else nodelist(seen)
-        )
-    start = f"; starts about {_local(seen.expected_start)}" if seen.expected_start else ""
-    return f"{seen.pending.text}{start}"
-
-
-def nodelist(seen: JobStatus) -> str:
-    """Name the hosts of a job in Slurm's short form, each once: simulated nodes share one."""
-    try:
-        return fold_hosts(parse_hostlist(seen.nodelist))
-    except UsageError:
-        return seen.nodelist
-
-
-def _local(epoch_s: float) -> str:
-    then = datetime.fromtimestamp(epoch_s)
-    is_near = abs((then - datetime.now()).total_seconds()) < SECONDS_A_DAY / 2
-    return f"{then:%H:%M}" if is_near else f"{then:%Y-%m-%d %H:%M}"
-
-
 def times(seen: JobStatus) -> str:
     """Write the time spent, and the limit where there is one: `05:10:40 / 1-00:00:00`."""
     spent = "-" if seen.elapsed_s is None else clock(seen.elapsed_s)
     return spent if seen.limit_s is None else f"{spent} / {clock(seen.limit_s)}"
-
-
-# For programs
-
-
-def job_object(seen: JobStatus) -> dict[str, Any]:
-    """Describe a job for JSON; null is what nobody could say."""
-    record = seen.record
-    return {
-        "job_id": record.job_id or None,
-        "name": record.name,
-        "run_id": record.run_id,
-        "run_dir": record.run_dir,
-        "backend": record.cluster.value,
-        "cluster": record.slurm_cluster,
-        "state": seen.state.value,
-        "reason": _reason(seen),
-        "nodes": record.nodes,
-        "nodelist": nodelist(seen) or None,
-        "gpus": record.nodes * record.gpus_per_node,
-        "world_size": record.world_size,
-        "proven_world_size": seen.world_size,
-        "attempt": seen.attempt,
-        "submitted": timestamp(record.submitted_at),
-        "expected_start": timestamp(seen.expected_start),
-        "start": timestamp(seen.start),
-        "end": timestamp(seen.end),
-        "elapsed_s": seen.elapsed_s,
-        "limit_s": seen.limit_s,
-        "exit": {"code": seen.exit_code, "signal": seen.exit_signal},
-        "progress": {
-            "step": seen.progress.step,
-            "total": seen.progress.total,
-            "rate_per_s": seen.progress.rate_per_s,
-            "reported": timestamp(seen.progress.reported_at),
-        },
-        "checkpoint": seen.checkpoint,
-        "attempts": [attempt_object(attempt) for attempt in seen.attempts],
-        "earlier_job_ids": list(record.earlier_job_ids),
-        "chained_job_ids": list(record.chained_job_ids),
-        "verdict": _verdict(seen.failure),
-        "notes": list(seen.notes),
-    }
-
-
-def _reason(seen: JobStatus) -> dict[str, Any] | None:
-    if seen.pending is not None:
-        pending = seen.pending
-        return {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
-    if seen.reason:
-        return {"code": seen.reason, "text": seen.reason, "can_start": None}
-    return None
-
-
-def _verdict(failure: Outcome | None) -> dict[str, Any] | None:
-    if failure is None:
-        return None
-    return {
-        "rank": failure.rank,
-        "node": failure.node or None,
-        "code": failure.code,
-        "signal": failure.signal or None,
-        "message": failure.message or failure.reason,
-    }

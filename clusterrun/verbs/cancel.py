@@ -21,10 +21,11 @@ from clusterrun.rundir.outcome import Cause, Next, Reason, read_outcome
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.state import JobState
-from clusterrun.verbs import api
+from clusterrun.verbs.find import find_record
+from clusterrun.verbs.status import status
 
 if TYPE_CHECKING:
-    from clusterrun.verbs.api import Which
+    from clusterrun.verbs.find import Which
 
 POLL_S: Final = 0.5
 ASK_S: Final = 10.0  # between two questions to the scheduler
@@ -52,7 +53,7 @@ def look_before_cancel(*jobs: Which) -> list[JobStatus]:
     """
     if not jobs or not all(jobs):
         raise UsageError("no job was named", hint="clusterrun list shows them")
-    found = {record.run_dir: records.read_again(record) for record in map(api.find_record, jobs)}
+    found = {record.run_dir: records.read_again(record) for record in map(find_record, jobs)}
     for record in found.values():
         if not record.job_id:
             raise JobNotFoundError(
@@ -196,7 +197,7 @@ class _Look:
         if now < self._ask_at:
             return now > self._end_by
         self._ask_at = now + ASK_S
-        return now > self._end_by or api.status(self.seen.record).state.is_terminal
+        return now > self._end_by or status(self.seen.record).state.is_terminal
 
 
 @dataclass(frozen=True, kw_only=True)

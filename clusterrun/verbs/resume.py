@@ -1,4 +1,4 @@
-"""Go on with a run that has ended, or start a new one from what it was made of."""
+"""Start the next attempt of a run that has ended."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import files
 from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
-from clusterrun.verbs import api
-from clusterrun.verbs.api import Prepared
 from clusterrun.verbs.cancel import active_chain
 from clusterrun.verbs.changes import Changed, change, refuse_other_world
+from clusterrun.verbs.find import find_record
+from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.start_point import LATEST, StartPoint, choose, set_aside
+from clusterrun.verbs.submit import remember
 
 if TYPE_CHECKING:
-    from clusterrun.verbs.api import Which
+    from clusterrun.verbs.find import Which
     from clusterrun.verbs.job import Job
 
 PLACE: Final = ("name", "run_dir")
@@ -75,14 +76,6 @@ def resume(job: Which | None = None, *, start: str = LATEST, **settings: Any) ->
     return Job(resumption.record if resumption.is_complete else resume_prepared(resumption))
 
 
-def resubmit(job: Which | None = None, **settings: Any) -> Job:
-    """Start a new run of what an earlier one was made of; `settings` as for `resume`."""
-    from clusterrun.verbs.job import Job
-
-    prepared, _ = prepare_resubmit(job, flags=settings)
-    return Job(api.submit_prepared(prepared))
-
-
 def prepare_resume(
     job: Which | None = None,
     *,
@@ -97,12 +90,12 @@ def prepare_resume(
     `start` is `latest`, `scratch`, `step-N` or the path of one of its checkpoints. `force` goes on
     although the run seems to be active. Raises UsageError for what can't be.
     """
-    record = api.find_record(job)
+    record = find_record(job)
     seen = _look(record, force=force)
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
     _refuse_other_place(record, changed)
     prepared = None if changed.changes else _as_it_is(record, changed.resolved)
-    prepared = prepared or api.prepare(changed.resolved)
+    prepared = prepared or prepare(changed.resolved)
     _refuse_other_cluster(record, prepared.plan)
     is_complete = seen.state.is_success and not changed.changes and start == LATEST
     point = StartPoint(checkpoint=None) if is_complete else choose(record.paths, start)
@@ -116,22 +109,6 @@ def prepare_resume(
         is_complete=is_complete,
         force=force,
     )
-
-
-def prepare_resubmit(
-    job: Which | None = None,
-    *,
-    flags: Mapping[str, Any] | None = None,
-    overrides: Sequence[str] = (),
-    exclude_bad: bool = False,
-) -> tuple[Prepared, Changed]:
-    """Prepare a new run from what an earlier one was made of; `api.submit_prepared` starts it.
-
-    Raises UsageError for what cannot run.
-    """
-    record = api.find_record(job)
-    changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
-    return api.prepare(changed.resolved), changed
 
 
 def resume_prepared(resumption: Resumption) -> JobRecord:
@@ -162,7 +139,7 @@ def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecor
         new = records.continued_by(records.planned_anew(now, plan), submission.job_id)
         return dataclasses.replace(new, chain_length=0)
 
-    record = api.remember(record.paths, submission.job_id, goes_on)
+    record = remember(record.paths, submission.job_id, goes_on)
     if submission.held:
         raise submission.held
     return record

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from clusterrun.cli import output
 from clusterrun.cli.logs.files import list_files, print_path, save
 from clusterrun.cli.logs.find import find_log_job
 from clusterrun.cli.logs.follow import follow_job
 from clusterrun.cli.logs.options import AttemptType, TailType
 from clusterrun.cli.logs.reading import ask_exit_status, read
 from clusterrun.cli.logs.request import build_request
+from clusterrun.cli.shared import output
 from clusterrun.errors import UsageError
 
 _TIMES = ("none", "clock", "time", "iso", "delta")

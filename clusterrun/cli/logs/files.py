@@ -7,10 +7,10 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from clusterrun.cli import output
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.reading import all_lines, find_files, print_lines
 from clusterrun.cli.logs.request import Request
+from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs.files import FileKind, file_size

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from clusterrun.cli import output
 from clusterrun.cli.logs.job import WAITING, LogJob, Standing, waiting
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.reading import exit_status, find_files
 from clusterrun.cli.logs.request import Request
-from clusterrun.cli.status import released
-from clusterrun.cli.times import clock
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.announce import released
+from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.context import Break, with_context

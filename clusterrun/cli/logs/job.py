@@ -15,6 +15,7 @@ from clusterrun.rundir import record as records
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.release import Release, is_held
+from clusterrun.verbs.status import status
 
 WAITING = (JobState.PENDING, JobState.CONFIGURING)
 
@@ -82,23 +83,19 @@ class RunLogs:
 
     def standing(self, *, fresh: bool = False) -> Standing:
         """Ask the files first, then the scheduler for the rest."""
-        from clusterrun.verbs import api
-
-        status = api.status(self.record, max_age_s=0) if fresh else api.status(self.record)
+        now = status(self.record, max_age_s=0 if fresh else None)
         return Standing(
-            state=status.state,
-            waits_for=status.pending.text if status.pending else status.reason,
-            is_held=is_held(status),
-            elapsed_s=status.elapsed_s,
-            exit_code=status.exit_code,
-            error=status.error,
+            state=now.state,
+            waits_for=now.pending.text if now.pending else now.reason,
+            is_held=is_held(now),
+            elapsed_s=now.elapsed_s,
+            exit_code=now.exit_code,
+            error=now.error,
         )
 
     def release(self) -> bool:
         """Have Slurm start a requeued job at once; ask only once per requeue."""
-        from clusterrun.verbs import api
-
-        return self.held(api.status(self.record))
+        return self.held(status(self.record))
 
     def end_mark(self) -> int | None:
         """Return the time of end.json, None if there is none."""

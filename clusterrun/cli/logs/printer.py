@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from clusterrun.cli import output
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.logs.writer import TERMINAL_LINES_PER_S, LogWriter
+from clusterrun.cli.shared import output
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.json_view import JsonView, to_json
 from clusterrun.logs.raw_view import RawView

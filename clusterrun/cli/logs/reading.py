@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from clusterrun.cli import output
 from clusterrun.cli.logs.job import WAITING, LogJob, PlainLogs, Standing, waiting
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.request import Request
-from clusterrun.cli.times import clock
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.times import clock
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.catalogue import BATCH

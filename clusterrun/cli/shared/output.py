@@ -145,6 +145,11 @@ def print_error(error: ClusterrunError, session: Session) -> None:
         _write(json.dumps(_error_object(error), indent=2) + "\n", err=False, session=session)
 
 
+def print_error_text(error: ClusterrunError) -> None:
+    """Print an error beside an answer that stdout holds already."""
+    print_error(error, Session(color=current_session().color))
+
+
 def _error_text(error: ClusterrunError) -> str:
     lines = [f"{click.style('error:', fg='red', bold=True)} {error.message}"]
     if error.where:

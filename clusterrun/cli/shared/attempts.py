@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterrun.cli.times import clock, timestamp
+from clusterrun.cli.shared.times import clock
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.wording import count
@@ -62,27 +62,3 @@ def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterat
     if outcome.cause is not Cause.COMPLETED and not went_on:
         has_news = outcome.why not in ("", outcome.reason)
         yield f"{outcome.next.value}: {outcome.why}" if has_news else outcome.next.value
-
-
-def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
-    """Describe an attempt for JSON; null is what nobody could say."""
-    outcome = attempt.outcome
-    timed = outcome if outcome and outcome.started_at else None
-    return {
-        "attempt": attempt.number,
-        "job_id": outcome.job_id if outcome else None,
-        "nodes": list(attempt.nodes),
-        "start": timestamp(timed.started_at) if timed else None,
-        "end": timestamp(timed.ended_at) if timed else None,
-        "elapsed_s": round(timed.ended_at - timed.started_at, 3) if timed else None,
-        "code": outcome.code if outcome else None,
-        "cause": outcome.cause.value if outcome else None,
-        "reason": outcome.reason if outcome else None,
-        "step": outcome.step if outcome else None,
-        "checkpoint": outcome.checkpoint if outcome else None,
-        "lost_steps": attempt.lost_steps,
-        "lost_s": None if attempt.lost_s is None else round(attempt.lost_s, 3),
-        "next": outcome.next.value if outcome else None,
-        "why": outcome.why if outcome else None,
-        "exclude": list(outcome.exclude) if outcome else [],
-    }

@@ -12,12 +12,14 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
 from clusterrun.errors import ClusterrunError
 
 if TYPE_CHECKING:
     from clusterrun.config import Resolved
+    from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
 _HEADINGS: Final = {
@@ -61,18 +63,25 @@ class JobOptions:
 
         Raises UsageError for a value that can't be meant, here or in a file.
         """
-        from clusterrun.backends.machine_facts import working_directory
-        from clusterrun.config import load_spec
+        from clusterrun.verbs.config import load_spec
 
         resolved = load_spec(
             self.flags,
-            environ=os.environ,
-            cwd=working_directory(os.environ),
             config_file=self.config_file,
             profile=self.profile,
             overrides=self.overrides,
         )
         return replace(resolved, notes=(*self.notes, *resolved.notes))
+
+
+yes_option = click.option(
+    "-y", "--yes", is_flag=True, help=f"no question above {CONFIRM_ABOVE_NODES} nodes"
+)
+exclude_bad_option = click.option(
+    "--exclude-bad",
+    is_flag=True,
+    help="leave out nodes that gave no sign of life, or where ranks were stopped or blocked twice",
+)
 
 
 class GroupedOption(click.Option):
@@ -285,3 +294,10 @@ def _typed_as(ctx: click.Context, declared: Field) -> str:
             if name == spelling or (short and not word.startswith("--")):
                 return spelling
     return spellings[0]
+
+
+def as_options(setup: Setup) -> str:
+    """Write a setup as the options that ask for it."""
+    words = [f"--strategy {setup.strategy.value}", f"--micro-batch {setup.micro_batch}"]
+    words += [f"--accumulation {setup.accumulation}"]
+    return " ".join([*words, "--grad-ckpt"] if setup.grad_ckpt else words)

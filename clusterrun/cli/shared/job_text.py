@@ -1,0 +1,57 @@
+"""What is printed of a job by more than one verb: its failure, where it runs, why it waits."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from clusterrun.cli.shared.times import SECONDS_A_DAY
+from clusterrun.config.spec import Cluster
+from clusterrun.errors import UsageError
+from clusterrun.rundir.outcome import Cause
+from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
+
+if TYPE_CHECKING:
+    from clusterrun.backends.status import JobStatus
+    from clusterrun.rundir.outcome import Outcome
+
+
+def failure_text(failure: Outcome) -> str:
+    """Name the failure that ended an attempt, on one line."""
+    how = f"exit {failure.code}" if failure.code else ""
+    if failure.signal:  # a rank's message names its signal
+        how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
+    who = _who(failure) if failure.message else ""  # else the reason names it
+    message = " ".join((failure.message or failure.reason).split())
+    return ": ".join(part for part in (who, how, message) if part)
+
+
+def _who(failure: Outcome) -> str:
+    if failure.rank is None:
+        return f"node {failure.node}" if failure.node else ""
+    return f"rank {failure.rank}" + (f" on {failure.node}" if failure.node else "")
+
+
+def where_or_why(seen: JobStatus) -> str:
+    """Say where a job runs, or why it waits."""
+    if seen.pending is None:
+        is_local = seen.record.cluster is Cluster.LOCAL
+        return (
+            f"{nodelist(seen)} (simulated nodes)" if is_local and seen.nodelist else nodelist(seen)
+        )
+    start = f"; starts about {_local(seen.expected_start)}" if seen.expected_start else ""
+    return f"{seen.pending.text}{start}"
+
+
+def nodelist(seen: JobStatus) -> str:
+    """Name the hosts of a job in Slurm's short form, each once: simulated nodes share one."""
+    try:
+        return fold_hosts(parse_hostlist(seen.nodelist))
+    except UsageError:
+        return seen.nodelist
+
+
+def _local(epoch_s: float) -> str:
+    then = datetime.fromtimestamp(epoch_s)
+    is_near = abs((then - datetime.now()).total_seconds()) < SECONDS_A_DAY / 2
+    return f"{then:%H:%M}" if is_near else f"{then:%Y-%m-%d %H:%M}"
