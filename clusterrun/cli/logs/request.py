@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Any
 
-from clusterrun.cli.logs import options as options
+from clusterrun.cli.logs import options
 from clusterrun.cli.logs.find import Named
 from clusterrun.cli.logs.job import LogJob
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
 from clusterrun.logs.catalogue import Catalogue
 from clusterrun.logs.dedup import LEAST_COPIES
+from clusterrun.logs.moments import parse_zone
 from clusterrun.logs.query import OVERVIEW, STREAMS, Query
 from clusterrun.shared.hostlist import parse_hostlist
 
@@ -89,7 +90,7 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
     catalogue = job.catalogue(nodes, batch=streams is None)
     attempt = named.attempt if wanted["attempt"] is None else wanted["attempt"]
     attempts = options.choose_attempts(job.title, catalogue.newest_attempt(), attempt)
-    zone = options.choose_zone(wanted["tz"])
+    zone = None if wanted["tz"] is None else parse_zone(wanted["tz"])
     query = _query(job, nodes, wanted, zone=zone, attempt=max(attempts, default=0))
     has_times = job.record is not None and streams is not None
     is_saved = wanted["target"] is not None

@@ -118,16 +118,11 @@ class ProfileOption(GroupedOption):
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
-class JobCommand(click.Command):
-    """A verb that takes a job: its help has headings, and it remembers what was typed."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words as typed: origins name the spelling that was used."""
-        ctx.meta[_TYPED] = list(args)
-        return super().parse_args(ctx, args)
+class GroupedCommand(click.Command):
+    """A verb whose help has headings; options without one, as every verb has, come last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under their headings; the verb's own come last."""
+        """Write the options under their headings."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in _HEADINGS.values()}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -138,6 +133,15 @@ class JobCommand(click.Command):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
+
+
+class JobCommand(GroupedCommand):
+    """A verb that takes a job: it remembers what was typed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words as typed: origins name the spelling that was used."""
+        ctx.meta[_TYPED] = list(args)
+        return super().parse_args(ctx, args)
 
 
 class ScriptCommand(JobCommand):
