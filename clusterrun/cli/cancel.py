@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
+from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.durations import parse_seconds
 from clusterrun.shared.wording import count
-
-if TYPE_CHECKING:
-    from clusterrun.backends.status import JobStatus
+from clusterrun.verbs import cancel
 
 DEFAULT: Final = "5m"
 LOOK_S: Final = 3.0  # by then the agents have written what they know
@@ -53,8 +52,6 @@ def command(
     clusterrun cancel 4711
     clusterrun cancel --checkpoint --timeout 10m 4711
     """
-    from clusterrun.verbs import cancel
-
     output.expect_json(as_json)
     if timeout is not None and not checkpoint:
         raise UsageError("--timeout is for --checkpoint", hint="pass both")
@@ -82,8 +79,6 @@ def _let_leave(seen: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
 
     A job that completed instead had nothing left to save, and is not in there.
     """
-    from clusterrun.verbs import cancel
-
     asked_at = time.time()
     active = [before for before in seen if not before.state.is_terminal]
     asked = [before for before in active if cancel.ask_to_leave(before)]
@@ -130,8 +125,6 @@ class _Progress:
             self._warn(before)
 
     def _warn(self, before: JobStatus) -> None:
-        from clusterrun.verbs import cancel
-
         job_id, why = before.record.job_id, cancel.unsaved(before.record)
         if why and (job_id, why) not in self._warned:
             self._warned.add((job_id, why))
@@ -140,8 +133,6 @@ class _Progress:
 
 def _tell_saved(before: JobStatus, asked_at: float) -> str | None:
     """Say which checkpoint was written since then, and give its path."""
-    from clusterrun.verbs import cancel
-
     found = cancel.saved_since(before, asked_at)
     if found is None:
         output.warn(f"job {before.record.job_id} has written no checkpoint, and has none")

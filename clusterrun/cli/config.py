@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
+from clusterrun.backends.machine_facts import working_directory
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
+from clusterrun.config import Resolved
+from clusterrun.config.document import Document, parse_document
+from clusterrun.config.files import FoundFiles, find_files
+from clusterrun.config.keys import BY_KEY
+from clusterrun.config.load import resolve
+from clusterrun.config.resolved import Row
+from clusterrun.config.spoken import unknown_key
 from clusterrun.errors import ClusterrunError, Exit, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from clusterrun.config import Resolved
-    from clusterrun.config.document import Document
-    from clusterrun.config.files import FoundFiles
-    from clusterrun.config.resolved import Row
 
 SHOW_SCHEMA = "clusterrun.config-show/1"
 VALIDATE_SCHEMA = "clusterrun.config-validate/1"
@@ -66,9 +66,6 @@ def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
 
 
 def _refuse_unknown(key: str) -> None:
-    from clusterrun.config.keys import BY_KEY
-    from clusterrun.config.spoken import unknown_key
-
     if key not in BY_KEY:  # a mapping without names has no rows
         raise unknown_key(key)
 
@@ -90,10 +87,6 @@ def _show_json(resolved: Resolved, rows: Sequence[Row]) -> dict[str, object]:
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def validate(file: str | None, strict: bool, as_json: bool) -> int:
     """Check one file, or all that count here: keys, values, profiles. Exit 0, or 2 for mistakes."""
-    from clusterrun.backends.machine_facts import working_directory
-    from clusterrun.config.document import parse_document
-    from clusterrun.config.files import find_files
-
     output.expect_json(as_json)
     cwd = working_directory(os.environ)
     found = find_files(environ=os.environ, cwd=cwd, config_file=file, search=file is None)
@@ -116,8 +109,6 @@ def _problems(
     found: FoundFiles, documents: Sequence[Document], cwd: Path
 ) -> tuple[list[UsageError], list[str]]:
     """Collect the mistakes of the files; where there are none, those of what they make together."""
-    from clusterrun.config.load import resolve
-
     errors = [error for document in documents for error in document.errors]
     warnings = [text for document in documents for text in document.warnings]
     profiles = {name: None for document in documents for name in document.profiles}

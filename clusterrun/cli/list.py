@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import failure_text, where_or_why
 from clusterrun.cli.shared.times import clock
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.list import list_jobs
-
-if TYPE_CHECKING:
-    from clusterrun.backends.status import JobStatus
 
 HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
 ENDED_SHOWN = 5

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import click
 
+from clusterrun.advice.question import assumptions_of, config_of, effective_batch, question_of
+from clusterrun.advice.trace import traced
 from clusterrun.cli import plan_json, plan_view
+from clusterrun.cli.plan_compare import compare
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
+from clusterrun.config import Resolved
 from clusterrun.errors import Exit, UsageError
-from clusterrun.estimates.estimate import estimate
+from clusterrun.estimates.estimate import Question, estimate
 from clusterrun.estimates.inputs import Verdict
 from clusterrun.estimates.recommend import (
     WHAT_IF,
+    Choice,
     best_per_strategy,
     neighbours,
     recommend,
     smallest,
 )
-
-if TYPE_CHECKING:
-    from clusterrun.config import Resolved
-    from clusterrun.estimates.estimate import Question
-    from clusterrun.estimates.recommend import Choice
 
 
 @click.command(cls=JobCommand)
@@ -81,8 +80,6 @@ def command(
             hint="trace the setup that is recommended",
         )
     if job_id is not None:
-        from clusterrun.cli.plan_compare import compare
-
         compare(job_id, as_json=as_json)
         return
     resolved = _resolved(job, job_file)
@@ -110,8 +107,6 @@ def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
 
 
 def _question(resolved: Resolved, *, is_open: bool) -> Question:
-    from clusterrun.advice.question import assumptions_of, question_of
-
     question = question_of(resolved, is_open=is_open)
     for text in (*resolved.notes, *assumptions_of(resolved)):
         output.note(text)
@@ -122,9 +117,6 @@ def _traced(
     resolved: Resolved, question: Question, around: list[Question]
 ) -> tuple[Question, list[Question]]:
     """Trace the question and each neighbour that can be; say which can't."""
-    from clusterrun.advice.question import config_of
-    from clusterrun.advice.trace import traced
-
     config = config_of(resolved)
     question, found = traced(question, config), []
     for neighbour in around:
@@ -136,8 +128,6 @@ def _traced(
 
 
 def _recommend(question: Question, *, as_json: bool) -> int:
-    from clusterrun.advice.question import effective_batch
-
     effective = effective_batch(question)
     choices = best_per_strategy(recommend(question, effective))
     if as_json:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from clusterrun.advice.measured import measure
+from clusterrun.advice.measured import Measured, measure
+from clusterrun.advice.question import question_of
 from clusterrun.cli import plan_json
 from clusterrun.cli.plan_view import gib, gigabytes
 from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.estimates.estimate import estimate
+from clusterrun.estimates.estimate import Estimate, estimate
 from clusterrun.estimates.inputs import total
 from clusterrun.estimates.memory import CONTEXT
-
-if TYPE_CHECKING:
-    from clusterrun.advice.measured import Measured
-    from clusterrun.estimates.estimate import Estimate
+from clusterrun.verbs.changes import configuration
+from clusterrun.verbs.find import find_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +39,6 @@ def compare(job: str, *, as_json: bool) -> None:
 
     Raises ClusterrunError for a run that has told nothing yet.
     """
-    from clusterrun.advice.question import question_of
-    from clusterrun.verbs.changes import configuration
-    from clusterrun.verbs.find import find_record
-
     record = find_record(job)
     try:
         answer = estimate(question_of(configuration(record)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import click
 
+from clusterrun.backends.evidence import TrainingProgress
+from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.announce import find_announced, say_released
 from clusterrun.cli.shared.attempts import attempt_lines
@@ -19,10 +20,6 @@ from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.release import is_held
 from clusterrun.verbs.status import status, wait
-
-if TYPE_CHECKING:
-    from clusterrun.backends.evidence import TrainingProgress
-    from clusterrun.backends.status import JobStatus
 
 SILENCE_S = 10.0  # a script that reports its steps does so each second
 SILENT_STEPS = 3  # or less often, if they take longer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING
 
 import click
 from click.exceptions import Exit as ClickExit
 
 from clusterrun.advice.question import planned
+from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.announce import say_released
 from clusterrun.cli.shared.job_text import failure_text
@@ -23,13 +23,10 @@ from clusterrun.cli.shared.options import (
 from clusterrun.config import Given
 from clusterrun.config.spec import Device
 from clusterrun.errors import Exit, UsageError
+from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.render import Prepared, check, prepare
 from clusterrun.verbs.status import wait as wait_until_ended
 from clusterrun.verbs.submit import submit_prepared
-
-if TYPE_CHECKING:
-    from clusterrun.backends.status import JobStatus
-    from clusterrun.rundir.record import JobRecord
 
 
 @click.command(cls=ScriptCommand)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
@@ -21,11 +21,8 @@ from clusterrun.rundir.outcome import Cause, Next, Reason, read_outcome
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.find import find_record
+from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
-
-if TYPE_CHECKING:
-    from clusterrun.verbs.find import Which
 
 POLL_S: Final = 0.5
 ASK_S: Final = 10.0  # between two questions to the scheduler

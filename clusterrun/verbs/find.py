@@ -19,8 +19,8 @@ from clusterrun.verbs.config import load_spec
 if TYPE_CHECKING:
     from clusterrun.verbs.job import Job
 
-    Which: TypeAlias = str | JobRecord | Job
-    """How a job is named."""
+Which: TypeAlias = "str | JobRecord | Job"
+"""How a job is named."""
 
 
 def find_record(job: Which | None = None) -> JobRecord:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from submitit.core import core
 from submitit.core.utils import FailedJobError
@@ -14,12 +13,9 @@ from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import cancel
-from clusterrun.verbs.find import find_record
+from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.logs import read_logs
 from clusterrun.verbs.status import status, wait
-
-if TYPE_CHECKING:
-    from clusterrun.verbs.find import Which
 
 _STREAMS = {"stdout": Stream.OUT, "stderr": Stream.ERR}
 

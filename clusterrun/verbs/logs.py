@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
 
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.newest import newest
 from clusterrun.logs.query import Query
 from clusterrun.logs.sources import choose_sources
-from clusterrun.verbs.find import find_record
-
-if TYPE_CHECKING:
-    from clusterrun.verbs.find import Which
+from clusterrun.verbs.find import Which, find_record
 
 
 def read_logs(

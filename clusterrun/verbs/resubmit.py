@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.verbs.changes import Changed, change
-from clusterrun.verbs.find import find_record
+from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.submit import submit_prepared
 
 if TYPE_CHECKING:
-    from clusterrun.verbs.find import Which
     from clusterrun.verbs.job import Job
 
 

@@ -25,13 +25,12 @@ from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import active_chain
 from clusterrun.verbs.changes import Changed, change, refuse_other_world
-from clusterrun.verbs.find import find_record
+from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.start_point import LATEST, StartPoint, choose, set_aside
 from clusterrun.verbs.submit import remember
 
 if TYPE_CHECKING:
-    from clusterrun.verbs.find import Which
     from clusterrun.verbs.job import Job
 
 PLACE: Final = ("name", "run_dir")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.rundir.record import read_again
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.find import find_record
+from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.release import Release
-
-if TYPE_CHECKING:
-    from clusterrun.verbs.find import Which
 
 POLL_S: Final = 0.5  # looks at files only; a scheduler is asked every 10 s at most
 POLL_MOST_S: Final = 5.0  # between two looks at a job that stays as it is

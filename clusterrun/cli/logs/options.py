@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from datetime import datetime, tzinfo
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
+from clusterrun.cli.logs.job import LogJob
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
 from clusterrun.logs.catalogue import BATCH
 from clusterrun.logs.moments import parse_moment, step_finder
 from clusterrun.logs.query import STREAMS
 from clusterrun.shared.hostlist import parse_ranks
-
-if TYPE_CHECKING:
-    from clusterrun.cli.logs.job import LogJob
 
 _STREAMS: Final = {stream.label: stream for stream in STREAMS}
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
+from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.find import find_record
-
-if TYPE_CHECKING:
-    from clusterrun.backends.status import JobStatus
-    from clusterrun.rundir.record import JobRecord
 
 
 def find_announced(job: str | None) -> JobRecord:

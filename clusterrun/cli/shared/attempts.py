@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
+from clusterrun.backends.attempts import AttemptSummary
 from clusterrun.cli.shared.times import clock
-from clusterrun.rundir.outcome import Cause, Next
+from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.wording import count
-
-if TYPE_CHECKING:
-    from clusterrun.backends.attempts import AttemptSummary
-    from clusterrun.rundir.outcome import Outcome
 
 
 def attempt_lines(

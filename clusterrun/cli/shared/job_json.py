@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterrun.backends.attempts import AttemptSummary
+from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared.job_text import nodelist
 from clusterrun.cli.shared.times import timestamp
-
-if TYPE_CHECKING:
-    from clusterrun.backends.attempts import AttemptSummary
-    from clusterrun.backends.status import JobStatus
-    from clusterrun.rundir.outcome import Outcome
+from clusterrun.rundir.outcome import Outcome
 
 
 def job_object(seen: JobStatus) -> dict[str, Any]:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
 
+from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared.times import SECONDS_A_DAY
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import UsageError
-from clusterrun.rundir.outcome import Cause
+from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
-
-if TYPE_CHECKING:
-    from clusterrun.backends.status import JobStatus
-    from clusterrun.rundir.outcome import Outcome
 
 
 def failure_text(failure: Outcome) -> str:

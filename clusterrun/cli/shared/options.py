@@ -6,20 +6,18 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
+from clusterrun.config import Resolved
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
 from clusterrun.errors import ClusterrunError
-
-if TYPE_CHECKING:
-    from clusterrun.config import Resolved
-    from clusterrun.estimates.inputs import Setup
+from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
 _HEADINGS: Final = {

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from clusterrun.advice.question import told_batch
 from clusterrun.backends.environment import SbatchVariable, sbatch_variables
 from clusterrun.cli.shared import output
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import UsageError
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
-
-if TYPE_CHECKING:
-    from clusterrun.launch.plan import Plan
-    from clusterrun.rundir.record import JobRecord
-    from clusterrun.verbs.changes import Change
-    from clusterrun.verbs.render import Prepared
+from clusterrun.verbs.changes import Change
+from clusterrun.verbs.render import Prepared
 
 Warnings = list[dict[str, str]]
 
