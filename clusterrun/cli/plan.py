@@ -18,7 +18,6 @@ from clusterrun.estimates.estimate import Question, estimate
 from clusterrun.estimates.inputs import Verdict
 from clusterrun.estimates.recommend import (
     WHAT_IF,
-    Choice,
     best_per_strategy,
     neighbours,
     recommend,
@@ -135,13 +134,9 @@ def _recommend(question: Question, *, as_json: bool) -> int:
     elif choices:
         plan_view.show_choices(choices, question)
     if not choices:
-        _say_that_nothing_fits(smallest(question, effective), question)
+        output.warn(plan_view.nothing_fits(smallest(question, effective), question))
         return Exit.NO
     answer = estimate(dataclasses.replace(question, setup=choices[0].setup))
     if answer.never_ends:
         output.warn("it takes longer than the time limit, and saves nothing (--save-every)")
     return Exit.NO if answer.never_ends else Exit.OK
-
-
-def _say_that_nothing_fits(least: Choice, question: Question) -> None:
-    output.warn(plan_view.nothing_fits(least, question))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from clusterrun.advice.measured import Measured, measure
 from clusterrun.advice.question import question_of
@@ -17,9 +17,8 @@ from clusterrun.verbs.changes import configuration
 from clusterrun.verbs.find import find_record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """One quantity, told and measured; None where one of them is not known."""
+class Pair(NamedTuple):
+    """One quantity, estimated and measured; None if one of them is not known."""
 
     name: str
     unit: str
@@ -28,7 +27,7 @@ class Pair:
 
     @property
     def ratio(self) -> float | None:
-        """Return how many times the prediction was measured."""
+        """How many times the prediction was measured."""
         if not self.predicted or self.measured is None:
             return None
         return self.measured / self.predicted
@@ -63,33 +62,14 @@ def compare(job: str, *, as_json: bool) -> None:
 
 
 def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
-    time, kept = answer.time, answer.question.keep + 1
+    step_s = answer.time.step.mid_s if answer.time else None
+    one_bytes = answer.disk.total_bytes // (answer.question.keep + 1)
     return [
-        Pair(
-            name="time of a step",
-            unit="s",
-            predicted=time.step.mid_s if time else None,
-            measured=found.step_s,
-        ),
-        Pair(name="steps", unit="", predicted=_counted(answer), measured=found.steps),
-        Pair(
-            name="allocated on a GPU",
-            unit="GiB",
-            predicted=_allocated(answer),
-            measured=found.gpu_bytes,
-        ),
-        Pair(
-            name="memory of a host",
-            unit="GiB",
-            predicted=answer.host_memory.total_bytes,
-            measured=found.host_bytes,
-        ),
-        Pair(
-            name="a checkpoint",
-            unit="B",
-            predicted=answer.disk.total_bytes // kept,
-            measured=found.checkpoint_bytes,
-        ),
+        Pair("time of a step", "s", step_s, found.step_s),
+        Pair("steps", "", _counted(answer), found.steps),
+        Pair("allocated on a GPU", "GiB", _allocated(answer), found.gpu_bytes),
+        Pair("memory of a host", "GiB", answer.host_memory.total_bytes, found.host_bytes),
+        Pair("a checkpoint", "B", one_bytes, found.checkpoint_bytes),
     ]
 
 

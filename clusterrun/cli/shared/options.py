@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
-from clusterrun.config import Resolved
+from clusterrun.config import Given, Resolved
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
 from clusterrun.errors import ClusterrunError
@@ -157,7 +157,7 @@ def job_options(
     no option names a configuration file or a profile; with `training` also the facts of the
     training have options.
     """
-    declared = [field for field in FIELDS if training or field.group != "training"]
+    declared = [x for x in FIELDS if x.flags and (training or x.group != "training")]
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
@@ -165,29 +165,17 @@ def job_options(
             job = _collect(click.get_current_context(), kwargs, declared)
             return function(*args, job=job, **kwargs)
 
-        sources = [*_file_options(), _set_option()] if files else [_set_option()]
-        for option in reversed([*_field_options(declared), *sources]):
+        sources = [*_FILE_OPTIONS, _SET_OPTION] if files else [_SET_OPTION]
+        for option in reversed([*map(_field_option, declared), *sources]):
             option(command)
         if script:
-            click.argument("words", metavar="[SCRIPT] [ARGS]...", nargs=-1, type=click.UNPROCESSED)(
-                command
-            )
+            _SCRIPT_ARGUMENT(command)
         return cast(_Function, command)
 
     return decorate
 
 
-def _field_options(fields: Sequence[Field]) -> Iterator[Callable[[Any], Any]]:
-    for declared in fields:
-        if declared.flags:
-            yield click.option(*_spellings(declared), **_settings(declared))
-
-
-def _spellings(declared: Field) -> tuple[str, ...]:
-    return (declared.name, *declared.flags)
-
-
-def _settings(declared: Field) -> dict[str, Any]:
+def _field_option(declared: Field) -> Callable[[Any], Any]:
     words = [str(member.value) for member in declared.choices or ()]
     settings: dict[str, Any] = {
         "cls": GroupedOption,
@@ -197,44 +185,47 @@ def _settings(declared: Field) -> dict[str, Any]:
         "help": declared.help,
     }
     if declared.kind is Kind.FLAG:
-        return {**settings, "is_flag": True}
-    settings["metavar"] = declared.metavar or ("|".join(words) or _METAVARS.get(declared.kind))
-    # Values stay texts: they are read where the values of files are read.
-    settings["type"] = click.Path() if declared.kind is Kind.PATH else click.UNPROCESSED
-    return {**settings, "multiple": declared.kind in (Kind.TEXTS, Kind.MAPPING)}
+        settings["is_flag"] = True
+    else:
+        settings["metavar"] = declared.metavar or "|".join(words) or _METAVARS.get(declared.kind)
+        # Values stay texts: they are read where the values of files are read.
+        settings["type"] = click.Path() if declared.kind is Kind.PATH else click.UNPROCESSED
+        settings["multiple"] = declared.kind in (Kind.TEXTS, Kind.MAPPING)
+    return click.option(declared.name, *declared.flags, **settings)
 
 
-_CONFIGURATION: Final[dict[str, Any]] = {"cls": GroupedOption, "heading": _HEADINGS["config"]}
-
-
-def _file_options() -> Iterator[Callable[[Any], Any]]:
-    yield click.option(
+_SCRIPT_ARGUMENT: Final = click.argument(
+    "words", metavar="[SCRIPT] [ARGS]...", nargs=-1, type=click.UNPROCESSED
+)
+_FILE_OPTIONS: Final = (
+    click.option(
         "config_file",
         "--config",
         metavar="FILE",
         type=click.Path(),
+        cls=GroupedOption,
+        heading=_HEADINGS["config"],
         help="a job file; it wins over clusterrun.yaml",
-        **_CONFIGURATION,
-    )
-    yield click.option(
+    ),
+    click.option(
         "profile",
         "--profile",
         metavar="NAME",
+        cls=ProfileOption,
+        heading=_HEADINGS["config"],
         help="a profile of the files ('': none)",
-        **{**_CONFIGURATION, "cls": ProfileOption},
-    )
-
-
-def _set_option() -> Callable[[Any], Any]:
-    return click.option(
-        "overrides",
-        "--set",
-        metavar="KEY=VALUE",
-        multiple=True,
-        type=click.UNPROCESSED,
-        help="any setting by its key in the file, as slurm.nodes=2",
-        **_CONFIGURATION,
-    )
+    ),
+)
+_SET_OPTION: Final = click.option(
+    "overrides",
+    "--set",
+    metavar="KEY=VALUE",
+    multiple=True,
+    type=click.UNPROCESSED,
+    cls=GroupedOption,
+    heading=_HEADINGS["config"],
+    help="any setting by its key in the file, as slurm.nodes=2",
+)
 
 
 def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]) -> JobOptions:
@@ -242,10 +233,9 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
     words = kwargs.pop("words", ())
     flags = {}
     for declared in fields:
-        if declared.flags:
-            value = kwargs.pop(declared.name)
-            if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
-                flags[declared.name] = _given(value, _typed_as(ctx, declared))
+        value = kwargs.pop(declared.name)
+        if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
+            flags[declared.name] = Given(value=value, flag=_typed_as(ctx, declared))
     flags.update(_entry(words, has_module="module" in flags))
     return JobOptions(
         flags=flags,
@@ -256,19 +246,16 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
     )
 
 
-def _given(value: Any, flag: str) -> Any:
-    from clusterrun.config import Given
-
-    return Given(value=value, flag=flag)
-
-
 def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
     """Divide `[SCRIPT] [ARGS]...`; words that begin with a dash are for the configured script."""
     if not words:
         return {}
     if has_module or words[0].startswith("-"):
-        return {"args": _given(tuple(words), "")}
-    return {"script": _given(words[0], ""), "args": _given(tuple(words[1:]), "")}
+        return {"args": Given(value=tuple(words), flag="")}
+    return {
+        "script": Given(value=words[0], flag=""),
+        "args": Given(value=tuple(words[1:]), flag=""),
+    }
 
 
 def _misplaced(words: Sequence[str]) -> Iterator[str]:
