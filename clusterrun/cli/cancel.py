@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 
+from clusterrun.backends.evidence import read_evidence
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.times import clock
@@ -59,7 +60,7 @@ def command(
     seen = cancel.look_before_cancel(*jobs)
     _confirm([status for status in seen if not status.state.is_terminal], yes=yes)
     saved = _let_leave(seen, timeout_s) if checkpoint else {}
-    cancel.cancel_seen(seen if not saved else cancel.look_before_cancel(*(b.record for b in seen)))
+    cancel.end_now(seen if not saved else cancel.look_before_cancel(*(b.record for b in seen)))
     completed = [before for before in seen if cancel.has_completed(before.record)]
     if as_json:
         told = [
@@ -125,7 +126,7 @@ class _Progress:
             self._warn(before)
 
     def _warn(self, before: JobStatus) -> None:
-        job_id, why = before.record.job_id, cancel.unsaved(before.record)
+        job_id, why = before.record.job_id, read_evidence(before.record.paths).unsaved
         if why and (job_id, why) not in self._warned:
             self._warned.add((job_id, why))
             output.warn(f"job {job_id}: {why}", notes=(f"clusterrun cancel {job_id} ends it now",))
