@@ -116,11 +116,11 @@ def _print_steps(plan: Resumption) -> None:
 
 def _failure(plan: Resumption) -> str:
     """Say why the last attempt ended, as its outcome has it, else as its events do."""
-    last = plan.seen.attempts[-1].outcome if plan.seen.attempts else None
+    last = plan.status.attempts[-1].outcome if plan.status.attempts else None
     if last is not None:
         at = f" at step {last.step}" if last.step is not None else ""
         return f"{last.reason or last.cause.value}{at}"
-    return failure_text(plan.seen.failure) if plan.seen.failure else plan.seen.state.value
+    return failure_text(plan.status.failure) if plan.status.failure else plan.status.state.value
 
 
 def _from(plan: Resumption) -> str:
@@ -149,7 +149,7 @@ def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) 
     found = plan.start.checkpoint
     return {
         **submission.submission_object(record, plan.prepared, warnings, verb="resume"),
-        "attempt": plan.seen.attempt if plan.is_complete else plan.attempt,
+        "attempt": plan.status.attempt if plan.is_complete else plan.attempt,
         "checkpoint": str(found.path) if found else None,
         "step": found.step if found else None,
         "passed_over": list(plan.start.passed_over),

@@ -44,25 +44,25 @@ def command(
     """
     output.expect_json(as_json)
     record = find_announced(job)
-    seen = wait(record, released=say_released) if waiting else status(record)
+    now = wait(record, released=say_released) if waiting else status(record)
     if as_json:
-        output.answer_json({"schema": "clusterrun.status/1", **job_object(seen)})
+        output.answer_json({"schema": "clusterrun.status/1", **job_object(now)})
     else:
-        for label, text in _lines(seen):
+        for label, text in _lines(now):
             output.answer(f"{label:<11}{text}")
-    for text in seen.notes:
+    for text in now.notes:
         output.note(text)
-    if is_held(seen):
-        output.note(f"'clusterrun status --wait {seen.record.job_id}' has Slurm start it now")
-    ctx.exit(_exit_code(seen, exit_status=exit_status))
+    if is_held(now):
+        output.note(f"'clusterrun status --wait {now.record.job_id}' has Slurm start it now")
+    ctx.exit(_exit_code(now, exit_status=exit_status))
 
 
-def _exit_code(seen: JobStatus, *, exit_status: bool) -> int:
-    if seen.error is not None:
+def _exit_code(job: JobStatus, *, exit_status: bool) -> int:
+    if job.error is not None:
         # The answer above is what the files say; stdout holds it already.
-        output.print_error_text(seen.error)
-        return seen.error.exit_code
-    if exit_status and seen.state.is_terminal and not seen.state.is_success:
+        output.print_error_text(job.error)
+        return job.error.exit_code
+    if exit_status and job.state.is_terminal and not job.state.is_success:
         return Exit.NO
     return Exit.OK
 
@@ -70,77 +70,77 @@ def _exit_code(seen: JobStatus, *, exit_status: bool) -> int:
 # For people
 
 
-def _lines(seen: JobStatus) -> Iterator[tuple[str, str]]:
-    record = seen.record
+def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
+    record = job.record
     yield "job", f"{record.job_id or '-'}  {record.name}"
-    yield "state", _state(seen)
-    if why := where_or_why(seen):
-        yield ("waits" if seen.pending else "nodes"), why
-    yield "world", _world(seen)
-    if seen.progress.step is not None:
-        yield "step", _progress(seen)
-    if newest := _checkpoint(seen):
+    yield "state", _state(job)
+    if why := where_or_why(job):
+        yield ("waits" if job.pending else "nodes"), why
+    yield "world", _world(job)
+    if job.progress.step is not None:
+        yield "step", _progress(job)
+    if newest := _checkpoint(job):
         yield "checkpoint", newest
-    if seen.failure:
-        yield "failed", failure_text(seen.failure)
-    yield from attempt_lines(seen.attempts, is_over=seen.state.is_terminal)
-    if record.chained_job_ids and not seen.state.is_terminal:
+    if job.failure:
+        yield "failed", failure_text(job.failure)
+    yield from attempt_lines(job.attempts, is_over=job.state.is_terminal)
+    if record.chained_job_ids and not job.state.is_terminal:
         yield "chain", f"{', '.join(record.chained_job_ids)} go on after it"
     yield "run dir", record.run_dir
-    job = record.job_id or record.run_dir
-    yield "logs", f"clusterrun logs {job}"
-    if seen.state.is_terminal and not seen.state.is_success and newest:
-        yield "go on", f"clusterrun resume {job}"
+    name = record.job_id or record.run_dir
+    yield "logs", f"clusterrun logs {name}"
+    if job.state.is_terminal and not job.state.is_success and newest:
+        yield "go on", f"clusterrun resume {name}"
 
 
-def _checkpoint(seen: JobStatus) -> str:
+def _checkpoint(job: JobStatus) -> str:
     """Name the newest checkpoint; an earlier attempt's by its step."""
-    if seen.checkpoint:
-        return seen.checkpoint
-    for attempt in reversed(seen.attempts):
+    if job.checkpoint:
+        return job.checkpoint
+    for attempt in reversed(job.attempts):
         if attempt.outcome and attempt.outcome.checkpoint is not None:
             return f"step {attempt.outcome.checkpoint}, of attempt {attempt.number} or before"
     return ""
 
 
-def _state(seen: JobStatus) -> str:
-    parts = [output.painted_state(seen.state.value)]
-    if seen.state.is_terminal and (code := _how_it_ended(seen)):
+def _state(job: JobStatus) -> str:
+    parts = [output.painted_state(job.state.value)]
+    if job.state.is_terminal and (code := _how_it_ended(job)):
         parts.append(code)
-    if seen.elapsed_s is not None:
-        parts.append(times(seen))
-    if seen.attempt > 1:
-        parts.append(f"attempt {seen.attempt}")
-    if seen.reason:
-        parts.append(f"({seen.reason})")
+    if job.elapsed_s is not None:
+        parts.append(times(job))
+    if job.attempt > 1:
+        parts.append(f"attempt {job.attempt}")
+    if job.reason:
+        parts.append(f"({job.reason})")
     return "  ".join(parts)
 
 
-def _how_it_ended(seen: JobStatus) -> str:
-    if seen.exit_signal:
-        return f"signal {seen.exit_signal}"
+def _how_it_ended(job: JobStatus) -> str:
+    if job.exit_signal:
+        return f"signal {job.exit_signal}"
     # A job that was cancelled before it ran has status 0 to Slurm; that would read as success.
-    says = bool(seen.exit_code) or (seen.exit_code == 0 and seen.state.is_success)
-    return f"exit {seen.exit_code}" if says else ""
+    says = bool(job.exit_code) or (job.exit_code == 0 and job.state.is_success)
+    return f"exit {job.exit_code}" if says else ""
 
 
-def _world(seen: JobStatus) -> str:
-    record = seen.record
+def _world(job: JobStatus) -> str:
+    record = job.record
     asked = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
-    if seen.world_size is None:
-        return f"{asked}, not formed yet" if not seen.state.is_terminal else f"{asked}, not formed"
-    if seen.world_size != record.world_size:
-        return f"{seen.world_size} ranks, but {asked} were asked for"
-    return f"{count(seen.world_size, 'rank')} in one world = {asked}"
+    if job.world_size is None:
+        return f"{asked}, not formed yet" if not job.state.is_terminal else f"{asked}, not formed"
+    if job.world_size != record.world_size:
+        return f"{job.world_size} ranks, but {asked} were asked for"
+    return f"{count(job.world_size, 'rank')} in one world = {asked}"
 
 
-def _progress(seen: JobStatus) -> str:
+def _progress(job: JobStatus) -> str:
     """Write how far a training is: `380/46880  1.2 steps/s, 10:45:00 to go`."""
-    progress = seen.progress
+    progress = job.progress
     done = str(progress.step) if progress.total is None else f"{progress.step}/{progress.total}"
     rate = progress.rate_per_s
     done += f"  {rate:.3g} steps/s" if rate else ""
-    if seen.state is not JobState.RUNNING:
+    if job.state is not JobState.RUNNING:
         return done
     left = (progress.total or 0) - (progress.step or 0)
     if silence := _silence(progress):
@@ -157,7 +157,7 @@ def _silence(progress: TrainingProgress) -> str:
     return f"last reported {clock(silent_s)} ago"
 
 
-def times(seen: JobStatus) -> str:
+def times(job: JobStatus) -> str:
     """Write the time spent, and the limit where there is one: `05:10:40 / 1-00:00:00`."""
-    spent = "-" if seen.elapsed_s is None else clock(seen.elapsed_s)
-    return spent if seen.limit_s is None else f"{spent} / {clock(seen.limit_s)}"
+    spent = "-" if job.elapsed_s is None else clock(job.elapsed_s)
+    return spent if job.limit_s is None else f"{spent} / {clock(job.limit_s)}"

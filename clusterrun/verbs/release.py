@@ -14,9 +14,9 @@ RETRY_S = 5.0
 TRIES = 6
 
 
-def is_held(seen: JobStatus) -> bool:
+def is_held(job: JobStatus) -> bool:
     """Say whether a job has run, and waits for a time to come."""
-    return seen.pending is not None and seen.pending.code == HELD and seen.attempt > 0
+    return job.pending is not None and job.pending.code == HELD and job.attempt > 0
 
 
 class Release:
@@ -29,11 +29,11 @@ class Release:
         self._tries: Counter[tuple[str, int]] = Counter()
         self._next_try = 0.0
 
-    def __call__(self, seen: JobStatus) -> bool:
+    def __call__(self, job: JobStatus) -> bool:
         """Say whether the job was held and has been released."""
-        record = seen.record
-        wait = (record.job_id, seen.attempt)
-        if not is_held(seen) or not record.is_own or self._tries[wait] >= TRIES:
+        record = job.record
+        wait = (record.job_id, job.attempt)
+        if not is_held(job) or not record.is_own or self._tries[wait] >= TRIES:
             return False
         if time.monotonic() < self._next_try:
             return False

@@ -11,9 +11,9 @@ from clusterrun.cli.shared.times import timestamp
 from clusterrun.rundir.outcome import Outcome
 
 
-def job_object(seen: JobStatus) -> dict[str, Any]:
+def job_object(job: JobStatus) -> dict[str, Any]:
     """Describe a job for JSON; null is what nobody could say."""
-    record = seen.record
+    record = job.record
     return {
         "job_id": record.job_id or None,
         "name": record.name,
@@ -21,42 +21,42 @@ def job_object(seen: JobStatus) -> dict[str, Any]:
         "run_dir": record.run_dir,
         "backend": record.cluster.value,
         "cluster": record.slurm_cluster,
-        "state": seen.state.value,
-        "reason": _reason(seen),
+        "state": job.state.value,
+        "reason": _reason(job),
         "nodes": record.nodes,
-        "nodelist": nodelist(seen) or None,
+        "nodelist": nodelist(job) or None,
         "gpus": record.nodes * record.gpus_per_node,
         "world_size": record.world_size,
-        "proven_world_size": seen.world_size,
-        "attempt": seen.attempt,
+        "proven_world_size": job.world_size,
+        "attempt": job.attempt,
         "submitted": timestamp(record.submitted_at),
-        "expected_start": timestamp(seen.expected_start),
-        "start": timestamp(seen.start),
-        "end": timestamp(seen.end),
-        "elapsed_s": seen.elapsed_s,
-        "limit_s": seen.limit_s,
-        "exit": {"code": seen.exit_code, "signal": seen.exit_signal},
+        "expected_start": timestamp(job.expected_start),
+        "start": timestamp(job.start),
+        "end": timestamp(job.end),
+        "elapsed_s": job.elapsed_s,
+        "limit_s": job.limit_s,
+        "exit": {"code": job.exit_code, "signal": job.exit_signal},
         "progress": {
-            "step": seen.progress.step,
-            "total": seen.progress.total,
-            "rate_per_s": seen.progress.rate_per_s,
-            "reported": timestamp(seen.progress.reported_at),
+            "step": job.progress.step,
+            "total": job.progress.total,
+            "rate_per_s": job.progress.rate_per_s,
+            "reported": timestamp(job.progress.reported_at),
         },
-        "checkpoint": seen.checkpoint,
-        "attempts": [attempt_object(attempt) for attempt in seen.attempts],
+        "checkpoint": job.checkpoint,
+        "attempts": [attempt_object(attempt) for attempt in job.attempts],
         "earlier_job_ids": list(record.earlier_job_ids),
         "chained_job_ids": list(record.chained_job_ids),
-        "verdict": _verdict(seen.failure),
-        "notes": list(seen.notes),
+        "verdict": _verdict(job.failure),
+        "notes": list(job.notes),
     }
 
 
-def _reason(seen: JobStatus) -> dict[str, Any] | None:
-    if seen.pending is not None:
-        pending = seen.pending
+def _reason(job: JobStatus) -> dict[str, Any] | None:
+    if job.pending is not None:
+        pending = job.pending
         return {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
-    if seen.reason:
-        return {"code": seen.reason, "text": seen.reason, "can_start": None}
+    if job.reason:
+        return {"code": job.reason, "text": job.reason, "can_start": None}
     return None
 
 

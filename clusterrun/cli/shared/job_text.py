@@ -28,23 +28,21 @@ def _who(failure: Outcome) -> str:
     return f"rank {failure.rank}" + (f" on {failure.node}" if failure.node else "")
 
 
-def where_or_why(seen: JobStatus) -> str:
+def where_or_why(job: JobStatus) -> str:
     """Say where a job runs, or why it waits."""
-    if seen.pending is None:
-        is_local = seen.record.cluster is Cluster.LOCAL
-        return (
-            f"{nodelist(seen)} (simulated nodes)" if is_local and seen.nodelist else nodelist(seen)
-        )
-    start = f"; starts about {_local(seen.expected_start)}" if seen.expected_start else ""
-    return f"{seen.pending.text}{start}"
+    if job.pending is None:
+        is_local = job.record.cluster is Cluster.LOCAL
+        return f"{nodelist(job)} (simulated nodes)" if is_local and job.nodelist else nodelist(job)
+    start = f"; starts about {_local(job.expected_start)}" if job.expected_start else ""
+    return f"{job.pending.text}{start}"
 
 
-def nodelist(seen: JobStatus) -> str:
+def nodelist(job: JobStatus) -> str:
     """Name the hosts of a job in Slurm's short form, each once: simulated nodes share one."""
     try:
-        return fold_hosts(parse_hostlist(seen.nodelist))
+        return fold_hosts(parse_hostlist(job.nodelist))
     except UsageError:
-        return seen.nodelist
+        return job.nodelist
 
 
 def _local(epoch_s: float) -> str:
