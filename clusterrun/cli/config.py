@@ -20,9 +20,6 @@ from clusterrun.config.resolved import Row
 from clusterrun.config.spoken import unknown_key
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 
-SHOW_SCHEMA = "clusterrun.config-show/1"
-VALIDATE_SCHEMA = "clusterrun.config-validate/1"
-
 
 @click.group("config")
 def command() -> None:
@@ -72,7 +69,7 @@ def _refuse_unknown(key: str) -> None:
 
 def _show_json(resolved: Resolved, rows: Sequence[Row]) -> dict[str, object]:
     return {
-        "schema": SHOW_SCHEMA,
+        "schema": "clusterrun.config-show/1",
         "profile": resolved.profile,
         "project_dir": str(resolved.project_dir),
         "files": list(resolved.files),
@@ -99,7 +96,8 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
     is_valid = not errors and not (strict and warnings)
     names = [each.shown for each in found.files]
     if as_json:
-        output.answer_json(_validate_json(names, errors, warnings, is_valid=is_valid))
+        data = {"schema": "clusterrun.config-validate/1", "valid": is_valid, "files": names}
+        output.answer_json({**data, "errors": [*map(_mistake, errors)], "warnings": warnings})
     elif is_valid:
         output.answer("\n".join(f"{name}: valid" for name in names) or "no configuration file here")
     return Exit.OK if is_valid else Exit.USAGE
@@ -129,20 +127,9 @@ def _missing_script(resolved: Resolved) -> Iterator[str]:
         yield f"{resolved.origins['script']}: script '{script}' does not exist"
 
 
-def _validate_json(
-    files: Sequence[str],
-    errors: Sequence[ClusterrunError],
-    warnings: Sequence[str],
-    *,
-    is_valid: bool,
-) -> dict[str, object]:
+def _mistake(error: ClusterrunError) -> dict[str, str | None]:
     return {
-        "schema": VALIDATE_SCHEMA,
-        "valid": is_valid,
-        "files": list(files),
-        "errors": [
-            {"message": error.message, "where": error.where, "hint": "; ".join(error.hints) or None}
-            for error in errors
-        ],
-        "warnings": list(warnings),
+        "message": error.message,
+        "where": error.where,
+        "hint": "; ".join(error.hints) or None,
     }

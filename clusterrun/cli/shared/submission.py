@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from clusterrun.advice.question import told_batch
+from clusterrun.advice.question import configured_batch
 from clusterrun.backends.environment import SbatchVariable, sbatch_variables
 from clusterrun.cli.shared import output
 from clusterrun.config.spec import Cluster
@@ -154,7 +154,7 @@ def submission_object(
         "nodes": record.nodes,
         "procs_per_node": record.procs_per_node,
         "gpus_per_node": record.gpus_per_node,
-        "effective_batch": told_batch(prepared.resolved.spec, record.world_size),
+        "effective_batch": configured_batch(prepared.resolved.spec, record.world_size),
         "warnings": warnings,
     }
 
