@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from clusterrun.cli.shared import output, submission
-from clusterrun.cli.shared.announce import find_announced
-from clusterrun.cli.shared.job_text import failure_text
+from clusterrun.cli.shared.job_text import failure_text, find_announced
 from clusterrun.cli.shared.options import (
     JobCommand,
     JobOptions,

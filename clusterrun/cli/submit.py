@@ -11,8 +11,7 @@ from click.exceptions import Exit as ClickExit
 from clusterrun.advice.question import planned
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
-from clusterrun.cli.shared.announce import say_released
-from clusterrun.cli.shared.job_text import failure_text
+from clusterrun.cli.shared.job_text import failure_text, say_released
 from clusterrun.cli.shared.options import (
     JobOptions,
     ScriptCommand,

@@ -11,7 +11,7 @@ from clusterrun.backends.slurm import foreign
 from clusterrun.backends.slurm.foreign import ForeignPart
 from clusterrun.cli.logs.job import LogJob, PlainLogs, RunLogs
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.announce import find_announced
+from clusterrun.cli.shared.job_text import find_announced
 from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, UsageError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths

@@ -75,7 +75,7 @@ def print_lines(request: Request, printer: LogPrinter) -> Cut:
         if len(request.attempts) > 1:
             printer.start_attempt(attempt)
         if request.context:
-            _print_in_context(request, printer, attempt, tail)
+            printer.print_in_context(_in_context(request, attempt, tail))
             continue
         if tail.errors:
             printer.print_errors(tail.errors)
@@ -83,14 +83,6 @@ def print_lines(request: Request, printer: LogPrinter) -> Cut:
             printer.print_lines(lines)
     printer.finish()
     return cut | Cut.LINES if printer.is_cut else cut
-
-
-def _print_in_context(request: Request, printer: LogPrinter, attempt: int, tail: Tail) -> None:
-    for line in _in_context(request, attempt, tail):
-        if isinstance(line, Break):
-            printer.print_break()
-        else:
-            printer.print_line(line)
 
 
 def all_lines(request: Request) -> Iterator[LogLine]:
