@@ -1,4 +1,4 @@
-"""Ask about a training as it is configured: find its model, its memory and its disk."""
+"""Turn a configuration into a question: find the model, memory and disk of a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cancel`: end jobs; what has ended already is no mistake."""
+"""`cancel`: end jobs; one that has ended already is not an error."""
 
 from __future__ import annotations
 

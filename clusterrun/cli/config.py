@@ -1,4 +1,4 @@
-"""config: show what is configured and who said it, check files before a job waits for them."""
+"""`config`: show the settings and their origins, and check files before a job depends on them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) ->
 
 
 def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
-    """Choose what was asked for; without a question, all that has a value.
+    """Choose the rows that were asked for; by default all that have a value.
 
     Raises UsageError for a key that nobody declared.
     """
@@ -106,7 +106,7 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
 def _problems(
     found: FoundFiles, documents: Sequence[Document], cwd: Path
 ) -> tuple[list[UsageError], list[str]]:
-    """Collect the mistakes of the files; where there are none, those of what they make together."""
+    """Collect the mistakes of the files; if there are none, those of their combination."""
     errors = [error for document in documents for error in document.errors]
     warnings = [text for document in documents for text in document.warnings]
     profiles = {name: None for document in documents for name in document.profiles}

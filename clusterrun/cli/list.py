@@ -101,7 +101,7 @@ def _row(job: JobStatus) -> tuple[str, ...]:
 
 
 def _report_silence(ctx: click.Context, found: list[JobStatus]) -> None:
-    """Say once that a scheduler did not answer; what the files say was printed."""
+    """Report once that a scheduler did not answer; the table shows what the files say."""
     errors = [job.error for job in found if job.error is not None]
     if errors:
         output.print_error_text(errors[0])

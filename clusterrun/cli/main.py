@@ -144,7 +144,7 @@ _GLOBAL_OPTIONS: Final = {
 
 
 def _with_global_options(command: click.Command) -> click.Command:
-    """Let `--color` and `--debug` stand behind the verb, too."""
+    """Accept `--color` and `--debug` after the verb as well."""
     taken = {option for parameter in command.params for option in parameter.opts}
     for name, option in _GLOBAL_OPTIONS.items():
         if name not in taken:
@@ -271,7 +271,7 @@ def _from_click(error: click.UsageError) -> UsageError:
 
 
 def _sentence(text: str) -> str:
-    """Write another library's sentence our way: lower case, no full stop."""
+    """Rewrite click's sentence in our style: lower case, no full stop."""
     text = text.rstrip(".")
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
@@ -303,7 +303,7 @@ def _write_crash(text: str) -> Path:
 
 
 def _silence_streams() -> None:
-    """Keep the interpreter's own flush at exit from complaining about a stream that is gone."""
+    """Keep the interpreter's flush at exit from complaining about a closed stream."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

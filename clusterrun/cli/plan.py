@@ -1,4 +1,4 @@
-"""`plan`: what a training will need, told before it is queued."""
+"""`plan`: estimate what a training will need, before it is queued."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _question(resolved: Resolved, *, is_open: bool) -> Question:
 def _traced(
     resolved: Resolved, question: Question, around: list[Question]
 ) -> tuple[Question, list[Question]]:
-    """Trace the question and each neighbour that can be; say which can't."""
+    """Trace the question and each neighbour; report those that can't be traced."""
     config = config_of(resolved)
     question, found = traced(question, config), []
     for neighbour in around:

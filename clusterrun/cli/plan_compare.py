@@ -1,4 +1,4 @@
-"""`plan --compare JOB`: what is told of a run beside what was measured."""
+"""`plan --compare JOB`: the estimate of a run beside what was measured."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pair(NamedTuple):
 def compare(job: str, *, as_json: bool) -> None:
     """Compare a run with the estimate from its own configuration.
 
-    Raises ClusterrunError for a run that has told nothing yet.
+    Raises ClusterrunError for a run that has reported nothing yet.
     """
     record = find_record(job)
     try:
@@ -74,14 +74,14 @@ def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
 
 
 def _allocated(answer: Estimate) -> int | None:
-    """Return what torch's allocator gives out, which is what ranks tell: no margin, no context."""
+    """Return what torch's allocator gives out, as ranks report it: no margin, no context."""
     if answer.gpu_memory is None:
         return None
     return total(term for term in answer.gpu_memory.terms if term.name != CONTEXT)
 
 
 def _counted(answer: Estimate) -> int | None:
-    """Return the steps that follow from samples and epochs; a number that was given tells none."""
+    """Return the steps that follow from samples and epochs; None if their number was given."""
     return answer.steps.total if answer.question.max_steps is None else None
 
 

@@ -23,7 +23,7 @@ _COLOURS: Final = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.NO: "
 
 
 def show(answer: Estimate, around: Sequence[Estimate], *, is_asked: bool) -> None:
-    """Print an estimate; of its neighbours a line, or a table where they were asked for."""
+    """Print an estimate, and its neighbours: as a table if asked for, else on one line."""
     for line in _lines(answer):
         output.answer(line)
     if is_asked:
@@ -38,7 +38,7 @@ def show(answer: Estimate, around: Sequence[Estimate], *, is_asked: bool) -> Non
 
 
 def usual_neighbours(question: Question) -> list[Question]:
-    """Ask what is asked most: a larger micro-batch."""
+    """Return what is asked most: a larger micro-batch."""
     return neighbours(question, "micro-batch")[-2:] if question.gpu_bytes else []
 
 
@@ -175,7 +175,7 @@ def _loader(answer: Estimate) -> str:
 
 
 def _preset(answer: Estimate) -> Iterator[str]:
-    """Print what to start with, where nobody has said how large a batch is."""
+    """Yield what to start with, if no batch size was given."""
     found = answer.preset
     if found is None:
         return
@@ -240,7 +240,7 @@ def _choice_cells(choice: Choice, best_s: float, question: Question) -> tuple[st
 
 
 def nothing_fits(least: Choice, question: Question) -> str:
-    """Say what would need the least of a GPU, where nothing fits."""
+    """Return the setup that needs the least of a GPU, as a sentence, if nothing fits."""
     gpu, host = question.gpu_bytes, question.host_bytes
     of_gpu = f" of {gib(gpu)}" if gpu else ""
     of_host = f" of {gib(host)}" if host else ""

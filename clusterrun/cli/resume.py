@@ -1,4 +1,4 @@
-"""`resume`: go on with a run that has ended, in its own directory, from a checkpoint."""
+"""`resume`: continue a run that has ended, in its own directory, from a checkpoint."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _print_steps(plan: Resumption) -> None:
 
 
 def _failure(plan: Resumption) -> str:
-    """Say why the last attempt ended, as its outcome has it, else as its events do."""
+    """Return why the last attempt ended: by its outcome, or else by its events."""
     last = plan.status.attempts[-1].outcome if plan.status.attempts else None
     if last is not None:
         at = f" at step {last.step}" if last.step is not None else ""
@@ -129,7 +129,7 @@ def _from(plan: Resumption) -> str:
 
 
 def _batch(plan: Resumption) -> str:
-    """Compare effective batches, where the script said what it was when it saved."""
+    """Compare effective batches, if the script stored its own in the checkpoint."""
     found = plan.start.checkpoint
     old = found.settings.get("effective_batch") if found else None
     if found is None or not isinstance(old, int):

@@ -1,4 +1,4 @@
-"""`status`: say how one job stands."""
+"""`status`: print how one job stands."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _progress(job: JobStatus) -> str:
 
 
 def _silence(progress: TrainingProgress) -> str:
-    """Say for how long no step was reported, if that is unusual: the estimate is void then."""
+    """Return for how long no step was reported, if that is unusual: the estimate is void then."""
     silent_s = time.time() - (progress.reported_at or 0.0)
     usual_s = 1.0 / progress.rate_per_s if progress.rate_per_s else SILENCE_S
     if silent_s <= max(SILENCE_S, SILENT_STEPS * usual_s) or progress.step == progress.total:
@@ -160,7 +160,7 @@ def _silence(progress: TrainingProgress) -> str:
 
 
 def times(job: JobStatus) -> str:
-    """Write the time spent, and the limit where there is one: `05:10:40 / 1-00:00:00`."""
+    """Write the time spent, and the limit if there is one: `05:10:40 / 1-00:00:00`."""
     spent = "-" if job.elapsed_s is None else clock(job.elapsed_s)
     return spent if job.limit_s is None else f"{spent} / {clock(job.limit_s)}"
 
@@ -169,9 +169,9 @@ def times(job: JobStatus) -> str:
 
 
 def _attempts(attempts: Sequence[AttemptSummary], *, is_over: bool) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each attempt; nothing of a run that needed but one.
+    """Yield label and text of each attempt; nothing of a run that needed only one.
 
-    `is_over`: nothing follows the last; else Slurm may start a job again that it has ended.
+    `is_over`: nothing follows the last; otherwise Slurm may start the job again.
     """
     outcomes = [attempt.outcome for attempt in attempts if attempt.outcome]
     if len(attempts) < 2 and all(outcome.cause is Cause.COMPLETED for outcome in outcomes):

@@ -1,4 +1,4 @@
-"""`submit`: start a job; stdout holds what sbatch would print, all else is on stderr."""
+"""`submit`: start a job; stdout has what sbatch would print, stderr the rest."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def command(
 
 
 def _chained(job: JobOptions) -> JobOptions:
-    """Have the next job of the chain go on with the run, unless something else was asked for."""
+    """Have the next job of the chain continue the run, unless something else was asked for."""
     flags = {"on_interrupt": Given(value="successor", flag="--chain"), **job.flags}
     return dataclasses.replace(job, flags=flags)
 
@@ -135,7 +135,7 @@ def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_r
 
 
 def _show_unsent(prepared: Prepared, verdict: str, *, test_only: bool, as_json: bool) -> None:
-    """Print the script (--dry-run) or what Slurm said of it (--test-only)."""
+    """Print the script (--dry-run) or Slurm's answer to it (--test-only)."""
     if not test_only:
         submission.print_verdict(verdict)
         submission.print_files(prepared, as_json=as_json)
@@ -151,7 +151,7 @@ def _show_unsent(prepared: Prepared, verdict: str, *, test_only: bool, as_json: 
 
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:
-    """Show the logs as `logs --follow` does; a watcher who leaves does not end the job."""
+    """Show the logs as `logs --follow` does; Ctrl-C does not end the job."""
     from clusterrun.cli.logs import command as logs
 
     try:

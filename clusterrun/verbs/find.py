@@ -41,7 +41,7 @@ def find_record(job: Which | None = None) -> JobRecord:
 
 
 def places_of_runs() -> list[RunsDir]:
-    """List where to look for runs: this project's directory, then all that were used before."""
+    """List the directories of runs: this project's, then all that were used before."""
     cwd = working_directory(os.environ)
     try:
         run_dir = load_spec().spec.run_dir

@@ -1,4 +1,4 @@
-"""The handle of a job in Python: submitit's job, whose answers are those of our verbs."""
+"""The handle of a job in Python: submitit's job, answered by our verbs."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Watcher(core.InfoWatcher):  # type: ignore[misc]  # submitit is not follow
 class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
     """A job that was submitted: ask how it stands, wait for it, read its logs, end it.
 
-    It is submitit's job, too: `state`, `done()`, `result()`, `exception()`, `stdout()`,
-    `awaitable()` and submitit's helpers (`as_completed`, `monitor_jobs`) take it as one of theirs.
+    It is also submitit's job: `state`, `done()`, `result()`, `exception()`, `stdout()`,
+    `awaitable()` and submitit's helpers (`as_completed`, `monitor_jobs`) accept it.
     `record` is what job.json held when the handle was made.
     """
 

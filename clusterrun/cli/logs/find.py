@@ -21,7 +21,7 @@ from clusterrun.verbs.find import find_record, places_of_runs
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """What a name on the command line means; a stamped log names its node and attempt, too."""
+    """What a name on the command line means; a stamped log also names its node and attempt."""
 
     job: LogJob
     nodes: frozenset[str] | None = None
@@ -86,7 +86,7 @@ def _find_run(name: str) -> Named:
 
 
 def _ask_for_own_job(name: str) -> list[ForeignPart]:
-    """Ask Slurm for a job of this user; none if Slurm is silent."""
+    """Ask Slurm for a job of this user; none if Slurm does not answer."""
     try:
         parts = foreign.ask(name) if foreign.is_job_id(name) else []
     except SchedulerUnreachableError:

@@ -36,7 +36,7 @@ ASK_PENDING_S = 10
 ASK_RUNNING_S = 30
 ASK_ENDING_S = 2
 FORGOTTEN_S = 45  # more than one question later
-FEW_NODES = 16  # more of them are told of together
+FEW_NODES = 16  # more of them share a line
 
 
 def follow_job(request: Request) -> int:
@@ -137,7 +137,7 @@ def print_left(left: list[Left], printer: LogPrinter) -> None:
 
 @dataclass(kw_only=True)
 class _Watch:
-    """Knows whether the job has ended; asks seldom, and at once if its files say so."""
+    """Checks whether the job has ended: rarely, and at once when its files show an end."""
 
     job: LogJob
     standing: Standing | None = None

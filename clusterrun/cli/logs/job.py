@@ -36,7 +36,7 @@ class Standing:
 
 
 def waiting(job: LogJob, standing: Standing) -> str:
-    """Return a sentence that says what a job waits for."""
+    """Return a sentence about what a job waits for."""
     state = f"{job.title} is {standing.state.value.lower()}"
     return f"{state}: {standing.waits_for}" if standing.waits_for else state
 
@@ -70,7 +70,7 @@ class RunLogs:
         return self.record.procs_per_node
 
     def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
-        """Return where its logs are, or those of some nodes; or the batch script's own output."""
+        """Return its logs, or those of some nodes; or the batch script's own output."""
         if not batch:
             return RunFiles(paths=self.record.paths, nodes=nodes)
         output = LogFile(node=BATCH, path=self.record.paths.batch_output, kind=FileKind.PLAIN)
@@ -128,7 +128,7 @@ class PlainLogs:
         return self.job_id or str(self.path)
 
     def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> PlainFiles:
-        """Return where its output is; it is that of the batch script in any case."""
+        """Return its output, which is always that of the batch script."""
         return PlainFiles(candidates=self._files)
 
     def _files(self) -> list[LogFile]:
@@ -162,7 +162,7 @@ class PlainLogs:
         return False
 
     def end_mark(self) -> int | None:
-        """Return None: such a job leaves no file that says that it ended."""
+        """Return None: such a job writes no end.json."""
         return None
 
 

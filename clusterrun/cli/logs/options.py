@@ -57,7 +57,7 @@ def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[in
 def choose_ranks(
     job: LogJob, *, ranks: str | None, local_ranks: str | None
 ) -> frozenset[int] | None:
-    """Find the global ranks that are in both sets; None where neither was given."""
+    """Return the global ranks that are in both sets; None if neither was given."""
     chosen = None
     if job.record is None and (ranks is not None or local_ranks is not None):
         raise UsageError(f"the lines of {job.title} name no rank")

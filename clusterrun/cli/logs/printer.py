@@ -26,10 +26,10 @@ MOST_KEPT = 100_000  # folded lines that wait for the end, to be counted
 
 @dataclass(kw_only=True)
 class LogPrinter:
-    """Writes lines to `target` (None: stdout) as they were asked for, what is beside to stderr.
+    """Writes lines to `target` (None: stdout) in the form asked for, and notes to stderr.
 
-    `nodes` are those known at the start: they give the prefix its width. `is_following` says that
-    the lines are new ones: a terminal gets no more of them than it can show.
+    `nodes` are those known at the start: they give the prefix its width. `is_following`: the lines
+    are new ones, and a terminal gets no more of them than it can show.
     """
 
     request: Request
@@ -92,7 +92,7 @@ class LogPrinter:
             writer.last = max(room - (writer.count - written), 0)
 
     def print_in_context(self, lines: Iterable[LogLine | Break]) -> None:
-        """Print lines one by one; show people where lines are left out between them."""
+        """Print lines one by one; mark gaps between them for people."""
         for line in lines:
             if not isinstance(line, Break):
                 self.print_line(line)

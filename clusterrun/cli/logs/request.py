@@ -30,9 +30,8 @@ class Request:
     `attempts` are those to read, oldest first, none if the run has not started; `is_chosen`
     means that one of them was named. `tail` None means all lines of each, `nodes` None all nodes.
     `form` is text, raw or json; `prefix` auto, full or none; `timestamps` none, clock (whole
-    seconds), time, iso or delta. `has_times` says that the lines carry any.
-    `tz` None is the local zone; `dedup` None folds if that helps people; `interval_s` None is
-    a pace that suits the number of files.
+    seconds), time, iso or delta; `has_times`: the lines carry any. `tz` None is the local zone;
+    `dedup` None folds for people only; `interval_s` None depends on the number of files.
     """
 
     job: LogJob
@@ -66,7 +65,7 @@ class Request:
 
     @property
     def has_one_source(self) -> bool:
-        """Whether the lines are of one stream of one rank, which nobody else's can tear."""
+        """Whether the lines are of one stream of one rank, which no other line can split."""
         return self.has_one_rank and len(self.query.streams & _OF_RANKS) == 1
 
     @property
@@ -120,7 +119,7 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
 
 
 def _times(wanted: Mapping[str, Any]) -> str:
-    """Choose the time of day if people are told who wrote a line."""
+    """Choose the time of day if lines have a prefix."""
     return wanted["timestamps"] or ("clock" if wanted["prefix"] != "none" else "none")
 
 

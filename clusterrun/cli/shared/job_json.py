@@ -12,7 +12,7 @@ from clusterrun.rundir.outcome import Outcome
 
 
 def job_object(job: JobStatus) -> dict[str, Any]:
-    """Describe a job for JSON; null is what nobody could say."""
+    """Describe a job for JSON; null is unknown."""
     record = job.record
     return {
         "job_id": record.job_id or None,
@@ -73,7 +73,7 @@ def _verdict(failure: Outcome | None) -> dict[str, Any] | None:
 
 
 def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
-    """Describe an attempt for JSON; null is what nobody could say."""
+    """Describe an attempt for JSON; null is unknown."""
     outcome = attempt.outcome
     timed = outcome if outcome and outcome.started_at else None
     return {

@@ -52,7 +52,7 @@ def _who(failure: Outcome) -> str:
 
 
 def where_or_why(job: JobStatus) -> str:
-    """Say where a job runs, or why it waits."""
+    """Return where a job runs, or why it waits."""
     if job.pending is None:
         is_local = job.record.cluster is Cluster.LOCAL
         return f"{nodelist(job)} (simulated nodes)" if is_local and job.nodelist else nodelist(job)

@@ -45,9 +45,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What the command line said about a job, not yet interpreted.
+    """What was typed about a job, not yet interpreted.
 
-    `flags` maps the names of JobSpec's fields to `loading.Given`.
+    `flags` maps the names of JobSpec's fields to `config.Given`.
     """
 
     flags: dict[str, Any] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class GroupedOption(click.Option):
         self.words = tuple(words)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the words of an enum, else what the type offers."""
+        """Offer the words of an enum, or what the type offers."""
         if not self.words:
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(word) for word in self.words if word.startswith(incomplete)]
@@ -188,7 +188,7 @@ def _field_option(declared: Field) -> Callable[[Any], Any]:
         settings["is_flag"] = True
     else:
         settings["metavar"] = declared.metavar or "|".join(words) or _METAVARS.get(declared.kind)
-        # Values stay texts: they are read where the values of files are read.
+        # Values stay texts: they are parsed with those of files.
         settings["type"] = click.Path() if declared.kind is Kind.PATH else click.UNPROCESSED
         settings["multiple"] = declared.kind in (Kind.TEXTS, Kind.MAPPING)
     return click.option(declared.name, *declared.flags, **settings)
@@ -229,7 +229,7 @@ _SET_OPTION: Final = click.option(
 
 
 def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]) -> JobOptions:
-    """Take our parameters out of those that click gives to the verb."""
+    """Take the parameters of the job out of those that click passes to the verb."""
     words = kwargs.pop("words", ())
     flags = {}
     for declared in fields:
@@ -247,7 +247,7 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
 
 
 def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
-    """Divide `[SCRIPT] [ARGS]...`; words that begin with a dash are for the configured script."""
+    """Split `[SCRIPT] [ARGS]...`; words that begin with a dash are for the configured script."""
     if not words:
         return {}
     if has_module or words[0].startswith("-"):
@@ -274,7 +274,7 @@ def _misplaced(words: Sequence[str]) -> Iterator[str]:
 
 
 def _typed_as(ctx: click.Context, declared: Field) -> str:
-    """Find the spelling that was used; the first one where that is not plain to see."""
+    """Return the spelling that was used, or the first one if that is unclear."""
     spellings = [part for flag in declared.flags for part in flag.split("/")]
     for word in ctx.meta.get(_TYPED, ()):
         name = word.partition("=")[0]
