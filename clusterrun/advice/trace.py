@@ -167,9 +167,9 @@ def _asking() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except Exception as error:  # whatever a config makes of it
-        said = (str(error).splitlines() or [""])[0]
+        first_line = (str(error).splitlines() or [""])[0]
         raise UsageError(
-            "the model can't be traced", cause=f"{type(error).__name__}: {said}", hint=WITHOUT
+            "the model can't be traced", cause=f"{type(error).__name__}: {first_line}", hint=WITHOUT
         ) from error
     finally:
         logging.disable(silenced)

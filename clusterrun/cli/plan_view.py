@@ -98,11 +98,11 @@ def _steps(answer: Estimate) -> str:
     steps, question = answer.steps, answer.question
     if steps.full_per_epoch is None:
         return f"{steps.total:,} in all" if steps.total else ""
-    said = f"{question.samples:,} samples / {question.setup.effective_batch:,}"
-    said += f" = {steps.full_per_epoch:,} full steps per epoch"
+    text = f"{question.samples:,} samples / {question.setup.effective_batch:,}"
+    text += f" = {steps.full_per_epoch:,} full steps per epoch"
     if steps.accelerate_per_epoch != steps.full_per_epoch:
-        said += f" (accelerate runs {steps.accelerate_per_epoch:,})"
-    return said + (f"; {steps.total:,} in all" if steps.total else "")
+        text += f" (accelerate runs {steps.accelerate_per_epoch:,})"
+    return text + (f"; {steps.total:,} in all" if steps.total else "")
 
 
 def _memory(title: str, need: Need) -> Iterator[str]:
@@ -128,11 +128,11 @@ def _time(answer: Estimate) -> Iterator[str]:
     time, question = answer.time, answer.question
     if time is None:
         return
-    said = [f"{_span(time.step)} a step"]
-    said += [f"{_span(time.epoch)} an epoch"] if time.epoch else []
-    said += [f"{_span(time.whole)} in all"] if time.whole else []
+    parts = [f"{_span(time.step)} a step"]
+    parts += [f"{_span(time.epoch)} an epoch"] if time.epoch else []
+    parts += [f"{_span(time.whole)} in all"] if time.whole else []
     basis = "measured" if time.step.basis == "measured" else f"at MFU {question.mfu:g}"
-    yield _row("time", f"{', '.join(said)} ({basis})")
+    yield _row("time", f"{', '.join(parts)} ({basis})")
     if time.whole is not None and time.step.basis != "measured":
         band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
         low, high = (min(1, share * question.mfu) for share in MFU_BAND)

@@ -31,8 +31,6 @@ PATIENCE_S = 1.0
 PACE_S = 0.1
 QUIET_S = 60  # how long a running job may have no logs before that is a fault
 
-Chapter = tuple[int, Tail]
-
 
 class Scanning:
     """Shows in the last row of a terminal how far a search is, once it takes long."""
@@ -115,7 +113,7 @@ def find_files(request: Request) -> list[LogFile]:
     return files
 
 
-def _chapters(request: Request) -> Iterator[Chapter]:
+def _chapters(request: Request) -> Iterator[tuple[int, Tail]]:
     """Yield the lines of each attempt, of each only as many of the last as are wanted."""
     for attempt in request.attempts:
         sources = sources_of(request.catalogue.files(attempt), request.query)

@@ -90,7 +90,7 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
     attempt = named.attempt if wanted["attempt"] is None else wanted["attempt"]
     attempts = options.choose_attempts(job.title, catalogue.newest_attempt(), attempt)
     zone = None if wanted["tz"] is None else parse_zone(wanted["tz"])
-    query = _query(job, nodes, wanted, zone=zone, attempt=max(attempts, default=0))
+    query = _query(job, nodes, streams, wanted, zone=zone, attempt=max(attempts, default=0))
     has_times = job.record is not None and streams is not None
     is_saved = wanted["target"] is not None
     return Request(
@@ -134,6 +134,7 @@ def _tail(wanted: Mapping[str, Any]) -> int | None:
 def _query(
     job: LogJob,
     nodes: frozenset[str] | None,
+    streams: frozenset[Stream] | None,
     wanted: Mapping[str, Any],
     *,
     zone: tzinfo | None,
@@ -142,7 +143,6 @@ def _query(
     if wanted["all_ranks"] and wanted["ranks"] is not None:
         raise UsageError("--rank and --all-ranks exclude each other")
     ranks = options.choose_ranks(job, ranks=wanted["ranks"], local_ranks=wanted["local_ranks"])
-    streams = options.choose_streams(wanted["streams"])
     chosen = (ranks, nodes, wanted["streams"])
     is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)
     since_us, until_us = (
