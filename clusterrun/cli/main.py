@@ -279,15 +279,14 @@ def _sentence(text: str) -> str:
 def _report_crash(error: Exception, session: output.Session) -> int:
     text = "".join(traceback.format_exception(error))
     what = f"clusterrun itself failed: {type(error).__name__}: {error}".strip()
+    hint: str | tuple[str, ...] = ()
     if session.debug:
         sys.stderr.write(text)
-        output.print_error(ClusterrunError(what), session)
-        return Exit.FAILED
-    try:
-        where = _write_crash(text)
-        hint = f"the traceback is in {where}; please report it"
-    except OSError:
-        hint = "run it again with --debug to see the traceback"
+    else:
+        try:
+            hint = f"the traceback is in {_write_crash(text)}; please report it"
+        except OSError:
+            hint = "run it again with --debug to see the traceback"
     output.print_error(ClusterrunError(what, hint=hint), session)
     return Exit.FAILED
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options
 from clusterrun.cli.shared.submission import print_files, print_notes, print_verdict
 from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.shared import files
 from clusterrun.verbs.render import Prepared, check, prepare
 
 
@@ -78,7 +78,9 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
             raise UsageError(f"the directory '{directory}' is not empty", hint="name a new one")
         for name, text in prepared.bundle.files.items():
             written.append(directory / name)
-            _write_file(written[-1], text)
+            is_script = written[-1].suffix in (".sh", ".sbatch")
+            mode = 0o777 if is_script else files.BY_UMASK  # the umask is applied to both
+            files.write_whole(written[-1], text, mode=mode)
     except OSError as error:
         for path in written:
             path.unlink(missing_ok=True)
@@ -87,10 +89,3 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
         raise ClusterrunError(f"cannot write into '{directory}'", cause=str(error)) from error
     output.detail("wrote", f"{len(written)} files into {directory}")
     output.detail("submit", shlex.join(["sbatch", str(directory / "job.sbatch")]))
-
-
-def _write_file(path: Path, text: str) -> None:
-    mode = 0o777 if path.suffix in (".sh", ".sbatch") else 0o666  # the umask takes its part
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "wb") as file:
-        file.write(text.encode("utf-8", "surrogateescape"))

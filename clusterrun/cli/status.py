@@ -110,7 +110,8 @@ def _state(job: JobStatus) -> str:
     if job.state.is_terminal and (code := _how_it_ended(job)):
         parts.append(code)
     if job.elapsed_s is not None:
-        parts.append(times(job))
+        limit = "" if job.limit_s is None else f" / {clock(job.limit_s)}"
+        parts.append(f"{clock(job.elapsed_s)}{limit}")
     if job.attempt > 1:
         parts.append(f"attempt {job.attempt}")
     if job.reason:
@@ -157,12 +158,6 @@ def _silence(progress: TrainingProgress) -> str:
     if silent_s <= max(SILENCE_S, SILENT_STEPS * usual_s) or progress.step == progress.total:
         return ""
     return f"last reported {clock(silent_s)} ago"
-
-
-def times(job: JobStatus) -> str:
-    """Write the time spent, and the limit if there is one: `05:10:40 / 1-00:00:00`."""
-    spent = "-" if job.elapsed_s is None else clock(job.elapsed_s)
-    return spent if job.limit_s is None else f"{spent} / {clock(job.limit_s)}"
 
 
 # Attempts: how each ended, what it did, what was lost, what came next
