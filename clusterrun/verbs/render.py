@@ -53,20 +53,13 @@ def prepare(job: Wanted) -> Prepared:
     """
     from clusterrun.advice.question import notes_of  # not needed to ask about jobs
 
-    resolved = _adopted(job) if isinstance(job, JobSpec) else job
-    _check_script(resolved)
-    plan = make_plan(
-        resolved.spec, gather_facts(resolved.spec, cwd=resolved.cwd, environ=os.environ)
-    )
-    bundle = render_bundle(
-        plan, resolved_yaml=resolved.to_yaml(), template_dirs=_template_dirs(resolved)
-    )
-    notes = (*resolved.notes, *_notes(resolved.spec, plan), *notes_of(resolved))
-    return Prepared(resolved=resolved, plan=plan, bundle=bundle, notes=notes)
-
-
-def _adopted(spec: JobSpec) -> Resolved:
-    return adopt_spec(spec, cwd=working_directory(os.environ))
+    if isinstance(job, JobSpec):
+        job = adopt_spec(job, cwd=working_directory(os.environ))
+    _check_script(job)
+    plan = make_plan(job.spec, gather_facts(job.spec, cwd=job.cwd, environ=os.environ))
+    bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
+    notes = (*job.notes, *_notes(job.spec, plan), *notes_of(job))
+    return Prepared(resolved=job, plan=plan, bundle=bundle, notes=notes)
 
 
 def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
