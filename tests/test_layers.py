@@ -241,8 +241,6 @@ def test_only_shell_starts_scheduler_commands() -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name in INNER if name.startswith("cli.")))
 def test_a_verb_of_the_command_line_imports_no_other_verb(name: str) -> None:
-    if name == "cli.main":
-        pytest.skip("it names all verbs")
     others = {_verb(i) for i in _imported(name, TREES[name]) if i.startswith("cli.")}
     followed = {"logs"} if name == "cli.submit" else set()  # --follow is `logs -f`
     assert others - followed <= {_verb(name), "shared"}
