@@ -17,10 +17,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clusterrun.config.spec import JobSpec
     from clusterrun.errors import ClusterrunError
-    from clusterrun.verbs.api import list_jobs, load_spec, read_logs, render, status, submit, wait
     from clusterrun.verbs.cancel import cancel
+    from clusterrun.verbs.config import load_spec
     from clusterrun.verbs.job import Job, find_job
-    from clusterrun.verbs.resume import resubmit, resume
+    from clusterrun.verbs.list import list_jobs
+    from clusterrun.verbs.logs import read_logs
+    from clusterrun.verbs.render import render
+    from clusterrun.verbs.resubmit import resubmit
+    from clusterrun.verbs.resume import resume
+    from clusterrun.verbs.status import status, wait
+    from clusterrun.verbs.submit import submit
 
 __version__ = "0.1.0"
 
@@ -42,14 +48,15 @@ __all__ = [
     "wait",
 ]
 
-_HOMES = {
-    "ClusterrunError": "clusterrun.errors",
-    "Job": "clusterrun.verbs.job",
-    "JobSpec": "clusterrun.config.spec",
-    "cancel": "clusterrun.verbs.cancel",
-    "find_job": "clusterrun.verbs.job",
-    "resubmit": "clusterrun.verbs.resume",
-    "resume": "clusterrun.verbs.resume",
+_HOMES = {  # of all others: the module of their name in `verbs`
+    "ClusterrunError": "errors",
+    "Job": "verbs.job",
+    "JobSpec": "config.spec",
+    "find_job": "verbs.job",
+    "list_jobs": "verbs.list",
+    "load_spec": "verbs.config",
+    "read_logs": "verbs.logs",
+    "wait": "verbs.status",
 }
 
 
@@ -57,7 +64,8 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used: a training script pays for none of them."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, "clusterrun.verbs.api")), name)
+    home = _HOMES.get(name, f"verbs.{name}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,8 @@ from clusterrun.config.spec import Cluster, Strategy
 from clusterrun.errors import JobNotFoundError, SubmissionError, UsageError
 from clusterrun.rundir import record
 from clusterrun.shared.state import JobState
-from clusterrun.verbs import api
+from clusterrun.verbs import status as status_verb
+from clusterrun.verbs.render import prepare
 from tests.patience import PATIENCE
 
 
@@ -88,8 +89,8 @@ def test_render_gives_every_file_and_writes_none(project: Path) -> None:
 def test_plain_texts_stand_for_the_members_of_enums(project: Path) -> None:
     plain = spec(cluster="slurm", strategy="zero2", device="cpu", nproc_per_node=2)
     typed = spec(cluster=Cluster.SLURM, strategy=Strategy.ZERO2, device="cpu", nproc_per_node=2)
-    assert api.prepare(plain).plan == api.prepare(typed).plan
-    assert api.prepare(plain).plan.strategy is Strategy.ZERO2
+    assert prepare(plain).plan == prepare(typed).plan
+    assert prepare(plain).plan.strategy is Strategy.ZERO2
 
 
 @pytest.mark.parametrize(
@@ -144,11 +145,11 @@ def test_load_spec_reads_what_the_command_line_reads(project: Path) -> None:
     (project / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  nodes: 3\n")
     resolved = clusterrun.load_spec({"cluster": "slurm"}, overrides=["slurm.partition=gpu"])
     assert (resolved.spec.nodes, resolved.spec.partition) == (3, "gpu")
-    assert api.prepare(resolved).plan.nodes == 3
+    assert prepare(resolved).plan.nodes == 3
 
 
 def test_prepare_is_the_same_for_equal_specs(project: Path) -> None:
-    assert api.prepare(spec(nodes=2)) == api.prepare(spec(nodes=2))
+    assert prepare(spec(nodes=2)) == prepare(spec(nodes=2))
 
 
 def fake_node(project: Path, text: str) -> None:
@@ -325,12 +326,16 @@ def test_wait_looks_less_often_at_a_job_that_stays_as_it_is(
     states = [JobState.PENDING] * 3 + [JobState.RUNNING] * 60 + [JobState.COMPLETED]
     looks = iter(SimpleNamespace(state=state, error=None) for state in states)
     pauses: list[float] = []
-    monkeypatch.setattr(api, "find_record", lambda job: SimpleNamespace(job_id=job))
-    monkeypatch.setattr(api, "Release", lambda: lambda _: False)
-    monkeypatch.setattr(api, "status", lambda *_, **__: next(looks))
-    monkeypatch.setattr(api.time, "sleep", pauses.append)
+    monkeypatch.setattr(status_verb, "find_record", lambda job: SimpleNamespace(job_id=job))
+    monkeypatch.setattr(status_verb, "Release", lambda: lambda _: False)
+    monkeypatch.setattr(status_verb, "status", lambda *_, **__: next(looks))
+    monkeypatch.setattr(status_verb.time, "sleep", pauses.append)
     assert clusterrun.wait("7").state is JobState.COMPLETED
-    assert (pauses[0], pauses[3], max(pauses)) == (api.POLL_S, api.POLL_S, api.POLL_MOST_S)
+    assert (pauses[0], pauses[3], max(pauses)) == (
+        status_verb.POLL_S,
+        status_verb.POLL_S,
+        status_verb.POLL_MOST_S,
+    )
 
 
 def test_wait_ends_for_a_job_that_nobody_knows_any_more(
@@ -340,7 +345,7 @@ def test_wait_ends_for_a_job_that_nobody_knows_any_more(
     for name in ("squeue", "sacct", "scontrol"):
         (project.parent / "bin" / name).write_text("#!/bin/bash\nexit 0\n")
         (project.parent / "bin" / name).chmod(0o755)
-    monkeypatch.setattr(api, "FORGOTTEN_S", 0.0)
+    monkeypatch.setattr(status_verb, "FORGOTTEN_S", 0.0)
     job = clusterrun.submit(spec(cluster="slurm"))
     assert clusterrun.wait(job, timeout_s=60).state is JobState.UNKNOWN
 
@@ -365,6 +370,6 @@ def test_a_variable_to_pass_on_that_is_not_set_is_told_before_the_job_waits(
 ) -> None:
     monkeypatch.setenv("HERE_TOKEN", "x")
     monkeypatch.delenv("GONE_TOKEN", raising=False)
-    notes = api.prepare(spec(pass_env=("HERE_TOKEN", "GONE_TOKEN"))).notes
+    notes = prepare(spec(pass_env=("HERE_TOKEN", "GONE_TOKEN"))).notes
     assert "GONE_TOKEN is to be passed on (--pass-env) but is not set here" in notes
     assert not any("HERE_TOKEN" in note for note in notes)

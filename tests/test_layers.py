@@ -239,6 +239,24 @@ def test_only_shell_starts_scheduler_commands() -> None:
     assert {name for name in starters if name.startswith("shared.")} == {"shared.shell"}
 
 
+@pytest.mark.parametrize("name", sorted(name for name in INNER if name.startswith("cli.")))
+def test_a_verb_of_the_command_line_imports_no_other_verb(name: str) -> None:
+    others = {_verb(i) for i in _imported(name, TREES[name]) if i.startswith("cli.")}
+    followed = {"logs"} if name == "cli.submit" else set()  # --follow is `logs -f`
+    assert others - followed <= {_verb(name), "shared"}
+
+
+def _verb(name: str) -> str:
+    return name.split(".")[1].split("_")[0]
+
+
+@pytest.mark.parametrize(
+    "verb", ["submit", "render", "status", "list", "cancel", "resume", "resubmit"]
+)
+def test_a_verb_has_one_name_from_the_command_line_to_its_module(verb: str) -> None:
+    assert f"verbs.{verb}" in _imported(f"cli.{verb}", TREES[f"cli.{verb}"])
+
+
 def test_only_the_command_line_knows_click() -> None:
     users = {
         name.split(".")[0]
@@ -260,7 +278,7 @@ def test_only_the_command_line_knows_click() -> None:
         ("launch.x", "from clusterrun.shared import shell", ["shared.shell"]),
         ("launch.x", "def f():\n    import clusterrun.rundir.record", ["rundir.record"]),
         ("launch.x", "from clusterrun.rundir.paths import RunPaths", []),
-        ("launch.x", "if TYPE_CHECKING:\n    from clusterrun.cli import output", ["cli.output"]),
+        ("launch.x", "if TYPE_CHECKING:\n    from clusterrun.cli import list", ["cli.list"]),
         ("launch.x", "from clusterrun import submit", ["verbs"]),
         ("launch.x", "import clusterrun\nclusterrun.submit()", ["verbs"]),
         ("launch.x", "import clusterrun\nclusterrun.__version__", []),
@@ -272,7 +290,7 @@ def test_only_the_command_line_knows_click() -> None:
         ("rank.x", "from clusterrun.errors import NodeExit\nfrom clusterrun import runtime", []),
         ("rank.x", "from clusterrun.rundir.paths import RunPaths", ["rundir.paths"]),
         ("cli.x", "from clusterrun.verbs import cancel\nfrom clusterrun.logs import files", []),
-        ("logs.x", "from clusterrun.cli import output", ["cli.output"]),
+        ("logs.x", "from clusterrun.cli import list", ["cli.list"]),
     ],
 )
 def test_an_import_of_a_higher_row_is_found(name: str, source: str, faults: list[str]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
-from clusterrun.rundir.events import Event, EventType, read
+from clusterrun.rundir.events import EventType, read
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import checkpoint_files
 
@@ -16,7 +16,7 @@ SHORTEST_S = 0.5  # between two reports of steps; those of a last step come at o
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The median time of a step, steps and peaks; None for what the run has not told.
+    """The median time of a step, steps and peaks; None for what the run has not reported.
 
     `gpu_bytes` is the largest peak of the allocator of a rank, `host_bytes` the largest sum of
     the peaks of a node's ranks.
@@ -36,7 +36,9 @@ def measure(paths: RunPaths) -> Measured:
     gpu: list[int] = []
     hosts: dict[tuple[str, int], int] = defaultdict(int)
     before: dict[int, tuple[float, int]] = {}
-    for event in _events(paths):
+    files = sorted(paths.events_dir.glob("*.jsonl"))
+    wanted = (EventType.STEP, EventType.PEAKS)
+    for event in chain.from_iterable(read(file, wanted) for file in files):
         if event.type is EventType.PEAKS:
             hosts[event.node, event.attempt] += event.rss_bytes or 0
             gpu.append(event.cuda_allocated_bytes or 0)
@@ -56,16 +58,11 @@ def measure(paths: RunPaths) -> Measured:
     )
 
 
-def _events(paths: RunPaths) -> Iterator[Event]:
-    for file in sorted(paths.events_dir.glob("*.jsonl")):
-        yield from read(file, (EventType.STEP, EventType.PEAKS))
-
-
 def _checkpoint_bytes(paths: RunPaths) -> int | None:
     newest, _ = checkpoint_files.newest(paths.checkpoints_dir, contents=False)
     if newest is None:
         return None
     try:
         return sum(file.stat().st_size for file in newest.path.rglob("*") if file.is_file())
-    except OSError:  # it was one too many just now
+    except OSError:  # it was removed meanwhile
         return None

@@ -1,4 +1,4 @@
-"""Ask about a training as it is configured: find its model, its memory and its disk."""
+"""Turn a configuration into a question: find the model, memory and disk of a training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,16 +25,17 @@ from clusterrun.launch.make import check_strategy, fp16_without_gpu
 from clusterrun.launch.world_shape import World, check_sharing
 from clusterrun.shared.sizes import parse_bytes
 
+_SHAPE: Final = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
 _MIB: Final = 1 << 20
-_LEAST_BYTES: Final = 1 << 30  # of a memory: who writes 24 means GiB
+_LEAST_BYTES: Final = 1 << 30  # of a memory: 24 is meant as GiB
 _MOST_CONFIG_BYTES: Final = 1 << 24
 
 
 def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
-    """Read what is known of a training from its configuration and from this machine.
+    """Collect what a configuration and this machine tell about a training.
 
     `is_open` leaves strategy, micro-batch and accumulation to be chosen.
-    Raises UsageError where the model's size can't be told or the question makes no sense.
+    Raises UsageError if the model's size is unknown or the question makes no sense.
     """
     spec = resolved.spec
     _refuse(spec, is_open=is_open)
@@ -69,8 +70,8 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
 
 
 def notes_of(resolved: Resolved) -> tuple[str, ...]:
-    """Say what `plan` would say no to; nothing where the configuration names no model."""
-    if not tells_enough(resolved.spec):
+    """Return what `plan` would answer with no; nothing if the configuration names no model."""
+    if not _names_model(resolved.spec):
         return ()
     try:
         answer = estimate(question_of(resolved))
@@ -81,10 +82,10 @@ def notes_of(resolved: Resolved) -> tuple[str, ...]:
         "memory of a node": answer.host_memory,
         "disk": answer.disk,
     }
-    said = [_no(what, need) for what, need in needs.items() if need is not None]
+    notes = [_no(what, need) for what, need in needs.items() if need is not None]
     if answer.never_ends:
-        said.append("the training is estimated to take longer than its time limit, without a save")
-    return tuple(text for text in said if text)
+        notes.append("the training is estimated to take longer than its time limit, without a save")
+    return tuple(text for text in notes if text)
 
 
 def _no(what: str, need: Need) -> str:
@@ -97,7 +98,7 @@ def _no(what: str, need: Need) -> str:
 def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
     """Choose how to train: the fastest way that fits, or the fastest of one strategy.
 
-    Raises UsageError where too little is known, ClusterrunError where nothing fits.
+    Raises UsageError if too little is known, ClusterrunError if nothing fits.
     """
     question = question_of(resolved, is_open=True)
     for choice in recommend(question, effective_batch(question), strategy=strategy):
@@ -115,12 +116,12 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
 
 
 def effective_batch(question: Question) -> int:
-    """Return the samples of a step that are wanted; else those that follow from the parts."""
+    """Return the samples of a step: those that were asked for, else the product of the parts."""
     return question.wanted_batch or question.setup.effective_batch
 
 
-def told_batch(spec: JobSpec, world: int) -> int | None:
-    """Return the samples of a step that a configuration speaks of; None where it does not."""
+def configured_batch(spec: JobSpec, world: int) -> int | None:
+    """Return the samples of a step by the configuration; None if it does not say."""
     if spec.micro_batch is None:
         return spec.effective_batch
     return spec.effective_batch or steps.effective_batch(
@@ -129,19 +130,19 @@ def told_batch(spec: JobSpec, world: int) -> int | None:
 
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
-    """Say what was taken for granted: which card a short name means."""
+    """Return what was assumed: which card a short name means."""
     named = resolved.spec.gpu or resolved.spec.gpu_type
-    said = gpus.assumption(named) if named else ""
-    return (said,) if said else ()
+    text = gpus.assumption(named) if named else ""
+    return (text,) if text else ()
 
 
-def tells_enough(spec: JobSpec) -> bool:
-    """Say whether a configuration names a model, so that `submit` may ask, too."""
+def _names_model(spec: JobSpec) -> bool:
+    """Whether a configuration names a model, so that `submit` can estimate, too."""
     return spec.model is not None or spec.params is not None or spec.hidden is not None
 
 
 def _refuse(spec: JobSpec, *, is_open: bool) -> None:
-    """Refuse what can't be reckoned with, or could not be trained."""
+    """Refuse what can't be estimated or trained."""
     if spec.accelerate_config or spec.deepspeed_config:
         raise UsageError(
             "a configuration of your own may say anything, and is not read",
@@ -168,7 +169,7 @@ def _procs(spec: JobSpec) -> int:
 
 
 def _is_cpu(spec: JobSpec) -> bool:
-    """Say whether the ranks compute on CPUs, as `submit` decides; who says nothing plans a GPU."""
+    """Whether the ranks compute on CPUs, as `submit` decides; by default a plan is for GPUs."""
     return spec.device is Device.CPU or (spec.device is Device.AUTO and spec.gpus_per_node == 0)
 
 
@@ -222,7 +223,7 @@ def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
 
 
 def _gpu(spec: JobSpec) -> Gpu | None:
-    """Find the card; a type of Slurm's that is not known as one says nothing."""
+    """Find the card; a GPU type of Slurm's may be unknown."""
     if spec.gpu is not None and spec.gpu_mem_bytes is None:
         return gpus.find(spec.gpu)
     named = spec.gpu or spec.gpu_type
@@ -253,7 +254,7 @@ def _model(resolved: Resolved) -> Model:
 
 
 def config_of(resolved: Resolved) -> Mapping[str, Any]:
-    """Return the content of the named model's config.json; raise UsageError where there is none."""
+    """Return the named model's config.json. Raises UsageError if there is none."""
     name = resolved.spec.model
     if name is None:
         raise UsageError(
@@ -270,14 +271,20 @@ def config_of(resolved: Resolved) -> Mapping[str, Any]:
 
 
 def _local_config(resolved: Resolved, name: str) -> Mapping[str, Any] | None:
+    """Read a model's config.json if this machine has it: here, or in the Hugging Face cache."""
     try:
-        return _find_config(name, (resolved.cwd, resolved.project_dir))
+        given = [place / Path(name).expanduser() for place in (resolved.cwd, resolved.project_dir)]
+        snapshots = _hub_cache() / f"models--{name.replace('/', '--')}" / "snapshots"
+        cached = sorted(snapshots.glob("*/config.json"), key=lambda path: -path.stat().st_mtime)
+        paths = (*(path for place in given for path in (place, place / "config.json")), *cached)
+        found = next((path for path in paths if path.is_file()), None)
     except (OSError, ValueError, RuntimeError) as error:  # no such user, too long, too deep
         raise UsageError(f"cannot read the model '{name}'", cause=str(error)) from error
+    return None if found is None else _config(found)
 
 
 def _by_numbers(spec: JobSpec) -> Model:
-    if not tells_enough(spec):
+    if not _names_model(spec):
         raise UsageError(
             "no model was named",
             hint="pass --model config.json, --model llama-3.1-8b, or --params 8.03e9",
@@ -285,36 +292,16 @@ def _by_numbers(spec: JobSpec) -> Model:
     return models.from_numbers(
         params=round(spec.params or 0),
         active_params=round(spec.active_params or 0),
-        hidden=spec.hidden or 0,
-        layers=spec.layers or 0,
-        heads=spec.heads or 0,
-        kv_heads=spec.kv_heads or 0,
-        ffn=spec.ffn or 0,
-        vocab=spec.vocab or 0,
+        **{name: getattr(spec, name) or 0 for name in _SHAPE},
     )
 
 
-def _find_config(model: str, directories: Iterable[Path]) -> Mapping[str, Any] | None:
-    """Read the model's config.json where this machine has it: here, or in the hub's cache."""
-    given = [directory / Path(model).expanduser() for directory in directories]
-    paths = [path for found in given for path in (found, found / "config.json")]
-    snapshots = _hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots"
-    for path in (*paths, *sorted(snapshots.glob("*/config.json"), key=_age)):
-        if path.is_file():
-            return _config(path)
-    return None
-
-
 def _hub_cache() -> Path:
-    """Name the directory of the Hugging Face hub's cache, as its own library finds it."""
+    """Return the cache of the Hugging Face hub, as its own library finds it."""
     if named := os.environ.get("HF_HUB_CACHE"):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")) / "hub"
-
-
-def _age(path: Path) -> float:
-    return -path.stat().st_mtime
 
 
 def _config(path: Path) -> Mapping[str, Any]:
@@ -342,13 +329,9 @@ def _samples(spec: JobSpec) -> int | None:
 
 
 def _host_bytes(spec: JobSpec) -> int | None:
-    """Return the memory of a node that the job is given; None where Slurm decides."""
+    """Return the memory that the job gets on a node; None if Slurm decides."""
     gpu_count, cpus = spec.gpus_per_node or 1, _cpus(spec)
-    asked: list[tuple[str | None, int | None]] = [
-        (spec.mem, 1),
-        (spec.mem_per_gpu, gpu_count),
-        (spec.mem_per_cpu, cpus),
-    ]
+    asked = ((spec.mem, 1), (spec.mem_per_gpu, gpu_count), (spec.mem_per_cpu, cpus))
     if spec.host_mem_bytes is not None:
         return spec.host_mem_bytes
     for text, times in asked:
@@ -362,7 +345,7 @@ def _host_bytes(spec: JobSpec) -> int | None:
 
 
 def _runs_here(spec: JobSpec) -> bool:
-    """Say whether the job is for this machine; who names a GPU may plan for another."""
+    """Whether the job is for this machine; a plan that names a GPU may be for another."""
     if spec.cluster is Cluster.AUTO and (spec.gpu or spec.gpu_mem_bytes):
         return False
     return choose_cluster(spec.cluster) is Cluster.LOCAL
@@ -387,7 +370,7 @@ def _cpus_per_rank(spec: JobSpec, procs: int) -> int | None:
 
 
 def _free_bytes(path: Path) -> int | None:
-    """Return what is free where the runs are, or will be."""
+    """Return the free disk space where the runs are, or will be."""
     for place in (path, *path.parents):
         if place.exists():
             try:

@@ -21,7 +21,7 @@ from clusterrun.estimates.inputs import Setup
 
 FEW, MANY = 1, 3  # layers of the models that are built
 WITHOUT: Final = "leave out --trace: the formulas build no model"
-# Keys of a config that tell how a model was trained or is to be loaded, and not its shape.
+# Keys of a config about how a model was trained or is loaded, not about its shape.
 LOADING: Final = (
     *("dtype", "torch_dtype", "attn_implementation", "_attn_implementation"),
     *("auto_map", "quantization_config", "use_cache"),
@@ -40,10 +40,10 @@ class Line(NamedTuple):
 
 
 def traced(question: Question, values: Mapping[str, Any]) -> Question:
-    """Add what a forward pass of the model of a config.json leaves in the question's setup.
+    """Trace a forward pass of a config.json's model, and add what it saves to the question.
 
-    Raises UsageError where torch or transformers is missing, or the model can't be built or
-    trained as it is asked.
+    Raises UsageError if torch or transformers is missing, or the model can't be built or trained
+    as asked.
     """
     setup = question.setup
     _refuse_setup(setup)
@@ -87,8 +87,8 @@ def traced_bytes(
 def saved_bytes(model: Any, words: Any, *, autocasts: bool) -> int:
     """Return the bytes that autograd saves of a forward pass, weights and casts of them left out.
 
-    `words` are (sequences, tokens). A storage counts once, whoever shares it. Without labels
-    there is no loss, and of the logits nothing is saved.
+    `words` are (sequences, tokens). A shared storage counts once. Without labels there is no
+    loss, and nothing of the logits is saved.
     """
     import torch
 
@@ -110,7 +110,7 @@ def saved_bytes(model: Any, words: Any, *, autocasts: bool) -> int:
 
 
 def _is_cast_weight(tensor: Any) -> bool:
-    """Say whether it is autocast's copy of a weight, which is another term."""
+    """Whether it is autocast's copy of a weight, which is another term."""
     step = tensor.grad_fn
     while step is not None and step.name() in COPIES:
         step = step.next_functions[0][0]
@@ -138,7 +138,7 @@ def model_of(
 
 
 def _config(values: Mapping[str, Any], layers: int = 0) -> Any:
-    """Make transformers' config of the content of a config.json; with so many layers where told.
+    """Make transformers' config from a config.json, with `layers` layers if given.
 
     Lists of a value for each layer are cut, or repeated: all layers are alike.
     """
@@ -153,13 +153,13 @@ def _config(values: Mapping[str, Any], layers: int = 0) -> Any:
     config = family.from_dict({**shape, "use_cache": False})
     for key in ATTENTION_DROPOUT:
         if hasattr(config, key):
-            setattr(config, key, 0.0)  # fused kernels of GPUs keep no mask of it, those of CPUs do
+            setattr(config, key, 0.0)  # fused GPU kernels keep no mask of it, CPU kernels do
     return config
 
 
 @contextmanager
 def _asking() -> Iterator[None]:
-    """Ask transformers quietly; whatever it can't do is told as the user's mistake."""
+    """Call transformers quietly; report whatever it can't do as a UsageError."""
     silenced = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -167,9 +167,9 @@ def _asking() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except Exception as error:  # whatever a config makes of it
-        said = (str(error).splitlines() or [""])[0]
+        first_line = (str(error).splitlines() or [""])[0]
         raise UsageError(
-            "the model can't be traced", cause=f"{type(error).__name__}: {said}", hint=WITHOUT
+            "the model can't be traced", cause=f"{type(error).__name__}: {first_line}", hint=WITHOUT
         ) from error
     finally:
         logging.disable(silenced)
@@ -179,7 +179,7 @@ def _asking() -> Iterator[None]:
 
 
 def _versions() -> str:
-    """Import what is needed, and tell its versions."""
+    """Import what is needed, and return its versions."""
     try:
         import torch
         import transformers
@@ -200,7 +200,7 @@ def _refuse_setup(setup: Setup) -> None:
 
 
 def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:
-    """Refuse what transformers has no causal model for, and what few layers don't tell."""
+    """Refuse what transformers has no causal model for, and what a few layers don't show."""
     config = _known_config(values)
     if any(getattr(config, key, None) for key in experts.COUNTS):
         raise UsageError("mixture-of-experts models can't be traced", hint=WITHOUT)

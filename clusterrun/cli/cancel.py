@@ -1,21 +1,21 @@
-"""`cancel`: end jobs; what has ended already is no mistake."""
+"""`cancel`: end jobs; one that has ended already is not an error."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from clusterrun.cli import output
-from clusterrun.cli.times import clock
+from clusterrun.backends.evidence import read_evidence
+from clusterrun.backends.status import JobStatus
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.durations import parse_seconds
 from clusterrun.shared.wording import count
-
-if TYPE_CHECKING:
-    from clusterrun.backends.status import JobStatus
+from clusterrun.verbs import cancel
 
 DEFAULT: Final = "5m"
 LOOK_S: Final = 3.0  # by then the agents have written what they know
@@ -53,55 +53,51 @@ def command(
     clusterrun cancel 4711
     clusterrun cancel --checkpoint --timeout 10m 4711
     """
-    from clusterrun.verbs import cancel
-
     output.expect_json(as_json)
     if timeout is not None and not checkpoint:
         raise UsageError("--timeout is for --checkpoint", hint="pass both")
     timeout_s = parse_seconds(timeout or DEFAULT)
-    seen = cancel.look_before_cancel(*jobs)
-    _confirm([status for status in seen if not status.state.is_terminal], yes=yes)
-    saved = _let_leave(seen, timeout_s) if checkpoint else {}
-    cancel.cancel_seen(seen if not saved else cancel.look_before_cancel(*(b.record for b in seen)))
-    completed = [before for before in seen if cancel.has_completed(before.record)]
+    found = cancel.look_before_cancel(*jobs)
+    _confirm([status for status in found if not status.state.is_terminal], yes=yes)
+    saved = _let_leave(found, timeout_s) if checkpoint else {}
+    cancel.end_now(found if not saved else cancel.look_before_cancel(*(b.record for b in found)))
+    completed = [before for before in found if cancel.has_completed(before.record)]
     if as_json:
-        told = [
+        objects = [
             _object(before, saved.get(before.record.job_id), completed=before in completed)
-            for before in seen
+            for before in found
         ]
-        output.answer_json({"schema": "clusterrun.cancel/1", "jobs": told})
+        output.answer_json({"schema": "clusterrun.cancel/1", "jobs": objects})
     else:
-        for before in seen:
-            _tell(before, completed=before in completed)
+        for before in found:
+            _print_cancelled(before, completed=before in completed)
     if None in saved.values():
         ctx.exit(Exit.NO)
 
 
-def _let_leave(seen: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
-    """Have the ranks save and leave, wait for them, and give the path that each job saved.
+def _let_leave(found: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
+    """Have the ranks save and leave, wait for them, and return the path that each job saved.
 
     A job that completed instead had nothing left to save, and is not in there.
     """
-    from clusterrun.verbs import cancel
-
     asked_at = time.time()
-    active = [before for before in seen if not before.state.is_terminal]
+    active = [before for before in found if not before.state.is_terminal]
     asked = [before for before in active if cancel.ask_to_leave(before)]
     try:
-        _tell_asked(active, asked, timeout_s)
+        _print_asked(active, asked, timeout_s)
         cancel.wait_until_left(asked, timeout_s=timeout_s, watch=_Progress())
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
         output.say(f"\nno longer waiting; {names} ends once it has saved")
         raise
     return {
-        before.record.job_id: _tell_saved(before, asked_at)
+        before.record.job_id: _print_saved(before, asked_at)
         for before in asked
         if not cancel.has_completed(before.record)
     }
 
 
-def _tell_asked(active: list[JobStatus], asked: list[JobStatus], timeout_s: int) -> None:
+def _print_asked(active: list[JobStatus], asked: list[JobStatus], timeout_s: int) -> None:
     for before in active:
         job_id = before.record.job_id
         if before in asked:
@@ -111,7 +107,7 @@ def _tell_asked(active: list[JobStatus], asked: list[JobStatus], timeout_s: int)
 
 
 class _Progress:
-    """Says now and then that the ranks have not left yet, and what keeps them from saving."""
+    """Prints now and then that the ranks have not left yet, and what keeps them from saving."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
@@ -130,18 +126,14 @@ class _Progress:
             self._warn(before)
 
     def _warn(self, before: JobStatus) -> None:
-        from clusterrun.verbs import cancel
-
-        job_id, why = before.record.job_id, cancel.unsaved(before.record)
+        job_id, why = before.record.job_id, read_evidence(before.record.paths).unsaved
         if why and (job_id, why) not in self._warned:
             self._warned.add((job_id, why))
             output.warn(f"job {job_id}: {why}", notes=(f"clusterrun cancel {job_id} ends it now",))
 
 
-def _tell_saved(before: JobStatus, asked_at: float) -> str | None:
-    """Say which checkpoint was written since then, and give its path."""
-    from clusterrun.verbs import cancel
-
+def _print_saved(before: JobStatus, asked_at: float) -> str | None:
+    """Print which checkpoint was written since then, and return its path."""
     found = cancel.saved_since(before, asked_at)
     if found is None:
         output.warn(f"job {before.record.job_id} has written no checkpoint, and has none")
@@ -169,7 +161,7 @@ def _confirm(active: list[JobStatus], *, yes: bool) -> None:
     output.confirm(f"Cancel {what}?", otherwise="nothing was cancelled")
 
 
-def _tell(before: JobStatus, *, completed: bool) -> None:
+def _print_cancelled(before: JobStatus, *, completed: bool) -> None:
     record, state = before.record, before.state.value
     if before.state.is_terminal:
         output.note(f"job {record.job_id} had ended: {state}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import click
+from click.shell_completion import get_completion_class
 
-from clusterrun.cli import output
+from clusterrun.cli.shared import output
 
 
 @click.command()
@@ -18,8 +19,6 @@ def command(ctx: click.Context, shell: str) -> None:
     zsh:   eval "$(clusterrun completion zsh)"               in ~/.zshrc
     fish:  clusterrun completion fish | source               in config.fish
     """
-    from click.shell_completion import get_completion_class
-
     complete = get_completion_class(shell)
     assert complete is not None  # click knows each of the choices
     script = complete(ctx.find_root().command, {}, "clusterrun", "_CLUSTERRUN_COMPLETE")

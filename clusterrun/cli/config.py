@@ -1,27 +1,24 @@
-"""config: show what is configured and who said it, check files before a job waits for them."""
+"""`config`: show the settings and their origins, and check files before a job depends on them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
-from clusterrun.cli import output
-from clusterrun.cli.options import JobCommand, JobOptions, job_options
+from clusterrun.backends.machine_facts import working_directory
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
+from clusterrun.config import Resolved
+from clusterrun.config.document import Document, parse_document
+from clusterrun.config.files import FoundFiles, find_files
+from clusterrun.config.keys import BY_KEY
+from clusterrun.config.load import resolve
+from clusterrun.config.resolved import Row
+from clusterrun.config.spoken import unknown_key
 from clusterrun.errors import ClusterrunError, Exit, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from clusterrun.config import Resolved
-    from clusterrun.config.document import Document
-    from clusterrun.config.files import FoundFiles
-    from clusterrun.config.resolved import Row
-
-SHOW_SCHEMA = "clusterrun.config-show/1"
-VALIDATE_SCHEMA = "clusterrun.config-validate/1"
 
 
 @click.group("config")
@@ -36,7 +33,7 @@ def command() -> None:
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) -> None:
     """Print each value, or those of some keys (slurm.time) or sections (slurm)."""
-    output.current_session().json = as_json
+    output.expect_json(as_json)
     resolved = job.load()
     rows = list(_chosen_rows(resolved, keys))
     for text in resolved.notes:
@@ -50,7 +47,7 @@ def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) ->
 
 
 def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
-    """Choose what was asked for; without a question, all that has a value.
+    """Choose the rows that were asked for; by default all that have a value.
 
     Raises UsageError for a key that nobody declared.
     """
@@ -66,16 +63,13 @@ def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
 
 
 def _refuse_unknown(key: str) -> None:
-    from clusterrun.config.keys import BY_KEY
-    from clusterrun.config.spoken import unknown_key
-
     if key not in BY_KEY:  # a mapping without names has no rows
         raise unknown_key(key)
 
 
 def _show_json(resolved: Resolved, rows: Sequence[Row]) -> dict[str, object]:
     return {
-        "schema": SHOW_SCHEMA,
+        "schema": "clusterrun.config-show/1",
         "profile": resolved.profile,
         "project_dir": str(resolved.project_dir),
         "files": list(resolved.files),
@@ -90,24 +84,20 @@ def _show_json(resolved: Resolved, rows: Sequence[Row]) -> dict[str, object]:
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def validate(file: str | None, strict: bool, as_json: bool) -> int:
     """Check one file, or all that count here: keys, values, profiles. Exit 0, or 2 for mistakes."""
-    from clusterrun.backends.machine_facts import working_directory
-    from clusterrun.config.document import parse_document
-    from clusterrun.config.files import find_files
-
-    session = output.current_session()
-    session.json = as_json
+    output.expect_json(as_json)
     cwd = working_directory(os.environ)
     found = find_files(environ=os.environ, cwd=cwd, config_file=file, search=file is None)
     documents = [parse_document(each) for each in found.files]
     errors, warnings = _problems(found, documents, cwd)
     for error in errors:
-        output.print_error(error, output.Session(color=session.color))
+        output.print_error_text(error)
     for text in warnings:
         output.warn(text)
     is_valid = not errors and not (strict and warnings)
     names = [each.shown for each in found.files]
     if as_json:
-        output.answer_json(_validate_json(names, errors, warnings, is_valid=is_valid))
+        data = {"schema": "clusterrun.config-validate/1", "valid": is_valid, "files": names}
+        output.answer_json({**data, "errors": [*map(_mistake, errors)], "warnings": warnings})
     elif is_valid:
         output.answer("\n".join(f"{name}: valid" for name in names) or "no configuration file here")
     return Exit.OK if is_valid else Exit.USAGE
@@ -116,9 +106,7 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
 def _problems(
     found: FoundFiles, documents: Sequence[Document], cwd: Path
 ) -> tuple[list[UsageError], list[str]]:
-    """Collect the mistakes of the files; where there are none, those of what they make together."""
-    from clusterrun.config.load import resolve
-
+    """Collect the mistakes of the files; if there are none, those of their combination."""
     errors = [error for document in documents for error in document.errors]
     warnings = [text for document in documents for text in document.warnings]
     profiles = {name: None for document in documents for name in document.profiles}
@@ -139,20 +127,9 @@ def _missing_script(resolved: Resolved) -> Iterator[str]:
         yield f"{resolved.origins['script']}: script '{script}' does not exist"
 
 
-def _validate_json(
-    files: Sequence[str],
-    errors: Sequence[ClusterrunError],
-    warnings: Sequence[str],
-    *,
-    is_valid: bool,
-) -> dict[str, object]:
+def _mistake(error: ClusterrunError) -> dict[str, str | None]:
     return {
-        "schema": VALIDATE_SCHEMA,
-        "valid": is_valid,
-        "files": list(files),
-        "errors": [
-            {"message": error.message, "where": error.where, "hint": "; ".join(error.hints) or None}
-            for error in errors
-        ],
-        "warnings": list(warnings),
+        "message": error.message,
+        "where": error.where,
+        "hint": "; ".join(error.hints) or None,
     }

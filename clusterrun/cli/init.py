@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from clusterrun.cli import output
+from clusterrun.cli.shared import output
+from clusterrun.config.resolved import yaml_text
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.shared import files
 
@@ -87,8 +88,6 @@ def command(directory: str, script: str | None, force: bool) -> None:
 
 def starter_text(script: str | None) -> str:
     """Fill in the script, if one was named."""
-    from clusterrun.config.resolved import yaml_text
-
     if script is None:
         return STARTER
     start, _, rest = STARTER.partition(_SCRIPT_LINE)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from clusterrun.cli import output
-from clusterrun.cli.status import failure_text, job_object, where_or_why
-from clusterrun.cli.times import clock
+from clusterrun.backends.status import JobStatus
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.job_json import job_object
+from clusterrun.cli.shared.job_text import failure_text, where_or_why
+from clusterrun.cli.shared.times import clock
 from clusterrun.shared.state import JobState
-
-if TYPE_CHECKING:
-    from clusterrun.backends.status import JobStatus
+from clusterrun.verbs.list import list_jobs
 
 HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
 ENDED_SHOWN = 5
@@ -51,62 +49,60 @@ def command(
     clusterrun list --all --state FAILED
     clusterrun cancel -y $(clusterrun list --state PENDING --ids-only)
     """
-    from clusterrun.verbs import api
-
     output.expect_json(as_json)
     limit = newest or (None if everything or states else NEWEST_LOOKED_AT)
-    found = api.list_jobs(limit=limit)
-    shown = [seen for seen in found if not states or seen.state.value in states]
+    found = list_jobs(limit=limit)
+    shown = [job for job in found if not states or job.state.value in states]
     if not (everything or newest or states):
         shown = _recent(shown)
     if as_json:
-        jobs = [job_object(seen) for seen in shown]
+        jobs = [job_object(job) for job in shown]
         output.answer_json({"schema": "clusterrun.list/1", "jobs": jobs})
     elif ids_only:
-        for seen in shown:
-            if seen.record.job_id:
-                output.answer(seen.record.job_id)
+        for job in shown:
+            if job.record.job_id:
+                output.answer(job.record.job_id)
     else:
         _print_table(shown, left_out=len(found) - len(shown))
     _report_silence(ctx, found)
 
 
 def _recent(found: list[JobStatus]) -> list[JobStatus]:
-    ended = [seen for seen in found if seen.state.is_terminal]
-    dropped = {id(seen) for seen in ended[ENDED_SHOWN:]}
-    return [seen for seen in found if id(seen) not in dropped]
+    ended = [job for job in found if job.state.is_terminal]
+    dropped = {id(job) for job in ended[ENDED_SHOWN:]}
+    return [job for job in found if id(job) not in dropped]
 
 
 def _print_table(shown: list[JobStatus], *, left_out: int) -> None:
     if not shown:
         output.say("no runs to show" if left_out else "no runs yet")
         return
-    output.answer_table(HEAD, [_row(seen) for seen in shown])
+    output.answer_table(HEAD, [_row(job) for job in shown])
     if left_out:
         output.note(f"{left_out} more with --all")
 
 
-def _row(seen: JobStatus) -> tuple[str, ...]:
-    record, progress = seen.record, seen.progress
-    spent = "-" if seen.elapsed_s is None else clock(seen.elapsed_s)
-    limit = "-" if seen.limit_s is None else clock(seen.limit_s)
+def _row(job: JobStatus) -> tuple[str, ...]:
+    record, progress = job.record, job.progress
+    spent = "-" if job.elapsed_s is None else clock(job.elapsed_s)
+    limit = "-" if job.limit_s is None else clock(job.limit_s)
     step = "-" if progress.step is None else f"{progress.step}/{progress.total or '?'}"
     gpus = record.nodes * record.gpus_per_node
     return (
         record.job_id or "-",
         record.name,
-        seen.state.value,
+        job.state.value,
         str(record.nodes),
         str(gpus) if gpus else "-",
         f"{spent} / {limit}",
         step,
-        failure_text(seen.failure) if seen.failure and not seen.pending else where_or_why(seen),
+        failure_text(job.failure) if job.failure and not job.pending else where_or_why(job),
     )
 
 
 def _report_silence(ctx: click.Context, found: list[JobStatus]) -> None:
-    """Say once that a scheduler did not answer; what the files say was printed."""
-    errors = [seen.error for seen in found if seen.error is not None]
+    """Report once that a scheduler did not answer; the table shows what the files say."""
+    errors = [job.error for job in found if job.error is not None]
     if errors:
-        output.print_error(errors[0], output.Session(color=output.current_session().color))
+        output.print_error_text(errors[0])
         ctx.exit(errors[0].exit_code)

@@ -8,15 +8,15 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import click
 from click.exceptions import Exit as ClickExit
 
 import clusterrun
-from clusterrun.cli import output
+from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.shared import files
 
@@ -116,55 +116,39 @@ def _nearest_verb(name: str) -> str:
     return f"use '{nearest[0]}'" if nearest else "clusterrun --help lists the commands"
 
 
-def _set_color(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        _session(ctx).color = value
+def _set(ctx: click.Context, parameter: click.Parameter, value: str | bool | None) -> None:
+    if value and parameter.name:
+        root = ctx.find_root()
+        root.ensure_object(output.Session)
+        setattr(root.obj, parameter.name, value)
 
 
-def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    if value:
-        _session(ctx).debug = True
-
-
-def _session(ctx: click.Context) -> output.Session:
-    root = ctx.find_root()
-    if not isinstance(root.obj, output.Session):
-        root.obj = output.Session()
-    return root.obj
-
-
-_Command = TypeVar("_Command", bound=Callable[..., Any] | click.Command)
-
-
-def _color_option(command: _Command) -> _Command:
-    return click.option(
+_GLOBAL_OPTIONS: Final = {
+    "--color": click.option(
         "--color",
         type=click.Choice(COLOURS),
         expose_value=False,
         is_eager=True,
-        callback=_set_color,
+        callback=_set,
         help="colour the output; auto: on a terminal",
-    )(command)
-
-
-def _debug_option(command: _Command) -> _Command:
-    return click.option(
+    ),
+    "--debug": click.option(
         "--debug",
         is_flag=True,
         expose_value=False,
         is_eager=True,
-        callback=_set_debug,
+        callback=_set,
         help="show the traceback of an unexpected error",
-    )(command)
+    ),
+}
 
 
 def _with_global_options(command: click.Command) -> click.Command:
-    """Let `--color` and `--debug` stand behind the verb too."""
+    """Accept `--color` and `--debug` after the verb as well."""
     taken = {option for parameter in command.params for option in parameter.opts}
-    if "--color" not in taken:
-        _color_option(command)
-    if "--debug" not in taken:
-        _debug_option(command)
+    for name, option in _GLOBAL_OPTIONS.items():
+        if name not in taken:
+            option(command)
     return command
 
 
@@ -178,8 +162,8 @@ def _with_global_options(command: click.Command) -> click.Command:
 @click.version_option(
     clusterrun.__version__, prog_name="clusterrun", message="%(prog)s %(version)s"
 )
-@_color_option
-@_debug_option
+@_GLOBAL_OPTIONS["--color"]
+@_GLOBAL_OPTIONS["--debug"]
 @click.pass_context
 def group(ctx: click.Context) -> None:
     """One command takes a training script to N nodes and proves that they are one world."""
@@ -287,7 +271,7 @@ def _from_click(error: click.UsageError) -> UsageError:
 
 
 def _sentence(text: str) -> str:
-    """Write another library's sentence our way: lower case, no full stop."""
+    """Rewrite click's sentence in our style: lower case, no full stop."""
     text = text.rstrip(".")
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
@@ -295,15 +279,14 @@ def _sentence(text: str) -> str:
 def _report_crash(error: Exception, session: output.Session) -> int:
     text = "".join(traceback.format_exception(error))
     what = f"clusterrun itself failed: {type(error).__name__}: {error}".strip()
+    hint: str | tuple[str, ...] = ()
     if session.debug:
         sys.stderr.write(text)
-        output.print_error(ClusterrunError(what), session)
-        return Exit.FAILED
-    try:
-        where = _write_crash(text)
-        hint = f"the traceback is in {where}; please report it"
-    except OSError:
-        hint = "run it again with --debug to see the traceback"
+    else:
+        try:
+            hint = f"the traceback is in {_write_crash(text)}; please report it"
+        except OSError:
+            hint = "run it again with --debug to see the traceback"
     output.print_error(ClusterrunError(what, hint=hint), session)
     return Exit.FAILED
 
@@ -319,7 +302,7 @@ def _write_crash(text: str) -> Path:
 
 
 def _silence_streams() -> None:
-    """Keep the interpreter's own flush at exit from complaining about a stream that is gone."""
+    """Keep the interpreter's flush at exit from complaining about a closed stream."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

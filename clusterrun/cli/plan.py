@@ -1,16 +1,20 @@
-"""`plan`: what a training will need, told before it is queued."""
+"""`plan`: estimate what a training will need, before it is queued."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import click
 
-from clusterrun.cli import output, plan_json, plan_view
-from clusterrun.cli.options import JobCommand, JobOptions, job_options
+from clusterrun.advice.question import assumptions_of, config_of, effective_batch, question_of
+from clusterrun.advice.trace import traced
+from clusterrun.cli import plan_json, plan_view
+from clusterrun.cli.plan_compare import compare
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
+from clusterrun.config import Resolved
 from clusterrun.errors import Exit, UsageError
-from clusterrun.estimates.estimate import estimate
+from clusterrun.estimates.estimate import Question, estimate
 from clusterrun.estimates.inputs import Fit
 from clusterrun.estimates.recommend import (
     WHAT_IF,
@@ -19,11 +23,6 @@ from clusterrun.estimates.recommend import (
     recommend,
     smallest,
 )
-
-if TYPE_CHECKING:
-    from clusterrun.config import Resolved
-    from clusterrun.estimates.estimate import Question
-    from clusterrun.estimates.recommend import Choice
 
 
 @click.command(cls=JobCommand)
@@ -80,8 +79,6 @@ def command(
             hint="trace the setup that is recommended",
         )
     if job_id is not None:
-        from clusterrun.cli.plan_compare import compare
-
         compare(job_id, as_json=as_json)
         return
     resolved = _resolved(job, job_file)
@@ -109,8 +106,6 @@ def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
 
 
 def _question(resolved: Resolved, *, is_open: bool) -> Question:
-    from clusterrun.advice.question import assumptions_of, question_of
-
     question = question_of(resolved, is_open=is_open)
     for text in (*resolved.notes, *assumptions_of(resolved)):
         output.note(text)
@@ -120,10 +115,7 @@ def _question(resolved: Resolved, *, is_open: bool) -> Question:
 def _traced(
     resolved: Resolved, question: Question, around: list[Question]
 ) -> tuple[Question, list[Question]]:
-    """Trace the question and each neighbour that can be; say which can't."""
-    from clusterrun.advice.question import config_of
-    from clusterrun.advice.trace import traced
-
+    """Trace the question and each neighbour; report those that can't be traced."""
     config = config_of(resolved)
     question, found = traced(question, config), []
     for neighbour in around:
@@ -135,8 +127,6 @@ def _traced(
 
 
 def _recommend(question: Question, *, as_json: bool) -> int:
-    from clusterrun.advice.question import effective_batch
-
     effective = effective_batch(question)
     choices = best_per_strategy(recommend(question, effective))
     if as_json:
@@ -144,13 +134,9 @@ def _recommend(question: Question, *, as_json: bool) -> int:
     elif choices:
         plan_view.show_choices(choices, question)
     if not choices:
-        _say_that_nothing_fits(smallest(question, effective), question)
+        output.warn(plan_view.nothing_fits(smallest(question, effective), question))
         return Exit.NO
     answer = estimate(dataclasses.replace(question, setup=choices[0].setup))
     if answer.never_ends:
         output.warn("it takes longer than the time limit, and saves nothing (--save-every)")
     return Exit.NO if answer.never_ends else Exit.OK
-
-
-def _say_that_nothing_fits(least: Choice, question: Question) -> None:
-    output.warn(plan_view.nothing_fits(least, question))

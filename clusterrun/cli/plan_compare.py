@@ -1,26 +1,24 @@
-"""`plan --compare JOB`: what is told of a run beside what was measured."""
+"""`plan --compare JOB`: the estimate of a run beside what was measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from clusterrun.advice.measured import measure
-from clusterrun.cli import output, plan_json
+from clusterrun.advice.measured import Measured, measure
+from clusterrun.advice.question import question_of
+from clusterrun.cli import plan_json
 from clusterrun.cli.plan_view import gib, gigabytes
+from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.estimates.estimate import estimate
+from clusterrun.estimates.estimate import Estimate, estimate
 from clusterrun.estimates.inputs import total
 from clusterrun.estimates.memory import CONTEXT
-
-if TYPE_CHECKING:
-    from clusterrun.advice.measured import Measured
-    from clusterrun.estimates.estimate import Estimate
+from clusterrun.verbs.changes import configuration
+from clusterrun.verbs.find import find_record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """One quantity, told and measured; None where one of them is not known."""
+class Pair(NamedTuple):
+    """One quantity, estimated and measured; None if one of them is not known."""
 
     name: str
     unit: str
@@ -29,7 +27,7 @@ class Pair:
 
     @property
     def ratio(self) -> float | None:
-        """Return how many times the prediction was measured."""
+        """How many times the prediction was measured."""
         if not self.predicted or self.measured is None:
             return None
         return self.measured / self.predicted
@@ -38,13 +36,9 @@ class Pair:
 def compare(job: str, *, as_json: bool) -> None:
     """Compare a run with the estimate from its own configuration.
 
-    Raises ClusterrunError for a run that has told nothing yet.
+    Raises ClusterrunError for a run that has reported nothing yet.
     """
-    from clusterrun.advice.question import question_of
-    from clusterrun.verbs import api
-    from clusterrun.verbs.changes import configuration
-
-    record = api.find_record(job)
+    record = find_record(job)
     try:
         answer = estimate(question_of(configuration(record)))
     except UsageError as error:
@@ -68,45 +62,26 @@ def compare(job: str, *, as_json: bool) -> None:
 
 
 def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
-    time, kept = answer.time, answer.question.keep + 1
+    step_s = answer.time.step.mid_s if answer.time else None
+    one_bytes = answer.disk.total_bytes // (answer.question.keep + 1)
     return [
-        Pair(
-            name="time of a step",
-            unit="s",
-            predicted=time.step.mid_s if time else None,
-            measured=found.step_s,
-        ),
-        Pair(name="steps", unit="", predicted=_counted(answer), measured=found.steps),
-        Pair(
-            name="allocated on a GPU",
-            unit="GiB",
-            predicted=_allocated(answer),
-            measured=found.gpu_bytes,
-        ),
-        Pair(
-            name="memory of a host",
-            unit="GiB",
-            predicted=answer.host_memory.total_bytes,
-            measured=found.host_bytes,
-        ),
-        Pair(
-            name="a checkpoint",
-            unit="B",
-            predicted=answer.disk.total_bytes // kept,
-            measured=found.checkpoint_bytes,
-        ),
+        Pair("time of a step", "s", step_s, found.step_s),
+        Pair("steps", "", _counted(answer), found.steps),
+        Pair("allocated on a GPU", "GiB", _allocated(answer), found.gpu_bytes),
+        Pair("memory of a host", "GiB", answer.host_memory.total_bytes, found.host_bytes),
+        Pair("a checkpoint", "B", one_bytes, found.checkpoint_bytes),
     ]
 
 
 def _allocated(answer: Estimate) -> int | None:
-    """Return what torch's allocator gives out, which is what ranks tell: no margin, no context."""
+    """Return what torch's allocator gives out, as ranks report it: no margin, no context."""
     if answer.gpu_memory is None:
         return None
     return total(term for term in answer.gpu_memory.terms if term.name != CONTEXT)
 
 
 def _counted(answer: Estimate) -> int | None:
-    """Return the steps that follow from samples and epochs; a number that was given tells none."""
+    """Return the steps that follow from samples and epochs; None if their number was given."""
     return answer.steps.total if answer.question.max_steps is None else None
 
 

@@ -7,12 +7,13 @@ from typing import Final
 
 import click
 
-from clusterrun.cli import output
-from clusterrun.cli.times import clock
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.options import as_options
+from clusterrun.cli.shared.times import clock
 from clusterrun.config.training import LrRule
 from clusterrun.estimates.cost import ASSUMPTION
 from clusterrun.estimates.estimate import Estimate, Need, Question
-from clusterrun.estimates.inputs import GIB, Fit, Setup
+from clusterrun.estimates.inputs import GIB, Fit
 from clusterrun.estimates.recommend import Choice, neighbours
 from clusterrun.estimates.speed import MFU_BAND, Duration
 from clusterrun.estimates.steps import schedule_steps
@@ -22,7 +23,7 @@ _COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
 
 
 def show(answer: Estimate, around: Sequence[Estimate], *, is_asked: bool) -> None:
-    """Print an estimate; of its neighbours a line, or a table where they were asked for."""
+    """Print an estimate, and its neighbours: as a table if asked for, else on one line."""
     for line in _lines(answer):
         output.answer(line)
     if is_asked:
@@ -37,7 +38,7 @@ def show(answer: Estimate, around: Sequence[Estimate], *, is_asked: bool) -> Non
 
 
 def usual_neighbours(question: Question) -> list[Question]:
-    """Ask what is asked most: a larger micro-batch."""
+    """Return what is asked most: a larger micro-batch."""
     return neighbours(question, "micro-batch")[-2:] if question.gpu_bytes else []
 
 
@@ -97,11 +98,11 @@ def _steps(answer: Estimate) -> str:
     steps, question = answer.steps, answer.question
     if steps.full_per_epoch is None:
         return f"{steps.total:,} in all" if steps.total else ""
-    said = f"{question.samples:,} samples / {question.setup.effective_batch:,}"
-    said += f" = {steps.full_per_epoch:,} full steps per epoch"
+    text = f"{question.samples:,} samples / {question.setup.effective_batch:,}"
+    text += f" = {steps.full_per_epoch:,} full steps per epoch"
     if steps.accelerate_per_epoch != steps.full_per_epoch:
-        said += f" (accelerate runs {steps.accelerate_per_epoch:,})"
-    return said + (f"; {steps.total:,} in all" if steps.total else "")
+        text += f" (accelerate runs {steps.accelerate_per_epoch:,})"
+    return text + (f"; {steps.total:,} in all" if steps.total else "")
 
 
 def _memory(title: str, need: Need) -> Iterator[str]:
@@ -127,11 +128,11 @@ def _time(answer: Estimate) -> Iterator[str]:
     time, question = answer.time, answer.question
     if time is None:
         return
-    said = [f"{_span(time.step)} a step"]
-    said += [f"{_span(time.epoch)} an epoch"] if time.epoch else []
-    said += [f"{_span(time.whole)} in all"] if time.whole else []
+    parts = [f"{_span(time.step)} a step"]
+    parts += [f"{_span(time.epoch)} an epoch"] if time.epoch else []
+    parts += [f"{_span(time.whole)} in all"] if time.whole else []
     basis = "measured" if time.step.basis == "measured" else f"at MFU {question.mfu:g}"
-    yield _row("time", f"{', '.join(said)} ({basis})")
+    yield _row("time", f"{', '.join(parts)} ({basis})")
     if time.whole is not None and time.step.basis != "measured":
         band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
         low, high = (min(1, share * question.mfu) for share in MFU_BAND)
@@ -174,7 +175,7 @@ def _loader(answer: Estimate) -> str:
 
 
 def _preset(answer: Estimate) -> Iterator[str]:
-    """Print what to start with, where nobody has said how large a batch is."""
+    """Yield what to start with, if no batch size was given."""
     found = answer.preset
     if found is None:
         return
@@ -238,15 +239,8 @@ def _choice_cells(choice: Choice, best_s: float, question: Question) -> tuple[st
     )
 
 
-def as_options(setup: Setup) -> str:
-    """Write a setup as the options that ask for it."""
-    words = [f"--strategy {setup.strategy.value}", f"--micro-batch {setup.micro_batch}"]
-    words += [f"--accumulation {setup.accumulation}"]
-    return " ".join([*words, "--grad-ckpt"] if setup.grad_ckpt else words)
-
-
 def nothing_fits(least: Choice, question: Question) -> str:
-    """Say what would need the least of a GPU, where nothing fits."""
+    """Return the setup that needs the least of a GPU, as a sentence, if nothing fits."""
     gpu, host = question.gpu_bytes, question.host_bytes
     of_gpu = f" of {gib(gpu)}" if gpu else ""
     of_host = f" of {gib(host)}" if host else ""

@@ -1,21 +1,23 @@
-"""`resume`: go on with a run that has ended, in its own directory, from a checkpoint."""
+"""`resume`: continue a run that has ended, in its own directory, from a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from clusterrun.cli import output, render, submit
-from clusterrun.cli.options import JobCommand, JobOptions, job_options
-from clusterrun.cli.status import failure_text, find_announced
+from clusterrun.cli.shared import output, submission
+from clusterrun.cli.shared.job_text import failure_text, find_announced
+from clusterrun.cli.shared.options import (
+    JobCommand,
+    JobOptions,
+    exclude_bad_option,
+    job_options,
+    yes_option,
+)
+from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
-
-if TYPE_CHECKING:
-    from clusterrun.rundir.record import JobRecord
-    from clusterrun.verbs.changes import Change
-    from clusterrun.verbs.resume import Resumption
+from clusterrun.verbs.resume import Resumption, prepare_resume, resume_prepared
 
 
 @click.command(cls=JobCommand)
@@ -28,18 +30,12 @@ if TYPE_CHECKING:
     default="latest",
     help="latest (the default), step-N, the path of a checkpoint of the run, or scratch",
 )
-@click.option(
-    "--exclude-bad",
-    is_flag=True,
-    help="leave out nodes that gave no sign of life, or where ranks were stopped or blocked twice",
-)
+@exclude_bad_option
 @click.option("--force", is_flag=True, help="go on although the run seems to be active")
 @click.option("--dry-run", is_flag=True, help="say what would be done, submit nothing")
 @click.option("--parsable", is_flag=True, help="print the job id alone (with ;cluster if several)")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-@click.option(
-    "-y", "--yes", is_flag=True, help=f"no question above {output.CONFIRM_ABOVE_NODES} nodes"
-)
+@yes_option
 def command(
     run: str | None,
     job: JobOptions,
@@ -64,11 +60,9 @@ def command(
     clusterrun resume 4711 --time 2-0 --partition long
     clusterrun resume 4711 --set 'args=[--max-steps, 400]'
     """
-    from clusterrun.verbs import resume
-
     output.expect_json(as_json)
-    submit.refuse_two_answers(as_json=as_json, parsable=parsable)
-    plan = resume.prepare_resume(
+    submission.refuse_two_answers(as_json=as_json, parsable=parsable)
+    plan = prepare_resume(
         find_announced(run),
         start=start,
         flags=job.flags,
@@ -79,19 +73,18 @@ def command(
     if plan.is_complete:
         _say_complete(plan, as_json=as_json, parsable=parsable)
         return
-    variables = render.tell(plan.prepared, keep_sbatch_env=False)
+    warnings = submission.print_notes(plan.prepared)
     if exclude_bad and not plan.changed.excluded:
         output.note("no node of this run is known to be bad: none is left out")
-    _tell(plan)
+    _print_steps(plan)
     if dry_run:
         if as_json:
             output.answer_json(_object(plan, plan.record, []))
         return
-    submit.confirm_size(plan.prepared.plan, yes=yes)
-    record = resume.resume_prepared(plan)
-    warnings = render.warnings_of(plan.prepared, variables, keep=False)
-    told = _object(plan, record, warnings) if as_json else None
-    submit.answer(record, told=told, parsable=parsable)
+    submission.confirm_size(plan.prepared.plan, yes=yes)
+    record = resume_prepared(plan)
+    data = _object(plan, record, warnings)
+    submission.answer(record, data, as_json=as_json, parsable=parsable)
 
 
 def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:
@@ -109,36 +102,24 @@ def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:
 # What will be done
 
 
-def _tell(plan: Resumption) -> None:
+def _print_steps(plan: Resumption) -> None:
     output.detail("ended", f"{plan.record.job_id}  {_failure(plan)}")
     output.detail("from", _from(plan))
     for text in plan.start.passed_over:
         output.detail("", text)
-    tell_changes(plan.changed.changes)
+    submission.print_changes(plan.changed.changes)
     if batch := _batch(plan):
         output.detail("batch", batch)
     output.detail("attempt", str(plan.attempt))
 
 
-def tell_changes(changes: Iterable[Change]) -> None:
-    """Print the settings that differ, a line each: `slurm.exclude: (none) -> node019`."""
-    label = "changes"
-    for change in changes:
-        output.detail(label, f"{change.key}: {_shown(change.old)} -> {_shown(change.new)}")
-        label = ""
-
-
-def _shown(text: str | None) -> str:
-    return "(none)" if text is None else text
-
-
 def _failure(plan: Resumption) -> str:
-    """Say why the last attempt ended, as its outcome has it, else as its events do."""
-    last = plan.seen.attempts[-1].outcome if plan.seen.attempts else None
+    """Return why the last attempt ended: by its outcome, or else by its events."""
+    last = plan.status.attempts[-1].outcome if plan.status.attempts else None
     if last is not None:
         at = f" at step {last.step}" if last.step is not None else ""
         return f"{last.reason or last.cause.value}{at}"
-    return failure_text(plan.seen.failure) if plan.seen.failure else plan.seen.state.value
+    return failure_text(plan.status.failure) if plan.status.failure else plan.status.state.value
 
 
 def _from(plan: Resumption) -> str:
@@ -148,7 +129,7 @@ def _from(plan: Resumption) -> str:
 
 
 def _batch(plan: Resumption) -> str:
-    """Compare effective batches, where the script said what it was when it saved."""
+    """Compare effective batches, if the script stored its own in the checkpoint."""
     found = plan.start.checkpoint
     old = found.settings.get("effective_batch") if found else None
     if found is None or not isinstance(old, int):
@@ -163,21 +144,15 @@ def _batch(plan: Resumption) -> str:
 # For programs
 
 
-def _object(plan: Resumption, record: JobRecord, warnings: list[dict[str, str]]) -> dict[str, Any]:
+def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) -> dict[str, Any]:
     found = plan.start.checkpoint
     return {
-        **submit.job_object(record, plan.changed.resolved.spec, warnings),
-        "schema": "clusterrun.resume/1",
-        "attempt": plan.seen.attempt if plan.is_complete else plan.attempt,
+        **submission.submission_object(record, plan.prepared, warnings, verb="resume"),
+        "attempt": plan.status.attempt if plan.is_complete else plan.attempt,
         "checkpoint": str(found.path) if found else None,
         "step": found.step if found else None,
         "passed_over": list(plan.start.passed_over),
         "set_aside": [str(path) for path in plan.start.newer],
-        "changes": changes_object(plan.changed.changes),
+        "changes": submission.changes_object(plan.changed.changes),
         "excluded": list(plan.changed.excluded),
     }
-
-
-def changes_object(changes: Iterable[Change]) -> list[dict[str, str | None]]:
-    """Describe the settings that differ."""
-    return [{"key": c.key, "old": c.old, "new": c.new} for c in changes]

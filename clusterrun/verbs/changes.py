@@ -1,4 +1,4 @@
-"""What a run is to go on with: its frozen configuration, and what the command line changes."""
+"""The configuration to resume a run with: what it had, and what the command line changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One setting before and after; None where it was, or is, not said."""
+    """One setting before and after; None if it was, or is, not set."""
 
     key: str
     old: str | None
@@ -44,10 +44,10 @@ def change(
     *,
     exclude_bad: bool = False,
 ) -> Changed:
-    """Read resolved.yaml of a run and lay the command line's settings over it.
+    """Read resolved.yaml of a run and apply the command line's settings.
 
-    With `exclude_bad` the nodes that its outcomes blame are left out, too.
-    Raises UsageError for a value that can't be meant, ClusterrunError where the file is gone.
+    With `exclude_bad` leave out the nodes that its outcomes blame.
+    Raises UsageError for an invalid value, ClusterrunError if the file is gone.
     """
     frozen = configuration(record)
     new = _load(record, flags, overrides)
@@ -62,7 +62,7 @@ def change(
 
 
 def configuration(record: JobRecord) -> Resolved:
-    """Read what a run was submitted with. Raises ClusterrunError where the file is gone."""
+    """Read what a run was submitted with. Raises ClusterrunError if the file is gone."""
     return _load(record, {}, ())
 
 
@@ -97,7 +97,7 @@ def differences(old: Resolved, new: Resolved) -> tuple[Change, ...]:
 
 
 def refuse_other_world(checkpoint: Checkpoint, record: JobRecord, plan: Plan) -> None:
-    """Refuse shards that another world, or another strategy, has saved. Raises UsageError."""
+    """Refuse shards saved by another world or strategy. Raises UsageError."""
     saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
     if not any(map(_is_sharded, (saved_by, plan.strategy.value))):
         return

@@ -1,10 +1,9 @@
-"""The handle of a job in Python: submitit's job, whose answers are those of our verbs."""
+"""The handle of a job in Python: submitit's job, answered by our verbs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from submitit.core import core
 from submitit.core.utils import FailedJobError
@@ -13,11 +12,10 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
-from clusterrun.verbs import api
-from clusterrun.verbs import cancel as ending
-
-if TYPE_CHECKING:
-    from clusterrun.verbs.api import Which
+from clusterrun.verbs.cancel import cancel
+from clusterrun.verbs.find import Which, find_record
+from clusterrun.verbs.logs import read_logs
+from clusterrun.verbs.status import status, wait
 
 _STREAMS = {"stdout": Stream.OUT, "stderr": Stream.ERR}
 
@@ -32,7 +30,7 @@ class Watcher(core.InfoWatcher):  # type: ignore[misc]  # submitit is not follow
     def get_state(self, job_id: str, mode: str = "standard") -> str:
         """Return the state's name; `force` takes no remembered answer."""
         del job_id
-        return api.status(self._record, max_age_s=0 if mode == "force" else None).state.value
+        return status(self._record, max_age_s=0 if mode == "force" else None).state.value
 
     def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
         """Return what submitit shows of a job."""
@@ -46,8 +44,8 @@ class Watcher(core.InfoWatcher):  # type: ignore[misc]  # submitit is not follow
 class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
     """A job that was submitted: ask how it stands, wait for it, read its logs, end it.
 
-    It is submitit's job, too: `state`, `done()`, `result()`, `exception()`, `stdout()`,
-    `awaitable()` and submitit's helpers (`as_completed`, `monitor_jobs`) take it as one of theirs.
+    It is also submitit's job: `state`, `done()`, `result()`, `exception()`, `stdout()`,
+    `awaitable()` and submitit's helpers (`as_completed`, `monitor_jobs`) accept it.
     `record` is what job.json held when the handle was made.
     """
 
@@ -63,7 +61,7 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
 
     def status(self) -> JobStatus:
         """Return how the job stands."""
-        return api.status(self.record)
+        return status(self.record)
 
     def wait(
         self,
@@ -72,7 +70,7 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
         released: Callable[[JobStatus], None] = lambda _: None,
     ) -> JobStatus:
         """Wait until the job has ended and return its last status; as `clusterrun.wait`."""
-        return api.wait(self.record, timeout_s=timeout_s, released=released)
+        return wait(self.record, timeout_s=timeout_s, released=released)
 
     def logs(
         self,
@@ -84,14 +82,14 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
         errors: bool = False,
     ) -> Iterator[LogLine]:
         """Yield its log lines; as `clusterrun.read_logs`."""
-        return api.read_logs(
+        return read_logs(
             self.record, ranks=ranks, nodes=nodes, tail=tail, attempt=attempt, errors=errors
         )
 
     def cancel(self, check: bool = True) -> None:
         """End the job; `check` is submitit's, the job is always looked at."""
         del check
-        ending.cancel(self.record)
+        cancel(self.record)
 
     def exception(self) -> FailedJobError | None:
         """Wait for the end and return why the job failed; None if it completed."""
@@ -121,4 +119,4 @@ def find_job(job: Which | None = None) -> Job:
 
     Raises JobNotFoundError.
     """
-    return Job(api.find_record(job))
+    return Job(find_record(job))

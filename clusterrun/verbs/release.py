@@ -1,4 +1,4 @@
-"""Have Slurm start a requeued job now: it would hold it back for two minutes."""
+"""Have Slurm start a requeued job now: by default it holds it back for two minutes."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ RETRY_S = 5.0
 TRIES = 6
 
 
-def is_held(seen: JobStatus) -> bool:
-    """Say whether a job has run, and waits for a time to come."""
-    return seen.pending is not None and seen.pending.code == HELD and seen.attempt > 0
+def is_held(job: JobStatus) -> bool:
+    """Whether a job has run before and is held back."""
+    return job.pending is not None and job.pending.code == HELD and job.attempt > 0
 
 
 class Release:
     """Releases the user's own job, once for each time that it was requeued.
 
-    Slurm takes no such wish while the job's last processes end: then another try is made.
+    Slurm refuses while the job's last processes end; then it tries again.
     """
 
     def __init__(self) -> None:
         self._tries: Counter[tuple[str, int]] = Counter()
         self._next_try = 0.0
 
-    def __call__(self, seen: JobStatus) -> bool:
-        """Say whether the job was held and has been released."""
-        record = seen.record
-        wait = (record.job_id, seen.attempt)
-        if not is_held(seen) or not record.is_own or self._tries[wait] >= TRIES:
+    def __call__(self, job: JobStatus) -> bool:
+        """Release the job if it is held; return whether that worked."""
+        record = job.record
+        wait = (record.job_id, job.attempt)
+        if not is_held(job) or not record.is_own or self._tries[wait] >= TRIES:
             return False
         if time.monotonic() < self._next_try:
             return False

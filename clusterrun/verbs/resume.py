@@ -1,4 +1,4 @@
-"""Go on with a run that has ended, or start a new one from what it was made of."""
+"""Start the next attempt of a run that has ended."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import files
 from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
-from clusterrun.verbs import api
-from clusterrun.verbs.api import Prepared
 from clusterrun.verbs.cancel import active_chain
 from clusterrun.verbs.changes import Changed, change, refuse_other_world
+from clusterrun.verbs.find import Which, find_record
+from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.start_point import LATEST, StartPoint, choose, set_aside
+from clusterrun.verbs.submit import remember
 
 if TYPE_CHECKING:
-    from clusterrun.verbs.api import Which
     from clusterrun.verbs.job import Job
 
 PLACE: Final = ("name", "run_dir")
@@ -40,13 +40,12 @@ WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """A run that is ready to go on: how it stands, from where it starts, and what is new.
+    """A run that is ready to be resumed: how it stands, where it starts, and what is new.
 
-    `is_complete` where the run is and nothing was asked of it. `prepared` holds no files where
-    none changes.
+    `is_complete`: the run is, and no change was asked for. `prepared` has no files if none changes.
     """
 
-    seen: JobStatus
+    status: JobStatus
     prepared: Prepared
     start: StartPoint
     changed: Changed
@@ -56,16 +55,16 @@ class Resumption:
     @property
     def record(self) -> JobRecord:
         """The run as it was recorded before."""
-        return self.seen.record
+        return self.status.record
 
     @property
     def attempt(self) -> int:
         """The number of the next attempt."""
-        return self.seen.attempt + 1
+        return self.status.attempt + 1
 
 
 def resume(job: Which | None = None, *, start: str = LATEST, **settings: Any) -> Job:
-    """Go on with a run that has ended; `settings` are fields of JobSpec to change (nodes=4).
+    """Resume a run that has ended; `settings` are fields of JobSpec to change (nodes=4).
 
     `start` is as for `prepare_resume`. One that is complete is left as it is.
     """
@@ -73,14 +72,6 @@ def resume(job: Which | None = None, *, start: str = LATEST, **settings: Any) ->
 
     resumption = prepare_resume(job, start=start, flags=settings)
     return Job(resumption.record if resumption.is_complete else resume_prepared(resumption))
-
-
-def resubmit(job: Which | None = None, **settings: Any) -> Job:
-    """Start a new run of what an earlier one was made of; `settings` as for `resume`."""
-    from clusterrun.verbs.job import Job
-
-    prepared, _ = prepare_resubmit(job, flags=settings)
-    return Job(api.submit_prepared(prepared))
 
 
 def prepare_resume(
@@ -92,24 +83,24 @@ def prepare_resume(
     exclude_bad: bool = False,
     force: bool = False,
 ) -> Resumption:
-    """Decide how a run goes on; nothing is written.
+    """Decide how to resume a run; write nothing.
 
-    `start` is `latest`, `scratch`, `step-N` or the path of one of its checkpoints. `force` goes on
-    although the run seems to be active. Raises UsageError for what can't be.
+    `start` is `latest`, `scratch`, `step-N` or the path of one of its checkpoints; `force` resumes
+    a run that seems to be active. Raises UsageError for what can't be done.
     """
-    record = api.find_record(job)
-    seen = _look(record, force=force)
+    record = find_record(job)
+    status = _inactive_status(record, force=force)
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
     _refuse_other_place(record, changed)
     prepared = None if changed.changes else _as_it_is(record, changed.resolved)
-    prepared = prepared or api.prepare(changed.resolved)
+    prepared = prepared or prepare(changed.resolved)
     _refuse_other_cluster(record, prepared.plan)
-    is_complete = seen.state.is_success and not changed.changes and start == LATEST
+    is_complete = status.state.is_success and not changed.changes and start == LATEST
     point = StartPoint(checkpoint=None) if is_complete else choose(record.paths, start)
     if point.checkpoint is not None:
         refuse_other_world(point.checkpoint, record, prepared.plan)
     return Resumption(
-        seen=seen,
+        status=status,
         prepared=prepared,
         start=point,
         changed=changed,
@@ -118,38 +109,21 @@ def prepare_resume(
     )
 
 
-def prepare_resubmit(
-    job: Which | None = None,
-    *,
-    flags: Mapping[str, Any] | None = None,
-    overrides: Sequence[str] = (),
-    exclude_bad: bool = False,
-) -> tuple[Prepared, Changed]:
-    """Prepare a new run from what an earlier one was made of; `api.submit_prepared` starts it.
-
-    Raises UsageError for what cannot run.
-    """
-    record = api.find_record(job)
-    changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
-    return api.prepare(changed.resolved), changed
-
-
 def resume_prepared(resumption: Resumption) -> JobRecord:
-    """Start the next attempt of a run; refused by the scheduler, all is as it was.
+    """Start the next attempt of a run; if the scheduler refuses, put everything back.
 
-    Raises UsageError where somebody else was quicker, SubmissionError, SchedulerUnreachableError.
+    Raises UsageError if somebody else was quicker, SubmissionError, SchedulerUnreachableError.
     """
     paths, plan = resumption.record.paths, resumption.prepared.plan
     with _alone(paths), ExitStack() as undo:
-        record = _look(records.read(paths), force=resumption.force).record
+        record = _inactive_status(records.read(paths), force=resumption.force).record
         try:
             _lay_out(resumption, undo)
         except OSError as error:
             raise _cannot_write(paths, error) from error
+        waits = any(row.key in WHEN for row in resumption.changed.changes)
         try:
-            submission = select.backend_of(record).submit_again(
-                plan, record, waits=_says_when(resumption)
-            )
+            submission = select.backend_of(record).submit_again(plan, record, waits=waits)
         except PerhapsSubmittedError:
             undo.pop_all()
             raise
@@ -162,7 +136,7 @@ def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecor
         new = records.continued_by(records.planned_anew(now, plan), submission.job_id)
         return dataclasses.replace(new, chain_length=0)
 
-    record = api.remember(record.paths, submission.job_id, goes_on)
+    record = remember(record.paths, submission.job_id, goes_on)
     if submission.held:
         raise submission.held
     return record
@@ -171,45 +145,37 @@ def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecor
 # What stands in the way
 
 
-def _look(record: JobRecord, *, force: bool) -> JobStatus:
-    """Say how a run stands; refuse one that may be active.
+def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
+    """Return how a run stands; refuse one that may be active.
 
-    Raises UsageError, or SchedulerUnreachableError where nobody can say.
+    Raises UsageError, or SchedulerUnreachableError if nobody can tell.
     """
+    chained: list[str] = []
     with contextlib.suppress(*([SchedulerUnreachableError] if force else [])):
-        chained = _ask_anew(record)
-    (seen,) = statuses([record], select.backend_of)
+        if record.job_id:  # files that report an end can't report a requeue
+            backend = select.backend_of(record)
+            backend.query([record.job_id], since=record.submitted_at, max_age_s=0)
+        chained = active_chain(record)
+    (status,) = statuses([record], select.backend_of)
     if not force:
-        _refuse_active(seen, chained)
-    return seen
+        _refuse_active(status, chained)
+    return status
 
 
-def _ask_anew(record: JobRecord) -> list[str]:
-    """Have a fresh answer at hand, and list the later jobs of a chain that have not ended.
-
-    Files that tell of an end can't tell of a requeue.
-    """
-    if record.job_id:
-        backend = select.backend_of(record)
-        backend.query([record.job_id], since=record.submitted_at, max_age_s=0)
-    return active_chain(record)
-
-
-def _refuse_active(seen: JobStatus, chained: Sequence[str]) -> None:
+def _refuse_active(status: JobStatus, chained: Sequence[str]) -> None:
+    job_id, state = status.record.job_id, status.state
     if chained:
         raise UsageError(
             f"job {chained[0]} goes on with the run by itself: it is the next of a chain",
-            hint=f"end the chain first: clusterrun cancel {seen.record.job_id}",
+            hint=f"end the chain first: clusterrun cancel {job_id}",
         )
-    if seen.state.is_terminal:
-        return
-    job = f"job {seen.record.job_id}" if seen.record.job_id else f"run {seen.record.run_id}"
-    if seen.state is JobState.UNKNOWN and seen.record.job_id and not seen.reason:
-        return  # everybody has forgotten it
-    why = f" ({seen.reason})" if seen.reason else ""
+    if state.is_terminal or (state is JobState.UNKNOWN and job_id and not status.reason):
+        return  # it has ended, or everybody has forgotten it
+    job = f"job {job_id}" if job_id else f"run {status.record.run_id}"
+    why = f" ({status.reason})" if status.reason else ""
     raise UsageError(
-        f"{job} is still {seen.state.value}{why}; two writers would share the run directory",
-        hint=f"end it first: clusterrun cancel {seen.record.job_id}; --force goes on all the same",
+        f"{job} is still {state.value}{why}; two writers would share the run directory",
+        hint=f"end it first: clusterrun cancel {job_id}; --force goes on all the same",
     )
 
 
@@ -232,7 +198,7 @@ def _refuse_other_cluster(record: JobRecord, plan: Plan) -> None:
 @contextlib.contextmanager
 def _alone(paths: RunPaths) -> Iterator[None]:
     """Hold off another `resume` of the same run; it finds an active job afterwards."""
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         try:
             stack.enter_context(locked(paths.resume_lock))
         except OSError as error:
@@ -248,7 +214,7 @@ def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
 
 
 def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
-    """Take the plan as the run has it; None where another version of clusterrun wrote it."""
+    """Return the plan of the run; None if another version of clusterrun wrote it."""
     try:
         plan = Plan.from_json(record.paths.plan.read_text())
     except OSError as error:
@@ -258,13 +224,9 @@ def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
     return Prepared(resolved=resolved, plan=plan, bundle=Bundle(files={}))
 
 
-def _says_when(resumption: Resumption) -> bool:
-    return any(row.key in WHEN for row in resumption.changed.changes)
-
-
 def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
     """Put the files in their places; `undo` puts all back."""
-    paths, last = resumption.record.paths, resumption.seen.attempt
+    paths, last = resumption.record.paths, resumption.status.attempt
     paths.attempt(last).mkdir(mode=0o700, parents=True, exist_ok=True)
     undo.callback(set_aside(paths, resumption.start.newer))
     if resumption.prepared.bundle.files:
@@ -273,7 +235,7 @@ def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
     if paths.end.exists():
         paths.end.rename(earlier)
         undo.callback(earlier.rename, paths.end)
-    elif not earlier.exists():  # whoever would have written the end was killed
+    elif not earlier.exists():  # the conductor was killed before it wrote the end
         files.create(earlier)
         undo.callback(earlier.unlink)
 

@@ -1,4 +1,4 @@
-"""Where a run goes on: the checkpoint that is meant, and those that must not win over it."""
+"""Where a run resumes: the chosen checkpoint, and newer ones that must not win over it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _STEP = re.compile(r"(?:step|checkpoint)-0*([0-9]+)\Z")
 class StartPoint:
     """A complete checkpoint, or None for the beginning.
 
-    `passed_over` says of each newer one why it can't be used; `newer` are those that the training
-    would take before it.
+    `passed_over` names each newer one that can't be used, and why; `newer` are those that the
+    training would prefer.
     """
 
     checkpoint: Checkpoint | None
@@ -32,9 +32,9 @@ class StartPoint:
 
 
 def choose(paths: RunPaths, text: str) -> StartPoint:
-    """Find what `latest`, `scratch`, `step-N` or the path of a checkpoint means in a run.
+    """Resolve `latest`, `scratch`, `step-N` or the path of a checkpoint in a run.
 
-    Raises UsageError where there is no complete checkpoint of that name in this run.
+    Raises UsageError if the run has no complete checkpoint of that name.
     """
     if text == SCRATCH:
         listed = checkpoint_files.listed(paths.checkpoints_dir)
@@ -52,7 +52,7 @@ def choose(paths: RunPaths, text: str) -> StartPoint:
 
 
 def _named(paths: RunPaths, text: str) -> StartPoint:
-    """Read the checkpoint of one step, and of the others no more than their names."""
+    """Read the checkpoint of one step, and only the names of the others."""
     step = _step_of(paths, text)
     listed = checkpoint_files.listed(paths.checkpoints_dir)
     named = next((path for found, path in listed if found == step), None)
@@ -87,7 +87,7 @@ def _step_of(paths: RunPaths, text: str) -> int:
 
 
 def set_aside(paths: RunPaths, newer: tuple[Path, ...]) -> Callable[[], None]:
-    """Move checkpoints to where no training looks for them; what is returned moves them back."""
+    """Move checkpoints to where no training looks; return a function that moves them back."""
     if not newer:
         return lambda: None
     place = paths.set_aside(time.strftime("%Y%m%d-%H%M%S"))

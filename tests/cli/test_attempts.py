@@ -10,6 +10,8 @@ import pytest
 from clusterrun.backends.attempts import bad_nodes, read_attempts
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.verbs.release import Release
+from clusterrun.verbs.status import status
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted
@@ -270,12 +272,9 @@ def test_who_only_looks_changes_nothing(here: CommandLine) -> None:
 
 def released(here: CommandLine, root: Path) -> bool:
     """Wait for a job a while, and say whether Slurm was asked to start it."""
-    from clusterrun.verbs import api
-    from clusterrun.verbs.release import Release
-
     release = Release()
     for _ in range(2):
-        release(api.status(str(root)))
+        release(status(str(root)))
     return "StartTime=now+2" in here.asked("scontrol")
 
 

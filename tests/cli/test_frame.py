@@ -219,7 +219,7 @@ def test_error_object_when_json_was_asked_for() -> None:
 def test_crash_leaves_its_traceback_in_a_private_file(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(
-        "import sys, clusterrun.cli.output as output\n"
+        "import sys, clusterrun.cli.shared.output as output\n"
         "def answer(*_): raise RuntimeError('boom')\n"
         "output.answer = answer\n"
         "from clusterrun.cli.main import main\n"

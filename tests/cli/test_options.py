@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.cli.options import JobCommand, JobOptions, ScriptCommand, job_options
+from clusterrun.cli.shared.options import JobCommand, JobOptions, ScriptCommand, job_options
 from clusterrun.config.fields import Kind
 from clusterrun.config.spec import FIELDS, Strategy
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.verbs import api
+from clusterrun.verbs import render
 from tests.cli.conftest import CommandLine
 from tests.patience import PATIENCE
 
@@ -48,7 +48,7 @@ def test_parsable_is_the_id_with_the_cluster_where_there_are_several(here: Comma
 def test_json_is_one_object_and_nothing_else(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "PLACES_OF_ONE_MACHINE", ())  # the project is in one
+    monkeypatch.setattr(render, "PLACES_OF_ONE_MACHINE", ())  # the project is in one
     here.slurm()
     said = here("submit", "--json", "-N2", "--nproc-per-node", "3", "train.py")
     answer = json.loads(said.out)

@@ -19,13 +19,13 @@ import pytest
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.logs import follow as cli_follow
+from clusterrun.cli.logs import job as cli_job
 from clusterrun.cli.logs import reading
 from clusterrun.cli.logs.job import RunLogs
 from clusterrun.config.spec import Cluster
 from clusterrun.rundir import record as records
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
-from clusterrun.verbs import api
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand, new_project
 from tests.patience import PATIENCE
@@ -423,7 +423,7 @@ class SkippingClock:
         self.asked: list[float] = []
         self.states = states
         monkeypatch.setattr(cli_follow.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(api, "status", self.status)
+        monkeypatch.setattr(cli_job, "status", self.status)
 
     def status(self, record: JobRecord, *, max_age_s: float | None = None) -> JobStatus:
         self.asked.append(self.now_s)

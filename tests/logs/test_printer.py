@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
+from clusterrun.cli.logs.follow import print_joined, print_left
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.request import Request
 from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import Stream
+from clusterrun.logs.context import Break
+from clusterrun.logs.files import LogFile
+from clusterrun.logs.follow import Left
 from clusterrun.logs.query import EVERYTHING, Query
 from tests.logs.corpus import T0, line
 
@@ -187,7 +191,7 @@ def test_what_is_told_beside_a_progress_bar_has_a_row_of_its_own(
     to.print_line(line(T0, "n1", 3, "E", b"\r10 %"))
     to.pause()
     terminal.take()
-    to.print_joined("n2", 8)
+    to.note("+ n2 (8 ranks)")
     assert (terminal.take(), capsys.readouterr().err) == ("\r\x1b[K", "+ n2 (8 ranks)\n")
 
 
@@ -246,9 +250,10 @@ def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
     to.print_line(line(T0, "n1", 0, "O", b"begun"))
     to.start_attempt(2)
     to.print_truncated("n1")
-    to.print_joined("n[1-20]", 0)
-    to.print_left("n1", 0, "")
-    to.print_left("n2", 1, "signal 9")
+    nodes = [LogFile(node=f"n{n}", path=Path("n.log")) for n in range(1, 21)]
+    print_joined((*nodes,), to)
+    left = [Left(node="n1", code=0, reason=""), Left(node="n2", code=1, reason="signal 9")]
+    print_left(left, to)
     to.print_end("FAILED", 1)
     assert pipe.take() == "n1:0  | begun…\n"
     assert capsys.readouterr().err.splitlines() == [
@@ -277,7 +282,7 @@ def test_breaks_are_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = use_stdout(monkeypatch)
     for form in ("text", "json", "raw"):
         to = printer(form=form)
-        to.print_break()
+        to.print_in_context([Break()])
         to.finish()
     assert pipe.take() == "--\n"
 

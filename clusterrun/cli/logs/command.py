@@ -2,79 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from clusterrun.cli import output
+from clusterrun.cli.logs import options
 from clusterrun.cli.logs.files import list_files, print_path, save
 from clusterrun.cli.logs.find import find_log_job
 from clusterrun.cli.logs.follow import follow_job
-from clusterrun.cli.logs.options import AttemptType, TailType
 from clusterrun.cli.logs.reading import ask_exit_status, read
 from clusterrun.cli.logs.request import build_request
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.options import GroupedCommand, GroupedOption
 from clusterrun.errors import UsageError
 
 _TIMES = ("none", "clock", "time", "iso", "delta")
-_HEADINGS = {
-    "Lines": "ranks local_ranks all_ranks nodes streams attempt tail since until",
-    "Filter": "include exclude errors context",
-    "Show": "with_times timestamps tz prefix highlight form as_json dedup",
-    "Follow": "following interval exit_status",
-    "Instead": "listing locating target",
-}
 
 
-class _Command(click.Command):
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under their headings; those of every command come last."""
-        heading_of = {
-            name: heading for heading, names in _HEADINGS.items() for name in names.split()
-        }
-        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if isinstance(parameter, click.Option) and record is not None:
-                sections.setdefault(heading_of.get(parameter.name or "", "Output"), []).append(
-                    record
-                )
-        for heading, rows in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(rows)
+def _under(heading: str) -> Callable[..., Callable[[Any], Any]]:
+    return functools.partial(click.option, cls=GroupedOption, heading=heading)
 
 
-@click.command(cls=_Command)
+_lines = _under("Lines")
+_filter = _under("Filter")
+_show = _under("Show")
+_follow = _under("Follow")
+_instead = _under("Instead")
+
+
+@click.command(cls=GroupedCommand)
 @click.argument("job", required=False)
-@click.option("--rank", "ranks", metavar="SET", help="these ranks alone, as 0,8-15 or ::8")
-@click.option("--local-rank", "local_ranks", metavar="SET", help="these ranks of each node")
-@click.option("-a", "--all-ranks", is_flag=True, help="the lines of every rank")
-@click.option("--node", "nodes", metavar="HOSTLIST", help="these nodes alone, as node[01-04]")
-@click.option(
-    "--stream", "streams", metavar="LIST", help="of out, err, launcher, agent; or batch alone"
-)
-@click.option(
+@_lines("--rank", "ranks", metavar="SET", help="these ranks alone, as 0,8-15 or ::8")
+@_lines("--local-rank", "local_ranks", metavar="SET", help="these ranks of each node")
+@_lines("-a", "--all-ranks", is_flag=True, help="the lines of every rank")
+@_lines("--node", "nodes", metavar="HOSTLIST", help="these nodes alone, as node[01-04]")
+@_lines("--stream", "streams", metavar="LIST", help="of out, err, launcher, agent; or batch alone")
+@_lines(
     "--attempt",
-    type=AttemptType(),
+    type=options.attempt,
     metavar="N|all|-1",
     help="default: the newest; -1: the one before it",
 )
-@click.option(
+@_lines(
     "-n",
     "--tail",
-    type=TailType(),
+    type=options.tail,
     metavar="N|all",
     help="the last N lines of each attempt, or all  [default: 200]",
 )
-@click.option("--since", metavar="T", help="from 1h30m ago, 12:30, 2026-08-01T12:30, step:4000 on")
-@click.option("--until", metavar="T", help="up to such a moment")
-@click.option(
+@_lines("--since", metavar="T", help="from 1h30m ago, 12:30, 2026-08-01T12:30, step:4000 on")
+@_lines("--until", metavar="T", help="up to such a moment")
+@_filter(
     "-g", "--include", "-i", multiple=True, metavar="RE", help="lines that match (any of several)"
 )
-@click.option("--exclude", multiple=True, metavar="RE", help="no lines that match")
-@click.option("-H", "--highlight", multiple=True, metavar="RE", help="mark what matches")
-@click.option("--errors", is_flag=True, help="error lines alone, of every rank")
-@click.option(
+@_filter("--exclude", multiple=True, metavar="RE", help="no lines that match")
+@_show("-H", "--highlight", multiple=True, metavar="RE", help="mark what matches")
+@_filter("--errors", is_flag=True, help="error lines alone, of every rank")
+@_filter(
     "-C",
     "--context",
     type=click.IntRange(min=0),
@@ -82,16 +68,16 @@ class _Command(click.Command):
     metavar="N",
     help="with N lines of the same rank before and after each",
 )
-@click.option("-t", "with_times", is_flag=True, help="times with ms: --timestamps=time")
-@click.option("--timestamps", type=click.Choice(_TIMES), help="[default: clock]")
-@click.option("--tz", metavar="ZONE", help="zone of times, as UTC or Europe/Berlin")
-@click.option(
+@_show("-t", "with_times", is_flag=True, help="times with ms: --timestamps=time")
+@_show("--timestamps", type=click.Choice(_TIMES), help="[default: clock]")
+@_show("--tz", metavar="ZONE", help="zone of times, as UTC or Europe/Berlin")
+@_show(
     "--prefix",
     type=click.Choice(["auto", "full", "none"]),
     default="auto",
     help="auto: node:rank in front of each line, with ! for stderr",
 )
-@click.option(
+@_show(
     "-o",
     "--output",
     "form",
@@ -99,24 +85,24 @@ class _Command(click.Command):
     default="text",
     help="raw: the bytes as they were written; json: one object a line",
 )
-@click.option("--json", "as_json", is_flag=True, help="the same as --output json")
-@click.option(
+@_show("--json", "as_json", is_flag=True, help="the same as --output json")
+@_show(
     "--dedup/--no-dedup",
     default=None,
     help="one line for what 3 or more ranks say alike, <n> for a number that differs  "
     "[default: in text; not saved]",
 )
-@click.option("-f", "--follow", "following", is_flag=True, help="go on until the job ends")
-@click.option(
+@_follow("-f", "--follow", "following", is_flag=True, help="go on until the job ends")
+@_follow(
     "--interval",
     type=click.FloatRange(min=0.1),
     metavar="SEC",
     help="between two looks at the files",
 )
-@click.option("--exit-status", is_flag=True, help="exit 3 when the job ended and did not complete")
-@click.option("--list", "listing", is_flag=True, help="list the log files instead")
-@click.option("--path", "locating", is_flag=True, help="print the directory of the logs instead")
-@click.option(
+@_follow("--exit-status", is_flag=True, help="exit 3 when the job ended and did not complete")
+@_instead("--list", "listing", is_flag=True, help="list the log files instead")
+@_instead("--path", "locating", is_flag=True, help="print the directory of the logs instead")
+@_instead(
     "--save",
     "target",
     metavar="FILE|DIR",

@@ -7,10 +7,10 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from clusterrun.cli import output
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.reading import all_lines, find_files, print_lines
 from clusterrun.cli.logs.request import Request
+from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs.files import FileKind, file_size
@@ -25,21 +25,18 @@ _ENDINGS = {Stream.OUT: "out", Stream.ERR: "err"}
 
 def print_path(request: Request) -> None:
     """Print the directory of the newest attempt's logs; of a foreign job each file."""
-    paths = _paths(request)
+    record, attempt = request.job.record, max(request.attempts, default=0)
+    if record is None:
+        paths = [str(file.path) for file in find_files(request)]
+    elif attempt:
+        paths = [str(record.paths.log(attempt, "any").parent)]
+    else:
+        paths = [str(record.paths.logs_dir)]
     if request.form == "json":
         output.answer_json({"schema": "clusterrun.logs/1", "paths": paths})
         return
     for path in paths:
         output.answer(path)
-
-
-def _paths(request: Request) -> list[str]:
-    record = request.job.record
-    if record is None:
-        return [str(file.path) for file in find_files(request)]
-    attempt = max(request.attempts, default=0)
-    logs = record.paths.log(attempt, "any").parent if attempt else record.paths.logs_dir
-    return [str(logs)]
 
 
 def list_files(request: Request) -> None:

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from clusterrun.backends.slurm import foreign
 from clusterrun.backends.slurm.foreign import ForeignPart
-from clusterrun.cli import output
 from clusterrun.cli.logs.job import LogJob, PlainLogs, RunLogs
-from clusterrun.cli.status import find_announced
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.job_text import find_announced
 from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, UsageError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
-from clusterrun.verbs import api
+from clusterrun.verbs.find import find_record, places_of_runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """What a name on the command line means; a stamped log names its node and attempt, too."""
+    """What a name on the command line means; a stamped log also names its node and attempt."""
 
     job: LogJob
     nodes: frozenset[str] | None = None
@@ -62,13 +62,13 @@ def _find_by_path(path: Path) -> Named:
     is_stamped = attempt.isdecimal() and paths.log(int(attempt), path.stem) == path
     if not (is_stamped and paths.record.is_file()):
         return Named(job=PlainLogs(path=path))
-    run = RunLogs(record=api.find_record(str(paths.root)))
+    run = RunLogs(record=find_record(str(paths.root)))
     return Named(job=run, nodes=frozenset({path.stem}), attempt=int(attempt))
 
 
 def _find_run(name: str) -> Named:
     """Find a run; if it is elsewhere, its id may be that of another job in the Slurm at hand."""
-    places = api.places_of_runs()
+    places = places_of_runs()
     try:
         record = records.resolve_job(name, places)
     except UsageError:  # the id of several runs elsewhere
@@ -86,7 +86,7 @@ def _find_run(name: str) -> Named:
 
 
 def _ask_for_own_job(name: str) -> list[ForeignPart]:
-    """Ask Slurm for a job of this user; none if Slurm is silent."""
+    """Ask Slurm for a job of this user; none if Slurm does not answer."""
     try:
         parts = foreign.ask(name) if foreign.is_job_id(name) else []
     except SchedulerUnreachableError:
@@ -106,7 +106,7 @@ def _run_of(part: ForeignPart) -> RunPaths:
 def _named_by_slurm(job_id: str, parts: Sequence[ForeignPart]) -> Named:
     run = _run_of(parts[0])
     if run.batch_output == Path(parts[0].stdout) and run.record.is_file():
-        return Named(job=RunLogs(record=api.find_record(str(run.root))))
+        return Named(job=RunLogs(record=find_record(str(run.root))))
     output.note(f"job {job_id} was not started by clusterrun; its lines carry no times")
     for part in parts:
         if "%" in part.stdout:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from clusterrun.cli import output
 from clusterrun.cli.logs.job import WAITING, LogJob, Standing, waiting
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.reading import exit_status, find_files
 from clusterrun.cli.logs.request import Request
-from clusterrun.cli.status import released
-from clusterrun.cli.times import clock
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.job_text import released
+from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.context import Break, with_context
@@ -30,12 +30,13 @@ from clusterrun.logs.follow import (
 from clusterrun.logs.sources import matches
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
+from clusterrun.shared.wording import count
 
 ASK_PENDING_S = 10
 ASK_RUNNING_S = 30
 ASK_ENDING_S = 2
 FORGOTTEN_S = 45  # more than one question later
-FEW_NODES = 16  # more of them are told of together
+FEW_NODES = 16  # more of them share a line
 
 
 def follow_job(request: Request) -> int:
@@ -78,11 +79,7 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
     if request.context:
         lines = with_context(_lines(entries, printer), matches(request.query), request.context)
     try:
-        for line in lines:
-            if isinstance(line, Break):
-                printer.print_break()
-            else:
-                printer.print_line(line)
+        printer.print_in_context(lines)
     finally:
         printer.finish()
     if watch.standing is not None:
@@ -100,44 +97,47 @@ def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
             case NewAttempt(attempt=attempt):
                 printer.start_attempt(attempt)
             case Joined(files=files):
-                _tell_joined(files, printer)
+                print_joined(files, printer)
             case Left():
                 left.append(entry)
             case LeftOut(node=node):
                 if node not in incomplete:
                     incomplete.add(node)
-                    printer.print_left_out(node)
+                    printer.note(f"note: not all error lines of {node} are among them (--errors)")
             case Truncated(node=node):
                 printer.print_truncated(node)
             case Pause():
-                _tell_left(left, printer)
+                print_left(left, printer)
                 printer.pause()
-    _tell_left(left, printer)
+    print_left(left, printer)
 
 
-def _tell_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
-    ranks = [len(file.ranks) if file.ranks else 0 for file in files]
-    if len(files) <= FEW_NODES:
-        for file, number in zip(files, ranks, strict=True):
-            printer.print_joined(file.node, number)
-    else:
-        printer.print_joined(fold_hosts(file.node for file in files), sum(ranks))
+def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
+    """Print whose logs have appeared; of many nodes together."""
+    groups = [[file] for file in files] if len(files) <= FEW_NODES else [[*files]]
+    for group in groups:
+        nodes = fold_hosts(file.node for file in group) if group[1:] else group[0].node
+        ranks = sum(len(file.ranks or ()) for file in group)
+        printer.note(f"+ {nodes} ({count(ranks, 'rank')})" if ranks else f"+ {nodes}")
 
 
-def _tell_left(left: list[Left], printer: LogPrinter) -> None:
+def print_left(left: list[Left], printer: LogPrinter) -> None:
+    """Print whose logs are complete, unless all went well there."""
+    failed = [entry for entry in left if entry.code]
     if len(left) <= FEW_NODES:
-        for entry in left:
-            printer.print_left(entry.node, entry.code, entry.reason)
+        for entry in failed:
+            why = f": {entry.reason}" if entry.reason else ""
+            printer.note(f"- {entry.node} exited {entry.code}{why}")
     else:
-        for code in sorted({entry.code for entry in left}):
-            nodes = [entry.node for entry in left if entry.code == code]
-            printer.print_left(fold_hosts(nodes), code, "")
+        for code in sorted({entry.code for entry in failed}):
+            nodes = fold_hosts(entry.node for entry in failed if entry.code == code)
+            printer.note(f"- {nodes} exited {code}")
     left.clear()
 
 
 @dataclass(kw_only=True)
 class _Watch:
-    """Knows whether the job has ended; asks seldom, and at once if its files say so."""
+    """Checks whether the job has ended: rarely, and at once when its files show an end."""
 
     job: LogJob
     standing: Standing | None = None

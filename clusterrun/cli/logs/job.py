@@ -15,6 +15,7 @@ from clusterrun.rundir import record as records
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.release import Release, is_held
+from clusterrun.verbs.status import status
 
 WAITING = (JobState.PENDING, JobState.CONFIGURING)
 
@@ -35,7 +36,7 @@ class Standing:
 
 
 def waiting(job: LogJob, standing: Standing) -> str:
-    """Return a sentence that says what a job waits for."""
+    """Return a sentence about what a job waits for."""
     state = f"{job.title} is {standing.state.value.lower()}"
     return f"{state}: {standing.waits_for}" if standing.waits_for else state
 
@@ -69,7 +70,7 @@ class RunLogs:
         return self.record.procs_per_node
 
     def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
-        """Return where its logs are, or those of some nodes; or the batch script's own output."""
+        """Return its logs, or those of some nodes; or the batch script's own output."""
         if not batch:
             return RunFiles(paths=self.record.paths, nodes=nodes)
         output = LogFile(node=BATCH, path=self.record.paths.batch_output, kind=FileKind.PLAIN)
@@ -82,23 +83,19 @@ class RunLogs:
 
     def standing(self, *, fresh: bool = False) -> Standing:
         """Ask the files first, then the scheduler for the rest."""
-        from clusterrun.verbs import api
-
-        status = api.status(self.record, max_age_s=0) if fresh else api.status(self.record)
+        now = status(self.record, max_age_s=0 if fresh else None)
         return Standing(
-            state=status.state,
-            waits_for=status.pending.text if status.pending else status.reason,
-            is_held=is_held(status),
-            elapsed_s=status.elapsed_s,
-            exit_code=status.exit_code,
-            error=status.error,
+            state=now.state,
+            waits_for=now.pending.text if now.pending else now.reason,
+            is_held=is_held(now),
+            elapsed_s=now.elapsed_s,
+            exit_code=now.exit_code,
+            error=now.error,
         )
 
     def release(self) -> bool:
         """Have Slurm start a requeued job at once; ask only once per requeue."""
-        from clusterrun.verbs import api
-
-        return self.held(api.status(self.record))
+        return self.held(status(self.record))
 
     def end_mark(self) -> int | None:
         """Return the time of end.json, None if there is none."""
@@ -131,7 +128,7 @@ class PlainLogs:
         return self.job_id or str(self.path)
 
     def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> PlainFiles:
-        """Return where its output is; it is that of the batch script in any case."""
+        """Return its output, which is always that of the batch script."""
         return PlainFiles(candidates=self._files)
 
     def _files(self) -> list[LogFile]:
@@ -165,7 +162,7 @@ class PlainLogs:
         return False
 
     def end_mark(self) -> int | None:
-        """Return None: such a job leaves no file that says that it ended."""
+        """Return None: such a job writes no end.json."""
         return None
 
 

@@ -5,49 +5,37 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from datetime import datetime, tzinfo
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import click
 
+from clusterrun.cli.logs.job import LogJob
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
 from clusterrun.logs.catalogue import BATCH
-from clusterrun.logs.moments import parse_moment, parse_zone, step_finder
+from clusterrun.logs.moments import parse_moment, step_finder
 from clusterrun.logs.query import STREAMS
 from clusterrun.shared.hostlist import parse_ranks
-
-if TYPE_CHECKING:
-    from clusterrun.cli.logs.job import LogJob
 
 _STREAMS: Final = {stream.label: stream for stream in STREAMS}
 
 
-class TailType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """A number of lines, or all of them (None)."""
-
-    name = "N|all"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the option's text."""
-        if value == "all":
-            return value
-        if not (value.isascii() and value.isdigit()):
-            self.fail(f"'{value}' is neither a number of lines nor 'all'", param, ctx)
-        return int(value)
+def tail(text: str) -> int | str:
+    """Read `--tail`: a number of lines, or `all`."""
+    if text == "all":
+        return text
+    if not (text.isascii() and text.isdigit()):
+        raise click.BadParameter(f"'{text}' is neither a number of lines nor 'all'")
+    return int(text)
 
 
-class AttemptType(click.ParamType):  # type: ignore[type-arg]  # as above
-    """A number of an attempt, -1 for the one before the newest, or `all`."""
-
-    name = "N|all|-1"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the option's text."""
-        if value == "all":
-            return value
-        if not re.fullmatch(r"-?[1-9][0-9]{0,8}", value):
-            self.fail(f"'{value}' is neither an attempt (1, 2, …, -1) nor 'all'", param, ctx)
-        return int(value)
+def attempt(text: str) -> int | str:
+    """Read `--attempt`: a number, -1 for the one before the newest, or `all`."""
+    if text == "all":
+        return text
+    if not re.fullmatch(r"-?[1-9][0-9]{0,8}", text):
+        raise click.BadParameter(f"'{text}' is neither an attempt (1, 2, …, -1) nor 'all'")
+    return int(text)
 
 
 def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[int]:
@@ -69,7 +57,7 @@ def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[in
 def choose_ranks(
     job: LogJob, *, ranks: str | None, local_ranks: str | None
 ) -> frozenset[int] | None:
-    """Find the global ranks that are in both sets; None where neither was given."""
+    """Return the global ranks that are in both sets; None if neither was given."""
     chosen = None
     if job.record is None and (ranks is not None or local_ranks is not None):
         raise UsageError(f"the lines of {job.title} name no rank")
@@ -134,8 +122,3 @@ def choose_moment(
         return parse_moment(text, now=datetime.now(zone), find_step=steps)
     except UsageError as error:
         raise UsageError(f"{option}: {error.message}", hint=error.hints) from error
-
-
-def choose_zone(name: str | None) -> tzinfo | None:
-    """Find the zone of `--tz`; None for this machine's own."""
-    return None if name is None else parse_zone(name)

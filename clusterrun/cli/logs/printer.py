@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from clusterrun.cli import output
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.logs.writer import TERMINAL_LINES_PER_S, LogWriter
+from clusterrun.cli.shared import output
 from clusterrun.logformat.lines import LogLine
+from clusterrun.logs.context import Break
 from clusterrun.logs.json_view import JsonView, to_json
 from clusterrun.logs.raw_view import RawView
 from clusterrun.logs.stamps import stamp_writer
 from clusterrun.logs.text import strip_controls
 from clusterrun.logs.text_view import Style, TextView
-from clusterrun.shared import wording
 
 _AT_ONCE = 256
 MOST_KEPT = 100_000  # folded lines that wait for the end, to be counted
@@ -26,10 +26,10 @@ MOST_KEPT = 100_000  # folded lines that wait for the end, to be counted
 
 @dataclass(kw_only=True)
 class LogPrinter:
-    """Writes lines to `target` (None: stdout) as they were asked for, what is beside to stderr.
+    """Writes lines to `target` (None: stdout) in the form asked for, and notes to stderr.
 
-    `nodes` are those known at the start: they give the prefix its width. `is_following` says that
-    the lines are new ones: a terminal gets no more of them than it can show.
+    `nodes` are those known at the start: they give the prefix its width. `is_following`: the lines
+    are new ones, and a terminal gets no more of them than it can show.
     """
 
     request: Request
@@ -91,10 +91,13 @@ class LogPrinter:
         if room is not None:
             writer.last = max(room - (writer.count - written), 0)
 
-    def print_break(self) -> None:
-        """Show people that lines are left out here."""
-        if isinstance(self._view, TextView):
-            self._view.show_break()
+    def print_in_context(self, lines: Iterable[LogLine | Break]) -> None:
+        """Print lines one by one; mark gaps between them for people."""
+        for line in lines:
+            if not isinstance(line, Break):
+                self.print_line(line)
+            elif isinstance(self._view, TextView):
+                self._view.show_break()
 
     def start_attempt(self, attempt: int) -> None:
         """Report that the run was started again."""
@@ -109,19 +112,6 @@ class LogPrinter:
         """Report that a file was truncated."""
         gap = {"type": "gap", "node": node, "reason": "truncated"}
         self._say(f"~ {node} file was truncated, continuing", gap)
-
-    def print_joined(self, nodes: str, ranks: int) -> None:
-        """Report on stderr that logs of nodes have appeared; `ranks` is 0 if unknown."""
-        self._note(f"+ {nodes} ({wording.count(ranks, 'rank')})" if ranks else f"+ {nodes}")
-
-    def print_left(self, nodes: str, code: int, reason: str) -> None:
-        """Report on stderr that logs are complete, unless all went well there."""
-        if code:
-            self._note(f"- {nodes} exited {code}" + (f": {reason}" if reason else ""))
-
-    def print_left_out(self, nodes: str) -> None:
-        """Report on stderr that side files had no room for all error lines."""
-        self._note(f"note: not all error lines of {nodes} are among them (--errors)")
 
     def print_end(self, state: str, exit_code: int | None) -> None:
         """Report to programs how the job ended."""
@@ -152,7 +142,7 @@ class LogPrinter:
     def _new_view(self) -> TextView | JsonView | RawView:
         request, job, write = self.request, self.request.job, self._writer.held.append
         if request.form == "raw":
-            return RawView(write=write, note=self._note, one_source=request.has_one_source)
+            return RawView(write=write, note=self.note, one_source=request.has_one_source)
         if request.form == "json":
             return JsonView(
                 write=write,
@@ -187,7 +177,8 @@ class LogPrinter:
         stream = sys.stdout if self.target is None else None
         return output.wants_colour(stream, output.current_session().color, os.environ)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Print a line beside the log lines, on stderr."""
         self._writer.flush()
         self._writer.show_status(None)
         output.say(strip_controls(text, keep_colours=False))
@@ -195,7 +186,7 @@ class LogPrinter:
     def _say(self, text: str, data: Mapping[str, Any]) -> None:
         if self.request.form == "json":
             self._writer.held.append(to_json(data))
-        self._note(text)
+        self.note(text)
 
 
 def _is_terminal() -> bool:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from clusterrun.cli import output
 from clusterrun.cli.logs.job import WAITING, LogJob, PlainLogs, Standing, waiting
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.request import Request
-from clusterrun.cli.times import clock
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.times import clock
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.catalogue import BATCH
@@ -30,8 +30,6 @@ from clusterrun.shared.state import JobState
 PATIENCE_S = 1.0
 PACE_S = 0.1
 QUIET_S = 60  # how long a running job may have no logs before that is a fault
-
-Chapter = tuple[int, Tail]
 
 
 class Scanning:
@@ -75,7 +73,7 @@ def print_lines(request: Request, printer: LogPrinter) -> Cut:
         if len(request.attempts) > 1:
             printer.start_attempt(attempt)
         if request.context:
-            _print_in_context(request, printer, attempt, tail)
+            printer.print_in_context(_in_context(request, attempt, tail))
             continue
         if tail.errors:
             printer.print_errors(tail.errors)
@@ -83,14 +81,6 @@ def print_lines(request: Request, printer: LogPrinter) -> Cut:
             printer.print_lines(lines)
     printer.finish()
     return cut | Cut.LINES if printer.is_cut else cut
-
-
-def _print_in_context(request: Request, printer: LogPrinter, attempt: int, tail: Tail) -> None:
-    for line in _in_context(request, attempt, tail):
-        if isinstance(line, Break):
-            printer.print_break()
-        else:
-            printer.print_line(line)
 
 
 def all_lines(request: Request) -> Iterator[LogLine]:
@@ -123,7 +113,7 @@ def find_files(request: Request) -> list[LogFile]:
     return files
 
 
-def _chapters(request: Request) -> Iterator[Chapter]:
+def _chapters(request: Request) -> Iterator[tuple[int, Tail]]:
     """Yield the lines of each attempt, of each only as many of the last as are wanted."""
     for attempt in request.attempts:
         sources = sources_of(request.catalogue.files(attempt), request.query)

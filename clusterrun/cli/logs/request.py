@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Any
 
-from clusterrun.cli.logs import options as options
+from clusterrun.cli.logs import options
 from clusterrun.cli.logs.find import Named
 from clusterrun.cli.logs.job import LogJob
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
 from clusterrun.logs.catalogue import Catalogue
 from clusterrun.logs.dedup import LEAST_COPIES
+from clusterrun.logs.moments import parse_zone
 from clusterrun.logs.query import OVERVIEW, STREAMS, Query
 from clusterrun.shared.hostlist import parse_hostlist
 
@@ -29,9 +30,8 @@ class Request:
     `attempts` are those to read, oldest first, none if the run has not started; `is_chosen`
     means that one of them was named. `tail` None means all lines of each, `nodes` None all nodes.
     `form` is text, raw or json; `prefix` auto, full or none; `timestamps` none, clock (whole
-    seconds), time, iso or delta. `has_times` says that the lines carry any.
-    `tz` None is the local zone; `dedup` None folds if that helps people; `interval_s` None is
-    a pace that suits the number of files.
+    seconds), time, iso or delta; `has_times`: the lines carry any. `tz` None is the local zone;
+    `dedup` None folds for people only; `interval_s` None depends on the number of files.
     """
 
     job: LogJob
@@ -65,7 +65,7 @@ class Request:
 
     @property
     def has_one_source(self) -> bool:
-        """Whether the lines are of one stream of one rank, which nobody else's can tear."""
+        """Whether the lines are of one stream of one rank, which no other line can split."""
         return self.has_one_rank and len(self.query.streams & _OF_RANKS) == 1
 
     @property
@@ -89,8 +89,8 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
     catalogue = job.catalogue(nodes, batch=streams is None)
     attempt = named.attempt if wanted["attempt"] is None else wanted["attempt"]
     attempts = options.choose_attempts(job.title, catalogue.newest_attempt(), attempt)
-    zone = options.choose_zone(wanted["tz"])
-    query = _query(job, nodes, wanted, zone=zone, attempt=max(attempts, default=0))
+    zone = None if wanted["tz"] is None else parse_zone(wanted["tz"])
+    query = _query(job, nodes, streams, wanted, zone=zone, attempt=max(attempts, default=0))
     has_times = job.record is not None and streams is not None
     is_saved = wanted["target"] is not None
     return Request(
@@ -119,7 +119,7 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
 
 
 def _times(wanted: Mapping[str, Any]) -> str:
-    """Choose the time of day if people are told who wrote a line."""
+    """Choose the time of day if lines have a prefix."""
     return wanted["timestamps"] or ("clock" if wanted["prefix"] != "none" else "none")
 
 
@@ -134,6 +134,7 @@ def _tail(wanted: Mapping[str, Any]) -> int | None:
 def _query(
     job: LogJob,
     nodes: frozenset[str] | None,
+    streams: frozenset[Stream] | None,
     wanted: Mapping[str, Any],
     *,
     zone: tzinfo | None,
@@ -142,7 +143,6 @@ def _query(
     if wanted["all_ranks"] and wanted["ranks"] is not None:
         raise UsageError("--rank and --all-ranks exclude each other")
     ranks = options.choose_ranks(job, ranks=wanted["ranks"], local_ranks=wanted["local_ranks"])
-    streams = options.choose_streams(wanted["streams"])
     chosen = (ranks, nodes, wanted["streams"])
     is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)
     since_us, until_us = (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -102,19 +101,15 @@ class LogWriter:
             self._skipped = 0
 
     def _put(self, content: bytes) -> None:
-        with self._stream() as stream:
+        """Write to the output; pass a closed pipe on, report a full disk."""
+        stream = sys.stdout.buffer if self.target is None else self.target
+        try:
             rest = memoryview(content)
-            while rest:  # under PYTHONUNBUFFERED stdout takes what fits, and says how much
+            while rest:  # under PYTHONUNBUFFERED stdout takes what fits, and returns how much
                 rest = rest[stream.write(rest) or 0 :]
             stream.flush()
-
-    @contextmanager
-    def _stream(self) -> Iterator[BinaryIO]:
-        """Yield the output; a closed pipe is passed on, a full disk reported."""
-        name = "stdout" if self.target is None else "the file"
-        try:
-            yield sys.stdout.buffer if self.target is None else self.target
         except BrokenPipeError:
             raise
         except OSError as error:
+            name = "stdout" if self.target is None else "the file"
             raise ClusterrunError(f"cannot write to {name}", cause=str(error)) from error

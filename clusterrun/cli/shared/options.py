@@ -6,18 +6,18 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
+from clusterrun.config import Given, Resolved
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
 from clusterrun.errors import ClusterrunError
-
-if TYPE_CHECKING:
-    from clusterrun.config import Resolved
+from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
 _HEADINGS: Final = {
@@ -45,9 +45,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What the command line said about a job, not yet interpreted.
+    """What was typed about a job, not yet interpreted.
 
-    `flags` maps the names of JobSpec's fields to `loading.Given`.
+    `flags` maps the names of JobSpec's fields to `config.Given`.
     """
 
     flags: dict[str, Any] = field(default_factory=dict)
@@ -61,18 +61,25 @@ class JobOptions:
 
         Raises UsageError for a value that can't be meant, here or in a file.
         """
-        from clusterrun.backends.machine_facts import working_directory
-        from clusterrun.config import load_spec
+        from clusterrun.verbs.config import load_spec
 
         resolved = load_spec(
             self.flags,
-            environ=os.environ,
-            cwd=working_directory(os.environ),
             config_file=self.config_file,
             profile=self.profile,
             overrides=self.overrides,
         )
         return replace(resolved, notes=(*self.notes, *resolved.notes))
+
+
+yes_option = click.option(
+    "-y", "--yes", is_flag=True, help=f"no question above {CONFIRM_ABOVE_NODES} nodes"
+)
+exclude_bad_option = click.option(
+    "--exclude-bad",
+    is_flag=True,
+    help="leave out nodes that gave no sign of life, or where ranks were stopped or blocked twice",
+)
 
 
 class GroupedOption(click.Option):
@@ -84,7 +91,7 @@ class GroupedOption(click.Option):
         self.words = tuple(words)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the words of an enum, else what the type offers."""
+        """Offer the words of an enum, or what the type offers."""
         if not self.words:
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(word) for word in self.words if word.startswith(incomplete)]
@@ -109,16 +116,11 @@ class ProfileOption(GroupedOption):
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
-class JobCommand(click.Command):
-    """A verb that takes a job: its help has headings, and it remembers what was typed."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words as typed: origins name the spelling that was used."""
-        ctx.meta[_TYPED] = list(args)
-        return super().parse_args(ctx, args)
+class GroupedCommand(click.Command):
+    """A verb whose help has headings; options without one, as every verb has, come last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under their headings; the verb's own come last."""
+        """Write the options under their headings."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in _HEADINGS.values()}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -129,6 +131,15 @@ class JobCommand(click.Command):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
+
+
+class JobCommand(GroupedCommand):
+    """A verb that takes a job: it remembers what was typed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words as typed: origins name the spelling that was used."""
+        ctx.meta[_TYPED] = list(args)
+        return super().parse_args(ctx, args)
 
 
 class ScriptCommand(JobCommand):
@@ -146,7 +157,7 @@ def job_options(
     no option names a configuration file or a profile; with `training` also the facts of the
     training have options.
     """
-    declared = [field for field in FIELDS if training or field.group != "training"]
+    declared = [x for x in FIELDS if x.flags and (training or x.group != "training")]
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
@@ -154,29 +165,17 @@ def job_options(
             job = _collect(click.get_current_context(), kwargs, declared)
             return function(*args, job=job, **kwargs)
 
-        sources = [*_file_options(), _set_option()] if files else [_set_option()]
-        for option in reversed([*_field_options(declared), *sources]):
+        sources = [*_FILE_OPTIONS, _SET_OPTION] if files else [_SET_OPTION]
+        for option in reversed([*map(_field_option, declared), *sources]):
             option(command)
         if script:
-            click.argument("words", metavar="[SCRIPT] [ARGS]...", nargs=-1, type=click.UNPROCESSED)(
-                command
-            )
+            _SCRIPT_ARGUMENT(command)
         return cast(_Function, command)
 
     return decorate
 
 
-def _field_options(fields: Sequence[Field]) -> Iterator[Callable[[Any], Any]]:
-    for declared in fields:
-        if declared.flags:
-            yield click.option(*_spellings(declared), **_settings(declared))
-
-
-def _spellings(declared: Field) -> tuple[str, ...]:
-    return (declared.name, *declared.flags)
-
-
-def _settings(declared: Field) -> dict[str, Any]:
+def _field_option(declared: Field) -> Callable[[Any], Any]:
     words = [str(member.value) for member in declared.choices or ()]
     settings: dict[str, Any] = {
         "cls": GroupedOption,
@@ -186,55 +185,57 @@ def _settings(declared: Field) -> dict[str, Any]:
         "help": declared.help,
     }
     if declared.kind is Kind.FLAG:
-        return {**settings, "is_flag": True}
-    settings["metavar"] = declared.metavar or ("|".join(words) or _METAVARS.get(declared.kind))
-    # Values stay texts: they are read where the values of files are read.
-    settings["type"] = click.Path() if declared.kind is Kind.PATH else click.UNPROCESSED
-    return {**settings, "multiple": declared.kind in (Kind.TEXTS, Kind.MAPPING)}
+        settings["is_flag"] = True
+    else:
+        settings["metavar"] = declared.metavar or "|".join(words) or _METAVARS.get(declared.kind)
+        # Values stay texts: they are parsed with those of files.
+        settings["type"] = click.Path() if declared.kind is Kind.PATH else click.UNPROCESSED
+        settings["multiple"] = declared.kind in (Kind.TEXTS, Kind.MAPPING)
+    return click.option(declared.name, *declared.flags, **settings)
 
 
-_CONFIGURATION: Final[dict[str, Any]] = {"cls": GroupedOption, "heading": _HEADINGS["config"]}
-
-
-def _file_options() -> Iterator[Callable[[Any], Any]]:
-    yield click.option(
+_SCRIPT_ARGUMENT: Final = click.argument(
+    "words", metavar="[SCRIPT] [ARGS]...", nargs=-1, type=click.UNPROCESSED
+)
+_FILE_OPTIONS: Final = (
+    click.option(
         "config_file",
         "--config",
         metavar="FILE",
         type=click.Path(),
+        cls=GroupedOption,
+        heading=_HEADINGS["config"],
         help="a job file; it wins over clusterrun.yaml",
-        **_CONFIGURATION,
-    )
-    yield click.option(
+    ),
+    click.option(
         "profile",
         "--profile",
         metavar="NAME",
+        cls=ProfileOption,
+        heading=_HEADINGS["config"],
         help="a profile of the files ('': none)",
-        **{**_CONFIGURATION, "cls": ProfileOption},
-    )
-
-
-def _set_option() -> Callable[[Any], Any]:
-    return click.option(
-        "overrides",
-        "--set",
-        metavar="KEY=VALUE",
-        multiple=True,
-        type=click.UNPROCESSED,
-        help="any setting by its key in the file, as slurm.nodes=2",
-        **_CONFIGURATION,
-    )
+    ),
+)
+_SET_OPTION: Final = click.option(
+    "overrides",
+    "--set",
+    metavar="KEY=VALUE",
+    multiple=True,
+    type=click.UNPROCESSED,
+    cls=GroupedOption,
+    heading=_HEADINGS["config"],
+    help="any setting by its key in the file, as slurm.nodes=2",
+)
 
 
 def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]) -> JobOptions:
-    """Take our parameters out of those that click gives to the verb."""
+    """Take the parameters of the job out of those that click passes to the verb."""
     words = kwargs.pop("words", ())
     flags = {}
     for declared in fields:
-        if declared.flags:
-            value = kwargs.pop(declared.name)
-            if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
-                flags[declared.name] = _given(value, _typed_as(ctx, declared))
+        value = kwargs.pop(declared.name)
+        if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
+            flags[declared.name] = Given(value=value, flag=_typed_as(ctx, declared))
     flags.update(_entry(words, has_module="module" in flags))
     return JobOptions(
         flags=flags,
@@ -245,19 +246,16 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
     )
 
 
-def _given(value: Any, flag: str) -> Any:
-    from clusterrun.config import Given
-
-    return Given(value=value, flag=flag)
-
-
 def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
-    """Divide `[SCRIPT] [ARGS]...`; words that begin with a dash are for the configured script."""
+    """Split `[SCRIPT] [ARGS]...`; words that begin with a dash are for the configured script."""
     if not words:
         return {}
     if has_module or words[0].startswith("-"):
-        return {"args": _given(tuple(words), "")}
-    return {"script": _given(words[0], ""), "args": _given(tuple(words[1:]), "")}
+        return {"args": Given(value=tuple(words), flag="")}
+    return {
+        "script": Given(value=words[0], flag=""),
+        "args": Given(value=tuple(words[1:]), flag=""),
+    }
 
 
 def _misplaced(words: Sequence[str]) -> Iterator[str]:
@@ -276,7 +274,7 @@ def _misplaced(words: Sequence[str]) -> Iterator[str]:
 
 
 def _typed_as(ctx: click.Context, declared: Field) -> str:
-    """Find the spelling that was used; the first one where that is not plain to see."""
+    """Return the spelling that was used, or the first one if that is unclear."""
     spellings = [part for flag in declared.flags for part in flag.split("/")]
     for word in ctx.meta.get(_TYPED, ()):
         name = word.partition("=")[0]
@@ -285,3 +283,10 @@ def _typed_as(ctx: click.Context, declared: Field) -> str:
             if name == spelling or (short and not word.startswith("--")):
                 return spelling
     return spellings[0]
+
+
+def as_options(setup: Setup) -> str:
+    """Write a setup as the options that ask for it."""
+    words = [f"--strategy {setup.strategy.value}", f"--micro-batch {setup.micro_batch}"]
+    words += [f"--accumulation {setup.accumulation}"]
+    return " ".join([*words, "--grad-ckpt"] if setup.grad_ckpt else words)

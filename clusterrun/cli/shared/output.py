@@ -1,4 +1,4 @@
-"""What a command may print: its answer on stdout, all else on stderr, plain off a terminal."""
+"""What a command prints: its answer on stdout, the rest on stderr, colours on terminals only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STATE_COLOURS: Final = {
 
 @dataclass(kw_only=True)
 class Session:
-    """What this invocation was told about its own output; set while its options are parsed."""
+    """The output options of this invocation; set while they are parsed."""
 
     color: str = "auto"
     debug: bool = False
@@ -43,14 +43,14 @@ class Session:
 
 
 def current_session() -> Session:
-    """Find the session of the running command; a plain one outside of any."""
+    """Return the session of the running command, or a plain one."""
     context = click.get_current_context(silent=True)
     found = context.find_root().obj if context else None
     return found if isinstance(found, Session) else Session()
 
 
 def keep_bytes() -> None:
-    """Let a path or an argument that is not UTF-8 leave as the bytes that it came as."""
+    """Print a path or an argument that is not UTF-8 as the bytes that it came as."""
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors=errors)
@@ -69,17 +69,17 @@ def wants_colour(stream: TextIO | None, choice: str, environ: Mapping[str, str])
 
 
 def expect_json(asked: bool) -> None:
-    """Say that stdout is for JSON alone: errors are told there as an object, too."""
+    """Reserve stdout for JSON: errors are printed there as an object."""
     current_session().json = asked
 
 
 def is_interactive() -> bool:
-    """Say whether a person can be asked: stdin and stderr are terminals."""
+    """Whether a person can be asked: stdin and stderr are terminals."""
     return all(s is not None and s.isatty() for s in (sys.stdin, sys.stderr))
 
 
 def confirm(question: str, *, otherwise: str) -> None:
-    """Ask a person, on stderr; a no is told (`otherwise`) and ends the command with status 1."""
+    """Ask a person, on stderr; after a no print `otherwise` and exit with status 1."""
     if not click.confirm(question, err=True):
         say(otherwise)
         click.get_current_context().exit(Exit.FAILED)
@@ -106,7 +106,7 @@ def note(text: str) -> None:
 
 
 def warn(text: str, *, notes: Iterable[str] = ()) -> None:
-    """Print what may go wrong, on stderr, with what is done about it."""
+    """Print a warning on stderr, with what is done about it."""
     say(f"{click.style('warning:', fg='yellow', bold=True)} {text}")
     for line in notes:
         say(f"  note: {line}")
@@ -139,10 +139,15 @@ def painted_state(state: str) -> str:
 
 
 def print_error(error: ClusterrunError, session: Session) -> None:
-    """Print an error for people on stderr, and as an object on stdout where JSON was asked for."""
+    """Print an error for people on stderr, and as an object on stdout if JSON was asked for."""
     _write(_safe(_error_text(error)) + "\n", err=True, session=session)
     if session.json:
         _write(json.dumps(_error_object(error), indent=2) + "\n", err=False, session=session)
+
+
+def print_error_text(error: ClusterrunError) -> None:
+    """Print an error beside an answer that stdout holds already."""
+    print_error(error, Session(color=current_session().color))
 
 
 def _error_text(error: ClusterrunError) -> str:
@@ -172,7 +177,7 @@ def _painted(cell: str, width: int) -> str:
 
 
 def _safe(text: str) -> str:
-    """Take out what a job's words could do to a terminal; our own colours stay."""
+    """Remove what a job's text could do to a terminal; keep our own colours."""
     if "\x1b" not in text and text.replace("\n", "").isprintable():
         return text
     return "\n".join(strip_controls(line, keep_colours=True) for line in text.split("\n"))

@@ -1,0 +1,1 @@
+"""What the verbs of the command line share: a verb imports these, and no other verb."""

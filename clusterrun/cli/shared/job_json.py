@@ -1,0 +1,96 @@
+"""A job and its attempts as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterrun.backends.attempts import AttemptSummary
+from clusterrun.backends.status import JobStatus
+from clusterrun.cli.shared.job_text import nodelist
+from clusterrun.cli.shared.times import timestamp
+from clusterrun.rundir.outcome import Outcome
+
+
+def job_object(job: JobStatus) -> dict[str, Any]:
+    """Describe a job for JSON; null is unknown."""
+    record = job.record
+    return {
+        "job_id": record.job_id or None,
+        "name": record.name,
+        "run_id": record.run_id,
+        "run_dir": record.run_dir,
+        "backend": record.cluster.value,
+        "cluster": record.slurm_cluster,
+        "state": job.state.value,
+        "reason": _reason(job),
+        "nodes": record.nodes,
+        "nodelist": nodelist(job) or None,
+        "gpus": record.nodes * record.gpus_per_node,
+        "world_size": record.world_size,
+        "proven_world_size": job.world_size,
+        "attempt": job.attempt,
+        "submitted": timestamp(record.submitted_at),
+        "expected_start": timestamp(job.expected_start),
+        "start": timestamp(job.start),
+        "end": timestamp(job.end),
+        "elapsed_s": job.elapsed_s,
+        "limit_s": job.limit_s,
+        "exit": {"code": job.exit_code, "signal": job.exit_signal},
+        "progress": {
+            "step": job.progress.step,
+            "total": job.progress.total,
+            "rate_per_s": job.progress.rate_per_s,
+            "reported": timestamp(job.progress.reported_at),
+        },
+        "checkpoint": job.checkpoint,
+        "attempts": [attempt_object(attempt) for attempt in job.attempts],
+        "earlier_job_ids": list(record.earlier_job_ids),
+        "chained_job_ids": list(record.chained_job_ids),
+        "verdict": _verdict(job.failure),
+        "notes": list(job.notes),
+    }
+
+
+def _reason(job: JobStatus) -> dict[str, Any] | None:
+    if job.pending is not None:
+        pending = job.pending
+        return {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
+    if job.reason:
+        return {"code": job.reason, "text": job.reason, "can_start": None}
+    return None
+
+
+def _verdict(failure: Outcome | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    return {
+        "rank": failure.rank,
+        "node": failure.node or None,
+        "code": failure.code,
+        "signal": failure.signal or None,
+        "message": failure.message or failure.reason,
+    }
+
+
+def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
+    """Describe an attempt for JSON; null is unknown."""
+    outcome = attempt.outcome
+    timed = outcome if outcome and outcome.started_at else None
+    return {
+        "attempt": attempt.number,
+        "job_id": outcome.job_id if outcome else None,
+        "nodes": list(attempt.nodes),
+        "start": timestamp(timed.started_at) if timed else None,
+        "end": timestamp(timed.ended_at) if timed else None,
+        "elapsed_s": round(timed.ended_at - timed.started_at, 3) if timed else None,
+        "code": outcome.code if outcome else None,
+        "cause": outcome.cause.value if outcome else None,
+        "reason": outcome.reason if outcome else None,
+        "step": outcome.step if outcome else None,
+        "checkpoint": outcome.checkpoint if outcome else None,
+        "lost_steps": attempt.lost_steps,
+        "lost_s": None if attempt.lost_s is None else round(attempt.lost_s, 3),
+        "next": outcome.next.value if outcome else None,
+        "why": outcome.why if outcome else None,
+        "exclude": list(outcome.exclude) if outcome else [],
+    }

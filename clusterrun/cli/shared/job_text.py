@@ -1,0 +1,74 @@
+"""What more than one verb prints of a job: which one it is, why it waits, how it failed."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+
+from clusterrun.backends.status import JobStatus
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.times import SECONDS_A_DAY
+from clusterrun.config.spec import Cluster
+from clusterrun.errors import UsageError
+from clusterrun.rundir.outcome import Cause, Outcome
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
+from clusterrun.verbs.find import find_record
+
+
+def find_announced(job: str | None) -> JobRecord:
+    """Find a job; print which one was taken if none was named."""
+    record = find_record(job)
+    if job is None:
+        where = os.path.relpath(record.runs_dir.root)
+        output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
+    return record
+
+
+def say_released(job: JobStatus) -> None:
+    """Print that a requeued job need not wait."""
+    output.say(released(f"job {job.record.job_id}"))
+
+
+def released(title: str) -> str:
+    """Return the sentence that a requeued job need not wait."""
+    return f"{title} was requeued; Slurm was asked to start it now, not in two minutes"
+
+
+def failure_text(failure: Outcome) -> str:
+    """Name the failure that ended an attempt, on one line."""
+    how = f"exit {failure.code}" if failure.code else ""
+    if failure.signal:  # a rank's message names its signal
+        how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
+    who = _who(failure) if failure.message else ""  # else the reason names it
+    message = " ".join((failure.message or failure.reason).split())
+    return ": ".join(part for part in (who, how, message) if part)
+
+
+def _who(failure: Outcome) -> str:
+    if failure.rank is None:
+        return f"node {failure.node}" if failure.node else ""
+    return f"rank {failure.rank}" + (f" on {failure.node}" if failure.node else "")
+
+
+def where_or_why(job: JobStatus) -> str:
+    """Return where a job runs, or why it waits."""
+    if job.pending is None:
+        is_local = job.record.cluster is Cluster.LOCAL
+        return f"{nodelist(job)} (simulated nodes)" if is_local and job.nodelist else nodelist(job)
+    start = f"; starts about {_local(job.expected_start)}" if job.expected_start else ""
+    return f"{job.pending.text}{start}"
+
+
+def nodelist(job: JobStatus) -> str:
+    """Name the hosts of a job in Slurm's short form, each once: simulated nodes share one."""
+    try:
+        return fold_hosts(parse_hostlist(job.nodelist))
+    except UsageError:
+        return job.nodelist
+
+
+def _local(epoch_s: float) -> str:
+    then = datetime.fromtimestamp(epoch_s)
+    is_near = abs((then - datetime.now()).total_seconds()) < SECONDS_A_DAY / 2
+    return f"{then:%H:%M}" if is_near else f"{then:%Y-%m-%d %H:%M}"

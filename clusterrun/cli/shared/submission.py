@@ -1,0 +1,164 @@
+"""What submit, resume and resubmit ask and print around a submission."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+from clusterrun.advice.question import configured_batch
+from clusterrun.backends.environment import SbatchVariable, sbatch_variables
+from clusterrun.cli.shared import output
+from clusterrun.config.spec import Cluster
+from clusterrun.errors import UsageError
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.wording import count
+from clusterrun.verbs.changes import Change
+from clusterrun.verbs.render import Prepared
+
+Warnings = list[dict[str, str]]
+
+_PRECISIONS: Final = {
+    "head": "bf16 or fp16, as the first node can",
+    "file": "as your configuration says",
+}
+
+
+# Before it
+
+
+def refuse_two_answers(*, as_json: bool, parsable: bool) -> None:
+    """Refuse two forms of the one answer. Raises UsageError."""
+    if as_json and parsable:
+        raise UsageError("--json and --parsable exclude each other", hint="keep one of them")
+
+
+def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warnings:
+    """Print the notes of a job and the SBATCH_* variables that would override it.
+
+    Return them as they are in JSON.
+    """
+    for text in prepared.notes:
+        output.note(text)
+    is_slurm = prepared.plan.cluster is Cluster.SLURM
+    variables = sbatch_variables(prepared.plan, os.environ) if is_slurm else ()
+    for variable in variables:
+        _warn_of(variable, keep=keep_sbatch_env)
+    code = "sbatch_env_kept" if keep_sbatch_env else "sbatch_env_removed"
+    return [
+        *({"code": "note", "message": text} for text in prepared.notes),
+        *({"code": code, "message": f"{found.name}={found.value}"} for found in variables),
+    ]
+
+
+def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
+    verb = "overrides" if keep else "would override"
+    what = variable.option or "an option of sbatch"
+    if variable.planned is not None:
+        what = f"{variable.option} '{variable.planned}'"
+    note = "clusterrun removes it for this submission; pass --keep-sbatch-env to keep it"
+    output.warn(
+        f"{variable.name}={variable.value} is set in your shell and {verb} {what}",
+        notes=() if keep else (note,),
+    )
+
+
+def print_verdict(verdict: str) -> None:
+    """Print what Slurm answered about a script, or that nobody but bash was asked."""
+    output.say(verdict or "bash finds no mistake; there is no Slurm to ask")
+
+
+def print_files(prepared: Prepared, *, as_json: bool) -> None:
+    """Print the batch script alone, or all files as one object."""
+    if not as_json:
+        output.answer_exactly(prepared.bundle.script)
+        return
+    output.answer_json(
+        {
+            "schema": "clusterrun.render/1",
+            "name": prepared.plan.name,
+            "files": dict(prepared.bundle.files),
+            "notes": list(prepared.notes),
+        }
+    )
+
+
+def print_changes(changes: Sequence[Change]) -> None:
+    """Print the settings that differ, a line each: `slurm.exclude: (none) -> node019`."""
+    for index, change in enumerate(changes):
+        old, new = ("(none)" if text is None else text for text in (change.old, change.new))
+        output.detail("" if index else "changes", f"{change.key}: {old} -> {new}")
+
+
+def print_plan(plan: Plan) -> None:
+    """Print what will run before it is sent."""
+    nodes = count(plan.nodes, "node")
+    ranks = count(plan.world_size, "rank")
+    where = "simulated on this machine" if plan.cluster is Cluster.LOCAL else "Slurm"
+    output.detail("world", f"{ranks} = {nodes} x {plan.procs_per_node}, {where}")
+    output.detail(
+        "launcher",
+        f"accelerate, strategy {plan.strategy.value}, {plan.device.value}, "
+        f"precision {_PRECISIONS.get(plan.precision.value, plan.precision.value)}",
+    )
+
+
+def confirm_size(plan: Plan, *, yes: bool) -> None:
+    """Ask about a job on many nodes. Raises UsageError if nobody can be asked."""
+    if yes or plan.nodes <= output.CONFIRM_ABOVE_NODES:
+        return
+    if not output.is_interactive():
+        raise UsageError(
+            f"{plan.nodes} nodes are more than {output.CONFIRM_ABOVE_NODES} "
+            "and nobody can be asked",
+            hint="pass -y if you mean it",
+        )
+    output.confirm(f"Submit to {plan.nodes} nodes?", otherwise="nothing was submitted")
+
+
+# After it
+
+
+def answer(record: JobRecord, data: dict[str, Any], *, as_json: bool, parsable: bool) -> None:
+    """Print which job it is, `data` if as JSON, and how to watch it."""
+    if as_json:
+        output.answer_json(data)
+    elif parsable:
+        output.answer(";".join(filter(None, (record.job_id, record.slurm_cluster))))
+    else:
+        output.answer(f"Submitted batch job {record.job_id}")
+    output.detail("run dir", record.run_dir)
+    output.detail("follow", f"clusterrun logs -f {record.job_id}")
+    if record.chained_job_ids:
+        output.detail("chain", f"{', '.join(record.chained_job_ids)} go on after it")
+    output.detail("cancel", f"clusterrun cancel {record.job_id}")
+
+
+def submission_object(
+    record: JobRecord, prepared: Prepared, warnings: Warnings, *, verb: str = "submit"
+) -> dict[str, Any]:
+    """Describe a job that was submitted."""
+    return {
+        "schema": f"clusterrun.{verb}/1",
+        "job_id": record.job_id,
+        "backend": record.cluster.value,
+        "cluster": record.slurm_cluster,
+        "chained_job_ids": list(record.chained_job_ids),
+        "name": record.name,
+        "run_id": record.run_id,
+        "run_dir": record.run_dir,
+        "script": str(record.paths.script),
+        "log_dir": str(record.paths.logs_dir),
+        "world_size": record.world_size,
+        "nodes": record.nodes,
+        "procs_per_node": record.procs_per_node,
+        "gpus_per_node": record.gpus_per_node,
+        "effective_batch": configured_batch(prepared.resolved.spec, record.world_size),
+        "warnings": warnings,
+    }
+
+
+def changes_object(changes: Sequence[Change]) -> list[dict[str, str | None]]:
+    """Describe the settings that differ."""
+    return [{"key": c.key, "old": c.old, "new": c.new} for c in changes]

@@ -1,0 +1,52 @@
+"""Find the run that a name means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from clusterrun.backends.machine_facts import working_directory
+from clusterrun.backends.slurm import query
+from clusterrun.config.spec import JobSpec
+from clusterrun.errors import JobNotFoundError, UsageError
+from clusterrun.rundir import record as records
+from clusterrun.rundir.known_roots import remembered_roots
+from clusterrun.rundir.paths import RunsDir
+from clusterrun.rundir.record import JobRecord
+from clusterrun.verbs.config import load_spec
+
+if TYPE_CHECKING:
+    from clusterrun.verbs.job import Job
+
+Which: TypeAlias = "str | JobRecord | Job"
+"""How a job is named."""
+
+
+def find_record(job: Which | None = None) -> JobRecord:
+    """Find a run by job id, SLUID, name, run id or a path in it; None is this project's newest.
+
+    Raises JobNotFoundError.
+    """
+    if job is not None and not isinstance(job, str):
+        return job if isinstance(job, JobRecord) else job.record
+    places = places_of_runs()
+    try:
+        return records.resolve_job(job, places)
+    except JobNotFoundError:
+        number = query.job_of_sluid(job or "")
+        if not number:
+            raise
+        return records.resolve_job(number, places)
+
+
+def places_of_runs() -> list[RunsDir]:
+    """List the directories of runs: this project's, then all that were used before."""
+    cwd = working_directory(os.environ)
+    try:
+        run_dir = load_spec().spec.run_dir
+    except UsageError:  # a job must be found while its configuration is being edited
+        run_dir = JobSpec().run_dir
+    own = RunsDir(root=Path(os.path.normpath(cwd / run_dir)))
+    real = own.root.resolve()
+    return [own, *(p for p in remembered_roots() if p.root.resolve() != real)]

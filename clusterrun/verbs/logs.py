@@ -1,0 +1,35 @@
+"""Read the log lines of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from clusterrun.logformat.lines import LogLine
+from clusterrun.logs.files import find_files
+from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.newest import find_newest
+from clusterrun.logs.query import Query
+from clusterrun.logs.sources import sources_of
+from clusterrun.verbs.find import Which, find_record
+
+
+def read_logs(
+    job: Which | None = None,
+    *,
+    ranks: Collection[int] | None = None,
+    nodes: Collection[str] | None = None,
+    tail: int | None = None,
+    attempt: int | None = None,
+    errors: bool = False,
+) -> Iterator[LogLine]:
+    """Yield the log lines of a run's newest attempt, of all nodes merged by time.
+
+    `ranks` None means all, with the launcher's and the agents' lines; `errors` chooses error
+    lines. Lines of stream GAP count bytes that were lost. Raises JobNotFoundError.
+    """
+    paths = find_record(job).paths
+    number = paths.newest_attempt() if attempt is None else attempt
+    files = find_files(paths, number, None if nodes is None else frozenset(nodes))
+    query = Query(ranks=None if ranks is None else frozenset(ranks), errors=errors)
+    chosen = sources_of(files, query)
+    return merge_sources(chosen) if tail is None else iter(find_newest(chosen, tail).lines)

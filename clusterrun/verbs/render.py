@@ -1,0 +1,132 @@
+"""Decide everything about a job and render its files, and check what was rendered."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from clusterrun.backends import select
+from clusterrun.backends.environment import scrubbed
+from clusterrun.backends.machine_facts import gather_facts, working_directory
+from clusterrun.backends.slurm import refusal
+from clusterrun.config import Resolved, adopt_spec
+from clusterrun.config.files import PROJECT_FILE, user_and_site
+from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.launch.make import make_plan
+from clusterrun.launch.plan import Plan
+from clusterrun.rendering.bundle import Bundle, render_bundle
+from clusterrun.shared import shell
+
+Wanted = JobSpec | Resolved
+"""What can be submitted: a spec, or one that was loaded with its origins."""
+
+PLACES_OF_ONE_MACHINE: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job that is ready to be submitted: the plan, the text of every file, and notes."""
+
+    resolved: Resolved
+    plan: Plan
+    bundle: Bundle
+    notes: tuple[str, ...] = ()
+
+
+def render(job: Wanted) -> Bundle:
+    """Return the text of every file that `submit` would write and send: `files["job.sbatch"]`.
+
+    Raises UsageError for what cannot run.
+    """
+    return prepare(job).bundle
+
+
+def prepare(job: Wanted) -> Prepared:
+    """Check a spec, decide everything and render every file; write nothing.
+
+    Raises UsageError for what cannot run.
+    """
+    from clusterrun.advice.question import notes_of  # not needed to ask about jobs
+
+    if isinstance(job, JobSpec):
+        job = adopt_spec(job, cwd=working_directory(os.environ))
+    _check_script(job)
+    plan = make_plan(job.spec, gather_facts(job.spec, cwd=job.cwd, environ=os.environ))
+    bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
+    notes = (*job.notes, *_notes(job.spec, plan), *notes_of(job))
+    return Prepared(resolved=job, plan=plan, bundle=bundle, notes=notes)
+
+
+def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
+    """Have bash, and Slurm if the job is for it, check the script; return what Slurm answers.
+
+    Nothing is submitted; "" if no Slurm was asked. Raises ClusterrunError if bash finds a
+    mistake, SubmissionError with exit code 3 if Slurm would never run the job.
+    """
+    script = prepared.bundle.script
+    bash = shell.run(["bash", "-n"], input=script, tries=1)
+    if bash.rc != 0:
+        raise ClusterrunError("bash finds a mistake in the script", cause=bash.stderr.strip())
+    if prepared.plan.cluster is not Cluster.SLURM:
+        return ""
+    select.refuse_missing_slurm()
+    environ = scrubbed(os.environ, keep=prepared.plan.pass_env, keep_sbatch=keep_sbatch_env)
+    slurm = shell.run(["sbatch", "--test-only"], input=script, env=environ)
+    if slurm.rc != 0:
+        error = refusal.explained(slurm, prepared.plan)
+        error.exit_code = Exit.NO
+        raise error
+    return slurm.stderr.strip().removeprefix("sbatch: ")
+
+
+def _check_script(resolved: Resolved) -> None:
+    """Find a typo now: in the queue it would cost hours."""
+    script = resolved.spec.script
+    if script is None:
+        return
+    path = resolved.cwd / script
+    where = resolved.origins["script"].where
+    try:
+        with path.open("rb"):
+            return
+    except FileNotFoundError as error:
+        raise UsageError(f"no script '{script}'", hint=_nearest(path), where=where) from error
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the script '{script}'", cause=error.strerror, where=where
+        ) from error
+
+
+def _nearest(path: Path) -> str:
+    try:
+        names = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
+    except OSError:
+        return f"there is no directory {path.parent}"
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean '{near[0]}'" if near else f"it is not in {path.parent}"
+
+
+def _template_dirs(resolved: Resolved) -> list[Path]:
+    """List the directories whose templates win over ours: project's, user's, site's."""
+    files = [path for path, _ in user_and_site(os.environ)]
+    if (resolved.project_dir / PROJECT_FILE).is_file():
+        files.insert(0, resolved.project_dir / PROJECT_FILE)
+    places = [file.parent / "templates" for file in files]
+    return [place for place in places if place.is_dir()]
+
+
+def _notes(spec: JobSpec, plan: Plan) -> Iterator[str]:
+    if spec.cluster is Cluster.AUTO and plan.cluster is Cluster.LOCAL:
+        yield "sbatch was not found: the job runs on this machine (--cluster local)"
+    yield from plan.notes
+    places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
+    if plan.cluster is Cluster.SLURM and os.path.realpath(plan.runs_dir).startswith(places):
+        yield f"{plan.runs_dir} is on this machine alone as a rule; nodes must share it (--run-dir)"
+    for name in plan.pass_env:
+        if name not in os.environ:
+            yield f"{name} is to be passed on (--pass-env) but is not set here"

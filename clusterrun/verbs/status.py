@@ -1,0 +1,62 @@
+"""Look how a job stands, and wait until it has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from clusterrun.backends import select
+from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.rundir.record import read_again
+from clusterrun.shared.state import JobState
+from clusterrun.verbs.find import Which, find_record
+from clusterrun.verbs.release import Release
+
+POLL_S: Final = 0.5  # looks at files only; a scheduler is asked every 10 s at most
+POLL_MOST_S: Final = 5.0  # between two looks at a job that stays as it is
+POLL_GROWTH: Final = 1.1
+FORGOTTEN_S: Final = 30.0  # accounting lags behind slurmctld by seconds
+
+
+def status(job: Which | None = None, *, max_age_s: float | None = None) -> JobStatus:
+    """Return the status of a job; a scheduler's answers may be `max_age_s` old.
+
+    Raises JobNotFoundError. If the scheduler does not answer, the status has an `error`.
+    """
+    (found,) = statuses([read_again(find_record(job))], select.backend_of, max_age_s=max_age_s)
+    return found
+
+
+def wait(
+    job: Which | None = None,
+    *,
+    timeout_s: float | None = None,
+    released: Callable[[JobStatus], None] = lambda _: None,
+) -> JobStatus:
+    """Wait until a job has ended and return its last status.
+
+    A job that Slurm requeued and holds back is started now, and `released` is called. The last
+    state is UNKNOWN if nobody knows the job any more. Raises JobNotFoundError, and TimeoutError
+    after `timeout_s`.
+    """
+    record = find_record(job)
+    deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+    known_at = time.monotonic()
+    release = Release()
+    pause_s, state = POLL_S, None
+    while True:
+        now = status(record)
+        if now.error or now.state is not JobState.UNKNOWN:
+            known_at = time.monotonic()
+        if now.state.is_terminal and not now.state.is_success:
+            now = status(record, max_age_s=0)  # it may be starting again
+        if release(now):
+            released(now)
+        if now.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S:
+            return now
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"job {record.job_id} is {now.state.value} after {timeout_s} s")
+        pause_s = min(POLL_MOST_S, pause_s * POLL_GROWTH) if now.state is state else POLL_S
+        state = now.state
+        time.sleep(pause_s)
