@@ -27,17 +27,9 @@ class Stream(str, Enum):
     @property
     def label(self) -> str:
         """The name of the stream for people and for JSON."""
-        return _LABELS[self]
+        return self.name.lower()
 
 
-_LABELS = {
-    Stream.OUT: "out",
-    Stream.ERR: "err",
-    Stream.LAUNCHER: "launcher",
-    Stream.AGENT: "agent",
-    Stream.GAP: "gap",
-    Stream.END: "end",
-}
 _LETTERS = {stream.value.encode(): (stream, False) for stream in Stream} | {
     stream.value.upper().encode(): (stream, True) for stream in Stream
 }
@@ -51,6 +43,7 @@ SIDE_TEXT_BYTES = 4096  # of a line in a side file
 STAMPED = re.compile(  # the head of a line; 16 digits of µs: until 2286, which datetime can write
     rb"([0-9]{16}) (-|[0-9]{1,9}) ([oelagzOELAGZ])(?= |\n|\Z)"
 )
+_STAMPED_LINE = re.compile(rb"^" + STAMPED.pattern, re.MULTILINE)
 # What a block holds if a line of this kind is in it.
 GAP_LITERAL, END_LITERAL = b" g ", b" z "
 SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
@@ -101,25 +94,9 @@ def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
     """
     head = STAMPED.match(raw)
     if not head:
-        return LogLine(
-            epoch_us=near_us,
-            node=node,
-            rank=None,
-            stream=Stream.LAUNCHER,
-            text=raw,
-            partial=False,
-            offset=offset,
-        )
+        return LogLine(near_us, node, None, Stream.LAUNCHER, raw, partial=False, offset=offset)
     rank, stream, partial = who_wrote(head)
-    return LogLine(
-        epoch_us=int(head[1]),
-        node=node,
-        rank=rank,
-        stream=stream,
-        text=raw[head.end() + 1 :],
-        partial=partial,
-        offset=offset,
-    )
+    return LogLine(int(head[1]), node, rank, stream, raw[head.end() + 1 :], partial, offset)
 
 
 def who_wrote(head: re.Match[bytes]) -> tuple[int | None, Stream, bool]:
@@ -129,35 +106,22 @@ def who_wrote(head: re.Match[bytes]) -> tuple[int | None, Stream, bool]:
 
 
 def find_stamped(data: bytes, start: int = 0) -> int:
-    """Find the first line with a head that begins at or after `start`, itself a line's beginning.
+    """Return where the first line with a head starts, at `start` or later; -1 if there is none.
 
-    -1 where there is none.
+    A line starts at `start`.
     """
-    while start < len(data):
-        if STAMPED.match(data, start):
-            return start
-        newline = data.find(b"\n", start)
-        if newline < 0:
-            return -1
-        start = newline + 1
-    return -1
-
-
-def last_stamped(data: bytes) -> int:
-    """Find the last line that has a head, `data` being the beginning of one; -1 for none."""
-    end = len(data)
-    while end > 0:
-        start = data.rfind(b"\n", 0, end - 1) + 1
-        if STAMPED.match(data, start):
-            return start
-        end = start
-    return -1
+    found = _STAMPED_LINE.search(data, start)
+    return found.start() if found else -1
 
 
 def last_stamp(data: bytes) -> bytes | None:
-    """Find the stamp of the last line that has a head."""
-    start = last_stamped(data)
-    return data[start : start + 16] if start >= 0 else None
+    """Return the stamp of the last line that has a head; `data` starts with a line."""
+    end = len(data)
+    while end > 0:
+        end = data.rfind(b"\n", 0, end - 1) + 1
+        if head := STAMPED.match(data, end):
+            return head[1]
+    return None
 
 
 def pattern_of_lines(rank: int | None, stream: Stream) -> re.Pattern[bytes]:

@@ -71,5 +71,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+def size_of(path: Path) -> int:
+    """Return the size of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _encoded(content: str | bytes) -> bytes:
     return content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")

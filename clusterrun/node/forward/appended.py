@@ -17,13 +17,6 @@ class AppendedFile:
         self.pending_bytes = 0
         self.problem = ""
 
-    def size(self) -> int:
-        """Measure what is there by now."""
-        try:
-            return self._path.stat().st_size
-        except OSError:
-            return 0
-
     def add(self, data: bytes) -> None:
         """Have something written with the next flush."""
         if data:

@@ -26,6 +26,7 @@ from clusterrun.node.forward.spool import Output, Spool
 from clusterrun.node.forward.stamp import Piece
 from clusterrun.node.link.clock import Clock
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.files import size_of
 
 POLL_S = 0.1
 RETRY_S = 0.5  # while the run directory can't be written
@@ -105,7 +106,7 @@ class Forwarder(threading.Thread):
         """Count the bytes of each output that may not be in the log; no others are missing."""
         left = {}
         for output in self._spool.outputs():
-            lane, left[output] = self._lanes.get(output), _size(output.path)
+            lane, left[output] = self._lanes.get(output), size_of(output.path)
             if lane is not None:
                 left[output] += lane.waiting + lane.lost.size - lane.source.position
         return {output: size for output, size in left.items() if size > 0}
@@ -287,13 +288,6 @@ class _Lane:
     waiting: int = 0  # bytes that were given to the log but may not have reached it
     lost: Loss = Loss(0, "")  # noqa: RUF009 - it is a tuple
     told_us: int = 0
-
-
-def _size(path: Path) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _mtime_us(path: Path) -> int:

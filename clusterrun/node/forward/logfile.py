@@ -17,6 +17,7 @@ from clusterrun.node.forward.appended import AppendedFile
 from clusterrun.node.forward.caps import Loss
 from clusterrun.node.forward.sidefile import SideFile
 from clusterrun.node.forward.stamp import Piece, stamp
+from clusterrun.shared.files import size_of
 
 INDEX_BYTES = 1 << 20
 INDEX_US = 5_000_000
@@ -27,12 +28,10 @@ class NodeLog:
     """What one node's agent leaves of an attempt; times never run backwards in it."""
 
     def __init__(self, log: Path, index: Path, errors: Path) -> None:
-        self._log, self._index, self._errors = (
-            AppendedFile(log),
-            AppendedFile(index),
-            SideFile(errors),
-        )
-        self._offset = self._log.size()
+        self._log, self._index = AppendedFile(log), AppendedFile(index)
+        self._errors = SideFile(errors)
+        self._files = (self._log, self._index, self._errors.file)
+        self._offset = size_of(log)
         self._lines = 0
         self._time_us = 0
         self._indexed: tuple[int, int] | None = None
@@ -45,8 +44,7 @@ class NodeLog:
     @property
     def is_written(self) -> bool:
         """Whether everything has reached the run directory."""
-        files = (self._log, self._index, self._errors.file)
-        return not any(file.pending_bytes for file in files)
+        return not any(file.pending_bytes for file in self._files)
 
     @property
     def problem(self) -> str:
@@ -105,5 +103,5 @@ class NodeLog:
 
     def close(self) -> None:
         """Close the files."""
-        for file in (self._log, self._index, self._errors.file):
+        for file in self._files:
             file.close()

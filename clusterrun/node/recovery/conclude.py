@@ -28,6 +28,7 @@ from clusterrun.rundir.outcome import (
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import read_request
 from clusterrun.shared import checkpoint_files
+from clusterrun.shared.files import size_of
 from clusterrun.shared.hostlist import parse_hostlist
 
 # What a status says where the agents left no outcome, as a setup line that failed leaves none.
@@ -53,7 +54,7 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     newest = _unless_interrupted(paths, newest, plan.cluster)
     newest = dataclasses.replace(
         _unless_signalled([*before, newest], plan, env),
-        printed_bytes=printed.size(paths.batch_output),
+        printed_bytes=size_of(paths.batch_output),
         step=told.ended.get(number) if newest.step is None else newest.step,
         checkpoint=_saved(paths, [*before, newest], told),
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),

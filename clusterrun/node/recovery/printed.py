@@ -7,6 +7,7 @@ from pathlib import Path
 
 from clusterrun.logformat.symptoms import TRACEBACK, Classifier
 from clusterrun.node.agent.stderr import PREFIX
+from clusterrun.shared.files import size_of
 
 LAST_BYTES = 64 * 1024
 
@@ -43,15 +44,7 @@ def _errors(lines: Sequence[str]) -> list[str]:
 def _lines(path: Path, since: int) -> list[str]:
     try:
         with path.open("rb") as file:
-            file.seek(max(since, size(path) - LAST_BYTES))
+            file.seek(max(since, size_of(path) - LAST_BYTES))
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-
-
-def size(path: Path) -> int:
-    """Return the size of a file; 0 if there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

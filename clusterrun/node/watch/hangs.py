@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from clusterrun.node.agent.tasks import Tasks
@@ -15,6 +14,7 @@ from clusterrun.node.recovery.causes import Cause, Failure, NodeExit
 from clusterrun.node.watch import stacks
 from clusterrun.node.watch.progress import Progress
 from clusterrun.node.watch.saving import Page
+from clusterrun.shared.files import size_of
 from clusterrun.shared.wording import count
 
 AGAIN_S = 5.0  # between two looks at where the ranks are
@@ -59,7 +59,7 @@ class HangWatch:
         is_off = self._is_through or self._is_leaving or self._is_reported
         if is_off or len(self._tasks):
             return
-        printed = sum(_size(output.path) for output in self._spool.outputs())
+        printed = sum(size_of(output.path) for output in self._spool.outputs())
         self._progress.look(now, steps=self._steps(), printed=printed + self._said)
         stalled_s = self._progress.stalled_s
         if stalled_s:
@@ -137,10 +137,3 @@ class HangWatch:
                 where=suspect.where.partition(" ")[0] if suspect else "",
             )
         )
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -16,6 +16,7 @@ import psutil
 
 from clusterrun.node.forward.spool import Spool
 from clusterrun.shared.control_page import STACKS_SIGNAL
+from clusterrun.shared.files import size_of
 
 ANSWER_S = 2.0
 NAMED_GROUPS = 4
@@ -58,7 +59,7 @@ class Place:
 
 async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[Place]:
     """Ask the ranks for their stacks, give them a moment, and say where each is."""
-    before = {rank: _size(spool.stacks(rank)) for rank in pids}
+    before = {rank: size_of(spool.stacks(rank)) for rank in pids}
     states = {rank: _state(pid) for rank, pid in pids.items()}
     for pid in pids.values():
         with contextlib.suppress(OSError):
@@ -79,13 +80,6 @@ def bytes_moved(pids: Iterable[int]) -> int:
             counters = psutil.Process(pid).io_counters()
             total += counters.read_chars + counters.write_chars
     return total
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _since(path: Path, offset: int) -> str:
