@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterrun.node.forward.spool import Spool
 from clusterrun.node.recovery.causes import (
     Cause,
     Ending,
@@ -15,6 +18,9 @@ from clusterrun.node.recovery.causes import (
     first_failure,
     lost_node,
 )
+from clusterrun.node.watch.ranks import Ranks
+
+NO_PID = 2**22 + 1  # more than the kernel gives out
 
 
 def failure(**changes: Any) -> Failure:
@@ -41,10 +47,7 @@ def test_the_earliest_failure_is_the_first() -> None:
         failure(at=1.0, signal=15, cause=Cause.SIGNAL),
         failure(at=1.0, rank=None, cause=Cause.LAUNCHER),
         failure(at=1.0, cause=Cause.WORLD_ELSEWHERE),
-        failure(
-            at=1.0, message="RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:4"
-        ),
-        failure(at=1.0, message="DistBackendError: NCCL communicator was aborted on rank 3."),
+        failure(at=1.0, has_lost_peer=True),
     ],
 )
 def test_a_consequence_never_comes_first(consequence: Failure) -> None:
@@ -62,9 +65,33 @@ def test_next_to_a_lost_node_a_cancellation_is_slurms_answer_to_it() -> None:
 
 def test_a_rank_that_lost_another_one_at_its_line_did_not_fail_alike() -> None:
     train = failure(where="train.py:18", rank=0)
-    alike, lost_peer = failure(where="train.py:18"), "RuntimeError: Connection closed by peer"
+    alike = failure(where="train.py:18")
     assert Ending.of_first([train, alike]).alike == 2
-    assert Ending.of_first([train, dataclasses.replace(alike, message=lost_peer)]).alike == 1
+    assert Ending.of_first([train, dataclasses.replace(alike, has_lost_peer=True)]).alike == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "message", "has_lost_peer"),
+    [
+        ("exception", "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:4", True),
+        ("exception", "DistBackendError: NCCL communicator was aborted on rank 3.", True),
+        ("exception", "ValueError: x", False),
+        ("exit", "Connection closed by peer", False),
+    ],
+)
+def test_an_exception_shows_whether_the_rank_had_lost_another_one(
+    tmp_path: Path, cause: str, message: str, has_lost_peer: bool
+) -> None:
+    found: list[Failure] = []
+    spool = Spool(root=tmp_path)
+    ranks = Ranks(spool=spool, node="n1", happened=lambda event: None, failed=found.append)
+    events = (
+        {"ts": 1.0, "type": "rank_start", "pid": NO_PID},
+        {"ts": 1.0, "type": "rank_exit", "code": 1, "cause": cause, "message": message},
+    )
+    spool.events(0).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    ranks.look()
+    assert [failure.has_lost_peer for failure in found] == [has_lost_peer]
 
 
 def test_failures_and_endings_survive_the_wire() -> None:

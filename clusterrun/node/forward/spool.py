@@ -88,9 +88,13 @@ class Spool:
             found.append(Output(path=self.launcher_output, rank="-", stream="l"))
         return found
 
-    def event_files(self) -> dict[int, Path]:
-        """Map each rank that has said something to its file of events."""
-        return self._by_rank(_EVENTS)
+    def events(self, rank: int) -> Path:
+        """Where a rank writes its events."""
+        return self.root / f"rank_{rank}.events"
+
+    def ranks(self) -> list[int]:
+        """List the ranks that have written events."""
+        return list(self._by_rank(_EVENTS))
 
     def error_files(self) -> list[Path]:
         """List the error files of the ranks that failed with words."""

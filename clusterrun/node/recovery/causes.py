@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from clusterrun.errors import NodeExit, shortened
-from clusterrun.rundir.outcome import Cause, Reason
-
-__all__ = [
-    "Cause",
-    "Ending",
-    "Failure",
-    "NodeError",
-    "NodeExit",
-    "cancelled",
-    "first_failure",
-    "lost_node",
-]
-
-
-# What gloo, NCCL and torch's store say in a rank that has lost another one (torch 2.13).
-_LOST_PEER = re.compile(
-    r"Connection (closed|reset) by peer|Connection was likely closed|pair closure|Broken pipe"
-    r"|remote process exited|communicator was aborted|recvValue"
-)
+from clusterrun.errors import NodeExit as NodeExit
+from clusterrun.errors import shortened
+from clusterrun.rundir.outcome import Cause as Cause
+from clusterrun.rundir.outcome import Reason
 
 
 class NodeError(Exception):
     """This node can't take part; `code` is the job's exit status.
 
-    `is_told` says that the head decided so, and tells the user.
+    If the head decided so (`is_told`), it reports it to the user as well.
     """
 
     def __init__(self, code: int, message: str, *, is_told: bool = False) -> None:
@@ -47,20 +30,22 @@ class NodeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One thing that went wrong; `at` is epoch seconds, `rank` is None where no rank is to blame.
+    """One thing that went wrong; `at` is epoch seconds, `rank` is None if no rank is to blame.
 
-    `code` is what the job's exit status would be; `signal` is 0 where none killed the rank.
-    `where` is the place in the user's code that raised an exception, as `train.py:120`.
+    `code` is what the job's exit status would be; `signal` is 0 if none killed the rank. `where`
+    is the place in the user's code that raised an exception, as `train.py:120`. `has_lost_peer`
+    says that it was raised because another rank was gone.
     """
 
-    at: float
+    at: float = field(default_factory=time.time)
     node: str
-    rank: int | None
+    rank: int | None = None
     code: int
-    signal: int
+    signal: int = 0
     cause: Cause
     message: str
     where: str = ""
+    has_lost_peer: bool = False
 
     def __post_init__(self) -> None:
         """Bound the message and make it text in UTF-8: it goes through the link and into files."""
@@ -69,60 +54,43 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Say whether something else must have come before, as when a launcher ended this rank."""
+        """Whether something else must have come first, as when a launcher ended this rank."""
         is_passed_on = self.cause in (Cause.LAUNCHER, Cause.WORLD_ELSEWHERE)
         return self.signal == signal.SIGTERM or is_passed_on or self.has_lost_peer
 
-    @property
-    def has_lost_peer(self) -> bool:
-        """Say whether the rank failed since another one was gone."""
-        return self.cause is Cause.EXCEPTION and bool(_LOST_PEER.search(self.message))
-
     def to_data(self) -> dict[str, Any]:
-        """Write the failure as JSON data."""
-        return {**dataclasses.asdict(self), "cause": self.cause.value}
+        """Return the failure as JSON data."""
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Failure:
         """Read what `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        values = {name: data[name] for name in names if name != "where"}
-        values["where"] = str(data.get("where", ""))
+        values = {field.name: data[field.name] for field in dataclasses.fields(cls)}
         return cls(**{**values, "cause": Cause(data["cause"]), "code": int(data["code"])})
 
     def sentence(self) -> str:
-        """Say in one line who failed and how."""
+        """Return who failed and how, in one line."""
         who = f"rank {self.rank} on {self.node}" if self.rank is not None else self.node
         return f"{who}: {self.message}"
 
 
 def lost_node(node: str, message: str) -> Failure:
     """Describe a node whose agent is gone, as of now."""
-    return _of_node(node, NodeExit.NODE_LOST, Cause.NODE_LOST, message)
+    code = int(NodeExit.NODE_LOST)
+    return Failure(node=node, code=code, cause=Cause.NODE_LOST, message=message)
 
 
 def cancelled(node: str) -> Failure:
-    """Describe that somebody wants the job to end, as of now."""
-    return _of_node(node, NodeExit.CANCELLED, Cause.CANCELLED, "cancelled")
-
-
-def _of_node(node: str, code: NodeExit, cause: Cause, message: str) -> Failure:
-    return Failure(
-        at=time.time(),
-        node=node,
-        rank=None,
-        code=int(code),
-        signal=0,
-        cause=cause,
-        message=message,
-    )
+    """Describe that somebody ends the job, as of now."""
+    code = int(NodeExit.CANCELLED)
+    return Failure(node=node, code=code, cause=Cause.CANCELLED, message="cancelled")
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure:
-    """Choose the failure that came first, consequences last; there must be one.
+    """Return the failure that came first, consequences last; there must be one.
 
-    Slurm ends the other tasks when one is gone, and its SIGTERM may be here before the news: next
-    to a lost node a cancellation is a consequence, too.
+    Next to a lost node a cancellation is a consequence, too: Slurm ends the other tasks when one
+    is gone, and its SIGTERM may arrive before the news.
     """
     given = list(failures)
     is_node_lost = any(failure.cause is Cause.NODE_LOST for failure in given)
@@ -146,8 +114,8 @@ _CAUSES: Mapping[int, Cause] = {
 class Ending:
     """The end of an attempt on all nodes: its exit status and why.
 
-    `alike` counts the ranks whose script failed at the same place, as far as they had time to say
-    so; those that lost another rank there did not fail by themselves.
+    `alike` counts the ranks whose script failed at the same place, as far as they had time to
+    report it; those that lost another rank there do not count.
     """
 
     code: int
@@ -176,7 +144,7 @@ class Ending:
 
     @classmethod
     def of_first(cls, failures: Sequence[Failure]) -> Ending:
-        """End because of what came first of several failures."""
+        """End because of the first of several failures."""
         first = first_failure(failures)
         is_by_script = first.cause in (Cause.EXCEPTION, Cause.EXIT) and first.where
         own = [f for f in failures if not f.is_consequence]
@@ -185,21 +153,17 @@ class Ending:
         return dataclasses.replace(cls.of(first), alike=count)
 
     def to_data(self) -> dict[str, Any]:
-        """Write the ending as JSON data."""
-        failure = self.failure.to_data() if self.failure else None
-        about = {"code": self.code, "reason": self.reason, "failure": failure}
-        about |= {"alike": self.alike, "cause": self.cause.value}
-        return {**about, "interruption": self.interruption.value if self.interruption else None}
+        """Return the ending as JSON data."""
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Ending:
         """Read what `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        failure = Failure.from_data(data["failure"]) if data.get("failure") else None
-        interruption = data.get("interruption")
+        failure, interruption = data.get("failure"), data.get("interruption")
         return cls(
             code=int(data["code"]),
             reason=str(data["reason"]),
-            failure=failure,
+            failure=Failure.from_data(failure) if failure else None,
             alike=int(data.get("alike", 0)),
             cause=Cause(data.get("cause", Cause.COMPLETED)),
             interruption=Reason(interruption) if interruption else None,

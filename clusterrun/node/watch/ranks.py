@@ -1,10 +1,11 @@
-"""Watch the ranks of this node: from what they say and from how their processes end."""
+"""Watch the ranks of this node: their events, and how their processes end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -15,21 +16,26 @@ from clusterrun.node.agent.processes import exit_and_signal, is_running, wait_st
 from clusterrun.node.forward.spool import EventReader, Spool
 from clusterrun.node.recovery.causes import Cause, Failure
 
-LAST_WORDS_S = 3.0  # how long a rank that said that it failed may take to leave
+LEAVE_S = 3.0  # how long a rank that has reported its failure may take to leave
 _CAUSES = {cause.value: cause for cause in Cause}
+# What gloo, NCCL and torch's store raise in a rank that has lost another one (torch 2.13).
+_LOST_PEER = re.compile(
+    r"Connection (closed|reset) by peer|Connection was likely closed|pair closure|Broken pipe"
+    r"|remote process exited|communicator was aborted|recvValue"
+)
 Happened = Callable[[dict[str, Any]], None]
 Failed = Callable[[Failure], None]
 
 
 @dataclass(kw_only=True)
 class Rank:
-    """One rank as the agent knows it; `said` is its own last word, `ended_at` the kernel's."""
+    """One rank as the agent knows it; `report` is the `rank_exit` event that it wrote itself."""
 
     number: int
     reader: EventReader
     pid: int = 0
     pidfd: int | None = None
-    said: dict[str, Any] | None = None
+    report: dict[str, Any] = field(default_factory=dict)
     ended_at: float = 0.0
     status: int | None = None
     is_settled: bool = False
@@ -37,7 +43,7 @@ class Rank:
 
 @dataclass(kw_only=True)
 class Ranks:
-    """All ranks of this node; failures are told once each, in the order in which they are found."""
+    """All ranks of this node; each failure is reported once, in the order of discovery."""
 
     spool: Spool
     node: str
@@ -48,19 +54,23 @@ class Ranks:
     _ranks: dict[int, Rank] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Read what the ranks said since the last look, and see which have ended."""
-        for number, path in self.spool.event_files().items():
-            rank = self._ranks.get(number)
-            if rank is None:
-                rank = self._ranks[number] = Rank(number=number, reader=EventReader(path))
+        """Read the ranks' new events, and find out which have ended."""
+        for number in self.spool.ranks():
+            rank = self._rank(number)
             self._listen(rank)
             self._check(rank)
+
+    def _rank(self, number: int) -> Rank:
+        if number not in self._ranks:
+            reader = EventReader(self.spool.events(number))
+            self._ranks[number] = Rank(number=number, reader=reader)
+        return self._ranks[number]
 
     def _listen(self, rank: Rank) -> None:
         for event in rank.reader.read():
             kind, pid = event["type"], event.get("pid")
             if kind == "rank_exit" and isinstance(event.get("code"), int):
-                rank.said = event  # told on when the process has really ended
+                rank.report = event  # `_settle` reports the end of the process itself
                 continue
             if kind == "rank_start" and isinstance(pid, int) and not rank.pid:
                 self._follow(rank, pid)
@@ -74,7 +84,7 @@ class Ranks:
             asyncio.get_running_loop().add_reader(rank.pidfd, self._ended, rank)
 
     def _ended(self, rank: Rank) -> None:
-        """Take the time and the status of a process that ended, before its parent reaps it."""
+        """Note when and how a process ended, before its parent reaps it."""
         if rank.ended_at == 0.0:
             rank.ended_at = time.time()
             rank.status = wait_status(rank.pid)
@@ -93,9 +103,8 @@ class Ranks:
             return
         if rank.pidfd is None and not rank.ended_at and not is_running(rank.pid):
             rank.ended_at, rank.status = time.time(), wait_status(rank.pid)
-        is_known = rank.ended_at and (rank.status is not None or rank.said is not None)
-        said = rank.said or {}
-        is_overdue = said.get("code") and time.time() - said["ts"] > LAST_WORDS_S
+        is_known = rank.ended_at and (rank.status is not None or rank.report)
+        is_overdue = rank.report.get("code") and time.time() - rank.report["ts"] > LEAVE_S
         if is_known or is_overdue:
             self._settle(rank)
 
@@ -113,15 +122,13 @@ class Ranks:
             self.failed(failure)
 
     def settle_by_launcher(self, verdict: list[dict[str, Any]]) -> None:
-        """Take the launcher's word for ranks whose end was not seen."""
+        """Believe the launcher about ranks whose end was not noticed."""
         for entry in verdict:
-            number = int(entry["rank"])
-            rank = self._ranks.setdefault(number, _silent(number, self.spool))
-            if rank.is_settled:
-                continue
-            rank.ended_at = rank.ended_at or time.time()
-            rank.status = _as_wait_status(int(entry["exitcode"]))
-            self._settle(rank)
+            rank, code = self._rank(int(entry["rank"])), int(entry["exitcode"])
+            if not rank.is_settled:
+                rank.ended_at = rank.ended_at or time.time()
+                rank.status = code << 8 if code >= 0 else -code  # as wait(2) has it
+                self._settle(rank)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -136,11 +143,11 @@ class Ranks:
 
     @property
     def heard_of(self) -> int:
-        """Count the ranks that have said anything; on a full disk not even that they started."""
+        """The number of ranks with events; on a full disk a rank has none."""
         return len(self._ranks)
 
     def all_ended(self, count: int) -> bool:
-        """Say whether so many ranks were heard of, and all of them have ended."""
+        """Whether so many ranks were heard of, and all of them have ended."""
         ended = [rank for rank in self._ranks.values() if rank.ended_at]
         return len(ended) == len(self._ranks) >= count
 
@@ -150,29 +157,21 @@ class Ranks:
             self._unfollow(rank)
 
 
-def _silent(number: int, spool: Spool) -> Rank:
-    """Describe a rank that ended before it said anything."""
-    return Rank(number=number, reader=EventReader(spool.root / "no such file"))
-
-
-def _as_wait_status(exit_code: int) -> int:
-    """Turn subprocess's exit code, negative for a signal, into a wait status."""
-    return exit_code << 8 if exit_code >= 0 else -exit_code
-
-
 def _failure(rank: Rank, node: str) -> Failure | None:
-    """Say how a rank failed: its own first word counts more than how its process then ended."""
-    said = rank.said or {}
-    if said.get("code"):
+    """Return how a rank failed; its own report counts more than how its process then ended."""
+    report = rank.report
+    if report.get("code"):
+        cause = _CAUSES.get(str(report.get("cause")), Cause.EXIT)
+        message = str(report.get("message", ""))
         return Failure(
-            at=said["ts"],
+            at=report["ts"],
             node=node,
             rank=rank.number,
-            code=int(said["code"]),
-            signal=0,
-            cause=_CAUSES.get(str(said.get("cause")), Cause.EXIT),
-            message=str(said.get("message", "")),
-            where=str(said.get("where", "")),
+            code=int(report["code"]),
+            cause=cause,
+            message=message,
+            where=str(report.get("where", "")),
+            has_lost_peer=cause is Cause.EXCEPTION and bool(_LOST_PEER.search(message)),
         )
     code, number = exit_and_signal(rank.status or 0)
     if code == 0:
@@ -184,7 +183,7 @@ def _failure(rank: Rank, node: str) -> Failure | None:
         code=code,
         signal=number,
         cause=Cause.SIGNAL if number else Cause.EXIT,
-        message=_how(code, number, ended_well=bool(rank.said)),
+        message=_how(code, number, ended_well=bool(report)),
     )
 
 
