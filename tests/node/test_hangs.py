@@ -33,9 +33,9 @@ class TickingClock:
         return 5.0
 
 
-def place(rank: int, where: str, *, waits: bool = True) -> stacks.Place:
+def place(rank: int, where: str, *, waits: bool = True) -> stacks.RankPlace:
     node = f"n{1 + rank // 2}"
-    return stacks.Place(rank=rank, node=node, where=where, is_waiting=waits)
+    return stacks.RankPlace(rank=rank, node=node, where=where, is_waiting=waits)
 
 
 WAITING = [place(0, "train.py:9 in step"), place(1, "train.py:9 in step")]
@@ -67,7 +67,7 @@ class HangingRanks:
             message = {"question": fields["question"], **self.answer}
             asyncio.get_running_loop().call_soon(self.questions.take, 1, message)
 
-    async def _own(self) -> list[stacks.Place]:
+    async def _own(self) -> list[stacks.RankPlace]:
         return WAITING
 
     async def settle(self) -> None:
@@ -193,7 +193,7 @@ def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
 ) -> None:
     looks = iter(range(1000))
 
-    async def own(scene: HangingRanks) -> list[stacks.Place]:
+    async def own(scene: HangingRanks) -> list[stacks.RankPlace]:
         return [dataclasses.replace(WAITING[0], stack=next(looks))]
 
     monkeypatch.setattr(HangingRanks, "_own", own)
@@ -216,7 +216,7 @@ def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
 ) -> None:
     troubles: list[BaseException] = []
 
-    async def own(scene: HangingRanks) -> list[stacks.Place]:
+    async def own(scene: HangingRanks) -> list[stacks.RankPlace]:
         raise PermissionError(1, "Operation not permitted")
 
     def note(loop: Any, context: dict[str, Any]) -> None:
@@ -245,7 +245,7 @@ def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
             scene.signs += is_saving and scene.clock.now < 3000
             return scene.signs
 
-        scene.watch._own_signs = signs
+        scene.watch.own_signs = signs
         for _ in range(2):
             scene.watch.leaving()
         while scene.clock.now < 2900 and not scene.failures:
@@ -269,7 +269,7 @@ def test_ranks_that_outlive_others_and_compute_are_left_alone(
     monkeypatch.setattr(module, "AGAIN_S", 0.001)
     looks = iter(range(20))
 
-    async def own(scene: HangingRanks) -> list[stacks.Place]:
+    async def own(scene: HangingRanks) -> list[stacks.RankPlace]:
         return [dataclasses.replace(WAITING[0], stack=next(looks, 99))]
 
     monkeypatch.setattr(HangingRanks, "_own", own)
@@ -279,7 +279,7 @@ def test_ranks_that_outlive_others_and_compute_are_left_alone(
             scene.clock.now += 10
             return 0
 
-        scene.watch._own_signs = signs
+        scene.watch.own_signs = signs
         scene.watch.leaving()
 
     (failure,) = play(deed, {"places": []})

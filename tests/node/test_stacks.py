@@ -18,7 +18,7 @@ import pytest
 
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch import stacks
-from clusterrun.node.watch.stacks import Place, main_frames, places, sentence, suspect
+from clusterrun.node.watch.stacks import RankPlace, main_frames, places, sentence, suspect
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.timeout(120)
@@ -74,7 +74,7 @@ def start(tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> Iter
         rank.process.communicate()
 
 
-def where(spool: Spool, *ranks: DumpedRank) -> list[Place]:
+def where(spool: Spool, *ranks: DumpedRank) -> list[RankPlace]:
     return asyncio.run(places({rank.number: rank.pid for rank in ranks}, spool, "n1"))
 
 
@@ -159,8 +159,8 @@ def test_text_that_is_no_stack_has_no_frames() -> None:
 
 def place(
     rank: int, at: str = "train.py:9 in step", *, waits: bool = True, state: str = ""
-) -> Place:
-    return Place(rank=rank, node=f"n{rank // 8}", where=at, is_waiting=waits, state=state)
+) -> RankPlace:
+    return RankPlace(rank=rank, node=f"n{rank // 8}", where=at, is_waiting=waits, state=state)
 
 
 def test_who_does_not_wait_is_suspected() -> None:

@@ -156,7 +156,7 @@ class Agent:
             "signs": self._signs,
         }
 
-    async def _places(self) -> list[stacks.Place]:
+    async def _places(self) -> list[stacks.RankPlace]:
         pids = self._ranks.pids if self._ranks else {}
         return await stacks.places(pids, self._spool, self._who.node)
 

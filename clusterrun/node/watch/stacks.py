@@ -1,4 +1,4 @@
-"""Where the ranks of a node are when no step ends: states of processes, and Python's stacks."""
+"""Where the ranks of a node are when no step ends: states of processes and Python's stacks."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _CERTAIN = ("gone", _STATES[psutil.STATUS_STOPPED], _STATES[psutil.STATUS_TRACIN
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankPlace:
     """Where one rank is: in the user's code (`train.py:120 in step`), and whether it waits there.
 
-    `state` says what keeps the process from running, empty where nothing does; `stack` differs
-    where the whole stack does.
+    `state` names what keeps the process from running, "" if nothing does; different stacks have a
+    different `stack`.
     """
 
     rank: int
@@ -53,12 +53,12 @@ class Place:
 
     @property
     def is_halted(self) -> bool:
-        """Whether the process is there and does not run."""
+        """Whether the process exists and does not run."""
         return self.state in _STATES.values()
 
 
-async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[Place]:
-    """Ask the ranks for their stacks, give them a moment, and say where each is."""
+async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankPlace]:
+    """Ask the ranks for their stacks; return where each is after a moment."""
     before = {rank: size_of(spool.stacks(rank)) for rank in pids}
     states = {rank: _state(pid) for rank, pid in pids.items()}
     for pid in pids.values():
@@ -73,7 +73,7 @@ async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[Place
 
 
 def bytes_moved(pids: Iterable[int]) -> int:
-    """Count what processes have read and written: it grows while they save or print."""
+    """Count the bytes that processes have read and written: they save or print."""
     total = 0
     for pid in pids:
         with contextlib.suppress(psutil.Error, OSError):
@@ -96,32 +96,34 @@ def _state(pid: int) -> str:
 
 
 def _lasting(before: str, now: str) -> str:
-    """Pass over what a look happened upon: who reads a file is in the kernel for moments."""
+    """Ignore a state that passes: a process that reads a file is in the kernel for moments."""
     return now if now in (before, *_CERTAIN) else ""
 
 
-def _place(rank: int, node: str, state: str, text: str) -> Place:
+def _place(rank: int, node: str, state: str, text: str) -> RankPlace:
     frames = main_frames(text)
     where = next((f for f in frames if not _INSTALLED.search(f)), frames[0] if frames else "")
     is_waiting = any(_WAITING.search(frame) for frame in frames)
     stack = zlib.crc32("\n".join(frames).encode())
-    return Place(rank=rank, node=node, where=where, is_waiting=is_waiting, state=state, stack=stack)
+    return RankPlace(
+        rank=rank, node=node, where=where, is_waiting=is_waiting, state=state, stack=stack
+    )
 
 
 def main_frames(text: str) -> list[str]:
-    """Return the frames of the main thread, innermost first, from faulthandler's newest words."""
+    """Return the frames of the main thread, innermost first, of faulthandler's newest stack."""
     found = _FRAME.finditer(text.rpartition(_STACK)[2])
     return [f"{match['file']}:{match['line']} in {match['name']}" for match in found]
 
 
-def is_moving(before: Iterable[Place], now: Iterable[Place]) -> bool:
-    """Say whether a rank is in another place than it was."""
+def is_moving(before: Iterable[RankPlace], now: Iterable[RankPlace]) -> bool:
+    """Whether a rank is in another place than it was."""
     stacks = {place.rank: place.stack for place in before}
     return any(stacks.get(place.rank, place.stack) != place.stack for place in now)
 
 
-def suspect(found: Iterable[Place]) -> Place | None:
-    """Choose the rank that the others wait for, if one stands out."""
+def suspect(found: Iterable[RankPlace]) -> RankPlace | None:
+    """Return the rank that the others wait for, if one stands out."""
     given = sorted(found, key=lambda place: place.rank)
     halted = [place for place in given if place.state]
     if halted:
@@ -130,8 +132,8 @@ def suspect(found: Iterable[Place]) -> Place | None:
     return busy[0] if 0 < len(busy) <= max(1, len(given) // 2) else None
 
 
-def sentence(found: Iterable[Place]) -> str:
-    """Say who is where, the largest group first."""
+def sentence(found: Iterable[RankPlace]) -> str:
+    """Return which ranks are where, the largest group first."""
     groups: dict[str, list[int]] = {}
     for place in found:
         where = f"at {place.where}" if place.where else "at an unknown place"
@@ -146,15 +148,15 @@ def _ranks(ranks: list[int]) -> str:
     return f"{len(ranks)} ranks (as rank {min(ranks)})"
 
 
-def to_data(found: Iterable[Place]) -> dict[str, Any]:
-    """Write places as a member's answer."""
+def to_data(found: Iterable[RankPlace]) -> dict[str, Any]:
+    """Return places as a member's answer."""
     return {"places": [vars(place) for place in found]}
 
 
-def from_data(message: Mapping[str, Any]) -> list[Place]:
-    """Read a member's answer; what can't be read is left out."""
+def from_data(message: Mapping[str, Any]) -> list[RankPlace]:
+    """Read a member's answer; leave out what can't be read."""
     found = []
     for row in message.get("places", ()):
         with contextlib.suppress(TypeError, ValueError, KeyError):
-            found.append(Place(**row))
+            found.append(RankPlace(**row))
     return found
