@@ -12,7 +12,7 @@ import pytest
 from clusterrun.node.recovery import conclude as module
 from clusterrun.node.recovery.conclude import conclude, past
 from clusterrun.node.recovery.rules import Decision
-from clusterrun.node.recovery.steps_on_disk import MARKERS, Told
+from clusterrun.node.recovery.steps_on_disk import MARKERS, StepRecord
 from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason, write_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import checkpoint_files
@@ -214,7 +214,7 @@ def test_of_a_run_that_keeps_all_checkpoints_the_newest_markers_are_read(
         saved = checkpoint_files.step_directory(run.paths.checkpoints_dir, step)
         saved.mkdir(parents=True)
         checkpoint_files.mark(saved, step, world_size=4, attempt=1, settings={})
-    assert Told.by(run.paths, (), range(1, 2)).newest(1) == 300
+    assert StepRecord.of(run.paths, range(1, 2)).newest(1) == 300
     assert len(read) == MARKERS
 
 

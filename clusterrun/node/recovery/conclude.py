@@ -1,4 +1,4 @@
-"""Conclude an attempt: what `outcome.json` says of it, and what the batch shell does next."""
+"""Conclude an attempt: complete its `outcome.json` and decide what the conductor does next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.node.recovery import printed
 from clusterrun.node.recovery.reach import unreachable
 from clusterrun.node.recovery.rules import Decision, Ground, decide
-from clusterrun.node.recovery.steps_on_disk import Told
+from clusterrun.node.recovery.steps_on_disk import StepRecord
 from clusterrun.rundir.outcome import (
     Cause,
     Next,
@@ -31,7 +31,7 @@ from clusterrun.shared import checkpoint_files
 from clusterrun.shared.files import size_of
 from clusterrun.shared.hostlist import parse_hostlist
 
-# What a status says where the agents left no outcome, as a setup line that failed leaves none.
+# What a status means if the agents left no outcome, as after a setup line that failed.
 _CAUSES = {
     int(NodeExit.NODE_UNFIT): Cause.NODE_UNFIT,
     int(NodeExit.RENDEZVOUS_FAILED): Cause.RENDEZVOUS,
@@ -44,26 +44,28 @@ EARLY_S = 120.0  # Slurm warns up to a minute early, and the ranks take their ti
 def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> Decision:
     """Decide what follows an attempt that ended with a status, and write it down.
 
-    Raises OSError or ValueError where the run's files can't be read.
+    Raises OSError or ValueError if the run's files can't be read.
     """
     paths = RunPaths(root=run_dir)
     plan = _plan(paths)
-    told = _told(paths, number)
-    before = [_as_told(outcome, told) for outcome in past(paths, number)]
-    newest = read_outcome(paths, number) or _wordless(paths, number, code, env, before)
+    record = StepRecord.of(paths, range(_first(paths, number), number + 1))
+    before = [_with_checkpoint(outcome, record) for outcome in past(paths, number)]
+    newest = read_outcome(paths, number) or _unreported(paths, number, code, env, before)
     newest = _unless_interrupted(paths, newest, plan.cluster)
     newest = dataclasses.replace(
         _unless_signalled([*before, newest], plan, env),
         printed_bytes=size_of(paths.batch_output),
-        step=told.ended.get(number) if newest.step is None else newest.step,
-        checkpoint=_saved(paths, [*before, newest], told),
+        step=record.ended.get(number) if newest.step is None else newest.step,
+        checkpoint=_saved(paths, [*before, newest], record),
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
     )
-    ground = dataclasses.replace(
-        _ground(plan, env),
+    ground = Ground(
+        plan=plan,
         saved_before=_saved_before(paths, number),
-        savers=told.savers,
+        savers=record.savers,
+        allocated=_allocated(plan, env),
         is_ending=read_request(paths.request(number)) in _INTERRUPTIONS,
+        unreachable=unreachable if plan.cluster is Cluster.SLURM else lambda nodes: (),
     )
     decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
     outcome = dataclasses.replace(
@@ -82,10 +84,9 @@ def _plan(paths: RunPaths) -> Plan:
 
 
 def past(paths: RunPaths, number: int) -> list[Outcome]:
-    """Read the outcomes of the attempts before one, oldest first.
+    """Read the outcomes of the attempts before one, oldest first, since a person resumed the run.
 
-    One that left none took its batch host with it. Those before a person resumed the run count no
-    more.
+    An attempt without an outcome was lost with its batch host.
     """
     first = _first(paths, number)
     return [read_outcome(paths, n) or _vanished(paths, n) for n in range(first, number)]
@@ -110,13 +111,13 @@ def _first(paths: RunPaths, number: int) -> int:
     return 1 + max((n for n in range(1, number) if paths.earlier_end(n).exists()), default=0)
 
 
-def _wordless(
+def _unreported(
     paths: RunPaths, number: int, code: int, env: Mapping[str, str], before: Sequence[Outcome]
 ) -> Outcome:
-    """Report what is known when the agents left no outcome."""
+    """Return what is known if the agents left no outcome."""
     nodes = read_world(paths, number)
     since = before[-1].printed_bytes if before else 0
-    hosts = (*_allocated(env), socket.gethostname())
+    hosts = (*_hostlist(env), socket.gethostname())
     message = printed.last_reason(paths.batch_output, since, hosts)
     return Outcome(
         attempt=number,
@@ -133,16 +134,16 @@ def _wordless(
 
 
 def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Outcome:
-    """Blame the interruption for what was killed since it did not leave in time.
+    """Blame the interruption if ranks were killed that did not leave in time.
 
-    A run that a person ends does not go on, whatever its ranks died of while they saved.
+    A run that a person ends does not continue, whatever its ranks died of while they saved.
     """
     requested = read_request(paths.request(found.attempt))
     if requested is Reason.CANCEL and found.cause is not Cause.INTERRUPTED:
         return dataclasses.replace(found, cause=Cause.CANCELLED)
     if found.cause not in _KILLED:
         return found
-    # Of a preemption only the agents are told; the batch shell hears of all other ends.
+    # Slurm signals a preemption to the agents alone, all other ends to the batch script too.
     if requested is None and found.cause is Cause.CANCELLED and cluster is Cluster.SLURM:
         requested = Reason.PREEMPT
     if requested not in _INTERRUPTIONS:
@@ -158,7 +159,7 @@ def _interrupted(found: Outcome, reason: Reason) -> Outcome:
 
 
 def _unless_signalled(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> Outcome:
-    """Tell a signal that somebody sent from Slurm's warning: the time that is left decides."""
+    """Distinguish a person's signal from Slurm's warning by the time that is left."""
     newest = history[-1]
     is_near = _left_s(history, plan, env) <= plan.warning_s + EARLY_S
     if newest.interruption is not Reason.TIME_LIMIT or is_near:
@@ -177,45 +178,38 @@ def _left_s(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> f
     return start + plan.time_minutes * 60 - newest.ended_at
 
 
-def _saved(paths: RunPaths, history: Sequence[Outcome], told: Told) -> int | None:
-    """Find the newest checkpoint, be it that no outcome tells of it: its agents may have died.
+def _saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> int | None:
+    """Return the step of the newest checkpoint, also one that no outcome has.
 
-    A run that was resumed has it on disk.
+    Agents may die before they report it; a run that was resumed has it on disk.
     """
-    known = [told.newest(history[-1].attempt), *(outcome.checkpoint for outcome in history)]
+    known = [record.newest(history[-1].attempt), *(outcome.checkpoint for outcome in history)]
     steps = [step for step in known if step is not None]
     on_disk = None if steps else checkpoint_files.newest(paths.checkpoints_dir, contents=False)[0]
     return on_disk.step if on_disk else max(steps, default=None)
 
 
-def _as_told(outcome: Outcome, told: Told) -> Outcome:
-    """Say what was saved by the end of an attempt, told or not: the next has not saved it."""
-    if outcome.checkpoint is None:
-        return dataclasses.replace(outcome, checkpoint=told.newest(outcome.attempt))
-    newest = max(outcome.checkpoint, told.own(outcome.attempt) or 0)
+def _with_checkpoint(outcome: Outcome, record: StepRecord) -> Outcome:
+    """Add what was saved by the end of an attempt if its agents did not report it."""
+    newest = record.newest(outcome.attempt)
+    if outcome.checkpoint is not None:
+        newest = max(outcome.checkpoint, *record.saved.get(outcome.attempt, ()), 0)
     return dataclasses.replace(outcome, checkpoint=newest)
 
 
 def _saved_before(paths: RunPaths, number: int) -> int:
-    """Find the newest checkpoint of the attempts that count no more; -1 where there is none."""
+    """Return the newest checkpoint of the attempts that no longer count; -1 if there is none."""
     earlier = [read_outcome(paths, n) for n in range(1, _first(paths, number))]
     return max((o.checkpoint for o in earlier if o and o.checkpoint is not None), default=-1)
 
 
-def _told(paths: RunPaths, number: int) -> Told:
-    attempts = range(_first(paths, number), number + 1)
-    heads = [nodes[0] for n in attempts if (nodes := read_world(paths, n))]
-    return Told.by(paths, heads, attempts)
-
-
-def _ground(plan: Plan, env: Mapping[str, str]) -> Ground:
+def _allocated(plan: Plan, env: Mapping[str, str]) -> tuple[str, ...]:
     if plan.cluster is Cluster.LOCAL:
-        nodes = tuple(f"local{rank}" for rank in range(plan.nodes))
-        return Ground(plan=plan, allocated=nodes, unreachable=lambda nodes: ())
-    return Ground(plan=plan, allocated=_allocated(env), unreachable=unreachable)
+        return tuple(f"local{rank}" for rank in range(plan.nodes))
+    return _hostlist(env)
 
 
-def _allocated(env: Mapping[str, str]) -> tuple[str, ...]:
+def _hostlist(env: Mapping[str, str]) -> tuple[str, ...]:
     try:
         return tuple(parse_hostlist(env.get("SLURM_JOB_NODELIST", "")))
     except ClusterrunError:

@@ -1,4 +1,4 @@
-"""Find out which nodes of a job give no sign of life."""
+"""Find out which nodes of a job can't be reached."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SITE_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d+)", re.MULTILINE)
 
 
 def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Name the nodes on which Slurm's daemon takes no connection; asks slurmctld twice in all.
+    """Return the nodes on which Slurm's daemon takes no connection; ask slurmctld twice in all.
 
-    Where Slurm does not say at which address and port, or nobody answers there, nothing is known.
+    Nothing is known of a node without an address and a port, nor if no node at all answers.
     """
     places = _places(nodes)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -38,7 +38,7 @@ def known_address(node: str) -> str:
     try:
         socket.getaddrinfo(node, None)
     except (OSError, UnicodeError):
-        found = _ADDRESS.search(_shown("--oneliner", "node", node))
+        found = _ADDRESS.search(_scontrol("--oneliner", "show", "node", node))
         return found[1] if found else node
     return node
 
@@ -46,9 +46,9 @@ def known_address(node: str) -> str:
 def _places(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
     if not nodes:
         return {}
-    site = _SITE_PORT.search(_shown("config"))
+    site = _SITE_PORT.search(_scontrol("show", "config"))
     places = {}
-    for line in _shown("--oneliner", "node", fold_hostlist(nodes)).splitlines():
+    for line in _scontrol("--oneliner", "show", "node", fold_hostlist(nodes)).splitlines():
         name, address, port = _NODE.search(line), _ADDRESS.search(line), _PORT.search(line) or site
         if name and address and port:
             places[name[1]] = (address[1], int(port[1]))
@@ -63,10 +63,8 @@ def _answers(place: tuple[str, int]) -> bool:
     return True
 
 
-def _shown(*what: str) -> str:
-    options = [word for word in what if word.startswith("-")]
-    words = [word for word in what if not word.startswith("-")]
+def _scontrol(*words: str) -> str:
     try:
-        return shell.run(["scontrol", *options, "show", *words], timeout_s=ASK_S).stdout
+        return shell.run(["scontrol", *words], timeout_s=ASK_S).stdout
     except ClusterrunError:
         return ""

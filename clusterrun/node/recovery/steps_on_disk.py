@@ -1,14 +1,15 @@
-"""What is known of the steps and checkpoints of some attempts: by their events, and on disk."""
+"""The steps and checkpoints of some attempts, from their events and from the disk."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from clusterrun.rundir.events import EventType, read
+from clusterrun.rundir.outcome import read_world
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import IncompleteError
@@ -17,10 +18,10 @@ MARKERS = 8  # of a run that keeps hundreds, each lists all files of all ranks
 
 
 @dataclass(kw_only=True)
-class Told:
+class StepRecord:
     """By attempt: the first and the last step, and the steps that were saved.
 
-    They are read once: a run of a month has told of millions of steps.
+    It is read once: a run of a month has millions of steps.
     """
 
     began: dict[int, int] = field(default_factory=dict)
@@ -28,20 +29,20 @@ class Told:
     saved: dict[int, set[int]] = field(default_factory=dict)
 
     @classmethod
-    def by(cls, paths: RunPaths, heads: Iterable[str], attempts: range) -> Told:
-        """Read what the nodes of rank 0 have written, and the checkpoints that are there.
+    def of(cls, paths: RunPaths, attempts: range) -> StepRecord:
+        """Read the events of rank 0's nodes, and the newest checkpoints on disk.
 
-        An agent that is killed right after a save has not told of it; that is among the newest.
+        An agent that is killed right after a save has not written its event.
         """
-        told = cls()
+        record = cls()
         for attempt, step in islice(_marked(paths.checkpoints_dir), MARKERS):
             if attempt in attempts:
-                told._take(attempt, EventType.CHECKPOINT, step)
-        for node in sorted(set(heads)):
+                record._take(attempt, EventType.CHECKPOINT, step)
+        for node in {nodes[0] for n in attempts if (nodes := read_world(paths, n))}:
             for event in read(paths.events(node), (EventType.STEP, EventType.CHECKPOINT)):
                 if event.attempt in attempts and event.step is not None:
-                    told._take(event.attempt, event.type, event.step)
-        return told
+                    record._take(event.attempt, event.type, event.step)
+        return record
 
     def _take(self, attempt: int, kind: EventType, step: int) -> None:
         if kind is EventType.STEP:
@@ -52,16 +53,12 @@ class Told:
 
     def newest(self, attempt: int) -> int | None:
         """Return the newest step that had been saved when an attempt ended."""
-        until = (steps for number, steps in self.saved.items() if number <= attempt)
-        return max((step for steps in until for step in steps), default=None)
-
-    def own(self, attempt: int) -> int | None:
-        """Return the newest step that an attempt saved itself."""
-        return max(self.saved.get(attempt, ()), default=None)
+        until = (max(steps) for number, steps in self.saved.items() if number <= attempt)
+        return max(until, default=None)
 
     @property
     def savers(self) -> frozenset[int]:
-        """The attempts that saved what they had trained, not only what they began with."""
+        """The attempts that saved a step after their first one."""
         return frozenset(
             attempt
             for attempt, steps in self.saved.items()
@@ -70,7 +67,7 @@ class Told:
 
 
 def _marked(directory: Path) -> Iterator[tuple[int, int]]:
-    """List attempt and step of the checkpoints whose markers can be read, newest first."""
+    """Yield attempt and step of the checkpoints with readable markers, newest first."""
     with contextlib.suppress(OSError):
         for _, path in checkpoint_files.listed(directory):
             with contextlib.suppress(IncompleteError):
