@@ -96,7 +96,7 @@ class NodeLog:
         """Write what waits; index and side file only behind the log that they point into."""
         if not self._log.flush():
             return False
-        self._errors.tell(self._time_us, self._offset)
+        self._errors.record_left_out(self._time_us, self._offset)
         self._index.flush()
         self._errors.file.flush()
         return True

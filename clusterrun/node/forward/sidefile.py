@@ -1,4 +1,4 @@
-"""The side file of a node's log: its error lines, so that nobody need read the log for them."""
+"""The side file of a node's log: its error lines, which are found here without the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEVERE_BYTES = 50_000  # of them, for severe lines alone
 SEVERE = frozenset({"traceback", "exception", "oom", "nccl", "cuda", "signal"})
 REPEATS = 20
 HEAD_BYTES = 64  # of a record, at most
-TELLING_S = 5
+RECORD_S = 5  # between two records of lines that were left out
 _DIGITS = b"0123456789"
 
 
@@ -47,7 +47,7 @@ class _Line:
 
 
 class SideFile:
-    """Error lines, and those of launcher and agent; bounded, and what is left out is counted."""
+    """Error lines, and those of launcher and agent; bounded, with a count of what is left out."""
 
     def __init__(self, path: Path) -> None:
         self.file = AppendedFile(path)
@@ -55,15 +55,14 @@ class SideFile:
         self._size = 0
         self._times: dict[tuple[str, bytes], int] = {}
         self._begun: dict[tuple[str, str], _Line] = {}  # lines that belong here, without end yet
-        self._reserved = 0  # how many of them have to get one here
-        self._left_out = self._told = 0
-        self._told_us = 0
+        self._left_out = self._recorded = 0
+        self._recorded_us = 0
 
     def add(self, piece: Piece, time_us: int, rank: str, stream: str, offset: int) -> None:
-        """Take those lines that belong here; `offset` is the place of the first in the log."""
+        """Take the lines that belong here; `offset` is the place of the first in the log."""
         source = (rank, stream)
-        goes_on = source in self._begun or self._classifier.is_in_traceback(source)
-        if rank != "-" and not goes_on and not may_hold_errors(piece.text):
+        is_inside = source in self._begun or self._classifier.is_in_traceback(source)
+        if rank != "-" and not is_inside and not may_hold_errors(piece.text):
             return
         head_bytes = len(line_head(time_us, rank, stream))
         lines = [piece.text] if piece.is_cut else piece.text.split(b"\n")[:-1]
@@ -83,7 +82,7 @@ class SideFile:
         return _Line(kind=kind, room=SIDE_TEXT_BYTES if is_taken else 0)
 
     def _go_on(self, line: _Line, place: _Place, text: bytes, *, is_cut: bool) -> None:
-        """Take more of a line; its last record says that it ends, so that none is joined to it."""
+        """Take more of a line; its last record shows that it ends, so that none is joined to it."""
         if line.room:
             is_end = not is_cut or len(text) >= line.room
             has_more = len(text) > line.room or (is_cut and is_end)
@@ -93,7 +92,6 @@ class SideFile:
                 text, is_end, has_more = b"", True, True
             line.room = 0 if is_end else line.room - len(text)
             self._write(place, line.kind, text, is_cut=not is_end, has_more=has_more)
-            self._reserved += (line.room > 0) - line.is_open
             line.is_open = line.room > 0
         if is_cut:
             self._begun[place.rank, place.stream] = line
@@ -111,7 +109,7 @@ class SideFile:
     def _fits(self, kind: str, text_bytes: int) -> bool:
         """Return whether there is room, including for the ends of unfinished lines."""
         room = FILE_BYTES - (0 if kind in SEVERE else SEVERE_BYTES)
-        ends = (self._reserved + 1) * HEAD_BYTES
+        ends = (1 + sum(line.is_open for line in self._begun.values())) * HEAD_BYTES
         return self._size + HEAD_BYTES + text_bytes + ends <= room
 
     def _write(
@@ -130,34 +128,26 @@ class SideFile:
         self.file.add(line)
 
     def add_gap(self, time_us: int, rank: str, stream: str, text: bytes, offset: int) -> None:
-        """Take the record of bytes that were lost, as one of a rank's lines; a cut line ends."""
+        """Take a record of lost bytes, as one of a rank's lines; it ends a cut line."""
         line = self._begun.pop((rank, stream), None)
-        if line is not None:
-            self._reserved -= line.is_open
         if self._has_room(rank, "", text):
             self._write(_Place(time_us, rank, Stream.GAP.value, offset), "", text)
         elif line is not None and line.is_open:
             self._write(_Place(time_us, rank, stream, offset), line.kind, b"")
 
     def add_end(self, time_us: int, text: bytes, offset: int) -> None:
-        """Take the last record, behind the last word on what was left out."""
-        self._tell(time_us, offset)
-        self._add_record(Stream.END, time_us, text, offset)
+        """Take the last record, behind the last one of lines that were left out."""
+        self._record_left_out(time_us, offset)
+        self._write(_Place(time_us, OF_NO_RANK, Stream.END.value, offset), "", text)
 
-    def tell(self, time_us: int, offset: int) -> None:
-        """Record how many lines were left out, if that is news.
+    def record_left_out(self, time_us: int, offset: int) -> None:
+        """Record how many lines were left out once a tenth more are: a month has few records."""
+        is_time = time_us - self._recorded_us >= RECORD_S * 1_000_000
+        if is_time and self._left_out * 10 >= self._recorded * 11:
+            self._record_left_out(time_us, offset)
 
-        Only after a tenth more, so that these records stay few even in a month.
-        """
-        is_time = time_us - self._told_us >= TELLING_S * 1_000_000
-        if is_time and self._left_out * 10 >= self._told * 11:
-            self._tell(time_us, offset)
-
-    def _tell(self, time_us: int, offset: int) -> None:
-        if self._left_out > self._told:
-            self._add_record(Stream.GAP, time_us, left_out_text(self._left_out), offset)
-            self._told, self._told_us = self._left_out, time_us
-
-    def _add_record(self, stream: Stream, time_us: int, text: bytes, offset: int) -> None:
-        head = line_head(time_us, OF_NO_RANK, stream.value)
-        self.file.add(head + side_text(SideEntry("", False, offset, text)) + b"\n")
+    def _record_left_out(self, time_us: int, offset: int) -> None:
+        if self._left_out > self._recorded:
+            place = _Place(time_us, OF_NO_RANK, Stream.GAP.value, offset)
+            self._write(place, "", left_out_text(self._left_out))
+            self._recorded, self._recorded_us = self._left_out, time_us

@@ -1,4 +1,4 @@
-"""What the agents leave of an attempt for those who decide what comes next."""
+"""What the agents record of an attempt for the rule book."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clusterrun.shared import files
 
 
 class Account:
-    """Keep how far the training came; rank 0, which says so, is on the head's node."""
+    """Record how far the training came; rank 0, which reports it, is on the head's node."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -28,7 +28,7 @@ class Account:
         self.is_through = False
 
     def open(self) -> None:
-        """Say where the head's agent can be signalled, and recall what was saved before."""
+        """Write the pid of the head's agent, and read what was saved before."""
         before = past(self._attempt.paths, self._attempt.number)
         if before:
             self._mend(before[-1])
@@ -43,7 +43,7 @@ class Account:
             files.create(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
 
     def _mend(self, last: Outcome) -> None:
-        """Say what came next of an attempt that Slurm ended only to start the job again."""
+        """Correct what followed an attempt that Slurm ended only to requeue the job."""
         is_same_job = last.job_id == self._attempt.who.job_id
         was_cancelled = last.cause is Cause.CANCELLED and last.next is Next.STOP
         is_requeued = is_same_job and (was_cancelled or last.next is Next.SUCCESSOR)
@@ -55,7 +55,7 @@ class Account:
                 write_outcome(self._attempt.paths, mended)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take note of a step or a checkpoint, and of where the attempt went on from."""
+        """Note a step, a checkpoint, or the step from which the attempt resumed."""
         step = event.get("step")
         if not isinstance(step, int):
             return
@@ -63,7 +63,7 @@ class Account:
             self._step = step
             self.is_through = step == event.get("total")
         elif event.get("type") == "checkpoint":
-            if self._step is not None:  # steps are told once a second
+            if self._step is not None:  # steps are reported once a second
                 self._step = max(step, self._step)
             self.checkpoint = max(step, self.checkpoint or 0)
         elif event.get("type") == "resumed":
@@ -71,9 +71,9 @@ class Account:
                 files.create(self._attempt.paths.resumed(self._attempt.number), f"{step}\n")
 
     def close(self, ending: Ending) -> None:
-        """Leave exit status and outcome: the head's word, or of those who have lost it the first.
+        """Write exit status and outcome: the head's, else those of the first node that lost it.
 
-        srun's own status is that of the task that it killed last, which says less.
+        srun's own status is that of the task that it killed last.
         """
         paths, number = self._attempt.paths, self._attempt.number
         outcome = self._outcome(ending)
@@ -86,7 +86,7 @@ class Account:
             with contextlib.suppress(OSError):
                 write_outcome(paths, outcome)
         else:
-            with contextlib.suppress(OSError):  # FileExistsError: the head's word, or another's
+            with contextlib.suppress(OSError):  # FileExistsError: the head or another was first
                 files.create(paths.outcome(number), outcome.to_json())
 
     def _outcome(self, ending: Ending) -> Outcome:

@@ -1,7 +1,7 @@
-"""Go on with a run whose head's node is lost: its batch script, which would do so, is lost with it.
+"""Continue a run whose head's node is lost, and the batch script with it.
 
-Slurm requeues such a job once it has given the node up, minutes later; a job that may lose nodes
-(--no-kill) it keeps, with nobody in it.
+Slurm requeues such a job minutes later, when it gives the node up; a job that may lose nodes
+(--no-kill) it keeps, although nothing runs in it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from clusterrun.shared import shell
 from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.state import JobState
 
-HEIRS = 3  # nodes after the head's: more are hardly lost at once, and each would ask Slurm
+HEIRS = 3  # nodes after the head's: more are hardly lost at once, and each one asks Slurm
 SUBMIT_S = 60.0
 LOST = int(NodeExit.NODE_LOST)
 ENDING = (Reason.CANCEL.value, Reason.END.value)
 
 
 def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
-    """Do, as the next node that is left, what the batch script would: submit what follows, or end.
+    """Do, on the next node that is left, what the batch script would: submit what follows, or end.
 
-    This job, in which nobody could start anything, is cancelled then. Where no job may be submitted
-    from here, one that Slurm keeps is requeued. `say` writes into this node's log.
+    Then cancel this job: nothing more can start in it. If no job can be submitted from here,
+    requeue one that Slurm keeps. `say` writes into this node's log.
     """
     try:
         if not _is_orphaned(attempt) or not claim(attempt.paths, attempt.number, attempt.who.node):
@@ -59,9 +59,9 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
 
 
 def _is_orphaned(attempt: Attempt) -> bool:
-    """Say whether all nodes before this one are lost, and nobody ends the run or goes on with it.
+    """Whether all nodes before this one are lost, and nobody else ends or continues the run.
 
-    Once a first node was lost and left out, the batch script is not on the head's any more.
+    Once a first node was lost and left out, the batch script is no longer on the head's node.
     """
     who = attempt.who
     if not 0 < who.node_rank <= HEIRS:
@@ -82,7 +82,7 @@ def _is_ended(attempt: Attempt) -> bool:
 
 
 def _decision(attempt: Attempt) -> Decision:
-    env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # without its script the job's nodes are no use
+    env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # useless without the batch script
     return conclude(attempt.paths.root, attempt.number, LOST, env)
 
 

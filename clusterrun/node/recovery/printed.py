@@ -13,17 +13,14 @@ LAST_BYTES = 64 * 1024
 
 
 def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
-    """Find the reason in what a file holds from an offset on; "" if there is none.
-
-    A line of a node's own scripts, the last one, else the last error.
-    """
+    """Return the nodes' last line of their own from an offset on, else the last error, or ""."""
     lines = _lines(output, since)
     own = _own(lines, tuple(f"{PREFIX}{node}: " for node in nodes))
     return next((found[-1] for found in (own, _errors(lines)) if found), "")
 
 
 def last_word(output: Path) -> str:
-    """Find the last line of a script of ours; "" if there is none."""
+    """Return the last line of a script of ours; "" if there is none."""
     return next(reversed(_own(_lines(output, 0), (PREFIX,))), "")
 
 

@@ -15,26 +15,19 @@ from clusterrun.shared.wording import count
 
 FRUITLESS = 2  # attempts that may die one after the other without a new checkpoint
 LOSSES = 5  # the same, those that lost a node included, or that only made up for lost checkpoints
-PREEMPTIONS = 20  # the same, of preemptions: whoever sends SIGTERM may be taken for Slurm
+PREEMPTIONS = 20  # the same, of preemptions: any SIGTERM looks like Slurm's
 MEETINGS = 2  # tries to bring the nodes together
 
+_NO_WORLD = "the ranks did not become one world; another try would not either"
 # What another try would only repeat.
 _LASTING = {
-    **dict.fromkeys(
-        (Cause.WORLD, Cause.WORLD_ELSEWHERE),
-        "the ranks did not become one world; another try would not either",
-    ),
+    Cause.WORLD: _NO_WORLD,
+    Cause.WORLD_ELSEWHERE: _NO_WORLD,
     Cause.NODE_UNFIT: "a node is unfit, as another try would find too",
 }
 _LOST = (Cause.NODE_LOST, Cause.VANISHED)
 # What may be the first sign of a lost node.
-_LOSS_SIGNS = (
-    *_LOST,
-    Cause.LAUNCHER,
-    Cause.HUNG,
-    Cause.HALTED,
-    Cause.RENDEZVOUS,
-)
+_LOSS_SIGNS = (*_LOST, Cause.LAUNCHER, Cause.HUNG, Cause.HALTED, Cause.RENDEZVOUS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +42,12 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """What the decision stands on besides the attempts.
+    """What the decision depends on besides the attempts.
 
     `saved_before` is the newest checkpoint from before these attempts, -1 without one; `savers` are
-    the attempts that saved steps of their own, be it that later ones had been saved and were lost;
-    `allocated` are the nodes that the job was given, `is_ending` says that Slurm is about to take
-    them; `unreachable` names those of some nodes that give no sign of life.
+    the attempts that saved steps of their own, even if later ones had been saved and were lost;
+    `allocated` are the job's nodes, and `is_ending` says that Slurm is about to take them;
+    `unreachable` returns those of some nodes that can't be reached.
     """
 
     plan: Plan
@@ -86,13 +79,13 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
 
 
 def _never_started(history: Sequence[Outcome]) -> bool:
-    """Say whether a relaunch failed before any agent ran: the nodes are still held."""
+    """Whether a relaunch failed before any agent ran: the nodes are still held."""
     is_relaunch = len(history) > 1 and history[-2].next is Next.RELAUNCH
     return is_relaunch and _is_unstarted(history[-1])
 
 
 def _is_unstarted(outcome: Outcome) -> bool:
-    """Say whether no agent came as far as to meet the others, as where Slurm refuses a step."""
+    """Whether no agent met the others, as when Slurm refuses a step."""
     return outcome.cause is Cause.LAUNCHER and not outcome.nodes
 
 
@@ -125,7 +118,7 @@ def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> De
 
 
 def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str:
-    """Return why no other try is made; "" if one is."""
+    """Return why there is no other try; "" if there is one."""
     plan = ground.plan
     newest = history[-1]
     failed = [outcome for outcome in history if _is_failure(outcome)]
@@ -149,7 +142,7 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
 
 
 def _is_failure(outcome: Outcome) -> bool:
-    """Say whether an end counts against --max-restarts: one of the training's own."""
+    """Whether an end counts against --max-restarts: only those of the training itself do."""
     is_from_outside = outcome.cause in (Cause.INTERRUPTED, Cause.CANCELLED, *_LOST)
     return outcome.code != 0 and not is_from_outside and not _is_unstarted(outcome)
 
@@ -185,18 +178,14 @@ def _saved(outcome: Outcome) -> int:
 
 
 def _blamed(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Leave out the attempts whose end says little about the training: those that lost a node."""
+    """Leave out the attempts that lost a node: they say little about the training."""
     return [outcome for outcome in outcomes if outcome.cause not in _LOST]
 
 
 def _repeated(history: Sequence[Outcome]) -> int:
     """Count the newest attempts that ended alike."""
-    count = 0
-    for outcome in reversed(history):
-        if outcome.code != history[-1].code:
-            break
-        count += 1
-    return count
+    code = history[-1].code
+    return len(list(takewhile(lambda outcome: outcome.code == code, reversed(history))))
 
 
 def _again(newest: Outcome, ground: Ground, lost: tuple[str, ...]) -> Decision:
@@ -213,9 +202,9 @@ def _again(newest: Outcome, ground: Ground, lost: tuple[str, ...]) -> Decision:
 
 
 def _lost(newest: Outcome, ground: Ground) -> tuple[str, ...]:
-    """Name the nodes that are gone; an agent that died is no evidence against its node.
+    """Return the nodes that are gone; a node whose agent died may still be up.
 
-    Both sides of a cut blame the other, and the first sign of a lost node may be a hang: all are
-    asked.
+    All are asked: both sides of a broken network blame the other, and a lost node may first show
+    as a hang.
     """
     return ground.unreachable(newest.nodes) if newest.cause in _LOSS_SIGNS else ()
