@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class AppendedFile:
-    """What can't be written now waits; writing continues at the byte where it stopped."""
+    """Keep what can't be written now; continue at the byte where writing stopped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -18,13 +18,13 @@ class AppendedFile:
         self.problem = ""
 
     def add(self, data: bytes) -> None:
-        """Have something written with the next flush."""
+        """Write data with the next flush."""
         if data:
             self._waiting.append(data)
             self.pending_bytes += len(data)
 
     def flush(self) -> bool:
-        """Write what waits; return whether all of it could be written."""
+        """Write what waits; return whether nothing is left."""
         if not self._waiting:
             return True
         data = memoryview(b"".join(self._waiting))

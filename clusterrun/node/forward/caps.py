@@ -1,4 +1,4 @@
-"""Cap what a rank may write into the log, if that was asked for, and count what is lost."""
+"""Cap what a rank may write into the log, if the user wants that, and count what is lost."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Caps:
         self._lengths: dict[tuple[str, str], LineLength] = {}
 
     def allow(self, piece: Piece, rank: str, stream: str, now: float) -> Iterator[Piece | Loss]:
-        """Yield what may be forwarded, and what is lost, in order; `now` in seconds."""
+        """Yield what may be forwarded and what is lost, in order; `now` in seconds of any clock."""
         if rank == "-" or not (self._lines_per_s or self._line_bytes):
             yield piece
             return
         some: Iterator[Piece | Loss] = iter((piece,))
-        if self._lines_per_s:  # first: a line that is left out needs not be cut, nor told of twice
+        if self._lines_per_s:  # first: a line that is left out must not be counted twice
             some = self._rates.setdefault(rank, Rate(self._lines_per_s)).allow(piece, now)
         length = self._lengths.setdefault((rank, stream), LineLength(self._line_bytes))
         for part in some:
@@ -39,12 +39,12 @@ class Caps:
                 yield from length.allow(part)
 
     def forget(self, rank: str, stream: str) -> None:
-        """Take what comes next for the beginning of a line: bytes before it were dropped."""
+        """Treat what comes next as the beginning of a line: bytes before it were dropped."""
         self._lengths.pop((rank, stream), None)
 
 
 class Rate:
-    """How many lines one rank may still write in the second that runs."""
+    """How many lines one rank may still write in the current second."""
 
     def __init__(self, lines_per_s: int) -> None:
         self.lines_per_s = lines_per_s
@@ -52,7 +52,7 @@ class Rate:
         self._since = 0.0
 
     def allow(self, piece: Piece, now: float) -> Iterator[Piece | Loss]:
-        """Yield the lines for which there is room; `now` in seconds of any clock."""
+        """Yield the lines for which there is room."""
         if now - self._since >= 1:
             self._since, self._left = now, self.lines_per_s
         count = 1 if piece.is_cut else piece.text.count(b"\n")
@@ -76,7 +76,7 @@ class LineLength:
         self._is_over = False
 
     def allow(self, piece: Piece) -> Iterator[Piece | Loss]:
-        """Yield the lines, the long ones cut; the end of such a line is lost with its newline."""
+        """Yield the lines, long ones cut; the end of such a line is lost with its newline."""
         run = b""
         for line in _lines(piece.text):
             is_ended = line.endswith(b"\n")

@@ -1,7 +1,7 @@
-"""Forward what ranks and launcher wrote into the spool to the run directory, each line stamped.
+"""Forward what ranks and launcher write into the spool to the run directory, each line stamped.
 
-A thread of its own does it, so that a slow or full disk stops neither the ranks, which write to
-local files, nor the agent, which talks to the others over TCP.
+A thread does it, so that a slow or full disk stops neither the ranks, which write to local files,
+nor the agent, which talks to the others over TCP.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 import traceback
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from clusterrun.node.agent.stderr import say_on_stderr
@@ -37,7 +36,7 @@ PLAUSIBLE_US = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much output may wait on a node, and what a rank may write (0: as much as it likes)."""
+    """How much output may wait on a node, and how much a rank may write (0: no limit)."""
 
     spool_bytes: int = 1 << 30
     lines_per_s: int = 0
@@ -46,7 +45,7 @@ class Limits:
 
 
 class Forwarder(threading.Thread):
-    """Write the node's log, its events and what else the ranks leave, beside the agent."""
+    """Write the node's log, its events and what else the ranks leave."""
 
     def __init__(
         self,
@@ -66,9 +65,9 @@ class Forwarder(threading.Thread):
         self._leftovers = Leftovers(spool, paths, attempt, node)
         self._caps = Caps(limits.lines_per_s, limits.line_bytes)
         self._lanes: dict[Output, _Lane] = {}
-        self._listed: tuple[int, int] = (0, 0)  # the spool's own time of change, and when it was
-        self._said: deque[tuple[int, bytes]] = deque()
-        self._happened: deque[bytes] = deque()
+        self._listed = (0, 0)  # the spool's time of change then, and the time of the list
+        self._own_lines: deque[tuple[int, bytes]] = deque()
+        self._new_events: deque[bytes] = deque()
         self._end: tuple[int, str] | None = None
         self._complained = ""
         self._ending = threading.Event()
@@ -77,33 +76,33 @@ class Forwarder(threading.Thread):
     # What the agent calls
 
     def say(self, text: str) -> None:
-        """Put lines of the agent's own into the log."""
+        """Write lines of the agent itself into the log."""
         now_us = self._clock.corrected(self._clock.now_us())
         for line in text.splitlines():
-            self._said.append((now_us, line.encode(errors="replace") + b"\n"))
+            self._own_lines.append((now_us, line.encode(errors="replace") + b"\n"))
 
     def event(self, event: dict[str, Any]) -> None:
-        """Append one event; steps alone are passed over while too many wait for a full disk."""
-        if event.get("type") != "step" or len(self._happened) < WAITING_EVENTS:
-            self._happened.append(json.dumps(event).encode() + b"\n")
+        """Append an event; drop steps while too many events wait for a full disk."""
+        if event.get("type") != "step" or len(self._new_events) < WAITING_EVENTS:
+            self._new_events.append(json.dumps(event).encode() + b"\n")
 
     def end(self, code: int, reason: str) -> None:
-        """Say how the job ended: the last line of the log, once all others are written."""
+        """Write how the job ended as the last line of the log."""
         self._end = (code, reason)
 
     def finish(self, timeout_s: float) -> bool:
-        """Drain and stop; say whether all was written in time."""
+        """Drain and stop; return whether everything was written in time."""
         self._ending.set()
         self.join(timeout_s)
         return self._is_drained
 
     @property
     def problem(self) -> str:
-        """Why the run directory can't be written, "" where it can."""
+        """Why the run directory can't be written, "" if it can."""
         return self._log.problem or self._events.problem
 
     def unwritten(self) -> dict[Output, int]:
-        """Count the bytes of each output that may not be in the log; no others are missing."""
+        """Return how many bytes of each output may be missing in the log."""
         left = {}
         for output in self._spool.outputs():
             lane, left[output] = self._lanes.get(output), size_of(output.path)
@@ -114,7 +113,7 @@ class Forwarder(threading.Thread):
     # What the thread does
 
     def run(self) -> None:
-        """Forward until told to finish, then drain what is left."""
+        """Forward until `finish`, then drain what is left."""
         while not self._ending.is_set():
             if not self._forward_safely():
                 self._ending.wait(RETRY_S if self._log.problem else self._limits.poll_s)
@@ -126,12 +125,16 @@ class Forwarder(threading.Thread):
         while not (self._log.flush() and self._is_written and self._leftovers.pack_dumps()):
             time.sleep(POLL_S)
         self._is_drained = True
-        self._close()
+        self._log.close()
+        self._events.close()
+        self._leftovers.close()
+        for lane in self._lanes.values():
+            lane.source.close()
 
     @property
     def _has_work(self) -> bool:
         unread = any(lane.source.unread or lane.lost.size for lane in self._lanes.values())
-        return bool(unread or self._said or self._happened or not self._is_written)
+        return bool(unread or self._own_lines or self._new_events or not self._is_written)
 
     @property
     def _is_written(self) -> bool:
@@ -141,7 +144,7 @@ class Forwarder(threading.Thread):
     def _forward_safely(self) -> bool:
         try:
             return self._forward()
-        except Exception as error:  # noqa: BLE001 - without this thread the job would go on unseen
+        except Exception as error:  # noqa: BLE001 - without this thread the job has no log
             if repr(error) != self._complained:
                 self._complained = repr(error)
                 say_on_stderr(traceback.format_exc())
@@ -149,10 +152,13 @@ class Forwarder(threading.Thread):
             return True  # there may be more, and it is not written
 
     def _forward(self) -> bool:
-        """Do one round; say whether there may be more right away."""
+        """Do one round; return whether there may be more right away."""
         now_us = self._clock.now_us()
         self._find_files(now_us)
-        self._write_events()
+        if not self._events.pending_bytes:
+            while self._new_events:
+                self._events.add(self._new_events.popleft())
+        self._events.flush()
         self._leftovers.copy(is_last=self._ending.is_set())
         for lane in self._lanes.values():
             lane.source.look()
@@ -166,8 +172,11 @@ class Forwarder(threading.Thread):
         return is_busy and not self._log.pending_bytes
 
     def _find_files(self, now_us: int) -> None:
-        """List the spool where it has changed; its time of change may be some ms coarse."""
-        changed_us = _mtime_us(self._spool.root)
+        """List the spool if it has changed; its time of change may be some ms coarse."""
+        try:
+            changed_us = os.stat(self._spool.root).st_mtime_ns // 1000
+        except OSError:
+            changed_us = 0
         if self._listed[0] == changed_us and self._listed[1] - changed_us > PLAUSIBLE_US:
             return
         since_us = self._listed[1] or now_us  # what is found now was not there yet
@@ -181,14 +190,8 @@ class Forwarder(threading.Thread):
             except OSError:
                 self._listed = (0, since_us)  # try again in the next round
 
-    def _write_events(self) -> None:
-        if not self._events.pending_bytes:
-            while self._happened:
-                self._events.add(self._happened.popleft())
-        self._events.flush()
-
     def _bound_backlog(self) -> None:
-        """Drop the oldest of the largest backlogs where more waits than is allowed."""
+        """Drop the oldest of the largest backlogs if more waits than is allowed."""
         lanes = list(self._lanes.values())
         waiting, limit = [lane.source.unread for lane in lanes], self._limits.spool_bytes
         if sum(waiting) + self._log.pending_bytes <= limit:
@@ -200,7 +203,7 @@ class Forwarder(threading.Thread):
                 self._drop(lane, lane.source.unread - level, reason)
 
     def _take_turns(self, now_us: int) -> bool:
-        """Forward from each output that has grown, in the order in which they were written."""
+        """Forward from each output that has grown, in the order of their times of change."""
         now, is_last = time.monotonic(), self._ending.is_set()
         lanes = sorted(self._lanes.values(), key=lambda lane: lane.source.mtime_us)
         is_busy = False
@@ -209,14 +212,14 @@ class Forwarder(threading.Thread):
                 return False
             if lane.source.is_due(now, is_last=is_last):
                 at_us = self._time_of(lane.source, now_us)
-                self._write_said(at_us)
+                self._write_own_lines(at_us)
                 self._take_turn(lane, at_us, now, is_last=is_last)
             if lane.source.is_due(now, is_last=is_last):
                 is_busy = True
             else:
                 lane.source.read_until_us = now_us
                 self._write_loss(lane, self._clock.corrected(now_us), is_now=is_last)
-        self._write_said(self._clock.corrected(self._clock.now_us()))
+        self._write_own_lines(self._clock.corrected(self._clock.now_us()))
         return is_busy
 
     def _take_turn(self, lane: _Lane, at_us: int, now: float, *, is_last: bool) -> None:
@@ -225,7 +228,7 @@ class Forwarder(threading.Thread):
         for _ in range(TURN_BLOCKS):
             try:
                 pieces = source.read(now, is_last=is_last)
-            except OSError as error:  # a broken local disk; the other outputs go on
+            except OSError as error:  # a broken local disk
                 self._drop(lane, source.unread, str(error.strerror))
                 return
             for piece in pieces:
@@ -240,17 +243,17 @@ class Forwarder(threading.Thread):
                 return
 
     def _time_of(self, source: SpoolReader, now_us: int) -> int:
-        """Say when a rank wrote what is unread: its file's time of change, if that can be."""
+        """Return when a rank wrote what is unread: its file's time of change, if plausible."""
         is_plausible = source.read_until_us - PLAUSIBLE_US <= source.mtime_us <= now_us
         return self._clock.corrected(source.mtime_us if is_plausible else now_us)
 
-    def _write_said(self, until_us: int) -> None:
-        while self._said and self._said[0][0] <= until_us:
-            at_us, text = self._said.popleft()
+    def _write_own_lines(self, until_us: int) -> None:
+        while self._own_lines and self._own_lines[0][0] <= until_us:
+            at_us, text = self._own_lines.popleft()
             self._log.add(Piece(text, is_cut=False), at_us, "-", "a")
 
     def _drop(self, lane: _Lane, count: int, reason: str) -> None:
-        """Pass over the oldest bytes of an output."""
+        """Skip the oldest bytes of an output."""
         self._caps.forget(lane.source.rank, lane.source.stream)
         self._lose(lane, Loss(lane.source.drop(count), reason))
 
@@ -260,24 +263,17 @@ class Forwarder(threading.Thread):
         lane.lost = Loss(lane.lost.size + loss.size, loss.reason)
 
     def _write_loss(self, lane: _Lane, at_us: int, *, is_now: bool = False) -> None:
-        """Record what was lost, before the next line or, where none comes, once a second."""
-        if lane.lost.size and (is_now or at_us - lane.told_us >= 1_000_000):
+        """Record what was lost, before the next line or, if there is none, once a second."""
+        if lane.lost.size and (is_now or at_us - lane.recorded_us >= 1_000_000):
             self._log.add_gap(lane.lost, at_us, lane.source.rank, lane.source.stream)
             lane.waiting += lane.lost.size
-            lane.lost, lane.told_us = Loss(0, ""), at_us
+            lane.lost, lane.recorded_us = Loss(0, ""), at_us
 
     def _complain(self) -> None:
-        """Say once, where somebody may see it, that the run directory can't be written."""
+        """Report once on stderr that the run directory can't be written."""
         if self.problem and self.problem != self._complained:
             self._complained = self.problem
             say_on_stderr(f"cannot write logs: {self.problem}; trying on")
-
-    def _close(self) -> None:
-        self._log.close()
-        self._events.close()
-        self._leftovers.close()
-        for lane in self._lanes.values():
-            lane.source.close()
 
 
 @dataclass
@@ -287,11 +283,4 @@ class _Lane:
     source: SpoolReader
     waiting: int = 0  # bytes that were given to the log but may not have reached it
     lost: Loss = Loss(0, "")  # noqa: RUF009 - it is a tuple
-    told_us: int = 0
-
-
-def _mtime_us(path: Path) -> int:
-    try:
-        return os.stat(path).st_mtime_ns // 1000
-    except OSError:
-        return 0
+    recorded_us: int = 0

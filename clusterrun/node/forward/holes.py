@@ -10,7 +10,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadSpace:
-    """The beginning of a file that was read; its size stays, so that no writer notices."""
+    """The beginning of a file that was read; the file keeps its size, so no writer notices."""
 
     def __init__(self, every_bytes: int) -> None:
         self._every_bytes = every_bytes
@@ -18,7 +18,7 @@ class ReadSpace:
         self._can_give_back = True
 
     def give_back(self, descriptor: int, position: int) -> None:
-        """Free what lies before a position, if it is much and the file system can do that."""
+        """Free what is before a position, if it is enough and the file system can do that."""
         end = position // _PAGE_BYTES * _PAGE_BYTES
         if not self._can_give_back or end - self._given_back < self._every_bytes:
             return

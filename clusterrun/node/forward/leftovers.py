@@ -1,4 +1,4 @@
-"""Bring home what the ranks leave in the spool beside their output: a file a node for each kind."""
+"""Copy what the ranks leave in the spool beside their output: one file per node and kind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from clusterrun.rundir.paths import RunPaths
 
 
 class Leftovers:
-    """Error files become JSON lines, NCCL's messages one text, the flight recorder's dumps a tar.
+    """Error files become JSON lines, NCCL's messages a text, the flight recorder's dumps a tar.
 
-    What is empty stays away: a thousand nodes of eight ranks make no eight thousand files.
+    Empty files are left out.
     """
 
     def __init__(self, spool: Spool, paths: RunPaths, attempt: int, node: str) -> None:
@@ -28,20 +28,20 @@ class Leftovers:
     @property
     def is_written(self) -> bool:
         """Whether nothing that was read still waits for the disk."""
-        return not (self._errors.file.pending_bytes or self._nccl.file.pending_bytes)
+        return not (self._errors.pending_bytes or self._nccl.pending_bytes)
 
     def look(self) -> None:
-        """Take note of the files that are there by now."""
+        """List the files that exist by now."""
         self._errors.found(self._spool.error_files())
         self._nccl.found(self._spool.nccl_files())
 
     def copy(self, *, is_last: bool) -> None:
-        """Copy what was added since the last time, in whole lines until no more can come."""
+        """Copy what was added since the last call: whole lines, at last everything."""
         self._errors.copy(is_last=is_last)
         self._nccl.copy(is_last=is_last)
 
     def pack_dumps(self) -> bool:
-        """Pack the dumps, once no rank runs any more; return whether the disk took them."""
+        """Pack the dumps once no rank is running; return whether the disk took them."""
         temporary = self._dumps.with_name(f".{self._dumps.name}.tmp")
         try:
             dumps = [path for path in self._spool.dumps() if path.stat().st_size]
@@ -59,15 +59,15 @@ class Leftovers:
 
     def close(self) -> None:
         """Close the files."""
-        self._errors.file.close()
-        self._nccl.file.close()
+        self._errors.close()
+        self._nccl.close()
 
 
-class _Joined:
+class _Joined(AppendedFile):
     """Files that grow, one behind the other in another file."""
 
-    def __init__(self, home: Path) -> None:
-        self.file = AppendedFile(home)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._read: dict[Path, int] = {}
 
     def found(self, paths: Iterable[Path]) -> None:
@@ -75,11 +75,11 @@ class _Joined:
             self._read.setdefault(path, 0)
 
     def copy(self, *, is_last: bool) -> None:
-        for path in () if self.file.pending_bytes else self._read:
+        for path in () if self.pending_bytes else self._read:
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 file.seek(self._read[path])
                 data = file.read()
                 whole = data if is_last else data[: data.rfind(b"\n") + 1]
-                self.file.add(whole)
+                self.add(whole)
                 self._read[path] += len(whole)
-        self.file.flush()
+        self.flush()

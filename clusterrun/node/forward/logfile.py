@@ -25,7 +25,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class NodeLog:
-    """What one node's agent leaves of an attempt; times never run backwards in it."""
+    """The log of one node and one attempt; its times never run backwards."""
 
     def __init__(self, log: Path, index: Path, errors: Path) -> None:
         self._log, self._index = AppendedFile(log), AppendedFile(index)
@@ -38,7 +38,7 @@ class NodeLog:
 
     @property
     def pending_bytes(self) -> int:
-        """How much of the log waits in memory."""
+        """How many bytes of the log wait in memory."""
         return self._log.pending_bytes
 
     @property
@@ -61,7 +61,7 @@ class NodeLog:
         self._append(lines, count)
 
     def add_gap(self, loss: Loss, time_us: int, rank: str, stream: str) -> None:
-        """Take note that bytes of a stream were lost at this place."""
+        """Record that bytes of a stream were lost at this place."""
         time_us = self._next(time_us)
         text = gap_text(stream, loss.size, loss.reason)
         self._errors.add_gap(time_us, rank, stream, text, self._offset)

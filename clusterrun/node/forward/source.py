@@ -16,9 +16,9 @@ GIVE_BACK_BYTES = 1 << 22
 
 
 class SpoolReader:
-    """Reads the stream of a rank or the launcher as it grows.
+    """Reads the output of a rank or the launcher as it grows.
 
-    The file is never truncated: that could lose what its rank writes at this moment.
+    The file is never truncated: that could lose what its rank is writing.
     """
 
     def __init__(self, output: Output, now_us: int) -> None:
@@ -36,7 +36,7 @@ class SpoolReader:
         return self.size - self.position
 
     def look(self) -> None:
-        """See how far the file has grown, and when."""
+        """Find out how far the file has grown, and when."""
         found = os.fstat(self._descriptor)
         if found.st_size < self.position:  # the script truncated its own output
             self.position = 0
@@ -44,7 +44,7 @@ class SpoolReader:
         self.size, self.mtime_us = found.st_size, found.st_mtime_ns // 1000
 
     def is_due(self, now: float, *, is_last: bool) -> bool:
-        """Return whether there is more to forward than the beginning of a line that still waits."""
+        """Whether there is more to forward than a line's beginning that waits for its end."""
         if not self.unread or self._held is None or is_last:
             return bool(self.unread)
         position, size, since = self._held
@@ -68,7 +68,7 @@ class SpoolReader:
         return pieces
 
     def drop(self, count: int) -> int:
-        """Pass over the oldest bytes, to the end of a line if one is near; say how many."""
+        """Skip the oldest bytes, to the end of a line if one is near; return how many."""
         start, end = self.position, min(self.position + count, self.size)
         if end < self.size:
             end += _next_start(os.pread(self._descriptor, LINE_BYTES, end))
@@ -96,7 +96,7 @@ def _next_start(near: bytes) -> int:
 
 
 def water_level(amounts: list[int], budget: int) -> int:
-    """Find the level to which the largest amounts must be cut so that all fit into the budget.
+    """Return the level to which the largest amounts must be cut so that all fit into the budget.
 
     >>> water_level([10, 2, 7], 12)
     5

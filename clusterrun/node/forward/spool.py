@@ -33,7 +33,7 @@ _ERROR = re.compile(r"rank_(\d+)\.error\.json\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """One file that grows: `rank` is `-` for the launcher; `stream` is o, e or l."""
+    """A file that grows; `rank` is `-` for the launcher, `stream` is o, e or l."""
 
     path: Path
     rank: str
@@ -41,7 +41,7 @@ class Output:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name for people."""
         if self.stream == "l":
             return "the launcher"
         return f"rank {self.rank} {'stdout' if self.stream == 'o' else 'stderr'}"
@@ -60,17 +60,17 @@ class Spool:
 
     @property
     def failures(self) -> Path:
-        """The launcher's verdict."""
+        """The launcher's list of the ranks that failed."""
         return self.root / "failures.json"
 
     @property
     def launcher_dir(self) -> Path:
-        """What the launcher writes for itself."""
+        """The launcher's own logs."""
         return self.root / "launcher"
 
     @property
     def control(self) -> Path:
-        """The page that agent and ranks share (control.py)."""
+        """The page that agent and ranks share (shared/control_page.py)."""
         return self.root / "control"
 
     def stacks(self, rank: int) -> Path:
@@ -97,11 +97,11 @@ class Spool:
         return list(self._by_rank(_EVENTS))
 
     def error_files(self) -> list[Path]:
-        """List the error files of the ranks that failed with words."""
+        """List the error files that ranks have written."""
         return list(self._by_rank(_ERROR).values())
 
     def nccl_files(self) -> list[Path]:
-        """List what NCCL has opened for its messages, a file a process."""
+        """List NCCL's files of messages, one per process."""
         return [self.root / name for name in self._names() if name.startswith(f"{NCCL}.")]
 
     def dumps(self) -> list[Path]:
@@ -119,24 +119,24 @@ class Spool:
             return []
 
     def locks(self) -> dict[int, Path]:
-        """Map each rank that compiles an extension, or died over it, to the lock that it holds."""
+        """Map each rank that compiles an extension, or died meanwhile, to its lock."""
         found = {}
-        for number, word in self._by_rank(_LOCK).items():
+        for number, file in self._by_rank(_LOCK).items():
             with contextlib.suppress(OSError):
-                found[number] = Path(os.fsdecode(word.read_bytes()))
+                found[number] = Path(os.fsdecode(file.read_bytes()))
         return found
 
     def unlock(self) -> list[str]:
-        """Remove the locks that ranks left behind which run no more; say which."""
-        said = []
+        """Remove the locks of ranks that have ended; return a line about each."""
+        lines = []
         for number, lock in self.locks().items():
             with contextlib.suppress(OSError):
                 lock.unlink()
-                said.append(f"rank {number} died over a build: its lock {lock} was removed")
-        return said
+                lines.append(f"rank {number} died over a build: its lock {lock} was removed")
+        return lines
 
     def remove(self) -> None:
-        """Remove the spool with all that is in it."""
+        """Remove the spool with everything in it."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def keep(self) -> Path:
@@ -148,7 +148,7 @@ class Spool:
 
 
 def create_spool(job_id: str, attempt: int, node_rank: int) -> Spool:
-    """Make a spool that only this user can read, and clear those whose agents were killed."""
+    """Make a spool that only this user can read; remove those whose agents were killed."""
     base = Path(tempfile.gettempdir())
     _clear_abandoned(base)
     prefix = f"clusterrun-{_pid_space()}-{os.getpid()}-{job_id}.{attempt}.{node_rank}-"
@@ -159,27 +159,18 @@ def _clear_abandoned(base: Path) -> None:
     here = _pid_space()
     with contextlib.suppress(OSError):
         for entry in os.scandir(base):
-            if entry.name.startswith(_KEPT):
-                _clear_old(entry)
+            if not (entry.name.startswith("clusterrun-") and _is_mine(entry)):
                 continue
-            match = _NAME.match(entry.name)
-            is_ours = match is not None and match[1] == here and _is_mine(entry)
-            if match and is_ours and not is_running(int(match[2])):
-                abandoned = Spool(root=Path(entry.path))
-                abandoned.unlock()
-                abandoned.remove()
-
-
-def _clear_old(entry: os.DirEntry[str]) -> None:
-    if _is_mine(entry) and time.time() - entry.stat().st_mtime > KEPT_S:
-        Spool(root=Path(entry.path)).remove()
+            spool, match = Spool(root=Path(entry.path)), _NAME.match(entry.name)
+            if match and match[1] == here and not is_running(int(match[2])):
+                spool.unlock()
+                spool.remove()
+            elif entry.name.startswith(_KEPT) and time.time() - entry.stat().st_mtime > KEPT_S:
+                spool.remove()
 
 
 def _pid_space() -> str:
-    """Name the table of processes that a pid of ours is in: this start of the host, and container.
-
-    TMPDIR may be shared by nodes, and /tmp by containers.
-    """
+    """Name the pid namespace of this boot: nodes may share TMPDIR, and containers /tmp."""
     place = socket.gethostname()
     with contextlib.suppress(OSError):
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -202,7 +193,7 @@ class EventReader:
         self._space = ReadSpace(EVENT_BYTES)
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the events since the last call; a line that is no event is passed over."""
+        """Yield the events since the last call; skip lines that are no events."""
         try:
             with open(self._path, "r+b") as file:
                 file.seek(self._offset)
@@ -220,7 +211,7 @@ class EventReader:
 
 
 def _time(value: object) -> float:
-    """Return an event's time, the present one if a script has given it another kind of value."""
+    """Return an event's time, or now if a script has given it another kind of value."""
     with contextlib.suppress(OverflowError):
         if isinstance(value, (int, float)) and math.isfinite(float(value)):
             return float(value)

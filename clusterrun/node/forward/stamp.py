@@ -1,4 +1,4 @@
-"""Split what a stream wrote into pieces, and stamp their lines, whole blocks at a time."""
+"""Split output into pieces, and stamp their lines, whole blocks at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clusterrun.logformat.lines import LINE_BYTES, line_head
 
 
 class Piece(NamedTuple):
-    """Whole lines with their newlines or, where `is_cut`, the beginning of one line without."""
+    """Whole lines with their newlines or, if `is_cut`, the beginning of one line without."""
 
     text: bytes
     is_cut: bool
@@ -34,10 +34,9 @@ def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
 
 
 def _line_end(data: bytes, start: int) -> int:
-    """Find an end of a line so far behind `start` that no line before it can be too long.
+    """Return the last end of a line that is near enough that no line before it can be too long.
 
-    That is the last newline that is near enough, so that short lines cost nothing each. Without
-    one the line is cut; `start` where its end is not in sight and it is not too long yet.
+    Without a newline the line is cut there; if it is not too long yet, that is `start`.
     """
     newline = data.rfind(b"\n", start, start + LINE_BYTES + 1)
     if newline >= 0:
@@ -48,7 +47,7 @@ def _line_end(data: bytes, start: int) -> int:
 
 
 def whole_characters(data: bytes, end: int) -> int:
-    """Go back from `end` to where no UTF-8 character is split, if it is UTF-8 at all."""
+    """Return the last place up to `end` that splits no UTF-8 character."""
     for back in range(1, min(4, end + 1)):
         byte = data[end - back]
         if byte & 0xC0 != 0x80:
