@@ -1,7 +1,4 @@
-"""The format of a node's log, its index and its side file: agents write it, readers parse it.
-
-docs/contracts.md describes it.
-"""
+"""The format of a node's log, its index and its side file, as in docs/contracts.md."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import NamedTuple
 class Stream(str, Enum):
     """Where a line came from; the value is the letter in the log file.
 
-    GAP and END are records of the agent: bytes that were lost, and the end of this node's log.
+    GAP and END are the agent's records of lost bytes and of the log's end.
     """
 
     OUT = "o"
@@ -54,11 +51,8 @@ _LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 _LEFT_OUT_TEXT = b"x "
 _NO_CLASS = b"-"
 _MAX_OFFSET_DIGITS = 18
-_INDEX_ENTRY = struct.Struct("<QQQ")
-INDEX_ENTRY_BYTES = _INDEX_ENTRY.size
-
-
-# Lines
+INDEX_ENTRY = struct.Struct("<QQQ")  # the fields of an IndexEntry
+INDEX_ENTRY_BYTES = INDEX_ENTRY.size
 
 
 class LogLine(NamedTuple):
@@ -85,8 +79,8 @@ def line_head(time_us: int, rank: str, stream: str) -> bytes:
 def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
     """Parse `<epoch µs> <rank> <stream> <text>`, the newline taken off.
 
-    A line without that head (a torn write, a hole) becomes one of the launcher, whole, with the
-    time of its neighbour.
+    A line without that head (a torn write, a hole) becomes a whole one of the launcher, at
+    `near_us`.
 
     >>> line = parse_line(b"1700000000000000 3 E 50 %", node="n1", offset=0, near_us=0)
     >>> line.rank, line.stream.label, line.text, line.partial
@@ -130,9 +124,6 @@ def pattern_of_lines(rank: int | None, stream: Stream) -> re.Pattern[bytes]:
     letters = b"oe" if rank is not None else stream.value.encode()
     letters += letters.upper()
     return re.compile(rb"^[0-9]{1,16} %s [%s](?: .*)?$" % (speaker, letters), re.MULTILINE)
-
-
-# Records
 
 
 class Gap(NamedTuple):
@@ -189,9 +180,6 @@ def is_complete(tail: bytes) -> bool:
     return _END.search(tail) is not None
 
 
-# Side file
-
-
 class SideEntry(NamedTuple):
     """The text of a side file's line: its class ("" for none), its place in the log, and itself.
 
@@ -221,9 +209,6 @@ def parse_side_text(text: bytes) -> SideEntry | None:
     return SideEntry(decoded, kind.endswith(b"+"), int(offset), body)
 
 
-# Index
-
-
 class IndexEntry(NamedTuple):
     """The time of a line, its place in the log, and its number."""
 
@@ -232,11 +217,6 @@ class IndexEntry(NamedTuple):
     line: int
 
 
-def pack_index_entry(entry: IndexEntry) -> bytes:
-    """Return the bytes of an entry."""
-    return _INDEX_ENTRY.pack(*entry)
-
-
 def unpack_index_entry(raw: bytes) -> IndexEntry | None:
     """Read an entry; None for a part of one."""
-    return IndexEntry(*_INDEX_ENTRY.unpack(raw)) if len(raw) == INDEX_ENTRY_BYTES else None
+    return IndexEntry(*INDEX_ENTRY.unpack(raw)) if len(raw) == INDEX_ENTRY_BYTES else None

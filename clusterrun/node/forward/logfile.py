@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterrun.logformat.lines import (
+    INDEX_ENTRY,
     OF_NO_RANK,
-    IndexEntry,
     Stream,
     end_text,
     gap_text,
     line_head,
-    pack_index_entry,
 )
 from clusterrun.node.forward.appended import AppendedFile
 from clusterrun.node.forward.caps import Loss
@@ -82,7 +81,7 @@ class NodeLog:
             or self._time_us - self._indexed[1] >= INDEX_US
         ):
             self._indexed = (self._offset, self._time_us)
-            self._index.add(pack_index_entry(IndexEntry(self._time_us, self._offset, self._lines)))
+            self._index.add(INDEX_ENTRY.pack(self._time_us, self._offset, self._lines))
         return self._time_us
 
     def _append(self, lines: bytes, count: int) -> None:

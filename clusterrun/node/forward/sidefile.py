@@ -113,13 +113,7 @@ class SideFile:
         return self._size + HEAD_BYTES + text_bytes + ends <= room
 
     def _write(
-        self,
-        place: _Place,
-        kind: str,
-        text: bytes,
-        *,
-        is_cut: bool = False,
-        has_more: bool = False,
+        self, place: _Place, kind: str, text: bytes, *, is_cut: bool = False, has_more: bool = False
     ) -> None:
         stream = place.stream.upper() if is_cut else place.stream
         head = line_head(place.time_us, place.rank, stream)

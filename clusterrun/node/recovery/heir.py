@@ -38,7 +38,8 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
     try:
         if not _is_orphaned(attempt) or not claim(attempt.paths, attempt.number, attempt.who.node):
             return  # somebody ends the run, or its conductor is alive out there
-        decision = _decision(attempt)
+        env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # useless without the batch script
+        decision = conclude(attempt.paths.root, attempt.number, LOST, env)
     except (ClusterrunError, OSError, ValueError) as error:
         say(f"what follows cannot be decided here: {error}")
         return
@@ -79,11 +80,6 @@ def _is_ended(attempt: Attempt) -> bool:
         return attempt.paths.request(attempt.number).read_text().strip() in ENDING
     except FileNotFoundError:
         return False
-
-
-def _decision(attempt: Attempt) -> Decision:
-    env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # useless without the batch script
-    return conclude(attempt.paths.root, attempt.number, LOST, env)
 
 
 def _successor(attempt: Attempt, decision: Decision) -> str:

@@ -1,4 +1,4 @@
-"""See that steps end: how long the ranks of this node have shown no sign of it."""
+"""Measure for how long the ranks of this node have made no progress."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import deque
 from dataclasses import dataclass, field
 
 STEPS_MEASURED = 50
-PATIENCE = 10  # usual steps without one that ends
-EXTENSIONS = 3  # of the limit, for ranks that get on without a step: an evaluation, an upload
-LOOK_MOST_S = 10.0  # looks that are further apart tell of an agent that was halted, as ranks were
+PATIENCE = 10  # times a usual step
+EXTENSIONS = 3  # of the limit, for ranks that work without a step: an evaluation, an upload
+LOOK_MOST_S = 10.0  # looks that are further apart show that the whole job was halted
 
 
 @dataclass(kw_only=True)
 class Progress:
     """Watch a count that grows with the steps, and the bytes that ranks print.
 
-    `floor_s` is the least time without either that counts as a hang; 0 switches this off. `now` is
-    seconds of a monotonic clock; what the scheduler suspended the job for is left out of it.
+    `floor_s` is the least time without either that counts as a hang; 0 switches this off. Time in
+    which the scheduler suspended the job does not count.
     """
 
     floor_s: float
@@ -31,7 +31,7 @@ class Progress:
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_MEASURED))
 
     def look(self, now: float, *, steps: int, printed: int) -> None:
-        """Take note of how far the ranks are."""
+        """Note how far the ranks are; `now` in seconds of a monotonic clock."""
         if self._looked_at is not None:
             self._watched_s += min(now - self._looked_at, LOOK_MOST_S)
         self._looked_at = now
@@ -45,7 +45,7 @@ class Progress:
             self._printed, self._moved_at = printed, self._watched_s
 
     def extend(self) -> bool:
-        """Wait for the limit once more; False where that was done often enough."""
+        """Wait for the limit once more; return False after too many times."""
         self._extensions += 1
         self._moved_at = self._watched_s
         return self._extensions <= EXTENSIONS
@@ -58,9 +58,9 @@ class Progress:
 
     @property
     def stalled_s(self) -> float:
-        """For how long nothing had moved at the last look, where that is too long; else 0.
+        """For how long nothing had moved at the last look, if that is too long; else 0.
 
-        Before the first step nobody knows how long the start takes: torch's own timeouts hold.
+        Before the first step torch's own timeouts hold: a start may take any time.
         """
         if not self.floor_s or not self._steps:
             return 0.0

@@ -23,8 +23,6 @@ _LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Connection was likely closed|pair closure|Broken pipe"
     r"|remote process exited|communicator was aborted|recvValue"
 )
-Happened = Callable[[dict[str, Any]], None]
-Failed = Callable[[Failure], None]
 
 
 @dataclass(kw_only=True)
@@ -47,8 +45,8 @@ class Ranks:
 
     spool: Spool
     node: str
-    happened: Happened
-    failed: Failed
+    happened: Callable[[dict[str, Any]], None]
+    failed: Callable[[Failure], None]
     have_failed: bool = False
     ended_well: int = 0
     _ranks: dict[int, Rank] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Bring all ranks to the same step to save at: what the agents do with the page of control.py."""
+"""Have all ranks save at the same step, by means of the control page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from clusterrun.node.link.questions import Questions
 from clusterrun.shared.control_page import ControlPage, Decision
 
-SETTLE_S = 0.02  # a rank that looked just before it was held has published its count by then
+SETTLE_S = 0.02  # then a rank that looked just before the hold has published its count
 
 
 class Page:
@@ -20,21 +20,21 @@ class Page:
 
     @property
     def is_used(self) -> bool:
-        """Say whether a rank has ever asked whether to save."""
+        """Whether a rank has ever asked whether to save."""
         return any(self._page.calls(rank) for rank in self._ranks)
 
     @property
     def has_left(self) -> bool:
-        """Say whether a rank was told to leave and has heard it."""
+        """Whether a rank leaves because it was asked to."""
         return any(self._page.has_stopped(rank) for rank in self._ranks)
 
     @property
     def is_shielded(self) -> bool:
-        """Say whether SIGTERM does nothing in all ranks."""
+        """Whether all ranks ignore SIGTERM."""
         return all(self._page.is_shielded(rank) for rank in self._ranks)
 
     def calls(self) -> int:
-        """Count the calls of all ranks: it grows while they make steps."""
+        """Return the calls of all ranks: they grow with the steps."""
         return sum(self._page.calls(rank) for rank in self._ranks)
 
     async def hold(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,13 +44,13 @@ class Page:
         return {"calls": max(self._page.calls(rank) for rank in self._ranks)}
 
     async def decide(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Let the ranks go on to the call at which they save and leave."""
+        """Let the ranks continue to the call at which they save and leave."""
         self._page.decide(Decision(int(message["request"]), int(message["at"])))
         return {}
 
 
 class Saving:
-    """The head's part: hear all counts, choose the call, tell it."""
+    """The head's part: collect all counts, choose the call, announce it."""
 
     def __init__(self, page: Page, questions: Questions) -> None:
         self._page, self._questions = page, questions
@@ -58,7 +58,7 @@ class Saving:
         self._lock = asyncio.Lock()
 
     async def agree(self) -> int:
-        """Have all ranks save and leave at one call; return it, 0 where a node does not answer."""
+        """Have all ranks save and leave at one call; return it, 0 if a node does not answer."""
         async with self._lock:
             self._request += 1
             held = {"request": self._request}
