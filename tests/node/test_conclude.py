@@ -278,7 +278,12 @@ def test_attempts_whose_outcomes_a_full_disk_took_do_not_go_on_for_ever(
 
 
 @pytest.mark.parametrize(
-    ("request_word", "reason"), [("time-limit", "the time limit"), ("preempt", "preempted")]
+    ("request_word", "reason"),
+    [
+        ("time-limit", "the time limit"),
+        ("preempt", "preempted"),
+        ("signal", "asked to save and leave by SIGUSR2"),
+    ],
 )
 @pytest.mark.parametrize("cause", ["signal", "launcher", "cancelled"])
 def test_what_was_killed_after_a_warning_was_interrupted(

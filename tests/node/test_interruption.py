@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -110,14 +111,26 @@ def test_ranks_are_told_to_leave_and_the_attempt_says_why(
     assert (ending.code, ending.reason, ending.cause) == (int(code), reason, Cause.INTERRUPTED)
 
 
-def test_a_warning_without_a_request_is_that_of_the_time_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("left_s", "reason"), [(None, "time-limit"), (100, "time-limit"), (3600, "signal")]
+)
+def test_a_warning_without_a_request_is_that_of_the_time_limit_if_that_is_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: int | None, reason: str
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    if left_s is not None:
+        monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + left_s))
+
     async def deed(scene: InterruptedNode) -> None:
         scene.step()
         scene.interruption.warned()
         await scene.settle()
+        assert scene.events == [f"interrupted {reason} True"]
+        text = Reason(reason).text
+        assert scene.said == [f"{text}: the ranks are asked to save and leave"]
 
     play(tmp_path, deed)
-    assert (tmp_path / "request").read_text() == "time-limit\n"
+    assert (tmp_path / "request").read_text() == f"{reason}\n"
     assert (tmp_path / "request").stat().st_mode & 0o777 == 0o600
 
 

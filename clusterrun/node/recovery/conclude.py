@@ -37,7 +37,7 @@ _CAUSES = {
     int(NodeExit.RENDEZVOUS_FAILED): Cause.RENDEZVOUS,
 }
 _KILLED = (Cause.SIGNAL, Cause.LAUNCHER, Cause.CANCELLED)
-_INTERRUPTIONS = (Reason.TIME_LIMIT, Reason.PREEMPT)  # after which Slurm takes the nodes
+_INTERRUPTIONS = (Reason.TIME_LIMIT, Reason.PREEMPT, Reason.SIGNAL)  # the job leaves its nodes
 EARLY_S = 120.0  # Slurm warns up to a minute early, and the ranks take their time to leave
 
 
@@ -159,19 +159,29 @@ def _interrupted(found: Outcome, reason: Reason) -> Outcome:
 
 
 def _unless_signalled(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> Outcome:
-    """Distinguish a person's signal from Slurm's warning by the time that is left."""
+    """Correct a warning without a request if the agents did not know how much time was left."""
     newest = history[-1]
-    is_near = _left_s(history, plan, env) <= plan.warning_s + EARLY_S
-    if newest.interruption is not Reason.TIME_LIMIT or is_near:
+    if newest.interruption is not Reason.TIME_LIMIT:
         return newest
-    return _interrupted(newest, Reason.SIGNAL)
+    return _interrupted(newest, warning_reason(_left_s(history, plan, env), plan.warning_s))
+
+
+def warning_reason(left_s: float, warning_s: float) -> Reason:
+    """Return whether a warning is Slurm's, by the time that is left, or a person's signal."""
+    return Reason.TIME_LIMIT if left_s <= warning_s + EARLY_S else Reason.SIGNAL
+
+
+def time_left_s(env: Mapping[str, str], now: float) -> float | None:
+    """Return how much time Slurm leaves the job; None if it does not say (before 22.05)."""
+    end = env.get("SLURM_JOB_END_TIME", "")
+    return int(end) - now if end.isdigit() else None
 
 
 def _left_s(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> float:
     """Return how much of the job's time was left when its newest attempt ended."""
     newest = history[-1]
-    if env.get("SLURM_JOB_END_TIME", "").isdigit():
-        return int(env["SLURM_JOB_END_TIME"]) - newest.ended_at
+    if (left_s := time_left_s(env, newest.ended_at)) is not None:
+        return left_s
     if not plan.time_minutes:
         return float("inf")
     start = next(o.started_at for o in history if o.job_id == newest.job_id)

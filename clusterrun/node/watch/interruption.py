@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,7 @@ from clusterrun.node.agent.shared_disk import SharedDisk
 from clusterrun.node.agent.tasks import Tasks
 from clusterrun.node.link.connection import Leader
 from clusterrun.node.recovery.causes import Cause, Ending, NodeExit
+from clusterrun.node.recovery.conclude import time_left_s, warning_reason
 from clusterrun.node.watch.saving import Page, Saving
 from clusterrun.rundir.request import Reason, read_request, write_request
 
@@ -53,8 +56,9 @@ class Interruption:
         self.leader.complete_with(self._completion)
 
     def warned(self) -> None:
-        """Do what is requested; without a request, Slurm warns of the time limit."""
-        self._tasks.start(self._claim(Reason.TIME_LIMIT))
+        """Do what is requested; without a request, the time limit is near, or a person asks."""
+        left_s = time_left_s(os.environ, time.time()) or 0.0
+        self._tasks.start(self._claim(warning_reason(left_s, self.warning_s)))
 
     def ending(self) -> None:
         """Handle SIGTERM: a preemption, unless the conductor requests an end."""
@@ -112,7 +116,7 @@ class Interruption:
     async def _leave(self, reason: Reason) -> None:
         self.say(f"{reason.text}: the ranks are asked to save and leave")
         self.happened("interrupted", reason=reason.value, heard=self.page.is_used)
-        if reason is Reason.TIME_LIMIT:
+        if reason in (Reason.TIME_LIMIT, Reason.SIGNAL):
             self._after(max(0.8 * self.warning_s, self.warning_s - LAST_S))
         if not self.page.is_used:
             self.say("no rank has asked runtime.should_checkpoint() yet: it may never hear of it")
