@@ -46,11 +46,11 @@ GAP_LITERAL, END_LITERAL = b" g ", b" z "
 SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
 
 _GAP = re.compile(rb"([oela]) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
+_SIDE = re.compile(rb"([^ ]*?)(\+?) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 _END = re.compile(rb"^[0-9]{16} - z [^\n]*\n\Z", re.MULTILINE)
 _LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 _LEFT_OUT_TEXT = b"x "
 _NO_CLASS = b"-"
-_MAX_OFFSET_DIGITS = 18
 INDEX_ENTRY = struct.Struct("<QQQ")  # the fields of an IndexEntry
 INDEX_ENTRY_BYTES = INDEX_ENTRY.size
 
@@ -72,7 +72,7 @@ class LogLine(NamedTuple):
 
 
 def line_head(time_us: int, rank: str, stream: str) -> bytes:
-    """Return what stands in front of a text; a stream in upper case means that the line was cut."""
+    """Return what precedes a text; a stream in upper case means that the line was cut."""
     return b"%016d %s %s " % (time_us, rank.encode(), stream.encode())
 
 
@@ -140,7 +140,7 @@ def gap_text(stream: str, size_bytes: int, reason: str) -> bytes:
 
 
 def parse_gap(text: bytes) -> Gap | None:
-    """Parse the text of a line of stream GAP; None for a damaged one, or one of a side file."""
+    """Parse the text of a line of stream GAP; None for a damaged one or a side file's own."""
     found = _GAP.match(text)
     if found is None:
         return None
@@ -149,17 +149,17 @@ def parse_gap(text: bytes) -> Gap | None:
 
 
 def left_out_text(lines: int) -> bytes:
-    """Return the text of a side file's record of lines that it has not."""
+    """Return the text of a side file's record of lines that it leaves out."""
     return _LEFT_OUT_TEXT + b"%d repeated, or more than this file may hold" % lines
 
 
 def is_left_out(line: LogLine) -> bool:
-    """Return whether a line is a side file's record of lines that it has not."""
+    """Whether a line is a side file's record of lines that it leaves out."""
     return line.stream is Stream.GAP and line.text.startswith(_LEFT_OUT_TEXT)
 
 
 def holds_left_out(data: bytes) -> bool:
-    """Return whether a block of a side file has such a record."""
+    """Whether a block of a side file has such a record."""
     return b" - g - " in data and _LEFT_OUT.search(data) is not None
 
 
@@ -176,14 +176,14 @@ def parse_end(text: bytes) -> tuple[int, str]:
 
 
 def is_complete(tail: bytes) -> bool:
-    """Return whether the last bytes of a log are the record of its end."""
+    """Whether the last bytes of a log are the record of its end."""
     return _END.search(tail) is not None
 
 
 class SideEntry(NamedTuple):
     """The text of a side file's line: its class ("" for none), its place in the log, and itself.
 
-    `has_more` says that the log has more of it.
+    `has_more` says that the log has more of the line.
     """
 
     kind: str
@@ -200,13 +200,11 @@ def side_text(entry: SideEntry) -> bytes:
 
 def parse_side_text(text: bytes) -> SideEntry | None:
     """Parse the text of a line in a side file; None for a damaged one."""
-    kind, _, rest = text.partition(b" ")
-    offset, _, body = rest.partition(b" ")
-    if not offset.isdigit() or len(offset) > _MAX_OFFSET_DIGITS:
+    found = _SIDE.match(text)
+    if found is None:
         return None
-    name = kind.rstrip(b"+")
-    decoded = "" if name == _NO_CLASS else name.decode("utf-8", "replace")
-    return SideEntry(decoded, kind.endswith(b"+"), int(offset), body)
+    kind = "" if found[1] == _NO_CLASS else found[1].decode("utf-8", "replace")
+    return SideEntry(kind, bool(found[2]), int(found[3]), found[4] or b"")
 
 
 class IndexEntry(NamedTuple):

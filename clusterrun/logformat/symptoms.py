@@ -14,7 +14,7 @@ TRACEBACK, EXCEPTION, ERROR = "traceback", "exception", "error"
 class Symptom:
     """A kind of error line: `pattern` decides, if a block holds one of `literals` at all.
 
-    Literals are searched in letters alone, upper and lower case alike (see `may_hold_errors`).
+    Literals match letters alone, in upper or lower case (see `may_hold_errors`).
     """
 
     id: str
@@ -26,8 +26,8 @@ _NO_NUMBER = rb"(?!\s*[-+]?(?:\d+\.|\.\d|\d+(?:e[-+]?\d+)?\s*(?:$|,)|nan\b|inf\b
 _NO_METRIC = rb"(?!\s*[-+]?(?:\d*\.\d|nan\b|inf\b))"
 _LEVEL = rb"(?:ERROR|CRITICAL|FATAL)"
 
-# The order is that of preference: what is more exact comes first. No pattern may try the same
-# bytes again and again, whatever a line holds: the agent looks at what a rank likes to write.
+# The more exact a symptom, the earlier it comes. No pattern may backtrack without bounds: the agent
+# reads whatever a rank writes.
 SYMPTOMS = (
     Symptom(
         id="oom",
@@ -78,7 +78,7 @@ SYMPTOMS = (
                     rb"\blevel=(?:error|critical|fatal)\b",
                     rb"\"level(?:name)?\": ?\"(?i:error|critical|fatal)\"",
                     rb"^E\d{4} \d\d:\d\d:\d\d|\[E(?:\d{3,4} \d\d:| \w+\.cpp:)",
-                    # what a program says of itself
+                    # a program's own message
                     rb"(?:^|^[\w./+\-]+: |[:)\d]: )(?:fatal )?[Ee]rror:\s" + _NO_NUMBER,
                     rb"^(?:fatal|panic|FATAL): |\*\*\* [^*]*\bError \d+$",
                     rb"(?:^|[\]:>|)] ?)(?:[A-Za-z_]\w*\.)*[A-Z_]\w*(?:Error|Exception)(?:$|: )"
@@ -111,7 +111,7 @@ def _letters(text: bytes) -> bytes:
 
 
 def _shortest(literals: set[bytes]) -> tuple[bytes, ...]:
-    """Leave out what holds another one anyway."""
+    """Leave out literals that contain another one."""
     return tuple(sorted(a for a in literals if not any(b in a for b in literals - {a})))
 
 
@@ -122,11 +122,10 @@ _LITERALS = _shortest(
 
 
 def may_hold_errors(block: bytes) -> bool:
-    """Return whether a closer look at these lines is worth it.
+    """Whether these lines, with or without stamps, may hold one that reports an error.
 
-    Without digits and bars most lines of a training are one and the same: only what differs is
-    searched, three times as fast. `E0801 …` (glog) has no letters to go by. Lines may have a
-    prefix, or stand in a log behind their stamps.
+    Without digits and bars most lines of a training are equal: only different ones are searched,
+    three times as fast. `E0801 …` (glog) has no letters to find it by.
     """
     forms = b"\n".join(set(block.translate(None, _NOT_KEPT).split(b"\n")))
     if b"E" in forms and (b"E0" in block or b"E1" in block):
@@ -141,7 +140,7 @@ class Classifier:
         self._in_traceback: set[Hashable] = set()
 
     def is_in_traceback(self, source: Hashable) -> bool:
-        """Return whether the next line of a source continues a traceback."""
+        """Whether the next line of a source continues a traceback."""
         return source in self._in_traceback
 
     def classify(self, source: Hashable, text: bytes) -> str:
@@ -175,7 +174,7 @@ class Classifier:
 
 
 def _shown(text: bytes) -> bytes:
-    """Reduce a line to what it says: without colours, launchers' prefixes, overwritten bars."""
+    """Return a line without colours, launchers' prefixes and overwritten bars."""
     if b"\x1b" in text:
         text = _COLOUR.sub(b"", text)
     text = text.rstrip()

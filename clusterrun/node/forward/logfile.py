@@ -53,25 +53,22 @@ class NodeLog:
     def add(self, piece: Piece, time_us: int, rank: str, stream: str) -> None:
         """Take a piece of a stream."""
         time_us = self._next(time_us)
-        lines = stamp(piece, time_us, rank, stream)
         self._errors.add(piece, time_us, rank, stream, self._offset)
-        head_bytes = len(line_head(time_us, rank, stream))
-        count = 1 if piece.is_cut else (len(lines) - len(piece.text)) // head_bytes
-        self._append(lines, count)
+        self._append(stamp(piece, time_us, rank, stream))
 
     def add_gap(self, loss: Loss, time_us: int, rank: str, stream: str) -> None:
         """Record that bytes of a stream were lost at this place."""
         time_us = self._next(time_us)
         text = gap_text(stream, loss.size, loss.reason)
         self._errors.add_gap(time_us, rank, stream, text, self._offset)
-        self._append(line_head(time_us, rank, Stream.GAP.value) + text + b"\n", 1)
+        self._append(line_head(time_us, rank, Stream.GAP.value) + text + b"\n")
 
     def add_end(self, code: int, reason: str, time_us: int) -> None:
         """Take the last line."""
         time_us = self._next(time_us)
         text = end_text(code, reason)
         self._errors.add_end(time_us, text, self._offset)
-        self._append(line_head(time_us, OF_NO_RANK, Stream.END.value) + text + b"\n", 1)
+        self._append(line_head(time_us, OF_NO_RANK, Stream.END.value) + text + b"\n")
 
     def _next(self, time_us: int) -> int:
         """Clamp a time to what was written before, and index it if an entry is due."""
@@ -84,10 +81,10 @@ class NodeLog:
             self._index.add(INDEX_ENTRY.pack(self._time_us, self._offset, self._lines))
         return self._time_us
 
-    def _append(self, lines: bytes, count: int) -> None:
+    def _append(self, lines: bytes) -> None:
         self._log.add(lines)
         self._offset += len(lines)
-        self._lines += count
+        self._lines += lines.count(b"\n")
         if self.pending_bytes >= BUFFER_BYTES:
             self._log.flush()
 

@@ -146,15 +146,16 @@ def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Ou
     # Slurm signals a preemption to the agents alone, all other ends to the batch script too.
     if requested is None and found.cause is Cause.CANCELLED and cluster is Cluster.SLURM:
         requested = Reason.PREEMPT
-    if requested not in _INTERRUPTIONS:
-        return found
-    code = int(NodeExit.INTERRUPTED)
-    return _interrupted(dataclasses.replace(found, code=code), requested)
+    return _interrupted(found, requested) if requested in _INTERRUPTIONS else found
 
 
 def _interrupted(found: Outcome, reason: Reason) -> Outcome:
     return dataclasses.replace(
-        found, cause=Cause.INTERRUPTED, interruption=reason, reason=reason.text
+        found,
+        code=int(NodeExit.INTERRUPTED),
+        cause=Cause.INTERRUPTED,
+        interruption=reason,
+        reason=reason.text,
     )
 
 
