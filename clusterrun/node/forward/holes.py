@@ -19,11 +19,10 @@ class ReadSpace:
 
     def give_back(self, descriptor: int, position: int) -> None:
         """Free what is before a position, if it is enough and the file system can do that."""
-        end = position // _PAGE_BYTES * _PAGE_BYTES
-        if not self._can_give_back or end - self._given_back < self._every_bytes:
-            return
-        self._can_give_back = _punch(descriptor, self._given_back, end - self._given_back)
-        self._given_back = end
+        start, end = self._given_back, position // _PAGE_BYTES * _PAGE_BYTES
+        if self._can_give_back and end - start >= self._every_bytes:
+            self._can_give_back = _punch(descriptor, start, end - start)
+            self._given_back = end
 
     def start_again(self) -> None:
         """Begin at the first byte: the file was truncated."""

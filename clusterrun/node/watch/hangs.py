@@ -120,9 +120,7 @@ class HangWatch:
 
     def _fail(self, text: str, found: list[stacks.RankPlace], unheard: int) -> None:
         self._is_reported = True
-        suspect = stacks.suspect(found)
-        if self._is_leaving and found:
-            suspect = suspect or found[0]
+        suspect = stacks.suspect(found) or next(iter(found if self._is_leaving else ()), None)
         where = f": {stacks.sentence(found)}" if found else ""
         silent = f"; {count(unheard, 'node')} did not answer" if unheard else ""
         self.failed(

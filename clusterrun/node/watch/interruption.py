@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from clusterrun.node.agent.shared_disk import SharedDisk
@@ -50,8 +51,9 @@ class Interruption:
     _tasks: Tasks = field(default_factory=Tasks)
 
     def __post_init__(self) -> None:
-        """Follow what the link hears of the end."""
+        """Decide for the link what follows signals and the ranks' end."""
         self._saving = Saving(self.page, self.leader.questions)
+        self._requested = partial(read_request, self.request)
         self.leader.interrupted = self.ending
         self.leader.complete_with(self._completion)
 
@@ -87,9 +89,6 @@ class Interruption:
         """Note that a checkpoint is complete."""
         if self.reason is not None:
             self._after(LEAVE_S)
-
-    def _requested(self) -> Reason | None:
-        return read_request(self.request)
 
     async def _end_or_leave(self) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
