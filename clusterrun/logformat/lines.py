@@ -1,7 +1,4 @@
-"""The format of a node's log, its index and its side file: agents write it, readers parse it.
-
-docs/contracts.md describes it.
-"""
+"""The format of a node's log, its index and its side file, as in docs/contracts.md."""
 
 from __future__ import annotations
 
