@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.rank.emit import emit, number, rank
-from clusterrun.rank.save_point import SavePoint
+from clusterrun.rank.save_point import CallCounter
 from clusterrun.rank.save_together import Checkpoints
 from clusterrun.shared.checkpoint_files import Checkpoint
 
@@ -124,8 +124,8 @@ def should_stop() -> bool:
 
 
 @functools.cache
-def _save_point() -> SavePoint:
-    return SavePoint()
+def _save_point() -> CallCounter:
+    return CallCounter()
 
 
 class _Steps:

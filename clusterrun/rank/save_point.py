@@ -14,7 +14,7 @@ from clusterrun.shared.control_page import ControlPage
 DECISION_TIMEOUT_S = 60.0
 
 
-class SavePoint:
+class CallCounter:
     """The calls of this rank, and the one at which all ranks save and stop."""
 
     def __init__(self) -> None:

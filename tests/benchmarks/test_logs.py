@@ -121,6 +121,7 @@ def _run(tmp_path: Path, *argv: str) -> list[dict[str, object]]:
     return sections
 
 
+@pytest.mark.long
 def test_a_search_is_measured_and_written_down(tmp_path: Path) -> None:
     (section,) = _run(tmp_path, "read", "--only", "search", *TINY)
     assert section["title"] == "Search for a text"

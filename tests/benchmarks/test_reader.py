@@ -15,6 +15,7 @@ pytest.importorskip("pyarrow", reason="the example needs the extra 'examples'")
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_every_way_of_reading_is_measured_and_written_down(tmp_path: Path) -> None:
     options = ["--rows", "20", "--factors", "1", "--runs", "1"]
     results = tmp_path / "results"

@@ -20,7 +20,7 @@ RANKS = 2
 
 
 class SavingNode:
-    """A node's page with ranks that call as SavePoint does, one call a turn."""
+    """A node's page with ranks that call as CallCounter does, one call a turn."""
 
     def __init__(self, path: Path) -> None:
         self.control = ControlPage(path, RANKS)

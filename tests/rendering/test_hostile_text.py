@@ -17,6 +17,7 @@ from tests.launch.samples import slurm_facts
 from tests.rendering.job import make_site, rendered
 from tests.rendering.strategies import LINE, TEXT
 
+EXAMPLES = 10 if settings().derandomize else 40  # each runs a whole batch script
 NAMES = st.from_regex(r"X_[A-Za-z0-9_]{0,12}", fullmatch=True).filter(
     lambda name: not name.upper().endswith(("TOKEN", "KEY"))
 )
@@ -25,7 +26,7 @@ FILE_NAME = LINE.filter(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(
     env=st.dictionaries(NAMES, TEXT, max_size=8),
     args=st.lists(TEXT, max_size=8),
