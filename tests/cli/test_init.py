@@ -18,7 +18,7 @@ COMMENTED = re.compile(r"^( *)#(?=\S)", re.MULTILINE)
 
 def keys_of(text: str) -> set[str]:
     document = parse_document(
-        ConfigFile(shown="clusterrun.yaml", text=text, place=Anchor(), strict=True)
+        ConfigFile(shown="clusterrun.yaml", text=text, anchor=Anchor(), strict=True)
     )
     assert document.errors == []
     assert document.warnings == []
@@ -45,7 +45,7 @@ def test_the_whole_starter_is_valid_when_uncommented() -> None:
 @pytest.mark.parametrize("script", ["train.py", "my train.py", "#x", "a: b", "'", "ü\n"])
 def test_any_script_name_is_written_as_that_name(script: str) -> None:
     text = starter_text(script)
-    document = parse_document(ConfigFile(shown="f", text=text, place=Anchor(), strict=True))
+    document = parse_document(ConfigFile(shown="f", text=text, anchor=Anchor(), strict=True))
     if "\n" in script:  # no script can be named so, and loading says it
         assert document.errors[0].message.startswith("script holds a newline")
     else:
