@@ -1,12 +1,13 @@
 """Let one rank end in the way that is asked for; the others would go on.
 
-The ranks have joined their world before, unless ALONE is set: then they need no torch.
+The ranks have joined their world before. With ALONE they need no torch, and meet by files.
 """
 
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 
 def join() -> int:
@@ -20,9 +21,20 @@ def join() -> int:
     return state.process_index
 
 
+def meet() -> int:
+    """Wait until all ranks are here, without torch, and return the rank."""
+    rank, world_size = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
+    Path(f"here-{rank}").touch()
+    while len(list(Path().glob("here-*"))) < world_size:
+        time.sleep(0.02)
+    return int(rank)
+
+
 how, victim = sys.argv[1], int(sys.argv[2])
-rank = int(os.environ["RANK"]) if os.environ.get("ALONE") else join()
+rank = meet() if os.environ.get("ALONE") else join()
 print(f"rank {rank} ready", flush=True)
+if os.environ.get("ALONE") and rank == victim:
+    time.sleep(2)  # the others print that they are ready
 if rank == victim:
     if how == "exit":
         sys.exit(3)
