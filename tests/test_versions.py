@@ -19,7 +19,7 @@ from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
-    *("loading", "planning", "cli/test_submit.py", "cli/test_render.py", "logs/test_flags.py"),
+    *("config", "launch", "cli/test_submit.py", "cli/test_render.py", "logs/test_flags.py"),
     *("backends/test_slurm.py", "backends/test_local.py", "node/test_agent.py", "test_record.py"),
 )
 FAST = "not slurm and not torch and not install and not long"
