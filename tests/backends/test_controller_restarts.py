@@ -176,9 +176,11 @@ def test_an_interruption_can_be_the_end(site: RestartingSite) -> None:
 
 def test_a_job_that_is_cancelled_is_not_started_again(site: RestartingSite) -> None:
     site.ends(1, KILLED, checkpoint=100)
-    waits = "trap 'cp {root}/outcome.1 \"$1/attempts/$2/outcome.json\"; exit 137' TERM\n"
-    job_id, paths = site.start(f"{waits}touch {{root}}/up\nwhile :; do sleep 0.05; done\n")
-    wait_for((site.root / "up").exists)
+    on_term = "trap 'cp {root}/outcome.1 \"$1/attempts/$2/outcome.json\"; exit 137' TERM\n"
+    wait = "touch {root}/up.$CLUSTERRUN_LOCAL_NODE_RANK\nwhile :; do sleep 0.05; done\n"
+    job_id, paths = site.start(on_term + wait)
+    for node in range(2):
+        wait_for((site.root / f"up.{node}").exists)
     site.backend.cancel([job_id])
     assert site.end(job_id) == (JobState.CANCELLED, 137)
     assert attempts(paths) == ["1"]
