@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,11 @@ def _module_name(path: Path) -> str:
 
 SOURCES = {_module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 INNER = {name for name in SOURCES if name not in ("", "__main__")}
-TREES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
+
+
+@cache
+def _tree(name: str) -> ast.Module:
+    return ast.parse(SOURCES[name].read_text())
 
 
 def _imports(name: str, tree: ast.AST, *, package: bool) -> Iterator[str]:
@@ -130,7 +135,7 @@ def _imported(name: str, tree: ast.AST, *, package: bool = False) -> set[str]:
 
 
 def _is_empty_package(name: str) -> bool:
-    return SOURCES[name].name == "__init__.py" and not TREES[name].body[1:]
+    return SOURCES[name].name == "__init__.py" and not _tree(name).body[1:]
 
 
 def _layer_faults(name: str, tree: ast.AST, *, package: bool = False) -> list[str]:
@@ -218,12 +223,12 @@ def test_beside_the_packages_stand_only_the_modules_that_users_import() -> None:
 @pytest.mark.parametrize("name", sorted(INNER))
 def test_module_imports_its_own_row_and_those_below(name: str) -> None:
     package = SOURCES[name].name == "__init__.py"
-    assert _layer_faults(name, TREES[name], package=package) == []
+    assert _layer_faults(name, _tree(name), package=package) == []
 
 
 @pytest.mark.parametrize("name", sorted(n for n in INNER if _row(n) in PURE_ROWS))
 def test_module_of_a_pure_row_asks_nothing_of_the_world(name: str) -> None:
-    assert _impurities(name, TREES[name]) == []
+    assert _impurities(name, _tree(name)) == []
 
 
 def test_only_shell_starts_scheduler_commands() -> None:
@@ -232,7 +237,7 @@ def test_only_shell_starts_scheduler_commands() -> None:
         name
         for name in INNER
         if {"subprocess", "pty"}
-        & {i.split(".")[0] for i in _imports(name, TREES[name], package=False)}
+        & {i.split(".")[0] for i in _imports(name, _tree(name), package=False)}
     }
     rooms = {name.split(".")[0] for name in starters}
     assert rooms <= {"shared", "node", "backends"}
@@ -241,7 +246,7 @@ def test_only_shell_starts_scheduler_commands() -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name in INNER if name.startswith("cli.")))
 def test_a_verb_of_the_command_line_imports_no_other_verb(name: str) -> None:
-    others = {_verb(i) for i in _imported(name, TREES[name]) if i.startswith("cli.")}
+    others = {_verb(i) for i in _imported(name, _tree(name)) if i.startswith("cli.")}
     followed = {"logs"} if name == "cli.submit" else set()  # --follow is `logs -f`
     assert others - followed <= {_verb(name), "shared"}
 
@@ -254,14 +259,14 @@ def _verb(name: str) -> str:
     "verb", ["submit", "render", "status", "list", "cancel", "resume", "resubmit"]
 )
 def test_a_verb_has_one_name_from_the_command_line_to_its_module(verb: str) -> None:
-    assert f"verbs.{verb}" in _imported(f"cli.{verb}", TREES[f"cli.{verb}"])
+    assert f"verbs.{verb}" in _imported(f"cli.{verb}", _tree(f"cli.{verb}"))
 
 
 def test_only_the_command_line_knows_click() -> None:
     users = {
         name.split(".")[0]
         for name in INNER
-        if "click" in {i.split(".")[0] for i in _imports(name, TREES[name], package=False)}
+        if "click" in {i.split(".")[0] for i in _imports(name, _tree(name), package=False)}
     }
     assert users == {"cli"}
 

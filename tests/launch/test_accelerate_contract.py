@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import render_bundle
 from tests.launch.samples import on_slurm, slurm_facts, variables
 
-pytestmark = pytest.mark.torch
-pytest.importorskip("accelerate", reason="the training packages are not installed")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed"),
+]
 
 PRECISIONS = ("bf16", "fp16", "no")
 SHARDED = {"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
