@@ -24,7 +24,13 @@ def test_every_script_has_a_name() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name == "trainer" else ())
+        for name in SCRIPTS  # tests/rank/test_hf.py has the Trainer too
+    ],
+)
 def test_a_script_saves_and_goes_on_from_what_it_saved(tmp_path: Path, name: str) -> None:
     own = tmp_path / "own"
     run(SCRIPTS[name], tmp_path, own)

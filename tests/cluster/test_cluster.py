@@ -134,6 +134,7 @@ def test_gloo_all_reduce_crosses_nodes(cluster: Cluster, tmp_path: Path) -> None
     assert sorted(done.stdout.splitlines()) == [f"{node} 11" for node in two]
 
 
+@pytest.mark.long
 def test_a_preempted_job_is_requeued(cluster: Cluster) -> None:
     where = ("-w", cluster.nodes[3], "--gpus-per-node=4", "-o", "/dev/null")
     # The batch shell outlives its step: Slurm 22.05 requeues only what it had to kill itself, a
@@ -199,6 +200,7 @@ def test_a_cut_cable_is_cut_until_it_is_restored(spare: Cluster) -> None:
     assert _reaches_head(spare, node)
 
 
+@pytest.mark.long
 def test_a_powered_off_node_comes_back_and_works(spare: Cluster) -> None:
     node = spare.nodes[1]
     job_id = spare.sbatch("-N2", "-o", "/dev/null", "--wrap=srun sleep 299")

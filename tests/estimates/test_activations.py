@@ -172,7 +172,11 @@ def _peak(config: Any, setup: Setup) -> int:
 @pytest.mark.parametrize("arithmetic", [Arithmetic.FP32, Arithmetic.AUTOCAST])
 @pytest.mark.parametrize(
     ("layers", "words", "micro_batch", "grad_ckpt"),
-    [(2, 32000, 1, False), (4, 128256, 4, True), (4, 32000, 8, False)],
+    [
+        (2, 32000, 1, False),
+        (4, 128256, 4, True),
+        pytest.param(4, 32000, 8, False, marks=pytest.mark.long),
+    ],
 )
 def test_a_step_on_one_gpu_stays_below_the_estimate_and_not_far(
     arithmetic: Arithmetic, layers: int, words: int, micro_batch: int, grad_ckpt: bool

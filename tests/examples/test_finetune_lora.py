@@ -304,7 +304,7 @@ def test_what_would_be_another_training_is_refused(tmp_path: Path, plain: tuple[
     assert losses(finished) == {}
 
 
-@pytest.mark.parametrize("package", ["peft", "tensorboard"])
+@pytest.mark.parametrize("package", ["peft", pytest.param("tensorboard", marks=pytest.mark.long)])
 def test_a_package_that_is_missing_is_named(tmp_path: Path, package: str) -> None:
     blocked = f"import sys\nsys.modules[{package!r}] = None\n"
     (tmp_path / "sitecustomize.py").write_text(blocked)

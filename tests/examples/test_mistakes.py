@@ -45,7 +45,10 @@ def test_a_rate_that_is_none_is_refused(tmp_path: Path, script: str) -> None:
     assert refused(tmp_path, script, "--lr nan") == (2, "--lr nan is no learning rate")
 
 
-@pytest.mark.parametrize("script", ["train_lm.py", *GUIDES])
+@pytest.mark.parametrize(
+    "script",
+    ["train_lm.py", *(pytest.param(guide, marks=pytest.mark.long) for guide in GUIDES)],
+)
 def test_fp16_on_a_cpu_is_refused(tmp_path: Path, script: str) -> None:
     said = refused(tmp_path, script, ACCELERATE_MIXED_PRECISION="fp16")
     assert said == (1, "fp16 needs a GPU: accelerate would train in fp32, and not say so")

@@ -25,19 +25,20 @@ def _data(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(make), "data", "--rows", "100"], cwd=tmp_path, check=True)
 
 
-@pytest.mark.usefixtures("data")
 @pytest.mark.parametrize(
     ("script", "flags", "line"),
     [
-        (
+        pytest.param(
             "finetune_lora/finetune.py",
             "--samples 40 --hidden 16 --layers 1 --heads 2 --epochs 1",
             "batch 4 x 2 accumulation x 1 ranks = 8 samples a step, 5 steps an epoch\n",
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             "pretrain_parquet/pretrain.py",
             "--data data --output out --layers 1 --width 16",
             "world 1 ranks, 8 rows a step, 12 steps in all\nstep 10/12 loss",
+            marks=[pytest.mark.long, pytest.mark.usefixtures("data")],
         ),
         ("small_transformer/train.py", "--preset cpu --max-steps 1", ", 8 rows a step on 1 rank"),
     ],
@@ -49,7 +50,11 @@ def test_a_planned_batch_is_taken(tmp_path: Path, script: str, flags: str, line:
 
 
 @pytest.mark.parametrize(
-    "script", ["one_gpu_to_many/train.py", "deepspeed_offload/train_captions.py"]
+    "script",
+    [
+        "one_gpu_to_many/train.py",
+        pytest.param("deepspeed_offload/train_captions.py", marks=pytest.mark.long),
+    ],
 )
 def test_accumulation_is_refused_where_a_step_is_one_pass(tmp_path: Path, script: str) -> None:
     done = train(tmp_path, "none", 1, example=EXAMPLES / script, environ=PLANNED)

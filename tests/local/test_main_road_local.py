@@ -23,6 +23,7 @@ def _here(tmp_path: Path) -> Project:
     return project(tmp_path / "project", tmp_path / "state")
 
 
+@pytest.mark.long
 def test_training_on_two_simulated_nodes_learns_and_says_where_it_ran(here: Project) -> None:
     argv = ("train_lm.py", "--max-steps", "80", "--log-every", "20")
     done = here.cli("submit", "--wait", *FOUR, *argv)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.shared import checkpoint_files
+from tests.chaos.training import add_scripts
 from tests.local.processes import wait_for_none
 from tests.patience import wait_for
 from tests.road import Project, project
@@ -15,15 +16,15 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 RUN = (
     *("--cluster", "local", "--nodes", "2", "--nproc-per-node", "1", "--device", "cpu"),
-    *("--threads-per-process", "1", "train_lm.py", "--layers", "1", "--width", "32"),
+    *("--threads-per-process", "1", "paced.py", "--layers", "1", "--width", "32"),
     *("--heads", "2", "--seq-len", "32", "--batch-size", "2", "--log-every", "1"),
-    *("--save-every", "100000", "--max-steps", "2400"),
+    *("--save-every", "100000", "--max-steps", "400"),
 )
 
 
 @pytest.fixture(name="here")
 def _here(tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
+    return add_scripts(project(tmp_path / "project", tmp_path / "state"))
 
 
 def test_a_training_that_was_cancelled_with_a_checkpoint_goes_on(here: Project) -> None:

@@ -32,11 +32,17 @@ RUNS: dict[str, tuple[list[str], list[str], str]] = {
     ),
 }
 
+# DDP and DeepSpeed with offload; the others differ in what they train.
+SHORT = {"one_gpu_to_many", "deepspeed_offload"}
+
 
 @pytest.mark.slurm
 @pytest.mark.torch
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in RUNS],
+)
 def test_the_example_trains_on_two_nodes(name: str, tmp_path: Path, cluster: Any) -> None:
     options, words, expected = RUNS[name]
     examples = project(tmp_path / "examples", tmp_path / "state")

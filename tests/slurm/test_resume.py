@@ -15,6 +15,7 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.state import JobState
 from tests.backends.builders import wait_for
+from tests.chaos.training import add_scripts
 from tests.cluster.cluster import Cluster
 from tests.patience import PATIENCE
 from tests.road import Project, project
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 NEXT = f'"{sys.executable}" -m clusterrun.backends.slurm.successor'
 RUN = (
     *("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "1", "--device", "cpu"),
-    *("--threads-per-process", "1", "train_lm.py", "--layers", "1", "--width", "32"),
+    *("--threads-per-process", "1", "paced.py", "--layers", "1", "--width", "32"),
     *("--heads", "2", "--seq-len", "32", "--batch-size", "2", "--log-every", "1"),
     *("--save-every", "100000"),
 )
@@ -44,7 +45,7 @@ def _submit(cluster: Cluster, tmp_path: Path) -> Submit:
 
 @pytest.fixture(name="here")
 def _here(tmp_path: Path, cluster: Cluster) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
+    return add_scripts(project(tmp_path / "project", tmp_path / "state"))
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +130,7 @@ mkdir "$1/attempts/2"; echo '{end}' > "$1/end.json\"""",
 def test_a_training_that_was_cancelled_with_a_checkpoint_is_resumed(
     here: Project, cluster: Cluster
 ) -> None:
-    job_id = here.submit(*RUN, "--max-steps", "2400")
+    job_id = here.submit(*RUN, "--max-steps", "400")
     wait_for(lambda: step_of(here, job_id) > 5, 120, "a step")
     done = here.cli("cancel", "--checkpoint", job_id)
     assert done.returncode == 0, done.stderr
