@@ -9,7 +9,6 @@ import pytest
 from clusterrun.shared import checkpoint_files
 from tests.chaos.training import add_scripts
 from tests.local.processes import wait_for_none
-from tests.patience import wait_for
 from tests.road import Project, project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -18,7 +17,7 @@ RUN = (
     *("--cluster", "local", "--nodes", "2", "--nproc-per-node", "1", "--device", "cpu"),
     *("--threads-per-process", "1", "paced.py", "--layers", "1", "--width", "32"),
     *("--heads", "2", "--seq-len", "32", "--batch-size", "2", "--log-every", "1"),
-    *("--save-every", "100000", "--max-steps", "400"),
+    *("--save-every", "100000", "--max-steps", "240"),
 )
 
 
@@ -29,7 +28,7 @@ def _here(tmp_path: Path) -> Project:
 
 def test_a_training_that_was_cancelled_with_a_checkpoint_goes_on(here: Project) -> None:
     job_id = here.submit(*RUN)
-    wait_for(lambda: (here.json("status", job_id)["progress"]["step"] or 0) > 2, "a step", 120)
+    here.wait_for_line(job_id, "step 3/")
     done = here.cli("cancel", "--checkpoint", job_id)
     assert done.returncode == 0, done.stderr
     saved, _ = checkpoint_files.newest(here.run_dir(job_id) / "checkpoints")
