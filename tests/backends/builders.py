@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from clusterrun.config.spec import Cluster, Device, Network, OnInterrupt, Strategy
 from clusterrun.launch.plan import Plan, Precision
@@ -66,6 +69,13 @@ def make_bundle(plan: Plan, node_sh: str = "exit 0\n", sbatch: str = "#!/bin/bas
 def make_run(root: Path, plan: Plan, bundle: Bundle) -> RunPaths:
     run_id = create.new_run_id(datetime.now(), random.Random())
     return create.create_run(RunsDir(root=root / "runs"), plan.name, run_id, bundle)
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """Kill what a test left; some of it may be gone by now."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 15, what: str = "it") -> Any:

@@ -21,7 +21,7 @@ from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared.state import JobState
 
-from .builders import make_bundle, make_plan, make_run, wait_for
+from .builders import kill_all, make_bundle, make_plan, make_run, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -93,8 +93,7 @@ class RestartingSite:
 def site(tmp_path: Path) -> Iterator[RestartingSite]:
     site = RestartingSite(tmp_path)
     yield site
-    for left in site.processes():
-        left.kill()
+    kill_all(site.processes())
 
 
 def outcome(paths: RunPaths, number: int) -> Outcome:

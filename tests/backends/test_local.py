@@ -26,7 +26,7 @@ from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared.state import JobState
 from tests.patience import PATIENCE
 
-from .builders import make_bundle, make_plan, make_run, wait_for
+from .builders import kill_all, make_bundle, make_plan, make_run, wait_for
 
 
 class LocalSite:
@@ -70,8 +70,7 @@ class LocalSite:
 def site(tmp_path: Path) -> Iterator[LocalSite]:
     site = LocalSite(tmp_path)
     yield site
-    for left in site.processes():
-        left.kill()
+    kill_all(site.processes())
 
 
 @pytest.fixture

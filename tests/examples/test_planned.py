@@ -19,12 +19,6 @@ PLANNED = {
 }
 
 
-@pytest.fixture(name="data")
-def _data(tmp_path: Path) -> None:
-    make = EXAMPLES / "pretrain_parquet/make_data.py"
-    subprocess.run([sys.executable, str(make), "data", "--rows", "100"], cwd=tmp_path, check=True)
-
-
 @pytest.mark.parametrize(
     ("script", "flags", "line"),
     [
@@ -38,12 +32,15 @@ def _data(tmp_path: Path) -> None:
             "pretrain_parquet/pretrain.py",
             "--data data --output out --layers 1 --width 16",
             "world 1 ranks, 8 rows a step, 12 steps in all\nstep 10/12 loss",
-            marks=[pytest.mark.long, pytest.mark.usefixtures("data")],
+            marks=pytest.mark.long,
         ),
         ("small_transformer/train.py", "--preset cpu --max-steps 1", ", 8 rows a step on 1 rank"),
     ],
 )
 def test_a_planned_batch_is_taken(tmp_path: Path, script: str, flags: str, line: str) -> None:
+    if "--data" in flags:
+        make = [sys.executable, str(EXAMPLES / "pretrain_parquet/make_data.py"), "data"]
+        subprocess.run([*make, "--rows", "100"], cwd=tmp_path, check=True)
     done = train(tmp_path, "none", 1, *flags.split(), example=EXAMPLES / script, environ=PLANNED)
     assert done.returncode == 0, done.stderr
     assert line in done.stdout

@@ -1,5 +1,6 @@
 """Start the example in small real worlds of CPU processes."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -126,7 +127,8 @@ def train_until(folder: Path, strategy: str, processes: int, line: str, *args: s
         assert launcher.stdout is not None
         seen = any(line in printed for printed in launcher.stdout)
         for pid in [*descendants(launcher.pid), launcher.pid]:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     assert seen, f"the example ended without printing {line!r}"
 
 

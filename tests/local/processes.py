@@ -27,7 +27,13 @@ def processes_of(here: Project, job_id: str) -> list[psutil.Process]:
 def wait_for_none(here: Project, job_id: str, timeout_s: float = 10) -> None:
 
     def left() -> list[psutil.Process]:
-        found = processes_of(here, job_id)
-        return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
+        return [p for p in processes_of(here, job_id) if not _is_zombie(p)]
 
     wait_for(lambda: not left(), f"the end of all processes of {job_id}", timeout_s)
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -120,7 +120,8 @@ def test_when_slurm_ends_the_job_its_end_is_written_at_once(
     assert (run.attempt() / "request").read_text() == "end\n"
     assert process.poll() is None  # it waits for srun: agents may still be saving
     for pid in descendants(process.pid)[:-1]:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60 * PATIENCE)
     assert process.returncode == CANCELLED
     assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == (state, CANCELLED)
@@ -165,8 +166,9 @@ def test_the_submission_of_a_successor_is_not_cut_short(tmp_path: Path) -> None:
     )
     run.wait_for("sbatch.up")
     for pid in descendants(process.pid):  # as Slurm does, each of its processes
-        if b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGTERM)
     _, said = process.communicate(timeout=60 * PATIENCE)
     assert process.returncode == CANCELLED
     assert "job 4712 goes on with the run" in said
