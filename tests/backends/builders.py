@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import create
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from tests import patience
 
 
 def make_plan(root: Path, **changes: Any) -> Plan:
@@ -76,8 +75,3 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-
-
-def wait_for(condition: Callable[[], Any], timeout_s: float = 15, what: str = "it") -> Any:
-    """Wait until a condition holds; fail the test with `what` when it does not."""
-    return patience.wait_for(condition, what, timeout_s, every_s=0.02)

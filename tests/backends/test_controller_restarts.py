@@ -20,8 +20,9 @@ from clusterrun.config.spec import OnInterrupt
 from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared.state import JobState
+from tests.patience import wait_for
 
-from .builders import kill_all, make_bundle, make_plan, make_run, wait_for
+from .builders import kill_all, make_bundle, make_plan, make_run
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -36,7 +37,7 @@ exit "$(< {root}/code.$2)"
 ASKED = """
 if [[ $CLUSTERRUN_LOCAL_NODE_RANK == 0 ]]; then
   trap 'cp "$1/attempts/$2/request" "$1/heard.$2"; touch {root}/done.$2; exit 0' USR2
-  echo $$ > "$1/attempts/$2/head.pid"
+  echo $$ > "$1/head.pid" && mv "$1/head.pid" "$1/attempts/$2/head.pid"
 fi
 while [[ ! -e {root}/done.$2 ]]; do sleep 0.05; done
 """
@@ -74,7 +75,7 @@ class RestartingSite:
         return self.backend.submit(plan, paths).job_id, paths
 
     def end(self, job_id: str) -> tuple[JobState, int | None]:
-        wait_for(lambda: self.backend.query([job_id])[job_id].state.is_terminal, 60, "the end")
+        wait_for(lambda: self.backend.query([job_id])[job_id].state.is_terminal, "the end", 60)
         job = self.backend.query([job_id])[job_id]
         return job.state, job.exit_code
 
@@ -197,7 +198,7 @@ def test_a_request_is_passed_on_to_the_heads_agent(site: RestartingSite) -> None
 
 
 def test_the_agents_are_warned_of_the_time_limit(site: RestartingSite) -> None:
-    job_id, paths = site.start(ASKED, time_minutes=1, warning_s=59)
+    job_id, paths = site.start(ASKED, time_minutes=1, warning_s=55)
     assert site.end(job_id) == (JobState.COMPLETED, 0)
     assert (paths.root / "heard.1").read_text() == "time-limit\n"
 

@@ -24,9 +24,9 @@ from clusterrun.errors import JobNotFoundError, SubmissionError
 from clusterrun.rundir import record
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared.state import JobState
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
-from .builders import kill_all, make_bundle, make_plan, make_run, wait_for
+from .builders import kill_all, make_bundle, make_plan, make_run
 
 
 class LocalSite:
@@ -47,7 +47,7 @@ class LocalSite:
         return self.backend.query([job_id])[job_id]
 
     def wait(self, job_id: str, timeout_s: float = 20) -> SchedulerJob:
-        wait_for(lambda: self.job(job_id).state.is_terminal, timeout_s, f"the end of {job_id}")
+        wait_for(lambda: self.job(job_id).state.is_terminal, f"the end of {job_id}", timeout_s)
         return self.job(job_id)
 
     def processes(self) -> list[psutil.Process]:
@@ -91,7 +91,7 @@ def controller_of(paths: RunPaths) -> dict[str, object]:
 
 
 def no_process_left(site: LocalSite, timeout_s: float = 5) -> None:
-    wait_for(lambda: not site.processes(), timeout_s, f"an end of {site.processes()}")
+    wait_for(lambda: not site.processes(), f"an end of {site.processes()}", timeout_s)
 
 
 def test_every_node_runs_once_with_its_rank(site: LocalSite) -> None:

@@ -330,7 +330,7 @@ def test_following_shows_lines_as_they_come_and_ends_with_the_job(
 ) -> None:
     running = follow(here, "L1", "--exit-status")
     running.wait_for("job L1 is pending")
-    here.start(seconds_ago=65)
+    here.start(seconds_ago=80)
     here.write("n1", raw(T0, 0, "o", "step 1"), raw(T0, 1, "o", "not asked for"))
     running.wait_for("step 1\n")
     here.write("n2", raw(T0 + 9, 9, "e", "OSError: no"))
@@ -341,7 +341,7 @@ def test_following_shows_lines_as_they_come_and_ends_with_the_job(
     assert code == 3
     assert out == ["n1:0  | step 1", "n2:9  ! OSError: no", "n1:0  | last words"]
     assert err[0] == "job L1 is pending: its controller is starting"
-    assert err[-1].startswith("job L1 FAILED after 00:01:0")
+    assert err[-1].startswith("job L1 FAILED after 00:01:")
 
 
 def test_following_a_job_that_has_ended_ends_at_once(ended: LogsCommand) -> None:

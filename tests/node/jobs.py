@@ -117,10 +117,10 @@ class AgentJob:
         for process in psutil.process_iter():
             try:
                 about = [process.environ().get("CLUSTERRUN_RUN_DIR", ""), *process.cmdline()]
+                if mark in about and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
             except psutil.Error:
                 continue
-            if mark in about and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
         return found
 
     def rank_pid(self, rank: int, timeout_s: float = 10) -> int:
@@ -139,7 +139,7 @@ class AgentJob:
         """No process of the job is left."""
         deadline = time.monotonic() + timeout_s * PATIENCE
         while left := self.processes():
-            assert time.monotonic() < deadline, [p.cmdline() for p in left]
+            assert time.monotonic() < deadline, left
             time.sleep(0.05)
 
     def kill(self) -> None:

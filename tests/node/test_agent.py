@@ -39,8 +39,12 @@ WAIT = "import time; print('ready', flush=True); time.sleep(60)"
 def victim(deed: str, rank: int = 3) -> str:
     """Write a script in which one rank does something while the others wait."""
     return (
-        "import os, sys, time, signal\nprint('ready', flush=True)\n"
-        f"if os.environ['RANK'] == '{rank}':\n    time.sleep(0.3)\n    {deed}\ntime.sleep(60)\n"
+        "import glob, os, sys, time, signal\nprint('ready', flush=True)\n"
+        "open('ready-' + os.environ['RANK'], 'w').close()\n"
+        f"if os.environ['RANK'] == '{rank}':\n"
+        "    while len(glob.glob('ready-*')) < int(os.environ['WORLD_SIZE']):\n"
+        "        time.sleep(0.02)\n"
+        f"    {deed}\ntime.sleep(60)\n"
     )
 
 

@@ -344,9 +344,8 @@ def test_what_a_killed_rank_wrote_comes_out_as_a_cut_line(tmp_path: Path) -> Non
     with (tmp_path / "spool" / "rank_0.out").open("ab") as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, check=False)
     thread.start()
-    wait_until(lambda: log_path(tmp_path).exists())
-    assert [line[1:] for line in read_log(tmp_path)] == [("0", "O", b"half a li")]
     assert thread.finish(20)
+    assert [line[1:] for line in read_log(tmp_path)] == [("0", "O", b"half a li")]
 
 
 def test_half_a_character_waits_for_its_other_half(tmp_path: Path) -> None:
@@ -354,7 +353,7 @@ def test_half_a_character_waits_for_its_other_half(tmp_path: Path) -> None:
     path = tmp_path / "spool" / "rank_0.out"
     path.write_bytes("50 % é".encode()[:-1])
     thread.start()
-    wait_until(lambda: log_path(tmp_path).exists())
+    wait_until(lambda: log_path(tmp_path).exists() and log_path(tmp_path).stat().st_size > 0)
     with path.open("ab") as file:
         file.write("é".encode()[-1:] + b"\n")
     assert thread.finish(20)

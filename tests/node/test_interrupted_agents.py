@@ -26,14 +26,17 @@ Make = Callable[..., AgentJob]
 # The ranks of a real training meet in every step; these meet nowhere, so that only the page
 # of shared memory can bring them to one step.
 TRAIN = """
-import os, sys, time
+import glob, os, sys, time
 from clusterrun import runtime
 rank = int(os.environ["RANK"])
+open(f"here-{rank}", "w").close()
+while len(glob.glob("here-*")) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.02)
 for step in range(1, 3000):
     time.sleep(0.02 + 0.005 * rank)
+    saves = runtime.should_checkpoint()
     if step == 1:
         print("ready", flush=True)
-    saves = runtime.should_checkpoint()
     if rank == 0 and step % 5 == 0:
         runtime.step(step, 3000)
     if saves:

@@ -271,6 +271,8 @@ def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint(
         scene.step()
         scene.has_saved = has_saved  # by an earlier attempt, perhaps
         scene.interruption.warned()
+        if has_saved:
+            await scene.ending()
         await asyncio.sleep(0.6)
         return scene.link.decision.is_made
 

@@ -10,6 +10,13 @@ import time
 from pathlib import Path
 
 
+def wait_for_all(place: str) -> None:
+    """Wait until all ranks have come this far; they share the working directory."""
+    Path(f"{place}-{os.environ['RANK']}").touch()
+    while len(list(Path().glob(f"{place}-*"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.02)
+
+
 def join() -> int:
     """Join the world and return the rank."""
     import torch.distributed as dist
@@ -23,18 +30,14 @@ def join() -> int:
 
 def meet() -> int:
     """Wait until all ranks are here, without torch, and return the rank."""
-    rank, world_size = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
-    Path(f"here-{rank}").touch()
-    while len(list(Path().glob("here-*"))) < world_size:
-        time.sleep(0.02)
-    return int(rank)
+    wait_for_all("here")
+    return int(os.environ["RANK"])
 
 
 how, victim = sys.argv[1], int(sys.argv[2])
 rank = meet() if os.environ.get("ALONE") else join()
 print(f"rank {rank} ready", flush=True)
-if os.environ.get("ALONE") and rank == victim:
-    time.sleep(2)  # the others print that they are ready
+wait_for_all("ready")
 if rank == victim:
     if how == "exit":
         sys.exit(3)

@@ -15,8 +15,9 @@ from clusterrun.config.spec import Cluster as Place
 from clusterrun.rundir import record
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
-from tests.backends.builders import make_bundle, make_plan, make_run, wait_for
+from tests.backends.builders import make_bundle, make_plan, make_run
 from tests.cluster.cluster import Cluster
+from tests.patience import wait_for
 
 Submit = Callable[..., JobRecord]
 
@@ -49,5 +50,5 @@ def ask(made: JobRecord) -> SchedulerJob:
 
 
 def until(made: JobRecord, *states: JobState, timeout_s: float = 60) -> SchedulerJob:
-    wait_for(lambda: ask(made).state in states, timeout_s, f"{made.job_id} in {states}")
+    wait_for(lambda: ask(made).state in states, f"{made.job_id} in {states}", timeout_s)
     return ask(made)

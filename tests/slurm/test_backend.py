@@ -16,9 +16,8 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
-from tests.backends.builders import wait_for
 from tests.cluster.cluster import Cluster
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 from tests.slurm.jobs import BACKEND, Submit, ask, submitter, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -37,7 +36,7 @@ def stand(made: JobRecord) -> JobStatus:
 
 def settled(made: JobRecord) -> SchedulerJob:
     """Wait until a job has ended and somebody knows its exit status."""
-    wait_for(lambda: ask(made).exit_code is not None, 60, f"the end of {made.job_id}")
+    wait_for(lambda: ask(made).exit_code is not None, f"the end of {made.job_id}", 60)
     return ask(made)
 
 
@@ -139,7 +138,7 @@ def test_times_nodes_and_limits_are_those_of_slurm(submit: Submit, cluster: Clus
     assert abs(job.start - time.time()) < 20
     assert job.elapsed_s is not None
     BACKEND.cancel([made.job_id])
-    wait_for(lambda: ask(made).source == "sacct", 60, "an answer of accounting")  # it lags
+    wait_for(lambda: ask(made).source == "sacct", "an answer of accounting", 60)  # it lags
     job = ask(made)
     assert (job.state, job.exit_code) == (JobState.CANCELLED, 0)
     assert job.end is not None
@@ -196,7 +195,7 @@ def test_a_requeued_job_waits_and_says_so_and_is_not_over(submit: Submit) -> Non
         states.append(stand(made).state)
         return states[-1] is JobState.PENDING
 
-    wait_for(waits, 60, f"the requeue of {made.job_id}")
+    wait_for(waits, f"the requeue of {made.job_id}", 60)
     assert not any(state.is_terminal for state in states)
     found = stand(made)
     assert found.pending is not None
@@ -210,7 +209,7 @@ def test_states_follow_a_job_from_the_queue_to_its_end(submit: Submit) -> None:
     end = '{"schema": "clusterrun.end/1", "state": "FAILED", "exit_code": 3, "ended_at": %s}'
     made = submit(f'sleep 1; printf \'{end}\' "$(date +%s)" > "$1/end.json"; exit 3')
     assert stand(made).state in (JobState.PENDING, JobState.RUNNING)
-    wait_for(lambda: stand(made).state.is_terminal, 60)
+    wait_for(lambda: stand(made).state.is_terminal, timeout_s=60)
     found = stand(made)
     assert (found.state, found.exit_code, found.error) == (JobState.FAILED, 3, None)
 
@@ -283,6 +282,6 @@ def test_a_job_that_is_released_in_the_second_of_its_requeue_starts(
     cluster.wait_job(made.job_id, "RUNNING")
     time.sleep(2 - time.time() % 1)  # what follows fits into one second
     cluster.run(["scontrol", "requeue", made.job_id])
-    wait_for(lambda: BACKEND.release(made.job_id), 20, "the release of the job")
-    wait_for(lambda: "run 1\n" in batch_output(made), 30, "the second run of its step")
+    wait_for(lambda: BACKEND.release(made.job_id), "the release of the job", 20)
+    wait_for(lambda: "run 1\n" in batch_output(made), "the second run of its step", 30)
     cluster.run(["scancel", made.job_id])

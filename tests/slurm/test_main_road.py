@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.builders import wait_for
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 from tests.road import LIGHT, Project, project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -212,7 +211,7 @@ def test_an_agent_that_is_killed_before_the_first_checkpoint_is_no_fault_of_the_
     agents = [p.pid for p in cluster.processes_on(node) if "clusterrun.node agent" in p.cmdline]
     assert len(agents) == 1
     os.kill(agents[0], signal.SIGKILL)
-    wait_for((here.run_dir(job_id) / "attempts" / "2").exists, 60, "the second attempt")
+    wait_for((here.run_dir(job_id) / "attempts" / "2").exists, "the second attempt", 60)
     (first, _) = here.json("status", job_id)["attempts"]
     assert (first["code"], first["cause"], first["next"]) == (123, "node_lost", "relaunch")
     assert f"{node}: its agent is gone" in here.ok("status", job_id)

@@ -14,10 +14,9 @@ from clusterrun.rundir import record as records
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.state import JobState
-from tests.backends.builders import wait_for
 from tests.chaos.training import add_scripts
 from tests.cluster.cluster import Cluster
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 from tests.road import Project, project
 from tests.slurm.jobs import Submit, submitter, until
 
@@ -80,8 +79,8 @@ fi
 """
     made = submit(body)
     root = made.paths.root
-    wait_for(lambda: text(root / "env"), 90, "the start of the successor")
-    wait_for(lambda: text(root / "ended"), 90, "the end of the first job")  # nobody waited for it
+    wait_for(lambda: text(root / "env"), "the start of the successor", 90)
+    wait_for(lambda: text(root / "ended"), "the end of the first job", 90)  # nobody waited for it
     new = now(made)
     assert text(root / "said") == f"{new.job_id}\n" == text(root / "again")
     assert new.earlier_job_ids == (made.job_id,)
@@ -94,7 +93,7 @@ fi
 
 def test_a_successor_that_slurm_refuses_changes_nothing(submit: Submit) -> None:
     made = submit(f'{NEXT} "$1" no-such-node 2> "$1/said"; echo $? > "$1/code"')
-    wait_for(lambda: text(made.paths.root / "code"), 90)
+    wait_for(lambda: text(made.paths.root / "code"), timeout_s=90)
     assert text(made.paths.root / "code") == "1\n"
     assert text(made.paths.root / "said").startswith("no successor: sbatch refused")
     assert now(made).earlier_job_ids == ()
@@ -169,8 +168,8 @@ def test_a_chain_goes_on_where_its_first_job_left(here: Project, cluster: Cluste
     def has_moved() -> bool:
         return bool(json.loads((root / "job.json").read_text())["job_id"] == second)
 
-    wait_for(has_moved, 200, "the second job of the chain")
-    wait_for(lambda: (root / "attempts" / "2").is_dir(), 100, "its attempt")
+    wait_for(has_moved, "the second job of the chain", 200)
+    wait_for(lambda: (root / "attempts" / "2").is_dir(), "its attempt", 100)
     here.ok("cancel", first)
     for each in (first, second, third):
         cluster.wait_job(each, timeout_s=60)
