@@ -19,6 +19,7 @@ import pytest
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.local import backend, process
 from clusterrun.backends.local.backend import LocalBackend
+from clusterrun.backends.local.host import LocalStep
 from clusterrun.config.spec import Device
 from clusterrun.errors import JobNotFoundError, SubmissionError
 from clusterrun.rundir import record
@@ -402,3 +403,13 @@ def test_a_controller_on_another_machine_is_not_called_dead(site: LocalSite) -> 
     with pytest.raises(Exception, match="runs on login2"):
         site.backend.cancel([job_id])
     assert site.wait(job_id).state is JobState.COMPLETED  # its files say so
+
+
+def test_a_status_that_comes_just_before_the_end_is_kept(tmp_path: Path) -> None:
+    paths = RunPaths(root=tmp_path)
+    paths.attempt(1).mkdir(parents=True)
+    node = subprocess.Popen(["bash", "-c", "exit 3"])
+    os.waitid(os.P_PID, node.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody knows
+    step = LocalStep(paths=paths, attempt=1, running={node.pid: node})
+    step.end()
+    assert step.poll() == 3

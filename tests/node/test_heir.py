@@ -196,3 +196,16 @@ def test_where_nothing_may_be_submitted_slurm_requeues(
     assert scene.asked[1:] == asked
     assert "not from here" in scene.said[-1]
     assert not scene.paths.followed(1).exists(), "the batch script, if it lives, may go on"
+
+
+def test_an_heir_that_cannot_decide_leaves_it_to_the_batch_script(
+    scene: Heirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no such file system")
+
+    monkeypatch.setattr(heir, "conclude", fail)
+    scene.lose_head()
+    assert scene.asked == []
+    assert "no such file system" in scene.said[-1]
+    assert not scene.paths.followed(1).exists()

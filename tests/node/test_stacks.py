@@ -19,7 +19,7 @@ import pytest
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch import stacks
 from clusterrun.node.watch.stacks import RankPlace, main_frames, places, sentence, suspect
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -107,6 +107,22 @@ def test_a_place_in_a_library_is_told_by_the_users_line(
     )
     (place,) = where(spool, rank)
     assert (place.is_waiting, place.where.endswith(" in rest")) == (True, True)
+
+
+def test_a_place_in_the_ranks_own_frame_is_told_by_the_users_line(
+    start: Start, spool: Spool, tmp_path: Path
+) -> None:
+    ours = tmp_path / "clusterrun" / "rank"
+    ours.mkdir(parents=True)
+    (ours / "ours.py").write_text("import time\ndef wait():\n    time.sleep(100)\n")
+    rank = start(
+        f"sys.path.insert(0, {str(ours)!r})\nimport ours\n"
+        "def step():\n    print('ready', flush=True)\n    ours.wait()\nstep()\n"
+    )
+    found = wait_for(
+        lambda: [at for at in where(spool, rank) if at.where.endswith(" in step")], timeout_s=10
+    )
+    assert "ours.py" not in found[0].where
 
 
 def test_the_second_question_is_not_answered_with_the_first_answer(

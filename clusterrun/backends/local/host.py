@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -52,8 +54,9 @@ class LocalStep:
         self.code = exit_code(self.codes)  # before those that this causes
         self.kill_by = time.monotonic() + GRACE_S
         write_request(self.paths.request(self.attempt), Reason.END)
-        for node in self.running.values():
-            node.terminate()
+        for pid in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)  # Popen.terminate() would reap it unseen
 
     def kill(self) -> None:
         """Kill what is left, which would hold ports and locks."""

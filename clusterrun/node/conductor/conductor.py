@@ -162,7 +162,7 @@ class Conductor:
         again = self.step is not None
         try:
             self.step = self.host.start(self.attempt, is_relaunch=again, excluded=self.excluded)
-        except OSError as error:
+        except (OSError, ClusterrunError) as error:
             say_on_stderr(f"attempt {self.attempt} cannot be started: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=127)) from error
         while (code := self.step.poll()) is None and not self.agents_left:

@@ -35,7 +35,7 @@ class Host(Protocol):
     environ: Mapping[str, str]
 
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> Step:
-        """Start an attempt. Raises OSError."""
+        """Start an attempt. Raises OSError and ClusterrunError."""
 
     def register(self) -> None:
         """Record the run's job unless it is recorded. Raises ClusterrunError and OSError."""

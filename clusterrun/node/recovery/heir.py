@@ -35,12 +35,16 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
     Then cancel this job: nothing more can start in it. If no job can be submitted from here,
     requeue one that Slurm keeps. `say` writes into this node's log.
     """
+    is_ours = False
     try:
-        if not _is_orphaned(attempt) or not claim(attempt.paths, attempt.number, attempt.who.node):
+        is_ours = _is_orphaned(attempt) and claim(attempt.paths, attempt.number, attempt.who.node)
+        if not is_ours:
             return  # somebody ends the run, or its conductor is alive out there
         env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # useless without the batch script
         decision = conclude(attempt.paths.root, attempt.number, LOST, env)
     except (ClusterrunError, OSError, ValueError) as error:
+        if is_ours:  # its conductor, if it is alive after all, may decide
+            attempt.paths.followed(attempt.number).unlink(missing_ok=True)
         say(f"what follows cannot be decided here: {error}")
         return
     say(f"attempt {attempt.number}: {decision.next.value}: {decision.why}")

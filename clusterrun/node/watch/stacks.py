@@ -27,7 +27,7 @@ _WAITING = re.compile(
     r"distributed_c10d\.py|_engine_run_backward|/torch/distributed/|/deepspeed/comm/|store\.py"
     r"|synchronize|_cuda_synchronize"
 )
-_INSTALLED = re.compile(r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/worker\.py")
+_INSTALLED = re.compile(r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/rank/")
 _STATES = {
     psutil.STATUS_STOPPED: "stopped by a signal",
     psutil.STATUS_TRACING_STOP: "stopped by a debugger",
