@@ -142,7 +142,7 @@ class RunPaths:
         """The secret by which the agents of one attempt authenticate each other, mode 0600."""
         return self.attempt(attempt) / "link.secret"
 
-    def verdict(self, attempt: int) -> Path:
+    def status(self, attempt: int) -> Path:
         """The exit status of one attempt, as digits: the first to write it decides."""
         return self.attempt(attempt) / "status"
 

@@ -64,9 +64,9 @@ def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
     )
 
 
-def print_verdict(verdict: str) -> None:
+def print_check(answer: str) -> None:
     """Print what Slurm answered about a script, or that nobody but bash was asked."""
-    output.say(verdict or "bash finds no mistake; there is no Slurm to ask")
+    output.say(answer or "bash finds no mistake; there is no Slurm to ask")
 
 
 def print_files(prepared: Prepared, *, as_json: bool) -> None:

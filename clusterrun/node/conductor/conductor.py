@@ -172,9 +172,9 @@ class Conductor:
             self.code = self._agreed() or self.code
 
     def _agreed(self) -> int:
-        """Return the agents' verdict: they know which rank failed first."""
+        """Return the status that the agents wrote: they know which rank failed first."""
         with contextlib.suppress(OSError, ValueError):
-            return int(self.paths.verdict(self.attempt).read_text(encoding="ascii"))
+            return int(self.paths.status(self.attempt).read_text(encoding="ascii"))
         return 0
 
     def _relaunch(self, decision: Decision) -> None:

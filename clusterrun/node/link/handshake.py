@@ -42,7 +42,7 @@ class Realm:
 
     def _check_open(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            code = int(self.paths.verdict(self.attempt).read_text(encoding="ascii"))
+            code = int(self.paths.status(self.attempt).read_text(encoding="ascii"))
             text = f"another node cannot take part: it left with status {code}"
             raise NodeError(code, text, is_told=True)
 

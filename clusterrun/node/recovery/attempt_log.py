@@ -78,10 +78,10 @@ class Account:
         paths, number = self._attempt.paths, self._attempt.number
         outcome = self._outcome(ending)
         with contextlib.suppress(OSError):
-            files.create(paths.verdict(number), f"{ending.code}\n")
+            files.create(paths.status(number), f"{ending.code}\n")
         if self._attempt.who.is_head:
             with contextlib.suppress(OSError, ValueError):  # another node may be writing it
-                code = int(paths.verdict(number).read_text(encoding="ascii"))
+                code = int(paths.status(number).read_text(encoding="ascii"))
                 outcome = dataclasses.replace(outcome, code=code)
             with contextlib.suppress(OSError):
                 write_outcome(paths, outcome)
