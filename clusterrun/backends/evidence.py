@@ -117,7 +117,7 @@ def _is_unheard(newest: Event | None) -> bool:
     return newest is not None and newest.type is EventType.INTERRUPTED and newest.heard is False
 
 
-def first_failure(paths: RunPaths, end: End | None, newest: Outcome | None) -> Outcome | None:
+def newest_failure(paths: RunPaths, end: End | None, newest: Outcome | None) -> Outcome | None:
     """Return the failure that ended the newest attempt; a cancellation or interruption is none."""
     if newest is not None:
         return newest if newest.code and newest.cause.is_failure else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from clusterrun.backends.attempts import AttemptSummary, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
-from clusterrun.backends.evidence import Evidence, TrainingProgress, first_failure, read_evidence
+from clusterrun.backends.evidence import Evidence, TrainingProgress, newest_failure, read_evidence
 from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
@@ -146,7 +146,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         world_size=evidence.world_size,
         progress=evidence.progress,
         checkpoint=evidence.checkpoint,
-        failure=first_failure(record.paths, end, attempts[-1].outcome if attempts else None),
+        failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None),
         attempts=attempts,
         notes=_notes(record, state, job, answer, evidence),
         error=answer.error if answer and not over else None,

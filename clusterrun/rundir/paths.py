@@ -118,7 +118,7 @@ class RunPaths:
         """The default of `clusterrun.runtime.checkpoint_dir()`."""
         return self.root / "checkpoints"
 
-    def set_aside(self, when: str) -> Path:
+    def set_aside_dir(self, when: str) -> Path:
         """Where checkpoints go that must not be preferred to an older one."""
         return self.checkpoints_dir / f"set-aside-{when}"
 

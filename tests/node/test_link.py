@@ -49,7 +49,7 @@ def report(rank: int, **changes: Any) -> Report:
     return Report(**{**given, **changes})
 
 
-def conclude(reports: Sequence[Report], address: str) -> LaunchParameters:
+def decide(reports: Sequence[Report], address: str) -> LaunchParameters:
     return LaunchParameters(address=address, port=len(reports), interface="lo", precision="bf16")
 
 
@@ -83,7 +83,7 @@ class Nodes:
 
     def __init__(self, path: Path, nodes: int = 3, timeout_s: float = 10) -> None:
         place = realm(path)
-        self.head = Head(who(0, nodes), place, PORTS, timeout_s, conclude, SharedDisk())
+        self.head = Head(who(0, nodes), place, PORTS, timeout_s, decide, SharedDisk())
         self.members = [member(rank, nodes, place, timeout_s) for rank in range(1, nodes)]
 
     @property
@@ -553,7 +553,7 @@ def test_a_conclusion_that_fails_is_told_to_all(tmp_path: Path) -> None:
 
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)
-        nodes.head._conclude = refuse
+        nodes.head._decide = refuse
         assert [error.code for error in await nodes.meet()] == [121, 121]
 
     run(story())

@@ -82,12 +82,15 @@ def open_link(
     ports = _ports(attempt).link
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     if who.is_head:
-        return Head(who, realm, ports, timeout_s, functools.partial(conclude, attempt), disk)
+        decide = functools.partial(decided_parameters, attempt)
+        return Head(who, realm, ports, timeout_s, decide, disk)
     return Member(who, realm, ports, timeout_s, clock, compared, answerers, disk)
 
 
-def conclude(attempt: Attempt, reports: Sequence[Report], address: str) -> LaunchParameters:
-    """Decide, as the head, what all nodes launch with; the port is free as of now."""
+def decided_parameters(
+    attempt: Attempt, reports: Sequence[Report], address: str
+) -> LaunchParameters:
+    """Decide, as the head, what all nodes launch with; the port was free when it was checked."""
     return LaunchParameters(
         precision=decided_precision(attempt.plan.precision, reports),
         address=address,

@@ -64,7 +64,7 @@ def run_agent(run_dir: Path, number: int) -> int:
             text = f"{who.node}: not all logs could be written to {run_dir} ({why}){missing}"
             say_on_stderr(f"{text}; the ranks' own files are kept on {who.node} in {spool.keep()}")
         if agent.has_lost_node:
-            _tell_batch_shell(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
+            _signal_conductor(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
 
 
 def _limits(plan: Plan) -> Limits:
@@ -77,8 +77,8 @@ def _limits(plan: Plan) -> Limits:
     )
 
 
-def _tell_batch_shell(pid: str) -> None:
-    """Signal that all agents but the lost have left: srun may wait minutes for a lost node."""
+def _signal_conductor(pid: str) -> None:
+    """Report that all agents but the lost ones have left: srun may wait minutes for a lost node."""
     if pid.isdigit():
         with contextlib.suppress(OSError):
             os.kill(int(pid), signal.SIGURG)

@@ -25,7 +25,7 @@ LOOK_S = 0.5  # between looks at what other nodes may have written
 RETURN_S = 20.0  # for a node that left while the others were waited for
 STRANGERS = 64  # handshakes that may be open besides those of all nodes
 BACKLOG = 1024
-Conclude = Callable[[Sequence[Report], str], LaunchParameters]
+Decide = Callable[[Sequence[Report], str], LaunchParameters]
 
 
 @dataclass(kw_only=True)
@@ -50,11 +50,11 @@ class Head:
         realm: Realm,
         ports: Sequence[int],
         timeout_s: float,
-        conclude: Conclude,
+        decide: Decide,
         disk: SharedDisk,
     ) -> None:
         self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
-        self._timeout_s, self._conclude = timeout_s, conclude
+        self._timeout_s, self._decide = timeout_s, decide
         self._peers: dict[int, Peer] = {}
         self._left: dict[int, float] = {}  # by node rank, when it left before the launch
         self._is_launched = False
@@ -68,7 +68,7 @@ class Head:
         self.left_behind = False
 
     async def meet(self, report: Report) -> LaunchParameters:
-        """Wait for all nodes, conclude from their reports, and welcome them. Raises NodeError."""
+        """Wait for all nodes, decide by their reports, and welcome them. Raises NodeError."""
         if len(self._who.nodes) == 1:
             return self._welcome([report])
         self._secret = await self._shared_secret()
@@ -120,7 +120,7 @@ class Head:
     def _welcome(self, reports: Sequence[Report]) -> LaunchParameters:
         if found := problems(reports):
             raise NodeError(NodeExit.NODE_UNFIT, "; ".join(found))
-        parameters = self._conclude(reports, self._address())
+        parameters = self._decide(reports, self._address())
         self._is_launched = True
         self._send_all("welcome", port=parameters.port, precision=parameters.precision)
         return parameters

@@ -12,6 +12,7 @@ from pathlib import Path
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
+from clusterrun.node.agent.identity import local_node
 from clusterrun.node.recovery import printed
 from clusterrun.node.recovery.reach import unreachable
 from clusterrun.node.recovery.rules import Decision, Ground, decide
@@ -216,7 +217,7 @@ def _saved_before(paths: RunPaths, number: int) -> int:
 
 def _allocated(plan: Plan, env: Mapping[str, str]) -> tuple[str, ...]:
     if plan.cluster is Cluster.LOCAL:
-        return tuple(f"local{rank}" for rank in range(plan.nodes))
+        return tuple(map(local_node, range(plan.nodes)))
     return _hostlist(env)
 
 
