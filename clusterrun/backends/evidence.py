@@ -10,8 +10,9 @@ from pathlib import Path
 from clusterrun.node.recovery.printed import last_word
 from clusterrun.rundir.end import End
 from clusterrun.rundir.events import Event, EventType, read_ends
-from clusterrun.rundir.outcome import Cause, Outcome, read_world
+from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import read_world
 from clusterrun.shared.state import JobState
 
 UNHEARD = "no rank had asked runtime.should_checkpoint() when all were to save"

@@ -48,6 +48,15 @@ class JobStatus:
     notes: tuple[str, ...] = ()
     error: ClusterrunError | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the job was requeued, and Slurm holds it back."""
+        return self.pending is not None and _is_held(self.pending, self.attempt)
+
+
+def _is_held(reason: PendingReason, attempt: int) -> bool:
+    return reason.code == "BeginTime" and attempt > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
@@ -204,7 +213,7 @@ def _later(one: float | None, other: float | None) -> bool:
 def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> PendingReason:
     reason = explain(job.reason, record.job_id)
     text = ""
-    if reason.code == "BeginTime" and evidence.attempt > 0:
+    if _is_held(reason, evidence.attempt):
         text = "requeued; Slurm holds it back for two minutes"
     elif reason.code == "Dependency" and record.earlier_job_ids:
         text = f"it goes on when job {record.earlier_job_ids[-1]} of this run has ended"

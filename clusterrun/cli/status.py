@@ -20,7 +20,6 @@ from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
-from clusterrun.verbs.release import is_held
 from clusterrun.verbs.status import status, wait
 
 SILENCE_S = 10.0  # a script that reports its steps does so each second
@@ -54,7 +53,7 @@ def command(
             output.answer(f"{label:<11}{text}")
     for text in now.notes:
         output.note(text)
-    if is_held(now):
+    if now.is_held:
         output.note(f"'clusterrun status --wait {now.record.job_id}' has Slurm start it now")
     ctx.exit(_exit_code(now, exit_status=exit_status))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from clusterrun.errors import NodeExit
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.files import read_json, write_whole
+from clusterrun.shared.files import write_whole
 from clusterrun.shared.state import JobState
 
 SCHEMA = "clusterrun.outcome/1"
@@ -157,9 +157,3 @@ def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
 def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
     """Write how an attempt ended."""
     write_whole(paths.outcome(outcome.attempt), outcome.to_json())
-
-
-def read_world(paths: RunPaths, attempt: int) -> tuple[str, ...]:
-    """Return the nodes of an attempt in rank order; none before they have met."""
-    nodes = (read_json(paths.world(attempt)) or {}).get("nodes", ())
-    return tuple(map(str, nodes)) if isinstance(nodes, list) else ()

@@ -26,6 +26,7 @@ from clusterrun.errors import (
 )
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.plan import read_plan
 from clusterrun.shared import files, shell
 from clusterrun.shared.locks import locked
 
@@ -261,7 +262,7 @@ def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = 
     becomes the run's own.
     """
     paths = RunPaths(root=run_dir.absolute())
-    plan = Plan.from_json(paths.plan.read_text())
+    plan = read_plan(paths)
     with locked(paths.record_lock):
         if not paths.record.exists():
             write(new_record(plan, paths, argv=(), now=time.time() if now is None else now))

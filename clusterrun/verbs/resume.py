@@ -19,6 +19,7 @@ from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import record as records
 from clusterrun.rundir.create import write_config
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import files
 from clusterrun.shared.locks import locked
@@ -216,10 +217,10 @@ def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
 def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
     """Return the plan of the run; None if another version of clusterrun wrote it."""
     try:
-        plan = Plan.from_json(record.paths.plan.read_text())
+        plan = read_plan(record.paths)
     except OSError as error:
         raise ClusterrunError(f"cannot read {record.paths.plan}", cause=str(error)) from error
-    except (ValueError, TypeError):
+    except ValueError:
         return None
     return Prepared(resolved=resolved, plan=plan, bundle=Bundle(files={}))
 

@@ -18,19 +18,19 @@ def main(argv: Sequence[str]) -> int:
     """
     signals = Signals()  # first of all: no signal may be lost, or end the job
     from clusterrun.backends.slurm.host import SlurmHost
-    from clusterrun.launch.plan import Plan
     from clusterrun.node.agent.stderr import print_trouble
     from clusterrun.node.conductor.conductor import Conductor
     from clusterrun.rundir.end import write_end
     from clusterrun.rundir.paths import RunPaths
+    from clusterrun.rundir.plan import read_plan
     from clusterrun.shared.state import JobState
 
     run_dir, kind, directory, environ, seconds = argv
     _return_to(directory, int(environ))
     paths = RunPaths(root=Path(run_dir))
     try:
-        plan = Plan.from_json(paths.plan.read_text())
-    except (OSError, ValueError, TypeError):
+        plan = read_plan(paths)
+    except (OSError, ValueError):
         print_trouble()
         write_end(paths, JobState.FAILED, 1)
         return 1

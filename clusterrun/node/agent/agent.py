@@ -18,7 +18,7 @@ from clusterrun.node.agent.preparation import (
     check_descriptors,
     node_report,
     open_link,
-    write_world,
+    prepare_run_dir,
 )
 from clusterrun.node.agent.processes import kill_descendants, reap_adopted
 from clusterrun.node.agent.report import LaunchParameters
@@ -139,7 +139,7 @@ class Agent:
         if isinstance(link, Member):
             self._member = link
         else:
-            self._tasks.start(self._write_world())
+            self._tasks.start(self._prepare_run_dir())
             self._lead(link)
         launcher = accelerate_launcher(self._attempt, parameters, self._spool)
         launcher.start()
@@ -215,9 +215,9 @@ class Agent:
         text = f"the clock here is {seconds:.3f} s {side} the head's; it is corrected"
         self._say(text, tell=False)
 
-    async def _write_world(self) -> None:
+    async def _prepare_run_dir(self) -> None:
         try:
-            await self._disk.do(partial(write_world, self._attempt))
+            await self._disk.do(partial(prepare_run_dir, self._attempt))
         except OSError as error:  # readers of the logs do without it
             self._say(f"cannot write {self._attempt.paths.world(self._attempt.number)}: {error}")
 

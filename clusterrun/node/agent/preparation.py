@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +25,8 @@ from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.node.recovery.causes import NodeError, NodeExit
+from clusterrun.rundir.world import write_world
 from clusterrun.shared.descriptors import raise_descriptor_limit
-from clusterrun.shared.files import write_whole
 
 SPARE_DESCRIPTORS = 256  # for everything else that a process opens
 
@@ -133,18 +132,14 @@ def _rendezvous_port(attempt: Attempt) -> int:
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
 
 
-def write_world(attempt: Attempt) -> None:
+def prepare_run_dir(attempt: Attempt) -> None:
     """Record, as the head, which nodes have which ranks.
 
     Make the checkpoint directory too, before a node's file system caches that there is none.
     """
-    attempt.paths.checkpoints_dir.mkdir(mode=0o700, exist_ok=True)
-    world = {
-        "schema": "clusterrun.world/1",
-        "nodes": list(attempt.who.nodes),
-        "procs_per_node": attempt.plan.procs_per_node,
-    }
-    write_whole(attempt.paths.world(attempt.number), json.dumps(world) + "\n")
+    paths, plan = attempt.paths, attempt.plan
+    paths.checkpoints_dir.mkdir(mode=0o700, exist_ok=True)
+    write_world(paths, attempt.number, attempt.who.nodes, plan.procs_per_node)
 
 
 def accelerate_launcher(attempt: Attempt, parameters: LaunchParameters, spool: Spool) -> Launcher:

@@ -24,6 +24,7 @@ from clusterrun.node.recovery.causes import NodeError, NodeExit
 from clusterrun.node.recovery.heir import inherit
 from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
 from clusterrun.shared.control_page import ControlPage
 from clusterrun.shared.wording import count
 
@@ -96,8 +97,8 @@ def missing_text(sizes: Mapping[Output, int]) -> str:
 
 def _plan(paths: RunPaths) -> Plan:
     try:
-        return Plan.from_json(paths.plan.read_text())
-    except (OSError, ValueError, TypeError) as error:
+        return read_plan(paths)
+    except (OSError, ValueError) as error:
         raise NodeError(NodeExit.NODE_UNFIT, f"cannot read {paths.plan}: {error}") from error
 
 

@@ -23,11 +23,12 @@ from clusterrun.rundir.outcome import (
     Outcome,
     Reason,
     read_outcome,
-    read_world,
     write_outcome,
 )
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.request import read_request
+from clusterrun.rundir.world import read_world
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.files import size_of
 from clusterrun.shared.hostlist import parse_hostlist
@@ -48,7 +49,7 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     Raises OSError or ValueError if the run's files can't be read.
     """
     paths = RunPaths(root=run_dir)
-    plan = _plan(paths)
+    plan = read_plan(paths)
     record = StepRecord.of(paths, range(_first(paths, number), number + 1))
     before = [_with_checkpoint(outcome, record) for outcome in past(paths, number)]
     newest = read_outcome(paths, number) or _unreported(paths, number, code, env, before)
@@ -75,13 +76,6 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     with contextlib.suppress(OSError):  # a full disk is no reason to stop
         write_outcome(paths, outcome)
     return decision
-
-
-def _plan(paths: RunPaths) -> Plan:
-    try:
-        return Plan.from_json(paths.plan.read_text())
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{paths.plan} can't be read: {error}") from error
 
 
 def past(paths: RunPaths, number: int) -> list[Outcome]:

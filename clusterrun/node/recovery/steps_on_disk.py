@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 
 from clusterrun.rundir.events import EventType, read
-from clusterrun.rundir.outcome import read_world
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import read_world
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import IncompleteError
 
