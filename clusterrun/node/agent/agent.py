@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -312,7 +313,7 @@ class Agent:
             is_head_lost = failure.cause is Cause.NODE_LOST and failure.node == head and not is_lost
             tell = self._who.is_head or is_head_lost
             if failure.node == self._who.node or is_head_lost or is_lost:
-                data = failure.to_data()
+                data = asdict(failure)
                 self._event("failed", **{"ts": data.pop("at"), **data})
             self.has_lost_node = is_lost
             self.has_lost_head = is_head_lost

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterrun.node.agent.identity import LOOPBACK, Identity
@@ -245,7 +245,7 @@ class Head:
         return ending
 
     def _broadcast(self, ending: Ending) -> None:
-        self._send_all("stop", **ending.to_data())
+        self._send_all("stop", **asdict(ending))
 
     def _send_all(self, kind: str, **fields: Any) -> None:
         for peer in self._peers.values():

@@ -191,7 +191,7 @@ class Member:
             "hello",
             nonce=ours,
             proof=proof(secret, "member", theirs, ours, head_end),
-            report=report.to_data(),
+            report=dataclasses.asdict(report),
             **self._realm.label,
         )
         answer = await channel.receive(ANSWER_S)
@@ -233,7 +233,7 @@ class Member:
         """Report a failure to the head, in the head's time; decide alone if it does not answer."""
         failure = dataclasses.replace(failure, at=self._clock.corrected_s(failure.at))
         if self._channel is not None:
-            self._channel.send("failed", **failure.to_data())
+            self._channel.send("failed", **dataclasses.asdict(failure))
         loop = asyncio.get_running_loop()
         loop.call_later(HEAD_DECIDES_S, self._decide_alone, Ending.of(failure))
 
