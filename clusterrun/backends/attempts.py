@@ -8,7 +8,7 @@ from clusterrun.rundir.outcome import Cause, Outcome, read_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import read_world
 
-HALTS = 2  # on one node; one may be chance
+HALTS = 2  # on one node; a single one may be chance
 
 
 @dataclass(frozen=True, kw_only=True)

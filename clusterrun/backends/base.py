@@ -23,7 +23,7 @@ class PerhapsSubmittedError(SchedulerUnreachableError):
 class Submission:
     """A job that was submitted; `slurm_cluster` is set only at sites that have several.
 
-    `held` is the error to raise, once the job is recorded, if it should start and can't.
+    `held` is the error to raise once the job is recorded, if it should start but can't.
     """
 
     job_id: str

@@ -1,4 +1,4 @@
-"""What the files of a run tell about its progress, without a question to the scheduler."""
+"""Read a run's progress from its files, without asking the scheduler."""
 
 from __future__ import annotations
 

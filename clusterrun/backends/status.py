@@ -74,7 +74,7 @@ def statuses(
 ) -> list[JobStatus]:
     """Return the status of all jobs, asking each scheduler at most once.
 
-    A job that completed by its files needs no question. If a scheduler doesn't answer, each
+    A job whose files show that it completed is not asked about. If a scheduler doesn't answer, each
     status that misses the answer holds the error.
     """
     ends = [read_end(record.paths) for record in records]
@@ -95,7 +95,7 @@ def _current(record: JobRecord, end: End | None) -> JobRecord:
 
 
 def _must_ask(record: JobRecord, end: End | None) -> bool:
-    """Whether the files are not enough: a job that failed may wait for its next start."""
+    """Whether to ask the scheduler: a job that failed may wait for its next start."""
     if not record.job_id:
         return False
     if end is None:

@@ -188,7 +188,7 @@ def _attempt(attempt: AttemptSummary, *, is_last: bool, is_over: bool) -> str:
 
 
 def _span(outcome: Outcome) -> tuple[str, ...]:
-    if not outcome.started_at:  # nobody was left to say
+    if not outcome.started_at:  # no agent was left to report it
         return ()
     start = datetime.fromtimestamp(outcome.started_at)
     return f"{start:%m-%d %H:%M:%S}", clock(outcome.ended_at - outcome.started_at)
@@ -202,7 +202,7 @@ def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterat
     if attempt.lost_steps:
         about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
         yield f"lost {count(attempt.lost_steps, 'step')}{about}"
-    went_on = outcome.next is Next.STOP and not is_end  # Slurm or a person had it go on
+    went_on = outcome.next is Next.STOP and not is_end  # Slurm or a person continued it
     if outcome.cause is not Cause.COMPLETED and not went_on:
         has_news = outcome.why not in ("", outcome.reason)
         yield f"{outcome.next.value}: {outcome.why}" if has_news else outcome.next.value

@@ -1,4 +1,4 @@
-"""Merge the settings of all sources into one JobSpec: which value wins, and why."""
+"""Merge the settings of all sources into one JobSpec, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Merged:
         self.origins[setting.key] = origin
 
     def take_timeout(self) -> None:
-        """Read NCCL_TIMEOUT as the option that is meant."""
+        """Read NCCL_TIMEOUT as the process group's timeout."""
         for name in ("network_env", "env"):
             for item in _TIMEOUT_NAMES:
                 if item in self.values.get(name, {}):

@@ -1,4 +1,4 @@
-"""Decide the whole environment of a job: ours, the preset's, the user's, in this order."""
+"""Decide the environment of a job: our variables, the preset's, the user's, in this order."""
 
 from __future__ import annotations
 

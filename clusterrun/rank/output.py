@@ -54,7 +54,7 @@ class _Losses:
     def _finish(self, data: Any, written: int | None) -> int | None:
         """Write the rest after a short write; count what the disk does not take as lost."""
         if written is None:
-            return None  # non-blocking, which only the script can have made it
+            return None  # only the script can have made it non-blocking
         rest = memoryview(data).cast("B")
         size = len(rest)
         rest = rest[written:]
@@ -89,6 +89,6 @@ class _Losses:
         return self._finish(given, written - len(notice))
 
     def report(self) -> None:
-        """Report at the end what was lost, if there is room by then."""
+        """Report at the end what was lost, if there is room."""
         if self._lost:
             self._write_after_loss(b"")

@@ -230,7 +230,7 @@ def _first(problems: Iterable[str]) -> str:
 
 
 def settled_together(path: Path) -> tuple[Sums, str]:
-    """Sync all files below a directory to the disk, each rank its share; all have written before.
+    """Sync all files below a directory to the disk, each rank its share, once all have written.
 
     Return their sizes and checksums, and what went wrong ("": nothing), on all ranks alike.
     """

@@ -1,4 +1,4 @@
-"""Remove old checkpoints in a thread: so many files take a while."""
+"""Remove old checkpoints in a thread, since many files take a while."""
 
 from __future__ import annotations
 

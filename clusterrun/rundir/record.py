@@ -198,10 +198,7 @@ def write(record: JobRecord) -> None:
 
 
 def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
-    """Change job.json, one process at a time: both jobs and commands do.
-
-    Raises ClusterrunError, OSError.
-    """
+    """Change job.json, one process at a time. Raises ClusterrunError, OSError."""
     with locked(paths.record_lock):
         old = read(paths)
         new = change(old)

@@ -85,7 +85,7 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
 
 
 def _check_script(resolved: Resolved) -> None:
-    """Find a typo now: in the queue it would cost hours."""
+    """Find a typo now, not after hours in the queue."""
     script = resolved.spec.script
     if script is None:
         return

@@ -143,13 +143,13 @@ def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecor
     return record
 
 
-# What stands in the way
+# Reasons to refuse
 
 
 def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
     """Return how a run stands; refuse one that may be active.
 
-    Raises UsageError, or SchedulerUnreachableError if nobody can tell.
+    Raises UsageError, or SchedulerUnreachableError if that is unknown.
     """
     chained: list[str] = []
     with contextlib.suppress(*([SchedulerUnreachableError] if force else [])):
@@ -171,7 +171,7 @@ def _refuse_active(status: JobStatus, chained: Sequence[str]) -> None:
             hint=f"end the chain first: clusterrun cancel {job_id}",
         )
     if state.is_terminal or (state is JobState.UNKNOWN and job_id and not status.reason):
-        return  # it has ended, or everybody has forgotten it
+        return  # it has ended, or the scheduler has forgotten it
     job = f"job {job_id}" if job_id else f"run {status.record.run_id}"
     why = f" ({status.reason})" if status.reason else ""
     raise UsageError(

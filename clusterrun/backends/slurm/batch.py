@@ -13,10 +13,10 @@ from clusterrun.node.conductor.signals import Signals
 def main(argv: Sequence[str]) -> int:
     """Conduct the run of a batch script, in the environment that Slurm gave the job.
 
-    The script's words: its run directory, its kind (see SlurmHost), the directory that it started
-    in, the descriptor on which that environment comes, and for how many seconds it has run.
+    `argv`: run directory, kind (see SlurmHost), the directory that the script started in, the
+    descriptor that supplies this environment, and for how many seconds the script has run.
     """
-    signals = Signals()  # first of all: no signal may be lost, or end the job
+    signals = Signals()  # first: no signal may be lost, or end the job
     from clusterrun.backends.slurm.host import SlurmHost
     from clusterrun.node.agent.stderr import print_trouble
     from clusterrun.node.conductor.conductor import Conductor

@@ -149,7 +149,7 @@ class Agent:
         await self._stop(launcher, ranks)
         code = await self._ended(ending)
         await link.leave()
-        # srun would wait for a silent node as for a lost one
+        # srun would wait for a silent node as it does for a lost one
         self.has_lost_node |= not isinstance(link, Member) and link.left_behind
         return code
 
@@ -306,7 +306,7 @@ class Agent:
         return launcher.result() is not None or ranks.all_ended(self._plan.procs_per_node)
 
     async def _ended(self, ending: Ending, *, tell: bool = False) -> int:
-        """Record how it ended; the head, or a member that lost the head, tells the user."""
+        """Record how it ended; the head, or a member that lost the head, reports it to the user."""
         failure, head = ending.failure, self._who.nodes[0]
         if failure is not None:
             is_lost = failure.cause is Cause.NODE_LOST and self._who.is_head

@@ -1,4 +1,4 @@
-"""Who this agent is and what it does: its job, its node and its attempt."""
+"""The identity of an agent: its job, its node and its attempt."""
 
 from __future__ import annotations
 

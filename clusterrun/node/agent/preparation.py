@@ -32,7 +32,7 @@ SPARE_DESCRIPTORS = 256  # for everything else that a process opens
 
 
 def node_report(plan: Plan, who: Identity) -> Report:
-    """Return what the head must know of this node."""
+    """Return what the head must know about this node."""
     is_cuda = plan.device is Device.CUDA
     is_asked = is_cuda and plan.precision is Precision.HEAD
     return Report(

@@ -79,14 +79,14 @@ def _limits(plan: Plan) -> Limits:
 
 
 def _signal_conductor(pid: str) -> None:
-    """Report that all agents but the lost ones have left: srun may wait minutes for a lost node."""
+    """Tell the conductor that all agents except the lost ones have left: srun may wait minutes."""
     if pid.isdigit():
         with contextlib.suppress(OSError):
             os.kill(int(pid), signal.SIGURG)
 
 
 def missing_text(sizes: Mapping[Output, int]) -> str:
-    """Return how much of which outputs is missing in the log, at most."""
+    """Return how much of each output may be missing in the log."""
     if not sizes:
         return ""
     text = f": up to {sum(sizes.values()):,} bytes of {count(len(sizes), 'output')} are missing"

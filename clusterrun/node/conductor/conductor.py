@@ -227,7 +227,7 @@ class Conductor:
         return decision
 
     def _release_step(self, lost: tuple[str, ...]) -> None:
-        """Kill what is left of the step, after a moment to end unless nodes are lost."""
+        """Kill the rest of the step; unless nodes are lost, give it a moment to end."""
         patience = self.clock() + (RELEASE_S if self.agents_left and not lost else 0.0)
         while self.step and self.step.poll() is None and self.clock() < patience:
             self._wait(0.2)
@@ -298,7 +298,7 @@ class Conductor:
             self._check()
 
     def _wait(self, seconds: float) -> None:
-        """Wait for signals, at most for a time, and handle them and what is due."""
+        """Wait for signals for at most some seconds; handle them, and what is due."""
         for number in self.hear(seconds):
             self._handle(number)
         for deed, at in list(self.due.items()):

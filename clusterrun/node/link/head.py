@@ -22,7 +22,7 @@ from clusterrun.node.link.questions import Questions
 from clusterrun.node.recovery.causes import Ending, Failure, NodeError, NodeExit, lost_node
 
 LOOK_S = 0.5  # between looks at what other nodes may have written
-RETURN_S = 20.0  # for a node that left while the others were waited for
+RETURN_S = 20.0  # for a node that left before all had joined
 STRANGERS = 64  # handshakes that may be open besides those of all nodes
 BACKLOG = 1024
 Decide = Callable[[Sequence[Report], str], LaunchParameters]
@@ -113,7 +113,7 @@ class Head:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether to stop waiting: all nodes are here, or one is unfit."""
+        """Whether to stop waiting: all nodes have joined, or one is unfit."""
         peers = self._peers.values()
         return len(peers) == len(self._who.nodes) - 1 or any(p.report.problem for p in peers)
 

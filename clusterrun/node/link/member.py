@@ -1,4 +1,4 @@
-"""A member's end of the link: find the head, report failures, and stop when it says so."""
+"""A member's end of the link: find the head, report failures, and stop when it decides so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clusterrun.node.recovery.causes import Ending, Failure, NodeError, NodeExit
 
 RETRY_S = 0.1
 RETRY_MOST_S = 2.0
-PATIENCE_S = 0.2  # for one port to answer before the next is tried beside it
+PATIENCE_S = 0.2  # for one port to answer before the next is tried as well
 BUSY_S = 0.005  # added for each node: the head may be busy with them
 HEAD_DECIDES_S = 5.0
 ALIVE_S = 15.0  # between two heartbeats
@@ -68,7 +68,7 @@ class Member:
         joining = self._join(report, time.monotonic() + self._timeout_s)
         channel = await guarded(joining, self._realm.watch(self._disk, RETRY_MOST_S))
         self._channel = channel
-        # From here on the head holds the timeout: it may have started later.
+        # From here on the head enforces the timeout: it may have started later.
         self._ping(channel)
         message = await guarded(self._welcome(channel), self._give_up(channel))
         if message.get("type") != "welcome":
@@ -118,7 +118,7 @@ class Member:
         self._closed.set()
 
     async def _join(self, report: Report, deadline: float) -> Channel:
-        """Try one port after the other; keep waiting for a silent one beside the next.
+        """Try one port after the other; keep waiting for the silent ones.
 
         A silent listener may be a stranger, or a head that is busy with many nodes.
         """

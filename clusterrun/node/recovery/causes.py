@@ -110,8 +110,8 @@ _CAUSES: Mapping[int, Cause] = {
 class Ending:
     """The end of an attempt on all nodes: its exit status and why.
 
-    `alike` counts the ranks whose script failed at the same place, as far as they had time to
-    report it; those that lost another rank there do not count.
+    `alike` counts the ranks whose script failed at the same place, as far as they could report
+    it in time; those that lost another rank there do not count.
     """
 
     code: int

@@ -73,7 +73,7 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     outcome = dataclasses.replace(
         newest, next=decision.next, why=decision.why, exclude=decision.exclude
     )
-    with contextlib.suppress(OSError):  # a full disk is no reason to stop
+    with contextlib.suppress(OSError):  # a full disk must not stop the run
         write_outcome(paths, outcome)
     return decision
 
@@ -138,7 +138,7 @@ def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Ou
         return dataclasses.replace(found, cause=Cause.CANCELLED)
     if found.cause not in _KILLED:
         return found
-    # Slurm signals a preemption to the agents alone, all other ends to the batch script too.
+    # Slurm signals a preemption to the agents alone, all other ends to the conductor too.
     if requested is None and found.cause is Cause.CANCELLED and cluster is Cluster.SLURM:
         requested = Reason.PREEMPT
     return _interrupted(found, requested) if requested in _INTERRUPTIONS else found

@@ -58,7 +58,7 @@ class StepRecord:
 
     @property
     def savers(self) -> frozenset[int]:
-        """The attempts that saved a later step than the first one that they made."""
+        """The attempts that saved a step after their first."""
         return frozenset(
             attempt
             for attempt, steps in self.saved.items()

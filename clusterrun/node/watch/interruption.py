@@ -1,4 +1,4 @@
-"""What interrupts an attempt from outside, and how the ranks hear of it: the head's task."""
+"""Interruptions from outside, and how the ranks learn of them: the head's task."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Interruption:
     _tasks: Tasks = field(default_factory=Tasks)
 
     def __post_init__(self) -> None:
-        """Decide for the link what follows signals and the ranks' end."""
+        """Handle what the link reports: signals, and the end of the ranks."""
         self._saving = Saving(self.page, self.leader.questions)
         self._requested = partial(read_request, self.request)
         self.leader.interrupted = self.ending
@@ -71,7 +71,7 @@ class Interruption:
             self._tasks.start(self._end_or_leave())
 
     async def look(self) -> None:
-        """Do what is requested: signals only make that quicker."""
+        """Do what is requested; signals only make that quicker."""
         if reason := await self.disk.do(self._requested):
             self._interrupt(reason)
 

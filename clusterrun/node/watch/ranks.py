@@ -156,7 +156,7 @@ class Ranks:
 
 
 def _failure(rank: Rank, node: str) -> Failure | None:
-    """Return how a rank failed; its own report counts more than how its process then ended."""
+    """Return how a rank failed; its own report takes precedence over its exit status."""
     report = rank.report
     if report.get("code"):
         cause = _CAUSES.get(str(report.get("cause")), Cause.EXIT)
