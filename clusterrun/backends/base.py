@@ -102,10 +102,7 @@ class Backend(Protocol):
         ...
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """End jobs; those that have ended already stay as they are.
-
-        Raises JobNotFoundError when one is unknown.
-        """
+        """End jobs; ended ones stay as they are. Raises JobNotFoundError if one is unknown."""
         ...
 
     def interrupt(self, job_id: str) -> None:

@@ -89,10 +89,7 @@ class Merged:
 
 
 def merge(layers: Iterable[Layer]) -> Merged:
-    """Lay the layers over each other, the lowest first.
-
-    Raises UsageError if one layer names both a script and a module.
-    """
+    """Lay the layers, lowest first. Raises UsageError if one names a script and a module."""
     merged = Merged()
     for layer in one_entry(list(layers)):
         for setting in layer:

@@ -24,10 +24,7 @@ class JobEnvironment:
 def decide_environment(
     spec: JobSpec, facts: Facts, *, world: World, strategy: Strategy, threads: int
 ) -> JobEnvironment:
-    """Choose the variables that do not depend on the node.
-
-    Raises UsageError for variables that break the launch.
-    """
+    """Choose the variables that do not depend on the node. Raises UsageError for bad ones."""
     check_variables(spec)
     timeout_s = spec.timeout_s or 0
     torch = version_of(facts, "torch")

@@ -47,10 +47,7 @@ def render(job: Wanted) -> Bundle:
 
 
 def prepare(job: Wanted) -> Prepared:
-    """Check a spec, decide everything and render every file; write nothing.
-
-    Raises UsageError for what cannot run.
-    """
+    """Check a spec, decide everything and render every file. Raises UsageError if it cannot run."""
     from clusterrun.advice.question import notes_of  # not needed to ask about jobs
 
     if isinstance(job, JobSpec):

@@ -35,10 +35,7 @@ def refuse_two_answers(*, as_json: bool, parsable: bool) -> None:
 
 
 def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warnings:
-    """Print the notes of a job and the SBATCH_* variables that would override it.
-
-    Return them as they are in JSON.
-    """
+    """Print, and return for JSON, a job's notes and the SBATCH_* variables that override it."""
     for text in prepared.notes:
         output.note(text)
     is_slurm = prepared.plan.cluster is Cluster.SLURM

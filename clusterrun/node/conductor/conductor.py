@@ -69,10 +69,7 @@ def ask_rule_book(run_dir: Path, attempt: int, code: int, environ: Mapping[str, 
 
 @dataclass(kw_only=True)
 class Conductor:
-    """One job of a run, from its first attempt to its end.
-
-    `hear` returns the signals that arrive within some seconds.
-    """
+    """One job of a run, from its first attempt to its end. `hear` returns new signals."""
 
     paths: RunPaths
     plan: Plan

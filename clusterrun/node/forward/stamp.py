@@ -34,10 +34,7 @@ def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
 
 
 def _line_end(data: bytes, start: int) -> int:
-    """Return the end of the last line within LINE_BYTES; `start` if there is none yet.
-
-    A line that is longer is cut.
-    """
+    """Return the end of the last line within LINE_BYTES, else where to cut it, else `start`."""
     newline = data.rfind(b"\n", start, start + LINE_BYTES + 1)
     if newline >= 0:
         return newline + 1

@@ -32,10 +32,7 @@ UNANSWERED = 20  # heartbeats until the head counts as lost; Slurm or a debugger
 
 
 class Member:
-    """A node that is not the head.
-
-    `decided_alone`: the head did not answer, so this node decided how it ends.
-    """
+    """A node that is not the head; `decided_alone` if the head did not answer."""
 
     def __init__(
         self,
