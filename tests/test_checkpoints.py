@@ -167,7 +167,7 @@ def test_a_save_that_was_cut_off_is_never_seen_and_can_be_removed(tmp_path: Path
     (tmp_path / ".keep").mkdir()
     assert checkpoint_files.newest(tmp_path) == (None, [])
     checkpoint_files.set_unfinished_aside(tmp_path, attempt=3)
-    [aside] = checkpoint_files.set_aside(tmp_path)
+    [aside] = checkpoint_files.awaiting_removal(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {".keep", aside.name}
     assert checkpoint_files.newest(tmp_path) == (None, [])
 
@@ -177,7 +177,7 @@ def test_what_a_later_attempt_is_writing_stays(tmp_path: Path) -> None:
         checkpoint_files.unfinished_directory(tmp_path, 20, attempt).mkdir()
     checkpoint_files.set_unfinished_aside(tmp_path, attempt=10)
     assert [*tmp_path.glob(".step-*.tmp")] == [tmp_path / ".step-00000020.a11.tmp"]
-    assert len(checkpoint_files.set_aside(tmp_path)) == 2
+    assert len(checkpoint_files.awaiting_removal(tmp_path)) == 2
 
 
 def test_a_checkpoint_saved_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:

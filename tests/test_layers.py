@@ -231,8 +231,8 @@ def test_module_of_a_pure_row_asks_nothing_of_the_world(name: str) -> None:
     assert _impurities(name, _tree(name)) == []
 
 
-def test_only_shell_starts_scheduler_commands() -> None:
-    """The node's processes are ranks and launchers: `node`; the controller's are `backends`."""
+def test_few_rooms_start_processes() -> None:
+    """srun and simulated nodes are started in `backends`, launchers in `node`."""
     starters = {
         name
         for name in INNER

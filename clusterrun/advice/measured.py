@@ -11,7 +11,7 @@ from clusterrun.rundir.events import EventType, read
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import checkpoint_files
 
-SHORTEST_S = 0.5  # between two reports of steps; those of a last step come at once
+SHORTEST_S = 0.5  # between two reports of steps; a last step is reported at once
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
 
 
 def notes_of(resolved: Resolved) -> tuple[str, ...]:
-    """Return what `plan` would answer with no; nothing if the configuration names no model."""
+    """Return why `plan` would answer no; nothing if the configuration names no model."""
     if not _names_model(resolved.spec):
         return ()
     try:
@@ -121,7 +121,7 @@ def effective_batch(question: Question) -> int:
 
 
 def configured_batch(spec: JobSpec, world: int) -> int | None:
-    """Return the samples of a step by the configuration; None if it does not say."""
+    """Return the samples of a step by the configuration; None if it does not set them."""
     if spec.micro_batch is None:
         return spec.effective_batch
     return spec.effective_batch or steps.effective_batch(
@@ -130,7 +130,7 @@ def configured_batch(spec: JobSpec, world: int) -> int | None:
 
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
-    """Return what was assumed: which card a short name means."""
+    """Return the assumptions: which card a short name means."""
     named = resolved.spec.gpu or resolved.spec.gpu_type
     text = gpus.assumption(named) if named else ""
     return (text,) if text else ()
@@ -315,7 +315,7 @@ def _config(path: Path) -> Mapping[str, Any]:
     return content
 
 
-# What there is
+# Resources
 
 
 def _samples(spec: JobSpec) -> int | None:

@@ -28,7 +28,7 @@ LOADING: Final = (
 )
 ATTENTION_DROPOUT: Final = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
 WIDEST_MASK: Final = 8192  # tokens; masks are real, and grow with the square
-# Steps of autograd that leave a weight what it is, but for its type and its order.
+# Steps of autograd that change only the type or the order of a weight.
 COPIES: Final = ("ToCopyBackward0", "TBackward0", "TransposeBackward0")
 
 
@@ -159,7 +159,7 @@ def _config(values: Mapping[str, Any], layers: int = 0) -> Any:
 
 @contextmanager
 def _asking() -> Iterator[None]:
-    """Call transformers quietly; report whatever it can't do as a UsageError."""
+    """Call transformers quietly; report any failure as a UsageError."""
     silenced = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

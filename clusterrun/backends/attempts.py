@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterrun.rundir.outcome import Cause, Outcome, read_outcome, read_world
+from clusterrun.rundir.outcome import Cause, Outcome, read_outcome
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import read_world
 
-HALTS = 2  # on one node; one may be chance
+HALTS = 2  # on one node; a single one may be chance
 
 
 @dataclass(frozen=True, kw_only=True)

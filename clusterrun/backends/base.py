@@ -23,7 +23,7 @@ class PerhapsSubmittedError(SchedulerUnreachableError):
 class Submission:
     """A job that was submitted; `slurm_cluster` is set only at sites that have several.
 
-    `held` is the error to raise, once the job is recorded, if it should start and can't.
+    `held` is the error to raise once the job is recorded, if it should start but can't.
     """
 
     job_id: str
@@ -102,10 +102,7 @@ class Backend(Protocol):
         ...
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """End jobs; those that have ended already stay as they are.
-
-        Raises JobNotFoundError when one is unknown.
-        """
+        """End jobs; ended ones stay as they are. Raises JobNotFoundError if one is unknown."""
         ...
 
     def interrupt(self, job_id: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.given import as_given
 
-# Variables of Slurm, of MPI and of other launchers that changed or broke launches without a word.
+# Variables of Slurm, of MPI and of other launchers that silently changed or broke launches.
 # What clusterrun itself adds to a job needs no list (see `as_given`).
 SCRUBBED_PREFIXES = (
     *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCONTROL_"),

@@ -1,4 +1,4 @@
-"""What the files of a run tell about its progress, without a question to the scheduler."""
+"""Read a run's progress from its files, without asking the scheduler."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from clusterrun.node.recovery.printed import last_word
 from clusterrun.rundir.end import End
 from clusterrun.rundir.events import Event, EventType, read_ends
-from clusterrun.rundir.outcome import Cause, Outcome, read_world
+from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import read_world
 from clusterrun.shared.state import JobState
 
 UNHEARD = "no rank had asked runtime.should_checkpoint() when all were to save"
@@ -117,7 +118,7 @@ def _is_unheard(newest: Event | None) -> bool:
     return newest is not None and newest.type is EventType.INTERRUPTED and newest.heard is False
 
 
-def first_failure(paths: RunPaths, end: End | None, newest: Outcome | None) -> Outcome | None:
+def newest_failure(paths: RunPaths, end: End | None, newest: Outcome | None) -> Outcome | None:
     """Return the failure that ended the newest attempt; a cancellation or interruption is none."""
     if newest is not None:
         return newest if newest.code and newest.cause.is_failure else None

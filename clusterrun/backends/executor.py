@@ -1,4 +1,4 @@
-"""Submit through submitit: its executors check the site; what they run is ours."""
+"""Submit through submitit: its executors check the site; the command that they run is ours."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from clusterrun.backends.attempts import AttemptSummary, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
-from clusterrun.backends.evidence import Evidence, TrainingProgress, first_failure, read_evidence
+from clusterrun.backends.evidence import Evidence, TrainingProgress, newest_failure, read_evidence
 from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
@@ -48,6 +48,15 @@ class JobStatus:
     notes: tuple[str, ...] = ()
     error: ClusterrunError | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the job was requeued, and Slurm holds it back."""
+        return self.pending is not None and _is_held(self.pending, self.attempt)
+
+
+def _is_held(reason: PendingReason, attempt: int) -> bool:
+    return reason.code == "BeginTime" and attempt > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
@@ -65,7 +74,7 @@ def statuses(
 ) -> list[JobStatus]:
     """Return the status of all jobs, asking each scheduler at most once.
 
-    A job that completed by its files needs no question. If a scheduler doesn't answer, each
+    A job whose files show that it completed is not asked about. If a scheduler doesn't answer, each
     status that misses the answer holds the error.
     """
     ends = [read_end(record.paths) for record in records]
@@ -86,7 +95,7 @@ def _current(record: JobRecord, end: End | None) -> JobRecord:
 
 
 def _must_ask(record: JobRecord, end: End | None) -> bool:
-    """Whether the files are not enough: a job that failed may wait for its next start."""
+    """Whether to ask the scheduler: a job that failed may wait for its next start."""
     if not record.job_id:
         return False
     if end is None:
@@ -146,7 +155,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         world_size=evidence.world_size,
         progress=evidence.progress,
         checkpoint=evidence.checkpoint,
-        failure=first_failure(record.paths, end, attempts[-1].outcome if attempts else None),
+        failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None),
         attempts=attempts,
         notes=_notes(record, state, job, answer, evidence),
         error=answer.error if answer and not over else None,
@@ -204,7 +213,7 @@ def _later(one: float | None, other: float | None) -> bool:
 def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> PendingReason:
     reason = explain(job.reason, record.job_id)
     text = ""
-    if reason.code == "BeginTime" and evidence.attempt > 0:
+    if _is_held(reason, evidence.attempt):
         text = "requeued; Slurm holds it back for two minutes"
     elif reason.code == "Dependency" and record.earlier_job_ids:
         text = f"it goes on when job {record.earlier_job_ids[-1]} of this run has ended"

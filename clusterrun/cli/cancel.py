@@ -18,7 +18,7 @@ from clusterrun.shared.wording import count
 from clusterrun.verbs import cancel
 
 DEFAULT: Final = "5m"
-LOOK_S: Final = 3.0  # by then the agents have written what they know
+LOOK_S: Final = 3.0  # by that time the agents have written what they know
 SAY_S: Final = 30.0
 
 

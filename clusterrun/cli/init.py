@@ -1,4 +1,4 @@
-"""init: write a starter clusterrun.yaml, every line of which can be taken as it stands."""
+"""init: write a starter clusterrun.yaml, whose lines can be used as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame of the command line: find the verb, run it, turn what it raised into words."""
+"""The frame of the command line: find the verb, run it, and print its errors."""
 
 from __future__ import annotations
 
@@ -90,10 +90,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb that was meant.
-
-        Raises UsageError, with the nearest name, for an unknown one.
-        """
+        """Find the verb. Raises UsageError, with the nearest name, for an unknown one."""
         name = args[0]
         if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
             raise UsageError(f"no command '{name}'", hint=_nearest_verb(name))

@@ -9,7 +9,7 @@ import click
 
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options
-from clusterrun.cli.shared.submission import print_files, print_notes, print_verdict
+from clusterrun.cli.shared.submission import print_check, print_files, print_notes
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.shared import files
 from clusterrun.verbs.render import Prepared, check, prepare
@@ -43,7 +43,7 @@ def command(
     prepared = prepare(job.load())
     print_notes(prepared, keep_sbatch_env=keep_sbatch_env)
     if checks:
-        print_verdict(check(prepared, keep_sbatch_env=keep_sbatch_env))
+        print_check(check(prepared, keep_sbatch_env=keep_sbatch_env))
     if output_dir is not None:
         _write_files(prepared, Path(output_dir))
     if show_env:

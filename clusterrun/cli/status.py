@@ -20,7 +20,6 @@ from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
-from clusterrun.verbs.release import is_held
 from clusterrun.verbs.status import status, wait
 
 SILENCE_S = 10.0  # a script that reports its steps does so each second
@@ -54,7 +53,7 @@ def command(
             output.answer(f"{label:<11}{text}")
     for text in now.notes:
         output.note(text)
-    if is_held(now):
+    if now.is_held:
         output.note(f"'clusterrun status --wait {now.record.job_id}' has Slurm start it now")
     ctx.exit(_exit_code(now, exit_status=exit_status))
 
@@ -189,7 +188,7 @@ def _attempt(attempt: AttemptSummary, *, is_last: bool, is_over: bool) -> str:
 
 
 def _span(outcome: Outcome) -> tuple[str, ...]:
-    if not outcome.started_at:  # nobody was left to say
+    if not outcome.started_at:  # no agent was left to report it
         return ()
     start = datetime.fromtimestamp(outcome.started_at)
     return f"{start:%m-%d %H:%M:%S}", clock(outcome.ended_at - outcome.started_at)
@@ -203,7 +202,7 @@ def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterat
     if attempt.lost_steps:
         about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
         yield f"lost {count(attempt.lost_steps, 'step')}{about}"
-    went_on = outcome.next is Next.STOP and not is_end  # Slurm or a person had it go on
+    went_on = outcome.next is Next.STOP and not is_end  # Slurm or a person continued it
     if outcome.cause is not Cause.COMPLETED and not went_on:
         has_news = outcome.why not in ("", outcome.reason)
         yield f"{outcome.next.value}: {outcome.why}" if has_news else outcome.next.value

@@ -79,8 +79,8 @@ def command(
     prepared = _prepare_planned(job) if plans else prepare(job.load())
     warnings = submission.print_notes(prepared, keep_sbatch_env=keep_sbatch_env)
     if dry_run or test_only:
-        verdict = check(prepared, keep_sbatch_env=keep_sbatch_env)
-        _show_unsent(prepared, verdict, test_only=test_only, as_json=as_json)
+        answer = check(prepared, keep_sbatch_env=keep_sbatch_env)
+        _show_unsent(prepared, answer, test_only=test_only, as_json=as_json)
         return
     submission.confirm_size(prepared.plan, yes=yes)
     submission.print_plan(prepared.plan)
@@ -134,20 +134,20 @@ def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_r
         raise UsageError("--dry-run submits nothing, so there is no id for --parsable")
 
 
-def _show_unsent(prepared: Prepared, verdict: str, *, test_only: bool, as_json: bool) -> None:
+def _show_unsent(prepared: Prepared, answer: str, *, test_only: bool, as_json: bool) -> None:
     """Print the script (--dry-run) or Slurm's answer to it (--test-only)."""
     if not test_only:
-        submission.print_verdict(verdict)
+        submission.print_check(answer)
         submission.print_files(prepared, as_json=as_json)
-    elif not verdict:
+    elif not answer:
         raise UsageError(
             "--test-only asks Slurm, and this job is for this machine",
             hint="pass --cluster slurm on a login node",
         )
     elif as_json:
-        output.answer_json({"schema": "clusterrun.test-only/1", "message": verdict})
+        output.answer_json({"schema": "clusterrun.test-only/1", "message": answer})
     else:
-        output.answer(verdict)
+        output.answer(answer)
 
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:

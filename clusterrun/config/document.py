@@ -214,7 +214,7 @@ class _Reader:
     def pairs(self, node: MappingNode) -> list[tuple[str, Node, Node]]:
         """List the keys of a mapping with their nodes; `<<` is YAML's merge.
 
-        Raises ConfigError for a key that is given twice or is no text.
+        Raises ConfigError for a key that is given twice or is not a text.
         """
         if id(node) not in self.known_pairs:  # an alias leads to the same node again
             self._refuse_duplicates(node)

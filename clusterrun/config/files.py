@@ -56,7 +56,7 @@ def find_files(
 def read_file(
     path: Path, *, shown: str, cwd: Path, home: str | None, strict: bool = True
 ) -> ConfigFile:
-    """Read one file, whose directory anchors its paths; raise ConfigError if it can't be read."""
+    """Read one file; its directory anchors its paths. Raises ConfigError if it can't be read."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
         is_regular = path.is_file()

@@ -78,7 +78,7 @@ def load_again(
 
 
 def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
-    """Check a spec that was made in Python by the rules for all others.
+    """Check a spec that was made in Python, by the same rules as any other.
 
     Raises UsageError for a value that can't be meant, a secret, or several clusters.
     """
@@ -104,7 +104,7 @@ def resolve(
     overrides: Sequence[str] = (),
     typed_in: Path | None = None,
 ) -> Resolved:
-    """Resolve texts that were read already; a pure function.
+    """Resolve texts that were already read; a pure function.
 
     Paths on the command line are relative to `typed_in`, or to `cwd`.
     """

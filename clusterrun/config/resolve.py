@@ -1,4 +1,4 @@
-"""Merge the settings of all sources into one JobSpec: which value wins, and why."""
+"""Merge the settings of all sources into one JobSpec, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Merged:
         self.origins[setting.key] = origin
 
     def take_timeout(self) -> None:
-        """Read NCCL_TIMEOUT as the option that is meant."""
+        """Read NCCL_TIMEOUT as the process group's timeout."""
         for name in ("network_env", "env"):
             for item in _TIMEOUT_NAMES:
                 if item in self.values.get(name, {}):
@@ -89,10 +89,7 @@ class Merged:
 
 
 def merge(layers: Iterable[Layer]) -> Merged:
-    """Lay the layers over each other, the lowest first.
-
-    Raises UsageError if one layer names both a script and a module.
-    """
+    """Lay the layers, lowest first. Raises UsageError if one names a script and a module."""
     merged = Merged()
     for layer in one_entry(list(layers)):
         for setting in layer:

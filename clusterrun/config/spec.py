@@ -1,4 +1,4 @@
-"""The request of the user: one frozen record, each field of which is declared once.
+"""The request of the user: one frozen record that declares each field once.
 
 The YAML loader, the environment reader and the command line are made from the metadata of the
 fields (`FIELDS`).

@@ -92,7 +92,7 @@ def unknown_key(key: str) -> UsageError:
 def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]:
     """Read what the options of the command line gave; a repeatable one adds to a list.
 
-    Raises UsageError for a name that is no field of JobSpec.
+    Raises UsageError for a name that is not a field of JobSpec.
     """
     for name, value in flags.items():
         given = value if isinstance(value, Given) else Given(value=value)

@@ -1,4 +1,4 @@
-"""Estimate how long a step takes under each strategy, only to tell which of two is faster.
+"""Estimate how long a step takes under each strategy, only to compare two of them.
 
 Of work and traffic the shorter hides behind the longer, but for a tenth. Traffic as in the ZeRO
 paper (arXiv 1910.02054, section 7): 2 volumes of the gradients for data parallelism and ZeRO 1 and

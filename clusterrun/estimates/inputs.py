@@ -10,7 +10,7 @@ from clusterrun.config.spec import Strategy
 from clusterrun.config.training import Optimizer
 
 GIB = 1 << 30
-FITS_BELOW = 0.80  # of what can be used: the level at which people want a warning
+FITS_BELOW = 0.80  # of the capacity: above it people want a warning
 TIGHT_BELOW = 0.95
 
 

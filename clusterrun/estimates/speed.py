@@ -24,10 +24,7 @@ SCALING: Final[Mapping[int, tuple[float, float]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """Seconds that something takes, from the best case to the worst.
-
-    `basis` is "mfu" or "measured".
-    """
+    """Seconds that something takes, from best to worst case. `basis` is "mfu" or "measured"."""
 
     low_s: float
     mid_s: float

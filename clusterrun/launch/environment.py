@@ -1,4 +1,4 @@
-"""Decide the whole environment of a job: ours, the preset's, the user's, in this order."""
+"""Decide the environment of a job: our variables, the preset's, the user's, in this order."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ class JobEnvironment:
 def decide_environment(
     spec: JobSpec, facts: Facts, *, world: World, strategy: Strategy, threads: int
 ) -> JobEnvironment:
-    """Choose the variables that do not depend on the node.
-
-    Raises UsageError for variables that break the launch.
-    """
+    """Choose the variables that do not depend on the node. Raises UsageError for bad ones."""
     check_variables(spec)
     timeout_s = spec.timeout_s or 0
     torch = version_of(facts, "torch")

@@ -39,7 +39,7 @@ def warning_s(spec: JobSpec) -> int:
 
 
 def signal_request(spec: JobSpec) -> str:
-    """Return sbatch's --signal: the batch shell is warned, and passes it on to the agents.
+    """Return sbatch's --signal: the conductor is warned, and passes it to the head.
 
     Raises UsageError for a signal that would end the job unsaved, as TERM does.
     """
@@ -52,7 +52,7 @@ def signal_request(spec: JobSpec) -> str:
 
 
 def survives_lost_nodes(spec: JobSpec) -> bool:
-    """Whether the job is to outlive a lost node: to continue, or to arrange for that."""
+    """Whether the job outlives a lost node: to relaunch, or to arrange what follows."""
     if spec.nodes + spec.spare_nodes == 1:
         return False
     return spec.max_restarts != 0 or on_interrupt(spec) is not OnInterrupt.STOP

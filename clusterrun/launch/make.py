@@ -207,7 +207,7 @@ def _wanted_precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
     if spec.mixed_precision is not MixedPrecision.AUTO:
         return Precision(spec.mixed_precision.value)
     if own.accelerate_text and not own.deepspeed_text:
-        # A bare `no` is false in YAML, over which accelerate stumbles unless a flag says it.
+        # A bare `no` is false in YAML, which accelerate rejects unless a flag gives the precision.
         return Precision.NO if own.stated is Precision.NO else Precision.FILE
     if own.accelerate_text:
         # Beside a DeepSpeed JSON accelerate accepts a precision as a flag, not in its file.
@@ -288,7 +288,7 @@ def _distributed_type(strategy: Strategy, world: World) -> str:
         return "FSDP"
     if strategy.is_deepspeed:
         return "DEEPSPEED"
-    # One GPU a node is still one world; a world of one is no MULTI_GPU to accelerate.
+    # One GPU a node is still one world; a world of one is not MULTI_GPU to accelerate.
     return "MULTI_GPU" if world.size > 1 else "NO"
 
 

@@ -14,7 +14,7 @@ _ONE_TASK: Final = "Slurm starts one task a node"
 _NODES: Final = "use clusterrun's own option: it is for the whole job"
 _LAUNCH: Final = "clusterrun starts, watches and ends the step"
 
-# Options that would take the launch out of our hands, and what to use in their place.
+# Options that would change the launch itself, and what to use instead.
 _OWNED: Final = {
     "chdir": "the ranks run in the directory that you submit from",
     **dict.fromkeys(("error", "output"), "clusterrun keeps the output in the run directory"),

@@ -33,7 +33,7 @@ def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Di
         *_memory(spec),
         *_times(spec),
         *_plain(spec),
-        # A requeued job writes on below what its first start has written.
+        # A requeued job appends to what its first start has written.
         Directive(name="open-mode", value="append"),
         # sbatch reads #PBS and #BSUB lines anywhere in a script, so also in the files it carries.
         Directive(name="ignore-pbs"),
@@ -123,17 +123,17 @@ def _plain(spec: JobSpec) -> list[Directive]:
 
 
 def srun_options(*, nodes: int, cpus: int, outlives_nodes: bool) -> tuple[str, ...]:
-    """Return the options of the one srun: a task a node, which all end together.
+    """Return the options of each attempt's srun: one task per node.
 
-    If the job is to outlive a node, the agents end the others: srun would kill all at once.
+    If the job is to outlive a node, the agents end the other tasks: srun would kill all at once.
     """
     return (
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
-        # Slurm 22.05 to 23.02 do not hand it on from sbatch.
+        # Slurm 22.05 to 23.02 do not pass it on from sbatch.
         *((f"--cpus-per-task={cpus}",) if cpus else ()),
-        # SBATCH_EXPORT=NONE of a site would reach the step else.
+        # Otherwise a site's SBATCH_EXPORT=NONE would reach the step.
         "--export=ALL",
         "--no-kill" if outlives_nodes else "--kill-on-bad-exit=1",
         # The agents leave together; a limit killed the node that was still saving.

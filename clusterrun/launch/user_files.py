@@ -192,7 +192,7 @@ def _refuse_two_voices(spec: JobSpec, config: dict[str, Any], strategy: Strategy
 
 
 def _refuse_other_family(spec: JobSpec, strategy: Strategy | None) -> None:
-    # DDP may be the default, and not a wish.
+    # DDP may be the default, not a choice.
     if strategy is None or spec.strategy is Strategy.DDP:
         return
     same_zero = strategy.value.split("-")[0] == spec.strategy.value.split("-")[0]
@@ -207,7 +207,7 @@ def _refuse_other_family(spec: JobSpec, strategy: Strategy | None) -> None:
 
 def _stated_precision(config: dict[str, Any]) -> Precision | None:
     stated = config.get("mixed_precision")
-    if stated is False:  # a bare `no`, which accelerate itself would stumble over
+    if stated is False:  # a bare `no`, which accelerate rejects
         return Precision.NO
     if stated is None and config.get("fp16") is True:
         return Precision.FP16

@@ -28,7 +28,7 @@ from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles, stat_file
 from clusterrun.logs.scan import find_stretches, holds_any
 from clusterrun.logs.sources import Part, Source, Takes
 
-_FULL_BYTES = 16 * 1024  # are read at first of a line that a side file has the beginning of
+_FULL_BYTES = 16 * 1024  # to read first of a line whose beginning is in the side file
 _CUT = "…".encode()
 _RECORD_LITERALS = (GAP_LITERAL, END_LITERAL)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import resource
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import Stream
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import ranks_by_node
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.hostlist import natural_key
 
@@ -58,7 +58,7 @@ def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = Non
         return []
     except OSError as error:
         raise _unreadable(directory, error) from error
-    ranks = _ranks_by_node(paths.world(attempt))
+    ranks = ranks_by_node(paths, attempt)
     logs = [
         LogFile(
             node=node,
@@ -84,16 +84,6 @@ def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = Non
 def _nodes_with(suffix: str, names: list[str], nodes: frozenset[str] | None) -> list[str]:
     found = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
     return sorted((n for n in found if nodes is None or n in nodes), key=natural_key)
-
-
-def _ranks_by_node(world: Path) -> dict[str, range]:
-    """Read which ranks each node has; if the file is unreadable, reading only takes longer."""
-    try:
-        found = json.loads(world.read_bytes())
-        procs = int(found["procs_per_node"])
-        return {n: range(i * procs, (i + 1) * procs) for i, n in enumerate(found["nodes"])}
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}
 
 
 def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:

@@ -65,7 +65,7 @@ class Truncated:
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """All that is there was yielded; the next look comes after the interval."""
+    """Everything available was yielded; the next look comes after the interval."""
 
 
 Entry = LogLine | NewAttempt | Joined | Left | LeftOut | Truncated | Pause

@@ -20,10 +20,7 @@ _MARK = b"\x07" + "…".encode()
 
 @dataclass(kw_only=True)
 class _Open:
-    """A line that was cut, as far as it has come, byte for byte.
-
-    Its time is that of its last piece: a progress bar may take hours.
-    """
+    """A line that was cut, its bytes so far, with the time of its last piece."""
 
     first: LogLine
     epoch_us: int = 0

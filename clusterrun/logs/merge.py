@@ -149,7 +149,7 @@ class _Reader:
         self._long_bytes = 0  # to read at once, where the next line is longer than a block
         self._line_bytes = 0
         self.lines: list[LogLine] = []
-        # All that is still to be read comes after this.
+        # All unread lines come after this.
         self.reached: Place = (int(self._sieve.near), number, 0)
         self.is_done = False
 

@@ -36,7 +36,7 @@ Order = tuple[int, int, int]  # minus time, minus node, minus place: the newest 
 
 @dataclass(frozen=True, kw_only=True)
 class Newest:
-    """The last lines of some sources, and whether there are no others; a list if they are held."""
+    """The last lines of some sources (a list if they are held), and whether these are all."""
 
     lines: Iterable[LogLine]
     is_all: bool

@@ -45,7 +45,7 @@ def last_lines(
     folded: bool = False,
     report: Report = report_nothing,
 ) -> Tail:
-    """Find the last `count` lines (None: all) of what was chosen for a query.
+    """Find the last `count` lines (None: all) of the sources of a query.
 
     Of an overview half of them, if there are as many, are the newest error lines of all ranks.
     """

@@ -1,4 +1,4 @@
-"""Make the text of a line safe for a terminal, whatever a program wrote."""
+"""Make the text of a line safe for a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines as people read them: who wrote them in front, equal ones folded, fit for a terminal."""
+"""Log lines as people read them: with a prefix, equal ones folded, safe for a terminal."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def _group_made(contract: Contract, module: ModuleType) -> None:
     contract.check_size(size, "torch.distributed")
     contract.had_group = True
     if str(module.get_backend()) == "gloo":
-        # Never free the group: its destructor holds the GIL and waits for a thread that may want
+        # Never free the group: its destructor holds the GIL and waits for a thread that may need
         # it. Ranks that freed a model after `destroy_process_group` hung (torch 2.13).
         contract.gloo_groups.append(module._get_default_group())
     try:

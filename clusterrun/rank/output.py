@@ -8,8 +8,9 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-# Full, over the quota, failing, remounted read-only, or as large as a file may be.
-_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
+from clusterrun.shared.files import DISK_FAULTS
+
+_FORGIVEN = DISK_FAULTS | {errno.EFBIG}
 _Write = Callable[[Any], "int | None"]
 
 
@@ -44,7 +45,7 @@ class _Losses:
                 if written == len(data):
                     return written
             except OSError as error:
-                if error.errno not in _DISK:
+                if error.errno not in _FORGIVEN:
                     raise
             return self._finish(data, written)
 
@@ -53,7 +54,7 @@ class _Losses:
     def _finish(self, data: Any, written: int | None) -> int | None:
         """Write the rest after a short write; count what the disk does not take as lost."""
         if written is None:
-            return None  # non-blocking, which only the script can have made it
+            return None  # only the script can have made it non-blocking
         rest = memoryview(data).cast("B")
         size = len(rest)
         rest = rest[written:]
@@ -65,7 +66,7 @@ class _Losses:
         return size
 
     def _lose(self, count: int, error: OSError) -> None:
-        if error.errno not in _DISK:
+        if error.errno not in _FORGIVEN:
             raise error
         self._lost += count
         self._reason = error.strerror or str(error)
@@ -88,6 +89,6 @@ class _Losses:
         return self._finish(given, written - len(notice))
 
     def report(self) -> None:
-        """Report at the end what was lost, if there is room by then."""
+        """Report at the end what was lost, if there is room."""
         if self._lost:
             self._write_after_loss(b"")

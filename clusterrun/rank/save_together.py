@@ -19,16 +19,15 @@ from clusterrun.rank.emit import emit, say, say_once
 from clusterrun.rank.tidying import Tidying
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError, Sums
+from clusterrun.shared.files import DISK_FAULTS
 
 # A shared file system may show a directory late that another node made.
 SHOWN_WITHIN_S = 120.0
-# Full, over quota, failing, or remounted read-only.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
-# What torch (without an errno) and safetensors (written in Rust) put into their errors then.
+# What torch (without an errno) and safetensors (written in Rust) put into the errors of a disk.
 _WORDS = (
     *("PytorchStreamWriter", "inline_container.cc"),
-    *(f"(os error {number})" for number in _DISK),
-    *(os.strerror(number) for number in _DISK),
+    *(f"(os error {number})" for number in DISK_FAULTS),
+    *(os.strerror(number) for number in DISK_FAULTS),
 )
 _Part = TypeVar("_Part")
 
@@ -231,7 +230,7 @@ def _first(problems: Iterable[str]) -> str:
 
 
 def settled_together(path: Path) -> tuple[Sums, str]:
-    """Sync all files below a directory to the disk, each rank its share; all have written before.
+    """Sync all files below a directory to the disk, each rank its share, once all have written.
 
     Return their sizes and checksums, and what went wrong ("": nothing), on all ranks alike.
     """
@@ -330,7 +329,7 @@ def disk_problem(error: BaseException) -> str:
     """Return in one line why the disk failed; "" if the error is about something else."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _DISK:
+        if isinstance(cause, OSError) and cause.errno in DISK_FAULTS:
             return cause.strerror or str(cause)
         cause = cause.__cause__ or cause.__context__
     text = str(error)

@@ -1,4 +1,4 @@
-"""Remove old checkpoints in a thread: so many files take a while."""
+"""Remove old checkpoints in a thread, since many files take a while."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tidying:
             before.join()
         try:
             checkpoint_files.prune(self._directory, self._keep, up_to=up_to)
-            for path in checkpoint_files.set_aside(self._directory):
+            for path in checkpoint_files.awaiting_removal(self._directory):
                 shutil.rmtree(path)
         except OSError as error:
             say(f"an older checkpoint could not be removed: {error}")

@@ -16,7 +16,7 @@ class Quoted(str):
 _PLAIN_SCALAR = re.compile(r"[A-Za-z][A-Za-z_]*\Z")
 _NOT_PLAIN = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
 # Control characters would break the line (and sbatch refuses a script with carriage returns);
-# lone surrogates are bytes that were no UTF-8.
+# lone surrogates are bytes that were not UTF-8.
 _NEEDS_ESCAPES = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "'": "\\'", "\\": "\\\\"}
 

@@ -1,4 +1,7 @@
-"""Which process continues a run: one takes each attempt, and one claims what follows it."""
+"""Which process continues a run.
+
+The first to write `owner` has the attempt, the first to write `followed` decides what follows.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from clusterrun.errors import NodeExit
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.files import read_json, write_whole
+from clusterrun.shared.files import write_whole
 from clusterrun.shared.state import JobState
 
 SCHEMA = "clusterrun.outcome/1"
@@ -30,13 +30,13 @@ class Next(str, Enum):
 
 
 class Cause(str, Enum):
-    """The kind of a failure, or of an end that is none."""
+    """The kind of a failure, or of another end."""
 
     EXCEPTION = "exception"
     EXIT = "exit"
     SIGNAL = "signal"
     WORLD = "world"
-    WORLD_ELSEWHERE = "world_elsewhere"  # broken, but not by the node that noticed
+    WORLD_ELSEWHERE = "world_elsewhere"  # broken on another node than the one that noticed
     LAUNCHER = "launcher"
     NODE_LOST = "node_lost"
     VANISHED = "vanished"  # no agent could write an outcome: the batch host was lost
@@ -45,7 +45,7 @@ class Cause(str, Enum):
     CANCELLED = "cancelled"
     HUNG = "hung"
     HALTED = "halted"  # hung without running: stopped, or blocked in the kernel
-    INTERRUPTED = "interrupted"  # the ranks saved and left, or were to
+    INTERRUPTED = "interrupted"  # the ranks saved and left, or had to
     COMPLETED = "completed"
 
     @property
@@ -115,7 +115,7 @@ class Outcome:
 
     @property
     def state(self) -> JobState:
-        """The state of the job if it ends here; the script may have chosen the same status."""
+        """The job's state if it ends here, by cause: a script may exit with one of our codes."""
         if self.code == 0:
             return JobState.COMPLETED
         if self.cause not in (Cause.CANCELLED, Cause.INTERRUPTED):
@@ -157,9 +157,3 @@ def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
 def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
     """Write how an attempt ended."""
     write_whole(paths.outcome(outcome.attempt), outcome.to_json())
-
-
-def read_world(paths: RunPaths, attempt: int) -> tuple[str, ...]:
-    """Return the nodes of an attempt in rank order; none before they have met."""
-    nodes = (read_json(paths.world(attempt)) or {}).get("nodes", ())
-    return tuple(map(str, nodes)) if isinstance(nodes, list) else ()

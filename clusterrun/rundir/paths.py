@@ -118,7 +118,7 @@ class RunPaths:
         """The default of `clusterrun.runtime.checkpoint_dir()`."""
         return self.root / "checkpoints"
 
-    def set_aside(self, when: str) -> Path:
+    def set_aside_dir(self, when: str) -> Path:
         """Where checkpoints go that must not be preferred to an older one."""
         return self.checkpoints_dir / f"set-aside-{when}"
 
@@ -142,7 +142,7 @@ class RunPaths:
         """The secret by which the agents of one attempt authenticate each other, mode 0600."""
         return self.attempt(attempt) / "link.secret"
 
-    def verdict(self, attempt: int) -> Path:
+    def status(self, attempt: int) -> Path:
         """The exit status of one attempt, as digits: the first to write it decides."""
         return self.attempt(attempt) / "status"
 

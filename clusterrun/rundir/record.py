@@ -26,6 +26,7 @@ from clusterrun.errors import (
 )
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.plan import read_plan
 from clusterrun.shared import files, shell
 from clusterrun.shared.locks import locked
 
@@ -197,10 +198,7 @@ def write(record: JobRecord) -> None:
 
 
 def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
-    """Change job.json, one process at a time: both jobs and commands do.
-
-    Raises ClusterrunError, OSError.
-    """
+    """Change job.json, one process at a time. Raises ClusterrunError, OSError."""
     with locked(paths.record_lock):
         old = read(paths)
         new = change(old)
@@ -261,7 +259,7 @@ def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = 
     becomes the run's own.
     """
     paths = RunPaths(root=run_dir.absolute())
-    plan = Plan.from_json(paths.plan.read_text())
+    plan = read_plan(paths)
     with locked(paths.record_lock):
         if not paths.record.exists():
             write(new_record(plan, paths, argv=(), now=time.time() if now is None else now))

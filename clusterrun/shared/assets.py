@@ -12,10 +12,7 @@ _DIRECTORIES = {"templates": "job.sbatch.j2", "accelerate_configs": "ddp.yaml.j2
 
 
 def template_directories() -> tuple[Path, ...]:
-    """Return the directories of our own templates.
-
-    Raises ClusterrunError if the installation lacks one.
-    """
+    """Return the directories of our templates. Raises ClusterrunError if one is missing."""
     return tuple(_find(name, witness) for name, witness in _DIRECTORIES.items())
 
 

@@ -192,7 +192,7 @@ def _aside(path: Path) -> Path:
     return path.with_name(f".{path.name.lstrip('.')}.{time.time_ns()}{_GONE}")
 
 
-def set_aside(directory: Path) -> list[Path]:
+def awaiting_removal(directory: Path) -> list[Path]:
     """Return what was set aside and still exists."""
     return [path for path in directory.iterdir() if path.name.endswith(_GONE)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-ENOUGH = 1 << 20  # a limit of 10^9, as containers have, makes programs slow that close all of them
+ENOUGH = 1 << 20  # a limit of 10^9, as in containers, slows down programs that close all of them
 
 
 def raise_descriptor_limit(wanted: int = ENOUGH) -> int:

@@ -6,6 +6,7 @@ Agents, ranks and commands share this module, so it imports little.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from typing import Any, BinaryIO
 PRIVATE = 0o600
 PRIVATE_EXECUTABLE = 0o700
 BY_UMASK = 0o666
+# Full, over quota, failing, or remounted read-only.
+DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a file, which is made if needed and stays.
 
     A file system without locks locks nothing. Raises ClusterrunError if another process holds it
-    for longer than WAIT_S: a stopped process must not stop all others. Raises OSError if the file
+    for longer than WAIT_S: a stopped process must not block all others. Raises OSError if the file
     can't be opened.
     """
     # NFS locks only what is open for writing.

@@ -1,4 +1,4 @@
-"""Run the scheduler's commands: only this module starts them."""
+"""Run a command and collect its output: the scheduler's (not srun), git, bash, nvidia-smi."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TIMEOUT_S = 30.0  # Slurm's own clients give up after about 10 s without slurmct
 PAUSES_S = (0.5, 2.0)  # between tries
 TRIES = 1 + len(PAUSES_S)
 PATIENCE_S = 5.0  # no new try begins after this: each takes 9 s if slurmctld is down
-TIMED_OUT = -1000  # a status that no process has
+TIMED_OUT = -1000  # not a possible exit status
 
-# What Slurm's clients say when the fault may pass, and when it will not.
+# What Slurm's clients print if the fault may pass, and if it will not.
 PASSING = (
     "Unable to contact slurm controller",
     "Socket timed out",

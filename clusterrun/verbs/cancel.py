@@ -101,10 +101,7 @@ def _is_submitting(record: JobRecord) -> bool:
 
 
 def active_chain(record: JobRecord) -> list[str]:
-    """List the later jobs of a run's chain that have not ended.
-
-    Raises SchedulerUnreachableError.
-    """
+    """List the later, active jobs of a run's chain. Raises SchedulerUnreachableError."""
     if not record.chained_job_ids:
         return []
     jobs = select.backend_of(record).query(
@@ -189,7 +186,7 @@ class SavedState:
 def saved_since(job: JobStatus, asked_at: float) -> SavedState | None:
     """Find the newest checkpoint of a run, and whether the ranks left with it since then.
 
-    A script that saves periodically may have done so meanwhile, and gone on. A script that saves
+    A script that saves periodically may have done so meanwhile, and continued. A script that saves
     in its own way is believed.
     """
     paths = job.record.paths

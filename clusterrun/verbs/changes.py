@@ -114,6 +114,6 @@ def refuse_other_world(checkpoint: Checkpoint, record: JobRecord, plan: Plan) ->
 def _is_sharded(strategy: str) -> bool:
     try:
         known = Strategy(strategy)
-    except ValueError:  # a script's own word for it
+    except ValueError:  # the script's own name for it
         return False
     return known.is_fsdp or known.is_deepspeed

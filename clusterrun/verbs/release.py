@@ -9,14 +9,8 @@ from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus
 from clusterrun.errors import ClusterrunError
 
-HELD = "BeginTime"
 RETRY_S = 5.0
 TRIES = 6
-
-
-def is_held(job: JobStatus) -> bool:
-    """Whether a job has run before and is held back."""
-    return job.pending is not None and job.pending.code == HELD and job.attempt > 0
 
 
 class Release:
@@ -33,7 +27,7 @@ class Release:
         """Release the job if it is held; return whether that worked."""
         record = job.record
         wait = (record.job_id, job.attempt)
-        if not is_held(job) or not record.is_own or self._tries[wait] >= TRIES:
+        if not job.is_held or not record.is_own or self._tries[wait] >= TRIES:
             return False
         if time.monotonic() < self._next_try:
             return False

@@ -47,10 +47,7 @@ def render(job: Wanted) -> Bundle:
 
 
 def prepare(job: Wanted) -> Prepared:
-    """Check a spec, decide everything and render every file; write nothing.
-
-    Raises UsageError for what cannot run.
-    """
+    """Check a spec, decide everything and render every file. Raises UsageError if it cannot run."""
     from clusterrun.advice.question import notes_of  # not needed to ask about jobs
 
     if isinstance(job, JobSpec):
@@ -85,7 +82,7 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
 
 
 def _check_script(resolved: Resolved) -> None:
-    """Find a typo now: in the queue it would cost hours."""
+    """Find a typo now, not after hours in the queue."""
     script = resolved.spec.script
     if script is None:
         return

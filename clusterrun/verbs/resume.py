@@ -19,6 +19,7 @@ from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import record as records
 from clusterrun.rundir.create import write_config
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import files
 from clusterrun.shared.locks import locked
@@ -142,13 +143,13 @@ def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecor
     return record
 
 
-# What stands in the way
+# Reasons to refuse
 
 
 def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
     """Return how a run stands; refuse one that may be active.
 
-    Raises UsageError, or SchedulerUnreachableError if nobody can tell.
+    Raises UsageError, or SchedulerUnreachableError if that is unknown.
     """
     chained: list[str] = []
     with contextlib.suppress(*([SchedulerUnreachableError] if force else [])):
@@ -170,7 +171,7 @@ def _refuse_active(status: JobStatus, chained: Sequence[str]) -> None:
             hint=f"end the chain first: clusterrun cancel {job_id}",
         )
     if state.is_terminal or (state is JobState.UNKNOWN and job_id and not status.reason):
-        return  # it has ended, or everybody has forgotten it
+        return  # it has ended, or the scheduler has forgotten it
     job = f"job {job_id}" if job_id else f"run {status.record.run_id}"
     why = f" ({status.reason})" if status.reason else ""
     raise UsageError(
@@ -216,10 +217,10 @@ def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
 def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
     """Return the plan of the run; None if another version of clusterrun wrote it."""
     try:
-        plan = Plan.from_json(record.paths.plan.read_text())
+        plan = read_plan(record.paths)
     except OSError as error:
         raise ClusterrunError(f"cannot read {record.paths.plan}", cause=str(error)) from error
-    except (ValueError, TypeError):
+    except ValueError:
         return None
     return Prepared(resolved=resolved, plan=plan, bundle=Bundle(files={}))
 

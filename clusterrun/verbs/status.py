@@ -1,4 +1,4 @@
-"""Look how a job stands, and wait until it has ended."""
+"""Look up how a job stands, and wait until it has ended."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def reach_time_limit(scene: Scene) -> float:
 
 
 def warn_of_time_limit(scene: Scene) -> float:
-    """Send the batch shell what Slurm sends it before the limit."""
+    """Send the conductor what Slurm sends it before the limit."""
     at = time.time()
     scene.cluster.run(["scancel", "--batch", "--signal=USR2", scene.job_id])
     return at

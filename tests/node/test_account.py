@@ -1,4 +1,4 @@
-"""What the agents leave of an attempt: one verdict, one outcome, and how far it came."""
+"""What the agents leave of an attempt: one status, one outcome, and how far it came."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
     assert found.reason == "rank 3 on n2: ValueError: x"
     assert (found.step, found.checkpoint) == (120, 100)
     assert found.started_at <= found.ended_at
-    assert paths.verdict(1).read_text() == "1\n"
+    assert paths.status(1).read_text() == "1\n"
 
 
 def test_where_a_script_first_went_on_from_is_kept(paths: RunPaths) -> None:
@@ -98,18 +98,18 @@ def test_the_heads_word_wins_over_that_of_a_node_that_lost_it(paths: RunPaths) -
     assert outcome(paths).node == "n1"
     account(paths).close(Ending.of(lost_node("n2", "its agent is gone")))
     account(paths, rank=2).close(lost_head)
-    assert (outcome(paths).node, paths.verdict(1).read_text()) == ("n2", "123\n")
+    assert (outcome(paths).node, paths.status(1).read_text()) == ("n2", "123\n")
 
 
 def test_a_setup_line_that_failed_is_not_talked_over(paths: RunPaths) -> None:
-    paths.verdict(1).write_text("122\n")
+    paths.status(1).write_text("122\n")
     account(paths).close(Ending.of_first([FAILURE]))
-    assert paths.verdict(1).read_text() == "122\n"
+    assert paths.status(1).read_text() == "122\n"
     assert outcome(paths).code == 122
 
 
 def test_a_status_that_another_node_is_writing_keeps_back_no_word(paths: RunPaths) -> None:
-    paths.verdict(1).touch()
+    paths.status(1).touch()
     account(paths).close(Ending.of(lost_node("n2", "gone")))
     assert (outcome(paths).code, outcome(paths).node) == (123, "n2")
 

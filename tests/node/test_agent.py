@@ -615,6 +615,6 @@ def test_a_launcher_that_the_system_does_not_start_fails_the_job_in_words(
     assert failed["message"] == "the launcher cannot be started: No space left on device"
     assert (failed["node"], failed["cause"]) == ("local1", "launcher")
     assert "Traceback" not in job.errors() + job.text()
-    assert job.paths.verdict(1).read_text() == "1\n"
+    assert job.paths.status(1).read_text() == "1\n"
     assert json.loads(job.paths.outcome(1).read_text())["cause"] == "launcher"
     assert job.log("local1")[-1][2:] == ("z", "1 local1: " + failed["message"])

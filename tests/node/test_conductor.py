@@ -216,7 +216,7 @@ def test_the_status_that_the_agents_agreed_on_explains_the_steps(
 ) -> None:
     scene.decisions = [STOP]
     if agreed is not None:
-        scene.at(0.5, lambda: scene.paths.verdict(1).write_text(f"{agreed}\n"))
+        scene.at(0.5, lambda: scene.paths.status(1).write_text(f"{agreed}\n"))
     assert scene.fails(code).run() == status
     assert (scene.end() or ("", -1))[1] == status
 

@@ -96,7 +96,7 @@ def test_an_exception_shows_whether_the_rank_had_lost_another_one(
 
 def test_failures_and_endings_survive_the_wire() -> None:
     ending = Ending.of(failure(rank=None, signal=9, cause=Cause.SIGNAL))
-    assert Ending.from_data(ending.to_data()) == ending
+    assert Ending.from_data(dataclasses.asdict(ending)) == ending
     assert Ending.from_data({"code": 0, "reason": "completed"}).failure is None
     for bad in ({}, {"code": "x", "reason": ""}, {"code": 1, "reason": "", "failure": {"at": 1}}):
         with pytest.raises((KeyError, TypeError, ValueError)):

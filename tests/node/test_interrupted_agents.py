@@ -71,7 +71,7 @@ def started(job: AgentJob) -> AgentJob:
 
 
 def ask(job: AgentJob, reason: Reason) -> None:
-    """Interrupt the attempt, as the batch shell and `cancel` do."""
+    """Interrupt the attempt, as the conductor and `cancel` do."""
     write_request(job.paths.request(1), reason)
     os.kill(int(job.paths.head_pid(1).read_text()), signal.SIGUSR2)
 

@@ -49,7 +49,7 @@ def report(rank: int, **changes: Any) -> Report:
     return Report(**{**given, **changes})
 
 
-def conclude(reports: Sequence[Report], address: str) -> LaunchParameters:
+def decide(reports: Sequence[Report], address: str) -> LaunchParameters:
     return LaunchParameters(address=address, port=len(reports), interface="lo", precision="bf16")
 
 
@@ -83,7 +83,7 @@ class Nodes:
 
     def __init__(self, path: Path, nodes: int = 3, timeout_s: float = 10) -> None:
         place = realm(path)
-        self.head = Head(who(0, nodes), place, PORTS, timeout_s, conclude, SharedDisk())
+        self.head = Head(who(0, nodes), place, PORTS, timeout_s, decide, SharedDisk())
         self.members = [member(rank, nodes, place, timeout_s) for rank in range(1, nodes)]
 
     @property
@@ -553,7 +553,7 @@ def test_a_conclusion_that_fails_is_told_to_all(tmp_path: Path) -> None:
 
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)
-        nodes.head._conclude = refuse
+        nodes.head._decide = refuse
         assert [error.code for error in await nodes.meet()] == [121, 121]
 
     run(story())
@@ -884,7 +884,7 @@ def test_nodes_stop_waiting_for_one_that_left_word_that_it_is_unfit(tmp_path: Pa
             nodes.head.meet(report(0)), nodes.members[0].meet(report(1)), return_exceptions=True
         )
         await asyncio.sleep(0.3)
-        realm(tmp_path).paths.verdict(1).write_text("122\n")
+        realm(tmp_path).paths.status(1).write_text("122\n")
         for error in await asyncio.wait_for(meeting, 10):
             assert isinstance(error, NodeError)
             assert error.code == 122
@@ -895,8 +895,8 @@ def test_nodes_stop_waiting_for_one_that_left_word_that_it_is_unfit(tmp_path: Pa
 
 def test_a_member_without_head_stops_waiting_when_the_head_left_word(tmp_path: Path) -> None:
     async def story() -> None:
-        realm(tmp_path).paths.verdict(1).parent.mkdir(parents=True, exist_ok=True)
-        realm(tmp_path).paths.verdict(1).write_text("122\n")
+        realm(tmp_path).paths.status(1).parent.mkdir(parents=True, exist_ok=True)
+        realm(tmp_path).paths.status(1).write_text("122\n")
         with pytest.raises(NodeError, match="cannot take part"):
             await member(1, 2, realm(tmp_path), 60).meet(report(1))
 

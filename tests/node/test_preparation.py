@@ -14,7 +14,7 @@ from clusterrun.config.spec import Device, MixedPrecision
 from clusterrun.node.agent.identity import Attempt, Identity
 from clusterrun.node.agent.preparation import (
     check_descriptors,
-    conclude,
+    decided_parameters,
     gpu_problem,
     open_link,
 )
@@ -54,34 +54,34 @@ def reports(*gpus: tuple[int, int]) -> list[Report]:
 def test_the_head_chooses_bf16_from_compute_capability_8_else_fp16(
     gpus: tuple[tuple[int, int], ...], precision: str
 ) -> None:
-    assert conclude(attempt(), reports(*gpus), "127.0.0.1").precision == precision
+    assert decided_parameters(attempt(), reports(*gpus), "127.0.0.1").precision == precision
 
 
 def test_a_node_that_cannot_follow_the_head_is_unfit() -> None:
     with pytest.raises(NodeError, match="the GPUs of n1 do not have") as caught:
-        conclude(attempt(), reports(H100, T4), "127.0.0.1")
+        decided_parameters(attempt(), reports(H100, T4), "127.0.0.1")
     assert caught.value.code == 122
 
 
 def test_a_precision_of_the_users_choice_is_not_discussed() -> None:
     wanted = attempt(mixed_precision=MixedPrecision.BF16)
-    assert conclude(wanted, reports(T4, T4), "127.0.0.1").precision == "bf16"
+    assert decided_parameters(wanted, reports(T4, T4), "127.0.0.1").precision == "bf16"
     on_cpu = attempt(device=Device.CPU)
-    assert conclude(on_cpu, reports(H100), "127.0.0.1").precision == "no"
+    assert decided_parameters(on_cpu, reports(H100), "127.0.0.1").precision == "no"
 
 
 def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(NodeError, match=f"n0: port {port}: no port is free") as caught:
-            conclude(attempt(main_process_port=port), reports(H100), "127.0.0.1")
+            decided_parameters(attempt(main_process_port=port), reports(H100), "127.0.0.1")
     assert caught.value.code == 121
     free = attempt(main_process_port=port)
-    assert conclude(free, reports(H100), "127.0.0.1").port == port
+    assert decided_parameters(free, reports(H100), "127.0.0.1").port == port
 
 
 def test_the_rendezvous_port_is_the_jobs_and_its_interface_the_addresses() -> None:
-    parameters = conclude(attempt(), reports(H100), "127.0.0.1")
+    parameters = decided_parameters(attempt(), reports(H100), "127.0.0.1")
     assert 20000 <= parameters.port < 30000
     assert (parameters.address, parameters.interface) == ("127.0.0.1", "lo")
 
@@ -113,7 +113,7 @@ def test_one_unfit_node_alone_says_so() -> None:
 def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:
     unread = Report(node="n0", node_rank=0, versions={}, capabilities=())
     with pytest.raises(NodeError, match="name one with --mixed-precision") as caught:
-        conclude(attempt(), [unread, *reports(H100)], "127.0.0.1")
+        decided_parameters(attempt(), [unread, *reports(H100)], "127.0.0.1")
     assert caught.value.code == 122
 
 
@@ -121,7 +121,9 @@ def test_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
     """Each directory of runs counts its own jobs on this machine: L1, L2, …"""
     here = attempt()
     there = dataclasses.replace(here, paths=RunPaths(root=Path("/elsewhere/job/r1")))
-    ports = [conclude(one, reports(H100, H100), "127.0.0.1").port for one in (here, there)]
+    ports = [
+        decided_parameters(one, reports(H100, H100), "127.0.0.1").port for one in (here, there)
+    ]
     assert ports[0] != ports[1]
 
 
@@ -140,4 +142,4 @@ def test_a_head_that_may_not_open_enough_files_says_so_at_once(
 
 def test_both_ports_are_of_the_users_range() -> None:
     narrow = attempt(port_range="23450-23453")
-    assert 23450 <= conclude(narrow, reports(H100), "127.0.0.1").port <= 23453
+    assert 23450 <= decided_parameters(narrow, reports(H100), "127.0.0.1").port <= 23453

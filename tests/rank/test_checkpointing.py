@@ -125,7 +125,7 @@ def test_a_save_waits_for_the_room_that_old_checkpoints_take(
     (store.directory / ".step-00000001.1.gone").mkdir()
 
     def free(directory: Path) -> object:
-        is_full = checkpoint_files.set_aside(directory) != []
+        is_full = checkpoint_files.awaiting_removal(directory) != []
         return SimpleNamespace(total=100, free=0 if is_full else 100)
 
     monkeypatch.setattr(shutil, "disk_usage", free)

@@ -61,7 +61,7 @@ class LocalBackend:
         waits: bool = False,
     ) -> Submission:
         """Start one more controller for a run, under a new id."""
-        del after, exclude, chained, waits  # nothing waits here
+        del after, exclude, chained, waits  # there is no queue
         return self._start(plan, record.paths)
 
     def _start(self, plan: Plan, paths: RunPaths) -> Submission:
@@ -188,7 +188,7 @@ def _is_elsewhere(controller: dict[str, Any]) -> bool:
 def _job(job_id: str, paths: RunPaths) -> SchedulerJob:
     controller = _controller(paths)
     state, reason = _state_of(paths, controller)
-    end = read_end(paths)  # after the look at the process, which writes it last
+    end = read_end(paths)  # after looking at the process, which writes it last
     started = controller.get("started_at") if controller else None
     if end is not None:
         state, reason = end.state, ""

@@ -24,6 +24,7 @@ from clusterrun.node.agent.processes import adopt_orphans
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.signals import Signals
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
 from clusterrun.shared.files import write_whole
 
 SCHEMA = "clusterrun.controller/1"
@@ -97,7 +98,7 @@ def main() -> int:
     """Start the controller of a run directory and job id, the two arguments."""
     root, job_id = sys.argv[1:]
     paths = RunPaths(root=Path(root))
-    plan = Plan.from_json(paths.plan.read_text())
+    plan = read_plan(paths)
     return detach(functools.partial(conduct, paths, plan, job_id), paths.batch_output)
 
 

@@ -40,7 +40,7 @@ def send_signal(pid: int, known_as: str, number: int) -> bool:
             return False
         if descriptor is None:
             os.kill(pid, number)
-        else:  # a pid may be another process by now, a descriptor may not
+        else:  # a pid may be reused, a descriptor refers to one process
             signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
         return False

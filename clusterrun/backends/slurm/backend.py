@@ -71,7 +71,7 @@ class SlurmBackend:
     ) -> Submission:
         """Hand the script of a run that has its directory to sbatch once more.
 
-        A node that submits in place of a lost one needs sbatch alone, so submitit is left out.
+        A node that submits for a lost one may have sbatch alone, so submitit is left out.
         """
         planned = {line.name for line in plan.directives}
         options = [f"--exclude={exclude}"] if exclude else []
@@ -225,7 +225,7 @@ class SlurmBackend:
     def _withdraw(self, paths: RunPaths, known: Collection[str]) -> None:
         """Cancel the job that an interrupted submission may have queued.
 
-        Raises PerhapsSubmittedError if it may be in the queue even so.
+        Raises PerhapsSubmittedError if it may still be in the queue.
         """
         try:
             job_id = self._find(paths, known)

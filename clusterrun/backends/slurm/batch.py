@@ -13,24 +13,24 @@ from clusterrun.node.conductor.signals import Signals
 def main(argv: Sequence[str]) -> int:
     """Conduct the run of a batch script, in the environment that Slurm gave the job.
 
-    The script's words: its run directory, its kind (see SlurmHost), the directory that it started
-    in, the descriptor on which that environment comes, and for how many seconds it has run.
+    `argv`: run directory, kind (see SlurmHost), the directory that the script started in, the
+    descriptor that supplies this environment, and for how many seconds the script has run.
     """
-    signals = Signals()  # first of all: no signal may be lost, or end the job
+    signals = Signals()  # first: no signal may be lost, or end the job
     from clusterrun.backends.slurm.host import SlurmHost
-    from clusterrun.launch.plan import Plan
     from clusterrun.node.agent.stderr import print_trouble
     from clusterrun.node.conductor.conductor import Conductor
     from clusterrun.rundir.end import write_end
     from clusterrun.rundir.paths import RunPaths
+    from clusterrun.rundir.plan import read_plan
     from clusterrun.shared.state import JobState
 
     run_dir, kind, directory, environ, seconds = argv
     _return_to(directory, int(environ))
     paths = RunPaths(root=Path(run_dir))
     try:
-        plan = Plan.from_json(paths.plan.read_text())
-    except (OSError, ValueError, TypeError):
+        plan = read_plan(paths)
+    except (OSError, ValueError):
         print_trouble()
         write_end(paths, JobState.FAILED, 1)
         return 1

@@ -45,10 +45,7 @@ def is_job_id(text: str) -> bool:
 
 
 def ask(job_id: str) -> list[ForeignPart]:
-    """Ask slurmctld about a job; [] if it does not know the id, or there is no Slurm.
-
-    Raises SchedulerUnreachableError.
-    """
+    """Ask slurmctld about a job; [] for an unknown id. Raises SchedulerUnreachableError."""
     if shell.find("scontrol") is None:
         return []
     done = call(None, "scontrol", "--oneliner", "show", "job", job_id)

@@ -73,7 +73,7 @@ class SlurmHost(Host):
         return self.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
     def nothing_left(self) -> str:
-        """Return why another job has made this one needless; empty if it is needed.
+        """Return why this job has nothing to do; empty if it has work.
 
         Slurm restarts jobs that it gave up, even if another job continues the run by now. A later
         job of a chain continues only after a time limit.

@@ -27,12 +27,12 @@ SACCT_FIELDS = (
     "Reason",
 )
 SEPARATOR = "|"
-IDS_A_CALL = 5000  # Linux takes 128 KiB in one argument
+IDS_A_CALL = 5000  # Linux limits one argument to 128 KiB
 FEW = 16
 CLOCK_SKEW_S = 3600.0
 # Slurm keeps the reason why a job waited after it was cancelled.
 WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
-NOBODY = "nobody"  # the source of an answer about a job that is not known
+NOBODY = "nobody"  # the source of an answer about an unknown job
 
 _EXIT = re.compile(r"([0-9]+):([0-9]+)\Z")
 _SLUID = re.compile(r"s[0-9A-Z]{13}\Z")

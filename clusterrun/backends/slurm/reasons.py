@@ -85,7 +85,7 @@ class PendingReason:
 
 
 def explain(reason: str, job_id: str) -> PendingReason:
-    """Explain why a job waits; an unknown code stands for itself.
+    """Explain why a job waits; an unknown code is returned as it is.
 
     >>> explain("ReqNodeNotAvail, UnavailableNodes:node[1-2]", "7").text
     'node[1-2] is down, drained or reserved'

@@ -48,7 +48,7 @@ def command(
 
 
 def run(argv: Sequence[str], plan: Plan, environ: Mapping[str, str]) -> Submission:
-    """Run sbatch, once: without an answer it may have submitted the job all the same.
+    """Run sbatch, once: even without an answer it may have submitted the job.
 
     Raises SubmissionError with its own words, SchedulerUnreachableError if it is silent.
     """

@@ -19,6 +19,7 @@ from clusterrun.errors import ClusterrunError, describe
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 
@@ -31,7 +32,7 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
     Raises ClusterrunError, with the record as before and without a new job.
     """
     paths = RunPaths(root=run_dir.absolute())
-    plan = Plan.from_json(paths.plan.read_text())
+    plan = read_plan(paths)
     record = records.register_run(paths.root, environ)
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id:

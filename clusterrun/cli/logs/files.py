@@ -65,7 +65,7 @@ def list_files(request: Request) -> None:
 
 
 def save(request: Request, target: str) -> None:
-    """Write the lines to a file in the form that was asked for; to a directory rank by rank."""
+    """Write the lines to a file in the requested form; to a directory rank by rank."""
     if target == "-":
         raise UsageError(
             "--save writes to a file or a directory, not to stdout",

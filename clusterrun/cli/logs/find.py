@@ -31,7 +31,7 @@ class Named:
 def find_log_job(name: str | None) -> Named:
     """Find the job that a name means.
 
-    Raises JobNotFoundError, and SchedulerUnreachableError if only Slurm could know it.
+    Raises JobNotFoundError, and SchedulerUnreachableError if only Slurm could find it.
     """
     if name is None:
         return Named(job=RunLogs(record=find_announced(None)))

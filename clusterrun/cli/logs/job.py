@@ -14,7 +14,7 @@ from clusterrun.logs.files import FileKind, LogFile, stat_file
 from clusterrun.rundir import record as records
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.release import Release, is_held
+from clusterrun.verbs.release import Release
 from clusterrun.verbs.status import status
 
 WAITING = (JobState.PENDING, JobState.CONFIGURING)
@@ -87,7 +87,7 @@ class RunLogs:
         return Standing(
             state=now.state,
             waits_for=now.pending.text if now.pending else now.reason,
-            is_held=is_held(now),
+            is_held=now.is_held,
             elapsed_s=now.elapsed_s,
             exit_code=now.exit_code,
             error=now.error,

@@ -78,10 +78,7 @@ def choose_ranks(
 
 
 def choose_streams(text: str | None) -> frozenset[Stream] | None:
-    """Read a list of streams; None is the batch script's own output, which has no times.
-
-    Raises UsageError.
-    """
+    """Read a list of streams; None: the batch script's output, without times. Raises UsageError."""
     if text is None:
         return STREAMS
     names = [name.strip() for name in text.split(",")]

@@ -1,4 +1,4 @@
-"""Print log lines in the form that was asked for."""
+"""Print log lines in the requested form."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LogPrinter:
             self._writer.write()
 
     def print_lines(self, lines: Sequence[LogLine]) -> None:
-        """Print many lines that are there at once."""
+        """Print many lines at once."""
         if not self.request.has_times:
             lines = [line._replace(epoch_us=0) for line in lines]
         writer = self._writer
@@ -82,7 +82,7 @@ class LogPrinter:
             write()
 
     def print_errors(self, lines: Sequence[LogLine]) -> None:
-        """Print error lines ahead of the last lines, which have so much less room."""
+        """Print error lines ahead of the last lines, which get that much less room."""
         writer = self._writer
         room, written = writer.last, writer.count
         self.print_lines(lines)
@@ -122,7 +122,7 @@ class LogPrinter:
             self._writer.flush()
 
     def pause(self) -> None:
-        """Show everything that has come; a line whose end does not come is not waited for.
+        """Show everything that has arrived; do not wait for the end of a line.
 
         The progress bar of a single rank stays in the last row of a terminal.
         """
@@ -178,7 +178,7 @@ class LogPrinter:
         return output.wants_colour(stream, output.current_session().color, os.environ)
 
     def note(self, text: str) -> None:
-        """Print a line beside the log lines, on stderr."""
+        """Print a line on stderr."""
         self._writer.flush()
         self._writer.show_status(None)
         output.say(strip_controls(text, keep_colours=False))

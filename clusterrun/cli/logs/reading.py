@@ -1,4 +1,4 @@
-"""Read what is there of a job's logs."""
+"""Print the log lines that exist now."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Scanning:
 
 
 def read(request: Request) -> None:
-    """Print the lines that are there."""
+    """Print the lines that exist now."""
     files = find_files(request)
     size = sum(file_size(file.path) for file in files)
     if size == 0 and request.reads_batch:
@@ -90,10 +90,7 @@ def all_lines(request: Request) -> Iterator[LogLine]:
 
 
 def find_files(request: Request) -> list[LogFile]:
-    """List the logs of the attempts that are read.
-
-    Raises UsageError if none of the named nodes has one.
-    """
+    """List the logs of the attempts. Raises UsageError if none of the named nodes has one."""
     files = [
         file
         for attempt in request.attempts
@@ -114,7 +111,7 @@ def find_files(request: Request) -> list[LogFile]:
 
 
 def _chapters(request: Request) -> Iterator[tuple[int, Tail]]:
-    """Yield the lines of each attempt, of each only as many of the last as are wanted."""
+    """Yield the wanted last lines of each attempt."""
     for attempt in request.attempts:
         sources = sources_of(request.catalogue.files(attempt), request.query)
         folded = request.folds and not request.context
@@ -159,10 +156,7 @@ def ask_exit_status(request: Request) -> int:
 
 
 def _tell_nothing_yet(request: Request) -> None:
-    """Report why there are no lines.
-
-    Raises ClusterrunError if there should be some.
-    """
+    """Report why there are no lines. Raises ClusterrunError if there should be some."""
     job = request.job
     standing = job.standing()
     if standing.error:
@@ -207,11 +201,11 @@ def _end_of_batch_output(request: Request) -> str | None:
     return "\n".join(strip_controls(line, keep_colours=False) for line in lines) or None
 
 
-# What the lines are not all of
+# What was left out
 
 
 def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -> None:
-    """Report of which lines the `count` printed ones are the last, out of `size` bytes."""
+    """Report which of the lines, `size` bytes in all, were not among the `count` printed."""
     if request.tail == 0:
         return
     if count == 0:

@@ -79,10 +79,7 @@ class Request:
 
 
 def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
-    """Check the options of `logs`, by the names of their parameters, against the job.
-
-    Raises UsageError.
-    """
+    """Check the options of `logs`, by parameter name, against the job. Raises UsageError."""
     job = named.job
     nodes = named.nodes if wanted["nodes"] is None else frozenset(parse_hostlist(wanted["nodes"]))
     streams = options.choose_streams(wanted["streams"])

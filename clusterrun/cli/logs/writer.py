@@ -50,7 +50,7 @@ class LogWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held, and see that it is read."""
+        """Write what is held, and flush the output."""
         if self.last is not None:
             self._keep(self.last)
         lines = self.held if self.lines_per_s is None else self._allowed(self.lines_per_s)

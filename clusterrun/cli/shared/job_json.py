@@ -46,7 +46,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "attempts": [attempt_object(attempt) for attempt in job.attempts],
         "earlier_job_ids": list(record.earlier_job_ids),
         "chained_job_ids": list(record.chained_job_ids),
-        "verdict": _verdict(job.failure),
+        "verdict": _failure(job.failure),
         "notes": list(job.notes),
     }
 
@@ -60,7 +60,7 @@ def _reason(job: JobStatus) -> dict[str, Any] | None:
     return None
 
 
-def _verdict(failure: Outcome | None) -> dict[str, Any] | None:
+def _failure(failure: Outcome | None) -> dict[str, Any] | None:
     if failure is None:
         return None
     return {

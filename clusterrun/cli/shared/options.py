@@ -259,7 +259,7 @@ def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
 
 
 def _misplaced(words: Sequence[str]) -> Iterator[str]:
-    """Warn of Slurm's options behind the script: they are the script's there, as with sbatch."""
+    """Warn of Slurm's options after the script: there they are the script's, as with sbatch."""
     spellings = {
         flag
         for declared in FIELDS

@@ -96,7 +96,7 @@ def answer_exactly(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line beside the result, on stderr."""
+    """Print a line on stderr."""
     _write(_safe(text) + "\n", err=True, session=current_session())
 
 
@@ -146,7 +146,7 @@ def print_error(error: ClusterrunError, session: Session) -> None:
 
 
 def print_error_text(error: ClusterrunError) -> None:
-    """Print an error beside an answer that stdout holds already."""
+    """Print an error on stderr, if stdout already holds the answer."""
     print_error(error, Session(color=current_session().color))
 
 

@@ -35,10 +35,7 @@ def refuse_two_answers(*, as_json: bool, parsable: bool) -> None:
 
 
 def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warnings:
-    """Print the notes of a job and the SBATCH_* variables that would override it.
-
-    Return them as they are in JSON.
-    """
+    """Print, and return for JSON, a job's notes and the SBATCH_* variables that override it."""
     for text in prepared.notes:
         output.note(text)
     is_slurm = prepared.plan.cluster is Cluster.SLURM
@@ -64,9 +61,9 @@ def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
     )
 
 
-def print_verdict(verdict: str) -> None:
+def print_check(answer: str) -> None:
     """Print what Slurm answered about a script, or that nobody but bash was asked."""
-    output.say(verdict or "bash finds no mistake; there is no Slurm to ask")
+    output.say(answer or "bash finds no mistake; there is no Slurm to ask")
 
 
 def print_files(prepared: Prepared, *, as_json: bool) -> None:

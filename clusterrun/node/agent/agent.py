@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from clusterrun.node.agent.preparation import (
     check_descriptors,
     node_report,
     open_link,
-    write_world,
+    prepare_run_dir,
 )
 from clusterrun.node.agent.processes import kill_descendants, reap_adopted
 from clusterrun.node.agent.report import LaunchParameters
@@ -139,7 +140,7 @@ class Agent:
         if isinstance(link, Member):
             self._member = link
         else:
-            self._tasks.start(self._write_world())
+            self._tasks.start(self._prepare_run_dir())
             self._lead(link)
         launcher = accelerate_launcher(self._attempt, parameters, self._spool)
         launcher.start()
@@ -148,7 +149,7 @@ class Agent:
         await self._stop(launcher, ranks)
         code = await self._ended(ending)
         await link.leave()
-        # srun would wait for a silent node as for a lost one
+        # srun would wait for a silent node as it does for a lost one
         self.has_lost_node |= not isinstance(link, Member) and link.left_behind
         return code
 
@@ -215,9 +216,9 @@ class Agent:
         text = f"the clock here is {seconds:.3f} s {side} the head's; it is corrected"
         self._say(text, tell=False)
 
-    async def _write_world(self) -> None:
+    async def _prepare_run_dir(self) -> None:
         try:
-            await self._disk.do(partial(write_world, self._attempt))
+            await self._disk.do(partial(prepare_run_dir, self._attempt))
         except OSError as error:  # readers of the logs do without it
             self._say(f"cannot write {self._attempt.paths.world(self._attempt.number)}: {error}")
 
@@ -305,14 +306,14 @@ class Agent:
         return launcher.result() is not None or ranks.all_ended(self._plan.procs_per_node)
 
     async def _ended(self, ending: Ending, *, tell: bool = False) -> int:
-        """Record how it ended; the head, or a member that lost the head, tells the user."""
+        """Record how it ended; the head, or a member that lost the head, reports it to the user."""
         failure, head = ending.failure, self._who.nodes[0]
         if failure is not None:
             is_lost = failure.cause is Cause.NODE_LOST and self._who.is_head
             is_head_lost = failure.cause is Cause.NODE_LOST and failure.node == head and not is_lost
             tell = self._who.is_head or is_head_lost
             if failure.node == self._who.node or is_head_lost or is_lost:
-                data = failure.to_data()
+                data = asdict(failure)
                 self._event("failed", **{"ts": data.pop("at"), **data})
             self.has_lost_node = is_lost
             self.has_lost_head = is_head_lost

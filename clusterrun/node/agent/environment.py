@@ -1,4 +1,4 @@
-"""Set the variables of the ranks that depend on the node; `launch/nccl.py` has all others."""
+"""Set the ranks' variables that depend on the node; `launch/environment.py` decides the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the node itself can tell: its libraries, CPUs, GPUs and network interfaces."""
+"""Facts that only the node knows: its libraries, CPUs, GPUs and network interfaces."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _handle(nvml: Any, name: str) -> Any:
 def _torch_capabilities() -> Capabilities:
     """Ask torch in a child process: the agent must never hold a CUDA context.
 
-    Raises NodeError if that takes too long; the node may be fit all the same.
+    Raises NodeError if that takes too long; the node may still be fit.
     """
     argv = [sys.executable, "-c", _ASK_TORCH]
     try:

@@ -1,4 +1,4 @@
-"""Who this agent is and what it does: its job, its node and its attempt."""
+"""The identity of an agent: its job, its node and its attempt."""
 
 from __future__ import annotations
 
@@ -57,13 +57,18 @@ def identity(env: Mapping[str, str], nodes: int) -> Identity:
     )
 
 
+def local_node(rank: int) -> str:
+    """Return the name of a simulated node."""
+    return f"local{rank}"
+
+
 def _local(env: Mapping[str, str], nodes: int) -> Identity:
     rank = _number(env, "CLUSTERRUN_LOCAL_NODE_RANK")
     return Identity(
         job_id=env.get("CLUSTERRUN_LOCAL_JOB_ID", "L0"),
-        node=f"local{rank}",
+        node=local_node(rank),
         node_rank=rank,
-        nodes=tuple(f"local{other}" for other in range(nodes)),
+        nodes=tuple(map(local_node, range(nodes))),
         head_host=LOOPBACK,
         is_local=True,
     )

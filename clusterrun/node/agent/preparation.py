@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +25,14 @@ from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.node.recovery.causes import NodeError, NodeExit
+from clusterrun.rundir.world import write_world
 from clusterrun.shared.descriptors import raise_descriptor_limit
-from clusterrun.shared.files import write_whole
 
 SPARE_DESCRIPTORS = 256  # for everything else that a process opens
 
 
 def node_report(plan: Plan, who: Identity) -> Report:
-    """Return what the head must know of this node."""
+    """Return what the head must know about this node."""
     is_cuda = plan.device is Device.CUDA
     is_asked = is_cuda and plan.precision is Precision.HEAD
     return Report(
@@ -82,12 +81,15 @@ def open_link(
     ports = _ports(attempt).link
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     if who.is_head:
-        return Head(who, realm, ports, timeout_s, functools.partial(conclude, attempt), disk)
+        decide = functools.partial(decided_parameters, attempt)
+        return Head(who, realm, ports, timeout_s, decide, disk)
     return Member(who, realm, ports, timeout_s, clock, compared, answerers, disk)
 
 
-def conclude(attempt: Attempt, reports: Sequence[Report], address: str) -> LaunchParameters:
-    """Decide, as the head, what all nodes launch with; the port is free as of now."""
+def decided_parameters(
+    attempt: Attempt, reports: Sequence[Report], address: str
+) -> LaunchParameters:
+    """Decide, as the head, what all nodes launch with; the port was free when it was checked."""
     return LaunchParameters(
         precision=decided_precision(attempt.plan.precision, reports),
         address=address,
@@ -130,18 +132,14 @@ def _rendezvous_port(attempt: Attempt) -> int:
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
 
 
-def write_world(attempt: Attempt) -> None:
+def prepare_run_dir(attempt: Attempt) -> None:
     """Record, as the head, which nodes have which ranks.
 
     Make the checkpoint directory too, before a node's file system caches that there is none.
     """
-    attempt.paths.checkpoints_dir.mkdir(mode=0o700, exist_ok=True)
-    world = {
-        "schema": "clusterrun.world/1",
-        "nodes": list(attempt.who.nodes),
-        "procs_per_node": attempt.plan.procs_per_node,
-    }
-    write_whole(attempt.paths.world(attempt.number), json.dumps(world) + "\n")
+    paths, plan = attempt.paths, attempt.plan
+    paths.checkpoints_dir.mkdir(mode=0o700, exist_ok=True)
+    write_world(paths, attempt.number, attempt.who.nodes, plan.procs_per_node)
 
 
 def accelerate_launcher(attempt: Attempt, parameters: LaunchParameters, spool: Spool) -> Launcher:

@@ -24,6 +24,7 @@ from clusterrun.node.recovery.causes import NodeError, NodeExit
 from clusterrun.node.recovery.heir import inherit
 from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
 from clusterrun.shared.control_page import ControlPage
 from clusterrun.shared.wording import count
 
@@ -64,7 +65,7 @@ def run_agent(run_dir: Path, number: int) -> int:
             text = f"{who.node}: not all logs could be written to {run_dir} ({why}){missing}"
             say_on_stderr(f"{text}; the ranks' own files are kept on {who.node} in {spool.keep()}")
         if agent.has_lost_node:
-            _tell_batch_shell(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
+            _signal_conductor(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
 
 
 def _limits(plan: Plan) -> Limits:
@@ -77,15 +78,15 @@ def _limits(plan: Plan) -> Limits:
     )
 
 
-def _tell_batch_shell(pid: str) -> None:
-    """Signal that all agents but the lost have left: srun may wait minutes for a lost node."""
+def _signal_conductor(pid: str) -> None:
+    """Tell the conductor that all agents except the lost ones have left: srun may wait minutes."""
     if pid.isdigit():
         with contextlib.suppress(OSError):
             os.kill(int(pid), signal.SIGURG)
 
 
 def missing_text(sizes: Mapping[Output, int]) -> str:
-    """Return how much of which outputs is missing in the log, at most."""
+    """Return how much of each output may be missing in the log."""
     if not sizes:
         return ""
     text = f": up to {sum(sizes.values()):,} bytes of {count(len(sizes), 'output')} are missing"
@@ -96,8 +97,8 @@ def missing_text(sizes: Mapping[Output, int]) -> str:
 
 def _plan(paths: RunPaths) -> Plan:
     try:
-        return Plan.from_json(paths.plan.read_text())
-    except (OSError, ValueError, TypeError) as error:
+        return read_plan(paths)
+    except (OSError, ValueError) as error:
         raise NodeError(NodeExit.NODE_UNFIT, f"cannot read {paths.plan}: {error}") from error
 
 

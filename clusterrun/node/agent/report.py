@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,13 +28,9 @@ class Report:
         """Whether every GPU of the node computes in bf16 natively."""
         return bool(self.capabilities) and has_bf16(min(self.capabilities))
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the report as JSON data."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Report:
-        """Read what `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """Undo `asdict`. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(
             node=str(data["node"]),
             node_rank=int(data["node_rank"]),

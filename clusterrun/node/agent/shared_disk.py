@@ -1,4 +1,4 @@
-"""Use the shared file system outside the event loop, which must not stall with it."""
+"""Use the shared file system in a thread: the event loop must not stall with it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 class Tasks:
     """Tasks that run until they end or are cancelled.
 
-    What one raises goes to the loop's exception handler at once, since nobody awaits it.
+    An exception goes to the loop's handler at once, since nobody awaits the task.
     """
 
     def __init__(self) -> None:

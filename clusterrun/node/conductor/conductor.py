@@ -69,10 +69,7 @@ def ask_rule_book(run_dir: Path, attempt: int, code: int, environ: Mapping[str, 
 
 @dataclass(kw_only=True)
 class Conductor:
-    """One job of a run, from its first attempt to its end.
-
-    `hear` returns the signals that arrive within some seconds.
-    """
+    """One job of a run, from its first attempt to its end. `hear` returns new signals."""
 
     paths: RunPaths
     plan: Plan
@@ -172,9 +169,9 @@ class Conductor:
             self.code = self._agreed() or self.code
 
     def _agreed(self) -> int:
-        """Return the agents' verdict: they know which rank failed first."""
+        """Return the status that the agents wrote: they know which rank failed first."""
         with contextlib.suppress(OSError, ValueError):
-            return int(self.paths.verdict(self.attempt).read_text(encoding="ascii"))
+            return int(self.paths.status(self.attempt).read_text(encoding="ascii"))
         return 0
 
     def _relaunch(self, decision: Decision) -> None:
@@ -227,7 +224,7 @@ class Conductor:
         return decision
 
     def _release_step(self, lost: tuple[str, ...]) -> None:
-        """Kill what is left of the step, after a moment to end unless nodes are lost."""
+        """Kill the rest of the step; unless nodes are lost, give it a moment to end."""
         patience = self.clock() + (RELEASE_S if self.agents_left and not lost else 0.0)
         while self.step and self.step.poll() is None and self.clock() < patience:
             self._wait(0.2)
@@ -298,7 +295,7 @@ class Conductor:
             self._check()
 
     def _wait(self, seconds: float) -> None:
-        """Wait for signals, at most for a time, and handle them and what is due."""
+        """Wait for signals for at most some seconds; handle them, and what is due."""
         for number in self.hear(seconds):
             self._handle(number)
         for deed, at in list(self.due.items()):

@@ -1,4 +1,4 @@
-"""What the conductor needs from where it runs: Slurm and this machine implement it."""
+"""The interface of the place a conductor runs in: Slurm and this machine implement it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Step(Protocol):
         """Return the exit status; None while it runs."""
 
     def end(self) -> None:
-        """End it in order, with the job; do nothing if Slurm does so."""
+        """End it with the job, by SIGTERM first; do nothing if Slurm does so."""
 
     def kill(self) -> None:
         """Kill all its processes."""
@@ -41,7 +41,7 @@ class Host(Protocol):
         """Record the run's job unless it is recorded. Raises ClusterrunError and OSError."""
 
     def nothing_left(self) -> str:
-        """Return why there is nothing to do for this job; empty if there is."""
+        """Return why this job has nothing to do; empty if it has work."""
         return ""
 
     def is_over(self) -> bool:

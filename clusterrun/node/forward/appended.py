@@ -24,7 +24,7 @@ class AppendedFile:
             self.pending_bytes += len(data)
 
     def flush(self) -> bool:
-        """Write what waits; return whether nothing is left."""
+        """Write what is pending; return whether nothing is left."""
         if not self._waiting:
             return True
         data = memoryview(b"".join(self._waiting))

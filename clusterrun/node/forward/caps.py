@@ -1,4 +1,4 @@
-"""Cap what a rank may write into the log, if the user wants that, and count what is lost."""
+"""Cap what a rank writes into the log, if the user wants that, and count what is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clusterrun.node.forward.stamp import Piece, whole_characters
 
 
 class Loss(NamedTuple):
-    """So many bytes were not forwarded."""
+    """How many bytes were not forwarded."""
 
     size: int
     reason: str

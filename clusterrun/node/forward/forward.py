@@ -45,7 +45,7 @@ class Limits:
 
 
 class Forwarder(threading.Thread):
-    """Write the node's log, its events and what else the ranks leave."""
+    """Write the node's log, its events and the other files of its ranks."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Forwarder(threading.Thread):
         self._leftovers = Leftovers(spool, paths, attempt, node)
         self._caps = Caps(limits.lines_per_s, limits.line_bytes)
         self._lanes: dict[Output, _Lane] = {}
-        self._listed = (0, 0)  # the spool's time of change then, and the time of the list
+        self._listed = (0, 0)  # the spool's mtime then, and the time of the list
         self._own_lines: deque[tuple[int, bytes]] = deque()
         self._new_events: deque[bytes] = deque()
         self._end: tuple[int, str] | None = None
@@ -172,14 +172,14 @@ class Forwarder(threading.Thread):
         return is_busy and not self._log.pending_bytes
 
     def _find_files(self, now_us: int) -> None:
-        """List the spool if it has changed; its time of change may be some ms coarse."""
+        """List the spool if it has changed; its mtime may be some ms coarse."""
         try:
             changed_us = os.stat(self._spool.root).st_mtime_ns // 1000
         except OSError:
             changed_us = 0
         if self._listed[0] == changed_us and self._listed[1] - changed_us > PLAUSIBLE_US:
             return
-        since_us = self._listed[1] or now_us  # what is found now was not there yet
+        since_us = self._listed[1] or now_us  # new files appeared after it
         self._listed = (changed_us, now_us)
         self._leftovers.look()
         for output in self._spool.outputs():
@@ -191,7 +191,7 @@ class Forwarder(threading.Thread):
                 self._listed = (0, since_us)  # try again in the next round
 
     def _bound_backlog(self) -> None:
-        """Drop the oldest of the largest backlogs if more waits than is allowed."""
+        """Drop the oldest bytes of the largest backlogs beyond the spool limit."""
         lanes = list(self._lanes.values())
         waiting, limit = [lane.source.unread for lane in lanes], self._limits.spool_bytes
         if sum(waiting) + self._log.pending_bytes <= limit:
@@ -203,7 +203,7 @@ class Forwarder(threading.Thread):
                 self._drop(lane, lane.source.unread - level, reason)
 
     def _take_turns(self, now_us: int) -> bool:
-        """Forward from each output that has grown, in the order of their times of change."""
+        """Forward from each output that has grown, by mtime."""
         now, is_last = time.monotonic(), self._ending.is_set()
         lanes = sorted(self._lanes.values(), key=lambda lane: lane.source.mtime_us)
         is_busy = False
@@ -243,7 +243,7 @@ class Forwarder(threading.Thread):
                 return
 
     def _time_of(self, source: SpoolReader, now_us: int) -> int:
-        """Return when a rank wrote what is unread: its file's time of change, if plausible."""
+        """Return when a rank wrote the unread bytes: the mtime of its file, if plausible."""
         is_plausible = source.read_until_us - PLAUSIBLE_US <= source.mtime_us <= now_us
         return self._clock.corrected(source.mtime_us if is_plausible else now_us)
 
@@ -278,7 +278,7 @@ class Forwarder(threading.Thread):
 
 @dataclass
 class _Lane:
-    """One output on its way, and what was lost of it but not yet recorded."""
+    """One output being forwarded, and its lost bytes that are not yet recorded."""
 
     source: SpoolReader
     waiting: int = 0  # bytes that were given to the log but may not have reached it

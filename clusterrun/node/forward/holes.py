@@ -1,4 +1,4 @@
-"""Give back the space of a file's beginning while others still write to its end."""
+"""Free the space of a file's beginning while others still write to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReadSpace:
         self._can_give_back = True
 
     def give_back(self, descriptor: int, position: int) -> None:
-        """Free what is before a position, if it is enough and the file system can do that."""
+        """Free the bytes before a position, if they are enough and the file system can do that."""
         start, end = self._given_back, position // _PAGE_BYTES * _PAGE_BYTES
         if self._can_give_back and end - start >= self._every_bytes:
             self._can_give_back = _punch(descriptor, start, end - start)

@@ -1,4 +1,4 @@
-"""Copy what the ranks leave in the spool beside their output: one file per node and kind."""
+"""Copy the ranks' other files from the spool: one file per node and kind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Leftovers:
 
 
 class _Joined(AppendedFile):
-    """Files that grow, one behind the other in another file."""
+    """Growing files, concatenated in another file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -43,7 +43,7 @@ class _Line:
 
     kind: str
     room: int
-    is_open: bool = False  # what is here of it is marked as cut
+    is_open: bool = False  # its text here is marked as cut
 
 
 class SideFile:
@@ -54,7 +54,7 @@ class SideFile:
         self._classifier = Classifier()
         self._size = 0
         self._times: dict[tuple[str, bytes], int] = {}
-        self._begun: dict[tuple[str, str], _Line] = {}  # lines that belong here, without end yet
+        self._begun: dict[tuple[str, str], _Line] = {}  # lines that belong here and are unfinished
         self._left_out = self._recorded = 0
         self._recorded_us = 0
 
@@ -73,7 +73,7 @@ class SideFile:
             offset += head_bytes + len(text) + 1
 
     def _begin(self, source: tuple[str, str], text: bytes) -> _Line | None:
-        """Look at a line, or at its beginning, and decide whether it is taken."""
+        """Decide whether a line, or its beginning, is taken."""
         rank, stream = source
         kind = "" if stream == "a" else self._classifier.classify(source, text)
         if not kind and rank != "-":
@@ -130,7 +130,7 @@ class SideFile:
             self._write(_Place(time_us, rank, stream, offset), line.kind, b"")
 
     def add_end(self, time_us: int, text: bytes, offset: int) -> None:
-        """Take the last record, behind the last one of lines that were left out."""
+        """Take the last record, after the last one of lines that were left out."""
         self._record_left_out(time_us, offset)
         self._write(_Place(time_us, OF_NO_RANK, Stream.END.value, offset), "", text)
 

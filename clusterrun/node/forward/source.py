@@ -1,4 +1,4 @@
-"""One file of output in the spool: read as it grows, its space given back behind the reader."""
+"""One file of output in the spool: read as it grows, freed behind the reader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SpoolReader:
         return self.size - self.position
 
     def look(self) -> None:
-        """Find out how far the file has grown, and when."""
+        """Look how far the file has grown, and when."""
         found = os.fstat(self._descriptor)
         if found.st_size < self.position:  # the script truncated its own output
             self.position = 0

@@ -193,7 +193,7 @@ class EventReader:
         self._space = ReadSpace(EVENT_BYTES)
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the events since the last call; skip lines that are no events."""
+        """Yield the events since the last call; skip other lines."""
         try:
             with open(self._path, "r+b") as file:
                 file.seek(self._offset)
@@ -211,7 +211,7 @@ class EventReader:
 
 
 def _time(value: object) -> float:
-    """Return an event's time, or now if a script has given it another kind of value."""
+    """Return an event's time; now if it is not a number."""
     with contextlib.suppress(OverflowError):
         if isinstance(value, (int, float)) and math.isfinite(float(value)):
             return float(value)

@@ -8,19 +8,19 @@ from clusterrun.logformat.lines import LINE_BYTES, line_head
 
 
 class Piece(NamedTuple):
-    """Whole lines with their newlines or, if `is_cut`, the beginning of one line without."""
+    """Whole lines with their newlines; if `is_cut`, the beginning of one line without newline."""
 
     text: bytes
     is_cut: bool
 
 
 def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
-    """Split the bytes of one stream; what follows the last newline is left out until it is long.
+    """Split the bytes of one stream; an unfinished last line waits until it exceeds LINE_BYTES.
 
-    `with_rest` takes it too, but for the beginning of a character. The pieces are `data` in order.
+    `with_rest` takes it too, except for part of a character. The pieces are in order.
     """
     pieces: list[Piece] = []
-    start = run = 0  # of the line that is looked at, of the whole lines before it
+    start = run = 0  # of the current line, of the whole lines before it
     while (end := _line_end(data, start)) > start:
         if data[end - 1 : end] != b"\n":
             pieces += [Piece(data[run:start], is_cut=False)] if run < start else []
@@ -34,10 +34,7 @@ def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
 
 
 def _line_end(data: bytes, start: int) -> int:
-    """Return the last end of a line that is near enough that no line before it can be too long.
-
-    Without a newline the line is cut there; if it is not too long yet, that is `start`.
-    """
+    """Return the end of the last line within LINE_BYTES, else where to cut it, else `start`."""
     newline = data.rfind(b"\n", start, start + LINE_BYTES + 1)
     if newline >= 0:
         return newline + 1

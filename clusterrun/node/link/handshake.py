@@ -24,7 +24,7 @@ from clusterrun.shared.files import write_whole
 
 @dataclass(frozen=True, kw_only=True)
 class Realm:
-    """The attempt whose agents may talk: all can read the secret in its directory."""
+    """The attempt whose agents may connect: all can read the secret in its directory."""
 
     paths: RunPaths
     attempt: int
@@ -42,7 +42,7 @@ class Realm:
 
     def _check_open(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            code = int(self.paths.verdict(self.attempt).read_text(encoding="ascii"))
+            code = int(self.paths.status(self.attempt).read_text(encoding="ascii"))
             text = f"another node cannot take part: it left with status {code}"
             raise NodeError(code, text, is_told=True)
 
@@ -88,7 +88,7 @@ def proof(secret: bytes, *parts: str) -> str:
 
 
 def is_proof(given: object, secret: bytes, *parts: str) -> bool:
-    """Check a signature in constant time, whatever a stranger sent."""
+    """Check a signature in constant time, whatever was sent."""
     right = _bytes(proof(secret, *parts))
     return isinstance(given, str) and hmac.compare_digest(_bytes(given), right)
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterrun.node.agent.identity import LOOPBACK, Identity
@@ -22,10 +22,10 @@ from clusterrun.node.link.questions import Questions
 from clusterrun.node.recovery.causes import Ending, Failure, NodeError, NodeExit, lost_node
 
 LOOK_S = 0.5  # between looks at what other nodes may have written
-RETURN_S = 20.0  # for a node that left while the others were waited for
+RETURN_S = 20.0  # for a node that left before all had joined
 STRANGERS = 64  # handshakes that may be open besides those of all nodes
 BACKLOG = 1024
-Conclude = Callable[[Sequence[Report], str], LaunchParameters]
+Decide = Callable[[Sequence[Report], str], LaunchParameters]
 
 
 @dataclass(kw_only=True)
@@ -50,11 +50,11 @@ class Head:
         realm: Realm,
         ports: Sequence[int],
         timeout_s: float,
-        conclude: Conclude,
+        decide: Decide,
         disk: SharedDisk,
     ) -> None:
         self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
-        self._timeout_s, self._conclude = timeout_s, conclude
+        self._timeout_s, self._decide = timeout_s, decide
         self._peers: dict[int, Peer] = {}
         self._left: dict[int, float] = {}  # by node rank, when it left before the launch
         self._is_launched = False
@@ -68,7 +68,7 @@ class Head:
         self.left_behind = False
 
     async def meet(self, report: Report) -> LaunchParameters:
-        """Wait for all nodes, conclude from their reports, and welcome them. Raises NodeError."""
+        """Wait for all nodes, decide by their reports, and welcome them. Raises NodeError."""
         if len(self._who.nodes) == 1:
             return self._welcome([report])
         self._secret = await self._shared_secret()
@@ -113,14 +113,14 @@ class Head:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether to stop waiting: all nodes are here, or one is unfit."""
+        """Whether to stop waiting: all nodes have joined, or one is unfit."""
         peers = self._peers.values()
         return len(peers) == len(self._who.nodes) - 1 or any(p.report.problem for p in peers)
 
     def _welcome(self, reports: Sequence[Report]) -> LaunchParameters:
         if found := problems(reports):
             raise NodeError(NodeExit.NODE_UNFIT, "; ".join(found))
-        parameters = self._conclude(reports, self._address())
+        parameters = self._decide(reports, self._address())
         self._is_launched = True
         self._send_all("welcome", port=parameters.port, precision=parameters.precision)
         return parameters
@@ -245,7 +245,7 @@ class Head:
         return ending
 
     def _broadcast(self, ending: Ending) -> None:
-        self._send_all("stop", **ending.to_data())
+        self._send_all("stop", **asdict(ending))
 
     def _send_all(self, kind: str, **fields: Any) -> None:
         for peer in self._peers.values():

@@ -1,4 +1,4 @@
-"""A member's end of the link: find the head, report failures, and stop when it says so."""
+"""A member's end of the link: find the head, report failures, and stop when it decides so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clusterrun.node.recovery.causes import Ending, Failure, NodeError, NodeExit
 
 RETRY_S = 0.1
 RETRY_MOST_S = 2.0
-PATIENCE_S = 0.2  # for one port to answer before the next is tried beside it
+PATIENCE_S = 0.2  # for one port to answer before the next is tried as well
 BUSY_S = 0.005  # added for each node: the head may be busy with them
 HEAD_DECIDES_S = 5.0
 ALIVE_S = 15.0  # between two heartbeats
@@ -32,10 +32,7 @@ UNANSWERED = 20  # heartbeats until the head counts as lost; Slurm or a debugger
 
 
 class Member:
-    """A node that is not the head.
-
-    `decided_alone`: the head did not answer, so this node decided how it ends.
-    """
+    """A node that is not the head; `decided_alone` if the head did not answer."""
 
     def __init__(
         self,
@@ -68,7 +65,7 @@ class Member:
         joining = self._join(report, time.monotonic() + self._timeout_s)
         channel = await guarded(joining, self._realm.watch(self._disk, RETRY_MOST_S))
         self._channel = channel
-        # From here on the head holds the timeout: it may have started later.
+        # From here on the head enforces the timeout: it may have started later.
         self._ping(channel)
         message = await guarded(self._welcome(channel), self._give_up(channel))
         if message.get("type") != "welcome":
@@ -118,7 +115,7 @@ class Member:
         self._closed.set()
 
     async def _join(self, report: Report, deadline: float) -> Channel:
-        """Try one port after the other; keep waiting for a silent one beside the next.
+        """Try one port after the other; keep waiting for the silent ones.
 
         A silent listener may be a stranger, or a head that is busy with many nodes.
         """
@@ -191,7 +188,7 @@ class Member:
             "hello",
             nonce=ours,
             proof=proof(secret, "member", theirs, ours, head_end),
-            report=report.to_data(),
+            report=dataclasses.asdict(report),
             **self._realm.label,
         )
         answer = await channel.receive(ANSWER_S)
@@ -233,7 +230,7 @@ class Member:
         """Report a failure to the head, in the head's time; decide alone if it does not answer."""
         failure = dataclasses.replace(failure, at=self._clock.corrected_s(failure.at))
         if self._channel is not None:
-            self._channel.send("failed", **failure.to_data())
+            self._channel.send("failed", **dataclasses.asdict(failure))
         loop = asyncio.get_running_loop()
         loop.call_later(HEAD_DECIDES_S, self._decide_alone, Ending.of(failure))
 

@@ -18,7 +18,7 @@ from clusterrun.shared import files
 
 
 class Account:
-    """Record how far the training came; rank 0, which reports it, is on the head's node."""
+    """Record how far the training got; rank 0, which reports it, is on the head's node."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -71,17 +71,17 @@ class Account:
                 files.create(self._attempt.paths.resumed(self._attempt.number), f"{step}\n")
 
     def close(self, ending: Ending) -> None:
-        """Write exit status and outcome: the head's, else those of the first node that lost it.
+        """Write exit status and outcome, as the head or as the first node that lost the head.
 
         srun's own status is that of the task that it killed last.
         """
         paths, number = self._attempt.paths, self._attempt.number
         outcome = self._outcome(ending)
         with contextlib.suppress(OSError):
-            files.create(paths.verdict(number), f"{ending.code}\n")
+            files.create(paths.status(number), f"{ending.code}\n")
         if self._attempt.who.is_head:
             with contextlib.suppress(OSError, ValueError):  # another node may be writing it
-                code = int(paths.verdict(number).read_text(encoding="ascii"))
+                code = int(paths.status(number).read_text(encoding="ascii"))
                 outcome = dataclasses.replace(outcome, code=code)
             with contextlib.suppress(OSError):
                 write_outcome(paths, outcome)

@@ -58,13 +58,9 @@ class Failure:
         is_passed_on = self.cause in (Cause.LAUNCHER, Cause.WORLD_ELSEWHERE)
         return self.signal == signal.SIGTERM or is_passed_on or self.has_lost_peer
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the failure as JSON data."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Failure:
-        """Read what `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """Undo `asdict`. Raises KeyError, TypeError or ValueError for anything else."""
         values = {field.name: data[field.name] for field in dataclasses.fields(cls)}
         return cls(**{**values, "cause": Cause(data["cause"]), "code": int(data["code"])})
 
@@ -114,8 +110,8 @@ _CAUSES: Mapping[int, Cause] = {
 class Ending:
     """The end of an attempt on all nodes: its exit status and why.
 
-    `alike` counts the ranks whose script failed at the same place, as far as they had time to
-    report it; those that lost another rank there do not count.
+    `alike` counts the ranks whose script failed at the same place, as far as they could report
+    it in time; those that lost another rank there do not count.
     """
 
     code: int
@@ -152,13 +148,9 @@ class Ending:
         count = len(alike) if is_by_script else 0
         return dataclasses.replace(cls.of(first), alike=count)
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the ending as JSON data."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Ending:
-        """Read what `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """Undo `asdict`. Raises KeyError, TypeError or ValueError for anything else."""
         failure, interruption = data.get("failure"), data.get("interruption")
         return cls(
             code=int(data["code"]),

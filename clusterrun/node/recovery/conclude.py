@@ -12,6 +12,7 @@ from pathlib import Path
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
+from clusterrun.node.agent.identity import local_node
 from clusterrun.node.recovery import printed
 from clusterrun.node.recovery.reach import unreachable
 from clusterrun.node.recovery.rules import Decision, Ground, decide
@@ -22,11 +23,12 @@ from clusterrun.rundir.outcome import (
     Outcome,
     Reason,
     read_outcome,
-    read_world,
     write_outcome,
 )
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.request import read_request
+from clusterrun.rundir.world import read_world
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.files import size_of
 from clusterrun.shared.hostlist import parse_hostlist
@@ -47,7 +49,7 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     Raises OSError or ValueError if the run's files can't be read.
     """
     paths = RunPaths(root=run_dir)
-    plan = _plan(paths)
+    plan = read_plan(paths)
     record = StepRecord.of(paths, range(_first(paths, number), number + 1))
     before = [_with_checkpoint(outcome, record) for outcome in past(paths, number)]
     newest = read_outcome(paths, number) or _unreported(paths, number, code, env, before)
@@ -71,16 +73,9 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     outcome = dataclasses.replace(
         newest, next=decision.next, why=decision.why, exclude=decision.exclude
     )
-    with contextlib.suppress(OSError):  # a full disk is no reason to stop
+    with contextlib.suppress(OSError):  # a full disk must not stop the run
         write_outcome(paths, outcome)
     return decision
-
-
-def _plan(paths: RunPaths) -> Plan:
-    try:
-        return Plan.from_json(paths.plan.read_text())
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{paths.plan} can't be read: {error}") from error
 
 
 def past(paths: RunPaths, number: int) -> list[Outcome]:
@@ -143,7 +138,7 @@ def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Ou
         return dataclasses.replace(found, cause=Cause.CANCELLED)
     if found.cause not in _KILLED:
         return found
-    # Slurm signals a preemption to the agents alone, all other ends to the batch script too.
+    # Slurm signals a preemption to the agents alone, all other ends to the conductor too.
     if requested is None and found.cause is Cause.CANCELLED and cluster is Cluster.SLURM:
         requested = Reason.PREEMPT
     return _interrupted(found, requested) if requested in _INTERRUPTIONS else found
@@ -216,7 +211,7 @@ def _saved_before(paths: RunPaths, number: int) -> int:
 
 def _allocated(plan: Plan, env: Mapping[str, str]) -> tuple[str, ...]:
     if plan.cluster is Cluster.LOCAL:
-        return tuple(f"local{rank}" for rank in range(plan.nodes))
+        return tuple(map(local_node, range(plan.nodes)))
     return _hostlist(env)
 
 

@@ -1,4 +1,4 @@
-"""Continue a run whose head's node is lost, and the batch script with it.
+"""Continue a run whose head's node is lost, and the conductor with it.
 
 Slurm requeues such a job minutes later, when it gives the node up; a job that may lose nodes
 (--no-kill) it keeps, although nothing runs in it.
@@ -30,7 +30,7 @@ ENDING = (Reason.CANCEL.value, Reason.END.value)
 
 
 def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
-    """Do, on the next node that is left, what the batch script would: submit what follows, or end.
+    """On the next surviving node, act for the lost conductor: submit what follows, or end the run.
 
     Then cancel this job: nothing more can start in it. If no job can be submitted from here,
     requeue one that Slurm keeps. `say` writes into this node's log.
@@ -39,8 +39,8 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
     try:
         is_ours = _is_orphaned(attempt) and claim(attempt.paths, attempt.number, attempt.who.node)
         if not is_ours:
-            return  # somebody ends the run, or its conductor is alive out there
-        env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # useless without the batch script
+            return  # somebody ends the run, or its conductor is still alive
+        env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # of no use without the batch host
         decision = conclude(attempt.paths.root, attempt.number, LOST, env)
     except (ClusterrunError, OSError, ValueError) as error:
         if is_ours:  # its conductor, if it is alive after all, may decide
@@ -66,7 +66,7 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
 def _is_orphaned(attempt: Attempt) -> bool:
     """Whether all nodes before this one are lost, and nobody else ends or continues the run.
 
-    Once a first node was lost and left out, the batch script is no longer on the head's node.
+    Once a first node was lost and left out, the conductor is no longer on the head's node.
     """
     who = attempt.who
     if not 0 < who.node_rank <= HEIRS:

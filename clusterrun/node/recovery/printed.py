@@ -20,7 +20,7 @@ def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
 
 
 def last_word(output: Path) -> str:
-    """Return the last line of a script of ours; "" if there is none."""
+    """Return the last line that one of our scripts printed; "" if there is none."""
     return next(reversed(_own(_lines(output, 0), (PREFIX,))), "")
 
 

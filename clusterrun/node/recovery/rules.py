@@ -13,8 +13,8 @@ from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 
-FRUITLESS = 2  # attempts that may die one after the other without a new checkpoint
-LOSSES = 5  # the same, those that lost a node included, or that only made up for lost checkpoints
+FRUITLESS = 2  # consecutive attempts that may die without a new checkpoint
+LOSSES = 5  # the same, including those that lost a node or only made up for lost checkpoints
 PREEMPTIONS = 20  # the same, of preemptions: any SIGTERM looks like Slurm's
 MEETINGS = 2  # tries to bring the nodes together
 
@@ -32,7 +32,7 @@ _LOSS_SIGNS = (*_LOST, Cause.LAUNCHER, Cause.HUNG, Cause.HALTED, Cause.RENDEZVOU
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What comes next, why, which nodes are left out of it, and how a job that ends here ends."""
+    """What comes next, why, which nodes are left out of it, and the job's state if it ends here."""
 
     next: Next
     why: str
@@ -79,7 +79,7 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
 
 
 def _never_started(history: Sequence[Outcome]) -> bool:
-    """Whether a relaunch failed before any agent ran: the nodes are still held."""
+    """Whether a relaunch failed before any agent ran: a lost step still holds the nodes."""
     is_relaunch = len(history) > 1 and history[-2].next is Next.RELAUNCH
     return is_relaunch and _is_unstarted(history[-1])
 
@@ -111,14 +111,14 @@ def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> De
         return _stop(f"{why}; --on-interrupt stop", exclude)
     if plan.cluster is Cluster.LOCAL:
         return Decision(next=Next.RELAUNCH, why=why)
-    # A requeued job can't be told which nodes to leave out.
+    # A requeued job can't exclude nodes.
     wants_other_job = exclude or plan.on_interrupt is OnInterrupt.SUCCESSOR
     step = Next.SUCCESSOR if wants_other_job else Next.REQUEUE
     return Decision(next=step, why=why, exclude=exclude)
 
 
 def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str:
-    """Return why there is no other try; "" if there is one."""
+    """Return why another try is useless; "" if it is not."""
     plan = ground.plan
     newest = history[-1]
     failed = [outcome for outcome in history if _is_failure(outcome)]
@@ -157,13 +157,13 @@ def _not_preempted(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def _unsaved(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
-    """Return the newest attempts that, one after the other, saved nothing."""
+    """Return the latest consecutive attempts that saved nothing."""
     found = _no_further(history, ground)
     return list(takewhile(lambda outcome: outcome.attempt not in ground.savers, found))
 
 
 def _no_further(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
-    """Return the newest attempts, newest first, after which the run was no further than before."""
+    """Return the latest consecutive attempts that did not advance the newest checkpoint."""
     found: list[Outcome] = []
     for number in range(len(history) - 1, -1, -1):
         before = max(_saved(o) for o in history[:number]) if number else ground.saved_before
@@ -183,13 +183,13 @@ def _blamed(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _repeated(history: Sequence[Outcome]) -> int:
-    """Count the newest attempts that ended alike."""
+    """Count the latest consecutive attempts that ended with the same status."""
     code = history[-1].code
     return len(list(takewhile(lambda outcome: outcome.code == code, reversed(history))))
 
 
 def _again(newest: Outcome, ground: Ground, lost: tuple[str, ...]) -> Decision:
-    """Start again at once on the nodes that are left, or else through the queue."""
+    """Start again at once on the nodes that are left, otherwise through the queue."""
     exclude = tuple(dict.fromkeys((*newest.exclude, *lost)))
     if ground.is_ending:
         return _in_the_queue(ground, newest.reason, exclude)

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 
 from clusterrun.rundir.events import EventType, read
-from clusterrun.rundir.outcome import read_world
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import read_world
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import IncompleteError
 
@@ -58,7 +58,7 @@ class StepRecord:
 
     @property
     def savers(self) -> frozenset[int]:
-        """The attempts that saved a later step than the first one that they made."""
+        """The attempts that saved a step after their first."""
         return frozenset(
             attempt
             for attempt, steps in self.saved.items()

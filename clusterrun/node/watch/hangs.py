@@ -24,7 +24,7 @@ LEAVERS_LOOK_S = 10.0  # between two looks at ranks that outlive others
 
 @dataclass(kw_only=True)
 class HangWatch:
-    """Look at the ranks of the head's node: in a hang of any rank, they wait for it."""
+    """Watch the ranks of the head's node: if any rank hangs, these soon stop too."""
 
     floor_s: float
     node: str
@@ -46,7 +46,7 @@ class HangWatch:
         self._progress = Progress(floor_s=self.floor_s)
 
     def heard(self, event: Mapping[str, Any]) -> None:
-        """Note a rank's event; nobody knows how long a rank takes after its last step."""
+        """Count a rank's event; after the last step hangs are not looked for."""
         if event.get("type") == "step":
             self._steps_reported += 1
             self._is_through = event.get("step") == event.get("total")
@@ -72,7 +72,7 @@ class HangWatch:
             self._tasks.start(self._watch_leavers())
 
     async def _watch_leavers(self) -> None:
-        """Ranks that are left may save or compute for long; one that is stuck does nothing."""
+        """Find a stuck rank: it does nothing, while others may save or compute for long."""
         is_stuck = False
         while not is_stuck:
             progress = Progress(floor_s=self.floor_s)
@@ -106,7 +106,7 @@ class HangWatch:
         return found, unheard, stacks.is_moving(before, found)
 
     async def _report(self, stalled_s: float) -> None:
-        """Report where the ranks are, unless one moves: a long evaluation is no hang."""
+        """Report where the ranks are, unless one moves: a long evaluation is not a hang."""
         steps = self._steps()
         text = f"no step ended for {stalled_s:.0f} s"
         try:

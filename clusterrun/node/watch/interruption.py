@@ -1,4 +1,4 @@
-"""What interrupts an attempt from outside, and how the ranks hear of it: the head's task."""
+"""Interruptions from outside, and how the ranks learn of them: the head's task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clusterrun.rundir.request import Reason, read_request, write_request
 
 LOOK_S = 0.05
 WORD_S = 0.5  # how long the conductor may take to request an end when Slurm sends SIGTERM
-CLAIM_S = 5.0  # how long the disk may take to show which request was first
+REQUEST_S = 5.0  # how long the disk may take to show which request was first
 LEAVE_S = 60.0  # how long ranks may run on after a save
 LAST_S = 30.0  # of a long warning, to end the ranks and what follows; of a short one a fifth
 TRIES = 3  # to have all ranks save if nodes do not answer
@@ -51,7 +51,7 @@ class Interruption:
     _tasks: Tasks = field(default_factory=Tasks)
 
     def __post_init__(self) -> None:
-        """Decide for the link what follows signals and the ranks' end."""
+        """Handle what the link reports: signals, and the end of the ranks."""
         self._saving = Saving(self.page, self.leader.questions)
         self._requested = partial(read_request, self.request)
         self.leader.interrupted = self.ending
@@ -60,7 +60,7 @@ class Interruption:
     def warned(self) -> None:
         """Do what is requested; without a request, the time limit is near, or a person asks."""
         left_s = time_left_s(os.environ, time.time()) or 0.0
-        self._tasks.start(self._claim(warning_reason(left_s, self.warning_s)))
+        self._tasks.start(self._request(warning_reason(left_s, self.warning_s)))
 
     def ending(self) -> None:
         """Handle SIGTERM: a preemption, unless the conductor requests an end."""
@@ -71,7 +71,7 @@ class Interruption:
             self._tasks.start(self._end_or_leave())
 
     async def look(self) -> None:
-        """Do what is requested: signals only make that quicker."""
+        """Do what is requested; signals only make that quicker."""
         if reason := await self.disk.do(self._requested):
             self._interrupt(reason)
 
@@ -94,23 +94,23 @@ class Interruption:
     async def _end_or_leave(self) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._until_end(), WORD_S)
-        await self._claim(Reason.PREEMPT)
+        await self._request(Reason.PREEMPT)
         self._is_ending = False
 
     async def _until_end(self) -> None:
         while await self.disk.do(self._requested) is not Reason.END:
             await asyncio.sleep(LOOK_S)
 
-    async def _claim(self, reason: Reason) -> None:
+    async def _request(self, reason: Reason) -> None:
         """Request an interruption and do what the first request says, if the disk answers."""
 
-        def claimed() -> Reason | None:
+        def first_request() -> Reason | None:
             write_request(self.request, reason)
             return self._requested()
 
         first: Reason | None = None
         with contextlib.suppress(asyncio.TimeoutError):
-            first = await asyncio.wait_for(self.disk.do(claimed), CLAIM_S)
+            first = await asyncio.wait_for(self.disk.do(first_request), REQUEST_S)
         self._interrupt(first or reason)
 
     async def _leave(self, reason: Reason) -> None:

@@ -119,9 +119,9 @@ class Ranks:
             self.have_failed = True
             self.failed(failure)
 
-    def settle_by_launcher(self, verdict: list[dict[str, Any]]) -> None:
+    def settle_by_launcher(self, failures: list[dict[str, Any]]) -> None:
         """Believe the launcher about ranks whose end was not noticed."""
-        for entry in verdict:
+        for entry in failures:
             rank, code = self._rank(int(entry["rank"])), int(entry["exitcode"])
             if not rank.is_settled:
                 rank.ended_at = rank.ended_at or time.time()
@@ -156,7 +156,7 @@ class Ranks:
 
 
 def _failure(rank: Rank, node: str) -> Failure | None:
-    """Return how a rank failed; its own report counts more than how its process then ended."""
+    """Return how a rank failed; its own report takes precedence over its exit status."""
     report = rank.report
     if report.get("code"):
         cause = _CAUSES.get(str(report.get("cause")), Cause.EXIT)

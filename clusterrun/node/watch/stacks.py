@@ -96,7 +96,7 @@ def _state(pid: int) -> str:
 
 
 def _lasting(before: str, now: str) -> str:
-    """Ignore a state that passes: a process that reads a file is in the kernel for moments."""
+    """Ignore a brief state: a process that reads a file is in the kernel for moments."""
     return now if now in (before, *_CERTAIN) else ""
 
 
@@ -117,7 +117,7 @@ def main_frames(text: str) -> list[str]:
 
 
 def is_moving(before: Iterable[RankPlace], now: Iterable[RankPlace]) -> bool:
-    """Whether a rank is in another place than it was."""
+    """Whether a rank has moved to another place."""
     stacks = {place.rank: place.stack for place in before}
     return any(stacks.get(place.rank, place.stack) != place.stack for place in now)
 
