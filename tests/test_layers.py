@@ -65,6 +65,15 @@ def _apart(document: str) -> frozenset[str]:
     return frozenset(name.rstrip("/") for name in re.findall(r"`(\w+/?)`", sentence[1]))
 
 
+def _rooms_of_node(document: str) -> list[str]:
+    """Read the rooms of `node/`, the lowest first."""
+    sentence = re.search(
+        r"`node/` has seven rooms, each above those before it: ([^.]*)\.", document
+    )
+    assert sentence, "docs/architecture.md must say in which order the rooms of node/ stand"
+    return [f"node.{room}" for room in re.findall(r"`(\w+)/` \(", sentence[1])]
+
+
 def _readers(document: str) -> frozenset[str]:
     """Read which pure modules, or functions of them, may read files."""
     sentence = re.search(r"\(([^()]*) read files\)", document)
@@ -80,6 +89,7 @@ SHARED = frozenset(
 ROW = _table(DOCUMENT)
 APART = _apart(DOCUMENT)
 READERS = _readers(DOCUMENT)
+NODE_ROOMS = _rooms_of_node(DOCUMENT)
 
 
 def _module_name(path: Path) -> str:
@@ -144,7 +154,19 @@ def _layer_faults(name: str, tree: ast.AST, *, package: bool = False) -> list[st
         return sorted(i for i in imported - SHARED - {"errors"} if i.split(".")[0] not in APART)
     row = _row(name)
     assert row is not None
-    return sorted(i for i in imported if i.split(".")[0] in APART or (_row(i) or 0) > row)
+    return sorted(
+        i
+        for i in imported
+        if i.split(".")[0] in APART or (_row(i) or 0) > row or _is_above(i, name)
+    )
+
+
+def _is_above(other: str, name: str) -> bool:
+    """Whether both are in rooms of `node/`, and the other's stands higher."""
+    floors = [".".join(module.split(".")[:2]) for module in (name, other)]
+    if not set(floors) <= set(NODE_ROOMS):
+        return False
+    return NODE_ROOMS.index(floors[1]) > NODE_ROOMS.index(floors[0])
 
 
 def _impurities(name: str, tree: ast.AST) -> list[str]:
@@ -205,6 +227,8 @@ def test_the_document_has_the_whole_table() -> None:
     assert ROW["rundir"] > ROW["rendering"] > ROW["launch"] > ROW["config"] > ROW["errors"]
     assert {"rank", "runtime"} <= APART
     assert READERS
+    rooms = {name for name in INNER if re.fullmatch(r"node\.\w+", name)} - {"node.__main__"}
+    assert set(NODE_ROOMS) == rooms
 
 
 def test_every_module_has_a_place_in_the_document() -> None:
@@ -296,6 +320,9 @@ def test_only_the_command_line_knows_click() -> None:
         ("rank.x", "from clusterrun.rundir.paths import RunPaths", ["rundir.paths"]),
         ("cli.x", "from clusterrun.verbs import cancel\nfrom clusterrun.logs import files", []),
         ("logs.x", "from clusterrun.cli import list", ["cli.list"]),
+        ("node.base.x", "from clusterrun.node.agent import agent", ["node.agent.agent"]),
+        ("node.agent.x", "from clusterrun.node.base import facts", []),
+        ("backends.x", "from clusterrun.node.conductor import host", []),
     ],
 )
 def test_an_import_of_a_higher_row_is_found(name: str, source: str, faults: list[str]) -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterrun.node.agent.ports import candidate_ports
+from clusterrun.node.base.ports import candidate_ports
 from tests.chaos.training import (
     SAVE_EVERY,
     SCRIPT,

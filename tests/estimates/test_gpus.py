@@ -11,7 +11,7 @@ from clusterrun.estimates import gpus
 from clusterrun.estimates.gpus import ALL, SHORT, assumption, find, precision_of
 from clusterrun.launch.plan import Precision
 from clusterrun.node.agent.preparation import decided_precision
-from clusterrun.node.agent.report import Report
+from clusterrun.node.base.report import Report
 from tests.launch.samples import here
 
 GIB = 1 << 30

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node.agent.identity import Attempt, Identity
+from clusterrun.node.base.causes import Cause, Ending, Failure, NodeError, cancelled, lost_node
+from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.recovery.attempt_log import Account
-from clusterrun.node.recovery.causes import Cause, Ending, Failure, NodeError, cancelled, lost_node
 from clusterrun.node.recovery.rules import LOSSES
 from clusterrun.rundir.outcome import Next, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths

@@ -18,8 +18,8 @@ import pytest
 
 from clusterrun.config.spec import Device, MixedPrecision
 from clusterrun.errors import MESSAGE_LETTERS
-from clusterrun.node.agent.ports import candidate_ports
 from clusterrun.node.agent.process import missing_text
+from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.forward.spool import Output
 from clusterrun.rank.worker import STACK_LETTERS
 from tests.node.jobs import ROOT, STUB, AgentJob

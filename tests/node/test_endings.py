@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node.forward.spool import Spool
-from clusterrun.node.recovery.causes import (
+from clusterrun.node.base.causes import (
     Cause,
     Ending,
     Failure,
@@ -18,6 +17,7 @@ from clusterrun.node.recovery.causes import (
     first_failure,
     lost_node,
 )
+from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch.ranks import Ranks
 
 NO_PID = 2**22 + 1  # more than the kernel gives out

@@ -11,8 +11,8 @@ import pytest
 from clusterrun.config.spec import Device, Strategy
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.environment import NodeFacts, rank_environment
-from clusterrun.node.agent.identity import Attempt, Identity
-from clusterrun.node.agent.report import LaunchParameters
+from clusterrun.node.base.identity import Attempt, Identity
+from clusterrun.node.base.report import LaunchParameters
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import on_slurm
 

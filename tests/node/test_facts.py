@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from clusterrun.node.agent import facts
-from clusterrun.node.recovery.causes import Cause, Ending, NodeError
+from clusterrun.node.base import facts
+from clusterrun.node.base.causes import Cause, Ending, NodeError
 
 CAPABILITIES = {"0": (9, 0), "1": (7, 5), "GPU-abc": (8, 6)}
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import NodeExit
+from clusterrun.node.base.causes import Failure
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Questions
-from clusterrun.node.recovery.causes import Failure
 from clusterrun.node.watch import hangs as module
 from clusterrun.node.watch import stacks
 from clusterrun.node.watch.hangs import HangWatch

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node.agent.identity import Attempt, Identity
+from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.recovery import conclude as conclude_module
 from clusterrun.node.recovery import heir
 from clusterrun.rundir.outcome import Cause, Outcome, write_outcome

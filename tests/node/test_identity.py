@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterrun.node.agent.identity import identity
-from clusterrun.node.recovery.causes import NodeError
+from clusterrun.node.base.causes import NodeError
+from clusterrun.node.base.identity import identity
 
 SLURM = {
     "SLURM_JOB_ID": "4711",

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import NodeExit
-from clusterrun.node.agent.identity import LOOPBACK, Identity
-from clusterrun.node.agent.report import LaunchParameters
-from clusterrun.node.agent.shared_disk import SharedDisk
+from clusterrun.node.base.causes import Cause, Ending
+from clusterrun.node.base.identity import LOOPBACK, Identity
+from clusterrun.node.base.report import LaunchParameters
+from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
-from clusterrun.node.recovery.causes import Cause, Ending
 from clusterrun.node.watch import interruption as module
 from clusterrun.node.watch.interruption import TRIES, Interruption
 from clusterrun.node.watch.saving import Page

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node.agent.identity import Identity
-from clusterrun.node.agent.ports import candidate_ports
-from clusterrun.node.agent.report import LaunchParameters, Report
-from clusterrun.node.agent.shared_disk import SharedDisk
+from clusterrun.node.base.causes import Cause, Ending, Failure, NodeError
+from clusterrun.node.base.identity import Identity
+from clusterrun.node.base.ports import candidate_ports
+from clusterrun.node.base.report import LaunchParameters, Report
+from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link import connection as link_module
 from clusterrun.node.link.clock import PINGS, Clock, Comparison, Offset, now_us
 from clusterrun.node.link.connection import LEAVE_S
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
-from clusterrun.node.recovery.causes import Cause, Ending, Failure, NodeError
 from clusterrun.rundir.paths import RunPaths
 from tests.patience import PATIENCE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterrun.node.agent.ports import candidate_ports, free_port, listening_socket
+from clusterrun.node.base.ports import candidate_ports, free_port, listening_socket
 
 WITHIN = (20000, 29999)
 

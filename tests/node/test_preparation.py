@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from clusterrun.config.spec import Device, MixedPrecision
-from clusterrun.node.agent.identity import Attempt, Identity
 from clusterrun.node.agent.preparation import (
     check_descriptors,
     decided_parameters,
     gpu_problem,
     open_link,
 )
-from clusterrun.node.agent.report import Report
-from clusterrun.node.agent.shared_disk import SharedDisk
+from clusterrun.node.base.causes import NodeError
+from clusterrun.node.base.identity import Attempt, Identity
+from clusterrun.node.base.report import Report
+from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link.clock import Clock
-from clusterrun.node.recovery.causes import NodeError
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import on_slurm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from clusterrun.node.agent.report import Report, problems
+from clusterrun.node.base.report import Report, problems
 
 VERSIONS = {"python": "3.11", "torch": "2.13.0"}
 

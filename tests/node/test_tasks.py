@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node.agent.shared_disk import SharedDisk
-from clusterrun.node.agent.tasks import Tasks, guarded
+from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import Tasks, guarded
 from tests.patience import PATIENCE
 
 

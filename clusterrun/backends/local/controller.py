@@ -20,7 +20,7 @@ from pathlib import Path
 from clusterrun.backends.local import process
 from clusterrun.backends.local.host import LocalHost
 from clusterrun.launch.plan import Plan
-from clusterrun.node.agent.processes import adopt_orphans
+from clusterrun.node.base.processes import adopt_orphans
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.signals import Signals
 from clusterrun.rundir.paths import RunPaths

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from clusterrun.backends.local.gpus import VISIBLE, split_gpus
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
-from clusterrun.node.agent.processes import die_with_parent, kill_descendants
+from clusterrun.node.base.processes import die_with_parent, kill_descendants
 from clusterrun.node.conductor.host import Host
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import register_run

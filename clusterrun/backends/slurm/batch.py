@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     """
     signals = Signals()  # first: no signal may be lost, or end the job
     from clusterrun.backends.slurm.host import SlurmHost
-    from clusterrun.node.agent.stderr import print_trouble
+    from clusterrun.node.base.stderr import print_trouble
     from clusterrun.node.conductor.conductor import Conductor
     from clusterrun.rundir.end import write_end
     from clusterrun.rundir.paths import RunPaths

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clusterrun.backends.slurm import preemption
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.launch.plan import Plan
-from clusterrun.node.agent.stderr import say_on_stderr
+from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.host import Host
 from clusterrun.rundir.end import read_end
 from clusterrun.rundir.paths import RunPaths

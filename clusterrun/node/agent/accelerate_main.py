@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.node.agent.launcher import WARNINGS
-from clusterrun.node.agent.processes import die_with_parent
+from clusterrun.node.base.processes import die_with_parent
 from clusterrun.shared.files import write_whole
 
 

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from clusterrun.node.agent.identity import Attempt
 from clusterrun.node.agent.launcher import Launcher, LauncherResult
 from clusterrun.node.agent.preparation import (
     accelerate_launcher,
@@ -21,19 +20,7 @@ from clusterrun.node.agent.preparation import (
     open_link,
     prepare_run_dir,
 )
-from clusterrun.node.agent.processes import kill_descendants, reap_adopted
-from clusterrun.node.agent.report import LaunchParameters
-from clusterrun.node.agent.shared_disk import SharedDisk
-from clusterrun.node.agent.stderr import say_on_stderr
-from clusterrun.node.agent.tasks import Tasks, guarded
-from clusterrun.node.forward.forward import Forwarder
-from clusterrun.node.forward.spool import Spool
-from clusterrun.node.link.clock import Clock, Offset
-from clusterrun.node.link.head import Head
-from clusterrun.node.link.member import Member
-from clusterrun.node.link.questions import Answerer
-from clusterrun.node.recovery.attempt_log import Account
-from clusterrun.node.recovery.causes import (
+from clusterrun.node.base.causes import (
     Cause,
     Ending,
     Failure,
@@ -42,6 +29,19 @@ from clusterrun.node.recovery.causes import (
     cancelled,
     lost_node,
 )
+from clusterrun.node.base.identity import Attempt
+from clusterrun.node.base.processes import kill_descendants, reap_adopted
+from clusterrun.node.base.report import LaunchParameters
+from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.stderr import say_on_stderr
+from clusterrun.node.base.tasks import Tasks, guarded
+from clusterrun.node.forward.forward import Forwarder
+from clusterrun.node.forward.spool import Spool
+from clusterrun.node.link.clock import Clock, Offset
+from clusterrun.node.link.head import Head
+from clusterrun.node.link.member import Member
+from clusterrun.node.link.questions import Answerer
+from clusterrun.node.recovery.attempt_log import Account
 from clusterrun.node.watch import stacks
 from clusterrun.node.watch.hangs import HangWatch
 from clusterrun.node.watch.interruption import Interruption

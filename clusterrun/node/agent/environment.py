@@ -10,8 +10,8 @@ from pathlib import Path
 
 from clusterrun.config.spec import Device
 from clusterrun.launch.nccl import spellings
-from clusterrun.node.agent.identity import LOOPBACK, Attempt
-from clusterrun.node.agent.report import LaunchParameters
+from clusterrun.node.base.identity import LOOPBACK, Attempt
+from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forward.spool import FLIGHT, NCCL
 from clusterrun.shared.given import noting_changes
 

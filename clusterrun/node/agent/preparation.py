@@ -11,20 +11,20 @@ from pathlib import Path
 from clusterrun.config.spec import Device
 from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import Plan, Precision
-from clusterrun.node.agent import facts
 from clusterrun.node.agent.environment import NodeFacts, rank_environment
-from clusterrun.node.agent.identity import Attempt, Identity
 from clusterrun.node.agent.launcher import Launcher
-from clusterrun.node.agent.ports import Ports, candidate_ports, free_port
-from clusterrun.node.agent.report import LaunchParameters, Report
-from clusterrun.node.agent.shared_disk import SharedDisk
+from clusterrun.node.base import facts
+from clusterrun.node.base.causes import NodeError, NodeExit
+from clusterrun.node.base.identity import Attempt, Identity
+from clusterrun.node.base.ports import Ports, candidate_ports, free_port
+from clusterrun.node.base.report import LaunchParameters, Report
+from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.clock import Clock, Offset
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
-from clusterrun.node.recovery.causes import NodeError, NodeExit
 from clusterrun.rundir.world import write_world
 from clusterrun.shared.descriptors import raise_descriptor_limit
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.agent import Agent
-from clusterrun.node.agent.identity import Attempt, Identity, identity
 from clusterrun.node.agent.launcher import WARNINGS
-from clusterrun.node.agent.processes import adopt_orphans, kill_descendants
-from clusterrun.node.agent.stderr import say_on_stderr
+from clusterrun.node.base.causes import NodeError, NodeExit
+from clusterrun.node.base.identity import Attempt, Identity, identity
+from clusterrun.node.base.processes import adopt_orphans, kill_descendants
+from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.forward.spool import Output, Spool, create_spool
 from clusterrun.node.link.clock import Clock
-from clusterrun.node.recovery.causes import NodeError, NodeExit
 from clusterrun.node.recovery.heir import inherit
 from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.paths import RunPaths

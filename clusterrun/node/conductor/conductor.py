@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError, describe
 from clusterrun.launch.plan import Plan
-from clusterrun.node.agent.stderr import print_trouble, say_on_stderr
+from clusterrun.node.base.stderr import print_trouble, say_on_stderr
 from clusterrun.node.conductor.host import Host, Step
 from clusterrun.node.conductor.signals import held
 from clusterrun.rundir.claims import claim, followed_by, take_attempt

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from clusterrun.node.agent.stderr import say_on_stderr
+from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.forward.appended import AppendedFile
 from clusterrun.node.forward.caps import Caps, Loss
 from clusterrun.node.forward.leftovers import Leftovers

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun.node.agent.processes import is_running
+from clusterrun.node.base.processes import is_running
 from clusterrun.node.forward.holes import ReadSpace
 
 NCCL, FLIGHT = "nccl", "flight"  # how the names of their files begin

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clusterrun.node.recovery.causes import Ending, Failure
+from clusterrun.node.base.causes import Ending, Failure
 
 LINE_BYTES = 1 << 20
 STRANGER_BYTES = 4096  # of a line from a peer that has not proved to be an agent

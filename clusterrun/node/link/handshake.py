@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun.node.agent.shared_disk import SharedDisk
-from clusterrun.node.recovery.causes import NodeError
+from clusterrun.node.base.causes import NodeError
+from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import write_whole
 

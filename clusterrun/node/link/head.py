@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clusterrun.node.agent.identity import LOOPBACK, Identity
-from clusterrun.node.agent.ports import listening_socket
-from clusterrun.node.agent.report import LaunchParameters, Report, problems
-from clusterrun.node.agent.shared_disk import SharedDisk
-from clusterrun.node.agent.tasks import Tasks, guarded
+from clusterrun.node.base.causes import Ending, Failure, NodeError, NodeExit, lost_node
+from clusterrun.node.base.identity import LOOPBACK, Identity
+from clusterrun.node.base.ports import listening_socket
+from clusterrun.node.base.report import LaunchParameters, Report, problems
+from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import Tasks, guarded
 from clusterrun.node.link.clock import now_us
 from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, StopDecision
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Questions
-from clusterrun.node.recovery.causes import Ending, Failure, NodeError, NodeExit, lost_node
 
 LOOK_S = 0.5  # between looks at what other nodes may have written
 RETURN_S = 20.0  # for a node that left before all had joined

@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from clusterrun.node.agent.facts import interface_of
-from clusterrun.node.agent.identity import Identity
-from clusterrun.node.agent.report import LaunchParameters, Report
-from clusterrun.node.agent.shared_disk import SharedDisk
-from clusterrun.node.agent.tasks import Tasks, guarded
+from clusterrun.node.base.causes import Ending, Failure, NodeError, NodeExit, lost_node
+from clusterrun.node.base.facts import interface_of
+from clusterrun.node.base.identity import Identity
+from clusterrun.node.base.report import LaunchParameters, Report
+from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import Tasks, guarded
 from clusterrun.node.link.clock import Clock, Comparison, Offset
 from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, StopDecision
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Answerer, answer
 from clusterrun.node.recovery import reach
-from clusterrun.node.recovery.causes import Ending, Failure, NodeError, NodeExit, lost_node
 
 RETRY_S = 0.1
 RETRY_MOST_S = 2.0

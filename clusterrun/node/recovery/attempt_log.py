@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from clusterrun.node.agent.identity import Attempt
-from clusterrun.node.recovery.causes import Ending, NodeError, NodeExit
+from clusterrun.node.base.causes import Ending, NodeError, NodeExit
+from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery.conclude import past
 from clusterrun.node.recovery.rules import LOSSES
 from clusterrun.rundir.outcome import Cause, Next, Outcome, write_outcome

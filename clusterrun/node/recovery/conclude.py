@@ -12,7 +12,7 @@ from pathlib import Path
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
-from clusterrun.node.agent.identity import local_node
+from clusterrun.node.base.identity import local_node
 from clusterrun.node.recovery import printed
 from clusterrun.node.recovery.reach import unreachable
 from clusterrun.node.recovery.rules import Decision, Ground, decide

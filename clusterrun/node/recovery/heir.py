@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from clusterrun.errors import ClusterrunError, NodeExit
-from clusterrun.node.agent.identity import Attempt
+from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery.conclude import conclude
 from clusterrun.node.recovery.reach import unreachable
 from clusterrun.node.recovery.rules import Decision

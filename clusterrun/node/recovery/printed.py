@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from clusterrun.logformat.symptoms import TRACEBACK, Classifier
-from clusterrun.node.agent.stderr import PREFIX
+from clusterrun.node.base.stderr import PREFIX
 from clusterrun.shared.files import size_of
 
 LAST_BYTES = 64 * 1024

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterrun.node.agent.tasks import Tasks
+from clusterrun.node.base.causes import Cause, Failure, NodeExit
+from clusterrun.node.base.tasks import Tasks
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Questions
-from clusterrun.node.recovery.causes import Cause, Failure, NodeExit
 from clusterrun.node.watch import stacks
 from clusterrun.node.watch.progress import Progress
 from clusterrun.node.watch.saving import Page

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from clusterrun.node.agent.shared_disk import SharedDisk
-from clusterrun.node.agent.tasks import Tasks
+from clusterrun.node.base.causes import Cause, Ending, NodeExit
+from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import Tasks
 from clusterrun.node.link.head import Head
-from clusterrun.node.recovery.causes import Cause, Ending, NodeExit
 from clusterrun.node.recovery.conclude import time_left_s, warning_reason
 from clusterrun.node.watch.saving import Page, Saving
 from clusterrun.rundir.request import Reason, read_request, write_request

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterrun.node.agent.processes import exit_and_signal, is_running, wait_status
+from clusterrun.node.base.causes import Cause, Failure
+from clusterrun.node.base.processes import exit_and_signal, is_running, wait_status
 from clusterrun.node.forward.spool import EventReader, Spool
-from clusterrun.node.recovery.causes import Cause, Failure
 
 LEAVE_S = 3.0  # how long a rank that has reported its failure may take to leave
 _CAUSES = {cause.value: cause for cause in Cause}

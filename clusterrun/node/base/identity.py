@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.plan import Plan
-from clusterrun.node.recovery.causes import NodeError, NodeExit
+from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.hostlist import parse_hostlist
 

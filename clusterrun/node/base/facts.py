@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from clusterrun.node.recovery.causes import NodeError, NodeExit
+from clusterrun.node.base.causes import NodeError, NodeExit
 
 LIBRARIES = ("torch", "accelerate")
 TORCH_ANSWER_S = 300  # a cold start from a file system that all nodes load

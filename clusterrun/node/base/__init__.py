@@ -1,0 +1,1 @@
+"""What all rooms of a node share: identity, processes, tasks, ports, disk, and causes of an end."""
