@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.report import Section, Value, median, spread
+from clusterrun.rundir.paths import RunPaths
 
 SCRIPT = """
 import sys
@@ -97,7 +98,7 @@ def _forwarder(place: Path) -> Iterator[dict[str, str]]:
         assert child.stdout
         child.stdout.readline()
         (place / "log").unlink(missing_ok=True)
-        (place / "log").symlink_to(root / "n1.log")
+        (place / "log").symlink_to(RunPaths(root=root).log(1, "n1"))
         try:
             yield {**os.environ, "CLUSTERRUN_SPOOL": str(root / "spool"), "RANK": "0"}
         finally:

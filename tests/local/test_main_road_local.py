@@ -62,13 +62,16 @@ def test_one_rank_that_fails_ends_every_simulated_node(here: Project, how: str, 
 
 
 @pytest.mark.long
-def test_an_agent_that_is_killed_ends_every_simulated_node(here: Project) -> None:
+def test_an_agent_that_is_killed_is_a_lost_node_and_no_fault_of_the_script(here: Project) -> None:
     job_id = here.submit(*FOUR, "fail.py", "none", "0")
     here.wait_for_line(job_id, "ready", 4)
     agents = [p for p in processes_of(here, job_id) if "agent" in p.cmdline()]
     assert len(agents) == 2
     os.kill(agents[1].pid, signal.SIGKILL)
-    assert here.cli("status", job_id, "--wait", "--exit-status").returncode == 3
+    here.wait_for_line(job_id, "ready", 8)
+    (first, _) = here.json("status", job_id)["attempts"]
+    assert (first["cause"], first["next"]) == ("node_lost", "relaunch")
+    here.ok("cancel", "-y", job_id)
     wait_for_none(here, job_id)
 
 
