@@ -29,6 +29,8 @@ from tests.patience import PATIENCE, wait_for
 
 from .builders import kill_all, make_bundle, make_plan, make_run
 
+UNTIL_TOLD = 'while [[ ! -e "$1/go" ]]; do sleep 0.05; done\n'
+
 
 class LocalSite:
     """A directory of runs on this machine, and what was started in it."""
@@ -184,10 +186,10 @@ def test_what_a_completed_job_left_running_is_ended(site: LocalSite) -> None:
 
 
 def test_the_time_limit_ends_the_job_as_timeout(site: LocalSite, hasty: None) -> None:
+    begin = time.monotonic()
     job_id, _ = site.submit("sleep 600\n", time_minutes=1)
-    time.sleep(1)  # a quarter of that minute
-    assert site.job(job_id).state is JobState.RUNNING
     job = site.wait(job_id)
+    assert time.monotonic() - begin > 3.5  # of the 4 s that are this minute
     assert (job.state, job.exit_code) == (JobState.TIMEOUT, 143)
     no_process_left(site)
 
@@ -217,8 +219,9 @@ def test_the_job_outlives_the_shell_that_submitted(site: LocalSite, tmp_path: Pa
 
 
 def test_a_lost_terminal_does_not_end_the_job(site: LocalSite) -> None:
-    job_id, paths = site.submit("sleep 1\n")
+    job_id, paths = site.submit(UNTIL_TOLD)
     os.kill(int(str(controller_of(paths)["pid"])), signal.SIGHUP)
+    (paths.root / "go").touch()
     assert site.wait(job_id).state is JobState.COMPLETED
 
 
@@ -394,7 +397,7 @@ def test_cancelling_an_ended_job_changes_nothing(site: LocalSite) -> None:
 
 
 def test_a_controller_on_another_machine_is_not_called_dead(site: LocalSite) -> None:
-    job_id, paths = site.submit("sleep 1\n", nodes=1)
+    job_id, paths = site.submit(UNTIL_TOLD, nodes=1)
     there = {**controller_of(paths), "host": "login2", "boot_id": "another"}
     paths.controller.write_text(json.dumps(there))
     job = site.job(job_id)
@@ -402,6 +405,7 @@ def test_a_controller_on_another_machine_is_not_called_dead(site: LocalSite) -> 
     assert "login2" in job.reason
     with pytest.raises(Exception, match="runs on login2"):
         site.backend.cancel([job_id])
+    (paths.root / "go").touch()
     assert site.wait(job_id).state is JobState.COMPLETED  # its files say so
 
 

@@ -629,6 +629,17 @@ def test_ports_that_are_taken_by_something_silent_cost_no_wait(tmp_path: Path) -
 HELLO = {"type": "hello", "run": "job/run", "attempt": 1, "nonce": "1", "report": {}}
 
 
+async def connected() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the head as soon as it listens."""
+    deadline = time.monotonic() + 10 * PATIENCE
+    while True:
+        try:
+            return await asyncio.open_connection("127.0.0.1", PORTS[0])
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+
 def hello(**changes: Any) -> bytes:
     return json.dumps({**HELLO, **changes}).encode() + b"\n"
 
@@ -668,8 +679,7 @@ def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: bytes) -> 
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)
         meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-        await asyncio.sleep(0.05)
-        reader, writer = await asyncio.open_connection("127.0.0.1", PORTS[0])
+        reader, writer = await connected()
         challenge = json.loads(await reader.readline())
         assert set(challenge) == {"type", "nonce", "run", "attempt"}
         writer.write(said)
@@ -693,8 +703,7 @@ def test_strangers_can_hold_only_so_many_handshakes_open(
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)
         meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-        await asyncio.sleep(0.05)
-        strangers = [await asyncio.open_connection("127.0.0.1", PORTS[0]) for _ in range(20)]
+        strangers = [await connected() for _ in range(20)]
         while len(nodes.head._handshakes) > 2 + 3:
             await asyncio.sleep(0.01)
         await nodes.members[0].meet(report(1))
