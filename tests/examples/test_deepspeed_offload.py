@@ -91,6 +91,7 @@ def test_an_offloaded_run_goes_on_from_a_checkpoint_with_the_same_losses(
     assert losses(second) == {step: pytest.approx(loss) for step, loss in expected.items()}
 
 
+@pytest.mark.long
 def test_images_are_taken_in_the_precision_of_the_weights(here: Project) -> None:
     words = ("--strategy", "zero2-offload", "--mixed-precision", "bf16")
     text = train(here, *words, *DEBUG, *SMALL)
