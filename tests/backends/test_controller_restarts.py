@@ -24,7 +24,7 @@ from tests.patience import wait_for
 
 from .builders import kill_all, make_bundle, make_plan, make_run
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 
 # Each node leaves the outcome that the test put down for the attempt, and ends with its status.
 NODE = """

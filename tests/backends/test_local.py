@@ -29,6 +29,7 @@ from tests.patience import PATIENCE, wait_for
 
 from .builders import kill_all, make_bundle, make_plan, make_run
 
+pytestmark = pytest.mark.agents
 UNTIL_TOLD = 'while [[ ! -e "$1/go" ]]; do sleep 0.05; done\n'
 
 

@@ -229,7 +229,9 @@ def test_memory_is_bounded_over_files_of_very_different_size(
     assert grown_kib < 110 * 1024
 
 
-@pytest.mark.parametrize("kind", [FileKind.LOG, FileKind.PLAIN])
+@pytest.mark.parametrize(
+    "kind", [FileKind.LOG, pytest.param(FileKind.PLAIN, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("tail", [(), ("9",), ("2000",)])
 def test_memory_is_bounded_over_files_with_long_lines(
     tmp_path: Path, kind: FileKind, tail: tuple[str, ...]

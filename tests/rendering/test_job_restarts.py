@@ -19,7 +19,7 @@ from clusterrun.errors import NodeExit
 from tests.patience import PATIENCE
 from tests.rendering.job import BatchSite, end_of, make_site, rendered
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
 CANCELLED, INTERRUPTED = int(NodeExit.CANCELLED), int(NodeExit.INTERRUPTED)
 UNFIT, LOST = int(NodeExit.NODE_UNFIT), int(NodeExit.NODE_LOST)
 
