@@ -7,6 +7,7 @@ would build DeepSpeed's extensions anew each time that it takes turns with the e
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ builds.share()
 # Without byte code, each of the thousand processes that tests start compiles the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell without job control has what it starts in the background ignore SIGINT, and all below it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A property has all the time it needs; `make test` tries the same few examples each time.
 settings.register_profile("patient", deadline=None)
