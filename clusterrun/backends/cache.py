@@ -23,7 +23,7 @@ from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 
 TTL_S = 10.0
-FORGET_S = 3600.0  # an answer that nobody asked for so long
+FORGET_S = 3600.0  # since the answer was last asked for
 
 Answer = dict[str, SchedulerJob]
 
