@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from clusterrun.node.recovery.printed import last_word
 from clusterrun.rundir.end import End
@@ -22,12 +23,16 @@ FEW = 8  # files to read before it is known which node is the head
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingProgress:
-    """How far the training is; None was not reported. `reported_at` is epoch seconds."""
+    """How far the training is; None was not reported. `reported_at` is epoch seconds.
+
+    `metrics` are those that the script gave with the newest step.
+    """
 
     step: int | None = None
     total: int | None = None
     rate_per_s: float | None = None
     reported_at: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +110,13 @@ def _progress(steps: Sequence[Event]) -> TrainingProgress:
     rate = None
     if step is not None and before is not None and step > before and spent_s > 0:
         rate = (step - before) / spent_s
-    return TrainingProgress(step=step, total=last.total, rate_per_s=rate, reported_at=last.at)
+    return TrainingProgress(
+        step=step,
+        total=last.total,
+        rate_per_s=rate,
+        reported_at=last.at,
+        metrics=last.metrics or {},
+    )
 
 
 def _unsaved(newest: Event | None) -> str:

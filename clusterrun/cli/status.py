@@ -80,6 +80,8 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield "world", _world(job)
     if job.progress.step is not None:
         yield "step", _progress(job)
+    if metrics := _metrics(job.progress):
+        yield "metrics", metrics
     if newest := _checkpoint(job):
         yield "checkpoint", newest
     if job.failure:
@@ -148,6 +150,15 @@ def _progress(job: JobStatus) -> str:
     if silence := _silence(progress):
         return f"{done}, {silence}"
     return f"{done}, {clock(left / rate)} to go" if rate and left > 0 else done
+
+
+def _metrics(progress: TrainingProgress) -> str:
+    """Write the numbers that the script gave with its step: `loss 2.164, samples_per_s 33,958`."""
+    return ", ".join(
+        f"{name} {value:,.0f}" if abs(value) >= 1000 else f"{name} {value:.4g}"
+        for name, value in progress.metrics.items()
+        if isinstance(value, int | float)
+    )
 
 
 def _silence(progress: TrainingProgress) -> str:

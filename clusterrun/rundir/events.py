@@ -47,12 +47,14 @@ class Event:
     rss_bytes: int | None = None
     cuda_allocated_bytes: int | None = None
     heard: bool | None = None
+    metrics: Mapping[str, Any] | None = None
 
 
 _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("path", "reason", "host"), str),
     **dict.fromkeys(("step", "total", "world_size", "rss_bytes", "cuda_allocated_bytes"), int),
     "heard": bool,
+    "metrics": dict,
 }
 
 

@@ -361,7 +361,7 @@ def test_progress_world_and_checkpoint_come_from_the_newest_attempt(
         {"type": "started", "host": "n1", "ts": T0 + 1},
         {"type": "world_ready", "world_size": 8, "ts": T0 + 2},
         {"type": "step", "step": 10, "total": 100, "ts": T0 + 10},
-        {"type": "step", "step": 30, "total": 100, "ts": T0 + 20},
+        {"type": "step", "step": 30, "total": 100, "ts": T0 + 20, "metrics": {"loss": 2.5}},
         {"type": "checkpoint", "path": "/c/30", "step": 30, "ts": T0 + 21},
         attempt=2,
     )
@@ -370,7 +370,7 @@ def test_progress_world_and_checkpoint_come_from_the_newest_attempt(
     assert found.attempt == 2
     assert (found.nodes, found.world_size, found.started_at) == (("n1", "n2"), 8, T0 + 1)
     assert found.progress == TrainingProgress(
-        step=30, total=100, rate_per_s=2.0, reported_at=T0 + 20
+        step=30, total=100, rate_per_s=2.0, reported_at=T0 + 20, metrics={"loss": 2.5}
     )
     assert found.checkpoint == "/c/30"
 

@@ -28,9 +28,12 @@ def test_status_of_a_running_job(here: CommandLine) -> None:
         {"type": "started", "host": "node17"},
         {"type": "world_ready", "world_size": 2},
         {"type": "step", "step": 100, "total": 1100, "ts": now - 50},
-        {"type": "step", "step": 200, "total": 1100, "ts": now},
+        {
+            "type": "step", "step": 200, "total": 1100, "ts": now,
+            "metrics": {"loss": 2.16438, "samples_per_s": 3200.4, "phase": "warm-up"},
+        },
         {"type": "checkpoint", "path": "/saved/200", "step": 200},
-    )
+    )  # fmt: skip
     said = here("status", "4711")
     assert said.code == 0
     assert said.out == (
@@ -39,6 +42,7 @@ def test_status_of_a_running_job(here: CommandLine) -> None:
         "nodes      node[17-18]\n"
         "world      2 ranks in one world = 2 nodes x 1 rank\n"
         "step       200/1100  2 steps/s, 00:07:30 to go\n"
+        "metrics    loss 2.164, samples_per_s 3,200\n"
         "checkpoint /saved/200\n"
         f"run dir    {root}\n"
         "logs       clusterrun logs 4711\n"

@@ -41,6 +41,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
             "total": job.progress.total,
             "rate_per_s": job.progress.rate_per_s,
             "reported": timestamp(job.progress.reported_at),
+            "metrics": dict(job.progress.metrics),
         },
         "checkpoint": job.checkpoint,
         "attempts": [attempt_object(attempt) for attempt in job.attempts],
