@@ -17,6 +17,8 @@ from accelerate.utils import (
 )
 from torch import nn
 
+BETAS, EPS = (0.9, 0.95), 1e-8  # of AdamW
+
 
 def is_deepspeed(accelerator: Accelerator) -> bool:
     """Tell whether DeepSpeed runs the steps."""
@@ -57,9 +59,10 @@ def make_deterministic() -> None:
 
 
 def follow_deepspeed(accelerator: Accelerator, args: argparse.Namespace) -> None:
-    """Take the batch numbers from a DeepSpeed config that fixes them; fill in "auto" clipping.
+    """Take the batch numbers from a DeepSpeed config that fixes them; fill in what is "auto".
 
     A config of the user's own is right about everything that it says; `batch` is printed.
+    accelerate fills in rate, weight decay and schedule, but neither clipping nor betas and eps.
     """
     config = accelerator.deepspeed_plugin.deepspeed_config
     accumulation = config.get("gradient_accumulation_steps")
@@ -70,6 +73,10 @@ def follow_deepspeed(accelerator: Accelerator, args: argparse.Namespace) -> None
         args.batch_size = batch_size
     if config.get("gradient_clipping") == "auto":
         config["gradient_clipping"] = args.clip
+    choices = config.get("optimizer", {}).get("params", {})
+    for name, ours in (("betas", list(BETAS)), ("eps", EPS)):
+        if choices.get(name) == "auto":
+            choices[name] = ours
 
 
 def optimizer_and_schedule(
@@ -87,7 +94,11 @@ def optimizer_and_schedule(
         optimizer = DummyOptim(list(model.parameters()), lr=args.lr, weight_decay=args.weight_decay)
     else:
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=args.lr, weight_decay=args.weight_decay, betas=(0.9, 0.95)
+            model.parameters(),
+            lr=args.lr,
+            weight_decay=args.weight_decay,
+            betas=BETAS,
+            eps=EPS,
         )
     if "scheduler" not in config:
         return optimizer, None

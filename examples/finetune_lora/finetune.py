@@ -11,6 +11,7 @@ import gc
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ except ImportError as error:
 import docstrings
 import run_config
 
+SMALLEST = "tiny_r8"  # has no memory to save
+
 
 def chosen_precision() -> tuple[str, str]:
     """Return "bf16", "fp16" or "no", and why.
@@ -64,6 +67,11 @@ def trainer_arguments(args: argparse.Namespace, precision: str) -> TrainingArgum
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
     # With DeepSpeed the Trainer also holds its own two switches against DeepSpeed's configuration.
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    if deepspeed and precision == "bf16" and not torch.cuda.is_available():
+        raise SystemExit(
+            "error: the Trainer takes bf16 under DeepSpeed on GPUs only\n"
+            '  hint: without a GPU, write "bf16": {"enabled": "auto"} in the DeepSpeed JSON'
+        )
     checkpointing: dict[str, Any] = {}
     if args.gradient_checkpointing:
         checkpointing = {
@@ -92,12 +100,21 @@ def trainer_arguments(args: argparse.Namespace, precision: str) -> TrainingArgum
             disable_tqdm=True,
             remove_unused_columns=False,
             dataloader_pin_memory=torch.cuda.is_available(),
+            dataloader_num_workers=loader_workers(),
             ddp_find_unused_parameters=False,
             seed=args.seed,
             **checkpointing,
         )
     except ValueError as problem:
         raise SystemExit(f"error: the Trainer refuses this: {problem}") from problem
+
+
+def loader_workers() -> int:
+    """Return how many processes load data: up to 4 beside a GPU, none on a CPU, which is busy."""
+    if not torch.cuda.is_available():
+        return 0
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(4, max(1, len(os.sched_getaffinity(0)) // ranks_here))
 
 
 class Report(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
@@ -147,6 +164,20 @@ class Report(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         runtime.step(state.global_step, state.max_steps, **self.newest)
 
 
+class Rate(TrainerCallback):  # type: ignore[misc]
+    """Let a resumed run have the rate of its flags: the Trainer restores the checkpoint's."""
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **_: Any
+    ) -> None:
+        """Compute the rate of the next step again; it is the same one if no flag was changed."""
+        if state.global_step == 0 or AcceleratorState().deepspeed_plugin is not None:
+            return
+        lr_scheduler.base_lrs = [args.learning_rate] * len(lr_scheduler.base_lrs)
+        lr_scheduler.last_epoch -= 1
+        lr_scheduler.step()
+
+
 def run(args: argparse.Namespace) -> None:
     """Train, and leave the group of ranks when nothing of the training is left.
 
@@ -170,8 +201,7 @@ def finetune(args: argparse.Namespace) -> None:
     checkpoint = resume_path(args.output)
     settings.eval_on_start = checkpoint is None  # how good it is untrained
     trainer, record = prepare(args, settings, precision)
-    if checkpoint:
-        refuse_another_training(args, record, Path(checkpoint))
+    changed = allowed_changes(args, record, checkpoint) if checkpoint else {}
     if trainer.is_world_process_zero():
         world, trained = record["world"], record["parameters"]["trained"]
         share = trained / record["parameters"]["all"]
@@ -179,6 +209,8 @@ def finetune(args: argparse.Namespace) -> None:
         print(f"preset {args.preset}: {trained} parameters are trained, {share:.1%} of all")
         if checkpoint:
             print(f"resumed from {checkpoint}")
+        for name, (was, is_now) in changed.items():
+            print(f"goes on with {name} {is_now} instead of {was} (override)")
     trainer.train(resume_from_checkpoint=checkpoint)
     finish(trainer, args.output)
     # A gloo process whose model outlives its group of ranks can abort at its very end (torch 2.13).
@@ -204,11 +236,12 @@ def prepare(
         )
     except ValueError as problem:
         raise SystemExit(f"error: {problem}") from problem
+    adapters = replace(PRESETS[args.preset], dropout=args.dropout)
     model = with_adapters(
         base_model(
             tokenizer, hidden=args.hidden, layers=args.layers, heads=args.heads, seed=args.seed
         ),
-        PRESETS[args.preset],
+        adapters,
     )
     trainer = Trainer(
         model,
@@ -221,7 +254,7 @@ def prepare(
     )
     record = run_config.describe(
         args,
-        PRESETS[args.preset],
+        adapters,
         data={"sha256": docstrings.digest([*train, *held_out])},
         world={
             "ranks": settings.world_size,
@@ -232,6 +265,7 @@ def prepare(
     trained, everything = model.get_nb_trainable_parameters()
     record["parameters"] = {"all": everything, "trained": trained}
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Rate())
     trainer.add_callback(Report(record, args.output))
     if trainer.is_world_process_zero():
         trainer.add_callback(TensorBoardCallback(SummaryWriter(str(args.output / "logs"))))
@@ -247,22 +281,40 @@ def strategy(trainer: Trainer) -> str:
     return {"NO": "one process", "MULTI_CPU": "ddp", "MULTI_GPU": "ddp"}.get(name, name.lower())
 
 
-def refuse_another_training(
-    args: argparse.Namespace, record: dict[str, Any], checkpoint: Path
-) -> None:
-    """End where going on from this checkpoint was not asked for, or would not mean the same."""
+def allowed_changes(
+    args: argparse.Namespace, record: dict[str, Any], checkpoint: str
+) -> dict[str, tuple[Any, Any]]:
+    """Return what --override changes from this checkpoint on, and add it to the record.
+
+    Raises SystemExit if it may not be gone on from, or it would be another training.
+    """
     if not args.resume:
         raise SystemExit(
             f"error: {args.output} already holds checkpoints\n"
             "  hint: pass --resume to go on from the newest, or another --output"
         )
-    before = run_config.read(args.output)
-    reason = run_config.difference(before, record) if before else "its run_config.json is gone"
-    if reason:
+    if isinstance(args.resume, Path) and args.resume.resolve() != Path(checkpoint).resolve():
         raise SystemExit(
-            f"error: can't resume from {checkpoint}: {reason}\n"
-            "  hint: use its settings, or another --output"
+            f"error: the newest complete checkpoint of {args.output} is {Path(checkpoint).name}, "
+            f"not {args.resume.name}\n"
+            "  hint: --resume alone takes it; to go back, move the newer ones away"
         )
+    before = run_config.read(args.output)
+    differing = run_config.differences(before, record) if before else {}
+    refused = {name: values for name, values in differing.items() if name not in args.override}
+    reason = "; ".join(f"{name} was {was} and is {now}" for name, (was, now) in refused.items())
+    if args.override and record["world"]["strategy"].startswith("deepspeed"):
+        reason = "DeepSpeed restores rate and schedule, which --override can't change"
+    if reason or not before:
+        raise SystemExit(
+            f"error: can't resume from {checkpoint}: {reason or 'its run_config.json is gone'}\n"
+            "  hint: use its settings, or another --output; --override takes "
+            f"{', '.join(run_config.OVERRIDABLE)}"
+        )
+    record["overrides"] = before["overrides"]
+    if differing:
+        record["overrides"] += [{"checkpoint": Path(checkpoint).name, "settings": differing}]
+    return differing
 
 
 def finish(trainer: Trainer, output: Path) -> None:
@@ -289,7 +341,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     planned = runtime.planned()  # by `clusterrun submit --plan`
     batch, passes = (planned.micro_batch, planned.accumulation) if planned else (8, 1)
     add = parser.add_argument
-    add("--preset", choices=PRESETS, default="tiny_r8", help="rank, alpha, dropout and targets")
+    add("--preset", "--config", choices=PRESETS, default=SMALLEST, help="the adapters")
+    add("--dropout", type=float, metavar="P", help="of the adapters (default: the preset's)")
     add("--samples", type=positive, default=512, help="pairs to learn from (default 512)")
     add("--held-out", type=positive, default=64, help="pairs to test on")
     add("--max-length", type=positive, default=96, help="bytes of the longest pair")
@@ -298,16 +351,21 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--heads", type=positive, default=4)
     add("--epochs", type=positive, default=3, help="each ends with a checkpoint (default 3)")
     add("--batch-size", type=positive, default=batch, help="samples per process and micro-batch")
-    add("--accumulation", type=positive, default=passes, help="micro-batches per step")
-    add("--lr", type=float, default=5e-3, help="peak learning rate")
+    add(
+        *("--accumulation", "--gradient-accumulation"),
+        type=positive,
+        default=passes,
+        help="micro-batches per step",
+    )
+    add("--lr", "--learning-rate", type=float, default=5e-3, help="peak learning rate")
     add("--warmup", type=_at_least(0), default=10, help="steps of warm-up")
     add("--clip", type=float, default=1.0, help="largest gradient norm")
     add("--seed", type=int, default=0)
     add(
         "--gradient-checkpointing",
-        action="store_true",
-        default=bool(planned and planned.gradient_checkpointing),
-        help="less memory, a third more work",
+        action=argparse.BooleanOptionalAction,
+        default=planned.gradient_checkpointing if planned else None,
+        help="less memory, a third more work (default: on, except with tiny_r8)",
     )
     add("--log-every", type=positive, default=10, metavar="STEPS")
     add(
@@ -318,21 +376,50 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--keep", type=_at_least(2), default=3, metavar="N", help="checkpoints to keep")
     add(
-        "--resume",
-        action="store_true",
-        help="go on from the newest complete checkpoint (a later attempt of a run always does)",
+        *("--resume", "--resume-from-checkpoint"),
+        nargs="?",
+        type=Path,
+        const=True,
+        default=False,
+        metavar="CHECKPOINT",
+        help="go on from the newest complete checkpoint (a later attempt of a run always does); "
+        "where one is named, it must be this one",
+    )
+    add(
+        "--override",
+        type=overridable,
+        default=[],
+        metavar="NAMES",
+        help=f"flags that a resume may change: {','.join(run_config.OVERRIDABLE)}",
     )
     args = parser.parse_args(argv)
     if args.hidden % (2 * args.heads):
         parser.error(f"--hidden {args.hidden} is no multiple of twice --heads {args.heads}")
+    preset = PRESETS[args.preset]
+    args.dropout = preset.dropout if args.dropout is None else args.dropout
+    if not 0 <= args.dropout < 1:
+        parser.error(f"--dropout {args.dropout} is no probability below 1")
+    if args.gradient_checkpointing is None:
+        args.gradient_checkpointing = args.preset != SMALLEST
     if not math.isfinite(args.lr) or args.lr <= 0:
         parser.error(f"--lr {args.lr} is no learning rate")
     info = runtime.info()
-    args.output = args.output or runtime.checkpoint_dir() or Path("out")
+    named = folder(str(args.resume.parent)) if isinstance(args.resume, Path) else None
+    args.output = args.output or named or runtime.checkpoint_dir() or Path("out")
     # What lies in the run's own directory, or lies there in a later attempt, is its own.
     is_own = args.output == runtime.checkpoint_dir() or (info is not None and info.attempt > 1)
     args.resume = args.resume or is_own
     return args
+
+
+def overridable(text: str) -> list[str]:
+    """Read names of flags that a resume may change, for argparse."""
+    names = text.split(",")
+    if unknown := sorted({*names} - {*run_config.OVERRIDABLE}):
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(unknown)} can't be changed; {', '.join(run_config.OVERRIDABLE)} can"
+        )
+    return names
 
 
 def folder(text: str) -> Path:

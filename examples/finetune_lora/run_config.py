@@ -18,7 +18,11 @@ from clusterrun import runtime
 NAME = "run_config.json"
 PACKAGES = ("clusterrun", "torch", "transformers", "peft", "accelerate", "deepspeed")
 # Flags that may change between a run and its resume; all others decide what is learned.
-FREE = frozenset(("output", "resume", "keep", "log_every"))
+# Batch size and accumulation count as their product with the ranks, the effective batch.
+FREE_BATCH = ("accumulation", "batch_size", "gradient_checkpointing")
+FREE = frozenset((*FREE_BATCH, "keep", "log_every", "output", "override", "resume"))
+OVERRIDABLE = ("epochs", "lr", "warmup")  # for --override
+WHOLE = ("one process", "ddp")  # strategies whose checkpoints any number of ranks can go on from
 
 
 def describe(
@@ -38,6 +42,7 @@ def describe(
             "ranks": ranks,
             "effective_batch": args.batch_size * args.accumulation * ranks,
         },
+        "overrides": [],
         "versions": {"python": platform.python_version()} | installed(),
         "run": {"job_id": info.job_id, "attempt": info.attempt} if info else None,
     }
@@ -54,20 +59,25 @@ def installed() -> dict[str, str]:
     return found
 
 
-def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Say what would make a resume another training; "" where nothing does."""
+def differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return what would make a resume another training: what it was, and what it is."""
     was, is_now = _decisive(before), _decisive(now)
-    return "; ".join(
-        f"{name} was {was.get(name)} and is {is_now.get(name)}"
-        for name in sorted({*was, *is_now})
-        if was.get(name) != is_now.get(name)
-    )
+    pairs = {name: (was.get(name), is_now.get(name)) for name in sorted({*was, *is_now})}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _decisive(record: dict[str, Any]) -> dict[str, Any]:
     """Return the values that a run and its resume must share."""
     flags = {name: value for name, value in record["flags"].items() if name not in FREE}
-    return flags | record["adapters"] | record["data"] | record["world"]
+    strategy, ranks = record["world"]["strategy"], record["world"]["ranks"]
+    return {
+        **flags,
+        **record["adapters"],
+        **record["data"],
+        "precision": record["world"]["precision"],
+        "effective_batch": record["batch"]["effective_batch"],
+        "checkpoints": "whole" if strategy in WHOLE else f"{ranks} shards of {strategy}",
+    }
 
 
 def read(output: Path) -> dict[str, Any] | None:

@@ -124,7 +124,7 @@ def test_every_shell_block_is_one_that_a_test_runs() -> None:
     shells = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
     assert "\n".join(shells) == "\n".join(text for _, _, text in readme.BLOCK.findall(README))
     kinds = {kind for kind, _, _ in readme.BLOCK.findall(README)}
-    assert kinds == {"local", "zero", "steps"}
+    assert kinds == {"local", "zero", "steps", "memory"}
 
 
 @pytest.mark.long
@@ -208,16 +208,64 @@ def test_2500_samples_at_64_a_step_are_40_steps_an_epoch(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_deepspeed_by_name_and_by_json_train_alike(tmp_path: Path) -> None:
+def test_deepspeed_by_name_and_by_json_with_an_optimizer_of_its_own_train(tmp_path: Path) -> None:
     out = readme.run(blocks("zero"), tmp_path)
     assert out.count("world 2 ranks, deepspeed zero-2, precision no") == 2
     zero, own = output_of(tmp_path, "zero"), output_of(tmp_path, "json")
-    one, other = re.findall(r"held-out loss (\S+) \(untrained (\S+)\)", out)
-    assert one == other
-    assert float(one[0]) < float(one[1]) - 0.1
+    for after, before in re.findall(r"held-out loss (\S+) \(untrained (\S+)\)", out):
+        assert float(after) < float(before) - 0.1
     record = json.loads((zero / "run_config.json").read_text())
     assert record["deepspeed"]["gradient_clipping"] == 1.0
-    assert same(zero, own)
+    record = json.loads((own / "run_config.json").read_text())
+    filled = record["deepspeed"]["optimizer"]["params"]
+    assert filled == {"lr": 0.005, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+    assert record["deepspeed"]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+
+
+@pytest.mark.long
+def test_half_the_batch_and_twice_the_accumulation_go_on_and_more_epochs_are_recorded(
+    tmp_path: Path,
+) -> None:
+    out = readme.run(blocks("memory"), tmp_path)
+    assert "batch 8 x 8 accumulation x 1 ranks = 64 samples a step, 4 steps an epoch" in out
+    assert "goes on with epochs 5 instead of 2 (override)" in out
+    assert "batch 4 x 16 accumulation x 1 ranks = 64 samples a step, 4 steps an epoch" in out
+    output = tmp_path / "examples/finetune_lora/output/paper_r64"
+    record = json.loads((output / "run_config.json").read_text())
+    assert record["overrides"] == [{"checkpoint": "checkpoint-8", "settings": {"epochs": [2, 5]}}]
+    assert record["flags"]["gradient_checkpointing"] is True
+    assert (output / "checkpoint-20").is_dir()
+
+
+SIXTEEN = "--hidden 16 --layers 1 --heads 2 --samples 80 --held-out 8 --log-every 1 --dropout 0"
+
+
+@pytest.mark.long
+def test_another_division_of_the_same_batch_goes_on_to_the_same_losses(tmp_path: Path) -> None:
+    flags = (*SIXTEEN.split(), "--epochs", "2", "--output", "out")
+    page = ControlPage(tmp_path / "control", 1)
+    page.hold(1)
+    page.decide(SavePoint(1, 3))  # in the middle of the first epoch of 5 steps
+    told = {"CLUSTERRUN_SPOOL": str(tmp_path)}
+    whole = (*flags, "--batch-size", "16")
+    assert printed(by_hand(tmp_path, *whole, **told)).endswith("stopped at step 3, saved\n")
+    for folder in ("passes", "ranks", "rate"):
+        shutil.copytree(tmp_path / "out", tmp_path / folder / "out")
+    undisturbed = losses(printed(by_hand(tmp_path, *whole, "--resume")))
+    assert sorted(undisturbed) == [4, 5, 6, 7, 8, 9, 10]
+    halved = (*flags, "--batch-size", "8", "--resume")
+    passes = by_hand(tmp_path / "passes", *halved, "--accumulation", "2")
+    assert losses(printed(passes)) == undisturbed
+    ranks = in_world(tmp_path / "ranks", "ddp", *halved)
+    assert losses(printed(ranks)) == undisturbed
+    refused = by_hand(tmp_path / "rate", *halved, "--lr", "1e-3")
+    assert "effective_batch was 16 and is 8; lr was 0.005 and is 0.001\n" in refused.stderr
+    slower = (*whole, "--resume", "--lr", "1e-3", "--warmup", "1", "--override", "lr,warmup")
+    text = printed(by_hand(tmp_path / "rate", *slower))
+    assert "goes on with lr 0.001 instead of 0.005 (override)" in text
+    rates = [float(line.rsplit(" ", 1)[1]) for line in losses(text).values()]
+    assert rates == sorted(rates, reverse=True)  # past the warm-up
+    assert 5e-4 < rates[0] < 1e-3
 
 
 def in_world(
@@ -296,7 +344,7 @@ def test_what_would_be_another_training_is_refused(tmp_path: Path, plain: tuple[
     )
     other = by_hand(tmp_path, *flags, "--resume", "--preset", "paper_r64", "--batch-size", "4")
     assert other.returncode == 1
-    assert "batch_size was 2 and is 4" in other.stderr
+    assert "effective_batch was 2 and is 4" in other.stderr
     assert "rank was 8 and is 64" in other.stderr
     assert "Traceback" not in other.stderr
     finished = printed(by_hand(tmp_path, *flags, "--resume"))
@@ -314,6 +362,97 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, package: str) -> Non
         f"error: the package {package} is missing",
         "  hint: pip install 'clusterrun[train,examples]'",
     ]
+
+
+def test_other_spellings_are_the_same_flags_and_large_presets_compute_activations_again(
+    finetune: Any, tmp_path: Path
+) -> None:
+    out = ["--output", str(tmp_path)]
+    theirs = "--config paper_r64 --gradient-accumulation 4 --learning-rate 3e-5"
+    ours = "--preset paper_r64 --accumulation 4 --lr 3e-5"
+    parse = finetune.parse_arguments
+    assert parse([*theirs.split(), *out]) == parse([*ours.split(), *out])
+    assert parse([*theirs.split(), *out]).gradient_checkpointing
+    assert not parse([*ours.split(), "--no-gradient-checkpointing", *out]).gradient_checkpointing
+    assert not parse(out).gradient_checkpointing
+    named = parse(["--resume-from-checkpoint", str(tmp_path / "checkpoint-80")])
+    assert named.output == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--override seed", "seed can't be changed; epochs, lr, warmup can"),
+        ("--dropout 1", "--dropout 1.0 is no probability below 1"),
+    ],
+)
+def test_what_can_not_be_asked_for_is_refused(
+    finetune: Any, capsys: pytest.CaptureFixture[str], flags: str, problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit):
+        finetune.parse_arguments([*flags.split(), "--output", str(tmp_path)])
+    assert problem in capsys.readouterr().err
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """Return the record of a run, with other flags, batch or world."""
+    world = {"ranks": 1, "strategy": "one process", "precision": "no"}
+    effective = changes.pop("effective_batch", 64)
+    return {
+        "world": world | changes.pop("world", {}),
+        "flags": {"batch_size": 8, "accumulation": 8, "lr": 1e-4} | changes,
+        "adapters": {"rank": 64},
+        "data": {"sha256": "x"},
+        "batch": {"effective_batch": effective},
+    }
+
+
+@pytest.mark.parametrize(
+    ("now", "differing"),
+    [
+        ({"batch_size": 4, "accumulation": 16}, []),
+        ({"gradient_checkpointing": True}, []),
+        ({"batch_size": 4, "effective_batch": 32}, ["effective_batch"]),
+        ({"lr": 3e-5}, ["lr"]),
+        ({"world": {"ranks": 4, "strategy": "ddp"}}, []),
+        ({"world": {"precision": "bf16"}}, ["precision"]),
+        ({"world": {"ranks": 2, "strategy": "fsdp"}}, ["checkpoints"]),
+    ],
+)
+def test_the_same_effective_batch_and_whole_checkpoints_are_the_same_training(
+    finetune: Any, now: dict[str, Any], differing: list[str]
+) -> None:
+    assert list(finetune.run_config.differences(record(), record(**now))) == differing
+
+
+def test_the_batches_of_the_readme_make_64(finetune: Any) -> None:
+    rows = re.findall(r"^\| .* GB .*\| (\d+) to (\d+) \| (\d+) to (\d+) \|$", README, re.MULTILINE)
+    assert len(rows) == 3
+    assert {
+        int(batch) * int(passes)
+        for row in rows
+        for batch, passes in zip(row[:2], row[2:], strict=True)
+    } == {64}
+
+
+def test_loader_processes_are_for_gpus_and_share_the_cpus(
+    finetune: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert finetune.loader_workers() == 0
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)))
+    assert finetune.loader_workers() == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert finetune.loader_workers() == 3
+
+
+def test_a_deepspeed_config_that_wants_bf16_on_a_cpu_is_refused_with_the_change(
+    finetune: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    args = finetune.parse_arguments(["--output", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r'hint: without a GPU, write "bf16": {"enabled": "auto"}'):
+        finetune.trainer_arguments(args, "bf16")
 
 
 def test_the_presets_are_those_of_the_readme(finetune: Any) -> None:

@@ -38,6 +38,15 @@ def test_a_deepspeed_config_without_scheduler_leaves_the_rate_to_the_loop() -> N
     assert type(stand_ins(2, {})[0]).__name__ == "AdamW"
 
 
+def test_what_a_deepspeed_config_leaves_to_auto_is_filled_in() -> None:
+    params: dict[str, Any] = {"lr": "auto", "betas": "auto", "eps": "auto"}
+    config = {"optimizer": {"params": params}, "gradient_clipping": "auto"}
+    accelerator: Any = SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config=config))
+    strategies.follow_deepspeed(accelerator, train_lm.parse_arguments(["--clip", "0.5"]))
+    assert config["gradient_clipping"] == 0.5
+    assert params == {"lr": "auto", "betas": [0.9, 0.95], "eps": 1e-8}  # accelerate fills in lr
+
+
 def stand_ins(processes: int, config: dict[str, Any]) -> tuple[Any, Any]:
     accelerator: Any = SimpleNamespace(
         distributed_type=DistributedType.DEEPSPEED,

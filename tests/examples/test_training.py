@@ -188,3 +188,15 @@ def test_a_deepspeed_config_with_optimizer_and_scheduler_decides_both(tmp_path: 
         (tmp_path / f"out/step-{step:08d}/.complete").unlink()
     resumed = printed(train(tmp_path, "own", 2, *options, "--resume", json_file=own))
     assert steps(resumed) == {step: value for step, value in steps(text).items() if step > 3}
+
+
+def test_a_deepspeed_config_that_is_auto_in_all_but_bf16_trains_and_keeps_the_peak_rate(
+    tmp_path: Path,
+) -> None:
+    own = EXAMPLES / "finetune_lora/ds_config.json"
+    text = printed(train(tmp_path, "own", 2, *flags(TINY), json_file=own))
+    rates = [rate for _, rate in steps(text).values()]
+    assert rates[0] == 0  # as above
+    assert rates[-4:] == [pytest.approx(2e-3)] * 4
+    loss, untrained = held_out(text)
+    assert loss < untrained
