@@ -76,8 +76,8 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         self._overrides = overridden(found, settings, self._override)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the step, and save if the agents ask for it."""
-        runtime.step(state.global_step, state.max_steps)
+        """Report the step with the newest loss that was logged, and save if the agents ask."""
+        runtime.step(state.global_step, state.max_steps, **_logged(state))
         if runtime.should_checkpoint():
             control.should_save = True
 
@@ -107,6 +107,14 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
 
 def _checkpoint(args: Any, state: Any) -> Path:
     return Path(args.output_dir, f"checkpoint-{state.global_step}")
+
+
+def _logged(state: Any) -> dict[str, Any]:
+    """Return the Trainer's newest loss and learning rate."""
+    newest: dict[str, Any] = next(
+        (entry for entry in reversed(state.log_history) if "loss" in entry), {}
+    )
+    return {name: newest[name] for name in ("loss", "learning_rate") if name in newest}
 
 
 def _saved(path: Path) -> Checkpoint | None:

@@ -118,12 +118,11 @@ def loader_workers() -> int:
 
 
 class Report(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Print how it goes, tell `clusterrun status`, and write the record of the run."""
+    """Print how it goes, and write the record of the run."""
 
     def __init__(self, record: dict[str, Any], output: Path) -> None:
         self.record = record
         self.output = output
-        self.newest: dict[str, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say what a step and an epoch are, now that the Trainer has counted them."""
@@ -153,15 +152,10 @@ class Report(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         if not state.is_world_process_zero:
             return
         if loss is not None:
-            self.newest = {"loss": loss, "lr": logs["learning_rate"]}
             at = f"step {state.global_step}/{state.max_steps}"
             print(f"{at} loss {loss:.3f} lr {logs['learning_rate']:.1e}")
         if held_out is not None:
             print(f"epoch {state.epoch or 0:.0f} held-out loss {held_out:.3f}")
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Tell of each step; `runtime` writes one a second."""
-        runtime.step(state.global_step, state.max_steps, **self.newest)
 
 
 class Rate(TrainerCallback):  # type: ignore[misc]

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,41 @@ try:
 except ImportError:
     runtime = None  # type: ignore[assignment]  # it trains the same, without checkpoints
 
+OVERRIDABLE = ("lr", "max_steps", "warmup")  # for --override
+EPOCH_ROWS = 1024  # rows are made as they are needed: an epoch is as many as we say
+INTERRUPTED = 130  # the status of a program that was ended by Ctrl-C
 PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 CLIP = 1.0
+
+
+class Interrupt:
+    """Ctrl-C, kept until the step is done; a second one ends the script at once."""
+
+    came = False
+
+    def listen(self) -> None:
+        """Take Ctrl-C from now on."""
+        signal.signal(signal.SIGINT, self._take)
+
+    def _take(self, *_: object) -> None:
+        self.came = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@dataclass(kw_only=True)
+class Speed:
+    """Counts steps from one line to the next."""
+
+    rows_per_step: int
+    steps: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    def read(self) -> float:
+        """Return the rows a second of the whole world since the last reading."""
+        now = time.perf_counter()
+        rate = self.steps * self.rows_per_step / (now - self.started)
+        self.steps, self.started = 0, now
+        return rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +76,10 @@ class Training:
     args: argparse.Namespace
     model: nn.Module
     optimizer: Any
-    store: Any  # of checkpoints; None where none are wanted
+    store: Any  # of checkpoints; None without clusterrun
+    speed: Speed
+    interrupt: Interrupt
+    newest: dict[str, float] = field(default_factory=dict)  # what the last line said
 
     def run(self, batches: Any, first: int) -> bool:
         """Take the steps from `first` on; False where the job asked to save and leave."""
@@ -52,6 +90,7 @@ class Training:
             if not self.accelerator.sync_gradients:
                 continue
             step += 1
+            self.speed.steps += 1
             if step % self.args.log_every == 0 or step == self.args.max_steps:
                 self.log(step, losses)
             losses = []  # those of a step: a run that was cut has none of the steps before
@@ -82,23 +121,32 @@ class Training:
         loss = float(self.accelerator.reduce(mean, reduction="mean"))
         if not math.isfinite(loss):
             raise SystemExit(f"error: the loss is {loss} at step {step}: the training has diverged")
-        rate = self.optimizer.param_groups[0]["lr"]
-        self.accelerator.log({"loss": loss, "lr": rate}, step=step)
-        self.say(f"step {step}/{self.args.max_steps} loss {loss:.5f} lr {rate:.1e}")
+        rate, speed = self.optimizer.param_groups[0]["lr"], self.speed.read()
+        self.newest.update(loss=loss, lr=rate, samples_per_s=speed)
+        self.accelerator.log(self.newest, step=step)
+        at = f"step {step}/{self.args.max_steps}"
+        self.say(f"{at} loss {loss:.5f} lr {rate:.1e} samples/s {speed:.0f}")
 
     def is_told_to_leave(self, step: int) -> bool:
-        """Report a step, save where it is time to or the job asks, and say whether to leave."""
-        if runtime is None:
-            return False
-        runtime.step(step, self.args.max_steps)
-        asked, last = runtime.should_checkpoint(), step == self.args.max_steps
-        if self.store and (asked or last or step % self.args.save_every == 0):
-            path = self.store.save(step, lambda folder: self.accelerator.save_state(str(folder)))
-            self.say(f"saved {path}" if path else f"step {step} was not saved")
-        if last or not runtime.should_stop():
-            return False
-        self.say(f"stopped at step {step}")
-        return True
+        """Report a step, save where it is time to or somebody asks, and say whether to leave."""
+        asked = leave = self.interrupt.came
+        last = step == self.args.max_steps
+        if runtime is not None:
+            runtime.step(step, self.args.max_steps, **self.newest)
+            asked = runtime.should_checkpoint() or asked
+            leave = runtime.should_stop() or leave
+            if asked or last or step % self.args.save_every == 0:
+                self.save(step)
+        if leave and not last:
+            self.say(f"stopped at step {step}")
+        return leave and not last
+
+    def save(self, step: int) -> None:
+        """Save a checkpoint and say where it is."""
+        began = time.perf_counter()
+        path = self.store.save(step, lambda folder: self.accelerator.save_state(str(folder)))
+        self.speed.started += time.perf_counter() - began  # the speed is that of the steps
+        self.say(f"saved {path}" if path else f"step {step} was not saved")
 
     def held_out(self, batches: Any) -> float:
         """Return the share of held-out rows that are sorted without a mistake."""
@@ -132,7 +180,7 @@ def precision(args: argparse.Namespace) -> str | None:
 
     bf16 from compute capability 8.0 on: older cards emulate it, though torch calls it supported.
     """
-    if args.no_mixed_precision or args.preset == "cpu":
+    if args.no_mixed_precision or "cpu" in (args.preset, args.device):
         return "no"
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
     if "ACCELERATE_MIXED_PRECISION" in os.environ or on_cpu or not torch.cuda.is_available():
@@ -150,6 +198,7 @@ def memory_bytes(device: torch.device) -> int:
 def start_accelerator(args: argparse.Namespace) -> Accelerator:
     """Join the world, and settle on one preset for all its ranks."""
     accelerator = Accelerator(
+        cpu=args.device == "cpu",
         mixed_precision=precision(args),
         log_with=tracking.names(args) or None,  # of an empty list accelerate warns
         project_dir=args.tensorboard,
@@ -176,29 +225,53 @@ def start_accelerator(args: argparse.Namespace) -> Accelerator:
     if args.preset == "auto":
         # of unlike GPUs the smallest decides: one model must fit them all
         args.preset = preset_for(min(gather_object([memory_bytes(accelerator.device)])))
-    accelerator.gradient_accumulation_steps = chosen(args).accumulation
+    preset = chosen(args)
+    if preset.width % preset.heads:
+        raise SystemExit(
+            f"error: --hidden-dim {preset.width} is no multiple of {preset.heads} heads"
+        )
+    accelerator.gradient_accumulation_steps = preset.accumulation
+    if args.max_epochs:
+        batch = effective_batch(accelerator, preset)
+        args.max_steps = math.ceil(args.max_epochs * EPOCH_ROWS / batch)
     return accelerator
 
 
 def chosen(args: argparse.Namespace) -> Preset:
-    """Return the preset; what `clusterrun submit --plan` has planned goes before its batches."""
+    """Return the preset with what goes before it: what was planned, and before that the flags.
+
+    Where only the batch size is given, the passes to a step follow, so that a step keeps its rows.
+    """
     preset, plan = PRESETS[args.preset], runtime.planned() if runtime is not None else None
-    if plan is None:
-        return preset
+    if plan is not None:
+        preset = replace(
+            preset,
+            micro_batch=plan.micro_batch,
+            accumulation=plan.accumulation,
+            grad_ckpt=plan.gradient_checkpointing,
+        )
+    batch = args.batch_size or preset.micro_batch
+    passes = max(1, preset.micro_batch * preset.accumulation // batch)
+    spared = args.gradient_checkpointing
     return replace(
         preset,
-        micro_batch=plan.micro_batch,
-        accumulation=plan.accumulation,
-        grad_ckpt=plan.gradient_checkpointing,
+        width=args.hidden_dim or preset.width,
+        layers=args.n_layers or preset.layers,
+        micro_batch=batch,
+        accumulation=args.accumulation or passes,
+        grad_ckpt=preset.grad_ckpt if spared is None else spared,
     )
 
 
 def settings(accelerator: Accelerator, args: argparse.Namespace) -> dict[str, Any]:
     """Return what must be equal for two runs to be the same training."""
-    names = ("preset", "length", "max_steps", "lr", "warmup", "seed")
+    preset, names = chosen(args), ("length", "max_steps", "lr", "warmup", "seed")
     return {name: getattr(args, name) for name in names} | {
+        "width": preset.width,
+        "layers": preset.layers,
+        "heads": preset.heads,
         "precision": accelerator.mixed_precision,
-        "effective_batch": effective_batch(accelerator, chosen(args)),
+        "effective_batch": effective_batch(accelerator, preset),
     }
 
 
@@ -207,24 +280,25 @@ def effective_batch(accelerator: Accelerator, preset: Preset) -> int:
     return int(preset.micro_batch * preset.accumulation * accelerator.num_processes)
 
 
-def checkpoint_to_resume(
-    store: Any, accelerator: Accelerator, args: argparse.Namespace, now: Mapping[str, Any]
-) -> Any:
-    """Return the newest complete checkpoint, the same on every rank; None to start afresh."""
-    newest = store.newest() if store else None
-    if newest is None:
-        return None
+def checkpoint_to_resume(store: Any, args: argparse.Namespace) -> Any:
+    """Return the newest complete checkpoint, the same on every rank; None to start afresh.
+
+    Any number of ranks may go on from it, with the same rows to a step.
+    """
     if not args.resume:
+        if store.newest() is None:
+            return None
         raise SystemExit(
             f"error: {args.output} already holds checkpoints\n"
             "  hint: pass --resume to go on from the newest, or another --output"
         )
-    if reason := newest.difference(accelerator.num_processes, now):
+    found = store.resumable(overridable=OVERRIDABLE)
+    if isinstance(args.resume, Path) and (found is None or found.path != args.resume.absolute()):
         raise SystemExit(
-            f"error: can't go on from {newest.path}: {reason}\n"
-            "  hint: use its settings (--preset NAME rather than auto), or another --output"
+            f"error: {args.resume} is not the newest complete checkpoint there\n"
+            "  hint: --resume alone takes that one; to go back, move the newer ones away"
         )
-    return newest
+    return found
 
 
 def loader(args: argparse.Namespace, numbers: range) -> DataLoader[Tensor]:
@@ -235,18 +309,26 @@ def loader(args: argparse.Namespace, numbers: range) -> DataLoader[Tensor]:
     return DataLoader(
         Rows(numbers, length=args.length, seed=args.seed),
         batch_size=preset.micro_batch,
-        num_workers=min(preset.num_workers, len(os.sched_getaffinity(0))),
+        num_workers=min(preset.num_workers, cpus_of_this_rank()),
         pin_memory=preset.pin_memory and torch.cuda.is_available(),
         generator=torch.Generator().manual_seed(0),
     )
 
 
-def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
-    """Train from the start or the newest checkpoint to the last step, and report."""
+def cpus_of_this_rank() -> int:
+    """Return its share of the CPUs that the ranks of this node may use."""
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // ranks_here)
+
+
+def train(accelerator: Accelerator, args: argparse.Namespace, interrupt: Interrupt) -> bool:
+    """Train from the start or the newest checkpoint; False where it was told to leave earlier."""
     set_seed(args.seed)
     preset, now = chosen(args), settings(accelerator, args)
-    store = runtime.Checkpoints(args.output, settings=now) if args.output else None
-    checkpoint = checkpoint_to_resume(store, accelerator, args, now)
+    store = checkpoint = None
+    if runtime is not None:
+        store = runtime.Checkpoints(args.output, settings=now, override=args.override)
+        checkpoint = checkpoint_to_resume(store, args)
     first = checkpoint.step if checkpoint else 0
     model = Sorter(
         length=args.length,
@@ -264,7 +346,13 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
         loader(args, HELD_OUT),
     )
     training = Training(
-        accelerator=accelerator, args=args, model=model, optimizer=optimizer, store=store
+        accelerator=accelerator,
+        args=args,
+        model=model,
+        optimizer=optimizer,
+        store=store,
+        speed=Speed(rows_per_step=batch),
+        interrupt=interrupt,
     )
     training.say(
         f"preset {args.preset}: {parameters} parameters, {batch} rows a step on "
@@ -273,22 +361,37 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     )
     if checkpoint:
         accelerator.load_state(str(checkpoint.path))
+        # accelerate counts passes. A checkpoint lies between steps, and with another accumulation
+        # the count that was saved would cut steps in their middle.
+        accelerator.step = 0
         training.say(f"resumed from {checkpoint.path} at step {first}")
     run = runtime.info() if runtime is not None else None
     tracking.start(accelerator, now, run.run_dir.name if run else None)
-    if training.run(batches, first):
-        sorted_share = training.held_out(tests)
-        accelerator.log({"sorted": sorted_share}, step=args.max_steps)
-        training.say(f"held-out rows sorted {sorted_share:.3f}")
+    if not training.run(batches, first):
+        return False
+    sorted_share = training.held_out(tests)
+    accelerator.log({"sorted": sorted_share}, step=args.max_steps)
+    training.say(f"held-out rows sorted {sorted_share:.3f}")
+    return True
 
 
 def run(args: argparse.Namespace) -> None:
     """Train, and leave the group of ranks when nothing of the training is left."""
+    interrupt = Interrupt()
     accelerator = start_accelerator(args)
-    train(accelerator, args)
+    # The ranks of a world would take it at different steps: there the run's own save is the way.
+    if accelerator.num_processes == 1 and (runtime is None or runtime.info() is None):
+        interrupt.listen()
+    is_done = train(accelerator, args, interrupt)
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()  # closes the trackers, too
+    if interrupt.came and not is_done:
+        how = "without clusterrun nothing is saved"
+        if runtime is not None:
+            how = "the same command with --resume goes on from there"
+        sys.stderr.write(f"interrupted: {how}\n")
+        raise SystemExit(INTERRUPTED)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -296,27 +399,59 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("--preset", choices=["auto", *PRESETS], default="auto", help="auto: by the device's memory")
+    add("--device", choices=["auto", "cpu"], default="auto", help="cpu: even where there is a GPU")
+    add("--batch-size", type=count, metavar="ROWS", help="of a rank and pass (or the preset's)")
+    add("--accumulation", "--gradient-accumulation", type=count, metavar="PASSES", help="to a step")
+    add("--hidden-dim", type=count, metavar="WIDTH", help="of the model (or the preset's)")
+    add("--n-layers", type=count, metavar="N", help="of the model (or the preset's)")
+    add(
+        "--gradient-checkpointing",
+        action=argparse.BooleanOptionalAction,
+        help="less memory, a third more work (default: no)",
+    )
     add("--no-mixed-precision", action="store_true", help="compute in fp32")
-    add("--max-steps", type=count, default=400, help="optimizer steps (default 400)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--max-steps", type=count, default=400, help="optimizer steps (default 400)"
+    )
+    length.add_argument("--max-epochs", type=count, help=f"epochs of {EPOCH_ROWS} rows, instead")
     add("--length", type=count, default=10, help="digits of a row (default 10)")
     add("--lr", type=float, default=2e-3, help="peak learning rate (default 2e-3)")
     add("--warmup", type=count, default=40, help="optimizer steps of warm-up (default 40)")
     add("--seed", type=int, default=0)
     add("--log-every", type=count, default=20, metavar="STEPS")
-    add("--wandb", action="store_true", help="track with Weights & Biases; its key: WANDB_API_KEY")
+    add(
+        *("--wandb", "--use-wandb"),
+        action="store_true",
+        help="track with Weights & Biases; its key: WANDB_API_KEY",
+    )
     add("--tensorboard", type=folder, metavar="DIR", help="write TensorBoard's files there")
-    add("--output", type=folder, metavar="DIR", help="where checkpoints go (in a run: its own)")
+    add("--output", type=folder, metavar="DIR", help="of checkpoints (in a run: its own; or 'out')")
     add("--save-every", type=count, default=100, metavar="STEPS")
-    add("--resume", action="store_true", help="go on from the newest checkpoint (in a run: always)")
+    add(
+        "--resume",
+        nargs="?",
+        type=Path,
+        const=True,
+        default=False,
+        metavar="CHECKPOINT",
+        help="go on from the newest checkpoint (in a run: always); one that is named must be it",
+    )
+    add(
+        "--override",
+        type=lambda text: text.replace("-", "_").split(","),
+        default=[],
+        metavar="NAMES",
+        help=f"settings that may differ from the checkpoint's: {', '.join(OVERRIDABLE)}",
+    )
     args = parser.parse_args(argv)
     if not 0 < args.lr < math.inf:
         parser.error(f"--lr {args.lr} is no learning rate")
-    own = runtime.checkpoint_dir() if runtime is not None else None
-    args.output = args.output or own
-    if args.resume and not args.output:
-        parser.error("--resume needs --output DIR")
-    if args.output and runtime is None:
+    if runtime is None and (args.output or args.resume):
         parser.error("checkpoints need clusterrun: pip install clusterrun")
+    own = runtime.checkpoint_dir() if runtime is not None else None
+    named = args.resume.parent if isinstance(args.resume, Path) else None
+    args.output = args.output or named or own or Path("out")
     # The run's own directory holds nothing but what its earlier attempts have saved.
     attempt = runtime.info() if runtime is not None else None
     if attempt and args.tensorboard:

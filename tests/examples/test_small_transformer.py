@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 
 import pytest
 
@@ -26,35 +28,45 @@ from tests.road import Project, project
 HERE = EXAMPLES / "small_transformer"
 presets = load(HERE / "presets.py")
 sorting = load(HERE / "sorting.py")
-STEP = re.compile(r"^step (\d+)/\d+ loss (\S+) lr (\S+)$", re.MULTILINE)
+STEP = re.compile(r"^step (\d+)/\d+ loss (\S+) lr (\S+) samples/s \d+$", re.MULTILINE)
 ALONE = ("--preset", "cpu", "--max-steps", "12", "--log-every", "1", "--warmup", "3")
 BF16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 
 
-@pytest.mark.parametrize("name", ["cpu", "small-gpu", "large-gpu"])
-def test_a_preset_is_what_plan_suggests(name: str) -> None:
-    ours, theirs = presets.PRESETS[name], planned.PRESETS[name]
-    for setting in ("micro_batch", "accumulation", "grad_ckpt", "num_workers", "pin_memory"):
-        assert getattr(ours, setting) == getattr(theirs, setting), setting
-    assert ours.precision == theirs.precision.value
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [("cpu", "cpu"), ("small-gpu", "small-gpu"), ("gpu", "small-gpu"), ("large-gpu", "large-gpu")],
+)
+def test_precision_and_loader_of_a_preset_are_what_plan_suggests(name: str, theirs: str) -> None:
+    ours, suggested = presets.PRESETS[name], planned.PRESETS[theirs]
+    assert ours.precision == suggested.precision.value
+    assert (ours.num_workers, ours.pin_memory) == (suggested.num_workers, suggested.pin_memory)
 
 
-@pytest.mark.parametrize("gib", [0, 6, 8, 10, 11, 16, 20, 24, 40, 80])
-def test_a_device_gets_the_preset_that_plan_suggests(gib: int) -> None:
-    assert presets.preset_for(gib << 30) == planned.preset_for(gib << 30).name
+def test_all_presets_have_32_rows_a_step() -> None:
+    steps = {preset.micro_batch * preset.accumulation for preset in presets.PRESETS.values()}
+    assert steps == {32}
+
+
+@pytest.mark.parametrize(
+    ("gib", "name"),
+    [(0, "cpu"), (6, "small-gpu"), (8, "small-gpu"), (10, "gpu"), (20, "gpu"), (24, "large-gpu")],
+)
+def test_a_device_gets_the_preset_of_its_memory(gib: int, name: str) -> None:
+    assert presets.preset_for(gib << 30) == name
 
 
 def test_the_configuration_says_what_the_preset_is() -> None:
     resolved = load_spec({}, environ={}, cwd=HERE)
-    small, spec = presets.PRESETS["small-gpu"], resolved.spec
+    preset, spec = presets.PRESETS["gpu"], resolved.spec
     model = sorting.Sorter(
-        length=10, width=small.width, layers=small.layers, heads=small.heads, grad_ckpt=True
+        length=10, width=preset.width, layers=preset.layers, heads=preset.heads, grad_ckpt=True
     )
     assert resolved.notes == ()
     assert spec.params == sum(parameter.numel() for parameter in model.parameters())
-    assert (spec.hidden, spec.layers, spec.heads) == (small.width, small.layers, small.heads)
-    assert (spec.micro_batch, spec.accumulation) == (small.micro_batch, small.accumulation)
-    assert spec.grad_ckpt == small.grad_ckpt
+    assert (spec.hidden, spec.layers, spec.heads) == (preset.width, preset.layers, preset.heads)
+    assert (spec.micro_batch, spec.accumulation) == (preset.micro_batch, preset.accumulation)
+    assert spec.grad_ckpt == preset.grad_ckpt
 
 
 def test_the_readme_says_what_the_presets_are() -> None:
@@ -119,25 +131,113 @@ def steps(text: str) -> dict[int, tuple[str, str]]:
 def test_the_readme_sorts_stops_goes_on_and_tracks(tmp_path: Path) -> None:
     out = run("\n".join(commands(HERE, "local")), tmp_path)
     example = tmp_path / "examples" / "small_transformer"
-    assert "preset cpu: 102026 parameters, 128 rows a step on 2 rank(s), precision no, cpu" in out
-    sorted_share = re.search(r"step 150/150 [^\0]*?held-out rows sorted (\S+)", out)
+    assert "preset cpu: 102026 parameters, 64 rows a step on 2 rank(s), precision no, cpu" in out
+    sorted_share = re.search(r"step 250/250 [^\0]*?held-out rows sorted (\S+)", out)
     assert sorted_share
     assert float(sorted_share[1]) > 0.9
     assert list(example.glob("curves/small-transformer/events.out.tfevents.*"))
-    assert re.search(r"saved \S+/checkpoints/step-00000150", out)
+    assert re.search(r"saved \S+/checkpoints/step-00000250", out)
+    assert re.search(r"^metrics    loss \S+, lr \S+, samples_per_s \S+$", out, re.MULTILINE)
     assert list(example.glob("wandb/offline-run-*/run-*.wandb"))
 
 
 @pytest.mark.long
 @pytest.mark.torch
-def test_one_process_goes_on_to_the_same_losses(here: Project, whole: Whole) -> None:
+def test_a_training_goes_on_to_the_same_losses_however_its_batch_is_divided(
+    here: Project, whole: Whole
+) -> None:
     whole.copy(here)
     (here.path / "saved/step-00000012/.complete").unlink()
+    shutil.copytree(here.path / "saved", here.path / "ranks")
     resumed = alone(here, *ALONE, "--output", "saved", "--resume", "--log-every", "4")
     assert "step-00000010 at step 10" in resumed.stdout, resumed.stderr
     assert "no supported trackers" not in resumed.stderr  # none was asked for
     assert list(steps(resumed.stdout)) == [12]  # it was cut between two lines
     assert steps(resumed.stdout).items() <= steps(whole.printed).items()
+    (here.path / "saved/step-00000012/.complete").unlink()
+    newest = ("--resume", "saved/step-00000010")
+    halved = alone(here, *ALONE, *newest, "--batch-size", "2", "--gradient-checkpointing")
+    assert "32 rows a step" in halved.stdout, halved.stderr
+    assert list(steps(halved.stdout)) == [11, 12]
+    assert steps(halved.stdout).items() <= steps(whole.printed).items()
+    ranks = (*ALONE, "--batch-size", "4", "--accumulation", "4", "--output", "ranks", "--resume")
+    two = train(here.path, "ddp", 2, *ranks, example=HERE / "train.py")
+    assert "32 rows a step on 2 rank(s)" in two.stdout, two.stderr
+    assert steps(two.stdout) == steps(halved.stdout)
+
+
+@pytest.mark.torch
+def test_ctrl_c_saves_says_how_to_go_on_and_ends_with_130(here: Project) -> None:
+    words = ("--preset", "cpu", "--max-steps", "100000", "--log-every", "1")
+    with subprocess.Popen(
+        [sys.executable, "train.py", *words], cwd=here.path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as training:  # fmt: skip
+        assert training.stdout
+        assert any(line.startswith("step 1/") for line in training.stdout)
+        training.send_signal(signal.SIGINT)
+        out, err = training.communicate(timeout=60 * PATIENCE)
+    assert training.returncode == 130, err
+    stopped = re.search(r"^stopped at step (\d+)$", out, re.MULTILINE)
+    assert stopped
+    assert "interrupted: the same command with --resume goes on from there\n" in err
+    assert "Traceback" not in err
+    assert (here.path / f"out/step-{int(stopped[1]):08d}/.complete").exists()
+
+
+@pytest.mark.long
+@pytest.mark.torch
+def test_the_ladder_out_of_memory_trains_on_each_rung(tmp_path: Path) -> None:
+    (ladder,) = commands(HERE, "ladder")
+    out = run(ladder, tmp_path)
+    assert re.findall(r"^preset (\S+): (\d+) parameters, 32 rows", out, re.MULTILINE) == [
+        ("gpu", "2377482"), ("gpu", "2377482"), ("gpu", "599050"), ("gpu", "400650"),
+        ("cpu", "102026"),
+    ]  # fmt: skip
+    assert "step-00000032 at step 32\n" in out
+    assert len(re.findall(r"^step 32/32 ", out, re.MULTILINE)) == 4
+    assert "step 64/64 " in out
+
+
+@pytest.fixture(name="script")
+def _script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.chdir(tmp_path)
+    return load(HERE / "train.py")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", (256, 3, 16, 2, False)),
+        ("--batch-size 8", (256, 3, 8, 4, False)),
+        ("--batch-size 16 --hidden-dim 256 --n-layers 3", (256, 3, 16, 2, False)),
+        ("--batch-size 8 --hidden-dim 128 --n-layers 2", (128, 2, 8, 4, False)),
+        ("--batch-size 64", (256, 3, 64, 1, False)),
+        ("--batch-size 8 --gradient-accumulation 1", (256, 3, 8, 1, False)),
+        ("--gradient-checkpointing", (256, 3, 16, 2, True)),
+    ],
+)
+def test_flags_go_before_the_preset_and_a_step_keeps_its_rows(
+    script: ModuleType, words: str, expected: tuple[int, int, int, int, bool]
+) -> None:
+    args = script.parse_arguments(["--preset", "gpu", *words.split()])
+    found = script.chosen(args)
+    assert expected == (
+        found.width, found.layers, found.micro_batch, found.accumulation, found.grad_ckpt
+    )  # fmt: skip
+
+
+@pytest.mark.torch
+def test_flags_go_before_a_plan_too(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {"MICRO_BATCH": "4", "ACCUMULATION": "2", "GRAD_CKPT": "1"}
+    for name, value in plan.items():
+        monkeypatch.setenv(f"CLUSTERRUN_{name}", value)
+    asked = ["--preset", "gpu", "--batch-size", "2", "--no-gradient-checkpointing"]
+    found = script.chosen(script.parse_arguments(asked))
+    assert (found.micro_batch, found.accumulation, found.grad_ckpt) == (2, 4, False)
 
 
 @pytest.mark.long
@@ -172,11 +272,18 @@ def test_what_would_be_another_training_is_refused(here: Project, whole: Whole) 
     other = alone(here, *ALONE, "--output", "saved", "--resume", "--lr", "0.1")
     assert other.returncode == 1
     assert "lr was 0.002 and is 0.1" in other.stderr
+    (here.path / "saved/step-00000012/.complete").unlink()
+    asked = ("--resume", "--lr", "0.001", "--override", "lr")
+    slower = alone(here, *ALONE, "--output", "saved", *asked)
+    assert "goes on with lr 0.001 instead of 0.002 (override)" in slower.stderr
+    assert list(steps(slower.stdout)) == [11, 12]
+    marker = json.loads((here.path / "saved/step-00000012/.complete").read_text())
+    assert marker["overrides"] == [{"step": 10, "settings": {"lr": [0.002, 0.001]}}]
 
 
 @pytest.mark.long
 @pytest.mark.torch
-@pytest.mark.parametrize("preset", ["small-gpu", "large-gpu"])
+@pytest.mark.parametrize("preset", ["small-gpu", "gpu", "large-gpu"])
 def test_a_gpus_preset_trains_on_a_cpu_in_the_launchers_precision(
     here: Project, preset: str
 ) -> None:

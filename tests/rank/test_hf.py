@@ -221,6 +221,22 @@ def test_a_limit_that_may_cost_the_last_complete_checkpoint_is_said(
     assert (f"clusterrun: save_total_limit={limit}: " in capsys.readouterr().err) is is_said
 
 
+def test_a_step_is_reported_with_the_newest_loss_that_the_trainer_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from clusterrun.hf import CheckpointCallback, runtime
+
+    said: list[tuple[int, int, dict[str, float]]] = []
+    monkeypatch.setattr(
+        runtime, "step", lambda step, total, **told: said.append((step, total, told))
+    )
+    logged = [{"loss": 3.0, "learning_rate": 0.2, "step": 1}, {"loss": 2.0, "learning_rate": 0.1}]
+    for history in ([], [*logged, {"eval_loss": 2.5}]):
+        state = SimpleNamespace(global_step=7, max_steps=9, log_history=history)
+        CheckpointCallback().on_step_end(None, state, SimpleNamespace())
+    assert said == [(7, 9, {}), (7, 9, {"loss": 2.0, "learning_rate": 0.1})]
+
+
 def arguments(folder: Path, **changed: object) -> SimpleNamespace:
     values: dict[str, object] = {
         "output_dir": str(folder),
