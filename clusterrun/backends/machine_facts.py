@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from clusterrun.config.environments import python_of
 from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.facts import Facts
+from clusterrun.launch.inputs import paths_to_look_for
 from clusterrun.shared import shell
 
 PACKAGES: Final = ("torch", "accelerate", "deepspeed")
@@ -49,6 +51,8 @@ def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Fac
         local_gpus=visible_gpus(find_gpus(), environ) if is_local else (),
         local_cpus=usable_cpus(),
         platform=sys.platform,
+        own_python=sys.executable,
+        missing=frozenset(path for path in paths_to_look_for(spec) if not _exists(cwd / path)),
         accelerate_config_text=_own_text(spec.accelerate_config, cwd, "accelerate configuration"),
         deepspeed_config_text=_own_text(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
     )
@@ -88,10 +92,22 @@ def usable_cpus() -> int:
 
 
 def _interpreter(spec: JobSpec, cwd: Path) -> str:
-    if spec.python is None:
+    python = spec.python or python_of(spec.setup)
+    if not python:
         return sys.executable
     # A bare name is found on the node, after the setup lines.
-    return os.path.normpath(cwd / spec.python) if "/" in spec.python else spec.python
+    return os.path.normpath(cwd / python) if "/" in python else python
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path exists, also where it can't be known."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def installed_versions(python: str) -> dict[str, str]:

@@ -320,7 +320,7 @@ class JobSpec(Training):
         "launch.setup",
         Kind.TEXTS,
         "--setup",
-        "a line of bash to run first on each node, as 'module load cuda'",
+        "run first on each node: a line of bash, or an environment as conda:NAME, venv:DIR",
         default=(),
         metavar="LINE",
     )

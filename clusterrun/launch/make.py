@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import posixpath
 import re
+from functools import partial
 from typing import Any
 
+from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, version_of
+from clusterrun.launch.inputs import check_environments, input_notes
 from clusterrun.launch.interruption_policy import on_interrupt, survives_lost_nodes, warning_s
 from clusterrun.launch.passed_on import SBATCH, SRUN, check_options
 from clusterrun.launch.plan import Directive, Plan, Precision
@@ -52,7 +55,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         workdir=facts.workdir,
         runs_dir=facts.runs_dir,
         python=_python(spec, facts),
-        setup=spec.setup,
+        setup=_setup(spec, facts),
         directives=_directives(spec, world, cpus),
         sbatch_args=spec.sbatch_args,
         srun_args=_srun_args(spec, world, cpus),
@@ -135,6 +138,12 @@ def _name(spec: JobSpec) -> str:
     if len(spec.name.encode(errors="surrogateescape")) > 200:
         raise UsageError("--job-name is longer than 200 bytes", hint="runs are directories by name")
     return spec.name
+
+
+def _setup(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
+    check_environments(spec.setup, facts)
+    in_workdir = partial(posixpath.join, facts.workdir)
+    return tuple(in_place(line, in_workdir) for line in spec.setup)
 
 
 def _python(spec: JobSpec, facts: Facts) -> str:
@@ -307,4 +316,9 @@ def _request_notes(spec: JobSpec, facts: Facts, world: World, cpus: int) -> tupl
         )
     if is_local and spec.spare_nodes:
         notes.append("--spare-nodes means nothing on this machine")
-    return tuple(notes)
+    if not spec.python and python_of(spec.setup) and facts.python != facts.own_python:
+        notes.append(
+            f"the nodes run {facts.python} of the environment that setup names, where clusterrun "
+            "must be installed (--python names another)"
+        )
+    return (*notes, *input_notes(spec, facts))
