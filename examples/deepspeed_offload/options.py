@@ -10,6 +10,8 @@ from pathlib import Path
 
 from clusterrun import runtime
 
+OVERRIDABLE = ("lr", "warmup")  # for --override
+
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags; a checkpoint directory of the run's own where clusterrun has started it."""
@@ -85,6 +87,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=runtime.checkpoint_dir(),
         metavar="DIR",
         help="where checkpoints are, shared by all nodes (in a run of clusterrun: the run's own)",
+    )
+    add(
+        "--override",
+        type=lambda text: text.replace("-", "_").split(","),
+        default=[],
+        metavar="NAMES",
+        help=f"settings that may differ from the checkpoint's: {', '.join(OVERRIDABLE)}",
     )
     args = parser.parse_args([with_dashes(word) for word in argv or sys.argv[1:]])
     check(parser, args)

@@ -22,7 +22,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 from captioner import PATCH, Captioner
-from options import parse_arguments
+from options import OVERRIDABLE, parse_arguments
 from pairs import BY_CHANCE, IGNORED, SIDE, START, Pairs
 from torch import Tensor, nn
 from torch.nn import functional
@@ -249,8 +249,13 @@ def train_and_report(accelerator: Accelerator, args: argparse.Namespace) -> None
     model = build(args, train)
     announce(accelerator, args, model)
     now = settings(accelerator, args, train.digest)
-    store = runtime.Checkpoints(args.output, keep=args.keep, settings=now) if args.output else None
-    newest = newest_of(store, accelerator, now) if store else None
+    store = newest = None
+    if args.output:
+        store = runtime.Checkpoints(
+            args.output, keep=args.keep, settings=now, override=args.override
+        )
+        # Shards belong to a rank each: no other number of them.
+        newest = store.resumable(accelerator.num_processes, overridable=OVERRIDABLE)
     first = newest.step if newest else 0
     effective = effective_batch(accelerator, args)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -305,17 +310,6 @@ def save_adapter(accelerator: Accelerator, model: nn.Module, path: Path) -> None
         weights = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         torch.save(weights, path)
         say(f"adapter in {path}")
-
-
-def newest_of(store: Any, accelerator: Accelerator, now: dict[str, Any]) -> Any:
-    """Return the newest complete checkpoint, the same on every rank; None to start afresh."""
-    found = store.newest()
-    if found and (difference := found.difference(accelerator.num_processes, now)):
-        raise SystemExit(
-            f"error: can't go on from {found.path}: {difference}\n"
-            "  hint: shards belong to a rank each; use the same settings, or another --output"
-        )
-    return found
 
 
 def train_steps(training: Training, batches: Iterator[Any], first: int) -> bool:
