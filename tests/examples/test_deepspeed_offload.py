@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_strategy_is_refused_in_one_line(
     again = here.cli("submit", "--wait", *TWO, "--strategy", "ddp", *words)
     assert again.returncode != 0
     text = here.logs(here.json("status")["job_id"])
-    assert "can't go on from" in text
+    assert "can't resume from" in text
     assert "sharding was deepspeed zero-2, optimizer in host memory and is multi_cpu" in text
     assert "Traceback" not in text
 
