@@ -72,6 +72,13 @@ def test_a_name_alone_is_no_list(workplace: Workplace) -> None:
     assert "an environment as setup: {conda: NAME}" in caught.value.hints[0]
 
 
+def test_an_environment_beside_setup_is_told_where_it_belongs(workplace: Workplace) -> None:
+    workplace.write_project("launch: {conda: llm}")
+    with pytest.raises(UsageError) as caught:
+        workplace.load()
+    assert caught.value.hints == ("write it under 'launch:' as setup: {conda: ...}",)
+
+
 def test_bash_stays_bash() -> None:
     for line in ("conda activate llm", "module load cuda", "source venv/bin/activate", "venv=1"):
         assert read_step(line).tool is None

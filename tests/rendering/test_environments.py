@@ -75,10 +75,16 @@ def test_conda_is_found_on_the_path_and_in_the_home(site: BatchSite) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("conda: other", "there is no conda environment other here; 'conda env list' shows"),
-        ("modules: cuda/12 nccl", "these modules can't be loaded here: cuda/12 nccl; 'module"),
-        ("venv: /no/venv", "there is no virtual environment /no/venv here; do the nodes share"),
-        ("uv: /no", "there is no virtual environment /no/.venv here"),
+        ("conda: other", "conda can't activate other on this node; 'conda env list' shows"),
+        (
+            "modules: cuda/12 nccl",
+            "these modules can't be loaded on this node: cuda/12 nccl; 'module",
+        ),
+        (
+            "venv: /no/venv",
+            "there is no virtual environment /no/venv on this node; do the nodes share",
+        ),
+        ("uv: /no", "there is no virtual environment /no/.venv on this node"),
     ],
 )
 def test_an_environment_that_is_not_there_ends_the_job_with_a_line(
@@ -95,8 +101,11 @@ def test_an_environment_that_is_not_there_ends_the_job_with_a_line(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("conda: llm", "there is no conda here; put a line before that brings it to PATH"),
-        ("modules: cuda", "there is no module command here; put a line before that defines it"),
+        ("conda: llm", "there is no conda on this node; a setup line before must put it on PATH"),
+        (
+            "modules: cuda",
+            "there is no module command on this node; a setup line before must define it",
+        ),
         ("conda activate llm", "ended with status 127: conda activate llm; a job's shell has no"),
         ("module load cuda", "write setup: {modules: [NAME]}"),
         ("ml cuda", "write setup: {modules: [NAME]}"),

@@ -25,7 +25,7 @@ clusterrun_say() {
 clusterrun_venv() {
   set +u
   source "$1/bin/activate" ||
-    clusterrun_say "there is no virtual environment $1 here; do the nodes share its directory?"
+    clusterrun_say "there is no virtual environment $1 on this node; do the nodes share its directory?"
 }
 clusterrun_conda() {
   local clusterrun_exe
@@ -36,11 +36,11 @@ clusterrun_conda() {
       [[ ! -x $clusterrun_exe ]] || break
     done
     [[ -x $clusterrun_exe ]] ||
-      { clusterrun_say "there is no conda here; put a line before that brings it to PATH"; return; }
+      { clusterrun_say "there is no conda on this node; a setup line before must put it on PATH"; return; }
     eval "$("$clusterrun_exe" shell.bash hook)"
   fi
   conda activate "$1" ||
-    clusterrun_say "there is no conda environment $1 here; 'conda env list' shows those that are"
+    clusterrun_say "conda can't activate $1 on this node; 'conda env list' shows what is there"
 }
 clusterrun_modules() {
   local clusterrun_init
@@ -51,9 +51,9 @@ clusterrun_modules() {
     [[ ! -r $clusterrun_init ]] || source "$clusterrun_init"
   done
   [[ -n $(type -t module) ]] ||
-    { clusterrun_say "there is no module command here; put a line before that defines it"; return; }
+    { clusterrun_say "there is no module command on this node; a setup line before must define it"; return; }
   module load "$@" ||
-    clusterrun_say "these modules can't be loaded here: $*; 'module avail' shows those that can"
+    clusterrun_say "these modules can't be loaded on this node: $*; 'module avail' shows those that can"
 }
 
 clusterrun_setup_failed() {
