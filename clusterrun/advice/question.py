@@ -146,14 +146,14 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     if spec.accelerate_config or spec.deepspeed_config:
         raise UsageError(
             "a configuration of your own may say anything, and is not read",
-            hint="say what it does with --strategy, and leave it out",
+            hint="say what it does with --strategy, --nodes and --gpus-per-node, and leave it out",
         )
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
             raise UsageError(f"{option} of {size} bytes can't be meant", hint="write it as 24GiB")
     procs, is_cpu = _procs(spec), _is_cpu(spec)
     world = World(
-        nodes=spec.nodes,
+        nodes=spec.nodes or 1,
         procs_per_node=procs,
         gpus_per_node=0 if is_cpu else spec.gpus_per_node or procs,
         device=Device.CPU if is_cpu else Device.CUDA,
@@ -176,10 +176,10 @@ def _is_cpu(spec: JobSpec) -> bool:
 def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
     procs, is_cpu = _procs(spec), _is_cpu(spec)
     micro_batch = spec.micro_batch or 1
-    each_pass = micro_batch * spec.nodes * procs
+    each_pass = micro_batch * (spec.nodes or 1) * procs
     return Setup(
         model=model,
-        nodes=spec.nodes,
+        nodes=spec.nodes or 1,
         procs_per_node=procs,
         strategy=spec.strategy,
         precision=_precision(spec, gpu, is_cpu=is_cpu),
@@ -340,7 +340,7 @@ def _host_bytes(spec: JobSpec) -> int | None:
     if _runs_here(spec):
         import psutil
 
-        return psutil.virtual_memory().total // spec.nodes
+        return psutil.virtual_memory().total // (spec.nodes or 1)
     return None
 
 
@@ -365,7 +365,7 @@ def _cpus(spec: JobSpec) -> int | None:
 def _cpus_per_rank(spec: JobSpec, procs: int) -> int | None:
     cpus = _cpus(spec)
     if cpus is None and _runs_here(spec):
-        cpus = usable_cpus() // spec.nodes
+        cpus = usable_cpus() // (spec.nodes or 1)
     return max(1, cpus // procs) if cpus else None
 
 
