@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from clusterrun.advice.own_files import settled
 from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
 from clusterrun.config import Resolved
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
@@ -37,7 +38,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
     `is_open` leaves strategy, micro-batch and accumulation to be chosen.
     Raises UsageError if the model's size is unknown or the question makes no sense.
     """
-    spec = resolved.spec
+    spec = settled(resolved.spec, resolved.cwd, is_open=is_open)
     _refuse(spec, is_open=is_open)
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
     setup = _setup(spec, _model(resolved), gpu, is_open=is_open)
@@ -143,11 +144,6 @@ def _names_model(spec: JobSpec) -> bool:
 
 def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     """Refuse what can't be estimated or trained."""
-    if spec.accelerate_config or spec.deepspeed_config:
-        raise UsageError(
-            "a configuration of your own may say anything, and is not read",
-            hint="say what it does with --strategy, --nodes and --gpus-per-node, and leave it out",
-        )
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
             raise UsageError(f"{option} of {size} bytes can't be meant", hint="write it as 24GiB")
