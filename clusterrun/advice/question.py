@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
 import shutil
@@ -236,17 +237,28 @@ def _model(resolved: Resolved) -> Model:
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
         raise UsageError("--active-params are a part of --params", hint="pass --params, too")
-    if spec.model is None or spec.params is not None or spec.hidden is not None:
+    if spec.model is None:
         return _by_numbers(spec)
+    has_numbers = spec.params is not None or spec.hidden is not None
     config = _local_config(resolved, spec.model)
-    known = models.find(spec.model) if config is None else models.from_config(config, spec.model)
+    if config is not None:
+        return _by_numbers(spec) if has_numbers else models.from_config(config, spec.model)
+    known = models.find(spec.model)
     if known is None:
         raise UsageError(
             f"cannot read the model's size: '{spec.model}' is no config.json, no known name, and "
             "not in the Hugging Face cache",
-            hint=f"pass --params, or a local config.json; known are {', '.join(models.BUILT_IN)}",
+            hint=_other_models(spec.model),
         )
-    return known
+    return _by_numbers(spec) if has_numbers else known
+
+
+def _other_models(name: str) -> str:
+    else_pass = "pass --params in its place, or a local config.json"
+    near = difflib.get_close_matches(name.lower().rpartition("/")[2], models.BUILT_IN, n=3)
+    if near:
+        return f"did you mean {' or '.join(near)}? else {else_pass}"
+    return f"{else_pass}; known are {', '.join(models.BUILT_IN)}"
 
 
 def config_of(resolved: Resolved) -> Mapping[str, Any]:

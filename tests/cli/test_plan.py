@@ -123,7 +123,9 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
             "an effective batch of 64 is 64 passes of 1, not 4",
             "leave out --effective-batch",
         ),
-        (("--model", "gpt5"), "cannot read the model's size: 'gpt5'", "known are gpt2, gpt2-xl"),
+        (("--model", "gpt5"), "cannot read the model's size: 'gpt5'", "did you mean gpt2"),
+        (("--model", "x/llama-3.1-9b", "--params", "9B"), "cannot read", "llama-3.1-8b"),
+        (("--model", "nothing-like-it"), "cannot read", "known are gpt2, gpt2-xl"),
         (
             ("--model", "gpt2", "--gpus-per-node", "2", "--nproc-per-node", "4"),
             "4 ranks cannot share 2 GPUs of a node",
@@ -260,6 +262,36 @@ def test_experts_work_as_their_active_part_and_never_fit_for_sure(here: CommandL
         refused = here("plan", *sizes, *argv, *more)
         assert (refused.code, refused.out) == (2, "")
         assert "experts" in refused.err
+
+
+OTHER_FACTS = (
+    "training: {params: 478_720, hidden: 128, layers: 2, heads: 4, ffn: 512, vocab: 256, "
+    "max_steps: 200, micro_batch: 8, accumulation: 4}\n"
+)
+
+
+@pytest.mark.parametrize("recommend", [(), ("--recommend", "--effective-batch", "32")])
+def test_a_model_of_the_command_line_is_not_mixed_with_another_of_the_file(
+    here: CommandLine, recommend: tuple[str, ...]
+) -> None:
+    argv = ("--model", "llama-3.1-8b", "--epochs", "10", "--seq-len", "512", "--gpu", "h100-80g")
+    plain = told(here, *argv, "--micro-batch", "8", *recommend, code=0 if recommend else 3)
+    (here.path / "clusterrun.yaml").write_text(OTHER_FACTS)
+    more = () if recommend else ("--accumulation", "1")
+    mixed = told(here, *argv, *recommend, *more, code=0 if recommend else 3)
+    assert mixed == plain
+    assert mixed["inputs"]["model"]["params"] == 8_030_261_248
+    said = here("plan", *argv, *recommend).err
+    assert "note: training.model, command line (--model), replaces training.params, " in said
+    assert "training.epochs, command line (--epochs), replaces training.max_steps (" in said
+
+
+def test_an_unknown_model_is_refused_beside_numbers_of_a_file(here: CommandLine) -> None:
+    (here.path / "clusterrun.yaml").write_text(OTHER_FACTS)
+    for more in ((), ("--recommend",)):
+        said = here("plan", "--model", "llama-3.1-9b", *more)
+        assert (said.code, said.out) == (2, "")
+        assert "hint: did you mean llama-3.1-8b" in said.err
 
 
 def test_numbers_win_over_a_model_of_the_file(here: CommandLine) -> None:
