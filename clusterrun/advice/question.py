@@ -55,6 +55,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
         epochs=spec.epochs or (None if spec.max_steps else 1),
         max_steps=spec.max_steps,
         wanted_batch=spec.effective_batch,
+        wanted_ckpt=spec.grad_ckpt,
         lr=spec.lr,
         base_batch=spec.base_batch,
         lr_rule=spec.lr_rule or LrRule.LINEAR,
@@ -133,8 +134,9 @@ def configured_batch(spec: JobSpec, world: int) -> int | None:
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
     """Return the assumptions: which card a short name means."""
-    named = resolved.spec.gpu or resolved.spec.gpu_type
-    text = gpus.assumption(named) if named else ""
+    spec = resolved.spec
+    named = spec.gpu or spec.gpu_type
+    text = gpus.assumption(named) if named and not spec.gpu_mem_bytes else ""
     return (text,) if text else ()
 
 
@@ -220,14 +222,15 @@ def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
 
 
 def _gpu(spec: JobSpec) -> Gpu | None:
-    """Find the card; a GPU type of Slurm's may be unknown."""
+    """Find the card, of its memory if that was given; a GPU type of Slurm's may be unknown."""
     if spec.gpu is not None and spec.gpu_mem_bytes is None:
         return gpus.find(spec.gpu)
     named = spec.gpu or spec.gpu_type
     try:
-        return gpus.find(named) if named else None
+        found = gpus.find(named) if named else None
     except UsageError:
         return None
+    return gpus.sized(found, spec.gpu_mem_bytes) if found and spec.gpu_mem_bytes else found
 
 
 # The model

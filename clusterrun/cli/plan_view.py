@@ -12,13 +12,14 @@ from clusterrun.cli.shared.options import as_options
 from clusterrun.cli.shared.times import clock
 from clusterrun.config.training import LrRule
 from clusterrun.estimates.cost import ASSUMPTION
-from clusterrun.estimates.estimate import Estimate, Need, Question
+from clusterrun.estimates.estimate import Estimate, Need, Question, Time
 from clusterrun.estimates.inputs import GIB, Fit
 from clusterrun.estimates.recommend import Choice, neighbours
 from clusterrun.estimates.speed import MFU_BAND, Duration
 from clusterrun.estimates.steps import schedule_steps
 from clusterrun.shared.wording import count
 
+FULL: Final = 0.90  # of the MFU: passes that reach less are told so
 _COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
 
 
@@ -121,6 +122,8 @@ def _judged(need: Need) -> str:
         return ""
     share = f"{100 * need.total_bytes / need.capacity_bytes:.0f} %"
     verdict = _painted(need.verdict) if need.verdict else "and more: see the notes"
+    if need.verdict is Fit.TIGHT:
+        verdict += f": it fits below {100 * need.fits_below:.0f} %"
     return f"  of {gib(need.capacity_bytes)}   {share}   {verdict}"
 
 
@@ -131,14 +134,29 @@ def _time(answer: Estimate) -> Iterator[str]:
     parts = [f"{_span(time.step)} a step"]
     parts += [f"{_span(time.epoch)} an epoch"] if time.epoch else []
     parts += [f"{_span(time.whole)} in all"] if time.whole else []
-    basis = "measured" if time.step.basis == "measured" else f"at MFU {question.mfu:g}"
-    yield _row("time", f"{', '.join(parts)} ({basis})")
+    yield _row("time", f"{', '.join(parts)} ({_basis(time, question)})")
+    yield _row("", _rate(time.samples_s, question.setup.seq_len))
     if time.whole is not None and time.step.basis != "measured":
         band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
-        low, high = (min(1, share * question.mfu) for share in MFU_BAND)
+        low, high = (min(1, share * time.filled * question.mfu) for share in MFU_BAND)
         yield _row("", f"{band} at MFU {high:.2g} to {low:.2g}; the work alone, of any strategy")
     if time.segments is not None and question.limit_s is not None:
         yield _row("", _segments(answer, time.segments, question.limit_s))
+
+
+def _rate(samples_s: float, seq_len: int) -> str:
+    samples = f"{samples_s:.3g}" if samples_s < 100 else f"{samples_s:,.0f}"
+    tokens = f", {samples_s * seq_len:,.0f} tokens/s" if seq_len else ""
+    return f"{samples} samples/s{tokens} of all GPUs"
+
+
+def _basis(time: Time, question: Question) -> str:
+    if time.step.basis == "measured":
+        return "measured"
+    if time.filled >= FULL:
+        return f"at MFU {question.mfu:g}"
+    reached = f"at MFU {time.filled * question.mfu:.2g}"
+    return f"{reached}: passes this small reach {100 * time.filled:.0f} % of {question.mfu:g}"
 
 
 def _speedup(answer: Estimate) -> Iterator[str]:

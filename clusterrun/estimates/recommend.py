@@ -18,7 +18,7 @@ from clusterrun.estimates.estimate import (
     mistake,
 )
 from clusterrun.estimates.inputs import Fit, Setup
-from clusterrun.estimates.speed import epoch_time
+from clusterrun.estimates.speed import step_time
 
 # Where two are about as fast, the first here is the simpler one.
 _ONE: Final = (Strategy.NONE, Strategy.ZERO2_OFFLOAD, Strategy.ZERO3_OFFLOAD)
@@ -75,7 +75,7 @@ def recommend(
         )
     tried = (
         _judged(question, setup)
-        for setup in _setups(question.setup, effective)
+        for setup in _setups(question, effective)
         if strategy in (None, setup.strategy)
     )
     found: dict[Fit, list[Choice]] = {verdict: [] for verdict in Fit}
@@ -100,11 +100,12 @@ def best_per_strategy(choices: list[Choice]) -> list[Choice]:
 
 def smallest(question: Question, effective: int) -> Choice:
     """Return the choice that needs the least of a GPU, even if that is too much."""
-    tried = (_judged(question, setup) for setup in _setups(question.setup, effective))
+    tried = (_judged(question, setup) for setup in _setups(question, effective))
     return min(tried, key=lambda choice: choice.gpu_bytes)
 
 
-def _setups(asked: Setup, effective: int) -> Iterator[Setup]:
+def _setups(question: Question, effective: int) -> Iterator[Setup]:
+    asked, wanted = question.setup, question.wanted_ckpt
     each, rest = divmod(effective, asked.world)
     if rest or not each:
         near = max(1, round(effective / asked.world)) * asked.world
@@ -113,7 +114,7 @@ def _setups(asked: Setup, effective: int) -> Iterator[Setup]:
             hint=f"use {near}",
         )
     for strategy in _strategies(asked):
-        for grad_ckpt in (False, True):
+        for grad_ckpt in (False, True) if wanted is None else (wanted,):
             for micro_batch in _divisors(each):
                 yield replace(
                     asked,
@@ -140,8 +141,7 @@ def _judged(question: Question, setup: Setup) -> Choice:
     gpu, host = gpu_need(changed), host_need(changed)
     assert gpu is not None  # recommend asks for a GPU
     assert question.gpu is not None
-    tokens = setup.effective_batch * setup.seq_len
-    compute = epoch_time(setup, question.gpu, tokens, mfu=question.mfu)
+    compute = step_time(setup, question.gpu, mfu=question.mfu)
     unknown = Fit.TIGHT if setup.offloads_optimizer else Fit.FITS
     needs = (gpu.verdict, host.verdict or unknown, disk_need(changed).verdict)
     verdicts = [verdict for verdict in needs if verdict is not None]

@@ -35,7 +35,7 @@ def test_a_person_reads_batch_steps_memory_time_and_disk(here: CommandLine) -> N
     assert "4,687 full steps per epoch (accelerate runs 4,688); 46,880 in all" in said.out
     assert "1e-05 at batch 16 -> 0.00016 linear, 4e-05 sqrt (linear)" in said.out
     assert re.search(r"total x 1.05 +[0-9.]+  of 79.6   [0-9]+ %   FITS", said.out)
-    assert "5.9 h an epoch" in said.out
+    assert "6.1 h an epoch" in said.out
     assert re.search(r"micro-batch 16: [0-9.]+ GiB \([0-9]+ %\) NO", said.out)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import gpus
-from clusterrun.estimates.estimate import Question, estimate
+from clusterrun.estimates.estimate import Question, estimate, gpu_need
 from clusterrun.estimates.inputs import GIB, Fit, Setup
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.recommend import (
@@ -92,6 +92,53 @@ def test_of_what_is_about_as_fast_the_simplest_comes_first() -> None:
     assert choices[0].setup.strategy is Strategy.DDP
     (zero1,) = [choice for choice in choices if choice.setup.strategy is Strategy.ZERO1]
     assert choices[0].step_s / AS_FAST < zero1.step_s < choices[0].step_s
+
+
+def adapters_on(card: str, **changes: Any) -> Question:
+    """Ask about LoRA of rank 64 on a 7B model, samples of 1,024 tokens, on one card."""
+    facts = {"model": BUILT_IN["llama-2-7b"], "nodes": 1, "procs_per_node": 1, "lora": 64}
+    gpu = gpus.find(card)
+    precision = gpus.precision_of(gpu)
+    host = 128 * GIB
+    asked = question(gpu=gpu, seq_len=1024, precision=precision, host_bytes=host, **facts)
+    return replace(asked, **changes)
+
+
+@pytest.mark.parametrize(
+    ("card", "strategy", "micro_batch"),
+    [
+        ("rtx3090", Strategy.ZERO2_OFFLOAD, 2),
+        ("v100-32g", Strategy.ZERO2_OFFLOAD, 8),
+        ("a100-40g", Strategy.NONE, 8),
+        ("a100-80g", Strategy.NONE, 32),
+    ],
+)
+def test_adapters_with_checkpointing_fill_a_card_with_few_passes(
+    card: str, strategy: Strategy, micro_batch: int
+) -> None:
+    best = recommend(adapters_on(card, wanted_ckpt=True), 64)[0].setup
+    assert (best.strategy, best.micro_batch) == (strategy, micro_batch)
+
+
+def test_four_samples_of_a_7b_model_do_not_fit_into_24_gib() -> None:
+    asked = adapters_on("rtx3090")
+    setups = [replace(asked.setup, grad_ckpt=True, micro_batch=n) for n in (1, 2, 4)]
+    needs = [gpu_need(replace(asked, setup=setup)) for setup in setups]
+    told = [(round(n.total_bytes / GIB, 1), n.verdict) for n in needs if n is not None]
+    assert told == [(18.9, Fit.FITS), (20.3, Fit.TIGHT), (23.0, Fit.NO)]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_checkpointing_that_was_chosen_stays(wanted: bool) -> None:
+    choices = recommend(adapters_on("a100-80g", wanted_ckpt=wanted), 64)
+    assert {choice.setup.grad_ckpt for choice in choices} == {wanted}
+
+
+def test_of_one_strategy_the_largest_micro_batch_that_fits_comes_first() -> None:
+    choices = recommend(adapters_on("a100-80g", wanted_ckpt=True), 64, strategy=Strategy.NONE)
+    fitting = [c.setup.micro_batch for c in choices if c.verdict is Fit.FITS]
+    assert fitting == sorted(fitting, reverse=True)
+    assert choices[fitting.index(1)].step_s > 1.3 * choices[0].step_s
 
 
 def test_a_small_model_needs_nothing_sharded_or_offloaded() -> None:
