@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,6 +61,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
         base_batch=spec.base_batch,
         lr_rule=spec.lr_rule or LrRule.LINEAR,
         mfu=spec.mfu or speed.MFU,
+        prices=_prices(spec, gpu),
         step_time_s=spec.step_time_s,
         save_every=spec.save_every,
         keep=spec.keep or KEEP,
@@ -337,6 +339,20 @@ def _samples(spec: JobSpec) -> int | None:
     if spec.seq_len is None:
         raise UsageError("--tokens needs the length of a sample", hint="pass --seq-len")
     return max(1, int(spec.tokens / spec.seq_len))
+
+
+def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
+    """Read each `GPU=PRICE`; one that is named as the planned card is for that one."""
+    prices = {}
+    for text in spec.gpu_price:
+        name, _, price = text.partition("=")
+        card = gpu if gpu and name == spec.gpu else gpus.find(name)
+        if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", price):
+            raise UsageError(
+                f"--gpu-price '{text}' names no price", hint="write --gpu-price h100-80g=2.5"
+            )
+        prices[card.name] = float(price)
+    return prices
 
 
 def _host_bytes(spec: JobSpec) -> int | None:

@@ -29,6 +29,7 @@ def of(answer: Estimate, neighbours: Sequence[Estimate] = ()) -> dict[str, Any]:
         "gpu_memory": _need(answer.gpu_memory) if answer.gpu_memory else None,
         "host_memory": _need(answer.host_memory),
         "time": _time(answer.time, setup),
+        "cost": answer.cost,
         "speedup": dataclasses.asdict(answer.speedup) if answer.speedup else None,
         "disk": {**_need(answer.disk), "keep": answer.question.keep},
         "loader": dataclasses.asdict(answer.loader),
@@ -114,8 +115,13 @@ def _preset(preset: Preset) -> dict[str, Any]:
 
 
 def _neighbour(found: Estimate) -> dict[str, Any]:
+    gpu, time = found.question.gpu, found.time
     return {
         **_setup(found.question.setup),
+        "gpu": gpu.name if gpu else None,
+        "step_s": time.step.mid_s if time else None,
+        "total_s": time.whole.mid_s if time and time.whole else None,
+        "cost": found.cost,
         "gpu_bytes": found.gpu_memory.total_bytes if found.gpu_memory else None,
         "host_bytes": found.host_memory.total_bytes,
         "verdict": found.verdict.value if found.verdict else None,

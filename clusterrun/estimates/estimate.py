@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -35,7 +36,8 @@ class Question:
 
     `gpu_bytes` is the memory of one GPU, `host_bytes` and `cpus_per_rank` are allocated on a node
     and for a rank, `limit_s` is the time limit of a job, `disk_bytes` is free. `traced` are the
-    activations of a pass over this very setup.
+    activations of a pass over this very setup. `prices` are those of an hour of a GPU, by the names
+    of cards.
     """
 
     setup: Setup
@@ -60,6 +62,7 @@ class Question:
     limit_s: int | None = None
     disk_bytes: int | None = None
     traced: Activations | None = None
+    prices: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +154,15 @@ class Estimate:
         if self.gpu_memory is not None and self.gpu_memory.verdict is None:
             return None
         return max(known, key=list(Fit).index, default=None)
+
+    @property
+    def cost(self) -> float | None:
+        """Return the price of the whole training; None if price or time is not known."""
+        gpu = self.question.gpu
+        price = self.question.prices.get(gpu.name) if gpu else None
+        if price is None or self.time is None or self.time.whole is None:
+            return None
+        return price * self.question.setup.world * self.time.whole.mid_s / 3600
 
     @property
     def never_ends(self) -> bool:

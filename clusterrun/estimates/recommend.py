@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates import cost
+from clusterrun.estimates import cost, gpus
 from clusterrun.estimates.estimate import (
     Question,
     counts_activations,
@@ -16,7 +16,9 @@ from clusterrun.estimates.estimate import (
     gpu_need,
     host_need,
     mistake,
+    step_duration,
 )
+from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Fit, Setup
 from clusterrun.estimates.speed import step_time
 
@@ -28,7 +30,7 @@ _MANY: Final = (
 )
 MAX_MICRO_BATCH: Final = 1024
 AS_FAST: Final = 1.01  # the model of `cost` is no more precise
-WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len")
+WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len", "gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +157,43 @@ def _judged(question: Question, setup: Setup) -> Choice:
 
 
 def neighbours(question: Question, what: str) -> list[Question]:
-    """Ask about the neighbours of a setup in one dimension of WHAT_IF, none of them traced."""
+    """Ask about the neighbours of a setup in one dimension of WHAT_IF, none of them traced.
+
+    Of "gpu" these are all other cards, the fastest first. Raises UsageError on CPUs.
+    """
+    if what == "gpu":
+        return _other_gpus(question)
     setups = _neighbours(question.setup, what)
     asked = (replace(question, setup=setup, traced=None) for setup in setups)
     return [neighbour for neighbour in asked if not mistake(neighbour)]
+
+
+def _other_gpus(question: Question) -> list[Question]:
+    if question.is_cpu:
+        raise UsageError(
+            "this is a training on CPUs: no GPU takes the place of another",
+            hint="ask for GPUs (--gpus-per-node)",
+        )
+    others = [gpu for gpu in gpus.ALL if question.gpu is None or gpu.name != question.gpu.name]
+    found = [_on(question, gpu) for gpu in others]
+    return sorted(found, key=lambda each: step.mid_s if (step := step_duration(each)) else 0.0)
+
+
+def _on(question: Question, gpu: Gpu) -> Question:
+    """Ask the same of another card, which may lack bf16; a measured step is scaled."""
+    old, measured = question.setup, question.step_time_s
+    setup = old if old.precision in gpu.tflops else replace(old, precision="fp16")
+    if measured is not None and question.gpu is not None and old.seq_len:
+        there, here = step_time(setup, gpu).mid_s, step_time(old, question.gpu).mid_s
+        measured *= there / here
+    return replace(
+        question,
+        setup=setup,
+        gpu=gpu,
+        gpu_bytes=gpu.memory_bytes,
+        step_time_s=measured,
+        traced=None,
+    )
 
 
 def _neighbours(setup: Setup, what: str) -> list[Setup]:

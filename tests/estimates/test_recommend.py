@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import gpus
-from clusterrun.estimates.estimate import Question, estimate, gpu_need
+from clusterrun.estimates.estimate import Question, estimate, gpu_need, step_duration
 from clusterrun.estimates.inputs import GIB, Fit, Setup
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.recommend import (
@@ -190,7 +190,7 @@ def test_each_strategy_is_shown_once_with_its_best() -> None:
     assert best[0] is choices[0]
 
 
-@pytest.mark.parametrize("what", WHAT_IF)
+@pytest.mark.parametrize("what", [what for what in WHAT_IF if what != "gpu"])
 def test_what_if_changes_one_thing(what: str) -> None:
     asked_for = question(micro_batch=2)
     name = what.replace("-", "_")
@@ -200,3 +200,34 @@ def test_what_if_changes_one_thing(what: str) -> None:
     assert now not in values
     for found, value in zip(neighbours(asked_for, what), values, strict=True):
         assert found.setup == replace(asked_for.setup, **{name: value})
+
+
+def test_what_if_gpu_asks_the_same_of_every_other_card_the_fastest_first() -> None:
+    asked = adapters_on("a100-40g")
+    found = neighbours(asked, "gpu")
+    named = {each.gpu.name for each in found if each.gpu}
+    assert named == {gpu.name for gpu in gpus.ALL} - {"A100-40G"}
+    steps = [step.mid_s for each in found if (step := step_duration(each))]
+    assert steps == sorted(steps)
+    assert len(steps) == len(found)
+    for each in found:
+        assert each.gpu is not None
+        assert each.gpu_bytes == each.gpu.memory_bytes
+        precision = "bf16" if "bf16" in each.gpu.tflops else "fp16"
+        assert each.setup == replace(asked.setup, precision=precision)
+
+
+def test_a_measured_step_is_scaled_to_other_cards() -> None:
+    asked = adapters_on("a100-40g")
+    measured = replace(asked, step_time_s=10.0)
+    for plain, scaled in zip(neighbours(asked, "gpu"), neighbours(measured, "gpu"), strict=True):
+        here, there, told = (step_duration(q) for q in (asked, plain, scaled))
+        assert here is not None
+        assert there is not None
+        assert told is not None
+        assert told.mid_s == pytest.approx(10.0 * there.mid_s / here.mid_s)
+
+
+def test_on_cpus_there_is_no_other_gpu() -> None:
+    with pytest.raises(UsageError, match="training on CPUs"):
+        neighbours(replace(question(gpu=None), is_cpu=True), "gpu")
