@@ -259,7 +259,7 @@ def _model(resolved: Resolved) -> Model:
 
 
 def _other_models(name: str) -> str:
-    else_pass = "pass --params in its place, or a local config.json"
+    else_pass = "pass --model config.json, or --params in its place"
     near = difflib.get_close_matches(name.lower().rpartition("/")[2], models.BUILT_IN, n=3)
     if near:
         return f"did you mean {' or '.join(near)}? else {else_pass}"
@@ -267,7 +267,7 @@ def _other_models(name: str) -> str:
 
 
 def config_of(resolved: Resolved) -> Mapping[str, Any]:
-    """Return the named model's config.json. Raises UsageError if there is none."""
+    """Return the config.json of the model of a question. Raises UsageError for numbers alone."""
     name = resolved.spec.model
     if name is None:
         raise UsageError(
@@ -275,11 +275,7 @@ def config_of(resolved: Resolved) -> Mapping[str, Any]:
         )
     config = _local_config(resolved, name)
     found = models.find_config(name) if config is None else config
-    if found is None:
-        raise UsageError(
-            f"--trace finds no config of the model '{name}' on this machine",
-            hint="pass --model config.json, or leave out --trace",
-        )
+    assert found is not None  # question_of refuses an unknown name
     return found
 
 

@@ -91,7 +91,11 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
     ("argv", "message", "hint"),
     [
         ((), "no model was named", "--params 8.03e9"),
-        (("--model", "my/model"), "cannot read the model's size: 'my/model'", "pass --params"),
+        (
+            ("--model", "my/model"),
+            "cannot read the model's size: 'my/model'",
+            "--params in its place",
+        ),
         (("--model", "gpt2", "--gpu", "h200x"), "GPU 'h200x' is not known", "h200"),
         (
             ("--model", "gpt2", "--samples", "200", "--micro-batch", "256"),
@@ -220,6 +224,32 @@ def test_passes_too_small_for_a_gpu_are_told_and_take_longer(here: CommandLine) 
     assert time["samples_per_s"] == pytest.approx(64 / time["step_s"]["mid"])
     assert time["tokens_per_s"] == pytest.approx(1024 * time["samples_per_s"])
     assert time["filled"] == pytest.approx(0.95, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("card", "count", "micro_batch", "span"),
+    [
+        ("rtx3090", 1, 8, "2.3 h"),
+        ("a100-40g", 1, 8, "31.6 min"),
+        ("a100-80g", 1, 16, "30.8 min"),
+        ("a100-40g", 4, 8, "7.9 min"),
+    ],
+)
+def test_three_epochs_of_2500_samples_as_the_docs_have_them(
+    here: CommandLine, card: str, count: int, micro_batch: int, span: str
+) -> None:
+    gpus = ("--gpu", card, "--gpus-per-node", str(count), "--micro-batch", str(micro_batch))
+    data = ("--effective-batch", "64", "--samples", "2500", "--epochs", "3")
+    assert f", {span} in all" in here("plan", *ADAPTERS, *gpus, *data).out
+
+
+@pytest.mark.parametrize(("card", "rate"), [("rtx4090", "3,463"), ("rtx3080", "3,142")])
+def test_a_tiny_transformer_is_about_as_fast_on_any_card(
+    here: CommandLine, card: str, rate: str
+) -> None:
+    shape = ("--hidden=256", "--layers=3", "--heads=8", "--ffn=1024", "--vocab=1000")
+    said = here("plan", *shape, "--seq-len", "64", "--micro-batch", "16", "--gpu", card)
+    assert f"{rate} samples/s" in said.out
 
 
 def test_a_small_node_with_three_cards_of_20_gib_is_tight_by_its_host(here: CommandLine) -> None:
