@@ -180,20 +180,25 @@ def _other_gpus(question: Question) -> list[Question]:
 
 
 def _on(question: Question, gpu: Gpu) -> Question:
-    """Ask the same of another card, which may lack bf16; a measured step is scaled."""
-    old, measured = question.setup, question.step_time_s
+    """Ask the same of another card, which may lack bf16."""
+    old = question.setup
     setup = old if old.precision in gpu.tflops else replace(old, precision="fp16")
-    if measured is not None and question.gpu is not None and old.seq_len:
-        there, here = step_time(setup, gpu).mid_s, step_time(old, question.gpu).mid_s
-        measured *= there / here
     return replace(
         question,
         setup=setup,
         gpu=gpu,
         gpu_bytes=gpu.memory_bytes,
-        step_time_s=measured,
+        step_time_s=_scaled(question, setup, gpu),
         traced=None,
     )
+
+
+def _scaled(question: Question, setup: Setup, gpu: Gpu) -> float | None:
+    """Return a measured step as another card would take it; None if that can't be known."""
+    if question.step_time_s is None or question.gpu is None or not setup.seq_len:
+        return None
+    there, here = step_time(setup, gpu).mid_s, step_time(question.setup, question.gpu).mid_s
+    return question.step_time_s * there / here
 
 
 def _neighbours(setup: Setup, what: str) -> list[Setup]:

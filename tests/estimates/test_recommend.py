@@ -227,6 +227,8 @@ def test_a_measured_step_is_scaled_to_other_cards() -> None:
         assert there is not None
         assert told is not None
         assert told.mid_s == pytest.approx(10.0 * there.mid_s / here.mid_s)
+    of_unknown_card = replace(measured, gpu=None)
+    assert all(each.step_time_s is None for each in neighbours(of_unknown_card, "gpu"))
 
 
 def test_on_cpus_there_is_no_other_gpu() -> None:
