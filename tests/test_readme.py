@@ -29,6 +29,7 @@ def test_the_tour_on_this_machine(tmp_path: Path) -> None:
     assert "held-out loss" in out
     assert "#SBATCH --gpus-per-node=4" in out
     assert "COMPLETED" in out
+    assert "SPEED-UP  EFFICIENCY" in out
 
 
 @pytest.mark.torch

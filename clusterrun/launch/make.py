@@ -39,7 +39,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     template = _template(strategy, own)
     is_large = spec.nodes > LARGE_JOB_NODES
     return Plan(
-        name=_name(spec),
+        name=job_name(spec),
         cluster=facts.cluster,
         nodes=world.nodes,
         procs_per_node=world.procs_per_node,
@@ -84,7 +84,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
 
 
 def _directives(spec: JobSpec, world: World, cpus: int) -> tuple[Directive, ...]:
-    lines = directives(spec, name=_name(spec), world=world, cpus=cpus)
+    lines = directives(spec, name=job_name(spec), world=world, cpus=cpus)
     check_options(SBATCH, spec.sbatch_args, lines)
     return lines
 
@@ -122,7 +122,8 @@ def _entry(spec: JobSpec) -> tuple[str, ...]:
 _RESERVED_NAMES = ("", ".", "..", "by-job")
 
 
-def _name(spec: JobSpec) -> str:
+def job_name(spec: JobSpec) -> str:
+    """Return the name of a job: the one that was given, or that of its script."""
     if spec.name is None:
         source = spec.module or posixpath.basename(spec.script or "").removesuffix(".py")
         plain = re.sub(r"[^A-Za-z0-9._+-]+", "_", source)[:100]
