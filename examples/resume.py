@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from strategies import checkpoint_format, deepspeed_choices
 
 STATE = "train_state.json"
+OVERRIDABLE = ("clip", "dropout", "lr", "max_steps", "warmup")  # for --override
 
 
 def effective_batch(accelerator: Accelerator, args: argparse.Namespace) -> int:
@@ -32,51 +33,50 @@ def settings(accelerator: Accelerator, args: argparse.Namespace, corpus: bytes) 
     }
 
 
-def checkpoint_to_resume(
-    store: Any, accelerator: Accelerator, args: argparse.Namespace, now: Mapping[str, Any]
-) -> Any:
-    """Return the newest complete checkpoint, the same on every rank; None to start afresh."""
-    found = store.newest()
-    if found is None:
-        return None
-    if not args.resume:
+def checkpoint_to_resume(store: Any, accelerator: Accelerator, args: argparse.Namespace) -> Any:
+    """Return the newest complete checkpoint, the same on every rank; None to start.
+
+    Whole checkpoints (one process, DDP) may go on in another world: the settings, which hold the
+    effective batch, are equal, so every step sees the same windows and the same learning rate.
+    Each shard of a ZeRO or FSDP checkpoint belongs to one rank.
+    """
+    if args.resume:
+        is_whole = checkpoint_format(accelerator) == "whole" and not args.exact
+        world_size = None if is_whole else accelerator.num_processes
+        found = store.resumable(world_size, overridable=OVERRIDABLE)
+        if found:
+            check_division(found, accelerator, args)
+        return found
+    if store.newest():
         raise SystemExit(
             f"error: {args.output} already holds checkpoints\n"
             "  hint: pass --resume to go on from the newest, or another --output"
         )
-    reason = refusal(found, accelerator.num_processes, now, exact=args.exact)
-    if reason:
-        batch = found.settings["effective_batch"]
+    return None
+
+
+def check_division(saved: Any, accelerator: Accelerator, args: argparse.Namespace) -> None:
+    """Say, or refuse with --exact, that steps are divided in another way than before."""
+    state = json.loads((saved.path / STATE).read_text())
+    was = (saved.world_size, state.get("accumulation", args.accumulation))
+    if was == (accelerator.num_processes, args.accumulation):
+        return
+    if args.exact:
         raise SystemExit(
-            f"error: can't resume from {found.path}: {reason}\n"
-            f"  hint: use its settings (batch size x accumulation x processes = {batch}), "
-            "or another --output"
+            f"error: can't resume from {saved.path}: accumulation was {was[1]} and is "
+            f"{args.accumulation}, but --exact needs the same sums\n"
+            f"  hint: --accumulation {was[1]}, or leave --exact off"
         )
-    return found
-
-
-def refusal(saved: Any, world_size: int, now: Mapping[str, Any], *, exact: bool) -> str:
-    """Return why a resume would not mean the same as an uninterrupted run, or "".
-
-    Whole checkpoints (one process, DDP) may go on in another world: the settings, which hold the
-    effective batch, are equal, so every step sees the same windows and the same learning rate.
-    """
-    reasons = [saved.difference(saved.world_size, now)]
-    world = saved.difference(world_size, saved.settings)
-    if world and now["format"] != "whole":
-        reasons.append(f"{world}, but each of its shards belongs to one process")
-    elif world and now["dropout"] > 0:
-        reasons.append(f"{world}, but each process has dropout of its own")
-    elif world and exact:
-        reasons.append(f"{world}, but the same bits need the same sums")
-    return "; ".join(filter(None, reasons))
+    if args.dropout and accelerator.is_main_process:
+        print("note: the batch is divided in another way: dropout draws other masks", flush=True)
 
 
 def write(folder: Path, accelerator: Accelerator, state: Mapping[str, Any]) -> None:
     """Write everything that a resume needs; every rank takes part (ZeRO and FSDP hold shards)."""
     accelerator.save_state(str(folder))
     if accelerator.is_main_process:
-        (folder / STATE).write_text(json.dumps(state))
+        passes = {"accumulation": accelerator.gradient_accumulation_steps}
+        (folder / STATE).write_text(json.dumps({**state, **passes}))
 
 
 def load(folder: Path, accelerator: Accelerator) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
-from resume import checkpoint_to_resume, effective_batch, load, settings, write
+from resume import OVERRIDABLE, checkpoint_to_resume, effective_batch, load, settings, write
 from strategies import checkpoint_format, optimizer_and_schedule, start_accelerator
 from tiny_gpt import GPT, GPTConfig, Windows, read_corpus, split_windows
 from torch import Tensor, nn
@@ -206,8 +206,12 @@ def train_and_report(accelerator: Accelerator, args: argparse.Namespace) -> None
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: can't use this text: {error}") from error
     now = settings(accelerator, args, corpus)
-    store = runtime.Checkpoints(args.output, keep=args.keep, settings=now) if args.output else None
-    checkpoint = checkpoint_to_resume(store, accelerator, args, now) if store else None
+    store = checkpoint = None
+    if args.output:
+        store = runtime.Checkpoints(
+            args.output, keep=args.keep, settings=now, override=args.override
+        )
+        checkpoint = checkpoint_to_resume(store, accelerator, args)
     step = checkpoint.step if checkpoint else 0
     training, batches, tests = prepare(accelerator, args, train, test, store, step)
     if checkpoint:
@@ -328,6 +332,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--resume",
         action="store_true",
         help="go on from the newest complete checkpoint (in a run of clusterrun: always)",
+    )
+    add(
+        "--override",
+        type=lambda text: text.replace("-", "_").split(","),
+        default=[],
+        metavar="NAMES",
+        help=f"settings that may differ from the checkpoint's: {', '.join(OVERRIDABLE)}",
     )
     add("--exact", action="store_true", help="a resumed run gives the same bits (none and ddp)")
     args = parser.parse_args(argv)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from clusterrun.errors import ClusterrunError
 from clusterrun.shared import checkpoint_files
 
 SETTINGS = {"lr": 0.002, "effective_batch": 32}
@@ -289,6 +290,16 @@ def test_a_changed_world_and_changed_settings_are_said(
     world_size: int, settings: dict[str, Any], words: str
 ) -> None:
     assert saved_by(4, SETTINGS).difference(world_size, settings) == words
+
+
+def test_what_is_overridden_or_any_world_is_no_difference() -> None:
+    now = {**SETTINGS, "lr": 0.1, "effective_batch": 16}
+    found = saved_by(4, SETTINGS)
+    assert found.difference(None, now, override=["lr"]) == "effective_batch was 32 and is 16"
+    assert found.difference(2, SETTINGS, override=["lr"]).startswith("it was saved by 4 ranks")
+    with pytest.raises(ClusterrunError, match="no setting lrr, x to override") as refused:
+        found.difference(4, SETTINGS, override=["x", "lr", "lrr"])
+    assert refused.value.hints == ("the settings are effective_batch, lr",)
 
 
 def test_settings_that_json_changes_are_no_difference() -> None:

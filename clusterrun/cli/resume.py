@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -18,6 +18,11 @@ from clusterrun.cli.shared.options import (
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.resume import Resumption, prepare_resume, resume_prepared
+
+# The settings that may change the batch size of a rank or the accumulation.
+DECIDE_BATCH: Final = frozenset(
+    {"args", "script", "module", "training.micro_batch", "training.accumulation"}
+)
 
 
 @click.command(cls=JobCommand)
@@ -134,11 +139,13 @@ def _batch(plan: Resumption) -> str:
     old = found.settings.get("effective_batch") if found else None
     if found is None or not isinstance(old, int):
         return ""
+    if any(row.key in DECIDE_BATCH for row in plan.changed.changes):
+        return f"{old} in the checkpoint; what was changed decides the new one"
     ranks = plan.prepared.plan.world_size
     if ranks == found.world_size or not found.world_size:
         return f"{old} -> {old} (unchanged)"
-    new = old * ranks / found.world_size
-    return f"{old} -> {new:g} ({found.world_size} -> {ranks} ranks), unless the script keeps it"
+    new = f"{old * ranks / found.world_size:g} ({found.world_size} -> {ranks} ranks)"
+    return f"{old} -> {new}; the script may refuse it: change batch size or accumulation too"
 
 
 # For programs

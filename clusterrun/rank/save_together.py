@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,8 @@ class Checkpoints:
 
     `directory` is by default the run's own, which later attempts use too; the newest `keep`
     complete checkpoints are kept. `settings` is what must be equal for a resumed run to be the same
-    training, such as the effective batch. It is stored in each checkpoint as JSON.
+    training, such as the effective batch. It is stored in each checkpoint as JSON. Those named in
+    `override` may differ on a resume: the change is reported, and stored in later checkpoints.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Checkpoints:
         *,
         keep: int = 2,
         settings: Mapping[str, Any] | None = None,
+        override: Collection[str] = (),
     ) -> None:
         found = directory or os.environ.get("CLUSTERRUN_CHECKPOINT_DIR")
         if not found:
@@ -55,11 +57,14 @@ class Checkpoints:
         self.directory = Path(os.path.abspath(found))
         self._tidying = Tidying(self.directory, keep)
         self._settings = dict(settings or {})
+        self._override = override
+        self._overrides: Sequence[Mapping[str, Any]] = ()
 
     def newest(self) -> Checkpoint | None:
         """Return the newest complete checkpoint, the same on all ranks; each verifies its share.
 
-        Rank 0 reports newer ones that are incomplete on its stderr.
+        Rank 0 reports on its stderr newer ones that are incomplete, and settings that `override`
+        lets differ. Raises ClusterrunError for a name in `override` that is no setting.
         """
         here, _ = joined_world()
         found = None
@@ -72,6 +77,30 @@ class Checkpoints:
                 say(checkpoint_files.passed_over(path, problem))
         if here == 0:
             emit("resumed", step=found.step if found else 0)
+        if found is not None:
+            self._overrides = overridden(found, self._settings, self._override)
+        return found
+
+    def resumable(
+        self, world_size: int | None = None, *, overridable: Collection[str] = ()
+    ) -> Checkpoint | None:
+        """Return the checkpoint to go on from, the same on all ranks; None to start.
+
+        `world_size`: what the checkpoint's must be (None: any). `overridable`: the settings that
+        the script's flag --override may name.
+        Raises SystemExit with reason and hint, on all ranks, if the settings differ.
+        """
+        if wrong := sorted({*self._override} - {*overridable}):
+            allowed = f"--override takes {', '.join(overridable)}" if overridable else ""
+            raise refusal(f"can't override {', '.join(wrong)}", allowed)
+        try:
+            found = self.newest()
+            words = found and found.difference(world_size, self._settings, override=self._override)
+        except ClusterrunError as error:
+            raise refusal(error.message, *error.hints) from None
+        if found and words:
+            advice = _advice(found, world_size, found.changed(self._settings), overridable)
+            raise refusal(f"can't resume from {found.path}: {words}", advice)
         return found
 
     def save(self, step: int, write: Callable[[Path], object]) -> Path | None:
@@ -91,7 +120,7 @@ class Checkpoints:
         final = checkpoint_files.step_directory(self.directory, step)
 
         def publish() -> None:
-            mark(unfinished, step, self._settings, files)
+            mark(unfinished, step, self._settings, files, self._overrides)
             checkpoint_files.publish(unfinished, final)
 
         files, problem = self._written(step, unfinished, write)
@@ -141,6 +170,49 @@ class Checkpoints:
         here, _ = joined_world()
         problem = agreed_problem(begin if here == 0 else None) or agreed_problem(fill)
         return ({}, problem) if problem else settled_together(unfinished)
+
+
+def overridden(
+    found: Checkpoint, settings: Mapping[str, Any], override: Collection[str]
+) -> Sequence[Mapping[str, Any]]:
+    """Return the checkpoint's overrides and those of this resume, which rank 0 reports.
+
+    A resume that is to be refused overrides nothing.
+    """
+    refused = found.difference(None, settings, override=override)
+    if refused or not (changed := found.changed(settings)):
+        return found.overrides
+    here, _ = joined_world()
+    if here == 0:
+        words = ", ".join(f"{name} {now} instead of {was}" for name, (was, now) in changed.items())
+        say(f"goes on with {words} (override)")
+        emit("overridden", step=found.step, settings=changed)
+    return (*found.overrides, {"step": found.step, "settings": changed})
+
+
+def refusal(reason: str, *hints: str) -> SystemExit:
+    """Return what ends a script with a line, and hints below it."""
+    return SystemExit(
+        "\n".join([f"error: {reason}", *(f"  hint: {hint}" for hint in hints if hint)])
+    )
+
+
+def _advice(
+    found: Checkpoint,
+    world_size: int | None,
+    changed: Mapping[str, Sequence[Any]],
+    overridable: Collection[str],
+) -> str:
+    """Return how to go on from a checkpoint that differs."""
+    parts = []
+    if "effective_batch" in changed:
+        was = changed["effective_batch"][0]
+        parts.append(f"keep batch size x accumulation x ranks = {was}")
+    if world_size not in (None, found.world_size):
+        parts.append(f"start {found.world_size} ranks")
+    if names := [name for name in changed if name in overridable]:
+        parts.append(f"--override {','.join(names)} accepts the change")
+    return "; ".join([*parts, "another directory starts anew"])
 
 
 @contextlib.contextmanager
@@ -251,11 +323,23 @@ def _named(path: Path) -> tuple[list[str], str]:
         return [], f"{disk_problem(error) or error} (rank 0)"
 
 
-def mark(path: Path, step: int, settings: Mapping[str, Any], files: Sums) -> None:
+def mark(
+    path: Path,
+    step: int,
+    settings: Mapping[str, Any],
+    files: Sums,
+    overrides: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Mark a directory as a complete checkpoint of this attempt."""
     _, size = joined_world()
     checkpoint_files.mark(
-        path, step, world_size=size, attempt=_own_attempt(), settings=settings, files=files
+        path,
+        step,
+        world_size=size,
+        attempt=_own_attempt(),
+        settings=settings,
+        overrides=overrides,
+        files=files,
     )
 
 

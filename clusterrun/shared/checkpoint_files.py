@@ -15,11 +15,12 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clusterrun.errors import ClusterrunError
 from clusterrun.shared.files import BY_UMASK, open_new, replacing
 
 SCHEMA = "clusterrun.checkpoint/1"
@@ -41,7 +42,11 @@ Sums = Mapping[str, tuple[int, int]]  # name: size and checksum
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A complete checkpoint; `settings` are the script's own when it saved."""
+    """A complete checkpoint; `settings` are the script's own when it saved.
+
+    `overrides` lists the resumes that changed settings on purpose, the oldest first:
+    {"step": 60, "settings": {"lr": [0.0001, 5e-05]}}, each with what it was and became.
+    """
 
     path: Path
     step: int
@@ -49,16 +54,39 @@ class Checkpoint:
     attempt: int
     saved_at: float
     settings: Mapping[str, Any]
+    overrides: Sequence[Mapping[str, Any]] = ()
 
-    def difference(self, world_size: int, settings: Mapping[str, Any]) -> str:
-        """Describe how this world and its settings differ from those that saved; "" if equal."""
+    def changed(self, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return the settings that differ, each with what it was and is (None: not set)."""
         now = json.loads(json.dumps(dict(settings), default=str))
+        names = sorted({*self.settings, *now})
+        pairs = {name: [self.settings.get(name), now.get(name)] for name in names}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def difference(
+        self,
+        world_size: int | None,
+        settings: Mapping[str, Any],
+        *,
+        override: Collection[str] = (),
+    ) -> str:
+        """Describe how this world and its settings differ from those that saved; "" if equal.
+
+        With `world_size` None any world will do; settings named in `override` may differ.
+        Raises ClusterrunError for a name in `override` that is no setting.
+        """
+        if unknown := sorted({*override} - {*self.settings, *settings}):
+            known = ", ".join(sorted({*self.settings, *settings}))
+            raise ClusterrunError(
+                f"there is no setting {', '.join(unknown)} to override",
+                hint=f"the settings are {known}" if known else (),
+            )
         words = [
-            f"{name} was {self.settings.get(name)} and is {now.get(name)}"
-            for name in sorted({*self.settings, *now})
-            if self.settings.get(name) != now.get(name)
+            f"{name} was {was} and is {now}"
+            for name, (was, now) in self.changed(settings).items()
+            if name not in override
         ]
-        if self.world_size != world_size:
+        if world_size not in (None, self.world_size):
             words.append(f"it was saved by {self.world_size} ranks and these are {world_size}")
         return "; ".join(words)
 
@@ -125,6 +153,7 @@ def mark(
     world_size: int,
     attempt: int = 1,
     settings: Mapping[str, Any],
+    overrides: Sequence[Mapping[str, Any]] = (),
     files: Sums | None = None,
 ) -> None:
     """Write the marker of a checkpoint, after its files are on the disk.
@@ -139,6 +168,7 @@ def mark(
         "attempt": attempt,
         "saved_at": round(time.time(), 6),
         "settings": dict(settings),
+        "overrides": list(overrides),
         "files": dict(files if files is not None else settled(path, file_names(path))),
     }
     text = json.dumps(marker, indent=1, default=str)
@@ -222,6 +252,7 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
             attempt=int(marker["attempt"]),
             saved_at=float(marker["saved_at"]),
             settings=dict(marker["settings"]),
+            overrides=tuple(marker.get("overrides", ())),
         )
         if marker["schema"] != SCHEMA:
             raise IncompleteError(f"its {MARKER} is of another kind: {marker['schema']}")

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from accelerate.utils import DistributedType, set_seed
 from byte_decoder import NO_TARGET, Batch, Batches, Decoder, loader, losses
 from held_out import HeldOut
 from parquet_stream import DataError, Stream, find_row_groups, fingerprint
-from saved import Saved, held_out_loss
+from saved import OVERRIDABLE, Saved, held_out_loss
 from torch import Tensor, nn
 
 from clusterrun import runtime
@@ -66,14 +67,14 @@ class Training:
     def run(self) -> bool:
         """Take the steps that are left; return False where the job asked to save and leave."""
         while self.step < self.total_steps:
-            for batch in self.rest_of_epoch():
-                self.micro_batch(*(part.to(self.accelerator.device) for part in batch))
-                if self.accelerator.sync_gradients:
-                    self.step += 1
-                    self.report()
-                    if self.save() and self.step < self.total_steps:
-                        self.say(f"stopped at step {self.step}")
-                        return False
+            batches = iter(self.rest_of_epoch())
+            while step := list(islice(batches, self.args.accumulation)):
+                self.take_step(step)
+                self.step += 1
+                self.report()
+                if self.save() and self.step < self.total_steps:
+                    self.say(f"stopped at step {self.step}")
+                    return False
         return True
 
     def rest_of_epoch(self) -> Iterable[Batch]:
@@ -84,19 +85,27 @@ class Training:
         )
         return loader(batches, workers=self.workers, device=self.accelerator.device)
 
-    def micro_batch(self, inputs: Tensor, targets: Tensor) -> None:
-        """Learn from one batch; weights change when it completes a step."""
-        accelerator = self.accelerator
+    def take_step(self, batches: Sequence[Batch]) -> None:
+        """Learn from the micro-batches of one step; its loss is the mean over all target bytes.
+
+        So each byte counts the same, however the effective batch is divided.
+        """
+        accelerator, device = self.accelerator, self.accelerator.device
         for group in self.optimizer.param_groups:
             group["lr"] = self.args.lr * min(1.0, (self.step + 1) / self.args.warmup)
-        with accelerator.accumulate(self.model):
-            loss = losses(self.model(inputs), targets).sum() / (targets != NO_TARGET).sum()
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        self.seen.append(loss.detach())
+        own = torch.stack([(targets != NO_TARGET).sum() for _, targets in batches]).sum()
+        count = accelerator.reduce(own.to(device), reduction="sum")
+        # DDP takes the mean over ranks, and accelerate over micro-batches.
+        share = accelerator.num_processes * len(batches) / count
+        for inputs, targets in batches:
+            with accelerator.accumulate(self.model):
+                summed = losses(self.model(inputs.to(device)), targets.to(device)).sum()
+                accelerator.backward(summed * share)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            self.seen.append(summed.detach() * share)
 
     def report(self) -> None:
         """Print what is due after a step, and give back memory."""
@@ -195,9 +204,10 @@ def prepare(accelerator: Accelerator, args: argparse.Namespace) -> Training:
         seed=args.seed,
     )
     shape = {name: getattr(args, name) for name in ("width", "layers", "heads", "seq_len")}
-    names = "batch_size accumulation buffer_rows lr warmup seed"
+    names = "buffer_rows lr warmup seed"
     settings = shape | {name: getattr(args, name) for name in names.split()}
     settings |= {"data": fingerprint(groups), "precision": accelerator.mixed_precision}
+    settings |= {"effective_batch": stream.rows_per_step * stream.world_size}
     model = Decoder(**shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -217,7 +227,13 @@ def prepare(accelerator: Accelerator, args: argparse.Namespace) -> Training:
         stream=stream,
         workers=loader_workers(args, accelerator),
         held_out=held_out,
-        saved=Saved(accelerator, args.output, best=args.keep_best, settings=settings),
+        saved=Saved(
+            accelerator,
+            args.output,
+            best=args.keep_best,
+            settings=settings,
+            override=args.override,
+        ),
     )
 
 
@@ -263,6 +279,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--memory-every", type=count, default=200, metavar="STEPS", help="print memory")
     add("--save-every", type=count, metavar="STEPS", help="besides the end of each epoch")
     add("--keep-best", type=count, default=5, metavar="N", help="by held-out loss")
+    add(
+        "--override",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="NAMES",
+        help=f"settings that may differ from the checkpoint's: {', '.join(OVERRIDABLE)}",
+    )
     add("--held-out", type=count, default=256, metavar="ROWS", help="for the loss")
     add("--bleu-rows", type=count, default=32, metavar="ROWS", help="for BLEU")
     args = parser.parse_args(argv)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from clusterrun import runtime
 
 STATE = "train_state.json"
+OVERRIDABLE = ("lr", "warmup")  # for --override
 NEWEST = 2  # should the newest be damaged, a resume takes the one before
 
 
@@ -26,21 +27,19 @@ class Saved:
         *,
         best: int,
         settings: Mapping[str, Any],
+        override: Collection[str],
     ) -> None:
-        self.accelerator, self.best, self.settings = accelerator, best, settings
+        self.accelerator, self.best = accelerator, best
         # Which may go is decided here, by the loss: the store itself lets go of none.
-        self.store = runtime.Checkpoints(directory, keep=1 << 30, settings=settings)
+        self.store = runtime.Checkpoints(
+            directory, keep=1 << 30, settings=settings, override=override
+        )
 
     def resume(self) -> int:
         """Load the newest complete checkpoint; return its step, 0 where there is none."""
-        found = self.store.newest()
+        found = self.store.resumable(self.accelerator.num_processes, overridable=OVERRIDABLE)
         if found is None:
             return 0
-        if problem := found.difference(self.accelerator.num_processes, self.settings):
-            raise SystemExit(
-                f"error: can't go on from {found.path}: {problem}\n"
-                "  hint: use its data, options and number of processes, or another --output"
-            )
         self.accelerator.load_state(str(found.path))
         self.accelerator.step = 0  # checkpoints lie between steps, none within an accumulation
         return found.step

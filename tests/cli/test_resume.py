@@ -280,8 +280,15 @@ def test_another_number_of_ranks_is_said_with_the_new_batch(here: CommandLine) -
     root = failed(here)
     said = here("resume", "4711", "-N", "3")
     assert said.code == 0
-    assert "  batch      256 -> 384 (2 -> 3 ranks), unless the script keeps it\n" in said.err
+    words = "the script may refuse it: change batch size or accumulation too"
+    assert f"  batch      256 -> 384 (2 -> 3 ranks); {words}\n" in said.err
     assert (record_of(root).nodes, record_of(root).world_size) == (3, 3)
+
+
+def test_new_arguments_may_change_the_batch_or_keep_it(here: CommandLine) -> None:
+    failed(here)
+    said = here("resume", "4711", "-N", "4", "--set", "args=[--batch-size, 4]", "--dry-run")
+    assert "  batch      256 in the checkpoint; what was changed decides the new one\n" in said.err
 
 
 def test_shards_of_another_world_are_refused(here: CommandLine) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -193,14 +195,41 @@ def test_with_memory_for_it_a_worker_reads_ahead_and_nothing_else_changes(
     assert len(steps(text)) == 2 * ROWS // 8
 
 
+def copied(source: Path, folder: Path, *, from_step: int) -> Path:
+    """Copy a training's directory as it was after a step."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    for path in (folder / "out").glob("step-*"):
+        if path.name > f"step-{from_step:08}":
+            shutil.rmtree(path)
+    return folder
+
+
 @pytest.mark.long
 @torch_only
-def test_another_training_is_refused_in_words(whole: tuple[Path, str]) -> None:
-    process = start(whole[0], "--accumulation", "2")
+def test_half_the_batch_and_twice_the_accumulation_go_on_with_the_same_losses(
+    tmp_path: Path, whole: tuple[Path, str]
+) -> None:
+    folder = copied(whole[0], tmp_path, from_step=80)
+    text = train(folder, "--batch-size", "4", "--accumulation", "2")
+    assert steps(text) == {step: loss for step, loss in steps(whole[1]).items() if step > 80}
+
+
+@pytest.mark.long
+@torch_only
+def test_another_training_is_refused_in_words_and_a_rate_may_be_overridden(
+    tmp_path: Path, whole: tuple[Path, str]
+) -> None:
+    folder = copied(whole[0], tmp_path, from_step=80)
+    process = start(folder, "--accumulation", "2", "--lr", "5e-5")
     _, err = process.communicate(timeout=300 * PATIENCE)
     assert process.returncode == 1
-    assert "step-00000100: accumulation was 1 and is 2\n  hint: use its data, options" in err
+    assert "step-00000080: effective_batch was 8 and is 16; lr was 0.003 and is 5e-05\n" in err
+    assert "  hint: keep batch size x accumulation x ranks = 8; --override lr accepts" in err
     assert "Traceback" not in err
+    text = train(folder, "--lr", "5e-5", "--override", "lr,warmup")
+    assert "resumed at step 80" in text
+    marker = json.loads((folder / "out/step-00000100/.complete").read_text())
+    assert marker["overrides"] == [{"step": 80, "settings": {"lr": [0.003, 5e-5]}}]
 
 
 @pytest.mark.long

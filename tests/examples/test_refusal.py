@@ -1,60 +1,42 @@
-"""When the example goes on from a checkpoint of another world or with other settings."""
+"""When the example goes on from a checkpoint whose steps were divided in another way."""
 
+import argparse
+import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
-from resume import refusal
+from resume import STATE, check_division
 
 from clusterrun.runtime import Checkpoint
 
-SETTINGS = {"lr": 0.002, "effective_batch": 32, "format": "whole", "dropout": 0.0}
 
-
-def saved(**changes: Any) -> Checkpoint:
-    return Checkpoint(
-        path=Path("out/step-00000003"),
-        step=3,
-        world_size=4,
-        attempt=1,
-        saved_at=0.0,
-        settings=SETTINGS | changes,
-    )
-
-
-def test_the_same_run_may_resume() -> None:
-    assert refusal(saved(), 4, SETTINGS, exact=True) == ""
-
-
-def test_another_world_with_the_same_batch_may_resume_whole_checkpoints() -> None:
-    assert refusal(saved(), 2, SETTINGS, exact=False) == ""
+def divided(folder: Path, *, ranks: int, accumulation: int, exact: bool, dropout: float) -> None:
+    (folder / STATE).write_text(json.dumps({"accumulation": 1}))
+    saved = Checkpoint(path=folder, step=3, world_size=4, attempt=1, saved_at=0.0, settings={})
+    accelerator = SimpleNamespace(num_processes=ranks, is_main_process=True)
+    args = argparse.Namespace(accumulation=accumulation, exact=exact, dropout=dropout)
+    check_division(saved, accelerator, args)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "now", "exact", "reason"),
-    [
-        (4, {"lr": 0.1}, False, "lr was 0.002 and is 0.1"),
-        (2, {"effective_batch": 16}, False, "effective_batch was 32 and is 16"),
-        (2, {}, True, "4 ranks and these are 2, but the same bits need the same sums"),
-        (4, {"format": "fsdp"}, False, "format was whole and is fsdp"),
-    ],
+    ("ranks", "accumulation", "dropout", "is_said"),
+    [(4, 1, 0.1, False), (2, 2, 0.0, False), (2, 2, 0.1, True), (4, 2, 0.1, True)],
 )
-def test_what_would_be_another_training_is_refused(
-    world_size: int, now: dict[str, Any], exact: bool, reason: str
+def test_other_masks_of_dropout_are_said(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    ranks: int,
+    accumulation: int,
+    dropout: float,
+    *,
+    is_said: bool,
 ) -> None:
-    assert refusal(saved(), world_size, SETTINGS | now, exact=exact).endswith(reason)
+    divided(tmp_path, ranks=ranks, accumulation=accumulation, exact=False, dropout=dropout)
+    assert ("dropout draws other masks" in capsys.readouterr().out) is is_said
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"format": "deepspeed zero-2"}, "but each of its shards belongs to one process"),
-        ({"format": "fsdp"}, "but each of its shards belongs to one process"),
-        ({"dropout": 0.1}, "but each process has dropout of its own"),
-    ],
-)
-def test_another_world_is_refused_where_it_has_no_meaning(
-    settings: dict[str, Any], reason: str
-) -> None:
-    text = refusal(saved(**settings), 2, SETTINGS | settings, exact=False)
-    assert text == f"it was saved by 4 ranks and these are 2, {reason}"
+def test_the_same_bits_need_the_same_sums(tmp_path: Path) -> None:
+    divided(tmp_path, ranks=4, accumulation=1, exact=True, dropout=0.0)
+    with pytest.raises(SystemExit, match="accumulation was 1 and is 2, but --exact needs"):
+        divided(tmp_path, ranks=4, accumulation=2, exact=True, dropout=0.0)

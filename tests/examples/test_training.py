@@ -127,21 +127,48 @@ def test_without_clusterrun_it_trains_and_says_what_checkpoints_need(tmp_path: P
     assert "checkpoints need clusterrun: pip install clusterrun" in refused.stderr
 
 
-def test_another_world_goes_on_with_the_same_windows_and_rate(tmp_path: Path) -> None:
-    text = printed(train(tmp_path, "ddp", 2, *flags(TINY, SAVING)))
+def set_back(folder: Path) -> None:
+    """Leave the checkpoint of step 3 as the newest complete one."""
     for step in (6, 8):
-        (tmp_path / f"out/step-{step:08d}/.complete").unlink()
-    again = flags(TINY, SAVING, "--resume")
-    refused = train(tmp_path, "none", 1, *again)
-    assert refused.returncode == 1
-    assert "effective_batch was 8 and is 4" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    run = train(tmp_path, "none", 1, *again, "--accumulation", "2")
+        (folder / f"out/step-{step:08d}/.complete").unlink()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("none", 1, "--batch-size 8"), ("none", 1, "--batch-size 4 --accumulation 2")),
+        (("ddp", 2, "--batch-size 8"), ("ddp", 2, "--batch-size 4 --accumulation 2")),
+        (("ddp", 2, "--batch-size 4"), ("none", 1, "--batch-size 8")),
+        (("none", 1, "--batch-size 8"), ("ddp", 2, "--batch-size 4")),
+        (("zero2", 2, "--batch-size 8"), ("zero2", 2, "--batch-size 4 --accumulation 2")),
+    ],
+)
+def test_the_same_effective_batch_goes_on_with_the_same_windows_rates_and_losses(
+    tmp_path: Path, before: tuple[str, int, str], after: tuple[str, int, str]
+) -> None:
+    text = printed(train(tmp_path, *before[:2], *flags(TINY, SAVING, before[2])))
+    set_back(tmp_path)
+    run = train(tmp_path, *after[:2], *flags(TINY, SAVING, "--resume", after[2]))
     resumed = printed(run)
     assert "checkpoint step-00000008 is incomplete and passed over: it has no" in run.stderr
-    expected = {step: values for step, values in steps(text).items() if step > 3}
-    assert steps(resumed) == {step: pytest.approx(value) for step, value in expected.items()}
+    assert steps(resumed) == {step: values for step, values in steps(text).items() if step > 3}
     assert held_out(resumed) == held_out(text)
+
+
+def test_another_batch_or_rate_is_refused_and_a_rate_may_be_overridden(tmp_path: Path) -> None:
+    printed(train(tmp_path, "none", 1, *flags(TINY, SAVING)))
+    set_back(tmp_path)
+    again = flags(TINY, SAVING, "--resume --lr 1e-3")
+    refused = train(tmp_path, "none", 1, *again, "--batch-size", "2")
+    assert refused.returncode == 1
+    assert "effective_batch was 4 and is 2; lr was 0.002 and is 0.001\n" in refused.stderr
+    assert "accumulation x ranks = 4; --override lr accepts the change" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    run = train(tmp_path, "none", 1, *again, "--override", "lr")
+    assert "goes on with lr 0.001 instead of 0.002 (override)" in run.stderr
+    assert max(rate for _, rate in steps(printed(run)).values()) == pytest.approx(1e-3)
+    marker = json.loads((tmp_path / "out/step-00000008/.complete").read_text())
+    assert marker["overrides"] == [{"step": 3, "settings": {"lr": [0.002, 0.001]}}]
 
 
 def test_the_held_out_loss_is_that_of_one_process_in_every_world(tmp_path: Path) -> None:
@@ -162,8 +189,7 @@ def test_sharded_strategies_resume_with_rate_and_data_in_step(
 ) -> None:
     text = printed(train(tmp_path, strategy, 2, *flags(TINY, SAVING)))
     expected = tensors(tmp_path / "out/step-00000008")
-    for step in (6, 8):
-        (tmp_path / f"out/step-{step:08d}/.complete").unlink()
+    set_back(tmp_path)
     resumed = printed(train(tmp_path, strategy, 2, *flags(TINY, SAVING, "--resume")))
     assert steps(resumed) == {step: value for step, value in steps(text).items() if step > 3}
     assert held_out(resumed) == held_out(text)
@@ -184,7 +210,6 @@ def test_a_deepspeed_config_with_optimizer_and_scheduler_decides_both(tmp_path: 
     # WarmupDecayLR falls in a line from the end of the warm-up (3) to 0 at the last step (8), and
     # is one step late: the rate of the first step comes from before it started.
     assert rates[-1] == pytest.approx(2e-3 * 2 / 5, rel=0.05)
-    for step in (6, 8):
-        (tmp_path / f"out/step-{step:08d}/.complete").unlink()
+    set_back(tmp_path)
     resumed = printed(train(tmp_path, "own", 2, *options, "--resume", json_file=own))
     assert steps(resumed) == {step: value for step, value in steps(text).items() if step > 3}

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +81,73 @@ def test_where_a_script_goes_on_from_is_an_event(store: Checkpoints, tmp_path: P
     store.newest()
     found = [event["step"] for event in events(tmp_path) if event["type"] == "resumed"]
     assert found == [0, 7]
+
+
+def store_with(tmp_path: Path, *, override: Sequence[str] = (), **settings: object) -> Checkpoints:
+    return Checkpoints(tmp_path / "out", settings=settings, override=override)
+
+
+def test_a_setting_that_is_overridden_is_said_reported_and_remembered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_with(tmp_path, lr=1e-4, batch=8).save(7, weights)
+    store = store_with(tmp_path, override=["lr"], lr=5e-5, batch=8)
+    assert store.resumable(overridable=["lr"])
+    said = capsys.readouterr().err
+    assert said == "clusterrun: goes on with lr 5e-05 instead of 0.0001 (override)\n"
+    told = [event for event in events(tmp_path) if event["type"] == "overridden"]
+    record = {"step": 7, "settings": {"lr": [1e-4, 5e-5]}}
+    assert [{name: event[name] for name in record} for event in told] == [record]
+    store.save(9, weights)
+    # The same command line again: nothing is new, and what was is not forgotten.
+    again = store_with(tmp_path, override=["lr"], lr=5e-5, batch=8)
+    found = again.resumable(overridable=["lr"])
+    assert found is not None
+    assert (found.step, found.settings["lr"], found.overrides) == (9, 5e-5, (record,))
+    assert capsys.readouterr().err == ""
+    again.save(11, weights)
+    last = again.newest()
+    assert last is not None
+    assert last.overrides == (record,)
+
+
+@pytest.mark.parametrize(
+    ("now", "override", "world_size", "words"),
+    [
+        (
+            {"lr": 5e-5},
+            (),
+            None,
+            ("lr was 0.0001 and is 5e-05", "--override lr accepts the change; another directory"),
+        ),
+        (
+            {"effective_batch": 4, "lr": 5e-5},
+            ("lr",),
+            None,
+            ("effective_batch was 8 and is 4", "keep batch size x accumulation x ranks = 8"),
+        ),
+        ({}, (), 2, ("it was saved by 1 ranks and these are 2", "start 1 ranks; another")),
+        ({}, ("width",), None, ("can't override width", "--override takes lr")),
+    ],
+)
+def test_another_training_is_refused_with_what_would_help(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    now: dict[str, float],
+    override: tuple[str, ...],
+    world_size: int | None,
+    words: tuple[str, str],
+) -> None:
+    before = {"lr": 1e-4, "effective_batch": 8}
+    store_with(tmp_path, **before).save(7, weights)
+    store = store_with(tmp_path, override=override, **{**before, **now})
+    with pytest.raises(SystemExit) as refused:
+        store.resumable(world_size, overridable=["lr"])
+    reason, hint = str(refused.value).split("\n  hint: ")
+    assert reason.startswith("error: can't ")
+    assert words[0] in reason
+    assert words[1] in hint
+    assert "goes on with" not in capsys.readouterr().err
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
