@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.advice import scaling
+from clusterrun.advice.own_files import settled
 from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
 from clusterrun.config import Resolved
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
@@ -38,7 +39,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
     `is_open` leaves strategy, micro-batch and accumulation to be chosen.
     Raises UsageError if the model's size is unknown or the question makes no sense.
     """
-    spec = resolved.spec
+    spec = settled(resolved.spec, resolved.cwd, is_open=is_open)
     _refuse(spec, is_open=is_open)
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
     setup = _setup(spec, _model(resolved), gpu, is_open=is_open)
@@ -146,17 +147,12 @@ def _names_model(spec: JobSpec) -> bool:
 
 def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     """Refuse what can't be estimated or trained."""
-    if spec.accelerate_config or spec.deepspeed_config:
-        raise UsageError(
-            "a configuration of your own may say anything, and is not read",
-            hint="say what it does with --strategy, and leave it out",
-        )
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
             raise UsageError(f"{option} of {size} bytes can't be meant", hint="write it as 24GiB")
     procs, is_cpu = _procs(spec), _is_cpu(spec)
     world = World(
-        nodes=spec.nodes,
+        nodes=spec.nodes or 1,
         procs_per_node=procs,
         gpus_per_node=0 if is_cpu else spec.gpus_per_node or procs,
         device=Device.CPU if is_cpu else Device.CUDA,
@@ -179,10 +175,10 @@ def _is_cpu(spec: JobSpec) -> bool:
 def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
     procs, is_cpu = _procs(spec), _is_cpu(spec)
     micro_batch = spec.micro_batch or 1
-    each_pass = micro_batch * spec.nodes * procs
+    each_pass = micro_batch * (spec.nodes or 1) * procs
     return Setup(
         model=model,
-        nodes=spec.nodes,
+        nodes=spec.nodes or 1,
         procs_per_node=procs,
         strategy=spec.strategy,
         precision=_precision(spec, gpu, is_cpu=is_cpu),
@@ -343,7 +339,7 @@ def _host_bytes(spec: JobSpec) -> int | None:
     if _runs_here(spec):
         import psutil
 
-        return psutil.virtual_memory().total // spec.nodes
+        return psutil.virtual_memory().total // (spec.nodes or 1)
     return None
 
 
@@ -368,7 +364,7 @@ def _cpus(spec: JobSpec) -> int | None:
 def _cpus_per_rank(spec: JobSpec, procs: int) -> int | None:
     cpus = _cpus(spec)
     if cpus is None and _runs_here(spec):
-        cpus = usable_cpus() // spec.nodes
+        cpus = usable_cpus() // (spec.nodes or 1)
     return max(1, cpus // procs) if cpus else None
 
 

@@ -125,7 +125,9 @@ class JobSpec(Training):
         group="job",
     )
 
-    nodes: int = declared("slurm.nodes", Kind.COUNT, "-N --nodes", "number of nodes", default=1)
+    nodes: int | None = declared(
+        "slurm.nodes", Kind.COUNT, "-N --nodes", "number of nodes; default: 1"
+    )
     gpus_per_node: int | None = declared(
         "slurm.gpus_per_node", Kind.NUMBER, "--gpus-per-node", "GPUs, hence ranks, of each node"
     )
@@ -253,7 +255,7 @@ class JobSpec(Training):
         "launch.accelerate_config",
         Kind.PATH,
         "--accelerate-config",
-        "accelerate YAML of your own; only the machine facts are replaced",
+        "accelerate YAML of your own; it gives nodes and ranks too, where nothing else does",
         metavar="FILE",
     )
     deepspeed_config: str | None = declared(

@@ -11,6 +11,7 @@ from clusterrun.errors import UsageError
 from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, version_of
 from clusterrun.launch.interruption_policy import on_interrupt, survives_lost_nodes, warning_s
+from clusterrun.launch.own_world import notes_on_file, take_world
 from clusterrun.launch.passed_on import SBATCH, SRUN, check_options
 from clusterrun.launch.plan import Directive, Plan, Precision
 from clusterrun.launch.sbatch_header import cpus_per_task, directives, srun_options
@@ -29,6 +30,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     file of the user that cannot be used.
     """
     own = read_own_files(spec, facts)
+    asked, spec = spec, take_world(spec, own, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
     check_strategy(strategy, world, facts)
@@ -37,7 +39,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     threads = _threads(spec, facts, world, cpus)
     environment = decide_environment(spec, facts, world=world, strategy=strategy, threads=threads)
     template = _template(strategy, own)
-    is_large = spec.nodes > LARGE_JOB_NODES
+    is_large = world.nodes > LARGE_JOB_NODES
     return Plan(
         name=job_name(spec),
         cluster=facts.cluster,
@@ -79,7 +81,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         log_lines_per_s=spec.log_lines_per_s or (LARGE_JOB_LINES_PER_S if is_large else 0),
         log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
-        notes=(*world.notes, *environment.notes, *_request_notes(spec, facts, world, cpus)),
+        notes=(*_notes(asked, own, facts, world, cpus), *environment.notes),
     )
 
 
@@ -293,8 +295,9 @@ def _distributed_type(strategy: Strategy, world: World) -> str:
     return "MULTI_GPU" if world.size > 1 else "NO"
 
 
-def _request_notes(spec: JobSpec, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
-    notes, is_local = [], facts.cluster is Cluster.LOCAL
+def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
+    notes = [*notes_on_file(spec, own, facts, world), *world.notes]
+    is_local = facts.cluster is Cluster.LOCAL
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
         notes.append(f"{idle} of {world.gpus_per_node} GPUs of each node stay idle")
@@ -302,7 +305,7 @@ def _request_notes(spec: JobSpec, facts: Facts, world: World, cpus: int) -> tupl
         notes.append("--sbatch-arg means nothing on this machine")
     if is_local and spec.srun_args:
         notes.append("--srun-arg means nothing on this machine")
-    if not is_local and spec.gpus_per_node and not cpus and not spec.exclusive:
+    if not is_local and world.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
             "no CPUs were asked for: a site without a default gives one a node (--cpus-per-gpu)"
         )

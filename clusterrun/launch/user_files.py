@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from clusterrun.config.spec import JobSpec, Strategy
@@ -39,6 +39,7 @@ _STRATEGIES = {
 class OwnFiles:
     """The user's files as read: texts with Unix line ends, and what follows from them.
 
+    `accelerate` holds the YAML's keys.
     `stated` is the precision that the YAML names, None if it names none or another;
     `allowed` are the precisions that the JSON leaves open.
     """
@@ -49,6 +50,7 @@ class OwnFiles:
     use_cpu: bool = False
     stated: Precision | None = None
     allowed: frozenset[Precision] = ANY_PRECISION
+    accelerate: dict[str, Any] = field(default_factory=dict)
 
 
 def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
@@ -70,6 +72,7 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
         use_cpu=config.get("use_cpu") is True,
         stated=_stated_precision(config),
         allowed=allowed_precisions(zero),
+        accelerate=config,
     )
 
 

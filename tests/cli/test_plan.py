@@ -351,3 +351,35 @@ def test_submit_plan_submits_nothing_that_does_not_fit(here: CommandLine, projec
     assert said.code == 1
     assert "error: nothing fits" in said.err
     assert here.asked("sbatch") == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "argv"),
+    [
+        ("num_machines: 3\nnum_processes: 6\n", ()),
+        ("num_machines: 3\nnum_processes: 6\n", ("-N", "2", "--device", "cpu")),
+        ("num_machines: 3\nnum_processes: 6\nuse_cpu: true\n", ("--mixed-precision", "no")),
+        ("num_processes: 8\n", ("-N", "4", "--gpus-per-node", "1")),
+        ("num_machines: 2\n", ()),
+    ],
+)
+def test_a_yaml_of_ddp_is_estimated_as_it_would_be_submitted(
+    here: CommandLine, counts: str, argv: tuple[str, ...]
+) -> None:
+    text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\n"
+    (here.path / "acc.yaml").write_text(f"{text}{counts}")
+    asked = ("--cluster", "slurm", "--accelerate-config", "acc.yaml", *argv)
+    inputs = told(here, *asked, "--model", "gpt2", "--seq-len", "128")["inputs"]
+    files = json.loads(here("render", "--json", *asked, "train.py").out)["files"]
+    plan = json.loads(files["plan.json"])
+    shape = ("nodes", "procs_per_node", "strategy")
+    assert [inputs[key] for key in shape] == [plan[key] for key in shape]
+    assert inputs["precision"] == ("fp32" if "no" in argv else "bf16")
+
+
+def test_a_yaml_that_may_say_anything_is_not_estimated(here: CommandLine) -> None:
+    (here.path / "acc.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\n")
+    asked = ("--cluster", "slurm", "--accelerate-config", "acc.yaml", *LLAMA)
+    assert "error: a configuration of your own may say anything" in here("plan", *asked).err
+    (here.path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
+    assert "may say anything" in here("plan", *asked, "--recommend").err

@@ -328,7 +328,7 @@ def test_the_user_file_is_found_where_xdg_says(workplace: Workplace) -> None:
 
 def test_no_home_is_no_error(workplace: Workplace) -> None:
     del workplace.environ["HOME"]
-    assert workplace.load().spec.nodes == 1
+    assert workplace.load().spec.nodes is None
 
 
 def test_variables_of_a_rank_are_no_settings_but_for_the_one_that_loading_knows() -> None:

@@ -97,7 +97,8 @@ def test_the_configuration_says_what_the_script_does() -> None:
 @pytest.mark.long
 @pytest.mark.torch
 def test_the_readme_takes_the_path_from_one_process_to_two_nodes(tmp_path: Path) -> None:
-    out = run("\n".join(commands(HERE, "local")), tmp_path)
+    stages, _, *tables = commands(HERE, "local")
+    out = run("\n".join((stages, *tables)), tmp_path)
     epochs = EPOCH.findall(out)
     assert [int(count) for count, *_ in epochs] == [738, 369, 185, 93]
     assert [(int(samples), int(again)) for *_, samples, again in epochs] == [
@@ -114,13 +115,23 @@ def test_the_readme_takes_the_path_from_one_process_to_two_nodes(tmp_path: Path)
 
 
 def test_the_commands_for_a_cluster_ask_for_the_four_stages(tmp_path: Path) -> None:
-    (block,) = commands(HERE, "slurm")
+    blocks = "".join(commands(HERE, "slurm"))
     rendered = run(
-        "cd examples/one_gpu_to_many\n" + block.replace("submit", "render --cluster slurm"),
+        "cd examples/one_gpu_to_many\n" + blocks.replace("submit", "render --cluster slurm"),
         tmp_path,
     )
     asked = re.findall(r"#SBATCH --nodes=(\d)\n(?:.*\n)*?#SBATCH --gpus-per-node=(\d)", rendered)
-    assert asked == [("1", "1"), ("1", "2"), ("1", "4"), ("2", "4")]
+    assert asked == [("1", "1"), ("1", "2"), ("1", "4"), ("2", "4"), ("1", "2"), ("2", "4")]
+
+
+@pytest.mark.long
+@pytest.mark.torch
+def test_the_readme_takes_two_of_the_stages_by_an_accelerate_yaml(tmp_path: Path) -> None:
+    _, with_yaml, *_ = commands(HERE, "local")
+    out = run(f"cd examples/one_gpu_to_many\n{with_yaml}", tmp_path)
+    assert [int(count) for count, *_ in EPOCH.findall(out)] == [369, 93]
+    assert "world 2 ranks on 1 host(s), agreed on data and flags" in out
+    assert "world 8 ranks on 2 host(s), agreed on data and flags" in out
 
 
 @pytest.mark.long
