@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,10 +57,12 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
         epochs=spec.epochs or (None if spec.max_steps else 1),
         max_steps=spec.max_steps,
         wanted_batch=spec.effective_batch,
+        wanted_ckpt=spec.grad_ckpt,
         lr=spec.lr,
         base_batch=spec.base_batch,
         lr_rule=spec.lr_rule or LrRule.LINEAR,
         mfu=spec.mfu or speed.MFU,
+        prices=_prices(spec, gpu),
         step_time_s=spec.step_time_s,
         save_every=spec.save_every,
         keep=spec.keep or KEEP,
@@ -135,8 +139,9 @@ def configured_batch(spec: JobSpec, world: int) -> int | None:
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
     """Return the assumptions: which card a short name means."""
-    named = resolved.spec.gpu or resolved.spec.gpu_type
-    text = gpus.assumption(named) if named else ""
+    spec = resolved.spec
+    named = spec.gpu or spec.gpu_type
+    text = gpus.assumption(named) if named and not spec.gpu_mem_bytes else ""
     return (text,) if text else ()
 
 
@@ -222,14 +227,15 @@ def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
 
 
 def _gpu(spec: JobSpec) -> Gpu | None:
-    """Find the card; a GPU type of Slurm's may be unknown."""
+    """Find the card, of its memory if that was given; a GPU type of Slurm's may be unknown."""
     if spec.gpu is not None and spec.gpu_mem_bytes is None:
         return gpus.find(spec.gpu)
     named = spec.gpu or spec.gpu_type
     try:
-        return gpus.find(named) if named else None
+        found = gpus.find(named) if named else None
     except UsageError:
         return None
+    return gpus.sized(found, spec.gpu_mem_bytes) if found and spec.gpu_mem_bytes else found
 
 
 # The model
@@ -239,21 +245,32 @@ def _model(resolved: Resolved) -> Model:
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
         raise UsageError("--active-params are a part of --params", hint="pass --params, too")
-    if spec.model is None or spec.params is not None or spec.hidden is not None:
+    if spec.model is None:
         return _by_numbers(spec)
+    has_numbers = spec.params is not None or spec.hidden is not None
     config = _local_config(resolved, spec.model)
-    known = models.find(spec.model) if config is None else models.from_config(config, spec.model)
+    if config is not None:
+        return _by_numbers(spec) if has_numbers else models.from_config(config, spec.model)
+    known = models.find(spec.model)
     if known is None:
         raise UsageError(
             f"cannot read the model's size: '{spec.model}' is no config.json, no known name, and "
             "not in the Hugging Face cache",
-            hint=f"pass --params, or a local config.json; known are {', '.join(models.BUILT_IN)}",
+            hint=_other_models(spec.model),
         )
-    return known
+    return _by_numbers(spec) if has_numbers else known
+
+
+def _other_models(name: str) -> str:
+    else_pass = "pass --model config.json, or --params in its place"
+    near = difflib.get_close_matches(name.lower().rpartition("/")[2], models.BUILT_IN, n=3)
+    if near:
+        return f"did you mean {' or '.join(near)}? else {else_pass}"
+    return f"{else_pass}; known are {', '.join(models.BUILT_IN)}"
 
 
 def config_of(resolved: Resolved) -> Mapping[str, Any]:
-    """Return the named model's config.json. Raises UsageError if there is none."""
+    """Return the config.json of the model of a question. Raises UsageError for numbers alone."""
     name = resolved.spec.model
     if name is None:
         raise UsageError(
@@ -261,11 +278,7 @@ def config_of(resolved: Resolved) -> Mapping[str, Any]:
         )
     config = _local_config(resolved, name)
     found = models.find_config(name) if config is None else config
-    if found is None:
-        raise UsageError(
-            f"--trace finds no config of the model '{name}' on this machine",
-            hint="pass --model config.json, or leave out --trace",
-        )
+    assert found is not None  # question_of refuses an unknown name
     return found
 
 
@@ -325,6 +338,20 @@ def _samples(spec: JobSpec) -> int | None:
     if spec.seq_len is None:
         raise UsageError("--tokens needs the length of a sample", hint="pass --seq-len")
     return max(1, int(spec.tokens / spec.seq_len))
+
+
+def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
+    """Read each `GPU=PRICE`; one that is named as the planned card is for that one."""
+    prices = {}
+    for text in spec.gpu_price:
+        name, _, price = text.partition("=")
+        card = gpu if gpu and name == spec.gpu else gpus.find(name)
+        if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", price):
+            raise UsageError(
+                f"--gpu-price '{text}' names no price", hint="write --gpu-price h100-80g=2.5"
+            )
+        prices[card.name] = float(price)
+    return prices
 
 
 def _host_bytes(spec: JobSpec) -> int | None:

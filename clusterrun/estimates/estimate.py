@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -10,7 +11,15 @@ from clusterrun.estimates import disk, loader, memory, presets, speed, steps
 from clusterrun.estimates import learning_rate as rates
 from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.gpus import Gpu
-from clusterrun.estimates.inputs import Fit, Setup, Term, total, verdict_of
+from clusterrun.estimates.inputs import (
+    FITS_BELOW,
+    HOST_FITS_BELOW,
+    Fit,
+    Setup,
+    Term,
+    total,
+    verdict_of,
+)
 from clusterrun.estimates.learning_rate import Rates
 from clusterrun.estimates.loader import Loader
 from clusterrun.estimates.presets import Preset
@@ -28,7 +37,8 @@ class Question:
 
     `gpu_bytes` is the memory of one GPU, `host_bytes` and `cpus_per_rank` are allocated on a node
     and for a rank, `limit_s` is the time limit of a job, `disk_bytes` is free. `traced` are the
-    activations of a pass over this very setup. `scaling` was measured for the same script.
+    activations of a pass over this very setup. `prices` are those of an hour of a GPU, by the names
+    of cards. `scaling` was measured for the same script.
     """
 
     setup: Setup
@@ -41,6 +51,7 @@ class Question:
     epochs: float | None = None
     max_steps: int | None = None
     wanted_batch: int | None = None
+    wanted_ckpt: bool | None = None
     lr: float | None = None
     base_batch: int | None = None
     lr_rule: LrRule = LrRule.LINEAR
@@ -52,6 +63,7 @@ class Question:
     limit_s: int | None = None
     disk_bytes: int | None = None
     traced: Activations | None = None
+    prices: Mapping[str, float] = field(default_factory=dict)
     scaling: Scaling | None = None
 
 
@@ -60,7 +72,8 @@ class Need:
     """What is needed, part by part, of a capacity (None: not known).
 
     `is_part`: more is needed than could be counted, so it may be too much, but never fits. `band`
-    holds the least and the greatest measured share of the total; None if nothing was measured.
+    holds the least and the greatest measured share of the total; None if nothing was measured. It
+    fits below the share `fits_below` of the capacity.
     """
 
     terms: tuple[Term, ...]
@@ -68,6 +81,7 @@ class Need:
     margin: float = 1.0
     is_part: bool = False
     band: tuple[float, float] | None = None
+    fits_below: float = FITS_BELOW
 
     @property
     def total_bytes(self) -> int:
@@ -79,7 +93,7 @@ class Need:
         """Return how it fits; None if too little is known."""
         if self.capacity_bytes is None:
             return None
-        verdict = verdict_of(self.total_bytes, self.capacity_bytes)
+        verdict = verdict_of(self.total_bytes, self.capacity_bytes, fits_below=self.fits_below)
         return None if self.is_part and verdict is not Fit.NO else verdict
 
 
@@ -98,9 +112,15 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Time:
-    """The durations of a step, an epoch and all, and the number of jobs of the time limit."""
+    """The durations of a step, an epoch and all, and the number of jobs of the time limit.
+
+    `samples_s` are those of all ranks in a second; `filled` is the share of the MFU that passes of
+    this size reach, 1 if a step was measured.
+    """
 
     step: Duration
+    samples_s: float
+    filled: float
     epoch: Duration | None
     whole: Duration | None
     segments: int | None
@@ -136,6 +156,15 @@ class Estimate:
         if self.gpu_memory is not None and self.gpu_memory.verdict is None:
             return None
         return max(known, key=list(Fit).index, default=None)
+
+    @property
+    def cost(self) -> float | None:
+        """Return the price of the whole training; None if price or time is not known."""
+        gpu = self.question.gpu
+        price = self.question.prices.get(gpu.name) if gpu else None
+        if price is None or self.time is None or self.time.whole is None:
+            return None
+        return price * self.question.setup.world * self.time.whole.mid_s / 3600
 
     @property
     def never_ends(self) -> bool:
@@ -199,12 +228,15 @@ def host_need(question: Question) -> Need:
     """Add up the memory of one node, which on CPUs is all, with a measured band."""
     setup, capacity = question.setup, question.host_bytes
     if not question.is_cpu:
-        return Need(terms=memory.host_terms(setup), capacity_bytes=capacity)
+        return Need(
+            terms=memory.host_terms(setup), capacity_bytes=capacity, fits_below=HOST_FITS_BELOW
+        )
     return Need(
         terms=memory.cpu_terms(setup, traced=question.traced),
         capacity_bytes=capacity,
         is_part=not counts_activations(setup),
         band=None if question.traced else memory.CPU_BAND,  # measured without a trace
+        fits_below=HOST_FITS_BELOW,
     )
 
 
@@ -259,8 +291,7 @@ def step_duration(question: Question) -> Duration | None:
         return speed.measured_time(1, question.step_time_s)
     if question.gpu is None or not setup.seq_len or question.is_cpu:
         return None
-    tokens = setup.effective_batch * setup.seq_len
-    return speed.epoch_time(setup, question.gpu, tokens, mfu=question.mfu)
+    return speed.step_time(setup, question.gpu, mfu=question.mfu)
 
 
 def _time(question: Question, counted: Steps) -> Time | None:
@@ -274,10 +305,18 @@ def _time(question: Question, counted: Steps) -> Time | None:
         segments = speed.segments(whole.mid_s, question.limit_s)
     return Time(
         step=step,
+        samples_s=question.setup.effective_batch / step.mid_s,
+        filled=_filled(question),
         epoch=step.times(epoch) if epoch else None,
         whole=whole,
         segments=segments,
     )
+
+
+def _filled(question: Question) -> float:
+    if question.gpu is None or question.step_time_s is not None:
+        return 1.0
+    return speed.filled(question.setup, question.gpu, question.mfu)
 
 
 def _loader(question: Question) -> Loader:
