@@ -130,7 +130,7 @@ def _all_or_none(runs: Iterator[JobRecord]) -> list[JobRecord]:
     try:
         for record in runs:
             queued.append(record)
-    except BaseException:
+    except Exception:  # Ctrl-C leaves what is queued
         for record in queued:
             with contextlib.suppress(ClusterrunError):
                 select.backend_of(record).cancel(record.job_ids)
