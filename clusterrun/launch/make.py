@@ -15,6 +15,7 @@ from clusterrun.launch.own_world import notes_on_file, take_world
 from clusterrun.launch.passed_on import SBATCH, SRUN, check_options
 from clusterrun.launch.plan import Directive, Plan, Precision
 from clusterrun.launch.sbatch_header import cpus_per_task, directives, srun_options
+from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argument
 from clusterrun.launch.user_files import ANY_PRECISION, OwnFiles, read_own_files
 from clusterrun.launch.world_shape import World, decide_world
 
@@ -33,7 +34,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     asked, spec = spec, take_world(spec, own, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
-    check_strategy(strategy, world, facts)
+    _check_engine(spec, facts, own, strategy, world)
     precision = _precision(spec, own, world)
     cpus = cpus_per_task(spec, world)
     threads = _threads(spec, facts, world, cpus)
@@ -83,6 +84,14 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         accelerate_text=own.accelerate_text,
         notes=(*_notes(asked, own, facts, world, cpus), *environment.notes),
     )
+
+
+def _check_engine(
+    spec: JobSpec, facts: Facts, own: OwnFiles, strategy: Strategy, world: World
+) -> None:
+    check_strategy(strategy, world, facts)
+    check_fsdp_argument(spec, strategy, world)
+    check_batch_numbers(own.deepspeed_text, own.deepspeed_name, world)
 
 
 def _directives(spec: JobSpec, world: World, cpus: int) -> tuple[Directive, ...]:
@@ -187,7 +196,7 @@ def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
     if own.deepspeed_text and precision in ANY_PRECISION - own.allowed:
         says = " or ".join(sorted(allowed.value for allowed in own.allowed))
         raise UsageError(
-            f"mixed precision {precision.value}, but {spec.deepspeed_config} says {says}",
+            f"mixed precision {precision.value}, but {own.deepspeed_name} says {says}",
             hint='set "enabled": "auto" there, or leave the other one out',
         )
     fp16 = precision is Precision.FP16 or (
@@ -296,7 +305,7 @@ def _distributed_type(strategy: Strategy, world: World) -> str:
 
 
 def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
-    notes = [*notes_on_file(spec, own, facts, world), *world.notes]
+    notes = [*notes_on_file(spec, own, facts, world), *own.notes, *world.notes]
     is_local = facts.cluster is Cluster.LOCAL
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
