@@ -232,13 +232,13 @@ def _why(asked: Engine, runs: Engine, who: str) -> tuple[str | None, str]:
     if asked is Engine.FSDP and is_forced_to_cpu():
         hint = "use --strategy zero2, which shards on a CPU too, and leave FSDP out of the script"
         return "accelerate shards with FSDP on GPUs only", hint
+    if asked is Engine.DEEPSPEED and who == _LAUNCH and "accelerate" in sys.modules:
+        cause = "usually cpu=True or use_cpu=True in the script, or a model that was not prepared"
+        return cause, "leave it out (--device cpu chooses the CPU), and pass the model to prepare()"
     if asked is Engine.DEEPSPEED and is_forced_to_cpu():
         cause = "the launch is plain DDP on a CPU, where accelerate leaves DeepSpeed out"
         file = "--deepspeed-config FILE, or FILE as the script's own argument --deepspeed"
         return cause, f"name its JSON to the launch: clusterrun submit {file}"
-    if asked is Engine.DEEPSPEED and who == _LAUNCH and "accelerate" in sys.modules:
-        cause = "usually cpu=True or use_cpu=True in the script, or a model that was not prepared"
-        return cause, "leave it out (--device cpu chooses the CPU), and pass the model to prepare()"
     hint = "wrap the model: accelerator.prepare(), fully_shard() or deepspeed.initialize()"
     return None, f"{hint}; or use --strategy ddp"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.rank.test_world import JOIN, ROOT, World
 
 REAL = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -43,12 +44,11 @@ optimizer.step()
 print("stepped", hooks)
 """
 ALONE = "import torch\nmodel = torch.nn.Linear(4, 4)" + TRAIN
-TRAINER_LIKE = """
+ACCELERATE = """
 import os
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT={port!r})
-plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if {own} else None
-Accelerator(fsdp_plugin=plugin)
+Accelerator({given})
 print("accelerates")
 """
 
@@ -123,19 +123,31 @@ def test_a_script_may_shard_by_itself_under_a_launch_of_ddp(world: World) -> Non
     assert [event["engine"] for event in world.events("engine")] == ["fsdp"]
 
 
+def told(world: World, given: str, **changes: str) -> str:
+    """Make an Accelerator in both ranks, neither of which may go on, and return what was said."""
+    script = ACCELERATE.format(port=str(free_port()), given=given)
+    ended = both(world, script, **changes)
+    assert set(ended) <= {120, 1}, world.err(0)  # one may meet the other's end first
+    assert "accelerates" not in world.out(0) + world.out(1)
+    return world.err(ended.index(120))
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("own", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_accelerate_that_leaves_fsdp_out_on_a_cpu_is_caught(world: World, own: bool) -> None:
-    from tests.ports import free_port
-
-    script = TRAINER_LIKE.format(port=str(free_port()), own=own)
+    given = "fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)" if own else ""
     engine = "ddp" if own else "fsdp"
-    ended = both(world, script, CLUSTERRUN_ENGINE=engine, ACCELERATE_USE_CPU="true")
-    assert set(ended) <= {120, 1}, world.err(0)  # one may meet the other's end first
-    assert 120 in ended
-    told = world.err(ended.index(120))
+    said = told(world, given, CLUSTERRUN_ENGINE=engine, ACCELERATE_USE_CPU="true")
     who = "the script itself" if own else "the launch"
-    assert f"{who} asked for FSDP, and plain DDP would train instead" in told
-    assert "cause: accelerate shards with FSDP on GPUs only" in told
-    assert "hint: use --strategy zero2, which shards on a CPU too" in told
-    assert "accelerates" not in world.out(0) + world.out(1)
+    assert f"{who} asked for FSDP, and plain DDP would train instead" in said
+    assert "cause: accelerate shards with FSDP on GPUs only" in said
+    assert "hint: use --strategy zero2, which shards on a CPU too" in said
+
+
+@pytest.mark.torch
+@pytest.mark.long
+def test_a_script_that_says_cpu_itself_leaves_deepspeed_out_and_is_told_so(world: World) -> None:
+    launch = {"CLUSTERRUN_BACKEND": "gloo", "ACCELERATE_USE_DEEPSPEED": "true"}
+    said = told(world, "cpu=True", CLUSTERRUN_ENGINE="deepspeed", **launch)
+    assert "the launch asked for DeepSpeed, and plain DDP would train instead" in said
+    assert "cause: usually cpu=True or use_cpu=True in the script" in said
