@@ -133,7 +133,8 @@ def told(world: World, given: str, **changes: str) -> str:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("own", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("own", [True, False])
 def test_accelerate_that_leaves_fsdp_out_on_a_cpu_is_caught(world: World, own: bool) -> None:
     given = "fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)" if own else ""
     engine = "ddp" if own else "fsdp"
