@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,32 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.rank.emit import say
 from clusterrun.rank.save_together import (
     agreed_problem,
+    broadcast,
     gathered,
     is_superseded,
     joined_world,
     mark,
+    overridden,
     say_unsaved,
     settled_together,
 )
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.checkpoint_files import IncompleteError
+from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError
 
 
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Save when the job asks, mark checkpoints as complete, and stop when the job must end."""
+    """Save when the job asks, mark checkpoints as complete, and stop when the job must end.
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Refuse settings that can't be resumed; report what changed since the checkpoint."""
+    Another effective batch is another training, and refused on a resume;
+    `override=["effective_batch"]` accepts it, and later checkpoints tell of it.
+    """
+
+    def __init__(self, *, override: Collection[str] = ()) -> None:
+        self._override = override
+        self._overrides: Sequence[Mapping[str, Any]] = ()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse settings that can't be resumed, and a resume with another effective batch."""
         del control
         if args.save_only_model:
             raise ClusterrunError(
@@ -45,19 +56,24 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
                 "leave it off, or CheckpointCallback out"
             )
         here, world_size = joined_world()
-        if here != 0:
-            return
         limit = args.save_total_limit
-        if limit == 1 or (limit == 2 and args.metric_for_best_model):
+        if here == 0 and (limit == 1 or (limit == 2 and args.metric_for_best_model)):
             say(
                 f"save_total_limit={limit}: the Trainer may remove the last complete checkpoint "
                 "before it has another; let it be 3 or more"
             )
         path = _checkpoint(args, state)
-        with contextlib.suppress(IncompleteError):  # step 0, or somebody else's checkpoint
-            saved = checkpoint_files.read_marker(path)[0]
-            if words := saved.difference(world_size, _settings(args, world_size)):
-                say(f"goes on from {path.name} in another way than it was saved: {words}")
+        if found := broadcast(_saved(path) if here == 0 else None):
+            _refuse_batch_of_checkpoint(args, state, kwargs.get("train_dataloader"))
+            self._compare(found, _settings(args, world_size))
+
+    def _compare(self, found: Checkpoint, settings: Mapping[str, Any]) -> None:
+        if words := found.difference(None, settings, override=self._override):
+            raise ClusterrunError(
+                f"can't resume from {found.path}: {words} (keep batch size x accumulation x ranks, "
+                'or accept it: CheckpointCallback(override=["effective_batch"]))'
+            )
+        self._overrides = overridden(found, settings, self._override)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the step, and save if the agents ask for it."""
@@ -71,7 +87,8 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         here, world_size = joined_world()
         gathered(None)
         files, problem = settled_together(path)
-        publish = partial(mark, path, state.global_step, _settings(args, world_size), files)
+        settings = _settings(args, world_size)
+        publish = partial(mark, path, state.global_step, settings, files, self._overrides)
         if not is_superseded():
             problem = problem or agreed_problem(publish if here == 0 else None)
             if not problem:
@@ -90,6 +107,26 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
 
 def _checkpoint(args: Any, state: Any) -> Path:
     return Path(args.output_dir, f"checkpoint-{state.global_step}")
+
+
+def _saved(path: Path) -> Checkpoint | None:
+    """Return what was saved there; None at step 0, or if another program saved it."""
+    with contextlib.suppress(IncompleteError):
+        return checkpoint_files.read_marker(path)[0]
+    return None
+
+
+def _refuse_batch_of_checkpoint(args: Any, state: Any, loader: Any) -> None:
+    """Refuse a Trainer that took the batch size of the checkpoint instead of its argument's.
+
+    transformers 4 does so, and says nothing; with another accumulation the batch is another, too.
+    """
+    used = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    if args.train_batch_size != used == state.train_batch_size and not args.auto_find_batch_size:
+        raise ClusterrunError(
+            f"this transformers goes on with the checkpoint's batch size, {used}, instead of "
+            f"{args.train_batch_size}: update it (5.0 takes the argument), or keep {used}"
+        )
 
 
 def _settings(args: Any, world_size: int) -> dict[str, int]:

@@ -12,6 +12,7 @@ from clusterrun.config.spec import Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.own_world import take_world
 from clusterrun.launch.plan import Precision
+from clusterrun.launch.script_args import named_json
 from clusterrun.launch.user_files import read_own_files
 
 _PLAIN: Final = (Strategy.NONE, Strategy.DDP)
@@ -22,13 +23,14 @@ def settled(spec: JobSpec, cwd: Path, *, is_open: bool) -> JobSpec:
 
     Raises UsageError for a file of DeepSpeed or FSDP, and for any if the strategy is open.
     """
-    if not spec.accelerate_config and not spec.deepspeed_config:
+    is_adopted = not is_open and not spec.strategy.is_deepspeed and named_json(spec.args)
+    if not (spec.accelerate_config or spec.deepspeed_config or is_adopted):
         return spec
     refusal = UsageError(
         "a configuration of your own may say anything, and is not read",
         hint="say what it does with --strategy, --nodes and --gpus-per-node, and leave it out",
     )
-    if is_open or spec.deepspeed_config:
+    if is_open or spec.deepspeed_config or is_adopted:
         raise refusal
     facts = gather_facts(spec, cwd=cwd, environ=os.environ)
     own = read_own_files(spec, facts)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from clusterrun.advice import scaling
 from clusterrun.advice.own_files import settled
 from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
 from clusterrun.config import Resolved
@@ -69,6 +70,8 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
         disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves else None,
     )
+    found = (x for x in scaling.find(resolved) if x.is_of(setup, is_cpu=is_cpu))
+    question = dataclasses.replace(question, scaling=next(found, None))
     if not is_open and (wrong := mistake(question)):
         raise UsageError(wrong, hint="lower --micro-batch, --accumulation or the number of ranks")
     return question

@@ -17,6 +17,7 @@ from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.inputs import paths_to_look_for
+from clusterrun.launch.script_args import is_for_deepspeed, named_json
 from clusterrun.shared import shell
 
 PACKAGES: Final = ("torch", "accelerate", "deepspeed")
@@ -55,6 +56,7 @@ def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Fac
         missing=frozenset(path for path in paths_to_look_for(spec) if not _exists(cwd / path)),
         accelerate_config_text=_own_text(spec.accelerate_config, cwd, "accelerate configuration"),
         deepspeed_config_text=_own_text(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
+        script_deepspeed_text=_script_json(spec, cwd),
     )
 
 
@@ -139,6 +141,16 @@ def _own_text(name: str | None, cwd: Path, what: str) -> str:
         raise UsageError(f"cannot read the {what} '{name}'", cause=error.strerror) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"the {what} '{name}' is not UTF-8 text", cause=str(error)) from error
+
+
+def _script_json(spec: JobSpec, cwd: Path) -> str:
+    """Read the DeepSpeed JSON that the script is given; what is not one is the script's affair."""
+    name = named_json(spec.args)
+    try:
+        text = (cwd / name).read_text(encoding="utf-8-sig") if name else ""
+    except (OSError, ValueError):
+        return ""
+    return text if is_for_deepspeed(text) else ""
 
 
 # GPUs

@@ -163,8 +163,14 @@ def _basis(time: Time, question: Question) -> str:
 
 def _speedup(answer: Estimate) -> Iterator[str]:
     found = answer.speedup
-    if found is not None and not answer.question.is_cpu:
-        note = f" ({found.note})" if found.note else ""
+    if found is None:
+        return
+    note = f" ({found.note})" if found.note else ""
+    if found.measured_at:
+        share = 100 * found.low * found.base / answer.question.setup.world
+        over = f"{found.low:.3g} times {count(found.base, 'rank')}{note}, efficiency {share:.0f} %"
+        yield _row("speed-up", f"{over}: measured by clusterrun scaling, {found.measured_at[:10]}")
+    else:
         band = f"{found.low:.3g} to {found.high:.3g} times one GPU{note}"
         yield _row("speed-up", f"{band}, as is commonly seen; measure yours")
 

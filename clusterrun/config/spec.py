@@ -65,6 +65,11 @@ class Strategy(str, Enum):
         """Whether DeepSpeed's ZeRO does the work."""
         return self.value.startswith("zero")
 
+    @property
+    def engine(self) -> str:
+        """What does the work: `none`, `ddp`, `fsdp` or `deepspeed`."""
+        return "deepspeed" if self.is_deepspeed else self.value.split("-")[0]
+
 
 class GpuRequest(str, Enum):
     """The options by which a site wants GPUs to be requested."""

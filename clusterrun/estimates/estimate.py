@@ -23,6 +23,7 @@ from clusterrun.estimates.inputs import (
 from clusterrun.estimates.learning_rate import Rates
 from clusterrun.estimates.loader import Loader
 from clusterrun.estimates.presets import Preset
+from clusterrun.estimates.scaling import Scaling
 from clusterrun.estimates.speed import Duration, Speedup
 
 FRAGMENTATION: Final = 1.05  # what the allocator of torch can't give out again
@@ -37,7 +38,7 @@ class Question:
     `gpu_bytes` is the memory of one GPU, `host_bytes` and `cpus_per_rank` are allocated on a node
     and for a rank, `limit_s` is the time limit of a job, `disk_bytes` is free. `traced` are the
     activations of a pass over this very setup. `prices` are those of an hour of a GPU, by the names
-    of cards.
+    of cards. `scaling` was measured for the same script.
     """
 
     setup: Setup
@@ -63,6 +64,7 @@ class Question:
     disk_bytes: int | None = None
     traced: Activations | None = None
     prices: Mapping[str, float] = field(default_factory=dict)
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,7 @@ class Time:
 class Estimate:
     """The answer; None for what the question leaves open.
 
-    `speedup` is that of one node's GPUs over one of them.
+    `speedup` was measured, or is that of one node's GPUs over one of them.
     """
 
     question: Question
@@ -173,7 +175,7 @@ class Estimate:
 
 def estimate(question: Question) -> Estimate:
     """Answer what can be answered. Raises UsageError for what contradicts itself."""
-    counted, setup = count_steps(question), question.setup
+    counted = count_steps(question)
     return Estimate(
         question=question,
         gpu_memory=gpu_need(question),
@@ -182,11 +184,32 @@ def estimate(question: Question) -> Estimate:
         steps=counted,
         rates=_rates(question),
         time=_time(question, counted),
-        speedup=speed.speedup(setup.world) if setup.nodes == 1 and setup.world > 1 else None,
+        speedup=measured_speedup(question) or usual_speedup(question),
         loader=_loader(question),
         preset=_preset(question),
         notes=tuple(_notes(question, counted)),
     )
+
+
+def measured_speedup(question: Question) -> Speedup | None:
+    """Return the speed-up over the smallest world that was measured; None outside of those."""
+    setup, found = question.setup, question.scaling
+    if found is None or not found.is_of(setup, is_cpu=question.is_cpu):
+        return None
+    gains = {point.ranks: found.gain(point).speedup for point in found.points}
+    base = min(gains)
+    answer = speed.speedup(setup.world, {ranks: (x, x) for ranks, x in gains.items()})
+    if answer is None or setup.world == base:
+        return None
+    return replace(answer, base=base, measured_at=found.measured_at)
+
+
+def usual_speedup(question: Question) -> Speedup | None:
+    """Return what is commonly seen of the GPUs of one node; None for any other world."""
+    setup = question.setup
+    if setup.nodes > 1 or setup.world == 1 or question.is_cpu:
+        return None
+    return speed.speedup(setup.world)
 
 
 def gpu_need(question: Question) -> Need | None:

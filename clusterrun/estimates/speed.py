@@ -59,11 +59,16 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """How much faster than one GPU; `note` mentions an interpolation."""
+    """How much faster than one GPU; `note` mentions an interpolation.
+
+    One that was measured has `measured_at` (ISO 8601), and is over as many ranks as `base` says.
+    """
 
     low: float
     high: float
     note: str
+    base: int = 1
+    measured_at: str = ""
 
 
 def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
@@ -168,7 +173,7 @@ def speedup(gpus: int, known: Mapping[int, tuple[float, float]] = SCALING) -> Sp
     """Return how much faster than one GPU several are; None beyond the known counts.
 
     >>> speedup(8)
-    Speedup(low=6.5, high=7.0, note='')
+    Speedup(low=6.5, high=7.0, note='', base=1, measured_at='')
     >>> speedup(16) is None
     True
     """
@@ -181,7 +186,7 @@ def speedup(gpus: int, known: Mapping[int, tuple[float, float]] = SCALING) -> Sp
         return None
     part = (gpus - below) / (above - below)
     low, high = (a + part * (b - a) for a, b in zip(known[below], known[above], strict=True))
-    return Speedup(low=low, high=high, note=f"interpolated between {below} and {above} GPUs")
+    return Speedup(low=low, high=high, note=f"interpolated between {below} and {above}")
 
 
 def segments(seconds: float, limit_s: int) -> int:

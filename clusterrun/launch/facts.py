@@ -17,7 +17,8 @@ class Facts:
     `missing` are the paths that the job names, as written, and that do not exist here.
     `versions` holds torch, accelerate and deepspeed as installed for `python`, "" if missing.
     `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
-    The two texts are the user's own files, empty without one.
+    The three texts are the user's own files, empty without one; the last is the DeepSpeed JSON that
+    the script's own arguments name (`launch.script_args`).
     """
 
     cluster: Cluster
@@ -32,6 +33,7 @@ class Facts:
     missing: frozenset[str] = frozenset()
     accelerate_config_text: str = ""
     deepspeed_config_text: str = ""
+    script_deepspeed_text: str = ""
 
     def __post_init__(self) -> None:
         if self.cluster is Cluster.AUTO:

@@ -18,6 +18,7 @@ from clusterrun.launch.own_world import notes_on_file, take_world
 from clusterrun.launch.passed_on import SBATCH, SRUN, check_options
 from clusterrun.launch.plan import Directive, Plan, Precision
 from clusterrun.launch.sbatch_header import cpus_per_task, directives, srun_options
+from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argument
 from clusterrun.launch.user_files import ANY_PRECISION, OwnFiles, read_own_files
 from clusterrun.launch.world_shape import World, decide_world
 
@@ -36,7 +37,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     asked, spec = spec, take_world(spec, own, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
-    check_strategy(strategy, world, facts)
+    _check_engine(spec, facts, own, strategy, world)
     precision = _precision(spec, own, world)
     cpus = cpus_per_task(spec, world)
     threads = _threads(spec, facts, world, cpus)
@@ -44,7 +45,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     template = _template(strategy, own)
     is_large = world.nodes > LARGE_JOB_NODES
     return Plan(
-        name=_name(spec),
+        name=job_name(spec),
         cluster=facts.cluster,
         nodes=world.nodes,
         procs_per_node=world.procs_per_node,
@@ -88,8 +89,16 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     )
 
 
+def _check_engine(
+    spec: JobSpec, facts: Facts, own: OwnFiles, strategy: Strategy, world: World
+) -> None:
+    check_strategy(strategy, world, facts)
+    check_fsdp_argument(spec, strategy, world)
+    check_batch_numbers(own.deepspeed_text, own.deepspeed_name, world)
+
+
 def _directives(spec: JobSpec, world: World, cpus: int) -> tuple[Directive, ...]:
-    lines = directives(spec, name=_name(spec), world=world, cpus=cpus)
+    lines = directives(spec, name=job_name(spec), world=world, cpus=cpus)
     check_options(SBATCH, spec.sbatch_args, lines)
     return lines
 
@@ -127,7 +136,8 @@ def _entry(spec: JobSpec) -> tuple[str, ...]:
 _RESERVED_NAMES = ("", ".", "..", "by-job")
 
 
-def _name(spec: JobSpec) -> str:
+def job_name(spec: JobSpec) -> str:
+    """Return the name of a job: the one that was given, or that of its script."""
     if spec.name is None:
         source = spec.module or posixpath.basename(spec.script or "").removesuffix(".py")
         plain = re.sub(r"[^A-Za-z0-9._+-]+", "_", source)[:100]
@@ -195,7 +205,7 @@ def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
     if own.deepspeed_text and precision in ANY_PRECISION - own.allowed:
         says = " or ".join(sorted(allowed.value for allowed in own.allowed))
         raise UsageError(
-            f"mixed precision {precision.value}, but {spec.deepspeed_config} says {says}",
+            f"mixed precision {precision.value}, but {own.deepspeed_name} says {says}",
             hint='set "enabled": "auto" there, or leave the other one out',
         )
     fp16 = precision is Precision.FP16 or (
@@ -304,7 +314,7 @@ def _distributed_type(strategy: Strategy, world: World) -> str:
 
 
 def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
-    notes = [*notes_on_file(spec, own, facts, world), *world.notes]
+    notes = [*notes_on_file(spec, own, facts, world), *own.notes, *world.notes]
     is_local = facts.cluster is Cluster.LOCAL
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node

@@ -472,9 +472,14 @@ def test_facts_that_make_no_sense_do_not_stop_a_submission(
     assert "note: no estimate was made: cannot read the model's size: 'gone'" in said.err
 
 
-def test_submit_says_once_that_no_estimate_was_made(here: CommandLine, project: Path) -> None:
+@pytest.mark.parametrize(
+    "argv", [("--deepspeed-config", "ds.json"), ("train.py", "--deepspeed", "ds.json")]
+)
+def test_submit_says_once_that_no_estimate_was_made(
+    here: CommandLine, project: Path, argv: tuple[str, ...]
+) -> None:
     (project / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
-    said = here("submit", "--deepspeed-config", "ds.json").err
+    said = here("submit", *argv).err
     (note,) = [line for line in said.splitlines() if "estimate" in line]
     why = "a configuration of your own may say anything, and is not read"
     assert note == f"note: no estimate was made: {why}"

@@ -176,3 +176,18 @@ def test_the_script_passes_bash(here: CommandLine, tmp_path: Path) -> None:
         here("render", "--check", "--cluster", "local", "train.py", "a'b", "$(touch x)").code == 0
     )
     assert here.files() == ["train.py"]
+
+
+def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: CommandLine) -> None:
+    cpu = ("render", "--cluster", "local", "--device", "cpu", "--nproc-per-node", "2", "--json")
+    argv = (*cpu, "train.py", "--deepspeed", "conf/ds.json")
+    missing = json.loads(here(*argv).out)
+    assert json.loads(missing["files"]["plan.json"])["strategy"] == "ddp"
+    (here.path / "conf").mkdir()
+    for text in (b"{", b'{"lr": 1}', b"\xff"):
+        (here.path / "conf" / "ds.json").write_bytes(text)
+        assert json.loads(here(*argv).out) == missing
+    (here.path / "conf" / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    said = here(*argv)
+    assert json.loads(json.loads(said.out)["files"]["plan.json"])["strategy"] == "zero3"
+    assert "conf/ds.json of the script's arguments decides: the launch is zero3" in said.err

@@ -163,7 +163,7 @@ def test_counts_between_are_interpolated_and_say_so() -> None:
     found = speedup(3)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((2.65, 2.85))
-    assert found.note == "interpolated between 2 and 4 GPUs"
+    assert found.note == "interpolated between 2 and 4"
 
 
 @pytest.mark.parametrize("gpus", [9, 16, 64])

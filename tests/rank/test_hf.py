@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,18 +30,21 @@ from transformers import Trainer, TrainingArguments
 from clusterrun import runtime
 from clusterrun.hf import CheckpointCallback, resume_path
 
+DROPOUT = float(os.environ.get("DROPOUT", "0.2"))
+
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.layer = torch.nn.Linear(4, 1)
     def forward(self, x, labels):
-        out = torch.nn.functional.dropout(self.layer(x), 0.2, self.training).squeeze(1)
+        out = torch.nn.functional.dropout(self.layer(x), DROPOUT, self.training).squeeze(1)
         return {"loss": ((out - labels) ** 2).mean(), "logits": out}
 
 data = [{"x": torch.full((4,), n / 40), "labels": torch.tensor(n / 20)} for n in range(40)]
 args = TrainingArguments(
-    "out", max_steps=int(os.environ.get("MAX_STEPS", "9")), per_device_train_batch_size=2,
+    "out", max_steps=9, per_device_train_batch_size=int(os.environ.get("BATCH", "2")),
+    gradient_accumulation_steps=int(os.environ.get("ACCUMULATION", "1")),
     save_strategy=sys.argv[1], save_steps=6,
     use_cpu=True, ddp_backend="gloo", report_to=[], logging_strategy="no", disable_tqdm=True,
 )
@@ -121,14 +125,72 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
 
 
 @pytest.mark.long
-def test_a_trainer_that_goes_on_with_another_batch_says_so(tmp_path: Path) -> None:
-    train(tmp_path, "steps", ranks=1, MAX_STEPS="3")
-    said = train(tmp_path, "steps")[1]
-    assert said.count("clusterrun: ") == 1
-    assert (
-        "clusterrun: goes on from checkpoint-3 in another way than it was saved: effective_batch "
-        "was 2 and is 4; it was saved by 1 ranks and these are 2\n"
-    ) in said
+@pytest.mark.parametrize(
+    ("ranks", "division"),
+    [(1, {"BATCH": "2", "ACCUMULATION": "2"}), (2, {"BATCH": "2"})],
+)
+def test_a_trainer_with_the_same_effective_batch_goes_on_with_the_same_samples(
+    tmp_path: Path, ranks: int, division: dict[str, str]
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    train(tmp_path, "steps", ranks=1, BATCH="4", DROPOUT="0")
+    last = tmp_path / "out/checkpoint-9"
+    expected = load_file(last / "model.safetensors")
+    shutil.rmtree(last)
+    said, notes = train(tmp_path, "steps", ranks=ranks, DROPOUT="0", **division)
+    assert said == ["step 9 stopped False"] * ranks
+    assert "clusterrun: " not in notes
+    found = load_file(last / "model.safetensors")
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+
+
+def saved_at_step_6(folder: Path, **changed: object) -> SimpleNamespace:
+    """Save as a Trainer does; return its state when it resumes."""
+    from clusterrun.hf import CheckpointCallback
+
+    (folder / "checkpoint-6").mkdir()
+    state = SimpleNamespace(global_step=6, train_batch_size=2)
+    CheckpointCallback().on_save(arguments(folder, **changed), state, SimpleNamespace())
+    return state
+
+
+def test_a_trainer_with_another_effective_batch_is_refused_unless_it_is_overridden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from clusterrun.hf import CheckpointCallback
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    state = saved_at_step_6(tmp_path)
+    args = arguments(tmp_path, gradient_accumulation_steps=2)
+    with pytest.raises(ClusterrunError, match=r"effective_batch was 2 and is 4 .*override="):
+        CheckpointCallback().on_train_begin(args, state, None)
+    callback = CheckpointCallback(override=["effective_batch"])
+    callback.on_train_begin(args, state, None)
+    said = "clusterrun: goes on with effective_batch 4 instead of 2 (override)\n"
+    assert capsys.readouterr().err == said
+    (tmp_path / "checkpoint-7").mkdir()
+    callback.on_save(args, SimpleNamespace(global_step=7), SimpleNamespace())
+    found, _ = checkpoint_files.newest(tmp_path)
+    assert found is not None
+    assert found.overrides == ({"step": 6, "settings": {"effective_batch": [2, 4]}},)
+
+
+def test_a_trainer_that_takes_the_batch_size_of_its_checkpoint_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clusterrun.hf import CheckpointCallback
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    state = saved_at_step_6(tmp_path)
+    args = arguments(tmp_path, train_batch_size=1, gradient_accumulation_steps=2)
+    loader = SimpleNamespace(batch_sampler=SimpleNamespace(batch_size=1))
+    CheckpointCallback().on_train_begin(args, state, None, train_dataloader=loader)
+    loader.batch_sampler.batch_size = 2  # as transformers 4 does
+    with pytest.raises(ClusterrunError, match="the checkpoint's batch size, 2, instead of 1"):
+        CheckpointCallback().on_train_begin(args, state, None, train_dataloader=loader)
 
 
 def test_checkpoints_that_no_run_can_go_on_from_are_refused(tmp_path: Path) -> None:
@@ -164,6 +226,7 @@ def arguments(folder: Path, **changed: object) -> SimpleNamespace:
         "output_dir": str(folder),
         "train_batch_size": 2,
         "gradient_accumulation_steps": 1,
+        "auto_find_batch_size": False,
         "save_only_model": False,
         "save_total_limit": None,
         "metric_for_best_model": None,
