@@ -66,6 +66,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
         step_time_s=spec.step_time_s,
         save_every=spec.save_every,
         keep=spec.keep or KEEP,
+        keep_best=spec.keep_best or 0,
         is_batch_chosen=not (spec.micro_batch is spec.accumulation is spec.effective_batch is None),
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
         disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves else None,

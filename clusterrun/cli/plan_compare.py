@@ -10,6 +10,7 @@ from clusterrun.cli import plan_json
 from clusterrun.cli.plan_view import gib, gigabytes
 from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.estimates.disk import checkpoint_bytes
 from clusterrun.estimates.estimate import Estimate, estimate, usual_speedup
 from clusterrun.estimates.inputs import total
 from clusterrun.estimates.memory import CONTEXT
@@ -69,7 +70,7 @@ def compare(job: str, *, as_json: bool) -> None:
 
 def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
     step_s = answer.time.step.mid_s if answer.time else None
-    one_bytes = answer.disk.total_bytes // (answer.question.keep + 1)
+    one_bytes = checkpoint_bytes(answer.question.setup)
     return [
         Pair("time of a step", "s", step_s, found.step_s),
         Pair("steps", "", _counted(answer), found.steps),

@@ -31,7 +31,11 @@ def of(answer: Estimate, neighbours: Sequence[Estimate] = ()) -> dict[str, Any]:
         "time": _time(answer.time, setup),
         "cost": answer.cost,
         "speedup": dataclasses.asdict(answer.speedup) if answer.speedup else None,
-        "disk": {**_need(answer.disk), "keep": answer.question.keep},
+        "disk": {
+            **_need(answer.disk),
+            "keep": answer.question.keep,
+            "keep_best": answer.question.keep_best,
+        },
         "loader": dataclasses.asdict(answer.loader),
         "preset": _preset(answer.preset) if answer.preset else None,
         "verdict": answer.verdict.value if answer.verdict else None,

@@ -12,6 +12,7 @@ from clusterrun.cli.shared.options import as_options
 from clusterrun.cli.shared.times import clock
 from clusterrun.config.training import LrRule
 from clusterrun.estimates.cost import ASSUMPTION
+from clusterrun.estimates.disk import checkpoint_bytes
 from clusterrun.estimates.estimate import Estimate, Need, Question, Time
 from clusterrun.estimates.inputs import GIB, Fit
 from clusterrun.estimates.recommend import Choice, neighbours
@@ -185,9 +186,11 @@ def _segments(answer: Estimate, segments: int, limit_s: int) -> str:
 
 
 def _disk(answer: Estimate) -> Iterator[str]:
-    need, kept = answer.disk, answer.question.keep
-    one = need.total_bytes // (kept + 1)
-    sums = f"keep {kept} + 1 in flight = {gigabytes(need.total_bytes)}"
+    need, question = answer.disk, answer.question
+    one, best = checkpoint_bytes(question.setup), question.keep_best
+    sums = f"keep {question.keep} + 1 in flight"
+    sums += f" + weights of the best {best}" if best else ""
+    sums += f" = {gigabytes(need.total_bytes)}"
     free = f" of {gigabytes(need.capacity_bytes)} free" if need.capacity_bytes else ""
     verdict = f"   {_painted(need.verdict)}" if need.verdict is not None else ""
     yield _row("disk", f"{gigabytes(one)} per checkpoint, {sums}{free}{verdict}")

@@ -141,6 +141,9 @@ class Training:
         "training.save_every", Kind.COUNT, "--save-every", "steps between checkpoints"
     )
     keep: int | None = declared("training.keep", Kind.COUNT, "--keep", "checkpoints that are kept")
+    keep_best: int | None = declared(
+        "training.keep_best", Kind.COUNT, "--keep-best", "best ones kept besides, as weights alone"
+    )
     planned: bool | None = declared(
         "training.planned",
         Kind.FLAG,

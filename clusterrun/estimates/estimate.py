@@ -59,6 +59,7 @@ class Question:
     step_time_s: float | None = None
     save_every: int | None = None
     keep: int = KEEP
+    keep_best: int = 0
     is_batch_chosen: bool = True
     limit_s: int | None = None
     disk_bytes: int | None = None
@@ -246,8 +247,8 @@ def counts_activations(setup: Setup) -> bool:
 
 
 def disk_need(question: Question) -> Need:
-    """Add up the checkpoints of a run: those that it keeps, and one being written."""
-    terms = tuple(
+    """Add up a run's checkpoints: those kept, one being written, and the weights of the best."""
+    whole = tuple(
         replace(
             term,
             bytes=disk.run_bytes(term.bytes, question.keep),
@@ -255,7 +256,8 @@ def disk_need(question: Question) -> Need:
         )
         for term in disk.checkpoint_terms(question.setup)
     )
-    return Need(terms=terms, capacity_bytes=question.disk_bytes)
+    best = disk.best_terms(question.setup, question.keep_best)
+    return Need(terms=(*whole, *best), capacity_bytes=question.disk_bytes)
 
 
 def count_steps(question: Question) -> Steps:
