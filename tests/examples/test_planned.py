@@ -30,7 +30,7 @@ PLANNED = {
         ),
         pytest.param(
             "pretrain_parquet/pretrain.py",
-            "--data data --output out --layers 1 --width 16",
+            "--data data --output out --layers 1 --width 16 --log-every 10",
             "world 1 ranks, 8 rows a step, 12 steps in all\nstep 10/12 loss",
             marks=pytest.mark.long,
         ),
