@@ -179,6 +179,9 @@ torch_only = pytest.mark.torch
 def make_data(directory: Path) -> None:
     argv = [sys.executable, str(HERE / "make_data.py"), str(directory), "--rows", str(ROWS)]
     subprocess.run([*argv, "--file-rows", "150", "--group-rows", "40"], check=True)
+    # Rows of very unequal length: a mean of means would not be the mean.
+    rows = {"prompt": ["a"] * 100, "response": [f"{n:x}" * (n % 40 + 1) for n in range(100)]}
+    parquet.write_table(pyarrow.table(rows), directory / "train/part-00002.parquet")
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
