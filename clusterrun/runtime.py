@@ -133,27 +133,27 @@ class _Steps:
 
     def __init__(self) -> None:
         self._next = 0.0
-        self._held: tuple[Any, Any, dict[str, Any]] | None = None
+        self._held: tuple[Any, Any, dict[str, Any], float] | None = None
 
     def report(self, step: Any, total: Any, metrics: dict[str, Any]) -> None:
         now = time.monotonic()
         if now < self._next and step != total:
             if self._held is None:
                 atexit.register(self.flush)
-            self._held = (step, total, metrics)
+            self._held = (step, total, metrics, time.time())
             return
         self._next = now + STEP_INTERVAL_S
-        self._write(step, total, metrics)
+        self._write(step, total, metrics, time.time())
 
     def flush(self) -> None:
         if self._held is not None:
             self._write(*self._held)
 
-    def _write(self, step: Any, total: Any, metrics: dict[str, Any]) -> None:
+    def _write(self, step: Any, total: Any, metrics: dict[str, Any], at: float) -> None:
         atexit.unregister(self.flush)
         self._held = None
         values = {name: number(value) for name, value in metrics.items()}
-        emit("step", step=number(step), total=number(total), metrics=values)
+        emit("step", ts=round(at, 6), step=number(step), total=number(total), metrics=values)
 
 
 _steps = _Steps()

@@ -86,6 +86,15 @@ def test_render_gives_every_file_and_writes_none(project: Path) -> None:
     assert list(project.iterdir()) == [project / "train.py"]
 
 
+def test_a_spec_of_python_leaves_the_counts_to_an_accelerate_yaml(project: Path) -> None:
+    text = "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 8\n"
+    (project / "acc.yaml").write_text(text)
+    plan = prepare(spec(cluster="slurm", accelerate_config="acc.yaml")).plan
+    assert (plan.nodes, plan.procs_per_node, plan.gpus_per_node) == (2, 4, 4)
+    plan = prepare(spec(cluster="slurm", accelerate_config="acc.yaml", nodes=1)).plan
+    assert (plan.nodes, plan.procs_per_node, plan.gpus_per_node) == (1, 4, 4)
+
+
 def test_plain_texts_stand_for_the_members_of_enums(project: Path) -> None:
     plain = spec(cluster="slurm", strategy="zero2", device="cpu", nproc_per_node=2)
     typed = spec(cluster=Cluster.SLURM, strategy=Strategy.ZERO2, device="cpu", nproc_per_node=2)

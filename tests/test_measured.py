@@ -33,6 +33,15 @@ def test_a_step_takes_the_median_of_what_lies_between_reports(tmp_path: Path) ->
     assert measure(paths).steps == 90
 
 
+def test_a_share_of_the_first_reports_is_left_out(tmp_path: Path) -> None:
+    paths = RunPaths(root=tmp_path)
+    write(paths, "n1", step(0.0, 1), step(9.0, 2), step(18.0, 3), step(19.0, 4), step(20.0, 5))
+    assert (measure(paths).step_s, measure(paths).timed) == (5.0, 4)
+    found = measure(paths, warm_up=0.5)
+    assert (found.step_s, found.timed) == (1.0, 2)
+    assert measure(paths, warm_up=0.2).timed == 4  # a few are all needed
+
+
 def test_a_counter_that_repeats_or_restarts_is_passed_over(tmp_path: Path) -> None:
     paths = RunPaths(root=tmp_path)
     write(paths, "n1", step(0.0, 5), step(1.0, 1), step(2.0, 1), step(4.0, 2))

@@ -29,6 +29,10 @@ def test_the_tour_on_this_machine(tmp_path: Path) -> None:
     assert "held-out loss" in out
     assert "#SBATCH --gpus-per-node=4" in out
     assert "COMPLETED" in out
+    assert "SPEED-UP  EFFICIENCY" in out
+    assert "model     llama-3.1-8b   8.03 B parameters" in out
+    assert "4.67 s a step, 6.1 h an epoch, 2.5 d in all" in out
+    assert "plan ... --strategy zero3 --micro-batch 2" in out
 
 
 @pytest.mark.torch

@@ -16,7 +16,7 @@ from clusterrun.errors import UsageError
     [
         ({"nodes": "2"}, "nodes must be a whole number, not str"),
         ({"nodes": True}, "nodes must be a whole number, not bool"),
-        ({"nodes": None}, "nodes must be a whole number, not None"),
+        ({"spare_nodes": None}, "spare_nodes must be a whole number, not None"),
         ({"time_minutes": 1.5}, "time_minutes must be a whole number, not float"),
         ({"timeout_s": "30m"}, "timeout_s must be a whole number, not str"),
         ({"exclusive": 1}, "exclusive must be True or False, not int"),

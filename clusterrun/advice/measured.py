@@ -18,8 +18,8 @@ SHORTEST_S = 0.5  # between two reports of steps; a last step is reported at onc
 class Measured:
     """The median time of a step, steps and peaks; None for what the run has not reported.
 
-    `gpu_bytes` is the largest peak of the allocator of a rank, `host_bytes` the largest sum of
-    the peaks of a node's ranks.
+    `timed` counts the steps that the median is of, `gpu_bytes` is the largest peak of the
+    allocator of a rank, `host_bytes` the largest sum of the peaks of a node's ranks.
     """
 
     step_s: float | None
@@ -27,11 +27,12 @@ class Measured:
     gpu_bytes: int | None
     host_bytes: int | None
     checkpoint_bytes: int | None
+    timed: int = 0
 
 
-def measure(paths: RunPaths) -> Measured:
-    """Read what the ranks of a run have reported."""
-    spans: list[float] = []
+def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
+    """Read what the ranks of a run have reported; leave out a share of its first steps."""
+    spans: list[tuple[float, int]] = []
     steps: list[int] = []
     gpu: list[int] = []
     hosts: dict[tuple[str, int], int] = defaultdict(int)
@@ -46,15 +47,17 @@ def measure(paths: RunPaths) -> Measured:
             at, step = before.get(event.attempt, (event.at, event.step))
             # A counter may repeat or restart, as one of each epoch does.
             if event.at - at >= SHORTEST_S and event.step > step:
-                spans.append((event.at - at) / (event.step - step))
+                spans.append((event.at - at, event.step - step))
             before[event.attempt] = (event.at, event.step)
             steps.append(event.step)
+    spans = spans[int(warm_up * len(spans)) :]
     return Measured(
-        step_s=statistics.median(spans) if spans else None,
+        step_s=statistics.median(span_s / count for span_s, count in spans) if spans else None,
         steps=max(steps, default=None),
         gpu_bytes=max(gpu, default=0) or None,
         host_bytes=max(hosts.values(), default=None),
         checkpoint_bytes=_checkpoint_bytes(paths),
+        timed=sum(count for _, count in spans),
     )
 
 

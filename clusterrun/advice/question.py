@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from clusterrun.advice import scaling
+from clusterrun.advice.own_files import settled
 from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
 from clusterrun.config import Resolved
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
@@ -37,7 +41,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
     `is_open` leaves strategy, micro-batch and accumulation to be chosen.
     Raises UsageError if the model's size is unknown or the question makes no sense.
     """
-    spec = resolved.spec
+    spec = settled(resolved.spec, resolved.cwd, is_open=is_open)
     _refuse(spec, is_open=is_open)
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
     setup = _setup(spec, _model(resolved), gpu, is_open=is_open)
@@ -53,17 +57,22 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
         epochs=spec.epochs or (None if spec.max_steps else 1),
         max_steps=spec.max_steps,
         wanted_batch=spec.effective_batch,
+        wanted_ckpt=spec.grad_ckpt,
         lr=spec.lr,
         base_batch=spec.base_batch,
         lr_rule=spec.lr_rule or LrRule.LINEAR,
         mfu=spec.mfu or speed.MFU,
+        prices=_prices(spec, gpu),
         step_time_s=spec.step_time_s,
         save_every=spec.save_every,
         keep=spec.keep or KEEP,
+        keep_best=spec.keep_best or 0,
         is_batch_chosen=not (spec.micro_batch is spec.accumulation is spec.effective_batch is None),
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
         disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves else None,
     )
+    found = (x for x in scaling.find(resolved) if x.is_of(setup, is_cpu=is_cpu))
+    question = dataclasses.replace(question, scaling=next(found, None))
     if not is_open and (wrong := mistake(question)):
         raise UsageError(wrong, hint="lower --micro-batch, --accumulation or the number of ranks")
     return question
@@ -131,8 +140,9 @@ def configured_batch(spec: JobSpec, world: int) -> int | None:
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
     """Return the assumptions: which card a short name means."""
-    named = resolved.spec.gpu or resolved.spec.gpu_type
-    text = gpus.assumption(named) if named else ""
+    spec = resolved.spec
+    named = spec.gpu or spec.gpu_type
+    text = gpus.assumption(named) if named and not spec.gpu_mem_bytes else ""
     return (text,) if text else ()
 
 
@@ -143,17 +153,12 @@ def _names_model(spec: JobSpec) -> bool:
 
 def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     """Refuse what can't be estimated or trained."""
-    if spec.accelerate_config or spec.deepspeed_config:
-        raise UsageError(
-            "a configuration of your own may say anything, and is not read",
-            hint="say what it does with --strategy, and leave it out",
-        )
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
             raise UsageError(f"{option} of {size} bytes can't be meant", hint="write it as 24GiB")
     procs, is_cpu = _procs(spec), _is_cpu(spec)
     world = World(
-        nodes=spec.nodes,
+        nodes=spec.nodes or 1,
         procs_per_node=procs,
         gpus_per_node=0 if is_cpu else spec.gpus_per_node or procs,
         device=Device.CPU if is_cpu else Device.CUDA,
@@ -176,10 +181,10 @@ def _is_cpu(spec: JobSpec) -> bool:
 def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
     procs, is_cpu = _procs(spec), _is_cpu(spec)
     micro_batch = spec.micro_batch or 1
-    each_pass = micro_batch * spec.nodes * procs
+    each_pass = micro_batch * (spec.nodes or 1) * procs
     return Setup(
         model=model,
-        nodes=spec.nodes,
+        nodes=spec.nodes or 1,
         procs_per_node=procs,
         strategy=spec.strategy,
         precision=_precision(spec, gpu, is_cpu=is_cpu),
@@ -223,14 +228,15 @@ def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
 
 
 def _gpu(spec: JobSpec) -> Gpu | None:
-    """Find the card; a GPU type of Slurm's may be unknown."""
+    """Find the card, of its memory if that was given; a GPU type of Slurm's may be unknown."""
     if spec.gpu is not None and spec.gpu_mem_bytes is None:
         return gpus.find(spec.gpu)
     named = spec.gpu or spec.gpu_type
     try:
-        return gpus.find(named) if named else None
+        found = gpus.find(named) if named else None
     except UsageError:
         return None
+    return gpus.sized(found, spec.gpu_mem_bytes) if found and spec.gpu_mem_bytes else found
 
 
 # The model
@@ -240,21 +246,32 @@ def _model(resolved: Resolved) -> Model:
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
         raise UsageError("--active-params are a part of --params", hint="pass --params, too")
-    if spec.model is None or spec.params is not None or spec.hidden is not None:
+    if spec.model is None:
         return _by_numbers(spec)
+    has_numbers = spec.params is not None or spec.hidden is not None
     config = _local_config(resolved, spec.model)
-    known = models.find(spec.model) if config is None else models.from_config(config, spec.model)
+    if config is not None:
+        return _by_numbers(spec) if has_numbers else models.from_config(config, spec.model)
+    known = models.find(spec.model)
     if known is None:
         raise UsageError(
             f"cannot read the model's size: '{spec.model}' is no config.json, no known name, and "
             "not in the Hugging Face cache",
-            hint=f"pass --params, or a local config.json; known are {', '.join(models.BUILT_IN)}",
+            hint=_other_models(spec.model),
         )
-    return known
+    return _by_numbers(spec) if has_numbers else known
+
+
+def _other_models(name: str) -> str:
+    else_pass = "pass --model config.json, or --params in its place"
+    near = difflib.get_close_matches(name.lower().rpartition("/")[2], models.BUILT_IN, n=3)
+    if near:
+        return f"did you mean {' or '.join(near)}? else {else_pass}"
+    return f"{else_pass}; known are {', '.join(models.BUILT_IN)}"
 
 
 def config_of(resolved: Resolved) -> Mapping[str, Any]:
-    """Return the named model's config.json. Raises UsageError if there is none."""
+    """Return the config.json of the model of a question. Raises UsageError for numbers alone."""
     name = resolved.spec.model
     if name is None:
         raise UsageError(
@@ -262,11 +279,7 @@ def config_of(resolved: Resolved) -> Mapping[str, Any]:
         )
     config = _local_config(resolved, name)
     found = models.find_config(name) if config is None else config
-    if found is None:
-        raise UsageError(
-            f"--trace finds no config of the model '{name}' on this machine",
-            hint="pass --model config.json, or leave out --trace",
-        )
+    assert found is not None  # question_of refuses an unknown name
     return found
 
 
@@ -328,6 +341,20 @@ def _samples(spec: JobSpec) -> int | None:
     return max(1, int(spec.tokens / spec.seq_len))
 
 
+def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
+    """Read each `GPU=PRICE`; one that is named as the planned card is for that one."""
+    prices = {}
+    for text in spec.gpu_price:
+        name, _, price = text.partition("=")
+        card = gpu if gpu and name == spec.gpu else gpus.find(name)
+        if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", price):
+            raise UsageError(
+                f"--gpu-price '{text}' names no price", hint="write --gpu-price h100-80g=2.5"
+            )
+        prices[card.name] = float(price)
+    return prices
+
+
 def _host_bytes(spec: JobSpec) -> int | None:
     """Return the memory that the job gets on a node; None if Slurm decides."""
     gpu_count, cpus = spec.gpus_per_node or 1, _cpus(spec)
@@ -340,7 +367,7 @@ def _host_bytes(spec: JobSpec) -> int | None:
     if _runs_here(spec):
         import psutil
 
-        return psutil.virtual_memory().total // spec.nodes
+        return psutil.virtual_memory().total // (spec.nodes or 1)
     return None
 
 
@@ -365,7 +392,7 @@ def _cpus(spec: JobSpec) -> int | None:
 def _cpus_per_rank(spec: JobSpec, procs: int) -> int | None:
     cpus = _cpus(spec)
     if cpus is None and _runs_here(spec):
-        cpus = usable_cpus() // spec.nodes
+        cpus = usable_cpus() // (spec.nodes or 1)
     return max(1, cpus // procs) if cpus else None
 
 

@@ -49,6 +49,7 @@ class Evidence:
     hosts: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     world_size: int | None = None
+    engine: str = ""
     progress: TrainingProgress = TrainingProgress()
     checkpoint: str | None = None
     checkpoint_at: float | None = None
@@ -72,12 +73,17 @@ def read_evidence(paths: RunPaths) -> Evidence:
         hosts=hosts,
         nodes=nodes or hosts,
         world_size=world.world_size if world else None,
+        engine=_engine(newest.get(EventType.ENGINE)),
         progress=_progress([event for event in events if event.type is EventType.STEP]),
         checkpoint=save.path if save else None,
         checkpoint_at=save.at if save else None,
         unsaved=_unsaved(unsaved),
         is_unheard=_is_unheard(unsaved),
     )
+
+
+def _engine(told: Event | None) -> str:
+    return (told.engine if told else None) or ""
 
 
 def _events(paths: RunPaths, attempt: int, nodes: Sequence[str]) -> list[Event]:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from clusterrun.config.environments import python_of
 from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.facts import Facts
+from clusterrun.launch.inputs import paths_to_look_for
+from clusterrun.launch.script_args import is_for_deepspeed, named_json
 from clusterrun.shared import shell
 
 PACKAGES: Final = ("torch", "accelerate", "deepspeed")
@@ -49,8 +52,11 @@ def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Fac
         local_gpus=visible_gpus(find_gpus(), environ) if is_local else (),
         local_cpus=usable_cpus(),
         platform=sys.platform,
+        own_python=sys.executable,
+        missing=frozenset(path for path in paths_to_look_for(spec) if not _exists(cwd / path)),
         accelerate_config_text=_own_text(spec.accelerate_config, cwd, "accelerate configuration"),
         deepspeed_config_text=_own_text(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
+        script_deepspeed_text=_script_json(spec, cwd),
     )
 
 
@@ -88,10 +94,22 @@ def usable_cpus() -> int:
 
 
 def _interpreter(spec: JobSpec, cwd: Path) -> str:
-    if spec.python is None:
+    python = spec.python or python_of(spec.setup)
+    if not python:
         return sys.executable
     # A bare name is found on the node, after the setup lines.
-    return os.path.normpath(cwd / spec.python) if "/" in spec.python else spec.python
+    return os.path.normpath(cwd / python) if "/" in python else python
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path exists, also where it can't be known."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def installed_versions(python: str) -> dict[str, str]:
@@ -123,6 +141,16 @@ def _own_text(name: str | None, cwd: Path, what: str) -> str:
         raise UsageError(f"cannot read the {what} '{name}'", cause=error.strerror) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"the {what} '{name}' is not UTF-8 text", cause=str(error)) from error
+
+
+def _script_json(spec: JobSpec, cwd: Path) -> str:
+    """Read the DeepSpeed JSON that the script is given; what is not one is the script's affair."""
+    name = named_json(spec.args)
+    try:
+        text = (cwd / name).read_text(encoding="utf-8-sig") if name else ""
+    except (OSError, ValueError):
+        return ""
+    return text if is_for_deepspeed(text) else ""
 
 
 # GPUs

@@ -23,8 +23,8 @@ class JobStatus:
     """The status of one job; None and "" are unknown, and `notes` say why.
 
     Times are seconds of the epoch. `pending` explains why a job waits, `reason` is the
-    scheduler's reason for any other state. `world_size` is what the ranks found, not what was
-    asked for. `error` is set if the scheduler did not answer.
+    scheduler's reason for any other state. `world_size` and `engine` (ddp, fsdp or deepspeed) are
+    what the ranks found, not what was asked for. `error` is set if the scheduler did not answer.
     """
 
     record: JobRecord
@@ -41,6 +41,7 @@ class JobStatus:
     exit_signal: int | None = None
     attempt: int = 0
     world_size: int | None = None
+    engine: str = ""
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     checkpoint: str | None = None
     failure: Outcome | None = None
@@ -153,6 +154,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         exit_signal=number,
         attempt=evidence.attempt,
         world_size=evidence.world_size,
+        engine=evidence.engine,
         progress=evidence.progress,
         checkpoint=evidence.checkpoint,
         failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None),

@@ -44,8 +44,8 @@ launch:
   #strategy: ddp                 # none, ddp, fsdp, zero1, zero2, zero3, zero2-offload, ...
   #mixed_precision: auto         # no, fp16, bf16; auto asks the GPUs
   #timeout: 30m                  # of the process group
-  #setup: ["module load cuda", "source ~/venv/bin/activate"]
-  #python: python               # the interpreter that the setup lines activate; default: this one
+  #setup: ["modules: cuda/12.4", "conda: llm"]    # or "venv: DIR", "uv: DIR", a line of bash
+  #python: python3              # of the nodes; default: that of conda, venv or uv, else this one
 
 network:
   #preset: auto                  # ethernet, infiniband, efa

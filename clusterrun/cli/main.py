@@ -56,6 +56,7 @@ class Verb(NamedTuple):
 
 VERBS: Final[dict[str, Verb]] = {
     "plan": Verb("clusterrun.cli.plan", "Run", "Tell what a training needs, before it is queued."),
+    "scaling": Verb("clusterrun.cli.scaling", "Run", "Measure how a script scales."),
     "submit": Verb("clusterrun.cli.submit", "Run", "Train a script on N nodes."),
     "render": Verb("clusterrun.cli.render", "Run", "Print the batch script that submit sends."),
     "resume": Verb("clusterrun.cli.resume", "Run", "Go on with a run that has ended."),

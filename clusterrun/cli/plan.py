@@ -92,7 +92,7 @@ def command(
     if as_json:
         output.answer_json(plan_json.of(answer, near))
     else:
-        plan_view.show(answer, near, is_asked=what is not None)
+        plan_view.show(answer, near, what=what)
     if answer.verdict is Fit.NO:
         ctx.exit(Exit.NO)
 
@@ -118,9 +118,12 @@ def _traced(
     """Trace the question and each neighbour; report those that can't be traced."""
     config = config_of(resolved)
     question, found = traced(question, config), []
+    seen = {question.setup: question.traced}  # another GPU traces nothing new
     for neighbour in around:
         try:
-            found.append(traced(neighbour, config))
+            if neighbour.setup not in seen:
+                seen[neighbour.setup] = traced(neighbour, config).traced
+            found.append(dataclasses.replace(neighbour, traced=seen[neighbour.setup]))
         except UsageError as error:
             output.note(f"a neighbour is left out: {error.message}")
     return question, found

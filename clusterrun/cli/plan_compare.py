@@ -10,9 +10,11 @@ from clusterrun.cli import plan_json
 from clusterrun.cli.plan_view import gib, gigabytes
 from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.estimates.estimate import Estimate, estimate
+from clusterrun.estimates.disk import checkpoint_bytes
+from clusterrun.estimates.estimate import Estimate, estimate, usual_speedup
 from clusterrun.estimates.inputs import total
 from clusterrun.estimates.memory import CONTEXT
+from clusterrun.shared.wording import count
 from clusterrun.verbs.changes import configuration
 from clusterrun.verbs.find import find_record
 
@@ -53,23 +55,41 @@ def compare(job: str, *, as_json: bool) -> None:
             hint="steps are known where the script calls clusterrun.runtime.step, memory once "
             "ranks have ended",
         )
+    pairs += _scaling(answer)
     if as_json:
         output.answer_json(_object(record.job_id, answer, pairs))
         return
     output.answer_table(("WHAT", "PREDICTED", "MEASURED", "RATIO"), [_cells(p) for p in pairs])
     if found.step_s is not None:
         output.note(f"an estimate from what was measured: --step-time {found.step_s:.4g}s")
+    if (speedup := answer.speedup) is not None and speedup.measured_at:
+        when = speedup.measured_at[:10]
+        base = count(speedup.base, "rank")
+        output.note(f"the speed-up is over {base}, measured by clusterrun scaling on {when}")
 
 
 def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
     step_s = answer.time.step.mid_s if answer.time else None
-    one_bytes = answer.disk.total_bytes // (answer.question.keep + 1)
+    one_bytes = checkpoint_bytes(answer.question.setup)
     return [
         Pair("time of a step", "s", step_s, found.step_s),
         Pair("steps", "", _counted(answer), found.steps),
         Pair("allocated on a GPU", "GiB", _allocated(answer), found.gpu_bytes),
         Pair("memory of a host", "GiB", answer.host_memory.total_bytes, found.host_bytes),
         Pair("a checkpoint", "B", one_bytes, found.checkpoint_bytes),
+    ]
+
+
+def _scaling(answer: Estimate) -> list[Pair]:
+    """Return what `clusterrun scaling` measured for a world of this size, if it did."""
+    found, world = answer.speedup, answer.question.setup.world
+    if found is None or not found.measured_at:
+        return []
+    usual = usual_speedup(answer.question) if found.base == 1 else None
+    told = (usual.low + usual.high) / 2 if usual else None
+    return [
+        Pair("speed-up", "times", told, found.low),
+        Pair("efficiency", "times", told and told / world, found.low * found.base / world),
     ]
 
 
@@ -97,6 +117,8 @@ def _text(value: float | None, unit: str) -> str:
         return f"{gib(value)} GiB"
     if unit == "B":
         return gigabytes(value)
+    if unit == "times":
+        return f"{value:.3g}"
     return f"{value:.4g} s" if unit == "s" else f"{value:,.0f}"
 
 

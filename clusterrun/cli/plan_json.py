@@ -28,9 +28,14 @@ def of(answer: Estimate, neighbours: Sequence[Estimate] = ()) -> dict[str, Any]:
         "lr": dataclasses.asdict(answer.rates) if answer.rates else None,
         "gpu_memory": _need(answer.gpu_memory) if answer.gpu_memory else None,
         "host_memory": _need(answer.host_memory),
-        "time": _time(answer.time),
+        "time": _time(answer.time, setup),
+        "cost": answer.cost,
         "speedup": dataclasses.asdict(answer.speedup) if answer.speedup else None,
-        "disk": {**_need(answer.disk), "keep": answer.question.keep},
+        "disk": {
+            **_need(answer.disk),
+            "keep": answer.question.keep,
+            "keep_best": answer.question.keep_best,
+        },
         "loader": dataclasses.asdict(answer.loader),
         "preset": _preset(answer.preset) if answer.preset else None,
         "verdict": answer.verdict.value if answer.verdict else None,
@@ -64,7 +69,7 @@ def inputs(question: Question) -> dict[str, Any]:
     plain = {
         field.name: getattr(question, field.name)
         for field in dataclasses.fields(question)
-        if field.name not in ("setup", "gpu", "lr_rule", "traced")
+        if field.name not in ("setup", "gpu", "lr_rule", "traced", "scaling")
     }
     model = dataclasses.asdict(question.setup.model)
     gpu = question.gpu.name if question.gpu else None
@@ -88,12 +93,15 @@ def _need(need: Need) -> dict[str, Any]:
     }
 
 
-def _time(time: Time | None) -> dict[str, Any] | None:
+def _time(time: Time | None, setup: Setup) -> dict[str, Any] | None:
     if time is None:
         return None
     spans = {"step_s": time.step, "epoch_s": time.epoch, "total_s": time.whole}
     return {
         **{name: _band(span) for name, span in spans.items()},
+        "samples_per_s": time.samples_s,
+        "tokens_per_s": time.samples_s * setup.seq_len if setup.seq_len else None,
+        "filled": time.filled,
         "basis": time.step.basis,
         "segments": time.segments,
     }
@@ -111,8 +119,13 @@ def _preset(preset: Preset) -> dict[str, Any]:
 
 
 def _neighbour(found: Estimate) -> dict[str, Any]:
+    gpu, time = found.question.gpu, found.time
     return {
         **_setup(found.question.setup),
+        "gpu": gpu.name if gpu else None,
+        "step_s": time.step.mid_s if time else None,
+        "total_s": time.whole.mid_s if time and time.whole else None,
+        "cost": found.cost,
         "gpu_bytes": found.gpu_memory.total_bytes if found.gpu_memory else None,
         "host_bytes": found.host_memory.total_bytes,
         "verdict": found.verdict.value if found.verdict else None,

@@ -12,23 +12,25 @@ from clusterrun.cli.shared.options import as_options
 from clusterrun.cli.shared.times import clock
 from clusterrun.config.training import LrRule
 from clusterrun.estimates.cost import ASSUMPTION
-from clusterrun.estimates.estimate import Estimate, Need, Question
+from clusterrun.estimates.disk import checkpoint_bytes
+from clusterrun.estimates.estimate import Estimate, Need, Question, Time
 from clusterrun.estimates.inputs import GIB, Fit
 from clusterrun.estimates.recommend import Choice, neighbours
 from clusterrun.estimates.speed import MFU_BAND, Duration
 from clusterrun.estimates.steps import schedule_steps
 from clusterrun.shared.wording import count
 
+FULL: Final = 0.90  # of the MFU: passes that reach less are told so
 _COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
 
 
-def show(answer: Estimate, around: Sequence[Estimate], *, is_asked: bool) -> None:
-    """Print an estimate, and its neighbours: as a table if asked for, else on one line."""
+def show(answer: Estimate, around: Sequence[Estimate], *, what: str | None) -> None:
+    """Print an estimate, and its neighbours: as a table if `what` was asked, else on one line."""
     for line in _lines(answer):
         output.answer(line)
-    if is_asked:
+    if what is not None:
         output.answer("")
-        _show_table(answer, around)
+        (_show_gpus if what == "gpu" else _show_table)((answer, *around))
     elif around:
         output.answer(_row("what if", "   ".join(map(_in_short, around))))
     for text in answer.notes:
@@ -121,6 +123,8 @@ def _judged(need: Need) -> str:
         return ""
     share = f"{100 * need.total_bytes / need.capacity_bytes:.0f} %"
     verdict = _painted(need.verdict) if need.verdict else "and more: see the notes"
+    if need.verdict is Fit.TIGHT:
+        verdict += f": it fits below {100 * need.fits_below:.0f} %"
     return f"  of {gib(need.capacity_bytes)}   {share}   {verdict}"
 
 
@@ -131,20 +135,43 @@ def _time(answer: Estimate) -> Iterator[str]:
     parts = [f"{_span(time.step)} a step"]
     parts += [f"{_span(time.epoch)} an epoch"] if time.epoch else []
     parts += [f"{_span(time.whole)} in all"] if time.whole else []
-    basis = "measured" if time.step.basis == "measured" else f"at MFU {question.mfu:g}"
-    yield _row("time", f"{', '.join(parts)} ({basis})")
+    yield _row("time", f"{', '.join(parts)} ({_basis(time, question)})")
+    yield _row("", _rate(time.samples_s, question.setup.seq_len))
     if time.whole is not None and time.step.basis != "measured":
         band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
-        low, high = (min(1, share * question.mfu) for share in MFU_BAND)
+        low, high = (min(1, share * time.filled * question.mfu) for share in MFU_BAND)
         yield _row("", f"{band} at MFU {high:.2g} to {low:.2g}; the work alone, of any strategy")
+    if answer.cost is not None and time.whole is not None:
+        hours = question.setup.world * time.whole.mid_s / 3600
+        yield _row("cost", f"{answer.cost:,.2f} for {hours:,.1f} GPU-hours")
     if time.segments is not None and question.limit_s is not None:
         yield _row("", _segments(answer, time.segments, question.limit_s))
 
 
+def _rate(samples_s: float, seq_len: int) -> str:
+    tokens = f", {samples_s * seq_len:,.0f} tokens/s" if seq_len else ""
+    return f"{_number(samples_s)} samples/s{tokens} of all GPUs"
+
+
+def _basis(time: Time, question: Question) -> str:
+    if time.step.basis == "measured":
+        return "measured"
+    reached = f"at MFU {time.filled * question.mfu:.2g}"
+    if time.filled >= FULL:
+        return reached
+    return f"{reached}: passes this small reach {100 * time.filled:.0f} % of {question.mfu:g}"
+
+
 def _speedup(answer: Estimate) -> Iterator[str]:
     found = answer.speedup
-    if found is not None and not answer.question.is_cpu:
-        note = f" ({found.note})" if found.note else ""
+    if found is None:
+        return
+    note = f" ({found.note})" if found.note else ""
+    if found.measured_at:
+        share = 100 * found.low * found.base / answer.question.setup.world
+        over = f"{found.low:.3g} times {count(found.base, 'rank')}{note}, efficiency {share:.0f} %"
+        yield _row("speed-up", f"{over}: measured by clusterrun scaling, {found.measured_at[:10]}")
+    else:
         band = f"{found.low:.3g} to {found.high:.3g} times one GPU{note}"
         yield _row("speed-up", f"{band}, as is commonly seen; measure yours")
 
@@ -159,9 +186,11 @@ def _segments(answer: Estimate, segments: int, limit_s: int) -> str:
 
 
 def _disk(answer: Estimate) -> Iterator[str]:
-    need, kept = answer.disk, answer.question.keep
-    one = need.total_bytes // (kept + 1)
-    sums = f"keep {kept} + 1 in flight = {gigabytes(need.total_bytes)}"
+    need, question = answer.disk, answer.question
+    one, best = checkpoint_bytes(question.setup), question.keep_best
+    sums = f"keep {question.keep} + 1 in flight"
+    sums += f" + weights of the best {best}" if best else ""
+    sums += f" = {gigabytes(need.total_bytes)}"
     free = f" of {gigabytes(need.capacity_bytes)} free" if need.capacity_bytes else ""
     verdict = f"   {_painted(need.verdict)}" if need.verdict is not None else ""
     yield _row("disk", f"{gigabytes(one)} per checkpoint, {sums}{free}{verdict}")
@@ -196,9 +225,38 @@ def _in_short(answer: Estimate) -> str:
     return f"{what}: {gib(need.total_bytes)} GiB ({share}){verdict}"
 
 
-def _show_table(answer: Estimate, around: Iterable[Estimate]) -> None:
+def _show_gpus(found: Sequence[Estimate]) -> None:
+    """Print the cards: how long all takes, or a step if its end is not known, and what it costs."""
+    is_priced = any(each.cost is not None for each in found)
+    span = "IN ALL" if found[-1].time and found[-1].time.whole else "A STEP"
+    head = ("GPU", "PRECISION", "GPU GiB", "OF", "SHARE", "HOST", span, "SAMPLES/s")
+    head += (*(("COST",) if is_priced else ()), "VERDICT")
+    output.answer_table(head, [_gpu_cells(each, is_priced=is_priced) for each in found])
+
+
+def _gpu_cells(found: Estimate, *, is_priced: bool) -> tuple[str, ...]:
+    question, need, time = found.question, found.gpu_memory, found.time
+    assert need is not None  # only GPUs are compared
+    held = need.capacity_bytes
+    sizes = (gib(held), f"{100 * need.total_bytes / held:.0f} %") if held else ("-", "-")
+    host = found.host_memory.verdict
+    spent = (_span(time.whole or time.step), _number(time.samples_s)) if time else ("-", "-")
+    cost = "-" if found.cost is None else f"{found.cost:,.2f}"
+    return (
+        question.gpu.name if question.gpu else "-",
+        question.setup.precision,
+        gib(need.total_bytes),
+        *sizes,
+        host.value if host else "-",
+        *spent,
+        *((cost,) if is_priced else ()),
+        need.verdict.value if need.verdict else "-",
+    )
+
+
+def _show_table(found: Iterable[Estimate]) -> None:
     head = ("STRATEGY", "NODES", "MICRO-BATCH", "SEQ", "BATCH", "GPU GiB", "HOST GiB", "VERDICT")
-    output.answer_table(head, [_cells(found) for found in (answer, *around)])
+    output.answer_table(head, [_cells(each) for each in found])
 
 
 def _cells(found: Estimate) -> tuple[str, ...]:
@@ -265,6 +323,10 @@ def _painted(verdict: Fit) -> str:
 def gib(size: float) -> str:
     """Write bytes as GiB, with as many digits as count."""
     return f"{size / GIB:,.2f}" if size < GIB else f"{size / GIB:,.1f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def gigabytes(size: float) -> str:

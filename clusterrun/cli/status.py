@@ -22,6 +22,7 @@ from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.status import status, wait
 
+_ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 SILENCE_S = 10.0  # a script that reports its steps does so each second
 SILENT_STEPS = 3  # or less often, if they take longer
 
@@ -135,7 +136,8 @@ def _world(job: JobStatus) -> str:
         return f"{asked}, not formed yet" if not job.state.is_terminal else f"{asked}, not formed"
     if job.world_size != record.world_size:
         return f"{job.world_size} ranks, but {asked} were asked for"
-    return f"{count(job.world_size, 'rank')} in one world = {asked}"
+    engine = _ENGINES.get(job.engine, "")
+    return f"{count(job.world_size, 'rank')} in one world = {asked}{engine and f', {engine}'}"
 
 
 def _progress(job: JobStatus) -> str:

@@ -110,6 +110,7 @@ def _prepare_planned(job: JobOptions) -> Prepared:
         "strategy": setup.strategy.value,
         "micro_batch": str(setup.micro_batch),
         "accumulation": str(setup.accumulation),
+        "effective_batch": resolved.spec.effective_batch,  # else accumulation replaces it
         "grad_ckpt": setup.grad_ckpt,
         "planned": True,
     }

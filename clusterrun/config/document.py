@@ -13,6 +13,7 @@ from typing import Final
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from clusterrun.config.environments import setup_line
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_KEY, SECTIONS, hint_for_key
 from clusterrun.config.settings import Anchor, Origin, Setting, settings_of
@@ -68,15 +69,13 @@ def parse_document(file: ConfigFile) -> Document:
     return document
 
 
-def parse_flow(text: str, *, label: str) -> Raw:
+def parse_flow(field: Field, text: str, *, label: str) -> Raw:
     """Read `[a, b]` or `{NAME: value}` from a variable. Raises UsageError if it is not YAML."""
     file = ConfigFile(shown=label, text=text, anchor=Anchor(), strict=True)
     reader = _Reader(Document(file=file))
     try:
         node = reader.compose()
-        if isinstance(node, SequenceNode):
-            return reader.texts(node)
-        return reader.texts_by_name(node) if isinstance(node, MappingNode) else text
+        return reader.raw(field, node) if isinstance(node, SequenceNode | MappingNode) else text
     except ConfigError as error:
         hint = "write [first, second] or {NAME: value}, as in YAML"
         raise UsageError(f"{label}: {error.message}", hint=hint, cause=error.cause) from error
@@ -180,7 +179,7 @@ class _Reader:
         anchor, label = self.file.anchor, field.key
         if field.kind is not Kind.MAPPING:
             yield from settings_of(
-                field, self.raw(node), self.origin(key, at=node), anchor, label=label
+                field, self.raw(field, node), self.origin(key, at=node), anchor, label=label
             )
         elif not isinstance(node, MappingNode):
             raise self.wrong(node, f"{label} must be a mapping", f"write {label}: {{A: 1}}")
@@ -242,11 +241,31 @@ class _Reader:
             return str(key.value)
         raise self.wrong(key, "a key must be a word")
 
-    def raw(self, node: Node) -> Raw:
+    def raw(self, field: Field, node: Node) -> Raw:
         """Return the texts of a node."""
+        if field.name == "setup" and not isinstance(node, ScalarNode):
+            return tuple(self.setup_lines(node))
         if isinstance(node, SequenceNode):
             return self.texts(node)
         return self.texts_by_name(node) if isinstance(node, MappingNode) else self.text(node, "")
+
+    def setup_lines(self, node: Node) -> Iterator[str]:
+        """Yield the lines of a list; a mapping, there or instead of it, names environments."""
+        for item in node.value if isinstance(node, SequenceNode) else [node]:
+            if not isinstance(item, MappingNode):
+                yield self.text(item, "an item")
+                continue
+            for kind, key, value in self.pairs(item):
+                yield self.environment(kind, key, value)
+
+    def environment(self, kind: str, key: Node, value: Node) -> str:
+        """Return the line that names an environment."""
+        one_or_more = value.value if isinstance(value, SequenceNode) else [value]
+        names = [self.text(node, kind) for node in one_or_more]
+        try:
+            return setup_line(kind, names)
+        except UsageError as error:
+            raise self.wrong(key, error.message, error.hints) from error
 
     def texts(self, node: SequenceNode) -> tuple[str, ...]:
         """Return the items of a list of scalars."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from clusterrun.config.environments import read_step
 from clusterrun.errors import UsageError
 
 
@@ -170,6 +171,8 @@ def _check_texts(field: Field, option: str, values: tuple[str, ...]) -> None:
     for text in values:
         if "\x00" in text:
             raise UsageError(f"{option} holds a NUL byte: {text!r}")
+        if field.name == "setup":
+            read_step(text)
         if field.name in ("sbatch_args", "srun_args"):
             _refuse_control(option, text)
         if field.name == "pass_env" and not _VARIABLE.match(text):

@@ -23,10 +23,11 @@ _ALIASES: Final = {
         ("ntasks_per_node", "tasks_per_node", "num_processes"), "launch.nproc_per_node"
     ),
     **dict.fromkeys(("precision", "dtype", "amp"), "launch.mixed_precision"),
-    **dict.fromkeys(("modules", "venv", "conda", "conda_env"), "launch.setup"),
     **{"memory": "slurm.mem", "walltime": "slurm.time", "features": "slurm.constraint"},
     **{"distributed_type": "launch.strategy", "command": "script", "environment": "env"},
 }
+
+_ENVIRONMENTS: Final = ("conda", "conda_env", "modules", "uv", "venv")
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
@@ -51,6 +52,8 @@ def hint_for_key(name: str, section: str) -> str:
     plain = name.replace("-", "_").removeprefix(section + "." if section else "")
     words = _words()
     key = words.get(plain)
+    if plain in _ENVIRONMENTS:
+        return f"write it under 'launch:' as setup: {{{plain.removesuffix('_env')}: ...}}"
     if plain not in keys_in(section) and key is not None:
         return _written_at(key, section)
     near = nearest(plain, keys_in(section))

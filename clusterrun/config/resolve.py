@@ -18,6 +18,25 @@ from clusterrun.shared.durations import format_seconds
 Layer = Sequence[Setting]
 
 _ENTRY: Final = ("script", "module", "args")
+_NUMBERS: Final = (
+    "params",
+    "active_params",
+    "hidden",
+    "layers",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+)
+# What a setting replaces in lower layers: the same fact in other words. One layer may say both.
+_DISPLACES: Final[Mapping[str, tuple[str, ...]]] = {
+    **{"script": ("module", "args"), "module": ("script", "args")},
+    **{"model": _NUMBERS, **dict.fromkeys(_NUMBERS, ("model",))},
+    **{"epochs": ("max_steps",), "max_steps": ("epochs",)},
+    **{"samples": ("tokens",), "tokens": ("samples",)},
+    **{"effective_batch": ("accumulation",), "accumulation": ("effective_batch",)},
+    "gpu": ("gpu_mem_bytes",),
+}
 # Neither NCCL nor torch reads them; they are meant as the process group's timeout.
 _TIMEOUT_NAMES: Final = ("NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT")
 
@@ -91,27 +110,52 @@ class Merged:
 def merge(layers: Iterable[Layer]) -> Merged:
     """Lay the layers, lowest first. Raises UsageError if one names a script and a module."""
     merged = Merged()
-    for layer in one_entry(list(layers)):
+    kept, displaced = displace(list(layers))
+    for layer in kept:
         for setting in layer:
             merged.lay(setting)
+    merged.notes += _replaced(displaced)
     return merged
 
 
-def one_entry(layers: list[Layer]) -> list[Layer]:
-    """Drop script, module and arguments below the highest layer that names a script or module.
+def displace(layers: list[Layer]) -> tuple[list[Layer], list[tuple[Setting, Setting]]]:
+    """Drop what a higher layer says in other words; return also what was dropped, and for what.
 
-    The arguments of a lower layer belong to its own script.
+    The arguments of a lower layer belong to its own script, and go with it.
     """
-    for height in range(len(layers) - 1, -1, -1):
-        named = [s for s in layers[height] if s.field.name in ("script", "module")]
-        kinds = {setting.field.name for setting in named}
-        if len(kinds) == 2:
-            error = UsageError("script and module exclude each other", hint="keep one of them")
-            raise located(error, named[-1].origin.where)
-        if kinds:
-            below = [[s for s in layer if s.field.name not in _ENTRY] for layer in layers[:height]]
-            return [*below, *layers[height:]]
-    return layers
+    kept: list[Layer] = []
+    dropped: list[tuple[Setting, Setting]] = []
+    rivals: dict[str, Setting] = {}
+    for layer in reversed(layers):
+        said = {setting.field.name for higher in kept for setting in higher}
+        names = rivals.keys() - said
+        dropped += [(s, rivals[s.field.name]) for s in layer if s.field.name in names]
+        own = [setting for setting in layer if setting.field.name not in rivals]
+        _refuse_two_entries(own)
+        for setting in own:
+            for name in _DISPLACES.get(setting.field.name, ()):
+                rivals.setdefault(name, setting)
+        kept.insert(0, own)
+    return kept, dropped
+
+
+def _refuse_two_entries(layer: Layer) -> None:
+    named = [s for s in layer if s.field.name in ("script", "module")]
+    if len({setting.field.name for setting in named}) == 2:
+        error = UsageError("script and module exclude each other", hint="keep one of them")
+        raise located(error, named[-1].origin.where)
+
+
+def _replaced(dropped: Iterable[tuple[Setting, Setting]]) -> list[str]:
+    """Name the facts of the training that are replaced; a script's arguments need no word."""
+    losers: dict[str, list[Setting]] = {}
+    for lost, won in dropped:
+        if lost.field.name not in _ENTRY:
+            losers.setdefault(f"{won.key}, {won.origin},", []).append(lost)
+    return [
+        f"{winner} replaces {', '.join(dict.fromkeys(s.key for s in lost))} ({lost[0].origin})"
+        for winner, lost in losers.items()
+    ]
 
 
 def refuse_mistakes(documents: Sequence[Document]) -> None:

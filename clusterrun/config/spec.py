@@ -65,6 +65,11 @@ class Strategy(str, Enum):
         """Whether DeepSpeed's ZeRO does the work."""
         return self.value.startswith("zero")
 
+    @property
+    def engine(self) -> str:
+        """What does the work: `none`, `ddp`, `fsdp` or `deepspeed`."""
+        return "deepspeed" if self.is_deepspeed else self.value.split("-")[0]
+
 
 class GpuRequest(str, Enum):
     """The options by which a site wants GPUs to be requested."""
@@ -125,7 +130,9 @@ class JobSpec(Training):
         group="job",
     )
 
-    nodes: int = declared("slurm.nodes", Kind.COUNT, "-N --nodes", "number of nodes", default=1)
+    nodes: int | None = declared(
+        "slurm.nodes", Kind.COUNT, "-N --nodes", "number of nodes; default: 1"
+    )
     gpus_per_node: int | None = declared(
         "slurm.gpus_per_node", Kind.NUMBER, "--gpus-per-node", "GPUs, hence ranks, of each node"
     )
@@ -253,7 +260,7 @@ class JobSpec(Training):
         "launch.accelerate_config",
         Kind.PATH,
         "--accelerate-config",
-        "accelerate YAML of your own; only the machine facts are replaced",
+        "accelerate YAML of your own; it gives nodes and ranks too, where nothing else does",
         metavar="FILE",
     )
     deepspeed_config: str | None = declared(
@@ -320,7 +327,7 @@ class JobSpec(Training):
         "launch.setup",
         Kind.TEXTS,
         "--setup",
-        "a line of bash to run first on each node, as 'module load cuda'",
+        "run first on each node: a line of bash, or an environment as conda:NAME, venv:DIR",
         default=(),
         metavar="LINE",
     )

@@ -130,6 +130,7 @@ def _flow(field: Field, text: str, label: str) -> Raw:
     opening = {Kind.TEXTS: "[", Kind.MAPPING: "{"}.get(field.kind)
     if opening is None:
         return text
-    if text.lstrip().startswith(opening):
-        return parse_flow(text, label=label)
+    names_environments = field.name == "setup" and text.lstrip().startswith("{")
+    if text.lstrip().startswith(opening) or names_environments:
+        return parse_flow(field, text, label=label)
     return (text,)

@@ -111,6 +111,14 @@ class Training:
         choices=LrRule,
     )
     gpu: str | None = declared("training.gpu", Kind.TEXT, "--gpu", "GPU, as h100-80g or rtx4090")
+    gpu_price: tuple[str, ...] = declared(
+        "training.gpu_price",
+        Kind.TEXTS,
+        "--gpu-price",
+        "price of an hour of a GPU, as h100-80g=2.5",
+        default=(),
+        metavar="GPU=PRICE",
+    )
     gpu_mem_bytes: int | None = declared(
         "training.gpu_mem", Kind.BYTES, "--gpu-mem", "memory of a GPU, as 24GiB"
     )
@@ -118,7 +126,10 @@ class Training:
         "training.host_mem", Kind.BYTES, "--host-mem", "memory of a node; default: --mem"
     )
     mfu: float | None = declared(
-        "training.mfu", Kind.REAL, "--mfu", "share of the GPUs' peak that is reached; default: 0.4"
+        "training.mfu",
+        Kind.REAL,
+        "--mfu",
+        "share of the peak that passes reach which fill a GPU; default: 0.4",
     )
     step_time_s: float | None = declared(
         "training.step_time",
@@ -130,6 +141,9 @@ class Training:
         "training.save_every", Kind.COUNT, "--save-every", "steps between checkpoints"
     )
     keep: int | None = declared("training.keep", Kind.COUNT, "--keep", "checkpoints that are kept")
+    keep_best: int | None = declared(
+        "training.keep_best", Kind.COUNT, "--keep-best", "best ones kept besides, as weights alone"
+    )
     planned: bool | None = declared(
         "training.planned",
         Kind.FLAG,

@@ -9,6 +9,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, Final
 
+from clusterrun.config.environments import in_place
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import nearest
 from clusterrun.config.secrets import is_secret_name, is_secret_value, secret_assignments
@@ -81,12 +82,16 @@ def _scalar_text(field: Field, value: Any) -> str:
 
 def anchored(field: Field, value: Any, *, directory: str | None, home: str | None) -> Any:
     """Make a path absolute: relative to the directory of its file, and `~` to the home."""
+
+    def absolute(path: str) -> str:
+        if home and (path == "~" or path.startswith("~/")):
+            return home.rstrip("/") + path[1:]
+        return path if directory is None else os.path.normpath(os.path.join(directory, path))
+
+    if field.name == "setup":
+        return tuple(in_place(line, absolute) for line in value)
     is_program = field.name == "python" and isinstance(value, str) and "/" in value
-    if field.kind is not Kind.PATH and not is_program:
-        return value
-    if home and (value == "~" or value.startswith("~/")):
-        return home.rstrip("/") + value[1:]
-    return value if directory is None else os.path.normpath(os.path.join(directory, value))
+    return absolute(value) if field.kind is Kind.PATH or is_program else value
 
 
 def unexpanded_variable(field: Field, value: Any) -> str | None:
@@ -158,7 +163,9 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
 def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
     if isinstance(raw, str | Mapping):
         leaf = field.key.rpartition(".")[2]
-        raise UsageError(f"{label} must be a list", hint=f"write {leaf}: [first, second]")
+        hint = f"write {leaf}: [first, second]"
+        hint += ", or an environment as setup: {conda: NAME}" if leaf == "setup" else ""
+        raise UsageError(f"{label} must be a list", hint=hint)
     return raw
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from clusterrun.config.spec import Strategy
-from clusterrun.estimates import memory
+from clusterrun.estimates import memory, speed
 from clusterrun.estimates.inputs import Setup
 
 FP32: Final = 4
@@ -39,7 +39,7 @@ def step_seconds(setup: Setup, *, compute_s: float) -> float:
     What the host does hides nowhere.
     """
     trainable = memory.trainable_params(setup)
-    compute_s *= 4 / 3 if setup.grad_ckpt else 1
+    compute_s *= speed.recomputing(setup)
     shorter, longer = sorted((compute_s, _network_seconds(setup, trainable)))
     return longer + EXPOSED * shorter + _host_seconds(setup, trainable)
 

@@ -36,9 +36,21 @@ def checkpoint_terms(setup: Setup) -> tuple[Term, ...]:
     return tuple(term for term in terms if term.bytes)
 
 
-def run_bytes(checkpoint_bytes: int, keep: int) -> int:
+def checkpoint_bytes(setup: Setup) -> int:
+    """Return what one checkpoint takes."""
+    return sum(term.bytes for term in checkpoint_terms(setup))
+
+
+def best_terms(setup: Setup, kept: int) -> tuple[Term, ...]:
+    """Return what the best checkpoints take of which only the weights are kept, in fp32."""
+    size = FP32 * kept * trainable_params(setup)
+    formula = f"{kept} x {FP32} {'P_t' if setup.lora else 'P'}"
+    return (term("weights of the best", size, formula, "safetensors"),) if kept else ()
+
+
+def run_bytes(each: int, keep: int) -> int:
     """Return the space that a run needs: what it keeps, and one checkpoint being written."""
-    return checkpoint_bytes * (keep + 1)
+    return each * (keep + 1)
 
 
 def _weight_bytes(setup: Setup) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -10,10 +11,19 @@ from clusterrun.estimates import disk, loader, memory, presets, speed, steps
 from clusterrun.estimates import learning_rate as rates
 from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.gpus import Gpu
-from clusterrun.estimates.inputs import Fit, Setup, Term, total, verdict_of
+from clusterrun.estimates.inputs import (
+    FITS_BELOW,
+    HOST_FITS_BELOW,
+    Fit,
+    Setup,
+    Term,
+    total,
+    verdict_of,
+)
 from clusterrun.estimates.learning_rate import Rates
 from clusterrun.estimates.loader import Loader
 from clusterrun.estimates.presets import Preset
+from clusterrun.estimates.scaling import Scaling
 from clusterrun.estimates.speed import Duration, Speedup
 
 FRAGMENTATION: Final = 1.05  # what the allocator of torch can't give out again
@@ -27,7 +37,8 @@ class Question:
 
     `gpu_bytes` is the memory of one GPU, `host_bytes` and `cpus_per_rank` are allocated on a node
     and for a rank, `limit_s` is the time limit of a job, `disk_bytes` is free. `traced` are the
-    activations of a pass over this very setup.
+    activations of a pass over this very setup. `prices` are those of an hour of a GPU, by the names
+    of cards. `scaling` was measured for the same script.
     """
 
     setup: Setup
@@ -40,6 +51,7 @@ class Question:
     epochs: float | None = None
     max_steps: int | None = None
     wanted_batch: int | None = None
+    wanted_ckpt: bool | None = None
     lr: float | None = None
     base_batch: int | None = None
     lr_rule: LrRule = LrRule.LINEAR
@@ -47,10 +59,13 @@ class Question:
     step_time_s: float | None = None
     save_every: int | None = None
     keep: int = KEEP
+    keep_best: int = 0
     is_batch_chosen: bool = True
     limit_s: int | None = None
     disk_bytes: int | None = None
     traced: Activations | None = None
+    prices: Mapping[str, float] = field(default_factory=dict)
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +73,8 @@ class Need:
     """What is needed, part by part, of a capacity (None: not known).
 
     `is_part`: more is needed than could be counted, so it may be too much, but never fits. `band`
-    holds the least and the greatest measured share of the total; None if nothing was measured.
+    holds the least and the greatest measured share of the total; None if nothing was measured. It
+    fits below the share `fits_below` of the capacity.
     """
 
     terms: tuple[Term, ...]
@@ -66,6 +82,7 @@ class Need:
     margin: float = 1.0
     is_part: bool = False
     band: tuple[float, float] | None = None
+    fits_below: float = FITS_BELOW
 
     @property
     def total_bytes(self) -> int:
@@ -77,7 +94,7 @@ class Need:
         """Return how it fits; None if too little is known."""
         if self.capacity_bytes is None:
             return None
-        verdict = verdict_of(self.total_bytes, self.capacity_bytes)
+        verdict = verdict_of(self.total_bytes, self.capacity_bytes, fits_below=self.fits_below)
         return None if self.is_part and verdict is not Fit.NO else verdict
 
 
@@ -96,9 +113,15 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Time:
-    """The durations of a step, an epoch and all, and the number of jobs of the time limit."""
+    """The durations of a step, an epoch and all, and the number of jobs of the time limit.
+
+    `samples_s` are those of all ranks in a second; `filled` is the share of the MFU that passes of
+    this size reach, 1 if a step was measured.
+    """
 
     step: Duration
+    samples_s: float
+    filled: float
     epoch: Duration | None
     whole: Duration | None
     segments: int | None
@@ -108,7 +131,7 @@ class Time:
 class Estimate:
     """The answer; None for what the question leaves open.
 
-    `speedup` is that of one node's GPUs over one of them.
+    `speedup` was measured, or is that of one node's GPUs over one of them.
     """
 
     question: Question
@@ -136,6 +159,15 @@ class Estimate:
         return max(known, key=list(Fit).index, default=None)
 
     @property
+    def cost(self) -> float | None:
+        """Return the price of the whole training; None if price or time is not known."""
+        gpu = self.question.gpu
+        price = self.question.prices.get(gpu.name) if gpu else None
+        if price is None or self.time is None or self.time.whole is None:
+            return None
+        return price * self.question.setup.world * self.time.whole.mid_s / 3600
+
+    @property
     def never_ends(self) -> bool:
         """Whether the training is longer than a job may be, and saves nothing."""
         segments = self.time.segments if self.time else None
@@ -144,7 +176,7 @@ class Estimate:
 
 def estimate(question: Question) -> Estimate:
     """Answer what can be answered. Raises UsageError for what contradicts itself."""
-    counted, setup = count_steps(question), question.setup
+    counted = count_steps(question)
     return Estimate(
         question=question,
         gpu_memory=gpu_need(question),
@@ -153,11 +185,32 @@ def estimate(question: Question) -> Estimate:
         steps=counted,
         rates=_rates(question),
         time=_time(question, counted),
-        speedup=speed.speedup(setup.world) if setup.nodes == 1 and setup.world > 1 else None,
+        speedup=measured_speedup(question) or usual_speedup(question),
         loader=_loader(question),
         preset=_preset(question),
         notes=tuple(_notes(question, counted)),
     )
+
+
+def measured_speedup(question: Question) -> Speedup | None:
+    """Return the speed-up over the smallest world that was measured; None outside of those."""
+    setup, found = question.setup, question.scaling
+    if found is None or not found.is_of(setup, is_cpu=question.is_cpu):
+        return None
+    gains = {point.ranks: found.gain(point).speedup for point in found.points}
+    base = min(gains)
+    answer = speed.speedup(setup.world, {ranks: (x, x) for ranks, x in gains.items()})
+    if answer is None or setup.world == base:
+        return None
+    return replace(answer, base=base, measured_at=found.measured_at)
+
+
+def usual_speedup(question: Question) -> Speedup | None:
+    """Return what is commonly seen of the GPUs of one node; None for any other world."""
+    setup = question.setup
+    if setup.nodes > 1 or setup.world == 1 or question.is_cpu:
+        return None
+    return speed.speedup(setup.world)
 
 
 def gpu_need(question: Question) -> Need | None:
@@ -176,12 +229,15 @@ def host_need(question: Question) -> Need:
     """Add up the memory of one node, which on CPUs is all, with a measured band."""
     setup, capacity = question.setup, question.host_bytes
     if not question.is_cpu:
-        return Need(terms=memory.host_terms(setup), capacity_bytes=capacity)
+        return Need(
+            terms=memory.host_terms(setup), capacity_bytes=capacity, fits_below=HOST_FITS_BELOW
+        )
     return Need(
         terms=memory.cpu_terms(setup, traced=question.traced),
         capacity_bytes=capacity,
         is_part=not counts_activations(setup),
         band=None if question.traced else memory.CPU_BAND,  # measured without a trace
+        fits_below=HOST_FITS_BELOW,
     )
 
 
@@ -191,8 +247,8 @@ def counts_activations(setup: Setup) -> bool:
 
 
 def disk_need(question: Question) -> Need:
-    """Add up the checkpoints of a run: those that it keeps, and one being written."""
-    terms = tuple(
+    """Add up a run's checkpoints: those kept, one being written, and the weights of the best."""
+    whole = tuple(
         replace(
             term,
             bytes=disk.run_bytes(term.bytes, question.keep),
@@ -200,7 +256,8 @@ def disk_need(question: Question) -> Need:
         )
         for term in disk.checkpoint_terms(question.setup)
     )
-    return Need(terms=terms, capacity_bytes=question.disk_bytes)
+    best = disk.best_terms(question.setup, question.keep_best)
+    return Need(terms=(*whole, *best), capacity_bytes=question.disk_bytes)
 
 
 def count_steps(question: Question) -> Steps:
@@ -236,8 +293,7 @@ def step_duration(question: Question) -> Duration | None:
         return speed.measured_time(1, question.step_time_s)
     if question.gpu is None or not setup.seq_len or question.is_cpu:
         return None
-    tokens = setup.effective_batch * setup.seq_len
-    return speed.epoch_time(setup, question.gpu, tokens, mfu=question.mfu)
+    return speed.step_time(setup, question.gpu, mfu=question.mfu)
 
 
 def _time(question: Question, counted: Steps) -> Time | None:
@@ -251,10 +307,18 @@ def _time(question: Question, counted: Steps) -> Time | None:
         segments = speed.segments(whole.mid_s, question.limit_s)
     return Time(
         step=step,
+        samples_s=question.setup.effective_batch / step.mid_s,
+        filled=_filled(question),
         epoch=step.times(epoch) if epoch else None,
         whole=whole,
         segments=segments,
     )
+
+
+def _filled(question: Question) -> float:
+    if question.gpu is None or question.step_time_s is not None:
+        return 1.0
+    return speed.filled(question.setup, question.gpu, question.mfu)
 
 
 def _loader(question: Question) -> Loader:

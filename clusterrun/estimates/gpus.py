@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from clusterrun.errors import UsageError
@@ -17,6 +17,7 @@ from clusterrun.errors import UsageError
 BF16_CAPABILITY: Final = (8, 0)
 MIB: Final = 1 << 20
 _NOISE: Final = re.compile(r"nvidia|tesla|geforce|quadro|rtx|amd|instinct|generation|[^a-z0-9]")
+_SIZE: Final = re.compile(r"-[0-9]+G\Z")
 _SMI: Final = "nvidia-smi"
 
 
@@ -26,7 +27,10 @@ class Gpu:
 
     `memory_bytes` is the total that NVML reports, or the nominal size if `source` says so. CUDA
     hands out a little less: 79.1 of 79.6 GiB on an H100. `tflops` holds "fp32", "fp16" and, if the
-    card has it, "bf16". AMD's compute capability is the one that torch reports: gfx942 is (9, 4).
+    card has it, "bf16"; `bandwidth` is that of the memory in bytes a second, `processors` counts
+    the multiprocessors (NVIDIA) or compute units (AMD) that are on: both from the source of the
+    peak, or the white paper of the architecture. AMD's compute capability is the one that torch
+    reports: gfx942 is (9, 4).
     """
 
     name: str
@@ -34,6 +38,8 @@ class Gpu:
     memory_bytes: int
     compute_capability: tuple[int, int]
     tflops: Mapping[str, float]
+    bandwidth: float
+    processors: int
     source: str
     aliases: tuple[str, ...] = ()
 
@@ -45,6 +51,8 @@ def _card(
     mib: int,
     tensor: float,
     fp32: float,
+    bandwidth: float,
+    processors: int,
     source: str,
     aliases: tuple[str, ...] = (),
     memory: str = _SMI,
@@ -56,6 +64,8 @@ def _card(
         memory_bytes=mib * MIB,
         compute_capability=capability,
         tflops={**dict.fromkeys(precisions, tensor), "fp32": fp32},
+        bandwidth=bandwidth * 1e9,
+        processors=processors,
         source=f"memory: {memory}; peak: {source}",
         aliases=aliases,
     )
@@ -76,50 +86,52 @@ _GA102: Final = "NVIDIA Ampere GA102 white paper"
 _AD102: Final = "NVIDIA Ada GPU architecture white paper"
 
 ALL: Final = (
-    _card("P100-16G", "Pascal", (6, 0), 16280, 18.7, 9.3, "NVIDIA P100 data sheet, PCIe",
+    _card("P100-16G", "Pascal", (6, 0), 16280, 18.7, 9.3, 732, 56, "NVIDIA P100 data sheet, PCIe",
           ("p100", "p100-pcie-16gb", "p100-sxm2-16gb")),
-    _card("V100-16G", "Volta", (7, 0), 16160, 125, 15.7, "NVIDIA V100 data sheet, SXM2",
+    _card("V100-16G", "Volta", (7, 0), 16160, 125, 15.7, 900, 80, "NVIDIA V100 data sheet, SXM2",
           ("v100-sxm2-16gb", "v100-pcie-16gb")),
-    _card("V100-32G", "Volta", (7, 0), 32510, 125, 15.7, "NVIDIA V100 data sheet, SXM2",
+    _card("V100-32G", "Volta", (7, 0), 32510, 125, 15.7, 900, 80, "NVIDIA V100 data sheet, SXM2",
           ("v100-sxm2-32gb", "v100-sxm3-32gb", "v100-pcie-32gb", "v100s-pcie-32gb")),
-    _card("T4", "Turing", (7, 5), 15360, 65, 8.1, "NVIDIA T4 data sheet", ("t4-16g",)),
-    _card("A100-40G", "Ampere", (8, 0), 40960, 312, 19.5, "NVIDIA A100 data sheet",
+    _card("T4", "Turing", (7, 5), 15360, 65, 8.1, 300, 40, "NVIDIA T4 data sheet", ("t4-16g",)),
+    _card("A100-40G", "Ampere", (8, 0), 40960, 312, 19.5, 1555, 108, "NVIDIA A100 data sheet",
           ("a100-sxm4-40gb", "a100-sxm-40gb", "a100-pcie-40gb", "a100-40gb-pcie")),
-    _card("A100-80G", "Ampere", (8, 0), 81920, 312, 19.5, "NVIDIA A100 data sheet",
+    _card("A100-80G", "Ampere", (8, 0), 81920, 312, 19.5, 2039, 108, "NVIDIA A100 data sheet",
           ("a100-sxm4-80gb", "a100-sxm-80gb", "a100-pcie-80gb", "a100-80gb-pcie")),
-    _card("A10", "Ampere", (8, 6), 23028, 125, 31.2, "NVIDIA A10 data sheet", ("a10-24g",)),
-    _card("A40", "Ampere", (8, 6), 46068, 149.7, 37.4, _GA102, ("a40-48g",)),
-    _card("RTX-A6000", "Ampere", (8, 6), 49140, 154.8, 38.7, _GA102, ("a6000-48g",)),
-    _card("RTX-3080-10G", "Ampere", (8, 6), 10240, 59.5, 29.8, _GA102),
-    _card("RTX-3080-12G", "Ampere", (8, 6), 12288, 61.3, 30.6,
+    _card("A10", "Ampere", (8, 6), 23028, 125, 31.2, 600, 72, "NVIDIA A10 data sheet",
+          ("a10-24g",)),
+    _card("A40", "Ampere", (8, 6), 46068, 149.7, 37.4, 696, 84, _GA102, ("a40-48g",)),
+    _card("RTX-A6000", "Ampere", (8, 6), 49140, 154.8, 38.7, 768, 84, _GA102, ("a6000-48g",)),
+    _card("RTX-3080-10G", "Ampere", (8, 6), 10240, 59.5, 29.8, 760, 68, _GA102),
+    _card("RTX-3080-12G", "Ampere", (8, 6), 12288, 61.3, 30.6, 912, 70,
           "8,960 cores at 1.71 GHz, as the 10 GB card in the GA102 white paper",
           memory="nominal"),
-    _card("RTX-3090", "Ampere", (8, 6), 24576, 71, 35.6, _GA102, ("rtx3090-24g",)),
-    _card("RTX-4070", "Ada", (8, 9), 12282, 58.3, 29.1,
+    _card("RTX-3090", "Ampere", (8, 6), 24576, 71, 35.6, 936, 82, _GA102, ("rtx3090-24g",)),
+    _card("RTX-4070", "Ada", (8, 9), 12282, 58.3, 29.1, 504, 46,
           "5,888 cores at 2.475 GHz, as in the NVIDIA Ada white paper", ("rtx4070-12g",)),
-    _card("RTX-4080", "Ada", (8, 9), 16376, 97.5, 48.7, _AD102, ("rtx4080-16g",)),
-    _card("RTX-4090", "Ada", (8, 9), 24564, 165.2, 82.6, _AD102, ("rtx4090-24g",)),
-    _card("RTX-6000-Ada", "Ada", (8, 9), 49140, 364.2, 91.1, "NVIDIA RTX 6000 Ada data sheet",
-          ("ada6000", "rtx6000ada-48g")),
-    _card("L4", "Ada", (8, 9), 23034, 121, 30.3, "NVIDIA L4 data sheet", ("l4-24g",)),
-    _card("L40S", "Ada", (8, 9), 46068, 362, 91.6, "NVIDIA L40S data sheet", ("l40s-48g",)),
-    _card("H100-80G", "Hopper", (9, 0), 81559, 989, 66.9, "NVIDIA H100 data sheet, SXM",
+    _card("RTX-4080", "Ada", (8, 9), 16376, 97.5, 48.7, 717, 76, _AD102, ("rtx4080-16g",)),
+    _card("RTX-4090", "Ada", (8, 9), 24564, 165.2, 82.6, 1008, 128, _AD102, ("rtx4090-24g",)),
+    _card("RTX-6000-Ada", "Ada", (8, 9), 49140, 364.2, 91.1, 960, 142,
+          "NVIDIA RTX 6000 Ada data sheet", ("ada6000", "rtx6000ada-48g")),
+    _card("L4", "Ada", (8, 9), 23034, 121, 30.3, 300, 58, "NVIDIA L4 data sheet", ("l4-24g",)),
+    _card("L40S", "Ada", (8, 9), 46068, 362, 91.6, 864, 142, "NVIDIA L40S data sheet",
+          ("l40s-48g",)),
+    _card("H100-80G", "Hopper", (9, 0), 81559, 989, 66.9, 3350, 132, "NVIDIA H100 data sheet, SXM",
           ("h100-80gb-hbm3", "h100-sxm", "h100-sxm5", "h100-sxm5-80gb", "h100-sxm-80gb")),
-    _card("H100-PCIe", "Hopper", (9, 0), 81559, 756, 51.2, "NVIDIA H100 data sheet, PCIe",
-          ("h100-pcie-80gb", "h100-80gb-pcie")),
-    _card("H100-NVL", "Hopper", (9, 0), 95830, 835, 60, "NVIDIA H100 data sheet, NVL",
+    _card("H100-PCIe", "Hopper", (9, 0), 81559, 756, 51.2, 2000, 114,
+          "NVIDIA H100 data sheet, PCIe", ("h100-pcie-80gb", "h100-80gb-pcie")),
+    _card("H100-NVL", "Hopper", (9, 0), 95830, 835, 60, 3900, 132, "NVIDIA H100 data sheet, NVL",
           ("h100-94g", "h100-nvl-94gb")),
-    _card("H200", "Hopper", (9, 0), 143771, 989, 66.9, "NVIDIA H200 data sheet",
+    _card("H200", "Hopper", (9, 0), 143771, 989, 66.9, 4800, 132, "NVIDIA H200 data sheet",
           ("h200-141g", "h200-sxm")),
-    _card("GH200", "Hopper", (9, 0), 97871, 989, 66.9, "NVIDIA GH200 data sheet",
+    _card("GH200", "Hopper", (9, 0), 97871, 989, 66.9, 4000, 132, "NVIDIA GH200 data sheet",
           ("gh200-96g", "gh200-480gb", "gh200-120gb")),
-    _card("B200", "Blackwell", (10, 0), 183359, 2250, 75, "NVIDIA HGX B200 data sheet",
+    _card("B200", "Blackwell", (10, 0), 183359, 2250, 75, 8000, 148, "NVIDIA HGX B200 data sheet",
           ("b200-180g",)),
-    _card("RTX-5090", "Blackwell", (12, 0), 32607, 209.5, 104.8,
+    _card("RTX-5090", "Blackwell", (12, 0), 32607, 209.5, 104.8, 1792, 170,
           "NVIDIA RTX Blackwell white paper", ("rtx5090-32g",)),
-    _card("MI250X", "CDNA 2", (9, 0), 65536, 191.5, 47.9, "AMD MI250X data sheet",
+    _card("MI250X", "CDNA 2", (9, 0), 65536, 191.5, 47.9, 1638, 110, "AMD MI250X data sheet",
           ("mi250", "mi250x-64g"), memory="nominal, of one of its two dies, a device of its own"),
-    _card("MI300X", "CDNA 3", (9, 4), 196608, 1307.4, 163.4, "AMD MI300X data sheet",
+    _card("MI300X", "CDNA 3", (9, 4), 196608, 1307.4, 163.4, 5300, 304, "AMD MI300X data sheet",
           ("mi300x-192g",), memory="nominal"),
 )  # fmt: skip
 
@@ -166,6 +178,18 @@ def _hint(text: str) -> str:
         return f"did you mean {' or '.join(close)}? else give its memory with --gpu-mem"
     known = ", ".join(gpu.name.lower() for gpu in ALL)
     return f"known are {known}; of another give the memory with --gpu-mem"
+
+
+def sized(gpu: Gpu, memory_bytes: int) -> Gpu:
+    """Return the variant of a card with that much memory, or the card as one of it.
+
+    >>> [sized(find(text), 20 * 1024 * MIB).name for text in ("rtx3080", "a100")]
+    ['RTX-3080-20G', 'A100-20G']
+    >>> sized(find("a100"), 80 * 1024 * MIB) == find("a100-80g")
+    True
+    """
+    name = f"{_SIZE.sub('', gpu.name)}-{round(memory_bytes / (1024 * MIB))}G"
+    return replace(_BY_NAME.get(name, gpu), name=name, memory_bytes=memory_bytes)
 
 
 def assumption(text: str) -> str:

@@ -11,6 +11,7 @@ from clusterrun.config.training import Optimizer
 
 GIB = 1 << 30
 FITS_BELOW = 0.80  # of the capacity: above it people want a warning
+HOST_FITS_BELOW = 0.70  # of a node's: the page cache and others need the rest
 TIGHT_BELOW = 0.95
 
 
@@ -147,9 +148,9 @@ def total(terms: Iterable[Term]) -> int:
     return sum(term.bytes for term in terms)
 
 
-def verdict_of(needed: float, capacity: float) -> Fit:
-    """Return how something fits by its share: it fits below 80 %, and is tight to 95 %."""
+def verdict_of(needed: float, capacity: float, *, fits_below: float = FITS_BELOW) -> Fit:
+    """Return how something fits by its share: it fits below a bound, and is tight to 95 %."""
     share = needed / capacity
-    if share < FITS_BELOW:
+    if share < fits_below:
         return Fit.FITS
     return Fit.TIGHT if share <= TIGHT_BELOW else Fit.NO

@@ -51,7 +51,7 @@ def _notes(ratio: float, largest: int, optimizer: Optimizer) -> list[str]:
         notes.append(f"x{ratio:g}: warm the rate up over the first steps ({LINEAR_SOURCE})")
     if largest < SMALL_BATCH:
         notes.append(
-            f"batches under {SMALL_BATCH} may need no scaling:"
+            f"batches under {SMALL_BATCH} may need no scaling, try the old rate first:"
             f" {SMALL_BATCH} is where the linear rule starts from ({LINEAR_SOURCE})"
         )
     if optimizer in _ADAM:

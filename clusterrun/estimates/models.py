@@ -122,9 +122,9 @@ def _gpt2(hidden: int, layers: int, heads: int) -> dict[str, Any]:
     return {"model_type": "gpt2", **shape, "vocab_size": 50257}
 
 
-def _t5(hidden: int, heads: int, head_dim: int, ffn: int) -> dict[str, Any]:
+def _t5(hidden: int, heads: int, head_dim: int, ffn: int, layers: int = 24) -> dict[str, Any]:
     shape = {"d_model": hidden, "num_heads": heads, "d_kv": head_dim, "d_ff": ffn}
-    return {"model_type": "t5", **shape, "num_layers": 24, "vocab_size": 32128}
+    return {"model_type": "t5", **shape, "num_layers": layers, "vocab_size": 32128}
 
 
 # From their configs on the Hugging Face Hub; T0 without its language head, as published.
@@ -140,6 +140,8 @@ _CONFIGS: Mapping[str, dict[str, Any]] = {
         "intermediate_size": 3072,
         "vocab_size": 28996,
     },
+    "t5-small": _t5(512, 8, 64, 2048, 6),
+    "t5-base": _t5(768, 12, 64, 3072, 12),
     "t5-large": _t5(1024, 16, 64, 4096),
     "t5-3b": _t5(1024, 32, 128, 16384),
     "t5-11b": _t5(1024, 128, 128, 65536),
@@ -160,7 +162,7 @@ BUILT_IN: Mapping[str, Model] = {
 # Other names of the same sizes: repositories of the Hub, and variants that are trained further. Not
 # Mistral v0.3, which has more words.
 _SPELLINGS = re.compile(
-    r"(?:openai-community/|google-bert/|google-t5/)?(gpt2(?:-xl)?|bert-base-cased|t5-(?:large|3b|11b))"
+    r"(?:openai-community/|google-bert/|google-t5/)?(gpt2(?:-xl)?|bert-base-cased|t5-(?:small|base|large|3b|11b))"
     r"|(?:meta-llama/)?(llama-2-\d+b)(?:-chat)?(?:-hf)?"
     r"|(?:meta-llama/)?(?:meta-)?(llama-3\.1-\d+b)(?:-instruct)?"
     r"|(?:mistralai/)?(mistral-7b)(?:-v0\.1|-instruct-v0\.[12])?"

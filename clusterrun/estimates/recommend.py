@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates import cost
+from clusterrun.estimates import cost, gpus
 from clusterrun.estimates.estimate import (
     Question,
     counts_activations,
@@ -16,9 +16,11 @@ from clusterrun.estimates.estimate import (
     gpu_need,
     host_need,
     mistake,
+    step_duration,
 )
+from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Fit, Setup
-from clusterrun.estimates.speed import epoch_time
+from clusterrun.estimates.speed import step_time
 
 # Where two are about as fast, the first here is the simpler one.
 _ONE: Final = (Strategy.NONE, Strategy.ZERO2_OFFLOAD, Strategy.ZERO3_OFFLOAD)
@@ -28,7 +30,7 @@ _MANY: Final = (
 )
 MAX_MICRO_BATCH: Final = 1024
 AS_FAST: Final = 1.01  # the model of `cost` is no more precise
-WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len")
+WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len", "gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ def recommend(
         )
     tried = (
         _judged(question, setup)
-        for setup in _setups(question.setup, effective)
+        for setup in _setups(question, effective)
         if strategy in (None, setup.strategy)
     )
     found: dict[Fit, list[Choice]] = {verdict: [] for verdict in Fit}
@@ -100,11 +102,12 @@ def best_per_strategy(choices: list[Choice]) -> list[Choice]:
 
 def smallest(question: Question, effective: int) -> Choice:
     """Return the choice that needs the least of a GPU, even if that is too much."""
-    tried = (_judged(question, setup) for setup in _setups(question.setup, effective))
+    tried = (_judged(question, setup) for setup in _setups(question, effective))
     return min(tried, key=lambda choice: choice.gpu_bytes)
 
 
-def _setups(asked: Setup, effective: int) -> Iterator[Setup]:
+def _setups(question: Question, effective: int) -> Iterator[Setup]:
+    asked, wanted = question.setup, question.wanted_ckpt
     each, rest = divmod(effective, asked.world)
     if rest or not each:
         near = max(1, round(effective / asked.world)) * asked.world
@@ -113,7 +116,7 @@ def _setups(asked: Setup, effective: int) -> Iterator[Setup]:
             hint=f"use {near}",
         )
     for strategy in _strategies(asked):
-        for grad_ckpt in (False, True):
+        for grad_ckpt in (False, True) if wanted is None else (wanted,):
             for micro_batch in _divisors(each):
                 yield replace(
                     asked,
@@ -140,8 +143,7 @@ def _judged(question: Question, setup: Setup) -> Choice:
     gpu, host = gpu_need(changed), host_need(changed)
     assert gpu is not None  # recommend asks for a GPU
     assert question.gpu is not None
-    tokens = setup.effective_batch * setup.seq_len
-    compute = epoch_time(setup, question.gpu, tokens, mfu=question.mfu)
+    compute = step_time(setup, question.gpu, mfu=question.mfu)
     unknown = Fit.TIGHT if setup.offloads_optimizer else Fit.FITS
     needs = (gpu.verdict, host.verdict or unknown, disk_need(changed).verdict)
     verdicts = [verdict for verdict in needs if verdict is not None]
@@ -155,10 +157,48 @@ def _judged(question: Question, setup: Setup) -> Choice:
 
 
 def neighbours(question: Question, what: str) -> list[Question]:
-    """Ask about the neighbours of a setup in one dimension of WHAT_IF, none of them traced."""
+    """Ask about the neighbours of a setup in one dimension of WHAT_IF, none of them traced.
+
+    Of "gpu" these are all other cards, the fastest first. Raises UsageError on CPUs.
+    """
+    if what == "gpu":
+        return _other_gpus(question)
     setups = _neighbours(question.setup, what)
     asked = (replace(question, setup=setup, traced=None) for setup in setups)
     return [neighbour for neighbour in asked if not mistake(neighbour)]
+
+
+def _other_gpus(question: Question) -> list[Question]:
+    if question.is_cpu:
+        raise UsageError(
+            "this is a training on CPUs: no GPU takes the place of another",
+            hint="ask for GPUs (--gpus-per-node)",
+        )
+    others = [gpu for gpu in gpus.ALL if question.gpu is None or gpu.name != question.gpu.name]
+    found = [_on(question, gpu) for gpu in others]
+    return sorted(found, key=lambda each: step.mid_s if (step := step_duration(each)) else 0.0)
+
+
+def _on(question: Question, gpu: Gpu) -> Question:
+    """Ask the same of another card, which may lack bf16."""
+    old = question.setup
+    setup = old if old.precision in gpu.tflops else replace(old, precision="fp16")
+    return replace(
+        question,
+        setup=setup,
+        gpu=gpu,
+        gpu_bytes=gpu.memory_bytes,
+        step_time_s=_scaled(question, setup, gpu),
+        traced=None,
+    )
+
+
+def _scaled(question: Question, setup: Setup, gpu: Gpu) -> float | None:
+    """Return a measured step as another card would take it; None if that can't be known."""
+    if question.step_time_s is None or question.gpu is None or not setup.seq_len:
+        return None
+    there, here = step_time(setup, gpu).mid_s, step_time(question.setup, question.gpu).mid_s
+    return question.step_time_s * there / here
 
 
 def _neighbours(setup: Setup, what: str) -> list[Setup]:

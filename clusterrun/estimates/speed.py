@@ -10,9 +10,21 @@ from typing import Final
 from clusterrun.errors import UsageError
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Model, Setup
+from clusterrun.estimates.states import trainable_params, zero_stage
 
-MFU: Final = 0.40  # of the peak; assumed where nothing was measured
+MFU: Final = 0.40  # of the peak in passes that fill the GPU; assumed where nothing was measured
 MFU_BAND: Final = (0.75, 1.25)  # times that: 0.30 to 0.50
+# NVIDIA, Matrix Multiplication Background User's Guide: the most efficient tile, and wave
+# quantization. Half of the last wave is what is lost on average.
+TILE: Final = 256 * 128
+LAST_WAVE: Final = 0.5
+# Kernels of a block, forward and backward, as counted of transformers 5.23's Llama under autocast,
+# without and with peft's adapters on all projections. An operation of eager torch takes the CPU 5
+# to 25 microseconds.
+KERNELS: Final = 154
+LORA_KERNELS: Final = 285
+LAUNCH_S: Final = 10e-6
+GRADIENT_TRAFFIC: Final = 12  # bytes of a parameter in a pass: the new one is added to the sum
 # Speed-up over one GPU, lowest and highest, on GPUs of one node: a rule of thumb.
 SCALING: Final[Mapping[int, tuple[float, float]]] = {
     1: (1.0, 1.0),
@@ -47,11 +59,16 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """How much faster than one GPU; `note` mentions an interpolation."""
+    """How much faster than one GPU; `note` mentions an interpolation.
+
+    One that was measured has `measured_at` (ISO 8601), and is over as many ranks as `base` says.
+    """
 
     low: float
     high: float
     note: str
+    base: int = 1
+    measured_at: str = ""
 
 
 def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
@@ -77,17 +94,69 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
     return gpu.tflops[precision] * 1e12
 
 
-def epoch_time(setup: Setup, gpu: Gpu, tokens: int, *, mfu: float = MFU) -> Duration:
-    """Estimate the time that one pass over `tokens` takes (samples x their length).
+def step_time(setup: Setup, gpu: Gpu, *, mfu: float = MFU) -> Duration:
+    """Estimate the time that an optimizer step takes, by the passes that it is made of.
 
     Raises UsageError for an MFU that can't be.
     """
     if not 0 < mfu <= 1:
         raise UsageError(f"an MFU of {mfu:g} can't be", hint="give a share of the peak, as 0.4")
-    work = tokens * flops_per_token(setup.model, setup.seq_len, lora=setup.lora)
-    mid_s = work / (setup.world * peak_flops(gpu, setup.precision) * mfu)
+    mid_s = setup.accumulation * pass_seconds(setup, gpu, mfu)
     unlucky, lucky = MFU_BAND
     return Duration(low_s=mid_s / lucky, mid_s=mid_s, high_s=mid_s / unlucky, basis="mfu")
+
+
+def pass_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
+    """Estimate how long a GPU takes forward and backward over one micro-batch.
+
+    Three costs do not shrink with it: the last wave of tiles of each product of matrices is half
+    full on average; a block's kernels are launched one by one, however small they are; and where
+    several passes make a step, their gradients are added up in the GPU's memory.
+    """
+    work_s, waves = _work_seconds(setup, gpu, mfu), _waves(setup, gpu)
+    tiled_s = work_s * (1 + LAST_WAVE / waves) if waves else work_s
+    launched_s = LAUNCH_S * setup.model.layers * (LORA_KERNELS if setup.lora else KERNELS)
+    return max(tiled_s, launched_s) + _summing_seconds(setup, gpu)
+
+
+def filled(setup: Setup, gpu: Gpu, mfu: float) -> float:
+    """Return the share of `mfu` that passes of this size reach; large ones come close to 1."""
+    return _work_seconds(setup, gpu, mfu) / pass_seconds(setup, gpu, mfu)
+
+
+def recomputing(setup: Setup) -> float:
+    """Return how many times the work activation checkpointing makes of it: one more pass forward.
+
+    >>> from clusterrun.estimates.models import BUILT_IN
+    >>> llama = BUILT_IN["llama-2-7b"]
+    >>> [round(recomputing(Setup(model=llama, grad_ckpt=True, lora=r)), 2) for r in (0, 64)]
+    [1.33, 1.5]
+    """
+    if not setup.grad_ckpt:
+        return 1.0
+    forward = flops_per_token(setup.model, setup.seq_len) / 3
+    return 1 + forward / flops_per_token(setup.model, setup.seq_len, lora=setup.lora)
+
+
+def _work_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
+    tokens = setup.micro_batch * setup.seq_len
+    work = tokens * flops_per_token(setup.model, setup.seq_len, lora=setup.lora)
+    return work / (peak_flops(gpu, setup.precision) * mfu)
+
+
+def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
+    """Return how long a pass adds its gradients up: whole ones, but in ZeRO 2 and 3 a shard."""
+    if setup.accumulation == 1:
+        return 0.0
+    is_shard = setup.strategy.is_deepspeed and zero_stage(setup) > 1
+    summed = trainable_params(setup) / (setup.shards if is_shard else 1)
+    return GRADIENT_TRAFFIC * summed / gpu.bandwidth
+
+
+def _waves(setup: Setup, gpu: Gpu) -> float:
+    """Return how often all processors work on tiles of a product as wide as the hidden size."""
+    outputs = setup.micro_batch * setup.seq_len * setup.model.hidden
+    return outputs / (TILE * gpu.processors)
 
 
 def measured_time(steps: int, step_s: float) -> Duration:
@@ -104,7 +173,7 @@ def speedup(gpus: int, known: Mapping[int, tuple[float, float]] = SCALING) -> Sp
     """Return how much faster than one GPU several are; None beyond the known counts.
 
     >>> speedup(8)
-    Speedup(low=6.5, high=7.0, note='')
+    Speedup(low=6.5, high=7.0, note='', base=1, measured_at='')
     >>> speedup(16) is None
     True
     """
@@ -117,7 +186,7 @@ def speedup(gpus: int, known: Mapping[int, tuple[float, float]] = SCALING) -> Sp
         return None
     part = (gpus - below) / (above - below)
     low, high = (a + part * (b - a) for a, b in zip(known[below], known[above], strict=True))
-    return Speedup(low=low, high=high, note=f"interpolated between {below} and {above} GPUs")
+    return Speedup(low=low, high=high, note=f"interpolated between {below} and {above}")
 
 
 def segments(seconds: float, limit_s: int) -> int:

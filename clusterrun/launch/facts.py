@@ -12,10 +12,13 @@ from clusterrun.config.spec import Cluster
 class Facts:
     """The surroundings of one submission.
 
-    `cluster` is decided (never AUTO); `python`, `workdir` and `runs_dir` are absolute.
+    `cluster` is decided (never AUTO); `workdir` and `runs_dir` are absolute, and so is `python`
+    unless it is a bare name, to be found on the node. `own_python` runs this process.
+    `missing` are the paths that the job names, as written, and that do not exist here.
     `versions` holds torch, accelerate and deepspeed as installed for `python`, "" if missing.
     `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
-    The two texts are the user's own files, empty without one.
+    The three texts are the user's own files, empty without one; the last is the DeepSpeed JSON that
+    the script's own arguments name (`launch.script_args`).
     """
 
     cluster: Cluster
@@ -26,8 +29,11 @@ class Facts:
     local_gpus: tuple[str, ...] = ()
     local_cpus: int = 1
     platform: str = "linux"
+    own_python: str = ""
+    missing: frozenset[str] = frozenset()
     accelerate_config_text: str = ""
     deepspeed_config_text: str = ""
+    script_deepspeed_text: str = ""
 
     def __post_init__(self) -> None:
         if self.cluster is Cluster.AUTO:

@@ -53,6 +53,6 @@ def signal_request(spec: JobSpec) -> str:
 
 def survives_lost_nodes(spec: JobSpec) -> bool:
     """Whether the job outlives a lost node: to relaunch, or to arrange what follows."""
-    if spec.nodes + spec.spare_nodes == 1:
+    if (spec.nodes or 1) + spec.spare_nodes == 1:
         return False
     return spec.max_restarts != 0 or on_interrupt(spec) is not OnInterrupt.STOP

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import posixpath
 import re
+from functools import partial
 from typing import Any
 
+from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, version_of
+from clusterrun.launch.inputs import check_environments, input_notes
 from clusterrun.launch.interruption_policy import on_interrupt, survives_lost_nodes, warning_s
+from clusterrun.launch.own_world import notes_on_file, take_world
 from clusterrun.launch.passed_on import SBATCH, SRUN, check_options
 from clusterrun.launch.plan import Directive, Plan, Precision
 from clusterrun.launch.sbatch_header import cpus_per_task, directives, srun_options
+from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argument
 from clusterrun.launch.user_files import ANY_PRECISION, OwnFiles, read_own_files
 from clusterrun.launch.world_shape import World, decide_world
 
@@ -29,17 +34,18 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     file of the user that cannot be used.
     """
     own = read_own_files(spec, facts)
+    asked, spec = spec, take_world(spec, own, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
-    check_strategy(strategy, world, facts)
+    _check_engine(spec, facts, own, strategy, world)
     precision = _precision(spec, own, world)
     cpus = cpus_per_task(spec, world)
     threads = _threads(spec, facts, world, cpus)
     environment = decide_environment(spec, facts, world=world, strategy=strategy, threads=threads)
     template = _template(strategy, own)
-    is_large = spec.nodes > LARGE_JOB_NODES
+    is_large = world.nodes > LARGE_JOB_NODES
     return Plan(
-        name=_name(spec),
+        name=job_name(spec),
         cluster=facts.cluster,
         nodes=world.nodes,
         procs_per_node=world.procs_per_node,
@@ -52,7 +58,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         workdir=facts.workdir,
         runs_dir=facts.runs_dir,
         python=_python(spec, facts),
-        setup=spec.setup,
+        setup=_setup(spec, facts),
         directives=_directives(spec, world, cpus),
         sbatch_args=spec.sbatch_args,
         srun_args=_srun_args(spec, world, cpus),
@@ -79,12 +85,20 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         log_lines_per_s=spec.log_lines_per_s or (LARGE_JOB_LINES_PER_S if is_large else 0),
         log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
-        notes=(*world.notes, *environment.notes, *_request_notes(spec, facts, world, cpus)),
+        notes=(*_notes(asked, own, facts, world, cpus), *environment.notes),
     )
 
 
+def _check_engine(
+    spec: JobSpec, facts: Facts, own: OwnFiles, strategy: Strategy, world: World
+) -> None:
+    check_strategy(strategy, world, facts)
+    check_fsdp_argument(spec, strategy, world)
+    check_batch_numbers(own.deepspeed_text, own.deepspeed_name, world)
+
+
 def _directives(spec: JobSpec, world: World, cpus: int) -> tuple[Directive, ...]:
-    lines = directives(spec, name=_name(spec), world=world, cpus=cpus)
+    lines = directives(spec, name=job_name(spec), world=world, cpus=cpus)
     check_options(SBATCH, spec.sbatch_args, lines)
     return lines
 
@@ -122,7 +136,8 @@ def _entry(spec: JobSpec) -> tuple[str, ...]:
 _RESERVED_NAMES = ("", ".", "..", "by-job")
 
 
-def _name(spec: JobSpec) -> str:
+def job_name(spec: JobSpec) -> str:
+    """Return the name of a job: the one that was given, or that of its script."""
     if spec.name is None:
         source = spec.module or posixpath.basename(spec.script or "").removesuffix(".py")
         plain = re.sub(r"[^A-Za-z0-9._+-]+", "_", source)[:100]
@@ -135,6 +150,12 @@ def _name(spec: JobSpec) -> str:
     if len(spec.name.encode(errors="surrogateescape")) > 200:
         raise UsageError("--job-name is longer than 200 bytes", hint="runs are directories by name")
     return spec.name
+
+
+def _setup(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
+    check_environments(spec.setup, facts)
+    in_workdir = partial(posixpath.join, facts.workdir)
+    return tuple(in_place(line, in_workdir) for line in spec.setup)
 
 
 def _python(spec: JobSpec, facts: Facts) -> str:
@@ -184,7 +205,7 @@ def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
     if own.deepspeed_text and precision in ANY_PRECISION - own.allowed:
         says = " or ".join(sorted(allowed.value for allowed in own.allowed))
         raise UsageError(
-            f"mixed precision {precision.value}, but {spec.deepspeed_config} says {says}",
+            f"mixed precision {precision.value}, but {own.deepspeed_name} says {says}",
             hint='set "enabled": "auto" there, or leave the other one out',
         )
     fp16 = precision is Precision.FP16 or (
@@ -292,8 +313,9 @@ def _distributed_type(strategy: Strategy, world: World) -> str:
     return "MULTI_GPU" if world.size > 1 else "NO"
 
 
-def _request_notes(spec: JobSpec, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
-    notes, is_local = [], facts.cluster is Cluster.LOCAL
+def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
+    notes = [*notes_on_file(spec, own, facts, world), *own.notes, *world.notes]
+    is_local = facts.cluster is Cluster.LOCAL
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
         notes.append(f"{idle} of {world.gpus_per_node} GPUs of each node stay idle")
@@ -301,10 +323,15 @@ def _request_notes(spec: JobSpec, facts: Facts, world: World, cpus: int) -> tupl
         notes.append("--sbatch-arg means nothing on this machine")
     if is_local and spec.srun_args:
         notes.append("--srun-arg means nothing on this machine")
-    if not is_local and spec.gpus_per_node and not cpus and not spec.exclusive:
+    if not is_local and world.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
             "no CPUs were asked for: a site without a default gives one a node (--cpus-per-gpu)"
         )
     if is_local and spec.spare_nodes:
         notes.append("--spare-nodes means nothing on this machine")
-    return tuple(notes)
+    if not spec.python and python_of(spec.setup) and facts.python != facts.own_python:
+        notes.append(
+            f"the nodes run {facts.python} of the environment that setup names, where clusterrun "
+            "must be installed (--python names another)"
+        )
+    return (*notes, *input_notes(spec, facts))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from clusterrun.config.spec import JobSpec, Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.plan import Precision
+from clusterrun.launch.script_args import named_json
 
 ANY_PRECISION = frozenset((Precision.NO, Precision.FP16, Precision.BF16))
 
@@ -39,16 +40,20 @@ _STRATEGIES = {
 class OwnFiles:
     """The user's files as read: texts with Unix line ends, and what follows from them.
 
-    `stated` is the precision that the YAML names, None if it names none or another;
-    `allowed` are the precisions that the JSON leaves open.
+    `accelerate` holds the YAML's keys; `deepspeed_name` is how the JSON was named. `stated` is the
+    precision that the YAML names, None if it names none or another; `allowed` are the precisions
+    that the JSON leaves open.
     """
 
     accelerate_text: str = ""
     deepspeed_text: str = ""
+    deepspeed_name: str = ""
     strategy: Strategy | None = None
     use_cpu: bool = False
     stated: Precision | None = None
     allowed: frozenset[Precision] = ANY_PRECISION
+    accelerate: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
@@ -57,20 +62,44 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
     Raises ConfigError for a file that cannot be used, UsageError if two of them disagree.
     """
     config = _accelerate_mapping(spec, facts) if spec.accelerate_config else {}
-    zero = _deepspeed_mapping(spec, facts) if spec.deepspeed_config else {}
+    name, text = _deepspeed_file(spec, facts)
+    zero = _deepspeed_mapping(name, text) if name else {}
     strategy = _strategy_of_yaml(spec, config) if config else None
     if zero:
-        _refuse_two_voices(spec, config, strategy)
+        _refuse_two_voices(spec, name, config, strategy)
         strategy = _zero_strategy(zero["zero_optimization"])
-    _refuse_other_family(spec, strategy)
+    _refuse_other_family(spec, name, strategy)
     return OwnFiles(
         accelerate_text=_unix_text(facts.accelerate_config_text) if config else "",
-        deepspeed_text=_unix_text(facts.deepspeed_config_text) if zero else "",
+        deepspeed_text=_unix_text(text) if zero else "",
+        deepspeed_name=name,
+        notes=_adopted(spec, name, strategy) if facts.script_deepspeed_text else (),
         strategy=strategy,
         use_cpu=config.get("use_cpu") is True,
         stated=_stated_precision(config),
         allowed=allowed_precisions(zero),
+        accelerate=config,
     )
+
+
+def _deepspeed_file(spec: JobSpec, facts: Facts) -> tuple[str, str]:
+    """Return the DeepSpeed JSON's name and text: that of the launch, else that of the script."""
+    named, adopted = spec.deepspeed_config or "", facts.script_deepspeed_text
+    if not adopted:
+        return named, facts.deepspeed_config_text
+    own = named_json(spec.args) or ""
+    if named and json.loads(adopted) != _deepspeed_mapping(named, facts.deepspeed_config_text):
+        raise UsageError(
+            f"the launch has {named} for DeepSpeed, and the script's arguments {own}",
+            hint="name one file: drop --deepspeed-config, and the script's own decides",
+        )
+    return named or own, adopted
+
+
+def _adopted(spec: JobSpec, name: str, strategy: Strategy | None) -> tuple[str, ...]:
+    if spec.deepspeed_config or strategy is None:
+        return ()
+    return (f"{name} of the script's arguments decides: the launch is {strategy.value}",)
 
 
 def _unix_text(text: str) -> str:
@@ -156,30 +185,32 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _deepspeed_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
+def _deepspeed_mapping(name: str, text: str) -> dict[str, Any]:
     try:
-        config = json.loads(facts.deepspeed_config_text)
+        config = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(
             "the DeepSpeed configuration is not JSON",
-            where=f"{spec.deepspeed_config}:{error.lineno}:{error.colno}",
+            where=f"{name}:{error.lineno}:{error.colno}",
             cause=error.msg,
         ) from error
     if not isinstance(config, dict) or not isinstance(config.get("zero_optimization"), dict):
         raise ConfigError(
             "the DeepSpeed configuration has no zero_optimization section",
-            where=spec.deepspeed_config,
+            where=name,
             hint='accelerate needs one: "zero_optimization": {"stage": 2}',
         )
     return config
 
 
-def _refuse_two_voices(spec: JobSpec, config: dict[str, Any], strategy: Strategy | None) -> None:
+def _refuse_two_voices(
+    spec: JobSpec, name: str, config: dict[str, Any], strategy: Strategy | None
+) -> None:
     if not config:
         return
     if strategy is None or not strategy.is_deepspeed:
         raise UsageError(
-            f"{spec.deepspeed_config} is DeepSpeed's, but {spec.accelerate_config} "
+            f"{name} is DeepSpeed's, but {spec.accelerate_config} "
             f"says distributed_type {config['distributed_type']}",
             hint="write distributed_type: DEEPSPEED there, or drop one of the two files",
         )
@@ -187,18 +218,18 @@ def _refuse_two_voices(spec: JobSpec, config: dict[str, Any], strategy: Strategy
     if both:
         raise UsageError(
             f"{spec.accelerate_config} says {', '.join(both)} beside a DeepSpeed JSON",
-            hint=f"accelerate refuses both: move it to {spec.deepspeed_config}",
+            hint=f"accelerate refuses both: move it to {name}",
         )
 
 
-def _refuse_other_family(spec: JobSpec, strategy: Strategy | None) -> None:
+def _refuse_other_family(spec: JobSpec, name: str, strategy: Strategy | None) -> None:
     # DDP may be the default, not a choice.
     if strategy is None or spec.strategy is Strategy.DDP:
         return
     same_zero = strategy.value.split("-")[0] == spec.strategy.value.split("-")[0]
     if strategy is spec.strategy or (strategy.is_fsdp and spec.strategy.is_fsdp) or same_zero:
         return
-    given = spec.deepspeed_config or spec.accelerate_config
+    given = name or spec.accelerate_config
     raise UsageError(
         f"--strategy {spec.strategy.value}, but {given} means {strategy.value}",
         hint="drop --strategy: a file of your own decides",

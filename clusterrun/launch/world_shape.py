@@ -75,7 +75,7 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
             hint="pass --gpus-per-node COUNT (and --gpu-request none where the site adds them)",
         )
     return World(
-        nodes=spec.nodes, procs_per_node=procs, gpus_per_node=gpus, device=device, notes=notes
+        nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=gpus, device=device, notes=notes
     )
 
 
@@ -110,7 +110,7 @@ def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World
         reason = "no GPU was asked for" if ids else "no GPU here"
         notes = (f"{reason}: {_cpu_processes(procs)}",)
     return World(
-        nodes=spec.nodes, procs_per_node=procs, gpus_per_node=0, device=device, notes=notes
+        nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=0, device=device, notes=notes
     )
 
 
@@ -149,21 +149,22 @@ def _local_device(spec: JobSpec, facts: Facts, *, has_gpus: bool, cpu_by_file: b
         return Device.CPU
     if has_gpus:
         return Device.CUDA
-    ranks = spec.nodes * (spec.nproc_per_node or spec.gpus_per_node or 1)
+    ranks = (spec.nodes or 1) * (spec.nproc_per_node or spec.gpus_per_node or 1)
     return Device.MPS if facts.platform == "darwin" and ranks == 1 else Device.CPU
 
 
 def _share_gpus(spec: JobSpec, ids: tuple[str, ...]) -> World:
     """Deal the GPUs of this machine to its simulated nodes, in the order of `ids`."""
-    each = spec.gpus_per_node or spec.nproc_per_node or max(1, len(ids) // spec.nodes)
-    wanted = spec.nodes * each
+    nodes = spec.nodes or 1
+    each = spec.gpus_per_node or spec.nproc_per_node or max(1, len(ids) // nodes)
+    wanted = nodes * each
     if wanted > len(ids):
         raise UsageError(
-            f"{spec.nodes} x {each} GPUs are {wanted}, and {len(ids)} may be used here",
+            f"{nodes} x {each} GPUs are {wanted}, and {len(ids)} may be used here",
             hint="ask for fewer, or pass --device cpu to run the same processes over gloo",
         )
     return World(
-        nodes=spec.nodes,
+        nodes=nodes,
         procs_per_node=spec.nproc_per_node or each,
         gpus_per_node=each,
         device=Device.CUDA,

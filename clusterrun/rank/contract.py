@@ -19,6 +19,7 @@ from clusterrun import runtime
 from clusterrun.errors import WorldContractError
 from clusterrun.rank.build_locks import watch_locks
 from clusterrun.rank.emit import say
+from clusterrun.rank.engine import EngineWatch, is_forced_to_cpu
 
 PUBLISH_TIMEOUT_S = 60
 SWITCH_OFF = "--no-world-contract switches this check off"
@@ -38,16 +39,20 @@ class Contract:
         self.gloo_groups: list[Any] = []
         self._on_broken = on_broken
         self._pid = os.getpid()
+        self.engine = EngineWatch(self, env)
 
     @property
     def is_mine(self) -> bool:
         """Whether this is the rank's own process, not one that it forked."""
         return os.getpid() == self._pid
 
-    def break_off(self, message: str, *, cause: str | None = None, kind: str = "world") -> None:
+    def break_off(
+        self, message: str, *, cause: str | None = None, kind: str = "world", hint: str = ""
+    ) -> None:
         """End the rank with a message, unless the contract is switched off."""
         if self.holds:
-            self._on_broken(WorldContractError(message, cause=cause, hint=SWITCH_OFF), kind)
+            hints = (hint, SWITCH_OFF) if hint else (SWITCH_OFF,)
+            self._on_broken(WorldContractError(message, cause=cause, hint=hints), kind)
 
     def check_environment(self, env: Mapping[str, str]) -> None:
         """Check WORLD_SIZE, LOCAL_WORLD_SIZE and RANK against the job."""
@@ -76,14 +81,13 @@ class Contract:
             )
 
     def check_end(self) -> None:
-        """Break off if the rank ended well but never joined the others."""
-        if self.expected <= 1 or self.had_group:
-            return
+        """Break off if the rank ended well but never joined the others, or trained otherwise."""
         distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_initialized():
-            return
-        cause = "the script ended well, but no process group was ever initialised in this rank"
-        self.break_off(f"this rank never joined the world of {self.expected}", cause=cause)
+        is_joined = distributed is not None and distributed.is_initialized()
+        if self.expected > 1 and not self.had_group and not is_joined:
+            cause = "the script ended well, but no process group was ever initialised in this rank"
+            self.break_off(f"this rank never joined the world of {self.expected}", cause=cause)
+        self.engine.check_end()
 
     def check_size(self, size: int, what: str, cause: str | None = None) -> None:
         """Check the size of a world that was made against the job."""
@@ -99,6 +103,7 @@ def install(contract: Contract) -> None:
         "torch.distributed.distributed_c10d": functools.partial(_watch_torch, contract),
         "accelerate.state": functools.partial(_watch_accelerate, contract),
         "torch.utils.file_baton": watch_locks,
+        **contract.engine.patches(),
     }
     for name, patch in patches.items():
         if name in sys.modules:
@@ -252,7 +257,7 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
         if mine and contract.backend and kwargs.get("backend") is None:
             kwargs["backend"] = contract.backend  # the Trainer passes None unless one was chosen
         # Accelerator() reads ACCELERATE_USE_CPU, a bare PartialState() does not.
-        original(self, cpu or (mine and _is_forced_to_cpu()), **kwargs)
+        original(self, cpu or (mine and is_forced_to_cpu()), **kwargs)
         if mine:
             contract.check_size(self.num_processes, "accelerate", _why_alone(self.num_processes))
 
@@ -265,15 +270,9 @@ def _why_alone(size: int) -> str | None:
         return None
     import torch
 
-    if _is_forced_to_cpu() or torch.cuda.is_available():
+    if is_forced_to_cpu() or torch.cuda.is_available():
         return "accelerate chose no distributed backend, so every rank would train a model alone"
     return (
         "no GPU is usable here and ACCELERATE_USE_CPU is not true, so accelerate would train a"
         " model in every rank alone (use_cpu in its configuration is not enough)"
     )
-
-
-def _is_forced_to_cpu() -> bool:
-    """Whether ACCELERATE_USE_CPU is set, read as accelerate reads it."""
-    value = os.environ.get("ACCELERATE_USE_CPU", "")
-    return value.lower() in ("1", "true", "yes", "y", "on", "t")

@@ -226,7 +226,9 @@ class _Ending:
         lines += [f"  hint: {hint}" for hint in error.hints]
         code = int(NodeExit.WORLD_BROKEN)
         cause = f" ({error.cause})" if error.cause else ""
-        self.fail(code, f"world contract broken: {error.message}{cause}", kind, error)
+        way_out = "".join(f"; {hint}" for hint in error.hints[:-1])  # the last is on every error
+        message = f"world contract broken: {error.message}{cause}{way_out}"
+        self.fail(code, message, kind, error)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.write("\n".join(lines) + "\n")

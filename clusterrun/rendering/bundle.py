@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun import __version__
+from clusterrun.config.environments import read_step
 from clusterrun.errors import NodeExit, UsageError
 from clusterrun.launch.accelerate_argv import RUN_MODULE
 from clusterrun.launch.plan import Plan
@@ -49,6 +50,7 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
     renderer = Renderer(template_dirs)
     values: dict[str, object] = {
         "plan": plan,
+        "setup": [read_step(line) for line in plan.setup],
         "version": __version__,
         "run_module": RUN_MODULE,
         "unfit": int(NodeExit.NODE_UNFIT),

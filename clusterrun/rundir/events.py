@@ -23,6 +23,7 @@ class EventType(str, Enum):
 
     STARTED = "started"
     WORLD_READY = "world_ready"
+    ENGINE = "engine"
     STEP = "step"
     CHECKPOINT = "checkpoint"
     UNSAVED = "unsaved"
@@ -43,6 +44,7 @@ class Event:
     path: str | None = None
     reason: str | None = None
     host: str | None = None
+    engine: str | None = None
     world_size: int | None = None
     rss_bytes: int | None = None
     cuda_allocated_bytes: int | None = None
@@ -51,7 +53,7 @@ class Event:
 
 
 _TYPES: Mapping[str, type] = {
-    **dict.fromkeys(("path", "reason", "host"), str),
+    **dict.fromkeys(("path", "reason", "host", "engine"), str),
     **dict.fromkeys(("step", "total", "world_size", "rss_bytes", "cuda_allocated_bytes"), int),
     "heard": bool,
     "metrics": dict,

@@ -37,6 +37,7 @@ class Cause(str, Enum):
     SIGNAL = "signal"
     WORLD = "world"
     WORLD_ELSEWHERE = "world_elsewhere"  # broken on another node than the one that noticed
+    ENGINE = "engine"  # the ranks would not train with what was asked for
     LAUNCHER = "launcher"
     NODE_LOST = "node_lost"
     VANISHED = "vanished"  # no agent could write an outcome: the batch host was lost

@@ -222,6 +222,10 @@ class RunsDir:
         """Return the layout of a run."""
         return RunPaths(root=self.root / name / run_id)
 
+    def scaling(self, name: str) -> Path:
+        """scaling.json: what `clusterrun scaling` measured by the runs of a name."""
+        return self.root / directory_name(name) / "scaling.json"
+
     def job_link(self, job_id: str) -> Path:
         """Return the path of a job's link."""
         return self.by_job / job_id

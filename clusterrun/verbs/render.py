@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from clusterrun.backends import select
 from clusterrun.backends.environment import scrubbed
@@ -17,6 +16,7 @@ from clusterrun.config import Resolved, adopt_spec
 from clusterrun.config.files import PROJECT_FILE, user_and_site
 from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.launch.inputs import PLACES_OF_ONE_MACHINE
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import Bundle, render_bundle
@@ -24,8 +24,6 @@ from clusterrun.shared import shell
 
 Wanted = JobSpec | Resolved
 """What can be submitted: a spec, or one that was loaded with its origins."""
-
-PLACES_OF_ONE_MACHINE: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 PATCH = 6  # pixels of a side
 
@@ -32,6 +35,20 @@ class Block(nn.Module):
         return out
 
 
+class Blocks(nn.Sequential):
+    """A row of blocks; with `recomputes` a backward pass computes what it needs again."""
+
+    recomputes = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the residual stream after all of them."""
+        if not (self.recomputes and torch.is_grad_enabled()):
+            return super().forward(x)
+        for block in self:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
 class ImageEncoder(nn.Module):
     """See an image as a row of patches."""
 
@@ -40,7 +57,7 @@ class ImageEncoder(nn.Module):
         self.places = (side // PATCH) ** 2
         self.patches = nn.Conv2d(3, width, kernel_size=PATCH, stride=PATCH)
         self.positions = nn.Embedding(self.places, width)
-        self.blocks = nn.Sequential(*(Block(width, heads, is_causal=False) for _ in range(layers)))
+        self.blocks = Blocks(*(Block(width, heads, is_causal=False) for _ in range(layers)))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (batch, places, width) for images (batch, 3, side, side)."""
@@ -56,7 +73,7 @@ class TextDecoder(nn.Module):
     def __init__(self, words: int, places: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.words, self.positions = nn.Embedding(words, width), nn.Embedding(places, width)
-        self.blocks = nn.Sequential(*(Block(width, heads, is_causal=True) for _ in range(layers)))
+        self.blocks = Blocks(*(Block(width, heads, is_causal=True) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, seen: Tensor, words: Tensor) -> Tensor:
@@ -68,18 +85,23 @@ class TextDecoder(nn.Module):
 
 
 class Captioner(nn.Module):
-    """Say in words what an image shows."""
+    """Say in words what an image shows; `places` is the most that patches and words may take."""
 
     _no_split_modules = ("Block",)  # the unit that FSDP wraps, in the words of transformers
 
-    def __init__(self, *, side: int, words: int, length: int, width: int, layers: int) -> None:
+    def __init__(self, *, side: int, words: int, places: int, width: int, layers: int) -> None:
         super().__init__()
+        # accelerate sizes the "auto" buckets of a DeepSpeed JSON by it.
+        self.config = SimpleNamespace(hidden_size=width)
         seen = width // 2  # the encoder is narrower than the decoder, as in the large ones
         self.encoder = ImageEncoder(side, seen, heads=2, layers=layers)
         self.projector = nn.Sequential(nn.Linear(seen, width), nn.GELU(), nn.Linear(width, width))
-        places = self.encoder.places + length
         self.decoder = TextDecoder(words, places, width, heads=4, layers=layers)
         self.apply(_start_embedding)
+
+    def recompute(self) -> None:
+        """Keep the input of each block alone for the backward pass: gradient checkpointing."""
+        self.encoder.blocks.recomputes = self.decoder.blocks.recomputes = True
 
     def forward(self, images: Tensor, words: Tensor) -> Tensor:
         """Return the logits of the word that follows each word: (batch, length, words)."""

@@ -22,26 +22,31 @@ CENTRE = {"left": (7, 12), "right": (17, 12), "top": (12, 7), "bottom": (12, 17)
 CHOICES = (tuple(RADIUS), tuple(COLOUR), SHAPES, tuple(CENTRE))  # in the order of a caption
 WORDS = ("<start>", *(word for choice in CHOICES for word in choice))
 START = 0
+IGNORED = -100  # stands where a caption has no more words; cross_entropy leaves it out
 BY_CHANCE = sum(1 / len(choice) for choice in CHOICES) / len(CHOICES)  # words right by guessing
 
 
 class Pairs(Dataset[tuple[Tensor, Tensor]]):
     """Draw pair g from the seed and g alone, for every g >= 0; `length` only ends an epoch."""
 
-    def __init__(self, seed: int, length: int) -> None:
+    words = WORDS
+    digest = ""
+
+    def __init__(self, seed: int, length: int, *, most_words: int = len(CHOICES)) -> None:
         self.seed, self.length = seed, length
+        self.longest = min(most_words, len(CHOICES))
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return a standardised image (3, SIDE, SIDE), and the numbers of its words (4)."""
+        """Return a standardised image (3, SIDE, SIDE), and the numbers of its words (longest)."""
         chance = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
         caption = [
             choice[int(torch.randint(len(choice), (), generator=chance))] for choice in CHOICES
         ]
         image = (draw(caption, chance) - MEAN) / SPREAD
-        return image, torch.tensor([WORDS.index(word) for word in caption])
+        return image, torch.tensor([WORDS.index(word) for word in caption[: self.longest]])
 
 
 def draw(caption: list[str], chance: torch.Generator) -> Tensor:
@@ -64,8 +69,3 @@ def _is_inside(shape: str, x: Tensor, y: Tensor, radius: float) -> Tensor:
     if shape == "cross":
         return (far <= radius) & (near <= radius / 4)
     return (2 * x.abs() <= y + radius) & (y <= 0.8 * radius)
-
-
-def text(words: Tensor) -> str:
-    """Return a caption in words."""
-    return " ".join(WORDS[int(word)] for word in words)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import pickle
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
-from captioner import Captioner
-from pairs import BY_CHANCE, CHOICES, SIDE, START, WORDS, Pairs, text
+from captioner import PATCH, Captioner
+from options import OVERRIDABLE, parse_arguments
+from pairs import BY_CHANCE, IGNORED, SIDE, START, Pairs
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -29,6 +31,7 @@ from torch.utils.data import DataLoader
 from clusterrun import runtime
 
 HELD_OUT_SEED = 1_000_000  # draws other images than any seed of a training
+PLACES = (SIDE // PATCH) ** 2  # that an image takes of --model-max-length
 
 
 def say(line: str) -> None:
@@ -43,6 +46,8 @@ def strategy(accelerator: Accelerator) -> str:
         return str(accelerator.distributed_type.value).lower()
     zero = accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]
     keys = {"optimizer": "offload_optimizer", "weights": "offload_param"}
+    if zero["stage"] < 3:
+        del keys["weights"]  # accepted there, and unused
     on_host = [what for what, key in keys.items() if zero.get(key, {}).get("device") == "cpu"]
     offload = f", {' and '.join(on_host)} in host memory" if on_host else ""
     return f"deepspeed zero-{zero['stage']}{offload}"
@@ -58,16 +63,22 @@ class Training:
     optimizer: Any
     store: Any
 
-    def step(self, images: Tensor, captions: Tensor, rate: float) -> float:
-        """Learn from one batch of pairs; return this rank's loss in nats a word."""
+    def step(self, batches: Iterator[tuple[Tensor, Tensor]], rate: float) -> float:
+        """Learn from the batches of one step; return the loss of all ranks in nats a word."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = caption_loss(self.model, images, captions)
-        self.accelerator.backward(loss)
-        self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return float(loss.detach())
+        losses = []
+        for _ in range(self.args.accumulation):
+            images, captions = next(batches)
+            with self.accelerator.accumulate(self.model):
+                loss = caption_loss(self.model, images, captions)
+                self.accelerator.backward(loss)
+                if self.accelerator.sync_gradients:
+                    self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            losses.append(loss.detach())
+        return float(self.accelerator.reduce(torch.stack(losses).mean(), reduction="mean"))
 
     def save(self, step: int) -> bool:
         """Save a checkpoint and say where it lies; say whether the disk took it."""
@@ -83,19 +94,26 @@ class Training:
 
 
 def caption_loss(model: nn.Module, images: Tensor, captions: Tensor) -> Tensor:
-    """Return the mean loss of a word, told the image and the words before it."""
+    """Return the mean loss of a word, told the image and the words before it.
+
+    It is the mean over captions, each by itself, so that it is the same however a batch is divided.
+    """
     start = torch.full_like(captions[:, :1], START)
-    logits = model(images, torch.cat([start, captions[:, :-1]], dim=1))
-    return functional.cross_entropy(logits.flatten(0, 1).float(), captions.flatten())
+    before = captions[:, :-1].clamp(min=START)
+    logits = model(images, torch.cat([start, before], dim=1)).float()
+    losses = functional.cross_entropy(
+        logits.transpose(1, 2), captions, ignore_index=IGNORED, reduction="none"
+    )
+    return (losses.sum(dim=1) / (captions != IGNORED).sum(dim=1)).mean()
 
 
-def caption(model: nn.Module, images: Tensor) -> Tensor:
+def caption(model: nn.Module, images: Tensor, length: int) -> Tensor:
     """Return the likeliest caption of each image, word by word.
 
     The ranks of ZeRO-3 gather each other's weights in every pass: all take the same number.
     """
     words = torch.full((len(images), 1), START, device=images.device)
-    for _ in CHOICES:
+    for _ in range(length):
         words = torch.cat([words, model(images, words)[:, -1:].argmax(dim=-1)], dim=1)
     return words[:, 1:]
 
@@ -108,24 +126,107 @@ def announce(accelerator: Accelerator, args: argparse.Namespace, model: nn.Modul
     if not accelerator.is_main_process:
         return
     say(f"strategy {strategy(accelerator)}, precision {accelerator.mixed_precision}")
-    say(f"model {sum(parameter.numel() for parameter in model.parameters())} parameters")
-    say(f"batch {args.batch_size} x {world} ranks = {args.batch_size * world} pairs a step")
+    frozen = ", the projector is frozen" if args.pretrain_mm_mlp_adapter else ""
+    say(f"model {sum(parameter.numel() for parameter in model.parameters())} parameters{frozen}")
+    parts = f"{args.batch_size} x {args.accumulation} accumulation x {world} ranks"
+    say(f"batch {parts} = {effective_batch(accelerator, args)} pairs a step")
+    if (loaders := workers(args)) < args.workers:
+        say(f"note: {args.workers} workers were asked for, and {loaders} CPUs are there")
 
 
-def loader(pairs: Pairs, batch_size: int, indices: range) -> DataLoader[tuple[Tensor, Tensor]]:
+def effective_batch(accelerator: Accelerator, args: argparse.Namespace) -> int:
+    """Return the pairs that one optimizer step takes in the whole world."""
+    return int(args.batch_size * args.accumulation * accelerator.num_processes)
+
+
+def workers(args: argparse.Namespace) -> int:
+    """Return how many processes load for a rank: no more than there are CPUs for it."""
+    return min(args.workers, len(os.sched_getaffinity(0)))
+
+
+def loader(
+    pairs: Any, args: argparse.Namespace, indices: range
+) -> DataLoader[tuple[Tensor, Tensor]]:
     """Return the pairs of these indices in order; accelerate deals the batches to the ranks."""
     # With a generator of its own it leaves torch's alone, whose state a resumed run must find.
     generator = torch.Generator().manual_seed(0)
-    return DataLoader(pairs, batch_size=batch_size, sampler=indices, generator=generator)
+    return DataLoader(
+        pairs,
+        batch_size=args.batch_size,
+        sampler=indices,
+        generator=generator,
+        num_workers=workers(args),
+    )
 
 
-def settings(accelerator: Accelerator, args: argparse.Namespace) -> dict[str, Any]:
+def datasets(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Return what to learn from and what to test on: a folder's images, or drawn ones."""
+    most_words = (args.model_max_length or sys.maxsize) - PLACES
+    if not args.data_path:
+        train = Pairs(args.seed, sys.maxsize, most_words=most_words)
+        return train, Pairs(HELD_OUT_SEED, args.held_out, most_words=most_words)
+    try:
+        from image_folder import ImageFolder
+
+        parts = [
+            ImageFolder(
+                args.image_folder,
+                args.data_path,
+                most_words=most_words,
+                held_out=args.held_out,
+                seed=seed,
+            )
+            for seed in (args.seed, None)
+        ]
+    except ImportError as error:
+        raise SystemExit(
+            f"error: the package {error.name} is missing\n"
+            "  hint: pip install 'clusterrun[train,examples]'"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: can't use these captions: {error}") from error
+    return parts[0], parts[1]
+
+
+def settings(accelerator: Accelerator, args: argparse.Namespace, digest: str) -> dict[str, Any]:
     """Return what must be equal for two runs to be the same training."""
-    names = ("seed", "batch_size", "width", "layers", "lr", "warmup")
+    names = ("seed", "width", "layers", "lr", "warmup", "model_max_length")
     return {name: getattr(args, name) for name in names} | {
+        "effective_batch": effective_batch(accelerator, args),
+        "data": digest,
+        "frozen": bool(args.pretrain_mm_mlp_adapter),
         "sharding": strategy(accelerator),
         "precision": accelerator.mixed_precision,
     }
+
+
+def start_accelerator(args: argparse.Namespace) -> Accelerator:
+    """Join the world; how large it is and what shards it come from the environment."""
+    accelerator = Accelerator(
+        gradient_accumulation_steps=args.accumulation,
+        mixed_precision="bf16" if args.bf16 else None,
+    )
+    if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
+        raise SystemExit(
+            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
+            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+        )
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        # What a DeepSpeed JSON fixes wins; "auto" is what the flags say.
+        config = accelerator.deepspeed_plugin.deepspeed_config
+        if isinstance(passes := config.get("gradient_accumulation_steps"), int):
+            accelerator.gradient_accumulation_steps = passes
+        if isinstance(batch_size := config.get("train_micro_batch_size_per_gpu"), int):
+            args.batch_size = batch_size
+    elif args.deepspeed:
+        raise SystemExit(
+            f"error: the launcher did not take {args.deepspeed}, and would train without DeepSpeed"
+            f"\n  hint: clusterrun submit --deepspeed-config {args.deepspeed} ..."
+        )
+    args.accumulation = accelerator.gradient_accumulation_steps  # the environment may decide it
+    return accelerator
 
 
 def run(args: argparse.Namespace) -> None:
@@ -134,14 +235,7 @@ def run(args: argparse.Namespace) -> None:
     A gloo process that leaves without ending its group can abort at its very end; one whose model
     is freed after the group's end can hang there (torch 2.13).
     """
-    accelerator = Accelerator()
-    if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
-        raise SystemExit(
-            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
-            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
-        )
-    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
-        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
+    accelerator = start_accelerator(args)
     set_seed(args.seed)
     train_and_report(accelerator, args)
     accelerator.free_memory()
@@ -151,23 +245,26 @@ def run(args: argparse.Namespace) -> None:
 
 def train_and_report(accelerator: Accelerator, args: argparse.Namespace) -> None:
     """Train from the start or the newest checkpoint to the last step, and caption new images."""
-    model = Captioner(
-        side=SIDE, words=len(WORDS), length=len(CHOICES), width=args.width, layers=args.layers
-    )
+    train, test = datasets(args)
+    model = build(args, train)
     announce(accelerator, args, model)
-    now = settings(accelerator, args)
-    store = runtime.Checkpoints(args.output, keep=args.keep, settings=now) if args.output else None
-    newest = newest_of(store, accelerator, now) if store else None
+    now = settings(accelerator, args, train.digest)
+    store = newest = None
+    if args.output:
+        store = runtime.Checkpoints(
+            args.output, keep=args.keep, settings=now, override=args.override
+        )
+        # Shards belong to a rank each: no other number of them.
+        newest = store.resumable(accelerator.num_processes, overridable=OVERRIDABLE)
     first = newest.step if newest else 0
-    effective = args.batch_size * accelerator.num_processes
-    indices = range(first * effective, args.max_steps * effective)
+    effective = effective_batch(accelerator, args)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model, optimizer, batches, tests = accelerator.prepare(
         model,
-        torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01),
-        loader(Pairs(args.seed, len(indices)), args.batch_size, indices),
-        loader(Pairs(HELD_OUT_SEED, args.held_out), args.batch_size, range(args.held_out)),
+        torch.optim.AdamW(trained, lr=args.lr, weight_decay=0.01),
+        loader(train, args, range(first * effective, args.max_steps * effective)),
+        loader(test, args, range(args.held_out)),
     )
-    refuse_accumulation(accelerator)
     if newest:
         accelerator.load_state(str(newest.path))
         if accelerator.is_main_process:
@@ -176,36 +273,51 @@ def train_and_report(accelerator: Accelerator, args: argparse.Namespace) -> None
     training = Training(
         accelerator=accelerator, args=args, model=model, optimizer=optimizer, store=store
     )
-    if train_steps(training, batches, first):
-        report(training, tests)
+    if train_steps(training, iter(batches), first):
+        report(training, tests, train)
+        if args.save_adapter:
+            save_adapter(accelerator, model, args.save_adapter)
 
 
-def refuse_accumulation(accelerator: Accelerator) -> None:
-    """End where the launcher, or a DeepSpeed JSON, counts several passes as a step."""
-    if (passes := accelerator.gradient_accumulation_steps) > 1:
-        raise SystemExit(
-            f"error: {passes} passes to a step are asked for, and this example has one\n"
-            "  hint: gradient_accumulation_steps 1, and a larger --batch-size"
-        )
+def build(args: argparse.Namespace, data: Any) -> Captioner:
+    """Return the model; an adapter from a file becomes its projector, which is not trained."""
+    model = Captioner(
+        side=SIDE,
+        words=len(data.words),
+        places=args.model_max_length or PLACES + data.longest,
+        width=args.width,
+        layers=args.layers,
+    )
+    if args.gradient_checkpointing:
+        model.recompute()
+    if args.pretrain_mm_mlp_adapter:
+        try:
+            weights = torch.load(args.pretrain_mm_mlp_adapter, weights_only=True)
+            model.projector.load_state_dict(weights)
+        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+            raise SystemExit(
+                f"error: {args.pretrain_mm_mlp_adapter} is no projector of this model: {error}"
+            ) from error
+        model.projector.requires_grad_(False)
+    return model
 
 
-def newest_of(store: Any, accelerator: Accelerator, now: dict[str, Any]) -> Any:
-    """Return the newest complete checkpoint, the same on every rank; None to start afresh."""
-    found = store.newest()
-    if found and (difference := found.difference(accelerator.num_processes, now)):
-        raise SystemExit(
-            f"error: can't go on from {found.path}: {difference}\n"
-            "  hint: shards belong to a rank each; use the same settings, or another --output"
-        )
-    return found
+def save_adapter(accelerator: Accelerator, model: nn.Module, path: Path) -> None:
+    """Write the projector's weights for --pretrain-mm-mlp-adapter; ZeRO-3 gathers them first."""
+    state = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        prefix = "projector."
+        weights = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        torch.save(weights, path)
+        say(f"adapter in {path}")
 
 
-def train_steps(training: Training, batches: Any, first: int) -> bool:
+def train_steps(training: Training, batches: Iterator[Any], first: int) -> bool:
     """Take the steps that are left; return False where the job asked to save and leave."""
     args, accelerator = training.args, training.accelerator
-    for step, (images, captions) in enumerate(batches, start=first + 1):
+    for step in range(first + 1, args.max_steps + 1):
         rate = args.lr * min(1.0, step / args.warmup)
-        loss = training.step(images, captions, rate)
+        loss = training.step(batches, rate)
         if not math.isfinite(loss):
             raise SystemExit(f"error: the loss is {loss} at step {step}: it has diverged")
         runtime.step(step, args.max_steps, loss=loss)
@@ -222,74 +334,30 @@ def train_steps(training: Training, batches: Any, first: int) -> bool:
     return True
 
 
-def report(training: Training, tests: Any) -> None:
+def report(training: Training, tests: Any, data: Any) -> None:
     """Caption images that were never seen in the training, and count the words that are right."""
     accelerator, model = training.accelerator, training.model
     model.eval()
     told, true = [], []
     with torch.no_grad():
         for images, captions in tests:
-            pair = accelerator.gather_for_metrics((caption(model, images), captions))
+            guess = caption(model, images, data.longest)
+            pair = accelerator.gather_for_metrics((guess, captions))
             told.append(pair[0].cpu())
             true.append(pair[1].cpu())
     said, meant = torch.cat(told), torch.cat(true)
-    if accelerator.is_main_process:
-        right = said == meant
-        say(f"an image of a {text(meant[0])} is called a {text(said[0])}")
-        say(
-            f"held-out {len(right)} images: {right.float().mean():.0%} of the words right "
-            f"(by chance {BY_CHANCE:.0%}), {right.all(dim=1).float().mean():.0%} of the captions"
-        )
-
-
-def folder(text: str) -> Path:
-    """Make a directory unless it is there, for argparse: better now than at the first save."""
-    path = Path(text)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
-    return path
-
-
-def count(number: str) -> int:
-    """Read a whole number from 1."""
-    value = int(number)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
-
-
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the flags; a checkpoint directory of the run's own where clusterrun has started it."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    add = parser.add_argument
-    add("--max-steps", type=count, default=200, help="optimizer steps (default 200)")
-    add("--batch-size", type=count, default=32, help="pairs of a rank (default 32)")
-    add("--width", type=count, default=64, help="width of the decoder, a multiple of 8")
-    add("--layers", type=count, default=2, help="blocks of the encoder and of the decoder")
-    add("--lr", type=float, default=2e-3, help="learning rate after the warm-up")
-    add("--warmup", type=count, default=20, help="steps in which the rate rises")
-    add("--held-out", type=count, default=128, help="images to caption at the end")
-    add("--seed", type=int, default=0)
-    add("--log-every", type=count, default=10, metavar="STEPS")
-    add("--save-every", type=count, metavar="STEPS", help="the last step is always saved")
-    add("--keep", type=count, default=2, metavar="N", help="checkpoints to keep")
-    add(
-        "--output",
-        type=folder,
-        default=runtime.checkpoint_dir(),
-        metavar="DIR",
-        help="where checkpoints are, shared by all nodes (in a run of clusterrun: the run's own)",
+    if not accelerator.is_main_process:
+        return
+    is_word = meant != IGNORED
+    right = (said == meant)[is_word].float().mean()
+    whole = ((said == meant) | ~is_word).all(dim=1).float().mean()
+    chance = "" if data.digest else f" (by chance {BY_CHANCE:.0%})"
+    truth, guess = (
+        " ".join(data.words[word] for word in row[0][is_word[0]]) for row in (meant, said)
     )
-    args = parser.parse_args(argv)
-    if not 0 < args.lr < math.inf:
-        parser.error(f"--lr {args.lr} is no learning rate")
-    if args.width % 8:
-        parser.error(f"--width {args.width} is no multiple of 8")
-    if args.save_every and not args.output:
-        parser.error("--save-every needs --output DIR")
-    return args
+    say(f"an image of a {truth} is called a {guess}")
+    words = f"{right:.0%} of the words right{chance}"
+    say(f"held-out {len(said)} images: {words}, {whole:.0%} of the captions")
 
 
 if __name__ == "__main__":

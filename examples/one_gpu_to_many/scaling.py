@@ -16,18 +16,20 @@ RULES = ("linear", "sqrt", "none")
 class Stage:
     """One stage of the path: `ranks` processes share the samples, `batch` of them at a time each.
 
-    Steps and repeats are those of accelerate's defaults (`even_batches`, no `drop_last`): it deals
-    whole batches to the ranks in turn, and fills up the last round with samples of the first one.
+    A step of the optimizer has `accumulation` passes. Passes and repeats are those of accelerate's
+    defaults (`even_batches`, no `drop_last`): it deals whole batches to the ranks in turn, and
+    fills up the last round with samples of the first one.
     """
 
     samples: int
     batch: int
     ranks: int
+    accumulation: int = 1
 
     @property
     def effective_batch(self) -> int:
         """Return the samples of one optimizer step."""
-        return self.batch * self.ranks
+        return self.batch * self.accumulation * self.ranks
 
     @property
     def full_steps(self) -> int:
@@ -35,14 +37,28 @@ class Stage:
         return self.samples // self.effective_batch
 
     @property
-    def steps(self) -> int:
-        """Return the steps of an epoch that really run."""
+    def passes(self) -> int:
+        """Return the batches that each rank has in an epoch."""
         return math.ceil(math.ceil(self.samples / self.batch) / self.ranks)
 
     @property
+    def steps(self) -> int:
+        """Return the steps of an epoch that really run; the last may have fewer passes."""
+        return math.ceil(self.passes / self.accumulation)
+
+    @property
     def repeated(self) -> int:
-        """Return how many samples the last step takes again, so that each rank's batch is full."""
-        return self.steps * self.effective_batch - self.samples if self.ranks > 1 else 0
+        """Return how many samples the last pass takes again, so that each rank's batch is full."""
+        return self.passes * self.batch * self.ranks - self.samples if self.ranks > 1 else 0
+
+    def new_in_step(self, step: int) -> int:
+        """Return how many samples a step of an epoch (from 0) has, repeats left out."""
+        return min(self.effective_batch, self.samples - step * self.effective_batch)
+
+    def new_in_batch(self, index: int, rank: int) -> int:
+        """Return how many samples of a rank's batch of an epoch (from 0) are no repeats."""
+        start = (index * self.ranks + rank) * self.batch
+        return max(0, min(self.batch, self.samples - start))
 
 
 def scaled_rate(lr: float, base_batch: int, batch: int, rule: str) -> float:
@@ -66,11 +82,13 @@ def rate_at(step: int, *, base: float, peak: float, warmup: int) -> float:
     return base + (peak - base) * step / warmup
 
 
-def table(samples: int, batch: int, ranks: list[int], lr: float, base_batch: int) -> list[str]:
+def table(
+    samples: int, batch: int, accumulation: int, ranks: list[int], lr: float, base_batch: int
+) -> list[str]:
     """Return a line for each number of ranks, and one that names the columns."""
     lines = ["ranks  batch  full steps  steps run  repeated    linear      sqrt"]
     for count in ranks:
-        stage = Stage(samples=samples, batch=batch, ranks=count)
+        stage = Stage(samples=samples, batch=batch, ranks=count, accumulation=accumulation)
         rates = (scaled_rate(lr, base_batch, stage.effective_batch, rule) for rule in RULES[:2])
         lines.append(
             f"{count:5}  {stage.effective_batch:5}  {stage.full_steps:10}  {stage.steps:9}  "
@@ -100,7 +118,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("--samples", type=count, default=29500)
-    add("--batch", type=count, default=4, help="samples of each rank and step (default 4)")
+    add("--batch", type=count, default=4, help="samples of each rank and pass (default 4)")
+    add("--accumulation", type=count, default=1, help="batches of each rank and step (default 1)")
     add("--ranks", type=count, nargs="+", default=[1, 2, 4, 8], metavar="N")
     add("--lr", type=rate, default=1.25e-6, help="the learning rate that works at --base-batch")
     add("--base-batch", type=count, default=4)
@@ -109,4 +128,4 @@ def parse_arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     given = parse_arguments()
-    print("\n".join(table(given.samples, given.batch, given.ranks, given.lr, given.base_batch)))
+    print("\n".join(table(**vars(given))))

@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,10 @@ except ImportError:
 
 HELD_OUT = 1000
 PROGRESS = "progress.pt"
-# What all ranks must have alike, and a run that goes on with a checkpoint, too.
-FLAGS = ("samples", "batch", "lr", "base_batch", "lr_rule", "warmup", "epochs", "seed")
+SMALL_BATCH = 256  # the batch that the linear rule starts from in its paper
+# What a run that goes on with a checkpoint must have alike, besides the samples of a step.
+FLAGS = ("samples", "lr", "base_batch", "lr_rule", "warmup", "epochs", "seed")
+OVERRIDABLE = ("epochs", "lr", "lr_rule", "warmup")  # for --override
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,7 @@ class Progress:
     """How far an epoch is: the steps that are done, and what they summed up.
 
     `seen` counts how often each sample was taken, `loss` adds up the steps' losses: on each rank
-    its own, and after a resume on rank 0 what all ranks had summed up by then.
+    its part, and after a resume on rank 0 what all ranks had summed up by then.
     """
 
     epoch: int
@@ -83,24 +87,40 @@ class Training:
     def finish(self, progress: Progress) -> bool:
         """Take the steps that are left of an epoch; False where the job asked to save and leave."""
         self.loader.set_epoch(progress.epoch)  # its order is the same in every world
-        batches = self.accelerator.skip_first_batches(self.loader, progress.steps)
-        for inputs, targets, numbers in batches:
-            self.step(progress, inputs, targets)
-            progress.seen += torch.bincount(numbers, minlength=self.stage.samples)
+        done = progress.steps * self.stage.accumulation
+        batches = iter(self.accelerator.skip_first_batches(self.loader, done))
+        while passes := list(islice(batches, self.stage.accumulation)):
+            self.step(progress, passes)
             progress.steps += 1
             if runtime is not None and self.is_told_to_leave(progress):
                 return False
         return True
 
-    def step(self, progress: Progress, inputs: Tensor, targets: Tensor) -> None:
-        """Learn from one batch of each rank."""
+    def step(self, progress: Progress, passes: Sequence[Sequence[Tensor]]) -> None:
+        """Learn from the passes of each rank; only the last exchanges gradients."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rates.at(self.steps_done(progress))
-        loss = nn.functional.mse_loss(self.model(inputs), targets)
-        self.accelerator.backward(loss)
+        for index, (inputs, targets, numbers) in enumerate(passes):
+            is_last = index + 1 == len(passes)
+            with nullcontext() if is_last else self.accelerator.no_sync(self.model):
+                loss = self.part_of_loss(progress, index, self.model(inputs), targets)
+                self.accelerator.backward(loss * self.stage.ranks)  # DDP takes the ranks' mean
+            progress.seen += torch.bincount(numbers, minlength=self.stage.samples)
+            progress.loss += loss.detach()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        progress.loss += loss.detach()
+
+    def part_of_loss(
+        self, progress: Progress, index: int, outputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        """Return what a pass of this rank has in the mean loss of its step, without repeats.
+
+        So a step is the same however its samples are divided among passes and ranks.
+        """
+        at = progress.steps * self.stage.accumulation + index
+        new = self.stage.new_in_batch(at, self.accelerator.process_index)
+        losses = nn.functional.mse_loss(outputs, targets, reduction="none")
+        return losses[:new].sum() / self.stage.new_in_step(progress.steps)
 
     def steps_done(self, progress: Progress) -> int:
         """Return the steps that were taken in all epochs."""
@@ -134,14 +154,9 @@ class Training:
 
     def resume(self) -> Progress:
         """Return where the newest complete checkpoint was, or the beginning."""
-        newest = self.store.newest() if self.store is not None else None
+        newest = self.store.resumable(overridable=OVERRIDABLE) if self.store is not None else None
         if newest is None:
             return self.begin(0)
-        if reason := newest.difference(self.stage.ranks, settings(self.args)):
-            raise SystemExit(
-                f"error: can't go on from {newest.path}: {reason}\n"
-                "  hint: each stage is a run of its own; give it an --output of its own"
-            )
         self.accelerator.load_state(str(newest.path))
         state = torch.load(newest.path / PROGRESS, map_location="cpu")
         progress = self.begin(state["epoch"])
@@ -166,11 +181,11 @@ class Training:
                 f"error: no rank has seen {missing} samples of epoch {progress.epoch + 1}, and "
                 f"{repeated} came again where {self.stage.repeated} were to"
             )
-        mean = float(loss) / (progress.steps * self.stage.ranks)
+        mean = float(loss) / progress.steps
         if not math.isfinite(mean):
             raise SystemExit(
                 f"error: the loss of epoch {progress.epoch + 1} is {mean}: it has diverged\n"
-                "  hint: a lower --lr, or another --lr-rule"
+                "  hint: a lower --lr, another --lr-rule, or a longer --warmup"
             )
         if self.accelerator.is_main_process:
             say(
@@ -188,21 +203,21 @@ def held_out_loss(training: Training, tests: Samples) -> float:
         return float(nn.functional.mse_loss(outputs, tests.targets.to(device)))
 
 
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what must be equal for two runs to be the same training."""
-    return {name: getattr(args, name) for name in FLAGS}
+def settings(args: argparse.Namespace, stage: Stage) -> dict[str, Any]:
+    """Return what must be equal for two runs to be the same training, in whatever world."""
+    flags = {name: getattr(args, name) for name in FLAGS}
+    return {**flags, "effective_batch": stage.effective_batch}
 
 
 def prepare(accelerator: Accelerator, args: argparse.Namespace, data: Samples) -> Training:
     """Build what is trained and let accelerate place it."""
-    stage = Stage(samples=args.samples, batch=args.batch, ranks=accelerator.num_processes)
+    stage = stage_of(accelerator, args)
     peak = scaled_rate(args.lr, args.base_batch, stage.effective_batch, args.lr_rule)
     warmup = round(args.warmup * args.epochs * stage.steps) if peak > args.lr else 0
     model = student()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     loader = DataLoader(data, batch_size=args.batch, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    store = runtime.Checkpoints(args.output, settings=settings(args)) if args.output else None
     return Training(
         accelerator=accelerator,
         args=args,
@@ -211,15 +226,33 @@ def prepare(accelerator: Accelerator, args: argparse.Namespace, data: Samples) -
         model=model,
         optimizer=optimizer,
         loader=loader,
-        store=store,
+        store=store_of(args, stage),
     )
+
+
+def stage_of(accelerator: Accelerator, args: argparse.Namespace) -> Stage:
+    """Return the stage that these ranks are."""
+    return Stage(
+        samples=args.samples,
+        batch=args.batch,
+        ranks=accelerator.num_processes,
+        accumulation=args.accumulation,
+    )
+
+
+def store_of(args: argparse.Namespace, stage: Stage) -> Any:
+    """Return where checkpoints go; None if they have no place."""
+    if not args.output:
+        return None
+    return runtime.Checkpoints(args.output, settings=settings(args, stage), override=args.override)
 
 
 def announce(stage: Stage, rates: Rates, args: argparse.Namespace) -> None:
     """Print what this stage makes of the samples and of the learning rate."""
-    alone = Stage(samples=stage.samples, batch=stage.batch, ranks=1)
+    alone = replace(stage, ranks=1)
+    passes = f"{stage.accumulation} accumulation x " if stage.accumulation > 1 else ""
     say(
-        f"epoch {stage.samples} samples, batch {stage.batch} x {stage.ranks} ranks = "
+        f"epoch {stage.samples} samples, batch {stage.batch} x {passes}{stage.ranks} ranks = "
         f"{stage.effective_batch}: {stage.full_steps} full steps ({alone.full_steps} on one rank), "
         f"{stage.steps} run, {stage.repeated} samples repeated"
     )
@@ -227,13 +260,18 @@ def announce(stage: Stage, rates: Rates, args: argparse.Namespace) -> None:
         f"learning rate {args.lr:.2e} at batch {args.base_batch} -> {rates.peak:.2e} at batch "
         f"{stage.effective_batch} ({args.lr_rule}), {rates.warmup} steps of warm-up"
     )
+    if stage.effective_batch < SMALL_BATCH and rates.peak > rates.base:
+        say(
+            f"a batch below {SMALL_BATCH} may not need that: try the old rate first "
+            "(--lr-rule none), or a longer --warmup"
+        )
 
 
 def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     """Train the epochs that are left, and count the samples of each."""
     set_seed(args.seed)
     data, tests = Samples(args.samples, args.seed), Samples(HELD_OUT, args.seed + 1)
-    join(accelerator, settings(args) | {"the data": data.fingerprint()})
+    join(accelerator, vars(args) | {"the data": data.fingerprint()})
     training = prepare(accelerator, args, data)
     if accelerator.is_main_process:
         announce(training.stage, training.rates, args)
@@ -251,7 +289,11 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     """Train, and leave the group of ranks when nothing of the training is left."""
     order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.seed)
-    accelerator = Accelerator(dataloader_config=order)
+    accelerator = Accelerator(
+        dataloader_config=order, gradient_accumulation_steps=args.accumulation
+    )
+    args.accumulation = accelerator.gradient_accumulation_steps  # the launcher may decide it
+    accelerator.gradient_accumulation_steps = 1  # Training.step divides the loss itself
     train(accelerator, args)
     accelerator.free_memory()
     accelerator.wait_for_everyone()
@@ -263,7 +305,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("--samples", type=count, default=29500, help="of an epoch (default 29500)")
-    add("--batch", type=count, default=4, help="samples of each rank and step (default 4)")
+    planned = runtime.planned() if runtime else None  # by `clusterrun submit --plan`
+    batch, passes = (planned.micro_batch, planned.accumulation) if planned else (4, 1)
+    add("--batch", type=count, default=batch, help="samples of each rank and pass (default 4)")
+    add("--accumulation", type=count, default=passes, help="passes of a step (default 1)")
     add("--epochs", type=count, default=1)
     add("--lr", type=rate, default=1e-3, help="the learning rate that works at --base-batch")
     add("--base-batch", type=count, default=4, help="the batch that --lr is for (default 4)")
@@ -271,6 +316,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--warmup", type=float, default=0.1, help="share of the steps in which a scaled rate rises")
     add("--seed", type=int, default=0)
     add("--output", type=folder, metavar="DIR", help="where checkpoints go, and where it goes on")
+    add(
+        "--override",
+        type=lambda text: text.replace("-", "_").split(","),
+        default=[],
+        metavar="NAMES",
+        help=f"settings that may differ from the checkpoint's: {', '.join(OVERRIDABLE)}",
+    )
     args = parser.parse_args(argv)
     if not 0 <= args.warmup <= 1:
         parser.error(f"--warmup {args.warmup} is no share of the steps")

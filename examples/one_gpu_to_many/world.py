@@ -27,11 +27,6 @@ def join(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
             "error: this example is for one process and DDP\n"
             "  hint: --strategy ddp; ../train_lm.py has FSDP and DeepSpeed, too"
         )
-    if (passes := accelerator.gradient_accumulation_steps) > 1:
-        raise SystemExit(
-            f"error: {passes} passes to a step are asked for, and this example has one\n"
-            "  hint: gradient_accumulation_steps 1, and a larger --batch"
-        )
     if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
         raise SystemExit(
             f"error: the launcher has started {started} ranks, and accelerate did not join them\n"

@@ -33,16 +33,16 @@ def encode(rows: Sequence[Row], seq_len: int) -> Batch:
 
 
 class Batches(IterableDataset[Batch]):
-    """The batches of one rank in one epoch, from a row on."""
+    """The batches of one rank in one epoch, from a step on."""
 
     def __init__(
-        self, stream: Stream, epoch: int, first_row: int, *, batch_size: int, seq_len: int
+        self, stream: Stream, epoch: int, step: int, *, batch_size: int, seq_len: int
     ) -> None:
-        self.stream, self.epoch, self.first_row = stream, epoch, first_row
+        self.stream, self.epoch, self.step = stream, epoch, step
         self.batch_size, self.seq_len = batch_size, seq_len
 
     def __iter__(self) -> Iterator[Batch]:
-        rows = self.stream.rows(self.epoch, self.first_row)
+        rows = self.stream.rows(self.epoch, self.step)
         while batch := list(islice(rows, self.batch_size)):
             yield encode(batch, self.seq_len)
 

@@ -1,11 +1,11 @@
-"""How much memory this job may use on its host, how much it uses, and how to give some back."""
+"""How much memory this job may use and uses, of its host and its GPU, and how to free some."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 
 GIB = 1 << 30
 MIB = 1 << 20
+HOST_SHARE, GPU_SHARE = 0.7, 0.8  # above, a longer row or another program may be one too many
 LOW_MEMORY = 15 * GIB  # below, a loader's workers and pinned batches are memory that is missed
 
 
@@ -56,6 +57,43 @@ def resident_bytes() -> int:
 def peak_bytes() -> int:
     """Return the most that this process has ever had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def usage() -> list[int]:
+    """Return what this rank has and has had at most, then its GPU's: allocated, reserved, all."""
+    own = [resident_bytes(), peak_bytes()]
+    if not torch.cuda.is_available():
+        return [*own, 0, 0, 0]
+    _, gpu = torch.cuda.mem_get_info()
+    return [*own, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), gpu]
+
+
+def lines(step: int, of_ranks: Sequence[Sequence[int]], local: int, limit: Limit) -> list[str]:
+    """Tell what the `local` ranks of the first host and the fullest GPU use, and warn of too much.
+
+    `of_ranks` has what `usage` returned on each rank.
+    """
+    here = of_ranks[:local]
+    host, peak = sum(rank[0] for rank in here), sum(rank[1] for rank in here)
+    share = host / limit.bytes
+    told = f"host {host / 1e6:.0f} MB ({share:.0%} of {limit.bytes / GIB:.1f} GiB)"
+    told = f"memory at step {step}: {told}, peak {peak / 1e6:.0f} MB"
+    warnings = []
+    if share > HOST_SHARE:
+        warnings.append(_warning("host", HOST_SHARE, "lower --buffer-rows, or raise --mem"))
+    allocated, reserved, gpu = max((rank[2:] for rank in of_ranks), key=lambda of: of[1])
+    if gpu:
+        share = reserved / gpu
+        told += f"; GPU {allocated / GIB:.1f} GiB allocated, {reserved / GIB:.1f} GiB reserved"
+        told += f" at most ({share:.0%} of {gpu / GIB:.1f} GiB)"
+        if share > GPU_SHARE:
+            remedy = "half of --batch-size with twice --accumulation is the same training"
+            warnings.append(_warning("GPU", GPU_SHARE, remedy))
+    return [told, *warnings]
+
+
+def _warning(kind: str, share: float, remedy: str) -> str:
+    return f"warning: more than {share:.0%} of the {kind} memory is used: {remedy}"
 
 
 def clear_caches() -> None:

@@ -3,7 +3,7 @@
 What is kept of the whole set is a table of its row groups (file, number, rows), read from the
 files' footers. Everything else follows from numbers: the order of the row groups from seed and
 epoch, a rank's rows from its place in that order, and the order within a shuffle buffer from seed,
-epoch, rank and the buffer's number. So row n of an epoch is found again without the rows before
+epoch, lane and the buffer's number. So row n of an epoch is found again without the rows before
 it, and a resumed run needs nothing but its step.
 """
 
@@ -99,22 +99,25 @@ def read(wanted: Sequence[Piece]) -> Iterator[Row]:
 class Stream:
     """The rows that a rank learns from: as many as every other, and none that another has.
 
-    An epoch has the row groups in a new order, of which each rank takes a run of whole steps; the
-    rows at its end that are fewer than one step of all ranks wait for another epoch. `buffer_rows`
-    are shuffled at a time.
+    An epoch has the row groups in a new order, which is cut into `lanes` runs of whole steps; the
+    rows at its end that are fewer than one step wait for another epoch. A step takes
+    `effective_batch` rows, as many of each lane. There are as many lanes as ranks at the start of
+    a training and never others: in another world a rank reads several, or a part of one, and a
+    step still has the same rows. `buffer_rows` are shuffled at a time.
     """
 
     groups: Sequence[RowGroup]
     rank: int
     world_size: int
-    rows_per_step: int  # of this rank
+    lanes: int
+    effective_batch: int
     buffer_rows: int
     seed: int
 
     def __post_init__(self) -> None:
         if self.steps_per_epoch == 0:
-            step = self.rows_per_step * self.world_size
-            raise DataError(f"{self.total_rows} rows are fewer than the {step} of one step")
+            rows, step = self.total_rows, self.effective_batch
+            raise DataError(f"{rows} rows are fewer than the {step} of one step")
 
     @property
     def total_rows(self) -> int:
@@ -124,29 +127,50 @@ class Stream:
     @property
     def steps_per_epoch(self) -> int:
         """Return the whole steps of an epoch."""
-        return self.total_rows // (self.rows_per_step * self.world_size)
+        return self.total_rows // self.effective_batch
 
-    def rows(self, epoch: int, first: int = 0) -> Iterator[Row]:
-        """Yield this rank's rows of an epoch from number `first` on. Raises DataError."""
+    def rows(self, epoch: int, step: int = 0) -> Iterator[Row]:
+        """Yield this rank's rows of an epoch from a step on. Raises DataError."""
+        lane_rows = self.effective_batch // self.lanes
+        own = [
+            (self._lane(epoch, lane, step * lane_rows), begin, end)
+            for lane, begin, end in self._shares()
+        ]
+        for _ in range(step, self.steps_per_epoch):
+            for rows, begin, end in own:
+                yield from list(islice(rows, lane_rows))[begin:end]
+
+    def beginning(self, epoch: int, step: int) -> Piece:
+        """Return where reading begins for a step: with the buffer that its first row is in."""
+        lane, _, _ = self._shares()[0]
+        first = step * self.effective_batch // self.lanes
+        return self.pieces(epoch, lane, first // self.buffer_rows * self.buffer_rows)[0]
+
+    def pieces(self, epoch: int, lane: int, first: int) -> list[Piece]:
+        """Return where the rows of a lane lie in an epoch, from number `first` on."""
+        order = list(self.groups)
+        random.Random(f"{self.seed}/{epoch}").shuffle(order)
+        size = self.steps_per_epoch * self.effective_batch // self.lanes
+        return pieces(order, lane * size + first, (lane + 1) * size)
+
+    def _shares(self) -> list[tuple[int, int, int]]:
+        """Return the lanes that this rank reads, and which rows of each in a step."""
+        own, lane_rows = self.effective_batch // self.world_size, self.effective_batch // self.lanes
+        first = self.rank * own
+        return [
+            (lane, max(first - lane * lane_rows, 0), min(first + own - lane * lane_rows, lane_rows))
+            for lane in range(first // lane_rows, -(-(first + own) // lane_rows))
+        ]
+
+    def _lane(self, epoch: int, lane: int, first: int) -> Iterator[Row]:
         buffer, skip = divmod(first, self.buffer_rows)
-        source = read(self.pieces(epoch, buffer * self.buffer_rows))
+        source = read(self.pieces(epoch, lane, buffer * self.buffer_rows))
         while rows := list(islice(source, self.buffer_rows)):
-            random.Random(f"{self.seed}/{epoch}/{self.rank}/{buffer}").shuffle(rows)
+            random.Random(f"{self.seed}/{epoch}/{lane}/{buffer}").shuffle(rows)
             rows = rows[skip:][::-1]
             while rows:
                 yield rows.pop()  # held no longer than needed
             buffer, skip = buffer + 1, 0
-
-    def beginning(self, epoch: int, first: int) -> Piece:
-        """Return where reading begins for row `first`: with the buffer that it is in."""
-        return self.pieces(epoch, first // self.buffer_rows * self.buffer_rows)[0]
-
-    def pieces(self, epoch: int, first: int) -> list[Piece]:
-        """Return where this rank's rows of an epoch lie, from number `first` on."""
-        order = list(self.groups)
-        random.Random(f"{self.seed}/{epoch}").shuffle(order)
-        own = self.steps_per_epoch * self.rows_per_step
-        return pieces(order, self.rank * own + first, (self.rank + 1) * own)
 
 
 def _row_groups(path: Path) -> Iterator[RowGroup]:

@@ -24,7 +24,7 @@ from accelerate.utils import DistributedType, set_seed
 from byte_decoder import NO_TARGET, Batch, Batches, Decoder, loader, losses
 from held_out import HeldOut
 from parquet_stream import DataError, Stream, find_row_groups, fingerprint
-from saved import OVERRIDABLE, Saved, held_out_loss
+from saved import OVERRIDABLE, Saved, best
 from torch import Tensor, nn
 
 from clusterrun import runtime
@@ -47,7 +47,7 @@ class Training:
     model: nn.Module
     optimizer: Any
     stream: Stream
-    workers: int
+    limit: host_memory.Limit
     held_out: HeldOut
     saved: Saved
     step: int = 0
@@ -60,9 +60,8 @@ class Training:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return the epoch, and which of this rank's rows of it is next."""
-        epoch, steps = divmod(self.step, self.stream.steps_per_epoch)
-        return epoch, steps * self.stream.rows_per_step
+        """Return the epoch, and how many steps of it are done."""
+        return divmod(self.step, self.stream.steps_per_epoch)
 
     def run(self) -> bool:
         """Take the steps that are left; return False where the job asked to save and leave."""
@@ -83,7 +82,8 @@ class Training:
         batches = Batches(
             self.stream, *self.place, batch_size=args.batch_size, seq_len=args.seq_len
         )
-        return loader(batches, workers=self.workers, device=self.accelerator.device)
+        workers = host_memory.loader_workers(self.limit)
+        return loader(batches, workers=workers, device=self.accelerator.device)
 
     def take_step(self, batches: Sequence[Batch]) -> None:
         """Learn from the micro-batches of one step; its loss is the mean over all target bytes.
@@ -116,12 +116,20 @@ class Training:
         if step % args.clear_every == 0:
             host_memory.clear_caches()
         if step % args.memory_every == 0:
-            resident, peak = host_memory.resident_bytes(), host_memory.peak_bytes()
-            self.say(f"memory at step {step}: {resident / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB")
+            self.report_memory()
         if step % self.stream.steps_per_epoch == 0:
             score, example = self.held_out.bleu(self.model)
             epoch = step // self.stream.steps_per_epoch
             self.say(f"epoch {epoch}/{args.epochs} BLEU {score:.1f}, as in {example!r}")
+
+    def report_memory(self) -> None:
+        """Give back memory, and print what is left in use."""
+        host_memory.clear_caches()
+        own = torch.tensor([host_memory.usage()], device=self.accelerator.device)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        of_ranks = self.accelerator.gather(own).tolist()
+        for line in host_memory.lines(self.step, of_ranks, local, self.limit):
+            self.say(line)
 
     def report_loss(self) -> None:
         """Print the mean loss of all ranks; stop a training whose loss is no number."""
@@ -135,8 +143,7 @@ class Training:
         """Save where it is due, or asked for; say whether the job must leave."""
         asked, loss = runtime.should_checkpoint(), None
         per_epoch = self.stream.steps_per_epoch
-        every = self.args.save_every or per_epoch
-        is_due = self.step % every == 0 or self.step % per_epoch == 0
+        is_due = self.step % self.args.save_every == 0 or self.step % per_epoch == 0
         if is_due and not asked:  # who asks has no time
             loss = self.held_out.loss(self.model)
             self.say(f"held-out loss {loss:.4f} at step {self.step}")
@@ -178,36 +185,45 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     set_seed(args.seed)
     training = prepare(accelerator, args)
     stream, total = training.stream, training.total_steps
-    rows = stream.rows_per_step * stream.world_size
-    training.say(f"world {stream.world_size} ranks, {rows} rows a step, {total} steps in all")
-    training.step = training.saved.resume()
+    world, rows = stream.world_size, stream.effective_batch
+    training.say(f"world {world} ranks, {rows} rows a step, {total} steps in all")
+    training.step = training.saved.load()
     if training.step >= total:
         training.say(f"nothing is left to do: step {training.step} is saved")
     elif training.step:
         where = stream.beginning(*training.place)
         say(f"resumed at step {training.step}: rank {stream.rank} reads on from {where}")
-    if training.run() and accelerator.is_main_process:
-        for path in sorted(training.saved.store.directory.glob("step-*")):
-            loss = held_out_loss(path)
-            say(f"kept {path.name}" + ("" if loss is None else f" held-out loss {loss:.4f}"))
+    if training.run():
+        for path, loss in best(training.saved.best).items():
+            training.say(f"kept best/{path.name}, held-out loss {loss:.4f}")
 
 
 def prepare(accelerator: Accelerator, args: argparse.Namespace) -> Training:
     """Find the data, choose how to load it, and build the model."""
     groups, tests = (find_row_groups(args.data / part) for part in ("train", "held_out"))
+    world_size = accelerator.num_processes
+    effective_batch = args.batch_size * args.accumulation * world_size
+    shape = {name: getattr(args, name) for name in ("width", "layers", "heads", "seq_len")}
+    settings = shape | {name: getattr(args, name) for name in ("buffer_rows", "lr", "warmup")}
+    settings |= {"data": fingerprint(groups), "precision": accelerator.mixed_precision}
+    settings |= {"effective_batch": effective_batch, "seed": args.seed}
+    saved = Saved(
+        accelerator,
+        args.output,
+        keep=args.keep,
+        best=args.keep_best,
+        settings=settings,
+        override=args.override,
+    )
     stream = Stream(
         groups=groups,
         rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
-        rows_per_step=args.batch_size * args.accumulation,
+        world_size=world_size,
+        lanes=saved.lanes,
+        effective_batch=effective_batch,
         buffer_rows=args.buffer_rows,
         seed=args.seed,
     )
-    shape = {name: getattr(args, name) for name in ("width", "layers", "heads", "seq_len")}
-    names = "buffer_rows lr warmup seed"
-    settings = shape | {name: getattr(args, name) for name in names.split()}
-    settings |= {"data": fingerprint(groups), "precision": accelerator.mixed_precision}
-    settings |= {"effective_batch": stream.rows_per_step * stream.world_size}
     model = Decoder(**shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -225,28 +241,22 @@ def prepare(accelerator: Accelerator, args: argparse.Namespace) -> Training:
         model=model,
         optimizer=optimizer,
         stream=stream,
-        workers=loader_workers(args, accelerator),
+        limit=host_limit(args, accelerator),
         held_out=held_out,
-        saved=Saved(
-            accelerator,
-            args.output,
-            best=args.keep_best,
-            settings=settings,
-            override=args.override,
-        ),
+        saved=saved,
     )
 
 
-def loader_workers(args: argparse.Namespace, accelerator: Accelerator) -> int:
-    """Choose the loader's workers by the memory of the host, and say so."""
+def host_limit(args: argparse.Namespace, accelerator: Accelerator) -> host_memory.Limit:
+    """Find what memory the host has for this job, and say it and how rows are loaded."""
     limit = host_memory.find_limit(os.environ)
     if args.host_memory:
         limit = host_memory.Limit(bytes=int(args.host_memory * host_memory.GIB), source="given")
-    workers = host_memory.loader_workers(limit)
     if accelerator.is_main_process:
-        how = "a worker reads ahead" if workers else "no workers, no pinned memory"
+        has_worker = host_memory.loader_workers(limit) > 0
+        how = "a worker reads ahead" if has_worker else "no workers, no pinned memory"
         say(f"host memory {limit.bytes / host_memory.GIB:.1f} GiB ({limit.source}): {how}")
-    return workers
+    return limit
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -265,7 +275,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--epochs", type=count, default=1)
     add("--batch-size", type=count, default=batch, help="rows per process and micro-batch")
     add("--accumulation", type=count, default=passes, help="micro-batches per step")
-    add("--buffer-rows", type=count, default=1000, help="rows shuffled at a time")
+    add("--buffer-rows", type=count, default=5000, help="rows shuffled at a time")
     add("--host-memory", type=float, metavar="GIB", help="default: looked up")
     add("--seq-len", type=count, default=128, help="bytes per row; longer ones are cut")
     add("--layers", type=count, default=2)
@@ -274,11 +284,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--lr", type=float, default=3e-3)
     add("--warmup", type=count, default=10, metavar="STEPS")
     add("--seed", type=int, default=0)
-    add("--log-every", type=count, default=10, metavar="STEPS")
+    add("--log-every", type=count, default=100, metavar="STEPS")
     add("--clear-every", type=count, default=50, metavar="STEPS", help="give back caches")
-    add("--memory-every", type=count, default=200, metavar="STEPS", help="print memory")
-    add("--save-every", type=count, metavar="STEPS", help="besides the end of each epoch")
-    add("--keep-best", type=count, default=5, metavar="N", help="by held-out loss")
+    add("--memory-every", type=count, default=200, metavar="STEPS", help="and print memory")
+    add("--save-every", type=count, default=5000, metavar="STEPS", help="and after each epoch")
+    add("--keep", type=count, default=1, metavar="N", help="newest checkpoints")
+    add("--keep-best", type=count, default=5, metavar="N", help="weights, by held-out loss")
     add(
         "--override",
         type=lambda text: text.split(","),

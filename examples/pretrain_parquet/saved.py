@@ -1,8 +1,11 @@
-"""Which checkpoint a run goes on from, and which are kept: the newest, and the best."""
+"""Which checkpoint a run goes on from, and what is kept: the newest whole, the best as weights."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -13,39 +16,46 @@ from accelerate import Accelerator
 from clusterrun import runtime
 
 STATE = "train_state.json"
+WEIGHTS = "model.safetensors"  # as accelerate names them
 OVERRIDABLE = ("lr", "warmup")  # for --override
-NEWEST = 2  # should the newest be damaged, a resume takes the one before
+_BEST = re.compile(r"step-\d+-loss-(\d+\.\d+)\.safetensors")
 
 
 class Saved:
-    """The checkpoints of a training, of which the newest and those of the least loss stay."""
+    """The checkpoints of a training: the newest, and the weights with the least held-out loss.
+
+    Weights are a third of a checkpoint: AdamW keeps two more numbers for each.
+    """
 
     def __init__(
         self,
         accelerator: Accelerator,
         directory: Path | None,
         *,
+        keep: int,
         best: int,
         settings: Mapping[str, Any],
         override: Collection[str],
     ) -> None:
-        self.accelerator, self.best = accelerator, best
-        # Which may go is decided here, by the loss: the store itself lets go of none.
-        self.store = runtime.Checkpoints(
-            directory, keep=1 << 30, settings=settings, override=override
-        )
+        self.accelerator, self.most = accelerator, best
+        self.store = runtime.Checkpoints(directory, keep=keep, settings=settings, override=override)
+        self.best = self.store.directory / "best"
+        self.found = self.store.resumable(overridable=OVERRIDABLE)
+        # Into how many lanes the data are cut stays as it was at the start of the training.
+        self.lanes = accelerator.num_processes
+        if self.found:
+            self.lanes = json.loads((self.found.path / STATE).read_text())["lanes"]
 
-    def resume(self) -> int:
+    def load(self) -> int:
         """Load the newest complete checkpoint; return its step, 0 where there is none."""
-        found = self.store.resumable(self.accelerator.num_processes, overridable=OVERRIDABLE)
-        if found is None:
+        if self.found is None:
             return 0
-        self.accelerator.load_state(str(found.path))
+        self.accelerator.load_state(str(self.found.path))
         self.accelerator.step = 0  # checkpoints lie between steps, none within an accumulation
-        return found.step
+        return int(self.found.step)
 
     def save(self, step: int, loss: float | None) -> Path | None:
-        """Save, and let go of what is neither new nor good; None where the disk took it not.
+        """Save, and keep the weights if they are among the best; None where the disk is full.
 
         `loss` is that on held-out rows, None where nobody had the time to find it.
         """
@@ -53,30 +63,34 @@ class Saved:
         def write(folder: Path) -> None:
             self.accelerator.save_state(str(folder))
             if self.accelerator.is_main_process:
-                (folder / STATE).write_text(json.dumps({"held_out_loss": loss}))
+                (folder / STATE).write_text(json.dumps({"lanes": self.lanes}))
 
         path = self.store.save(step, write)
-        if path and self.accelerator.is_main_process:
-            for old in spare(self.store.directory, path, self.best):
-                shutil.rmtree(old, ignore_errors=True)
+        if path and loss is not None and self.accelerator.is_main_process:
+            keep_if_best(path / WEIGHTS, self.best, step, loss, self.most)
         return path
 
 
-def spare(directory: Path, newest: Path, best: int) -> list[Path]:
-    """Return the checkpoints up to `newest` that are neither among the newest nor the best.
-
-    Those beyond it, of a training that was set back, are not touched.
-    """
-    found = sorted(path for path in directory.glob("step-*") if path.name <= newest.name)
-    measured = {path: loss for path in found if (loss := held_out_loss(path)) is not None}
-    good = sorted(measured, key=lambda path: (measured[path], path))[:best]
-    return sorted({*found} - {*found[-NEWEST:]} - {*good})
-
-
-def held_out_loss(checkpoint: Path) -> float | None:
-    """Return the loss that a checkpoint was saved with; None where it has none, or is broken."""
+def keep_if_best(weights: Path, folder: Path, step: int, loss: float, most: int) -> None:
+    """Keep a file of weights under a name that tells its loss, if it is one of the `most` best."""
+    for old in folder.glob(f"step-{step:08d}-*"):
+        old.unlink()  # of this step before the training was set back
+    found = best(folder)
+    better = [path for path, other in found.items() if other <= loss]
+    if not math.isfinite(loss) or len(better) >= most:
+        return
+    folder.mkdir(exist_ok=True)
+    for worse in list(found)[most - 1 :]:
+        worse.unlink()
+    name = folder / f"step-{step:08d}-loss-{loss:.4f}.safetensors"
     try:
-        loss = json.loads((checkpoint / STATE).read_text())["held_out_loss"]
-    except (OSError, ValueError):
-        return None
-    return None if loss is None else float(loss)
+        os.link(weights, name)  # takes no room while the checkpoint is there
+    except OSError:  # a file system without links
+        shutil.copyfile(weights, name)
+
+
+def best(folder: Path) -> dict[Path, float]:
+    """Return the kept weights with their losses, the best first."""
+    matches = ((path, _BEST.fullmatch(path.name)) for path in folder.glob("step-*"))
+    losses = {path: float(match[1]) for path, match in matches if match}
+    return dict(sorted(losses.items(), key=lambda item: (item[1], item[0])))

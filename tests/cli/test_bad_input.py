@@ -84,6 +84,17 @@ def test_missing_file_for_the_launcher(here: CommandLine, option: str, what: str
     )
 
 
+def test_counts_of_an_accelerate_yaml_that_do_not_divide(here: CommandLine) -> None:
+    (here.path / "own.yaml").write_text(
+        "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 7\n"
+    )
+    assert refused(here, *LOCAL, "--accelerate-config", "own.yaml", "train.py") == (
+        "error: num_processes 7 does not divide by 2 machines\n"
+        "  --> own.yaml\n"
+        "  hint: num_processes counts the ranks of all machines: write 2 times those of one\n"
+    )
+
+
 def test_unknown_strategy_names_the_nearest(here: CommandLine) -> None:
     assert refused(here, *LOCAL, "--strategy", "zeor2", "train.py") == (
         "error: unknown strategy 'zeor2'\n  hint: use 'zero2'\n"

@@ -60,7 +60,7 @@ def test_show_without_keys_leaves_out_what_nobody_said(capsys: Capture) -> None:
     assert main(["config", "show"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["KEY", "VALUE"]
-    assert ["slurm.nodes", "1"] in [line.split() for line in lines]
+    assert ["slurm.requeue", "true"] in [line.split() for line in lines]
     assert not any(line.startswith("slurm.qos") for line in lines)
 
 

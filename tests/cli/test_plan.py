@@ -35,7 +35,7 @@ def test_a_person_reads_batch_steps_memory_time_and_disk(here: CommandLine) -> N
     assert "4,687 full steps per epoch (accelerate runs 4,688); 46,880 in all" in said.out
     assert "1e-05 at batch 16 -> 0.00016 linear, 4e-05 sqrt (linear)" in said.out
     assert re.search(r"total x 1.05 +[0-9.]+  of 79.6   [0-9]+ %   FITS", said.out)
-    assert "5.9 h an epoch" in said.out
+    assert "6.1 h an epoch" in said.out
     assert re.search(r"micro-batch 16: [0-9.]+ GiB \([0-9]+ %\) NO", said.out)
 
 
@@ -91,7 +91,11 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
     ("argv", "message", "hint"),
     [
         ((), "no model was named", "--params 8.03e9"),
-        (("--model", "my/model"), "cannot read the model's size: 'my/model'", "pass --params"),
+        (
+            ("--model", "my/model"),
+            "cannot read the model's size: 'my/model'",
+            "--params in its place",
+        ),
         (("--model", "gpt2", "--gpu", "h200x"), "GPU 'h200x' is not known", "h200"),
         (
             ("--model", "gpt2", "--samples", "200", "--micro-batch", "256"),
@@ -123,7 +127,9 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
             "an effective batch of 64 is 64 passes of 1, not 4",
             "leave out --effective-batch",
         ),
-        (("--model", "gpt5"), "cannot read the model's size: 'gpt5'", "known are gpt2, gpt2-xl"),
+        (("--model", "gpt5"), "cannot read the model's size: 'gpt5'", "did you mean gpt2"),
+        (("--model", "x/llama-3.1-9b", "--params", "9B"), "cannot read", "llama-3.1-8b"),
+        (("--model", "nothing-like-it"), "cannot read", "known are gpt2, gpt2-xl"),
         (
             ("--model", "gpt2", "--gpus-per-node", "2", "--nproc-per-node", "4"),
             "4 ranks cannot share 2 GPUs of a node",
@@ -170,6 +176,120 @@ def test_a_neighbour_is_shown_in_a_table_where_asked(here: CommandLine) -> None:
     assert rows[0][0] == "zero3"
     assert {"ddp", "zero1", "zero2", "zero3-offload"} <= {row[0] for row in rows}
     assert next(row for row in rows if row[0] == "ddp")[-1] == "no"
+
+
+ADAPTERS = ("--model", "llama-2-7b", "--lora", "64", "--seq-len", "1024", "--grad-ckpt")
+BATCH_64 = ("--micro-batch", "8", "--accumulation", "8", "--samples", "2500", "--epochs", "3")
+
+
+def test_cards_are_compared_in_one_table_with_their_prices(here: CommandLine) -> None:
+    priced = ("--gpu-price", "a100=1.2", "--gpu-price", "h100=2.5")
+    argv = (*ADAPTERS, *BATCH_64, "--gpu", "a100", "--host-mem", "64GiB", "--what-if", "gpu")
+    said = here("plan", *argv, *priced)
+    assert said.code == 0
+    head, *lines = said.out[said.out.index("GPU           PRECISION") :].splitlines()
+    assert re.split("  +", head)[-2:] == ["COST", "VERDICT"]
+    rows = {(cells := re.split("  +", line))[0]: cells[1:] for line in lines}
+    assert rows["A100-40G"][2:] == ["40.0", "71 %", "fits", "31.6 min", "4.05", "0.63", "fits"]
+    assert rows["V100-32G"][:4] == ["fp16", "28.5", "31.7", "90 %"]
+    assert rows["V100-32G"][-2:] == ["-", "tight"]
+    assert [rows[name][-1] for name in ("RTX-3090", "RTX-4090", "RTX-3080-10G")] == 3 * ["no"]
+    assert {"P100-16G", "RTX-A6000", "A100-80G", "H100-80G", "H200"} <= rows.keys()
+    assert "cost      0.63 for 0.5 GPU-hours" in said.out
+    assert "COST" not in here("plan", *argv).out
+    (h100,) = [each for each in told(here, *argv, *priced)["what_if"] if each["gpu"] == "H100-80G"]
+    assert h100["cost"] == pytest.approx(2.5 * h100["total_s"] / 3600)
+
+
+def test_a_card_named_with_its_memory_is_called_by_it(here: CommandLine) -> None:
+    argv = (*ADAPTERS, "--gpu", "rtx3080", "--gpu-mem", "20GiB", "--gpu-price", "rtx3080=0.2")
+    said = here("plan", *argv, "--max-steps", "10", "--what-if", "gpu", "--host-mem", "64GiB")
+    assert "1 node x 1 RTX-3080-20G = 1 GPU" in said.out
+    assert re.search(r"(?m)^RTX-3080-20G .* 20.0 ", said.out)
+    assert re.search(r"(?m)^RTX-3080-10G .* 10.0 ", said.out)
+    assert re.search(r"cost +[0-9.]+ for", said.out)
+    assert "is taken for" not in said.err
+    inputs = told(here, *argv)["inputs"]
+    assert (inputs["gpu"], inputs["gpu_bytes"]) == ("RTX-3080-20G", 20 << 30)
+
+
+def test_passes_too_small_for_a_gpu_are_told_and_take_longer(here: CommandLine) -> None:
+    argv = (*ADAPTERS, "--gpu", "a100-40g", "--host-mem", "64GiB")
+    small = here("plan", *argv, "--micro-batch", "1", "--accumulation", "64").out
+    assert "(at MFU 0.28: passes this small reach 70 % of 0.4)" in small
+    full = here("plan", *argv, *BATCH_64).out
+    assert "time      15.8 s a step, 10.5 min an epoch, 31.6 min in all (at MFU 0.38)" in full
+    assert "          4.05 samples/s, 4,148 tokens/s of all GPUs" in full
+    time = told(here, *argv, *BATCH_64)["time"]
+    assert time["samples_per_s"] == pytest.approx(64 / time["step_s"]["mid"])
+    assert time["tokens_per_s"] == pytest.approx(1024 * time["samples_per_s"])
+    assert time["filled"] == pytest.approx(0.95, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("card", "count", "micro_batch", "span"),
+    [
+        ("rtx3090", 1, 8, "2.3 h"),
+        ("a100-40g", 1, 8, "31.6 min"),
+        ("a100-80g", 1, 16, "30.8 min"),
+        ("a100-40g", 4, 8, "7.9 min"),
+    ],
+)
+def test_three_epochs_of_2500_samples_as_the_docs_have_them(
+    here: CommandLine, card: str, count: int, micro_batch: int, span: str
+) -> None:
+    gpus = ("--gpu", card, "--gpus-per-node", str(count), "--micro-batch", str(micro_batch))
+    data = ("--effective-batch", "64", "--samples", "2500", "--epochs", "3")
+    assert f", {span} in all" in here("plan", *ADAPTERS, *gpus, *data).out
+
+
+@pytest.mark.parametrize(("card", "rate"), [("rtx4090", "3,463"), ("rtx3080", "3,142")])
+def test_a_tiny_transformer_is_about_as_fast_on_any_card(
+    here: CommandLine, card: str, rate: str
+) -> None:
+    shape = ("--hidden=256", "--layers=3", "--heads=8", "--ffn=1024", "--vocab=1000")
+    said = here("plan", *shape, "--seq-len", "64", "--micro-batch", "16", "--gpu", card)
+    assert f"{rate} samples/s" in said.out
+
+
+def test_a_small_node_with_three_cards_of_20_gib_is_tight_by_its_host(here: CommandLine) -> None:
+    shape = ("--hidden", "768", "--layers", "20", "--heads", "12", "--ffn", "3072", "--vocab")
+    cards = (
+        "--gpu",
+        "rtx3080",
+        "--gpu-mem",
+        "20GiB",
+        "--host-mem",
+        "12GiB",
+        "--gpus-per-node",
+        "3",
+    )
+    batch = ("--micro-batch", "32", "--accumulation", "2", "--seq-len", "192", "--samples", "10M")
+    said = here(
+        "plan",
+        "--params",
+        "0.19B",
+        *shape,
+        "29298",
+        *cards,
+        *batch,
+        "--epochs",
+        "3",
+        "--gpus-per-node",
+        "3",
+    )
+    assert said.code == 0
+    assert re.search(r"total x 1.05 +15.6  of 20.0   78 %   FITS\n", said.out)
+    assert re.search(r"total +11.1  of 12.0   93 %   TIGHT: it fits below 70 %\n", said.out)
+    assert "52,083 full steps per epoch" in said.out
+    assert "time      0.756 s a step, 10.9 h an epoch, 32.8 h in all" in said.out
+
+
+@pytest.mark.parametrize("price", ["h100", "h100=", "h100=-1", "h100=nan"])
+def test_a_price_that_is_none_is_refused(here: CommandLine, price: str) -> None:
+    said = here("plan", *ADAPTERS, "--gpu", "h100-80g", "--gpu-price", price)
+    assert (said.code, said.out) == (2, "")
+    assert f"error: --gpu-price '{price}' names no price" in said.err
 
 
 def test_the_fastest_way_that_fits_is_recommended_with_its_options(here: CommandLine) -> None:
@@ -262,6 +382,36 @@ def test_experts_work_as_their_active_part_and_never_fit_for_sure(here: CommandL
         assert "experts" in refused.err
 
 
+OTHER_FACTS = (
+    "training: {params: 478_720, hidden: 128, layers: 2, heads: 4, ffn: 512, vocab: 256, "
+    "max_steps: 200, micro_batch: 8, accumulation: 4}\n"
+)
+
+
+@pytest.mark.parametrize("recommend", [(), ("--recommend", "--effective-batch", "32")])
+def test_a_model_of_the_command_line_is_not_mixed_with_another_of_the_file(
+    here: CommandLine, recommend: tuple[str, ...]
+) -> None:
+    argv = ("--model", "llama-3.1-8b", "--epochs", "10", "--seq-len", "512", "--gpu", "h100-80g")
+    plain = told(here, *argv, "--micro-batch", "8", *recommend, code=0 if recommend else 3)
+    (here.path / "clusterrun.yaml").write_text(OTHER_FACTS)
+    more = () if recommend else ("--accumulation", "1")
+    mixed = told(here, *argv, *recommend, *more, code=0 if recommend else 3)
+    assert mixed == plain
+    assert mixed["inputs"]["model"]["params"] == 8_030_261_248
+    said = here("plan", *argv, *recommend).err
+    assert "note: training.model, command line (--model), replaces training.params, " in said
+    assert "training.epochs, command line (--epochs), replaces training.max_steps (" in said
+
+
+def test_an_unknown_model_is_refused_beside_numbers_of_a_file(here: CommandLine) -> None:
+    (here.path / "clusterrun.yaml").write_text(OTHER_FACTS)
+    for more in ((), ("--recommend",)):
+        said = here("plan", "--model", "llama-3.1-9b", *more)
+        assert (said.code, said.out) == (2, "")
+        assert "hint: did you mean llama-3.1-8b" in said.err
+
+
 def test_numbers_win_over_a_model_of_the_file(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("training: {model: gpt2}\n")
     assert (
@@ -322,9 +472,14 @@ def test_facts_that_make_no_sense_do_not_stop_a_submission(
     assert "note: no estimate was made: cannot read the model's size: 'gone'" in said.err
 
 
-def test_submit_says_once_that_no_estimate_was_made(here: CommandLine, project: Path) -> None:
+@pytest.mark.parametrize(
+    "argv", [("--deepspeed-config", "ds.json"), ("train.py", "--deepspeed", "ds.json")]
+)
+def test_submit_says_once_that_no_estimate_was_made(
+    here: CommandLine, project: Path, argv: tuple[str, ...]
+) -> None:
     (project / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
-    said = here("submit", "--deepspeed-config", "ds.json").err
+    said = here("submit", *argv).err
     (note,) = [line for line in said.splitlines() if "estimate" in line]
     why = "a configuration of your own may say anything, and is not read"
     assert note == f"note: no estimate was made: {why}"
@@ -351,3 +506,35 @@ def test_submit_plan_submits_nothing_that_does_not_fit(here: CommandLine, projec
     assert said.code == 1
     assert "error: nothing fits" in said.err
     assert here.asked("sbatch") == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "argv"),
+    [
+        ("num_machines: 3\nnum_processes: 6\n", ()),
+        ("num_machines: 3\nnum_processes: 6\n", ("-N", "2", "--device", "cpu")),
+        ("num_machines: 3\nnum_processes: 6\nuse_cpu: true\n", ("--mixed-precision", "no")),
+        ("num_processes: 8\n", ("-N", "4", "--gpus-per-node", "1")),
+        ("num_machines: 2\n", ()),
+    ],
+)
+def test_a_yaml_of_ddp_is_estimated_as_it_would_be_submitted(
+    here: CommandLine, counts: str, argv: tuple[str, ...]
+) -> None:
+    text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\n"
+    (here.path / "acc.yaml").write_text(f"{text}{counts}")
+    asked = ("--cluster", "slurm", "--accelerate-config", "acc.yaml", *argv)
+    inputs = told(here, *asked, "--model", "gpt2", "--seq-len", "128")["inputs"]
+    files = json.loads(here("render", "--json", *asked, "train.py").out)["files"]
+    plan = json.loads(files["plan.json"])
+    shape = ("nodes", "procs_per_node", "strategy")
+    assert [inputs[key] for key in shape] == [plan[key] for key in shape]
+    assert inputs["precision"] == ("fp32" if "no" in argv else "bf16")
+
+
+def test_a_yaml_that_may_say_anything_is_not_estimated(here: CommandLine) -> None:
+    (here.path / "acc.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\n")
+    asked = ("--cluster", "slurm", "--accelerate-config", "acc.yaml", *LLAMA)
+    assert "error: a configuration of your own may say anything" in here("plan", *asked).err
+    (here.path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
+    assert "may say anything" in here("plan", *asked, "--recommend").err

@@ -133,7 +133,7 @@ def _refused(said: Said, error: str, hint: str) -> None:
         ((*NUMBERS, "--seq-len", "8"), "numbers alone are none", "--model config.json"),
         (
             ("--model", "someone/else", *NUMBERS, "--seq-len", "8"),
-            "finds no config of the model 'someone/else'",
+            "'someone/else' is no config.json, no known name",
             "--model config.json",
         ),
         (("--model", "gpt2"), "needs the length of a sample", "--seq-len"),

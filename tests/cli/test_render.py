@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -50,6 +51,28 @@ def test_a_new_or_empty_directory_gets_every_file(here: CommandLine, exists: boo
     assert said.err.endswith(
         f"  wrote      6 files into {directory}\n  submit     sbatch '{directory}/job.sbatch'\n"
     )
+
+
+def test_an_accelerate_yaml_gives_the_numbers_that_nobody_else_gives(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 8\n"
+    (here.path / "acc.yaml").write_text(text)
+    argv = ("render", "--cluster", "slurm", "--accelerate-config", "acc.yaml", "train.py")
+
+    def asked() -> tuple[str, str, bool]:
+        said = here(*argv)
+        assert said.code == 0, said.err
+        found = re.search(r"--nodes=(\d)\n(?:.*\n)*?#SBATCH --gpus-per-node=(\d)\n", said.out)
+        assert found is not None
+        return found[1], found[2], "acc.yaml says num_processes 8 on 2 machines\n" in said.err
+
+    assert asked() == ("2", "4", False)
+    monkeypatch.setenv("CLUSTERRUN_SLURM_NODES", "1")  # which is the default, too
+    assert asked() == ("1", "4", True)
+    monkeypatch.delenv("CLUSTERRUN_SLURM_NODES")
+    (here.path / "clusterrun.yaml").write_text("slurm: {gpus_per_node: 1}\n")
+    assert asked() == ("2", "1", True)
 
 
 def test_the_users_own_deepspeed_file_is_among_them_as_it_is(here: CommandLine) -> None:
@@ -153,3 +176,18 @@ def test_the_script_passes_bash(here: CommandLine, tmp_path: Path) -> None:
         here("render", "--check", "--cluster", "local", "train.py", "a'b", "$(touch x)").code == 0
     )
     assert here.files() == ["train.py"]
+
+
+def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: CommandLine) -> None:
+    cpu = ("render", "--cluster", "local", "--device", "cpu", "--nproc-per-node", "2", "--json")
+    argv = (*cpu, "train.py", "--deepspeed", "conf/ds.json")
+    missing = json.loads(here(*argv).out)
+    assert json.loads(missing["files"]["plan.json"])["strategy"] == "ddp"
+    (here.path / "conf").mkdir()
+    for text in (b"{", b'{"lr": 1}', b"\xff"):
+        (here.path / "conf" / "ds.json").write_bytes(text)
+        assert json.loads(here(*argv).out) == missing
+    (here.path / "conf" / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    said = here(*argv)
+    assert json.loads(json.loads(said.out)["files"]["plan.json"])["strategy"] == "zero3"
+    assert "conf/ds.json of the script's arguments decides: the launch is zero3" in said.err

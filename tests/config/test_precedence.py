@@ -328,7 +328,7 @@ def test_the_user_file_is_found_where_xdg_says(workplace: Workplace) -> None:
 
 def test_no_home_is_no_error(workplace: Workplace) -> None:
     del workplace.environ["HOME"]
-    assert workplace.load().spec.nodes == 1
+    assert workplace.load().spec.nodes is None
 
 
 def test_variables_of_a_rank_are_no_settings_but_for_the_one_that_loading_knows() -> None:
@@ -409,3 +409,60 @@ def test_what_slurm_or_bash_would_show_to_others_holds_no_secret(
     told = repr((caught.value.message, caught.value.hints, caught.value.cause))
     assert HF not in told
     assert "hunter2" not in told
+
+
+FACTS = "training:\n  params: 478_720\n  hidden: 128\n  layers: 2\n  max_steps: 200\n"
+
+
+def test_a_model_named_above_replaces_the_numbers_below_and_that_is_said(
+    workplace: Workplace,
+) -> None:
+    workplace.write_project(FACTS)
+    resolved = workplace.load({"model": Given(value="gpt2", flag="--model")})
+    spec = resolved.spec
+    assert (spec.model, spec.params, spec.hidden, spec.layers) == ("gpt2", None, None, None)
+    assert spec.max_steps == 200
+    assert str(resolved.origins["training.params"]) == "built-in"
+    assert resolved.notes == (
+        "training.model, command line (--model), replaces training.params, training.hidden, "
+        "training.layers (./clusterrun.yaml:2)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value", "gone"),
+    [
+        ("model: gpt2", "params", "7e9", "model"),
+        ("model: gpt2", "hidden", "64", "model"),
+        ("max_steps: 200", "epochs", "10", "max_steps"),
+        ("epochs: 3", "max_steps", "10", "epochs"),
+        ("tokens: 1e9", "samples", "1000", "tokens"),
+        ("samples: 1000", "tokens", "1e9", "samples"),
+        ("accumulation: 1", "effective_batch", "64", "accumulation"),
+        ("effective_batch: 64", "accumulation", "2", "effective_batch"),
+        ("gpu_mem: 20GiB", "gpu", "h100", "gpu_mem_bytes"),
+    ],
+)
+def test_the_same_fact_in_other_words_is_replaced(
+    workplace: Workplace, file: str, name: str, value: str, gone: str
+) -> None:
+    workplace.write_project(f"training: {{{file}}}\n")
+    resolved = workplace.load({name: value})
+    assert getattr(resolved.spec, name) is not None
+    assert getattr(resolved.spec, gone) is None
+    (note,) = resolved.notes
+    assert f"training.{file.partition(':')[0]} (./clusterrun.yaml:1)" in note
+
+
+def test_a_profile_replaces_what_plain_values_say_in_other_words(workplace: Workplace) -> None:
+    workplace.write_project(FACTS + "profiles: {big: {training: {model: gpt2, epochs: 3}}}\n")
+    spec = workplace.load(profile="big").spec
+    assert (spec.model, spec.params, spec.epochs, spec.max_steps) == ("gpt2", None, 3, None)
+
+
+def test_one_layer_may_say_a_fact_in_both_ways(workplace: Workplace) -> None:
+    workplace.write_project("training: {model: config.json, params: 7e9, gpu: h100}\n")
+    resolved = workplace.load({"gpu_mem_bytes": "20GiB"})
+    assert resolved.notes == ()
+    assert (resolved.spec.model, resolved.spec.params) == ("config.json", 7e9)
+    assert (resolved.spec.gpu, resolved.spec.gpu_mem_bytes) == ("h100", 20 << 30)

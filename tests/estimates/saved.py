@@ -40,3 +40,38 @@ def really_saved(
     ):
         model(input_ids=torch.zeros(words, dtype=torch.long), use_cache=False)
     return sum(sizes.values())
+
+
+VIEWS = {
+    *("view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "split"),
+    *("_unsafe_view", "detach", "alias", "empty", "empty_like", "new_empty"),
+}
+
+
+def launches_of_a_pass(layers: int, *, lora: int) -> int:
+    """Return the operations of a small Llama under autocast, forward and backward, but views."""
+    import torch
+    import transformers
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.count += func.overloadpacket.__name__ not in VIEWS
+            return func(*args, **(kwargs or {}))
+
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    config = transformers.LlamaConfig(num_hidden_layers=layers, vocab_size=128, **shape)
+    model: Any = transformers.LlamaForCausalLM(config)
+    if lora:
+        peft = __import__("peft")
+        adapters = peft.LoraConfig(r=lora, target_modules="all-linear", lora_dropout=0.05)
+        model = peft.get_peft_model(model, adapters)
+    words = torch.zeros((2, 16), dtype=torch.long)
+    for _ in range(2):  # the second pass has gradients to add to
+        with Counter() as counter, torch.autocast("cpu", dtype=torch.bfloat16):
+            model(input_ids=words, labels=words, use_cache=False).loss.backward()
+    return counter.count

@@ -8,7 +8,7 @@ import pytest
 
 from clusterrun.config.spec import Strategy
 from clusterrun.config.training import Optimizer
-from clusterrun.estimates.disk import checkpoint_terms, run_bytes
+from clusterrun.estimates.disk import best_terms, checkpoint_terms, run_bytes
 from clusterrun.estimates.inputs import Model, Setup, total
 from clusterrun.estimates.memory import trainable_params
 
@@ -104,3 +104,11 @@ def test_a_published_checkpoint_is_met_within_five_percent() -> None:
 
 def test_a_run_needs_room_for_what_it_keeps_and_one_in_flight() -> None:
     assert run_bytes(112, keep=3) == 448
+
+
+def test_of_the_best_only_weights_are_counted_and_none_is_in_flight() -> None:
+    (weights,) = best_terms(SETUP, 5)
+    assert weights.bytes == 5 * 4 * SETUP.model.params
+    (adapters,) = best_terms(replace(SETUP, lora=16), 5)
+    assert adapters.bytes < weights.bytes / 20
+    assert best_terms(SETUP, 0) == ()

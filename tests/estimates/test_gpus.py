@@ -8,7 +8,7 @@ import pytest
 
 from clusterrun.errors import UsageError
 from clusterrun.estimates import gpus
-from clusterrun.estimates.gpus import ALL, SHORT, assumption, find, precision_of
+from clusterrun.estimates.gpus import ALL, SHORT, assumption, find, precision_of, sized
 from clusterrun.launch.plan import Precision
 from clusterrun.node.agent.preparation import decided_precision
 from clusterrun.node.base.report import Report
@@ -90,6 +90,32 @@ def test_with_nothing_close_the_hint_lists_all() -> None:
     with pytest.raises(UsageError) as refused:
         find("tpu")
     assert all(gpu.name.lower() in refused.value.hints[0] for gpu in ALL)
+
+
+@pytest.mark.parametrize(
+    ("card", "gib", "name", "as_fast_as"),
+    [
+        ("rtx3080", 20, "RTX-3080-20G", "rtx3080-10g"),
+        ("rtx3080", 12, "RTX-3080-12G", "rtx3080-12g"),
+        ("rtx3090", 20, "RTX-3090-20G", "rtx3090"),
+        ("h100-80g", 80, "H100-80G", "h100-80g"),
+    ],
+)
+def test_a_card_with_another_memory_says_so(
+    card: str, gib: int, name: str, as_fast_as: str
+) -> None:
+    found = sized(find(card), gib * GIB)
+    assert (found.name, found.memory_bytes) == (name, gib * GIB)
+    assert found.processors == find(as_fast_as).processors
+
+
+@pytest.mark.parametrize("gpu", ALL, ids=lambda gpu: gpu.name)
+def test_the_processors_of_a_card_reach_its_peak_at_a_clock_that_there_is(gpu: gpus.Gpu) -> None:
+    has_few_cores = gpu.compute_capability <= (8, 0)
+    cores = 64 if has_few_cores else 128
+    clock = gpu.tflops["fp32"] * 1e12 / (2 * cores * gpu.processors)
+    assert 1.1e9 < clock < 2.7e9
+    assert 250e9 < gpu.bandwidth < 10e12
 
 
 def test_each_card_says_all_that_is_asked_of_it() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import gpus
-from clusterrun.estimates.estimate import Question, estimate
+from clusterrun.estimates.estimate import Question, estimate, gpu_need, step_duration
 from clusterrun.estimates.inputs import GIB, Fit, Setup
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.recommend import (
@@ -94,6 +94,54 @@ def test_of_what_is_about_as_fast_the_simplest_comes_first() -> None:
     assert choices[0].step_s / AS_FAST < zero1.step_s < choices[0].step_s
 
 
+def adapters_on(card: str, **changes: Any) -> Question:
+    """Ask about LoRA of rank 64 on a 7B model, samples of 1,024 tokens, on one card."""
+    facts = {"model": BUILT_IN["llama-2-7b"], "nodes": 1, "procs_per_node": 1, "lora": 64}
+    gpu = gpus.find(card)
+    precision = gpus.precision_of(gpu)
+    host = 128 * GIB
+    asked = question(gpu=gpu, seq_len=1024, precision=precision, host_bytes=host, **facts)
+    return replace(asked, **changes)
+
+
+@pytest.mark.parametrize(
+    ("card", "wanted", "strategy", "micro_batch"),
+    [
+        ("rtx3090", True, Strategy.ZERO2_OFFLOAD, 2),
+        ("v100-32g", True, Strategy.ZERO2_OFFLOAD, 8),
+        ("a100-40g", True, Strategy.NONE, 8),
+        ("a100-80g", True, Strategy.NONE, 32),
+        ("a100-80g", None, Strategy.NONE, 4),
+    ],
+)
+def test_adapters_fill_a_card_with_few_passes(
+    card: str, wanted: bool | None, strategy: Strategy, micro_batch: int
+) -> None:
+    best = recommend(adapters_on(card, wanted_ckpt=wanted), 64)[0].setup
+    assert (best.strategy, best.micro_batch) == (strategy, micro_batch)
+
+
+def test_four_samples_of_a_7b_model_do_not_fit_into_24_gib() -> None:
+    asked = adapters_on("rtx3090")
+    setups = [replace(asked.setup, grad_ckpt=True, micro_batch=n) for n in (1, 2, 4)]
+    needs = [gpu_need(replace(asked, setup=setup)) for setup in setups]
+    told = [(round(n.total_bytes / GIB, 1), n.verdict) for n in needs if n is not None]
+    assert told == [(18.9, Fit.FITS), (20.3, Fit.TIGHT), (23.0, Fit.NO)]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_checkpointing_that_was_chosen_stays(wanted: bool) -> None:
+    choices = recommend(adapters_on("a100-80g", wanted_ckpt=wanted), 64)
+    assert {choice.setup.grad_ckpt for choice in choices} == {wanted}
+
+
+def test_of_one_strategy_the_largest_micro_batch_that_fits_comes_first() -> None:
+    choices = recommend(adapters_on("a100-80g", wanted_ckpt=True), 64, strategy=Strategy.NONE)
+    fitting = [c.setup.micro_batch for c in choices if c.verdict is Fit.FITS]
+    assert fitting == sorted(fitting, reverse=True)
+    assert choices[fitting.index(1)].step_s > 1.3 * choices[0].step_s
+
+
 def test_a_small_model_needs_nothing_sharded_or_offloaded() -> None:
     best = recommend(question(model=BUILT_IN["gpt2"], nodes=1, seq_len=1024), 64)[0]
     assert best.setup.strategy in (Strategy.DDP, Strategy.ZERO1)
@@ -143,7 +191,7 @@ def test_each_strategy_is_shown_once_with_its_best() -> None:
     assert best[0] is choices[0]
 
 
-@pytest.mark.parametrize("what", WHAT_IF)
+@pytest.mark.parametrize("what", [what for what in WHAT_IF if what != "gpu"])
 def test_what_if_changes_one_thing(what: str) -> None:
     asked_for = question(micro_batch=2)
     name = what.replace("-", "_")
@@ -153,3 +201,36 @@ def test_what_if_changes_one_thing(what: str) -> None:
     assert now not in values
     for found, value in zip(neighbours(asked_for, what), values, strict=True):
         assert found.setup == replace(asked_for.setup, **{name: value})
+
+
+def test_what_if_gpu_asks_the_same_of_every_other_card_the_fastest_first() -> None:
+    asked = adapters_on("a100-40g")
+    found = neighbours(asked, "gpu")
+    named = {each.gpu.name for each in found if each.gpu}
+    assert named == {gpu.name for gpu in gpus.ALL} - {"A100-40G"}
+    steps = [step.mid_s for each in found if (step := step_duration(each))]
+    assert steps == sorted(steps)
+    assert len(steps) == len(found)
+    for each in found:
+        assert each.gpu is not None
+        assert each.gpu_bytes == each.gpu.memory_bytes
+        precision = "bf16" if "bf16" in each.gpu.tflops else "fp16"
+        assert each.setup == replace(asked.setup, precision=precision)
+
+
+def test_a_measured_step_is_scaled_to_other_cards() -> None:
+    asked = adapters_on("a100-40g")
+    measured = replace(asked, step_time_s=10.0)
+    for plain, scaled in zip(neighbours(asked, "gpu"), neighbours(measured, "gpu"), strict=True):
+        here, there, told = (step_duration(q) for q in (asked, plain, scaled))
+        assert here is not None
+        assert there is not None
+        assert told is not None
+        assert told.mid_s == pytest.approx(10.0 * there.mid_s / here.mid_s)
+    of_unknown_card = replace(measured, gpu=None)
+    assert all(each.step_time_s is None for each in neighbours(of_unknown_card, "gpu"))
+
+
+def test_on_cpus_there_is_no_other_gpu() -> None:
+    with pytest.raises(UsageError, match="training on CPUs"):
+        neighbours(replace(question(gpu=None), is_cpu=True), "gpu")

@@ -10,21 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import speed
-from clusterrun.estimates.gpus import find
+from clusterrun.estimates.gpus import ALL, Gpu, find
 from clusterrun.estimates.inputs import Model, Setup
-from clusterrun.estimates.models import from_numbers
+from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.speed import (
+    KERNELS,
+    LORA_KERNELS,
     SCALING,
     Speedup,
-    epoch_time,
+    filled,
     flops_per_token,
     measured_time,
+    pass_seconds,
     peak_flops,
     segments,
     speedup,
+    step_time,
 )
+from tests.estimates.saved import launches_of_a_pass
 
 HOUR_S = 3600
 LLAMA = Model(
@@ -38,7 +44,6 @@ LLAMA = Model(
     vocab=128_256,
 )
 SETUP = Setup(model=LLAMA, nodes=4, procs_per_node=8, seq_len=4096)
-TOKENS = 1_200_000 * 4096
 
 
 def test_documented_examples_hold() -> None:
@@ -73,24 +78,66 @@ def test_frozen_weights_need_no_gradients_of_their_own() -> None:
 
 
 def test_an_epoch_on_32_h100_takes_six_hours_and_its_band() -> None:
-    took = epoch_time(SETUP, find("h100-80g"), TOKENS)
+    setup = replace(SETUP, micro_batch=4, accumulation=2)
+    took = step_time(setup, find("h100-80g")).times(1_200_000 / 256)
     hours = [round(s / HOUR_S, 1) for s in (took.low_s, took.mid_s, took.high_s)]
-    assert hours == [4.7, 5.9, 7.9]
+    assert hours == [4.9, 6.2, 8.2]
     assert took.basis == "mfu"
 
 
-def test_the_band_is_that_of_mfu_30_to_50_percent() -> None:
-    took = epoch_time(SETUP, find("a100-80g"), TOKENS)
-    work = TOKENS * flops_per_token(LLAMA, 4096) / (32 * 312e12)
-    assert took.low_s == pytest.approx(work / 0.5)
-    assert took.mid_s == pytest.approx(work / 0.4)
-    assert took.high_s == pytest.approx(work / 0.3)
+def test_the_band_is_that_of_mfu_30_to_50_percent_of_what_fills_the_gpu() -> None:
+    setup = replace(SETUP, micro_batch=64)
+    took = step_time(setup, find("a100-80g"))
+    work = setup.effective_batch * 4096 * flops_per_token(LLAMA, 4096) / (32 * 312e12)
+    assert took.low_s == pytest.approx(work / 0.5, rel=0.01)
+    assert took.mid_s == pytest.approx(work / 0.4, rel=0.01)
+    assert took.high_s == pytest.approx(work / 0.3, rel=0.01)
 
 
 @pytest.mark.parametrize("mfu", [0, -0.1, 1.1, math.nan])
 def test_an_mfu_that_cannot_be_is_refused(mfu: float) -> None:
     with pytest.raises(UsageError, match="MFU"):
-        epoch_time(SETUP, find("h100"), TOKENS, mfu=mfu)
+        step_time(SETUP, find("h100"), mfu=mfu)
+
+
+ADAPTED = Setup(model=BUILT_IN["llama-2-7b"], seq_len=1024, lora=64)
+
+
+@pytest.mark.parametrize(("micro_batch", "share"), [(1, 0.70), (2, 0.83), (8, 0.95), (16, 0.97)])
+def test_small_passes_leave_a_gpu_half_empty(micro_batch: int, share: float) -> None:
+    setup = replace(ADAPTED, micro_batch=micro_batch)
+    assert filled(setup, find("a100-40g"), 0.4) == pytest.approx(share, abs=0.006)
+
+
+@given(st.sampled_from(ALL), st.sampled_from(["gpt2", "llama-2-7b", "t5-3b"]), st.integers(1, 64))
+def test_a_larger_micro_batch_costs_less_a_sample_and_more_in_all(
+    gpu: Gpu, name: str, micro_batch: int
+) -> None:
+    setup = Setup(model=BUILT_IN[name], precision="fp16", seq_len=128, micro_batch=micro_batch)
+    larger = replace(setup, micro_batch=2 * micro_batch)
+    one, two = (pass_seconds(each, gpu, 0.4) for each in (setup, larger))
+    assert one <= two <= 2 * one
+    assert 0 < filled(setup, gpu, 0.4) <= filled(larger, gpu, 0.4) < 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parts"),
+    [(Strategy.DDP, 1), (Strategy.ZERO1, 1), (Strategy.ZERO2, 8), (Strategy.FSDP, 1)],
+)
+def test_several_passes_of_a_step_add_their_gradients_up(strategy: Strategy, parts: int) -> None:
+    setup = replace(ADAPTED, lora=0, procs_per_node=8, strategy=strategy)
+    card = find("a100-80g")
+    one, many = (pass_seconds(replace(setup, accumulation=n), card, 0.4) for n in (1, 2))
+    assert many - one == pytest.approx(12 * setup.model.params / parts / 2039e9)
+
+
+def test_a_tiny_transformer_takes_the_time_of_its_launches() -> None:
+    tiny = from_numbers(hidden=256, layers=3, heads=8, ffn=1024, vocab=1000)
+    setup = Setup(model=tiny, seq_len=64, micro_batch=16)
+    took = step_time(setup, find("rtx4090"))
+    assert took.mid_s == pytest.approx(0.0046, rel=0.01)
+    assert filled(setup, find("rtx4090"), 0.4) < 0.1
+    assert 16 / took.mid_s == pytest.approx(3_460, rel=0.01)
 
 
 def test_a_precision_that_the_card_lacks_is_refused() -> None:
@@ -116,7 +163,7 @@ def test_counts_between_are_interpolated_and_say_so() -> None:
     found = speedup(3)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((2.65, 2.85))
-    assert found.note == "interpolated between 2 and 4 GPUs"
+    assert found.note == "interpolated between 2 and 4"
 
 
 @pytest.mark.parametrize("gpus", [9, 16, 64])
@@ -147,3 +194,10 @@ def test_a_tenth_is_added_before_jobs_are_counted(seconds: float, limit_s: int, 
 def test_the_jobs_are_as_many_as_needed_and_no_more(seconds: int, limit_s: int) -> None:
     jobs = segments(seconds, limit_s)
     assert (jobs - 1) * limit_s * 10 < seconds * 11 <= jobs * limit_s * 10
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("lora", "kernels"), [(0, KERNELS), (4, LORA_KERNELS)])
+def test_a_block_launches_as_many_kernels_as_are_counted(lora: int, kernels: int) -> None:
+    one, three = (launches_of_a_pass(layers, lora=lora) for layers in (1, 3))
+    assert (three - one) / 2 == pytest.approx(kernels, rel=0.1)

@@ -34,13 +34,28 @@ def test_the_guides_table_of_steps(ranks: int, full: int, run: int) -> None:
     assert (stage.full_steps, stage.steps) == (full, run)
 
 
-@given(st.integers(1, 10_000), st.integers(1, 64), st.integers(1, 64))
-def test_steps_and_repeats_are_those_of_the_plan(samples: int, batch: int, ranks: int) -> None:
-    stage = scaling.Stage(samples=samples, batch=batch, ranks=ranks)
-    assert stage.effective_batch == steps.effective_batch(batch, 1, ranks)
+@given(st.integers(1, 10_000), st.integers(1, 64), st.integers(1, 64), st.integers(1, 16))
+def test_steps_and_repeats_are_those_of_the_plan(
+    samples: int, batch: int, ranks: int, passes: int
+) -> None:
+    stage = scaling.Stage(samples=samples, batch=batch, ranks=ranks, accumulation=passes)
+    assert stage.effective_batch == steps.effective_batch(batch, passes, ranks)
     assert stage.full_steps == steps.full_steps(samples, stage.effective_batch)
-    assert stage.steps == steps.accelerate_steps(samples, batch, 1, ranks)
+    assert stage.steps == steps.accelerate_steps(samples, batch, passes, ranks)
     assert stage.repeated == steps.repeated_samples(samples, batch, ranks)
+
+
+@given(st.integers(1, 400), st.integers(1, 8), st.integers(1, 8), st.integers(1, 4))
+def test_a_step_has_the_same_samples_however_they_are_divided(
+    samples: int, batch: int, ranks: int, passes: int
+) -> None:
+    stage = scaling.Stage(samples=samples, batch=batch, ranks=ranks, accumulation=passes)
+    whole = scaling.Stage(samples=samples, batch=stage.effective_batch, ranks=1)
+    assert stage.steps == whole.steps
+    for step in range(stage.steps):
+        batches = range(step * passes, (step + 1) * passes)
+        new = [stage.new_in_batch(index, rank) for index in batches for rank in range(ranks)]
+        assert sum(new) == whole.new_in_batch(step, 0) == stage.new_in_step(step) > 0
 
 
 def test_rates_are_those_of_the_guide_and_of_the_plan() -> None:
@@ -82,7 +97,8 @@ def test_the_configuration_says_what_the_script_does() -> None:
 @pytest.mark.long
 @pytest.mark.torch
 def test_the_readme_takes_the_path_from_one_process_to_two_nodes(tmp_path: Path) -> None:
-    out = run("\n".join(commands(HERE, "local")), tmp_path)
+    stages, _, *tables = commands(HERE, "local")
+    out = run("\n".join((stages, *tables)), tmp_path)
     epochs = EPOCH.findall(out)
     assert [int(count) for count, *_ in epochs] == [738, 369, 185, 93]
     assert [(int(samples), int(again)) for *_, samples, again in epochs] == [
@@ -99,13 +115,23 @@ def test_the_readme_takes_the_path_from_one_process_to_two_nodes(tmp_path: Path)
 
 
 def test_the_commands_for_a_cluster_ask_for_the_four_stages(tmp_path: Path) -> None:
-    (block,) = commands(HERE, "slurm")
+    blocks = "".join(commands(HERE, "slurm"))
     rendered = run(
-        "cd examples/one_gpu_to_many\n" + block.replace("submit", "render --cluster slurm"),
+        "cd examples/one_gpu_to_many\n" + blocks.replace("submit", "render --cluster slurm"),
         tmp_path,
     )
     asked = re.findall(r"#SBATCH --nodes=(\d)\n(?:.*\n)*?#SBATCH --gpus-per-node=(\d)", rendered)
-    assert asked == [("1", "1"), ("1", "2"), ("1", "4"), ("2", "4")]
+    assert asked == [("1", "1"), ("1", "2"), ("1", "4"), ("2", "4"), ("1", "2"), ("2", "4")]
+
+
+@pytest.mark.long
+@pytest.mark.torch
+def test_the_readme_takes_two_of_the_stages_by_an_accelerate_yaml(tmp_path: Path) -> None:
+    _, with_yaml, *_ = commands(HERE, "local")
+    out = run(f"cd examples/one_gpu_to_many\n{with_yaml}", tmp_path)
+    assert [int(count) for count, *_ in EPOCH.findall(out)] == [369, 93]
+    assert "world 2 ranks on 1 host(s), agreed on data and flags" in out
+    assert "world 8 ranks on 2 host(s), agreed on data and flags" in out
 
 
 @pytest.mark.long
@@ -126,6 +152,34 @@ def test_an_epoch_that_is_cut_and_resumed_has_each_sample_once(tmp_path: Path) -
     expected = train(whole, "ddp", 2, *options, example=HERE / "train.py")
     assert "seen, 2 repeated" in expected.stdout, expected.stderr
     assert EPOCH.findall(resumed.stdout) == EPOCH.findall(expected.stdout)
+
+
+@pytest.mark.long
+@pytest.mark.torch
+def test_a_resume_that_keeps_the_batch_of_a_step_has_the_same_losses(tmp_path: Path) -> None:
+    """590 samples in steps of 16: the last has 14, and two ranks repeat two of them or none."""
+    same = ("--samples", "590", "--epochs", "2", "--output", "out")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    page = ControlPage(cut / "control", 2)
+    page.hold(1)
+    page.decide(SavePoint(1, 20))
+    asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
+    words = (*same, "--batch", "8")
+    left = train(cut, "ddp", 2, *words, example=HERE / "train.py", environ=asked)
+    assert left.stdout.endswith("stopped in epoch 1 after 20 of its steps\n"), left.stderr
+    again = (*same, "--batch", "4", "--accumulation", "4")
+    resumed = train(cut, "none", 1, *again, example=HERE / "train.py")
+    assert "resumed in epoch 1 after 20 of its steps" in resumed.stdout, resumed.stderr
+    expected = train(whole, "ddp", 2, *words, example=HERE / "train.py")
+    assert "batch 4 x 4 accumulation x 1 ranks = 16: 36 full steps" in resumed.stdout
+    lines = [re.findall(r"epoch \d/2 steps.*seen", run.stdout) for run in (resumed, expected)]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == 2
+    other = train(cut, "none", 1, *same, "--batch", "4", example=HERE / "train.py")
+    assert other.returncode == 1
+    assert "effective_batch was 16 and is 4" in other.stderr
 
 
 @pytest.mark.long
@@ -153,15 +207,3 @@ def test_a_run_that_is_over_says_that_nothing_is_left(tmp_path: Path) -> None:
     assert train(tmp_path, "none", 1, *words, example=HERE / "train.py").returncode == 0
     again = train(tmp_path, "none", 1, *words, example=HERE / "train.py")
     assert again.stdout.splitlines()[-1].startswith("nothing is left to do: all epochs are in ")
-
-
-@pytest.mark.long
-@pytest.mark.torch
-def test_another_stage_does_not_go_on_with_a_checkpoint(tmp_path: Path) -> None:
-    options = ("--samples", "100", "--output", "out")
-    done = train(tmp_path, "ddp", 2, *options, example=HERE / "train.py")
-    assert done.returncode == 0, done.stderr
-    refused = train(tmp_path, "none", 1, *options, example=HERE / "train.py")
-    assert refused.returncode == 1
-    assert "it was saved by 2 ranks and these are 1" in refused.stderr
-    assert "each stage is a run of its own" in refused.stderr

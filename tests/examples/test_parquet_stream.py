@@ -44,13 +44,16 @@ def write_set(directory: Path, files: Sequence[Sequence[int]]) -> list[RowGroup]
     return found
 
 
-def streams(groups: list[RowGroup], world: int, rows_per_step: int, buffer: int) -> list[Stream]:
+def streams(
+    groups: list[RowGroup], world: int, rows_per_step: int, buffer: int, *, lanes: int = 0
+) -> list[Stream]:
     return [
         Stream(
             groups=groups,
             rank=rank,
             world_size=world,
-            rows_per_step=rows_per_step,
+            lanes=lanes or world,
+            effective_batch=rows_per_step * world,
             buffer_rows=buffer,
             seed=1,
         )
@@ -87,20 +90,39 @@ def test_an_epoch_deals_each_row_to_one_rank_and_as_many_to_each(
 
 @settings(max_examples=40, deadline=None)
 @given(files=FILES, buffer=st.integers(1, 400), data=st.data())
-def test_from_any_row_on_the_stream_is_what_it_was(
+def test_from_any_step_on_the_stream_is_what_it_was(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], buffer: int, data: Any
 ) -> None:
     groups = write_set(tmp_path_factory.mktemp("set"), files)
     (stream,) = streams(groups, 1, 1, buffer)
     whole = list(stream.rows(epoch=3))
-    first = data.draw(st.integers(0, len(whole)))
-    assert list(stream.rows(epoch=3, first=first)) == whole[first:]
+    step = data.draw(st.integers(0, len(whole)))
+    assert list(stream.rows(epoch=3, step=step)) == whole[step:]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, 6])
+def test_in_another_world_each_step_has_the_same_rows_in_the_same_order(
+    tmp_path: Path, lanes: int, world: int
+) -> None:
+    groups = write_set(tmp_path, [[100, 7], [50]])
+    before, now = (
+        [list(stream.rows(1, step=2)) for stream in streams(groups, size, 12 // size, 10, lanes=n)]
+        for size, n in ((lanes, lanes), (world, lanes))
+    )
+    for step in range(13 - 2):
+        rows = [
+            [row for of_rank in ranks for row in of_rank[step * size : (step + 1) * size]]
+            for ranks, size in ((before, 12 // lanes), (now, 12 // world))
+        ]
+        assert rows[0] == rows[1]
+        assert len(rows[0]) == 12
 
 
 def test_rows_are_shuffled_and_each_epoch_is_another_order(tmp_path: Path) -> None:
     groups = write_set(tmp_path, [[100] * 4, [100] * 2])
     (stream,) = streams(groups, 1, 8, 100)
-    orders = [[str(piece) for piece in stream.pieces(epoch, 0)] for epoch in (0, 1)]
+    orders = [[str(piece) for piece in stream.pieces(epoch, 0, 0)] for epoch in (0, 1)]
     assert orders[0] != orders[1]
     first, second = ([int(prompt) for prompt, _ in stream.rows(epoch)] for epoch in (0, 1))
     assert sorted(first) == sorted(second) == list(range(600))

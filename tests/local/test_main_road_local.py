@@ -42,6 +42,21 @@ def test_training_on_two_simulated_nodes_learns_and_says_where_it_ran(here: Proj
     wait_for_none(here, "L1")
 
 
+def test_an_accelerate_yaml_alone_says_how_many_nodes_and_ranks(here: Project) -> None:
+    counts = "num_machines: 2\nnum_processes: 4\nmain_process_ip: 10.0.0.1\n"
+    (here.path / "acc.yaml").write_text(f"distributed_type: MULTI_GPU\nuse_cpu: true\n{counts}")
+    asked = ("--cluster", "local", "--accelerate-config", "acc.yaml", "world.py")
+    done = here.cli("submit", "--wait", *asked)
+    assert done.returncode == 0, done.stderr
+    assert "clusterrun replaces what acc.yaml says: main_process_ip 10.0.0.1\n" in done.stderr
+    text = here.logs("L1")
+    assert "sum 6 hosts 1" in text
+    for rank in range(4):
+        assert f"rank {rank}/4 on" in text
+    (ready,) = (event for event in here.events("L1") if event["type"] == "world_ready")
+    assert (ready["world_size"], ready["hosts"]) == (4, ["local0", "local1"])
+
+
 def _losses(text: str) -> tuple[float, float]:
     line = next(line for line in text.splitlines() if "held-out loss" in line)
     words = line.split("held-out loss ")[1].replace("(", "").replace(")", "").split()

@@ -10,7 +10,7 @@ import pytest
 
 from clusterrun.node.base.causes import Cause, Ending, Failure, NodeError, cancelled, lost_node
 from clusterrun.node.base.identity import Attempt, Identity
-from clusterrun.node.recovery.attempt_log import Account
+from clusterrun.node.recovery.account import Account
 from clusterrun.node.recovery.rules import LOSSES
 from clusterrun.rundir.outcome import Next, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths

@@ -58,6 +58,7 @@ def test_the_contract_of_a_rank() -> None:
         "CLUSTERRUN_WORLD_CONTRACT": "1",
         "CLUSTERRUN_TIMEOUT_S": "1800",
         "CLUSTERRUN_BACKEND": "",
+        "CLUSTERRUN_ENGINE": "ddp",
         "CLUSTERRUN_CHECKPOINT_DIR": "/runs/job/r1/checkpoints",
         "CLUSTERRUN_AGENT_PID": str(os.getpid()),
     }

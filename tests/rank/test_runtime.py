@@ -52,6 +52,17 @@ def test_outside_a_run_nothing_is_known_and_nothing_happens(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_step_that_is_reported_at_the_end_has_the_time_of_its_own_end(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for now in (100.0, 100.5):
+        monkeypatch.setattr(runtime.time, "time", lambda now=now: now)
+        runtime.step(int(now * 2), 999)
+    monkeypatch.setattr(runtime.time, "time", lambda: 160.0)  # after the last save
+    runtime._steps.flush()
+    assert [(event["step"], event["ts"]) for event in events(spool)] == [(200, 100.0), (201, 100.5)]
+
+
 @pytest.mark.usefixtures("spool")
 def test_inside_a_run_everything_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "5")

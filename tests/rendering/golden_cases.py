@@ -45,7 +45,7 @@ def everything_said() -> Plan:
         network=Network.INFINIBAND,
         comment="back\\slash",
         sbatch_args=("--nice=100", "--licenses=a b:1"),
-        setup=("module load cuda/12", "source 'my env/bin/activate'"),
+        setup=("modules: cuda/12 nccl", "conda: it's mine", "source 'my env/bin/activate'"),
         env={"GREETING": "it's $HOME\n#PBS -N evil", "NCCL_DEBUG": "INFO"},
         pass_env=("HF_TOKEN",),
         args=("--prompt", "a\nb"),

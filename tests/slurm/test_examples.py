@@ -33,7 +33,7 @@ RUNS: dict[str, tuple[list[str], list[str], str]] = {
     "pretrain_parquet": (
         ["--mem", "4G", "--setup", f"{sys.executable} make_data.py data --rows 640"],
         ["pretrain.py", "--data", "data"],
-        "kept step-00000020 held-out loss",
+        "kept best/step-00000020-loss-",
     ),
 }
 

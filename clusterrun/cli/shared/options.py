@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar, cast
 
@@ -149,15 +149,20 @@ class ScriptCommand(JobCommand):
 
 
 def job_options(
-    *, script: bool = True, files: bool = True, training: bool = False
+    *,
+    script: bool = True,
+    files: bool = True,
+    training: bool = False,
+    without: Collection[str] = (),
 ) -> Callable[[_Function], _Function]:
     """Give a verb the options of JobSpec; it receives them as `job: JobOptions`.
 
     With `script` also the arguments `[SCRIPT] [ARGS]...`, for a ScriptCommand; without `files`
     no option names a configuration file or a profile; with `training` also the facts of the
-    training have options.
+    training have options; the fields `without` have none.
     """
-    declared = [x for x in FIELDS if x.flags and (training or x.group != "training")]
+    groups = {x.group for x in FIELDS if training or x.group != "training"}
+    declared = [x for x in FIELDS if x.flags and x.group in groups and x.name not in without]
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)

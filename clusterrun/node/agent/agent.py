@@ -41,7 +41,7 @@ from clusterrun.node.link.clock import Clock, Offset
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
-from clusterrun.node.recovery.attempt_log import Account
+from clusterrun.node.recovery.account import Account
 from clusterrun.node.watch import stacks
 from clusterrun.node.watch.hangs import HangWatch
 from clusterrun.node.watch.interruption import Interruption

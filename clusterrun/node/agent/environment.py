@@ -62,6 +62,7 @@ def _contract(attempt: Attempt, spool: Path) -> dict[str, str]:
         "CLUSTERRUN_WORLD_CONTRACT": "1" if plan.world_contract else "0",
         "CLUSTERRUN_TIMEOUT_S": str(plan.timeout_s),
         "CLUSTERRUN_BACKEND": "gloo" if needs_gloo else "",
+        "CLUSTERRUN_ENGINE": plan.strategy.engine,
         "CLUSTERRUN_CHECKPOINT_DIR": str(paths.checkpoints_dir),
         "CLUSTERRUN_AGENT_PID": str(os.getpid()),
     }

@@ -23,6 +23,7 @@ _NO_WORLD = "the ranks did not become one world; another try would not either"
 _LASTING = {
     Cause.WORLD: _NO_WORLD,
     Cause.WORLD_ELSEWHERE: _NO_WORLD,
+    Cause.ENGINE: "the ranks would not train as was asked; another try would not either",
     Cause.NODE_UNFIT: "a node is unfit, as another try would find too",
 }
 _LOST = (Cause.NODE_LOST, Cause.VANISHED)

@@ -16,17 +16,61 @@ unset "${!PET_@}" "${!TORCHELASTIC_@}" "${!PMI_@}" "${!PMIX_@}" "${!OMPI_COMM_@}
 unset CLUSTERRUN_STARTED "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_@}" "${!MEGATRON_LM_@}"
 
 # Setup lines, as configured.
+clusterrun_say() {
+  printf 'clusterrun: %s: %s\n' "${SLURMD_NODENAME:-$HOSTNAME}" "$1" >&2
+  return 1
+}
+
+# Environments by name. Their own scripts may break under `set -u`.
+clusterrun_venv() {
+  set +u
+  source "$1/bin/activate" ||
+    clusterrun_say "there is no virtual environment $1 on this node; do the nodes share its directory?"
+}
+clusterrun_conda() {
+  local clusterrun_exe
+  set +u
+  if [[ $(type -t conda) != function ]]; then
+    for clusterrun_exe in "${CONDA_EXE:-}" "$(type -P conda)" \
+      ~/{miniforge3,miniconda3,mambaforge,anaconda3}/bin/conda /opt/conda/bin/conda; do
+      [[ ! -x $clusterrun_exe ]] || break
+    done
+    [[ -x $clusterrun_exe ]] ||
+      { clusterrun_say "there is no conda on this node; a setup line before must put it on PATH"; return; }
+    eval "$("$clusterrun_exe" shell.bash hook)"
+  fi
+  conda activate "$1" ||
+    clusterrun_say "conda can't activate $1 on this node; 'conda env list' shows what is there"
+}
+clusterrun_modules() {
+  local clusterrun_init
+  set +u
+  for clusterrun_init in "${MODULESHOME:-}/init/bash" /etc/profile.d/{lmod,z00_lmod,modules}.sh \
+    /usr/share/{lmod/lmod,modules,Modules}/init/bash; do
+    [[ $(type -t module) != function ]] || break
+    [[ ! -r $clusterrun_init ]] || source "$clusterrun_init"
+  done
+  [[ -n $(type -t module) ]] ||
+    { clusterrun_say "there is no module command on this node; a setup line before must define it"; return; }
+  module load "$@" ||
+    clusterrun_say "these modules can't be loaded on this node: $*; 'module avail' shows those that can"
+}
+
 clusterrun_setup_failed() {
   local hint=
   # Only login shells define such commands, and SBATCH_EXPORT=NONE keeps them from a job.
-  [[ $2 != 127 ]] || hint="; 'module' and the like need 'source /etc/profile' before them"
-  printf 'clusterrun: %s: setup line %s ended with status %s: %s%s\n' \
-    "${SLURMD_NODENAME:-$HOSTNAME}" "$1" "$2" "$3" "$hint" >&2
+  case $2:$3 in
+    *:*'conda activate'*) hint="; a job's shell has no 'conda activate': write setup: {conda: NAME}" ;;
+    127:module\ * | 127:ml\ *) hint="; a job's shell has no 'module': write setup: {modules: [NAME]}" ;;
+    127:*) hint="; a command that login shells define needs 'source /etc/profile' before it" ;;
+  esac
+  clusterrun_say "setup line $1 ended with status $2: $3$hint"
 }
-eval 'module load cuda/12' ||
-  { clusterrun_setup_failed 1 "$?" 'module load cuda/12'; return 122; }
+
+clusterrun_modules cuda/12 nccl || return 122
+clusterrun_conda $'it\'s mine' || return 122
 eval $'source \'my env/bin/activate\'' ||
-  { clusterrun_setup_failed 2 "$?" $'source \'my env/bin/activate\''; return 122; }
+  { clusterrun_setup_failed 3 "$?" $'source \'my env/bin/activate\''; return 122; }
 # Whatever those lines have switched on is not for what follows.
 set +e +u +o pipefail
 

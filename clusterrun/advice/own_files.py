@@ -1,0 +1,48 @@
+"""What a configuration file of the user's own tells an estimate."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Final
+
+from clusterrun.backends.machine_facts import gather_facts
+from clusterrun.config.spec import Device, JobSpec, MixedPrecision, Strategy
+from clusterrun.errors import UsageError
+from clusterrun.launch.own_world import take_world
+from clusterrun.launch.plan import Precision
+from clusterrun.launch.script_args import named_json
+from clusterrun.launch.user_files import read_own_files
+
+_PLAIN: Final = (Strategy.NONE, Strategy.DDP)
+
+
+def settled(spec: JobSpec, cwd: Path, *, is_open: bool) -> JobSpec:
+    """Return the spec with the world, strategy and precision of the accelerate YAML, as submitted.
+
+    Raises UsageError for a file of DeepSpeed or FSDP, and for any if the strategy is open.
+    """
+    is_adopted = not is_open and not spec.strategy.is_deepspeed and named_json(spec.args)
+    if not (spec.accelerate_config or spec.deepspeed_config or is_adopted):
+        return spec
+    refusal = UsageError(
+        "a configuration of your own may say anything, and is not read",
+        hint="say what it does with --strategy, --nodes and --gpus-per-node, and leave it out",
+    )
+    if is_open or spec.deepspeed_config or is_adopted:
+        raise refusal
+    facts = gather_facts(spec, cwd=cwd, environ=os.environ)
+    own = read_own_files(spec, facts)
+    if own.strategy not in _PLAIN:
+        raise refusal
+    asked = take_world(spec, own, facts)
+    on_cpu = own.use_cpu and asked.device is Device.AUTO
+    stated = MixedPrecision((own.stated or Precision.NO).value)
+    is_auto = asked.mixed_precision is MixedPrecision.AUTO
+    return dataclasses.replace(
+        asked,
+        strategy=own.strategy,
+        device=Device.CPU if on_cpu else asked.device,
+        mixed_precision=stated if is_auto else asked.mixed_precision,
+    )

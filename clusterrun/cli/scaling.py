@@ -1,0 +1,205 @@
+"""`scaling`: measure a script in worlds of several sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from clusterrun.advice.scaling import SCHEMA, to_object
+from clusterrun.cli.shared import output, submission
+from clusterrun.cli.shared.job_text import failure_text, say_released
+from clusterrun.cli.shared.options import (
+    GroupedOption,
+    JobOptions,
+    ScriptCommand,
+    job_options,
+    yes_option,
+)
+from clusterrun.config.spec import Cluster
+from clusterrun.errors import Exit, UsageError
+from clusterrun.estimates.scaling import Scaling
+from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.wording import count
+from clusterrun.verbs.render import Prepared
+from clusterrun.verbs.scaling import (
+    Result,
+    newest_runs,
+    node_counts,
+    prepare_worlds,
+    result_of,
+    scaling_of,
+    started,
+    stored,
+)
+
+HEAD = ("NODES", "RANKS", "STEP", "STEPS/S", "SPEED-UP", "EFFICIENCY", "COMMUNICATION", "JOB")
+NO_STEPS = (
+    "call clusterrun.runtime.step(step, total) after each step, or give the Trainer "
+    "clusterrun.hf.CheckpointCallback"
+)
+
+
+@click.command(cls=ScriptCommand)
+@job_options(without=("nodes",))
+@click.option(
+    "counts",
+    "-N",
+    "--nodes",
+    metavar="N,N,...",
+    cls=GroupedOption,
+    heading="Slurm",
+    help="the numbers of nodes, ascending: 1,2,4",
+)
+@click.option(
+    "--fixed-batch", is_flag=True, help="a step of every world takes the same samples in all"
+)
+@click.option("--collect", is_flag=True, help="submit nothing: read the newest run of each world")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@yes_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    job: JobOptions,
+    *,
+    counts: str | None,
+    fixed_batch: bool,
+    collect: bool,
+    as_json: bool,
+    yes: bool,
+) -> None:
+    """Measure how a script scales.
+
+    A short run on each number of nodes, each a run of its own, NAME-scaling. Give the script an
+    end after half a minute or more; it must report its steps (clusterrun.runtime.step, or the
+    Trainer's callback), and the first fifth of the reports does not count. On Slurm all runs are
+    queued at once, on this machine they follow each other.
+
+    The speed-up is that of samples a second over the smallest world, efficiency its share of the
+    ideal. Communication is the rest: all that is lost against the smallest world, in
+    communication and in waiting for the slowest rank. Each rank is taken to keep its batch;
+    --fixed-batch is for a script that divides one batch among the ranks.
+
+    The result is kept for clusterrun plan. Ctrl-C leaves the jobs; --collect comes back to them.
+
+    \b
+    clusterrun scaling --nodes 1,2,4 --gpus-per-node 8 --time 30 train.py --max-steps 300
+    """
+    output.expect_json(as_json)
+    if counts is None:
+        raise UsageError("the numbers of nodes are missing", hint="name them: --nodes 1,2,4")
+    nodes = node_counts(counts)
+    worlds = prepare_worlds(
+        lambda more: dataclasses.replace(job, flags={**job.flags, **more}).load(), nodes
+    )
+    _announce(worlds, yes=yes or collect)
+    results = _waited(worlds, newest_runs(worlds)) if collect else _measured(worlds)
+    scaling = scaling_of(worlds, results, is_fixed_batch=fixed_batch)
+    _show(results, scaling, as_json=as_json)
+    if scaling is not None and len(scaling.points) > 1:
+        output.detail("stored", str(stored(worlds, scaling)))
+    if any(result.point is None for result in results):
+        ctx.exit(Exit.FAILED)
+
+
+def _announce(worlds: Sequence[Prepared], *, yes: bool) -> None:
+    largest = worlds[-1]
+    submission.print_notes(largest)
+    if largest.plan.cluster is Cluster.LOCAL:
+        output.note("simulated nodes share this machine: the table says nothing of real ones")
+    submission.confirm_size(largest.plan, yes=yes)
+
+
+def _measured(worlds: Sequence[Prepared]) -> list[Result]:
+    """Run each world and wait for all; Ctrl-C leaves what was submitted."""
+    runs = started(worlds, argv=("clusterrun", *sys.argv[1:]), submitted=_say_submitted)
+    return _waited(worlds, runs)
+
+
+def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> list[Result]:
+    results = []
+    try:
+        for world, record in zip(worlds, runs, strict=True):
+            results.append(found := result_of(world, record, released=say_released))
+            if found.ended is not None:
+                state = output.painted_state(found.ended.state.value)
+                output.say(f"job {found.ended.record.job_id} {state}")
+    except KeyboardInterrupt:
+        output.say("\njobs that were submitted keep running, and no other is")
+        output.say("  the same command with --collect waits for them and makes the table")
+        raise
+    return results
+
+
+def _say_submitted(record: JobRecord) -> None:
+    ranks = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
+    output.say(f"Submitted batch job {record.job_id}: {ranks}")
+
+
+# The answer
+
+
+def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) -> None:
+    failures = {result.nodes: _why(result) for result in results if result.point is None}
+    if as_json:
+        output.answer_json(_object(results, scaling, failures))
+    else:
+        output.answer_table(HEAD, [_cells(result, scaling) for result in results])
+    for nodes, why in failures.items():
+        output.warn(f"{count(nodes, 'node')}: {why}")
+    if any(_is_silent(result) for result in results):
+        output.say(f"  hint: {NO_STEPS}")
+    if scaling is not None:
+        batch = "all ranks share one batch" if scaling.is_fixed_batch else "each rank has its batch"
+        base = count(scaling.points[0].ranks, "rank")
+        output.note(f"over {base}, where {batch}; communication is all that is lost against it")
+
+
+def _cells(result: Result, scaling: Scaling | None) -> tuple[str, ...]:
+    ended, point = result.ended, result.point
+    job_id = ended.record.job_id if ended else "-"
+    world = (str(result.nodes), str(result.ranks))
+    if point is None or scaling is None:
+        return (*world, *"-----", job_id)
+    gain = scaling.gain(point)
+    rates = (f"{point.step_s:.4g} s", f"{1 / point.step_s:.4g}", f"{gain.speedup:.2f}")
+    shares = (f"{100 * gain.efficiency:.0f} %", f"{100 * gain.communication:.0f} %")
+    return (*world, *rates, *shares, job_id)
+
+
+def _is_silent(result: Result) -> bool:
+    return result.measured is not None and result.measured.steps is None
+
+
+def _why(result: Result) -> str:
+    """Return why a world was not measured."""
+    ended = result.ended
+    if ended is None:
+        return "there is no run of it: leave out --collect"
+    job = f"job {ended.record.job_id}"
+    if _is_silent(result):
+        return f"{job} reported no steps"
+    if result.measured is not None:
+        return f"{job} was too short: train for some seconds, as with more --max-steps"
+    failure = failure_text(ended.failure) if ended.failure else ended.reason
+    return ": ".join(filter(None, (f"{job} is {ended.state.value}", failure)))
+
+
+def _object(
+    results: Sequence[Result], scaling: Scaling | None, failures: dict[int, str]
+) -> dict[str, Any]:
+    failed = [
+        {
+            "nodes": result.nodes,
+            "ranks": result.ranks,
+            "job_id": result.ended.record.job_id if result.ended else None,
+            "why": failures[result.nodes],
+        }
+        for result in results
+        if result.nodes in failures
+    ]
+    measured = to_object(scaling) if scaling else {"schema": SCHEMA, "points": []}
+    return {**measured, "failed": failed}

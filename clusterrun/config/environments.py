@@ -1,0 +1,85 @@
+"""Setup lines that name an environment, as `conda: llm`, instead of being bash."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from clusterrun.errors import UsageError
+
+_NAMED: Final = re.compile(r"(conda|venv|uv|modules): *(.*)\Z")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_HINT: Final = "write conda: NAME, venv: DIR, uv: DIR, modules: [NAME, ...], or a line of bash"
+
+
+class Tool(str, Enum):
+    """What switches an environment on."""
+
+    CONDA = "conda"
+    VENV = "venv"
+    MODULES = "modules"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetupStep:
+    """A line of bash (`tool` None), or an environment: a directory, a name, names of modules."""
+
+    text: str
+    tool: Tool | None = None
+    names: tuple[str, ...] = ()
+
+
+def read_step(text: str) -> SetupStep:
+    """Read a setup line; of `uv: DIR` it is the `.venv` in DIR.
+
+    Raises UsageError for a name that can't be one.
+
+    >>> read_step("uv: /home/ada/llm").names
+    ('/home/ada/llm/.venv',)
+    """
+    found = _NAMED.match(text)
+    if found is None:
+        return SetupStep(text=text)
+    kind, value = found[1], found[2].strip()
+    names = tuple(value.split()) if kind == "modules" else (value,)
+    if not value or any(name.startswith("-") for name in names):
+        raise UsageError(f"setup: '{text}' names no environment", hint=_HINT)
+    if kind == "uv":
+        return SetupStep(text=text, tool=Tool.VENV, names=(posixpath.join(value, ".venv"),))
+    return SetupStep(text=text, tool=Tool(kind), names=names)
+
+
+def setup_line(kind: str, names: Sequence[str]) -> str:
+    """Return the line for one key of a mapping. Raises UsageError for another key or no name."""
+    text = f"{kind}: {' '.join(names)}"
+    if not _NAMED.match(text) or any(_CONTROL.search(name) for name in names):
+        raise UsageError(f"setup: '{kind}' names no environment", hint=_HINT)
+    if kind != "modules" and len(names) != 1:
+        raise UsageError(f"setup: {kind} takes one value", hint=_HINT)
+    return read_step(text).text
+
+
+def in_place(text: str, absolute: Callable[[str], str]) -> str:
+    """Return a setup line with its directory made absolute."""
+    found = _NAMED.match(text)
+    if found is None or found[1] == "modules" or (found[1] == "conda" and "/" not in found[2]):
+        return text
+    return f"{found[1]}: {absolute(found[2].strip())}"
+
+
+def python_of(setup: Sequence[str]) -> str:
+    """Return the interpreter that the setup lines bring, "" if they name no environment of Python.
+
+    >>> python_of(["modules: cuda/12.4", "venv: /venv"]), python_of(["conda: llm"])
+    ('/venv/bin/python', 'python')
+    """
+    for step in map(read_step, reversed(setup)):
+        if step.tool is Tool.VENV:
+            return posixpath.join(step.names[0], "bin/python")
+        if step.tool is Tool.CONDA:
+            return "python"
+    return ""

@@ -1,0 +1,123 @@
+"""Find the paths that a job reads, to be looked for before it waits in a queue."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from clusterrun.config.environments import Tool, read_step
+from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.errors import UsageError
+from clusterrun.launch.facts import Facts
+
+PLACES_OF_ONE_MACHINE: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+# Words of flags: what is read, what is written, and what is read though it has been written.
+_READ: Final = re.compile(
+    r"\b(adapter|conf|config|corpus|data|dataset|deepspeed|dev|eval|file|image|input|lora|manifest|"
+    r"model|source|test|text|tokenizer|train|training|val|valid|validation|vocab|weight)s?\b"
+)
+_WRITTEN: Final = re.compile(
+    r"\b(artifact|cache|checkpoint|ckpt|dest|download|dump|export|lock|log|logdir|logging|metric|"
+    r"model dir|nvme|offload|out|outdir|output|pid|plot|profile|record|report|result|run|save|"
+    r"saved|summary|swap|target|tb|temp|tensorboard|tmp|trace|wandb|work|workdir|write)s?\b"
+)
+_READ_AGAIN: Final = re.compile(r"\b(from|init|load|pretrain|pretrained|resume)\b")
+_SUFFIX: Final = re.compile(
+    r"\.(arrow|bin|ckpt|conf|csv|h5|hdf5|ini|jsonl?|model|np[yz]|parquet|pkl|pth?|safetensors|"
+    r"tar|toml|tsv|txt|ya?ml|zip|zst|gz)\Z",
+    re.IGNORECASE,
+)
+_NO_PATH: Final = re.compile(r"[*?\[\]{}$%:,;|<>~\x00-\x1f]")
+_ASSIGNED: Final = re.compile(r"(-{1,2}|\+{0,2})([A-Za-z_][\w.-]*)=(.*)\Z", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """A path that an argument of the script seems to read."""
+
+    flag: str
+    path: str
+
+
+def paths_to_look_for(spec: JobSpec) -> list[str]:
+    """Return the paths that `Facts.missing` may hold, as they are written."""
+    return [*_activated(spec.setup).values(), *(named.path for named in inputs(spec.args))]
+
+
+def check_environments(setup: Sequence[str], facts: Facts) -> None:
+    """Refuse a virtual environment that does not exist. Raises UsageError."""
+    for directory, script in _activated(setup).items():
+        if script in facts.missing:
+            raise UsageError(
+                f"setup: {directory} is no virtual environment: it has no bin/activate",
+                hint=(
+                    "write the path as it is; neither $NAME nor * means anything there",
+                    f"if only the nodes have it, write the line 'source {script}'",
+                ),
+            )
+
+
+def input_notes(spec: JobSpec, facts: Facts) -> Iterator[str]:
+    """Point at arguments that name what is not there, but for what a node may have of its own."""
+    of_nodes = PLACES_OF_ONE_MACHINE if facts.cluster is Cluster.SLURM else ()
+    for named in inputs(spec.args):
+        is_of_nodes = named.path.startswith(tuple(f"{place}/" for place in of_nodes))
+        if named.path in facts.missing and not is_of_nodes:
+            yield f"{named.flag}: {named.path} does not exist here"
+
+
+def inputs(args: Sequence[str]) -> list[Input]:
+    """Return what the arguments of a script seem to read; not what it writes.
+
+    >>> inputs(["--config", "a.yaml", "--output", "/out", "--model", "meta-llama/Llama-3.1-8B"])
+    [Input(flag='--config', path='a.yaml')]
+    """
+    pairs = list(_pairs(args))
+    written = {value for flag, value in pairs if _is_written(flag)}
+    return [
+        Input(flag=flag, path=value)
+        for flag, value in pairs
+        if value not in written and _is_input(flag, value)
+    ]
+
+
+def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each value with its flag: `--flag value ...`, `--flag=value`, Hydra's `key=value`."""
+    flag = ""
+    for word in args:
+        if assigned := _ASSIGNED.match(word):
+            flag = ""
+            yield assigned[1] + assigned[2], assigned[3]
+        elif word.startswith("-"):
+            flag = word
+        elif flag:
+            yield flag, word
+
+
+def _words(flag: str) -> str:
+    return re.sub(r"[-_.+]+", " ", flag.lower())
+
+
+def _is_written(flag: str) -> bool:
+    words = _words(flag)
+    return bool(_WRITTEN.search(words) and not _READ_AGAIN.search(words))
+
+
+def _is_input(flag: str, value: str) -> bool:
+    if not value or _NO_PATH.search(value) or _is_written(flag):
+        return False
+    if value.startswith("/"):
+        return True
+    is_path = value.startswith(("./", "../")) or bool(_SUFFIX.search(value))
+    words = _words(flag)
+    is_read = _READ.search(words) or _READ_AGAIN.search(words)
+    return is_path and bool(is_read) and not re.search(r"\bname\b(?! or path)", words)
+
+
+def _activated(setup: Sequence[str]) -> dict[str, str]:
+    """Return the virtual environments that are named, each with the script that activates it."""
+    steps = [step for step in map(read_step, setup) if step.tool is Tool.VENV]
+    return {step.names[0]: posixpath.join(step.names[0], "bin/activate") for step in steps}

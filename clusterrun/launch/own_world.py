@@ -1,0 +1,169 @@
+"""The machines, ranks and GPUs that the user's accelerate YAML asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from clusterrun.config.spec import Cluster, Device, JobSpec, Strategy
+from clusterrun.errors import ConfigError
+from clusterrun.launch.facts import Facts
+from clusterrun.launch.user_files import OwnFiles
+from clusterrun.launch.world_shape import World, asks_for_gpus
+from clusterrun.shared.wording import count
+
+# Keys that the launcher's arguments replace, with the value that asks for nothing else.
+_REPLACED: Final = {
+    "machine_rank": 0,
+    "main_process_ip": None,
+    "main_process_port": None,
+    "rdzv_backend": "static",
+}
+# The same within deepspeed_config; the last three are for the launchers that are replaced.
+_REPLACED_OF_DEEPSPEED: Final = {
+    "deepspeed_multinode_launcher": "standard",
+    "deepspeed_hostfile": None,
+    "deepspeed_exclusion_filter": None,
+    "deepspeed_inclusion_filter": None,
+}
+
+
+def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
+    """Return the spec with what it leaves open and the YAML says: nodes, ranks, GPUs.
+
+    Raises ConfigError for counts that can't be meant.
+    """
+    machines, each = _shape(spec, own)
+    taken: dict[str, Any] = {"nodes": spec.nodes or machines}
+    if each and not _gives_ranks(spec):
+        _refuse_other_kind(spec, own, (spec.nodes or machines or 1) * each)
+        taken["nproc_per_node"] = each
+    if not _is_cpu(spec, own):
+        ranks = spec.nproc_per_node or each
+        on_slurm = facts.cluster is Cluster.SLURM
+        taken |= _slurm_gpus(spec, ranks) if on_slurm and each else {}
+        taken |= {} if on_slurm else {"gpu_ids": spec.gpu_ids or _gpu_ids(spec, own)}
+    return dataclasses.replace(spec, **taken)
+
+
+def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> Iterator[str]:
+    """Yield what the YAML says and does not get: other counts in one note, the rest in another.
+
+    `asked` is the spec before `take_world`.
+    """
+    machines, each = _shape(asked, own)
+    others = [count(world.nodes, "node")] if machines not in (None, world.nodes) else []
+    if each not in (None, world.procs_per_node):
+        others.append(f"{count(world.procs_per_node, 'rank')} a node")
+    if others:
+        yield f"asked for: {', '.join(others)}; {asked.accelerate_config} says {_counts(own)}"
+    replaced = [f"{key} {value}" for key, value in _replaced(asked, own, facts)]
+    if replaced:
+        yield f"clusterrun replaces what {asked.accelerate_config} says: {', '.join(replaced)}"
+
+
+def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
+    """Return the machines, and the ranks of each; None if the file does not say."""
+    machines, total = _count(spec, own, "num_machines"), _count(spec, own, "num_processes")
+    if total is None:
+        return machines, None
+    over = machines or spec.nodes or 1
+    if total % over:
+        raise ConfigError(
+            f"num_processes {total} does not divide by {count(over, 'machine')}",
+            where=spec.accelerate_config,
+            hint=f"num_processes counts the ranks of all machines: write {over} times those of one",
+        )
+    return machines, total // over
+
+
+def _count(spec: JobSpec, own: OwnFiles, key: str) -> int | None:
+    value = own.accelerate.get(key)
+    if value is None or (type(value) is int and value > 0):  # True is an int, too
+        return value
+    raise ConfigError(
+        f"{key} must be a whole number above 0, not {value!r}",
+        where=spec.accelerate_config,
+        hint=f"write it as {key}: 2, or leave it out",
+    )
+
+
+def _gives_ranks(spec: JobSpec) -> bool:
+    return bool(spec.nproc_per_node or spec.gpus_per_node)
+
+
+def _refuse_other_kind(spec: JobSpec, own: OwnFiles, ranks: int) -> None:
+    kind = own.accelerate["distributed_type"]
+    if kind == "MULTI_GPU" and ranks == 1:
+        raise ConfigError(
+            "distributed_type MULTI_GPU, but num_processes 1",
+            where=spec.accelerate_config,
+            hint='write num_processes: 2, or distributed_type: "NO" to train on one',
+        )
+    if own.strategy is Strategy.NONE and ranks > 1:
+        raise ConfigError(
+            f"distributed_type NO is one process, but {ranks} are asked for",
+            where=spec.accelerate_config,
+            hint="write distributed_type: MULTI_GPU, or num_processes: 1",
+        )
+
+
+def _is_cpu(spec: JobSpec, own: OwnFiles) -> bool:
+    return spec.device is Device.CPU or (spec.device is Device.AUTO and own.use_cpu)
+
+
+def _slurm_gpus(spec: JobSpec, ranks: int | None) -> dict[str, Any]:
+    if spec.gpus_per_node is not None:
+        return {}
+    if any(map(asks_for_gpus, spec.sbatch_args)):
+        return {"device": Device.CUDA}
+    return {"gpus_per_node": ranks}
+
+
+def _gpu_ids(spec: JobSpec, own: OwnFiles) -> str | None:
+    ids = own.accelerate.get("gpu_ids")
+    if ids is None or ids == "all":
+        return None
+    if isinstance(ids, str) or type(ids) is int:
+        return str(ids)
+    raise ConfigError(
+        f"gpu_ids {ids!r} is not a list of GPUs",
+        where=spec.accelerate_config,
+        hint="write gpu_ids: 0,2 or gpu_ids: all",
+    )
+
+
+def _counts(own: OwnFiles) -> str:
+    machines, total = (own.accelerate.get(key) for key in ("num_machines", "num_processes"))
+    if total is None:
+        return f"num_machines {machines}"
+    return f"num_processes {total} on {count(machines or 1, 'machine')}"
+
+
+def _replaced(asked: JobSpec, own: OwnFiles, facts: Facts) -> Iterator[tuple[str, Any]]:
+    """Yield the keys whose values would have mattered, and don't."""
+    usual = {**_REPLACED, "main_process_port": asked.main_process_port}
+    yield from _others(own.accelerate, usual)
+    ids = _gpu_ids(asked, own)
+    is_used = facts.cluster is Cluster.LOCAL and not _is_cpu(asked, own)
+    if ids and not (is_used and asked.gpu_ids in (None, ids)):
+        yield "gpu_ids", ids
+    # accelerate's launcher for one process believes the file.
+    if own.use_cpu and asked.device is Device.CUDA and own.strategy is not Strategy.NONE:
+        yield "use_cpu", "true"
+    precision = own.stated.value if own.stated else own.accelerate.get("mixed_precision")
+    if precision and asked.mixed_precision.value not in ("auto", precision):
+        yield "mixed_precision", precision
+    zero = own.accelerate.get("deepspeed_config")
+    if own.accelerate.get("distributed_type") == "DEEPSPEED" and isinstance(zero, dict):
+        usual = dict(_REPLACED_OF_DEEPSPEED)
+        if asked.deepspeed_config:
+            usual["deepspeed_config_file"] = asked.deepspeed_config
+        yield from _others(zero, usual)
+
+
+def _others(config: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in usual.items():
+        if config.get(key) not in (None, value):
+            yield key, config[key]

@@ -1,0 +1,108 @@
+"""What the script's own arguments ask of the launch: DeepSpeed's JSON, or FSDP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clusterrun.config.spec import Device, JobSpec, Strategy
+from clusterrun.errors import ConfigError, UsageError
+from clusterrun.launch.world_shape import World
+
+# The Trainer's, and that of DeepSpeed's own add_config_arguments().
+_DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
+# What the Trainer takes for --fsdp; other scripts may mean something else by that name.
+_FSDP_WORDS = frozenset(
+    ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
+)
+# With one of these the ranks that share a batch are fewer than all.
+_MODEL_PARALLEL = ("sequence_parallel_size", "tensor_parallel", "pipeline")
+
+
+def named_json(args: Sequence[str]) -> str | None:
+    """Return the JSON file that arguments name for DeepSpeed; None without one.
+
+    >>> named_json(["--deepspeed", "--deepspeed_config=ds.json"]), named_json(["--deepspeed"])
+    ('ds.json', None)
+    """
+    values = (value for name in _DEEPSPEED for value in _values(args, name))
+    return next((value for value in values if value.lower().endswith(".json")), None)
+
+
+def _values(args: Sequence[str], name: str) -> list[str]:
+    """Return what follows an option, up to the next one.
+
+    >>> _values(["--fsdp", "full_shard auto_wrap", "--bf16"], "--fsdp")
+    ['full_shard auto_wrap']
+    """
+    found: list[str] = []
+    is_open = False
+    for word in args:
+        if word.startswith("-"):
+            option, _, value = word.partition("=")
+            is_open = option == name
+            found += [value] if is_open and value else []
+        elif is_open:
+            found.append(word)
+    return found
+
+
+def is_for_deepspeed(text: str) -> bool:
+    """Whether a text is a DeepSpeed JSON with a `zero_optimization` section."""
+    try:
+        config = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(config, dict) and isinstance(config.get("zero_optimization"), dict)
+
+
+def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None:
+    """Refuse a script's --fsdp where it would be left out. Raises UsageError.
+
+    On GPUs it is left to the script: accelerate shards wherever it is given a plugin for FSDP, and
+    the world contract checks that it does. A launch of fsdp would add settings that the Trainer
+    does not name.
+    """
+    words = {word.strip(",") for value in _values(spec.args, "--fsdp") for word in value.split()}
+    if not words & _FSDP_WORDS:
+        return
+    if world.device is not Device.CUDA:
+        raise UsageError(
+            f"the script's --fsdp needs GPUs: on a {world.device.value} device accelerate would "
+            "train plain DDP or an unsharded model, and not say so",
+            hint="leave it out and use --strategy zero2 (which shards on a CPU too) or ddp",
+        )
+    if strategy.is_deepspeed:
+        raise UsageError(
+            f"the script's --fsdp, but the launch is {strategy.value}",
+            hint="drop one of them: DeepSpeed and FSDP can't share a model",
+        )
+
+
+def check_batch_numbers(text: str, where: str, world: World) -> None:
+    """Refuse a DeepSpeed JSON whose batch numbers don't multiply. Raises ConfigError."""
+    config: Mapping[str, Any] = json.loads(text or "{}")
+    total = _number(config, "train_batch_size")
+    if total is None or any(config.get(key) for key in _MODEL_PARALLEL):
+        return
+    micro = _number(config, "train_micro_batch_size_per_gpu")
+    accumulation = _number(config, "gradient_accumulation_steps")
+    known = (micro or 1) * (accumulation or 1) * world.size
+    is_whole = micro is not None and accumulation is not None
+    if total == known or (not is_whole and total % known == 0):
+        return
+    parts = [f"{micro} (train_micro_batch_size_per_gpu)"] if micro else []
+    parts += [f"{accumulation} (gradient_accumulation_steps)"] if accumulation else []
+    product = " x ".join([*parts, f"{world.size} ranks"])
+    relation = "is not" if is_whole else "is no multiple of"
+    raise ConfigError(
+        f"train_batch_size {total} {relation} {product}",
+        where=where,
+        hint='write "auto" for it, or the number of these nodes and ranks',
+    )
+
+
+def _number(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    return value if type(value) is int else None

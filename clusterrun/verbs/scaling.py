@@ -1,0 +1,196 @@
+"""Measure a script in worlds of several sizes: a short run of each, and what they reported."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.advice.measured import Measured, measure
+from clusterrun.advice.scaling import script_of, store
+from clusterrun.backends import select
+from clusterrun.backends.status import JobStatus
+from clusterrun.config import Given, Resolved
+from clusterrun.config.spec import Cluster, Device, OnInterrupt, Strategy
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.estimates.scaling import Point, Scaling
+from clusterrun.launch.make import job_name
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.paths import RunsDir
+from clusterrun.rundir.record import JobRecord, list_records
+from clusterrun.shared.state import JobState
+from clusterrun.verbs.render import Prepared, prepare
+from clusterrun.verbs.status import wait
+from clusterrun.verbs.submit import submit_prepared
+
+WARM_UP: Final = 0.2  # of the reports of steps: compilation, first allocations, first epoch
+# A run may be longer than its time limit: what it did until then was measured.
+_MEASURED: Final = (JobState.COMPLETED, JobState.TIMEOUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One world: its run and what was measured of it, None for what there is not."""
+
+    nodes: int
+    ranks: int
+    ended: JobStatus | None
+    measured: Measured | None
+
+    @property
+    def point(self) -> Point | None:
+        """The point of the table; None if the run failed or reported too little."""
+        found, ended = self.measured, self.ended
+        if ended is None or found is None or found.step_s is None:
+            return None
+        return Point(
+            nodes=self.nodes,
+            ranks=self.ranks,
+            step_s=found.step_s,
+            steps=found.timed,
+            job_id=ended.record.job_id,
+            run_dir=ended.record.run_dir,
+        )
+
+
+def node_counts(text: str) -> tuple[int, ...]:
+    """Read `1,2,4`. Raises UsageError unless they are two or more, and ascend."""
+    hint = "write them as --nodes 1,2,4"
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not re.fullmatch(r"[0-9]{1,9}", word) or int(word) == 0:
+            raise UsageError(f"--nodes: '{word}' is no number of nodes", hint=hint)
+    counts = tuple(map(int, words))
+    if len(counts) < 2:
+        raise UsageError("--nodes: one world alone shows no scaling", hint=hint)
+    if list(counts) != sorted(set(counts)):
+        raise UsageError(
+            f"--nodes: {text} does not ascend",
+            hint=f"the others are compared with the smallest: {hint}",
+        )
+    return counts
+
+
+def prepare_worlds(
+    load: Callable[[Mapping[str, Any]], Resolved], counts: Sequence[int]
+) -> tuple[Prepared, ...]:
+    """Prepare a run for each number of nodes; `load` resolves a job with more settings.
+
+    Each is called `NAME-scaling`, and is not continued at its time limit. Raises UsageError for
+    what cannot run in one of the worlds.
+    """
+    first = load({"nodes": _given(counts[0])})
+    if first.spec.strategy is Strategy.NONE:
+        raise UsageError(
+            "--strategy none is one process, whatever the number of nodes",
+            hint="measure --strategy ddp, or another that spans ranks",
+        )
+    same = {
+        "name": Given(value=f"{job_name(first.spec)}-scaling", flag="clusterrun scaling"),
+        "on_interrupt": Given(value=OnInterrupt.STOP.value, flag="clusterrun scaling"),
+    }
+    return tuple(prepare(load({**same, "nodes": _given(count)})) for count in counts)
+
+
+def _given(count: int) -> Given:
+    return Given(value=str(count), flag="--nodes")
+
+
+def started(
+    worlds: Sequence[Prepared],
+    *,
+    argv: Sequence[str] = (),
+    submitted: Callable[[JobRecord], None] = lambda _: None,
+) -> Iterator[JobRecord]:
+    """Yield the record of each run: on Slurm all are queued before the first is yielded.
+
+    On this machine, whose cores they share, one is started when it is asked for. `submitted` is
+    called for each. If a submission is refused the jobs before it are cancelled. Raises as
+    `submit_prepared`.
+    """
+    runs = _submitting(worlds, argv, submitted)
+    yield from _all_or_none(runs) if worlds[0].plan.cluster is Cluster.SLURM else runs
+
+
+def _submitting(
+    worlds: Sequence[Prepared], argv: Sequence[str], submitted: Callable[[JobRecord], None]
+) -> Iterator[JobRecord]:
+    for world in worlds:
+        record = submit_prepared(world, argv=argv)
+        submitted(record)
+        yield record
+
+
+def _all_or_none(runs: Iterator[JobRecord]) -> list[JobRecord]:
+    queued: list[JobRecord] = []
+    try:
+        for record in runs:
+            queued.append(record)
+    except Exception:  # Ctrl-C leaves what is queued
+        for record in queued:
+            with contextlib.suppress(ClusterrunError):
+                select.backend_of(record).cancel(record.job_ids)
+        raise
+    return queued
+
+
+def newest_runs(worlds: Sequence[Prepared]) -> Iterator[JobRecord | None]:
+    """Yield the newest run of each world; None where there is none."""
+    records = list_records(_runs_dir(worlds))
+    for world in worlds:
+        yield next((record for record in records if _is_of(record, world.plan)), None)
+
+
+def _is_of(record: JobRecord, plan: Plan) -> bool:
+    ran = (record.name, record.nodes, record.procs_per_node, record.strategy, record.device)
+    wanted = (plan.name, plan.nodes, plan.procs_per_node, plan.strategy.value, plan.device.value)
+    return ran == wanted
+
+
+def result_of(
+    world: Prepared, record: JobRecord | None, *, released: Callable[[JobStatus], None]
+) -> Result:
+    """Wait for a run, however long it is queued, and read what it reported."""
+    ended = wait(record, released=released) if record is not None else None
+    has_measured = ended is not None and ended.state in _MEASURED
+    return Result(
+        nodes=world.plan.nodes,
+        ranks=world.plan.world_size,
+        ended=ended,
+        measured=measure(ended.record.paths, warm_up=WARM_UP) if ended and has_measured else None,
+    )
+
+
+def scaling_of(
+    worlds: Sequence[Prepared], results: Sequence[Result], *, is_fixed_batch: bool
+) -> Scaling | None:
+    """Put together what was measured, the smallest world first; None if nothing was."""
+    plan = worlds[0].plan
+    points = [point for result in results if (point := result.point) is not None]
+    ends = [result.ended.end or 0.0 for result in results if result.ended and result.point]
+    if not points:
+        return None
+    return Scaling(
+        script=script_of(worlds[0].resolved),
+        strategy=plan.strategy.value,
+        is_cpu=plan.device is Device.CPU,
+        procs_per_node=plan.procs_per_node,
+        is_fixed_batch=is_fixed_batch,
+        measured_at=datetime.fromtimestamp(max(ends)).isoformat(timespec="seconds"),
+        points=tuple(points),
+    )
+
+
+def stored(worlds: Sequence[Prepared], scaling: Scaling) -> Path:
+    """Store a result beside the runs, for `plan`; return where. Raises ClusterrunError."""
+    path = _runs_dir(worlds).scaling(worlds[0].plan.name)
+    store(path, scaling)
+    return path
+
+
+def _runs_dir(worlds: Sequence[Prepared]) -> RunsDir:
+    return RunsDir(root=Path(worlds[0].plan.runs_dir))

@@ -1,0 +1,198 @@
+"""`scaling` on a pretended Slurm: what is queued, measured, printed and kept."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.cli import scaling as scaling_command
+from clusterrun.verbs import scaling as scaling_verb
+from tests.cli.conftest import CommandLine, Said
+
+# Ends at once as a job of N nodes that took `2 + N` seconds for each ten steps, the first slower.
+SBATCH = """
+import json, os, pathlib, re, sys
+root = pathlib.Path(sys.argv[-1])
+nodes = int(re.search(r"--nodes=(\\d+)", (root / "job.sbatch").read_text())[1])
+number = sum(path.is_dir() for path in root.parent.iterdir())
+refused, failed, silent, short = (os.environ.get(f"FAKE_{w}") == str(nodes)
+    for w in ("REFUSED", "FAILED", "SILENT", "SHORT"))
+if refused:
+    sys.exit("sbatch: error: Batch job submission failed: Node count specification invalid")
+(root / "events").mkdir()
+(root / "attempts" / "1").mkdir(parents=True)
+times = [0, 30] + [30 + n * (2 + nodes) for n in range(1, 2 if short else 12)]
+lines = [json.dumps({"ts": t, "type": "step", "attempt": 1, "node": "n1", "step": 1 + 10 * i})
+         for i, t in enumerate(times)]
+if short:
+    del lines[1:]
+if not silent:
+    (root / "events" / "n1.jsonl").write_text("\\n".join(lines) + "\\n")
+state = "FAILED" if failed else os.environ.get("FAKE_STATE", "COMPLETED")
+end = {"schema": "clusterrun.end/1", "state": state, "exit_code": int(failed), "ended_at": 1e9}
+(root / "end.json").write_text(json.dumps(end))
+print(100 + number)
+"""
+WORLDS = ("--nodes", "1,2,4", "--nproc-per-node", "2", "--device", "cpu")
+
+
+@pytest.fixture(name="slurm")
+def _slurm(here: CommandLine) -> CommandLine:
+    program = here.bin / "sbatch.py"
+    program.write_text(SBATCH)
+    here.slurm(f'exec {sys.executable} -ES {program} "$@"')
+    return here
+
+
+def told(said: Said) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def result_file(here: CommandLine) -> Path:
+    return here.path / "runs" / "train-scaling" / "scaling.json"
+
+
+def test_each_world_is_a_run_of_its_own_and_the_table_is_kept_for_plan(slurm: CommandLine) -> None:
+    said = slurm("scaling", *WORLDS, "train.py", "--max-steps", "9")
+    assert said.code == 0, said.err
+    assert said.out == (
+        "NODES  RANKS  STEP   STEPS/S  SPEED-UP  EFFICIENCY  COMMUNICATION  JOB\n"
+        "1      2      0.3 s  3.333    1.00      100 %       0 %            101\n"
+        "2      4      0.4 s  2.5      1.50      75 %        25 %           102\n"
+        "4      8      0.6 s  1.667    2.00      50 %        50 %           103\n"
+    )
+    assert "Submitted batch job 102: 2 nodes x 2 ranks\n" in said.err
+    assert "note: over 2 ranks, where each rank has its batch" in said.err
+    kept = json.loads(result_file(slurm).read_text())
+    assert kept["schema"] == "clusterrun.scaling/1"
+    assert kept["script"] == str(slurm.path / "train.py")
+    assert [point["job_id"] for point in kept["points"]] == ["101", "102", "103"]
+    assert stat.S_IMODE(result_file(slurm).stat().st_mode) == 0o600
+    (slurm.path / "clusterrun.yaml").write_text("script: train.py\ntraining: {params: 1000}\n")
+    planned = slurm("plan", *WORLDS[2:], "-N", "3")
+    assert "speed-up  1.75 times 2 ranks (interpolated between 4 and 8)" in planned.out
+    assert "efficiency 58 %: measured by clusterrun scaling, " in planned.out
+    assert told(slurm("plan", *WORLDS[2:], "-N", "2", "--json"))["speedup"]["low"] == 1.5
+    assert "clusterrun scaling" not in slurm("plan", "-N", "2", "--device", "cpu").out
+
+
+def test_plan_compare_shows_the_gain_beside_the_run(slurm: CommandLine) -> None:
+    facts = "training: {params: 1000}\n"
+    (slurm.path / "clusterrun.yaml").write_text(f"script: train.py\n{facts}")
+    assert slurm("scaling", *WORLDS).code == 0
+    compared = told(slurm("plan", "--compare", "103", "--json"))["compared"]
+    assert compared["speed-up"]["measured"] == 2.0
+    assert compared["efficiency"]["measured"] == 0.5
+    said = slurm("plan", "--compare", "103")
+    assert "note: the speed-up is over 2 ranks, measured by clusterrun scaling on " in said.err
+
+
+def test_a_fixed_batch_gains_by_steps(slurm: CommandLine) -> None:
+    answer = told(slurm("scaling", *WORLDS, "--fixed-batch", "--json", "train.py"))
+    assert [point["speedup"] for point in answer["points"]] == pytest.approx([1, 0.75, 0.5])
+    assert answer["is_fixed_batch"] is True
+    assert answer["failed"] == []
+
+
+def test_a_world_that_fails_says_why_and_leaves_the_others(
+    slurm: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_FAILED", "2")
+    said = slurm("scaling", *WORLDS, "train.py")
+    assert said.code == 1
+    assert "2      4      -      -        -         -           -              102\n" in said.out
+    assert "4      8      0.6 s  1.667    2.00 " in said.out
+    assert "warning: 2 nodes: job 102 is FAILED" in said.err
+    monkeypatch.setenv("FAKE_FAILED", "1")
+    answer = told(slurm("scaling", *WORLDS, "--json", "train.py"))
+    assert [point["speedup"] for point in answer["points"]] == pytest.approx([1, 4 / 3])
+    (failed,) = answer["failed"]
+    assert (failed["nodes"], failed["job_id"]) == (1, "104")
+
+
+def test_a_run_without_steps_names_the_call_that_reports_them(
+    slurm: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SILENT", "4")
+    monkeypatch.setenv("FAKE_SHORT", "2")
+    said = slurm("scaling", *WORLDS, "train.py")
+    assert said.code == 1
+    assert "warning: 4 nodes: job 103 reported no steps\n" in said.err
+    assert "hint: call clusterrun.runtime.step(step, total) after each step" in said.err
+    assert "warning: 2 nodes: job 102 was too short: train for some seconds" in said.err
+    assert not result_file(slurm).exists()  # one world shows no scaling
+
+
+def test_a_run_that_its_time_limit_ended_counts(
+    slurm: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_STATE", "TIMEOUT")
+    assert slurm("scaling", *WORLDS, "--time", "5", "train.py").code == 0
+
+
+def test_a_refused_world_cancels_those_before_it(
+    slurm: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_REFUSED", "4")
+    said = slurm("scaling", *WORLDS, "train.py")
+    assert said.code == 1
+    assert "Node count specification invalid" in said.err
+    assert {"101", "102"} <= set(slurm.asked("scancel"))
+
+
+def test_ctrl_c_leaves_the_jobs_and_collect_comes_back(
+    slurm: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scaling_verb, "wait", interrupted)
+        said = slurm("scaling", *WORLDS, "train.py")
+    assert said.code == 130
+    assert "the same command with --collect waits for them and makes the table" in said.err
+    assert slurm.asked("scancel") == []
+    calls = len(slurm.asked("sbatch"))
+    again = slurm("scaling", "--collect", *WORLDS, "train.py")
+    assert again.code == 0, again.err
+    assert [line.split()[-1] for line in again.out.splitlines()[1:]] == ["101", "102", "103"]
+    assert len(slurm.asked("sbatch")) == calls
+    more = slurm("scaling", "--collect", "--nodes", "1,8", *WORLDS[2:], "train.py")
+    assert more.code == 1
+    assert "warning: 8 nodes: there is no run of it: leave out --collect\n" in more.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message", "hint"),
+    [
+        (("train.py",), "the numbers of nodes are missing", "--nodes 1,2,4"),
+        (("--nodes", "4", "train.py"), "one world alone shows no scaling", "--nodes 1,2,4"),
+        (("--nodes", "0,1", "train.py"), "'0' is no number of nodes", "--nodes 1,2,4"),
+        (("--nodes", "1,two", "train.py"), "'two' is no number of nodes", "--nodes 1,2,4"),
+        (("--nodes", f"1,{'9' * 5000}", "train.py"), "is no number of nodes", "--nodes 1,2,4"),
+        (("--nodes", "1,2,2", "train.py"), "1,2,2 does not ascend", "with the smallest"),
+        (("--nodes", "2,1", "train.py"), "2,1 does not ascend", "with the smallest"),
+        (("--nodes", "1,2", "--strategy", "none", "train.py"), "none is one process", "ddp"),
+        (("--nodes", "1,2"), "no training script was named", "name it"),
+        (("--nodes", "1,2", "gone.py"), "no script 'gone.py'", "it is not in"),
+        (("--nodes", "1,65", "train.py"), "65 nodes are more than 64", "pass -y"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_queued(
+    slurm: CommandLine, argv: tuple[str, ...], message: str, hint: str
+) -> None:
+    said = slurm("scaling", *argv)
+    assert said.code == 2
+    assert message in said.err
+    assert hint in said.err
+    assert slurm.asked("sbatch") == []
+
+
+def test_the_hint_names_what_reports_steps() -> None:
+    assert "clusterrun.runtime.step" in scaling_command.NO_STEPS

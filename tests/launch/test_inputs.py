@@ -1,0 +1,109 @@
+"""What the arguments of a script read is looked for before the job waits in a queue."""
+
+from __future__ import annotations
+
+import doctest
+import shlex
+
+import pytest
+
+from clusterrun.backends.machine_facts import gather_facts
+from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.errors import UsageError
+from clusterrun.launch import inputs
+from clusterrun.launch.make import make_plan
+from tests.launch.samples import here, local_facts, on_slurm, slurm_facts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ("--data /nonexistent/x.parquet", "--data: /nonexistent/x.parquet"),
+        ("--config configs/a.yaml --epochs 3", "--config: configs/a.yaml"),
+        ("--config=configs/a.yaml", "--config: configs/a.yaml"),
+        ("--train-file train.jsonl --validation_file v.csv",
+         "--train-file: train.jsonl, --validation_file: v.csv"),
+        ("--model_name_or_path ./llama --tokenizer /models/t",
+         "--model_name_or_path: ./llama, --tokenizer: /models/t"),
+        ("--data a.parquet b.parquet --lr 1", "--data: a.parquet, --data: b.parquet"),
+        ("--image_folder /d/images --data_path /d/c.json --pretrain_mm_mlp_adapter /d/p.bin",
+         "--image_folder: /d/images, --data_path: /d/c.json, --pretrain_mm_mlp_adapter: /d/p.bin"),
+        ("--resume_from_checkpoint /ckpt/step-5", "--resume_from_checkpoint: /ckpt/step-5"),
+        ("data.path=/d/x.parquet trainer.epochs=3", "data.path: /d/x.parquet"),
+        ("--deepspeed ds.json", "--deepspeed: ds.json"),
+        ("--anything /opt/x", "--anything: /opt/x"),
+        # What a script makes, or what is no path of this machine.
+        ("--output /new/out --output_dir=./out --save-path /new/model.pt --logging_dir logs", ""),
+        ("--checkpoint-dir /new/ckpt --checkpoint /new/a.pt --tensorboard /tb --log-file a", ""),
+        ("--cache_dir /cache --offload_folder /nvme/x --model-dir /opt/ml/model", ""),
+        ("--save-adapter adapter.pt --run-name run.v1.txt", ""),
+        ("--load /new/ckpt --save /new/ckpt", ""),
+        ("--model_name_or_path meta-llama/Llama-3.1-8B --dataset HuggingFaceH4/ultrachat_200k", ""),
+        ("--dataset wikitext --data data --preset cpu --strategy zero2-offload", ""),
+        ("--data s3://bucket/x.parquet --data-path 'data/*.parquet' --train-file '{a,b}.json'", ""),
+        ("--config-name train.yaml --lr 1e-3 --betas 0.9 0.95 --bf16 True --text a/b", ""),
+        ("train 10 --max-steps 10 --save-every 5 -v --prompt 'what is 1/2?'", ""),
+        ("--master /new --output /new", ""),
+    ],
+)  # fmt: skip
+def test_arguments_that_look_like_inputs_are_looked_for(arguments: str, found: str) -> None:
+    named = inputs.inputs(shlex.split(arguments))
+    assert ", ".join(f"{each.flag}: {each.path}" for each in named) == found
+    assert doctest.testmod(inputs).failed == 0
+
+
+def test_a_note_names_what_does_not_exist(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cwd = tmp_path_factory.mktemp("project")
+    (cwd / "there.yaml").touch()
+    args = ("--config", "there.yaml", "--data", "/nonexistent/x.parquet", "--valid", "gone.csv")
+    spec = JobSpec(script="train.py", args=args, cluster=Cluster.LOCAL)
+    plan = make_plan(spec, gather_facts(spec, cwd=cwd, environ={}))
+    assert [note for note in plan.notes if "exist" in note] == [
+        "--data: /nonexistent/x.parquet does not exist here",
+        "--valid: gone.csv does not exist here",
+    ]
+
+
+def test_what_only_the_nodes_have_is_not_looked_for() -> None:
+    missing = frozenset(("/tmp/staged.parquet",))
+    args = ("--data", "/tmp/staged.parquet")
+    note = "--data: /tmp/staged.parquet does not exist here"
+    assert note not in on_slurm(slurm_facts(missing=missing), args=args).notes
+    assert note in here(local_facts(missing=missing), args=args).notes
+
+
+def test_a_virtual_environment_that_is_none_is_refused() -> None:
+    facts = slurm_facts(missing=frozenset(("env/bin/activate",)))
+    with pytest.raises(UsageError, match="env is no virtual environment: it has no bin/activate"):
+        on_slurm(facts, setup=("venv: env",))
+    assert on_slurm(setup=("venv: env",)).setup == ("venv: /home/ada/project/env",)
+
+
+@pytest.mark.parametrize(
+    ("setup", "python"),
+    [
+        (("venv: env",), "/project/env/bin/python"),
+        (("conda: llm", "export A=1"), "python"),
+        (("venv: /v", "conda: llm"), "python"),
+        (("modules: cuda",), ""),
+        (("conda activate llm",), ""),
+    ],
+)
+def test_the_nodes_run_the_python_of_the_environment(
+    setup: tuple[str, ...], python: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cwd = tmp_path_factory.mktemp("project")
+    spec = JobSpec(script="train.py", setup=setup, cluster=Cluster.LOCAL)
+    facts = gather_facts(spec, cwd=cwd, environ={})
+    expected = python.replace("/project", str(cwd)) or facts.own_python
+    assert facts.python == expected
+    said = [
+        note for note in make_plan(spec, _nothing_missing(facts)).notes if "setup names" in note
+    ]
+    assert bool(said) == bool(python)
+    own = JobSpec(script="train.py", setup=setup, cluster=Cluster.LOCAL, python="python3.9")
+    assert gather_facts(own, cwd=cwd, environ={}).python == "python3.9"
+
+
+def _nothing_missing(facts: inputs.Facts) -> inputs.Facts:
+    return inputs.Facts(**{**facts.__dict__, "missing": frozenset()})

@@ -1,0 +1,178 @@
+"""What a script's own arguments ask of the launch: adopted, or refused before it is queued."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from clusterrun.config.spec import Device, Strategy
+from clusterrun.errors import ConfigError, UsageError
+from clusterrun.launch.plan import Plan, Precision
+from clusterrun.launch.script_args import is_for_deepspeed, named_json
+from tests.launch.samples import on_slurm, slurm_facts, variables
+
+# As people have it, from DeepSpeed's and the Trainer's documentation.
+OFFLOAD: dict[str, Any] = {
+    "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16, "hysteresis": 2},
+    "bf16": {"enabled": "auto"},
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "zero_optimization": {
+        "stage": 2,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu", "pin_memory": True},
+        "sub_group_size": 1e9,
+        "reduce_bucket_size": "auto",
+    },
+}
+TRAINER = ("--bf16", "--deepspeed", "ds.json", "--lr", "1e-4")
+
+
+def adopting(config: dict[str, Any], args: tuple[str, ...] = TRAINER, **asked: Any) -> Plan:
+    facts = {"script_deepspeed_text": json.dumps(config), **asked.pop("facts", {})}
+    return on_slurm(slurm_facts(**facts), **{"args": args, "nodes": 2, "gpus_per_node": 4, **asked})
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("--deepspeed ds.json", "ds.json"),
+        ("--deepspeed=conf/ds.JSON --lr 1", "conf/ds.JSON"),
+        ("--deepspeed --deepspeed_config ds.json", "ds.json"),
+        ("--deepspeed_config=ds.json", "ds.json"),
+        ("--deepspeed", None),
+        ("--deepspeed --config ds.json", None),
+        ("--deepspeed zero2", None),
+        ("ds.json", None),
+        ("--deepspeedy ds.json", None),
+    ],
+)
+def test_the_json_that_arguments_name_is_found(words: str, found: str | None) -> None:
+    assert named_json(words.split()) == found
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"zero_optimization": 2}', '"zero"'])
+def test_another_file_is_no_configuration_of_deepspeed(text: str) -> None:
+    assert not is_for_deepspeed(text)
+
+
+def test_the_scripts_json_is_adopted_and_said_so() -> None:
+    plan = adopting(OFFLOAD)
+    assert (plan.strategy, plan.precision) == (Strategy.ZERO2_OFFLOAD, Precision.HEAD)
+    assert json.loads(plan.deepspeed) == OFFLOAD
+    # Beside a JSON accelerate refuses a strategy's own settings.
+    assert plan.accelerate_config == "deepspeed-config.yaml.j2"
+    said = "ds.json of the script's arguments decides: the launch is zero2-offload"
+    assert plan.notes.count(said) == 1
+    assert plan.entry == ("train.py", *TRAINER)
+
+
+def test_on_a_cpu_deepspeed_really_runs() -> None:
+    plan = adopting(OFFLOAD, device=Device.CPU)
+    env = variables(plan)
+    assert "ACCELERATE_USE_CPU" not in env  # it would make it DDP
+    assert env["DS_ACCELERATOR"] == "cpu"
+    assert plan.accelerate["use_cpu"] is False
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ZERO2, Strategy.ZERO2_OFFLOAD, Strategy.DDP])
+def test_a_strategy_of_the_same_family_gives_way_to_the_json(strategy: Strategy) -> None:
+    assert adopting(OFFLOAD, strategy=strategy) == adopting(OFFLOAD)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ZERO3, Strategy.FSDP])
+def test_a_strategy_of_another_family_is_refused(strategy: Strategy) -> None:
+    with pytest.raises(UsageError, match=r"but ds\.json means zero2-offload") as refused:
+        adopting(OFFLOAD, strategy=strategy)
+    assert refused.value.hints == ("drop --strategy: a file of your own decides",)
+
+
+def test_a_file_of_the_launch_may_be_the_same_but_not_another() -> None:
+    same = {"deepspeed_config": "own.json", "facts": {"deepspeed_config_text": json.dumps(OFFLOAD)}}
+    plan = adopting(OFFLOAD, **same)
+    assert plan.strategy is Strategy.ZERO2_OFFLOAD
+    assert "decides" not in " ".join(plan.notes)  # it was said on the command line
+    other = {"deepspeed_config_text": '{"zero_optimization": {"stage": 3}}'}
+    with pytest.raises(UsageError, match=r"the launch has own\.json for DeepSpeed, and the script"):
+        adopting(OFFLOAD, deepspeed_config="own.json", facts=other)
+
+
+def test_a_yaml_of_another_family_is_refused() -> None:
+    yaml = {"accelerate_config_text": "distributed_type: MULTI_GPU"}
+    with pytest.raises(UsageError, match=r"ds\.json is DeepSpeed's, but acc\.yaml says"):
+        adopting(OFFLOAD, accelerate_config="acc.yaml", facts=yaml)
+
+
+def test_fp16_of_the_json_needs_a_gpu() -> None:
+    fp16 = {**OFFLOAD, "fp16": {"enabled": True}}
+    assert adopting(fp16).precision is Precision.FP16
+    with pytest.raises(UsageError, match="fp16 needs a GPU"):
+        adopting(fp16, device=Device.CPU)
+
+
+def numbers(**changed: int | str) -> dict[str, Any]:
+    names = {
+        "total": "train_batch_size",
+        "micro": "train_micro_batch_size_per_gpu",
+        "steps": "gradient_accumulation_steps",
+    }
+    return {**OFFLOAD, **{names.get(name, name): value for name, value in changed.items()}}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"total": 64, "micro": 4, "steps": 1}, r"64 is not 4 \(.*\) x 1 \(.*\) x 8 ranks"),
+        ({"total": 36, "micro": 4}, r"36 is no multiple of 4 \(train_micro.*\) x 8 ranks"),
+        ({"total": 8, "steps": 2}, r"8 is no multiple of 2 \(gradient_.*\) x 8 ranks"),
+        ({"total": 12}, "12 is no multiple of 8 ranks"),
+    ],
+)
+def test_batch_numbers_that_do_not_multiply_are_refused(
+    given: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"train_batch_size {message}") as refused:
+        adopting(numbers(**given))
+    assert refused.value.where == "ds.json"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"total": 64, "micro": 4, "steps": 2},
+        {"total": 32, "micro": 4},
+        {"total": 16, "micro": "auto", "steps": 2},
+        {"micro": 3, "steps": 5},
+        {"total": 4, "micro": 4, "steps": 1, "sequence_parallel_size": 8},
+    ],
+)
+def test_batch_numbers_that_can_be_are_taken(given: dict[str, int | str]) -> None:
+    assert adopting(numbers(**given)).strategy is Strategy.ZERO2_OFFLOAD
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--fsdp", "full_shard auto_wrap", "--fsdp_config", "f.json"),
+        ("--fsdp=shard_grad_op",),
+        ("--fsdp", "full_shard", "auto_wrap"),
+    ],
+)
+def test_a_trainers_fsdp_is_left_to_it_on_gpus_and_refused_elsewhere(args: tuple[str, ...]) -> None:
+    plan = on_slurm(args=args, gpus_per_node=4)
+    assert plan == on_slurm(args=args, gpus_per_node=4, strategy=Strategy.DDP)
+    with pytest.raises(UsageError, match=r"--fsdp needs GPUs: .* plain DDP") as refused:
+        on_slurm(args=args, gpus_per_node=4, device=Device.CPU)
+    assert "--strategy zero2" in refused.value.hints[0]
+    with pytest.raises(UsageError, match="the script's --fsdp, but the launch is zero3"):
+        on_slurm(args=args, gpus_per_node=4, strategy=Strategy.ZERO3)
+    fsdp = on_slurm(args=args, gpus_per_node=4, strategy=Strategy.FSDP)
+    assert fsdp.accelerate["distributed_type"] == "FSDP"
+
+
+def test_a_script_may_mean_something_else_by_fsdp() -> None:
+    assert on_slurm(args=("--fsdp", "--other", "full_shard")).device is Device.CPU
+    assert on_slurm(args=("--fsdp", "2")).device is Device.CPU

@@ -1,0 +1,154 @@
+"""The engine: what trains is compared with what the launch and the script ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ports import free_port
+from tests.rank.test_world import JOIN, ROOT, World
+
+REAL = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+MEET = """
+import os
+import torch
+import torch.distributed as dist
+
+meeting = f"file://{os.getcwd()}/meeting"
+dist.init_process_group("gloo", meeting, rank=int(os.environ["RANK"]), world_size=2)
+model = torch.nn.Linear(4, 4)
+"""
+SHARD = {
+    "fully_shard": """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+""",
+    "FSDP": """
+from torch.distributed.fsdp import FullyShardedDataParallel
+model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+""",
+}
+REPLICATE = """
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(model)
+"""
+TRAIN = """
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+hooks = len(_global_optimizer_pre_hooks)
+model(torch.randn(2, 4)).sum().backward()
+optimizer.step()
+print("stepped", hooks)
+"""
+ALONE = "import torch\nmodel = torch.nn.Linear(4, 4)" + TRAIN
+ACCELERATE = """
+import os
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT={port!r})
+Accelerator({given})
+print("accelerates")
+"""
+
+
+@pytest.fixture(name="world")
+def _world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def both(world: World, script: str, **changes: str) -> list[int]:
+    """Run both ranks and return how they ended."""
+    ranks = [
+        world.start(rank, script, CLUSTERRUN_NODE=f"n{rank}", **REAL, **changes)
+        for rank in range(2)
+    ]
+    return [rank.wait(100) for rank in ranks]
+
+
+def test_a_script_that_joins_and_never_shards_has_broken_a_launch_that_does(world: World) -> None:
+    for engine in ("deepspeed", "fsdp"):
+        assert world.run(JOIN, CLUSTERRUN_ENGINE=engine) == 120
+        assert "joined" in world.out()
+    assert "the launch asked for FSDP, and a whole model in each rank would train" in world.err()
+    word = world.events("rank_exit", 1)[-1]
+    assert "or use --strategy ddp" in word["message"]
+    assert "--no-world-contract" not in word["message"]
+    for engine in ("ddp", "none", "", "another"):
+        assert world.run(JOIN, CLUSTERRUN_ENGINE=engine) == 0
+    assert world.run(JOIN, CLUSTERRUN_ENGINE="fsdp", CLUSTERRUN_WORLD_CONTRACT="0") == 0
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("engine", ["deepspeed", pytest.param("fsdp", marks=pytest.mark.long)])
+def test_a_whole_model_in_each_rank_ends_at_its_first_step(world: World, engine: str) -> None:
+    assert world.run(ALONE, CLUSTERRUN_ENGINE=engine, **REAL) == 120
+    assert "and a whole model in each rank would train instead" in world.err()
+    assert "stepped" not in world.out()
+
+
+@pytest.mark.torch
+@pytest.mark.long
+def test_the_check_of_a_step_can_be_switched_off_and_ddp_has_none(world: World) -> None:
+    off = {"CLUSTERRUN_ENGINE": "fsdp", "CLUSTERRUN_WORLD_CONTRACT": "0"}
+    assert world.run(ALONE, **off, **REAL) == 0
+    assert world.out() == "stepped 0\n"
+    assert world.run(ALONE, CLUSTERRUN_ENGINE="ddp", **REAL) == 120  # it never joined
+    assert world.out() == "stepped 0\n" * 2
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["fully_shard", pytest.param("FSDP", marks=pytest.mark.long)])
+def test_a_model_that_is_sharded_is_what_was_asked_for(world: World, kind: str) -> None:
+    assert both(world, MEET + SHARD[kind] + TRAIN, CLUSTERRUN_ENGINE="fsdp") == [0, 0]
+    assert world.out() == "stepped 0\n"  # the step costs nothing
+    assert [event["engine"] for event in world.events("engine")] == ["fsdp"]
+    assert world.events("engine", 1) == []
+
+
+@pytest.mark.torch
+def test_plain_ddp_under_a_launch_of_fsdp_ends_at_its_first_step(world: World) -> None:
+    assert both(world, MEET + REPLICATE + TRAIN, CLUSTERRUN_ENGINE="fsdp") == [120, 120]
+    assert "the launch asked for FSDP, and plain DDP would train instead" in world.err()
+    assert "stepped" not in world.out()
+    assert [event["engine"] for event in world.events("engine")] == ["ddp"]
+
+
+@pytest.mark.torch
+@pytest.mark.long
+def test_a_script_may_shard_by_itself_under_a_launch_of_ddp(world: World) -> None:
+    script = MEET + SHARD["fully_shard"] + TRAIN
+    assert both(world, script, CLUSTERRUN_ENGINE="ddp") == [0, 0]
+    assert [event["engine"] for event in world.events("engine")] == ["fsdp"]
+
+
+def told(world: World, given: str, **changes: str) -> str:
+    """Make an Accelerator in both ranks, neither of which may go on, and return what was said."""
+    script = ACCELERATE.format(port=str(free_port()), given=given)
+    ended = both(world, script, **changes)
+    assert set(ended) <= {120, 1}, world.err(0)  # one may meet the other's end first
+    assert "accelerates" not in world.out(0) + world.out(1)
+    return world.err(ended.index(120))
+
+
+@pytest.mark.torch
+@pytest.mark.long
+@pytest.mark.parametrize("own", [True, False])
+def test_accelerate_that_leaves_fsdp_out_on_a_cpu_is_caught(world: World, own: bool) -> None:
+    given = "fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)" if own else ""
+    engine = "ddp" if own else "fsdp"
+    said = told(world, given, CLUSTERRUN_ENGINE=engine, ACCELERATE_USE_CPU="true")
+    who = "the script itself" if own else "the launch"
+    assert f"{who} asked for FSDP, and plain DDP would train instead" in said
+    assert "cause: accelerate shards with FSDP on GPUs only" in said
+    assert "hint: use --strategy zero2, which shards on a CPU too" in said
+
+
+@pytest.mark.torch
+@pytest.mark.long
+def test_a_script_that_says_cpu_itself_leaves_deepspeed_out_and_is_told_so(world: World) -> None:
+    launch = {"CLUSTERRUN_BACKEND": "gloo", "ACCELERATE_USE_DEEPSPEED": "true"}
+    said = told(world, "cpu=True", CLUSTERRUN_ENGINE="deepspeed", **launch)
+    assert "the launch asked for DeepSpeed, and plain DDP would train instead" in said
+    assert "cause: usually cpu=True or use_cpu=True in the script" in said

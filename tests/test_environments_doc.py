@@ -1,0 +1,57 @@
+"""The configurations of docs/environments.md are valid, and what the page says of each is so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterrun.config import load_spec
+from clusterrun.config.environments import read_step
+from tests.readme import BLOCK, ROOT
+
+PAGE = (ROOT / "docs/environments.md").read_text()
+CONFIGS = [text for name, _, text in BLOCK.findall(PAGE) if name == "config"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "tools"),
+    [
+        ("conda", ["conda"]),
+        ("venv", ["venv"]),
+        ("uv", ["venv"]),
+        ("modules", ["modules"]),
+        ("mixed", ["modules", "conda", None]),
+    ],
+)
+def test_each_profile_names_its_environment(
+    tmp_path: Path, profile: str, tools: list[str | None]
+) -> None:
+    (tmp_path / "clusterrun.yaml").write_text(CONFIGS[0])
+    resolved = load_spec({}, environ={"HOME": "/home/ada"}, cwd=tmp_path, profile=profile)
+    assert [step.tool for step in map(read_step, resolved.spec.setup)] == tools
+    assert resolved.notes == ()
+
+
+def test_the_toolkit_comes_after_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "clusterrun.yaml").write_text(CONFIGS[1])
+    resolved = load_spec({}, environ={}, cwd=tmp_path)
+    assert resolved.spec.setup == ("conda: llm", 'export CUDA_HOME="$CONDA_PREFIX"')
+    assert len(CONFIGS) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"setup": ("conda:llm",)}, "conda:llm"),
+        ({"setup": ("venv:~/venvs/llm",)}, "venv: /home/ada/venvs/llm"),
+        ({"setup": ("modules: cuda/12.4 gcc/12",)}, "modules: cuda/12.4 gcc/12"),
+    ],
+)
+def test_the_options_of_the_page_are_understood(
+    tmp_path: Path, given: dict[str, tuple[str, ...]], line: str
+) -> None:
+    assert f"`--setup {given['setup'][0]}`" in PAGE.replace("'", "")
+    resolved = load_spec(given, environ={"HOME": "/home/ada"}, cwd=tmp_path)
+    assert resolved.spec.setup == (line,)
+    assert read_step(line).tool is not None
