@@ -245,6 +245,19 @@ def test_a_precision_beside_a_json_that_says_another_is_refused(here: CommandLin
     assert "ds.json says bf16" in said.err
 
 
+def test_an_accelerate_yaml_for_cpus_is_refused_with_the_way_to_write_it(here: CommandLine) -> None:
+    """`accelerate config` writes MULTI_CPU on a machine without GPUs."""
+    own = here.path / "own.yaml"
+    words = f"{GPUS} 0 --nproc-per-node 2 --accelerate-config own.yaml"
+    own.write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
+    said = here("render", *words.split(), "train.py")
+    assert said.code == 2
+    assert "hint: write MULTI_GPU and pass --device cpu" in said.err
+    own.write_text(own.read_text().replace("MULTI_CPU", "MULTI_GPU"))
+    plan, _ = rendered(here, f"{words} --device cpu train.py")
+    assert (plan["device"], plan["procs_per_node"], plan["strategy"]) == ("cpu", 2, "ddp")
+
+
 # Figures: the question that a guide answers, how `plan` is asked, what it says.
 
 LLAMA = "--model llama-2-7b --seq-len 1024 --lora 64"
