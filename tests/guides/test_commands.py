@@ -383,32 +383,33 @@ FLAGS = [
     (
         "finetune_lora/finetune.py",
         "--config paper_r64",
-        "--preset paper_r64",
+        "--config paper_r64",
         {"preset": "paper_r64"},
     ),
     (
         "finetune_lora/finetune.py",
         "--config pretrained_r320",
-        "--preset pretrained_r320",
+        "--config pretrained_r320",
         {"preset": "pretrained_r320"},
     ),
     (
         "finetune_lora/finetune.py",
         "--config paper_r64 --epochs 5 --batch-size 16 --gradient-accumulation 4 "
         "--learning-rate 3e-5",
-        "--preset paper_r64 --epochs 5 --batch-size 16 --accumulation 4 --lr 3e-5",
+        "--config paper_r64 --epochs 5 --batch-size 16 --gradient-accumulation 4 "
+        "--learning-rate 3e-5",
         {"epochs": 5, "batch_size": 16, "accumulation": 4, "lr": 3e-5},
     ),
     (
         "finetune_lora/finetune.py",
         "--config paper_r64 --batch-size 4 --gradient-accumulation 16",
-        "--preset paper_r64 --batch-size 4 --accumulation 16",
+        "--config paper_r64 --batch-size 4 --gradient-accumulation 16",
         {"batch_size": 4, "accumulation": 16},
     ),
     (
         "deepspeed_offload/train_captions.py",
         "--max_steps 10 --save_steps 5",
-        "--max-steps 10 --save-every 5 --output {out}",
+        "--max_steps 10 --save_steps 5 --output {out}",
         {"max_steps": 10, "save_every": 5},
     ),
     (
@@ -417,7 +418,29 @@ FLAGS = [
         "--no-mixed-precision",
         {"no_mixed_precision": True},
     ),
-    ("small_transformer/train.py", "--use-wandb", "--wandb", {"wandb": True}),
+    ("small_transformer/train.py", "--use-wandb", "--use-wandb", {"wandb": True}),
+    (
+        "small_transformer/train.py",
+        "--batch-size 16 --hidden-dim 256 --n-layers 3 --max-epochs 100",
+        "--batch-size 16 --hidden-dim 256 --n-layers 3 --max-epochs 100",
+        {"batch_size": 16, "hidden_dim": 256, "n_layers": 3, "max_epochs": 100},
+    ),
+    (
+        "small_transformer/train.py",
+        "--batch-size 32 --hidden-dim 512 --n-layers 6",
+        "--batch-size 32 --hidden-dim 512 --n-layers 6",
+        {"batch_size": 32, "hidden_dim": 512, "n_layers": 6},
+    ),
+    (
+        "deepspeed_offload/train_captions.py",
+        "--per_device_train_batch_size 1 --gradient_accumulation_steps 128 --bf16 True "
+        "--gradient_checkpointing True --model_max_length 1024 --dataloader_num_workers 1 "
+        "--lazy_preprocess True",
+        "--per_device_train_batch_size 1 --gradient_accumulation_steps 128 --bf16 True "
+        "--gradient_checkpointing True --model_max_length 1024 --dataloader_num_workers 1 "
+        "--lazy_preprocess True",
+        {"batch_size": 1, "accumulation": 128, "workers": 1, "model_max_length": 1024},
+    ),
     (
         "small_transformer/train.py",
         "--resume models/checkpoint-latest.pt",
