@@ -183,10 +183,11 @@ def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: C
     argv = (*cpu, "train.py", "--deepspeed", "conf/ds.json")
     missing = json.loads(here(*argv).out)
     assert json.loads(missing["files"]["plan.json"])["strategy"] == "ddp"
+    plain = missing["files"]["accelerate.yaml"]
     (here.path / "conf").mkdir()
     for text in (b"{", b'{"lr": 1}', b"\xff"):
         (here.path / "conf" / "ds.json").write_bytes(text)
-        assert json.loads(here(*argv).out) == missing
+        assert json.loads(here(*argv).out)["files"]["accelerate.yaml"] == plain
     (here.path / "conf" / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
     said = here(*argv)
     assert json.loads(json.loads(said.out)["files"]["plan.json"])["strategy"] == "zero3"
