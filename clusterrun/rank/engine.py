@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from clusterrun import runtime
-from clusterrun.rank.emit import rank
+from clusterrun.rank.emit import rank, say
 
 
 class Engine(str, Enum):
@@ -98,9 +98,13 @@ class EngineWatch:
         }
 
     def check_end(self) -> None:
-        """Break off if the script ended well and nothing of what was asked for ever began."""
+        """Break off if the script ended well with DDP; a script that trained nothing is told."""
         for engine in self._awaited.keys() - self._promised:
-            self._break_off(engine, self._awaited[engine], self._runs())
+            who = self._awaited[engine]
+            if Engine.DDP in self._made:
+                self._break_off(engine, who, Engine.DDP)
+            # No optimizer has stepped: an evaluation, or a training that was complete.
+            say(f"{who} asked for {_SPOKEN[engine]}, and the script ended without it")
 
     def _await(self, engine: Engine, who: str) -> None:
         # Sharded over a world of one is not sharded.
@@ -116,13 +120,12 @@ class EngineWatch:
         if self._awaited and self._first_step is None and hasattr(module, "Optimizer"):
             self._first_step = module.register_optimizer_step_pre_hook(self._check_step)
 
-    def _check_step(self, *_: Any) -> None:
-        if self._world.is_mine:
+    def _check_step(self, optimizer: Any, *_: Any) -> None:
+        # Without gradients it trains nothing: some do it to please a scheduler.
+        if self._world.is_mine and _has_gradients(optimizer):
+            runs = Engine.DDP if Engine.DDP in self._made else Engine.NONE
             for engine, who in self._awaited.items():
-                self._break_off(engine, who, self._runs())
-
-    def _runs(self) -> Engine:
-        return Engine.DDP if Engine.DDP in self._made else Engine.NONE
+                self._break_off(engine, who, runs)
 
     def _begun(self, engine: Engine) -> None:
         """Note that an engine is made; `status` shows the last that rank 0 told of."""
@@ -215,6 +218,11 @@ class EngineWatch:
                 raise
 
         plugin._deepspeed_config_checks = checks
+
+
+def _has_gradients(optimizer: Any) -> bool:
+    groups = optimizer.param_groups
+    return any(param.grad is not None for group in groups for param in group["params"])
 
 
 def _used(accelerator: Any) -> Engine | None:

@@ -35,6 +35,10 @@ REPLICATE = """
 from torch.nn.parallel import DistributedDataParallel
 model = DistributedDataParallel(model)
 """
+# As many do before they make a scheduler.
+IDLE_STEP = """
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
 TRAIN = """
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -67,17 +71,19 @@ def both(world: World, script: str, **changes: str) -> list[int]:
     return [rank.wait(100) for rank in ranks]
 
 
-def test_a_script_that_joins_and_never_shards_has_broken_a_launch_that_does(world: World) -> None:
+def test_a_script_that_trains_nothing_is_told_that_it_went_without_its_engine(
+    world: World,
+) -> None:
     for engine in ("deepspeed", "fsdp"):
-        assert world.run(JOIN, CLUSTERRUN_ENGINE=engine) == 120
-        assert "joined" in world.out()
-    assert "the launch asked for FSDP, and a whole model in each rank would train" in world.err()
-    word = world.events("rank_exit", 1)[-1]
-    assert "or use --strategy ddp" in word["message"]
-    assert "--no-world-contract" not in word["message"]
-    for engine in ("ddp", "none", "", "another"):
         assert world.run(JOIN, CLUSTERRUN_ENGINE=engine) == 0
-    assert world.run(JOIN, CLUSTERRUN_ENGINE="fsdp", CLUSTERRUN_WORLD_CONTRACT="0") == 0
+        assert world.events("rank_exit", 1)[-1]["code"] == 0
+    said = "clusterrun: the launch asked for FSDP, and the script ended without it\n"
+    assert world.err().endswith(said)
+    for quiet in ({"CLUSTERRUN_ENGINE": engine} for engine in ("ddp", "none", "", "another")):
+        assert world.run(JOIN, **quiet) == 0
+    off = {"CLUSTERRUN_ENGINE": "fsdp", "CLUSTERRUN_WORLD_CONTRACT": "0"}
+    assert world.run(JOIN, **off) == 0
+    assert world.err().count("ended without it") == 2  # of the first two runs
 
 
 @pytest.mark.torch
@@ -86,6 +92,9 @@ def test_a_whole_model_in_each_rank_ends_at_its_first_step(world: World, engine:
     assert world.run(ALONE, CLUSTERRUN_ENGINE=engine, **REAL) == 120
     assert "and a whole model in each rank would train instead" in world.err()
     assert "stepped" not in world.out()
+    word = world.events("rank_exit", 1)[-1]
+    assert "or use --strategy ddp" in word["message"]
+    assert "--no-world-contract" not in word["message"]
 
 
 @pytest.mark.torch
@@ -101,7 +110,8 @@ def test_the_check_of_a_step_can_be_switched_off_and_ddp_has_none(world: World) 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["fully_shard", pytest.param("FSDP", marks=pytest.mark.long)])
 def test_a_model_that_is_sharded_is_what_was_asked_for(world: World, kind: str) -> None:
-    assert both(world, MEET + SHARD[kind] + TRAIN, CLUSTERRUN_ENGINE="fsdp") == [0, 0]
+    script = MEET + IDLE_STEP + SHARD[kind] + TRAIN
+    assert both(world, script, CLUSTERRUN_ENGINE="fsdp") == [0, 0]
     assert world.out() == "stepped 0\n"  # the step costs nothing
     assert [event["engine"] for event in world.events("engine")] == ["fsdp"]
     assert world.events("engine", 1) == []
