@@ -94,7 +94,7 @@ def _check_engine(
 ) -> None:
     check_strategy(strategy, world, facts)
     check_fsdp_argument(spec, strategy, world)
-    check_batch_numbers(own.deepspeed_text, own.deepspeed_name, world)
+    check_batch_numbers(spec.args, own.deepspeed_text, own.deepspeed_name, world)
 
 
 def _directives(spec: JobSpec, world: World, cpus: int) -> tuple[Directive, ...]:

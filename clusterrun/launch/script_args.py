@@ -16,7 +16,8 @@ _DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
 _FSDP_WORDS = frozenset(
     ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
 )
-# With one of these the ranks that share a batch are fewer than all.
+# With one of these the ranks that share a batch are fewer than all; so they are with an option of
+# the script's such as Megatron's --tensor-model-parallel-size.
 _MODEL_PARALLEL = ("sequence_parallel_size", "tensor_parallel", "pipeline")
 
 
@@ -80,11 +81,17 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
         )
 
 
-def check_batch_numbers(text: str, where: str, world: World) -> None:
-    """Refuse a DeepSpeed JSON whose batch numbers don't multiply. Raises ConfigError."""
+def check_batch_numbers(args: Sequence[str], text: str, where: str, world: World) -> None:
+    """Refuse a DeepSpeed JSON whose batch numbers don't multiply. Raises ConfigError.
+
+    Where the script or the JSON divides the model it is left to DeepSpeed.
+    """
     config: Mapping[str, Any] = json.loads(text or "{}")
     total = _number(config, "train_batch_size")
-    if total is None or any(config.get(key) for key in _MODEL_PARALLEL):
+    is_divided = any(config.get(key) for key in _MODEL_PARALLEL) or any(
+        word.startswith("--") and "parallel" in word for word in args
+    )
+    if total is None or is_divided:
         return
     micro = _number(config, "train_micro_batch_size_per_gpu")
     accumulation = _number(config, "gradient_accumulation_steps")

@@ -154,6 +154,18 @@ def test_batch_numbers_that_can_be_are_taken(given: dict[str, int | str]) -> Non
 
 
 @pytest.mark.parametrize(
+    "option",
+    ["--tensor-model-parallel-size", "--pipe-parallel-size", "--ds_sequence_parallel_size"],
+)
+def test_a_script_that_divides_the_model_has_fewer_ranks_to_a_batch(option: str) -> None:
+    given = numbers(total=16, micro=4, steps=1)
+    args = (option, "2", "--deepspeed", "--deepspeed_config", "ds.json")
+    assert adopting(given, args=args).strategy is Strategy.ZERO2_OFFLOAD
+    with pytest.raises(ConfigError, match="train_batch_size 16 is not 4"):
+        adopting(given, args=args[2:])
+
+
+@pytest.mark.parametrize(
     "args",
     [
         ("--fsdp", "full_shard auto_wrap", "--fsdp_config", "f.json"),
