@@ -130,6 +130,11 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
             where=where,
             hint="write compute_environment: LOCAL_MACHINE",
         )
+    for key in ("fsdp_config", "deepspeed_config"):
+        if not isinstance(config.get(key) or {}, dict):
+            raise ConfigError(
+                f"{key} must be a section of settings, not {config[key]!r}", where=where
+            )
     return config
 
 

@@ -58,6 +58,12 @@ def test_the_yaml_decides_the_strategy(text: str, strategy: Strategy) -> None:
     assert with_yaml(text).strategy is strategy
 
 
+@pytest.mark.parametrize("key", ["fsdp_config", "deepspeed_config"])
+def test_a_section_that_is_none_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key} must be a section of settings, not \['x'\]"):
+        with_yaml(f"distributed_type: {key.split('_')[0].upper()}\n{key}: [x]")
+
+
 def test_a_bare_no_is_false_in_yaml_and_still_understood() -> None:
     plan = with_yaml("distributed_type: NO\nmixed_precision: no\n", gpus_per_node=1)
     assert (plan.strategy, plan.precision) == (Strategy.NONE, Precision.NO)
