@@ -178,7 +178,7 @@ def _why(result: Result) -> str:
     """Return why a world was not measured."""
     ended = result.ended
     if ended is None:
-        return "there is no run of it: leave out --collect"
+        return "there is no run of it with this script and arguments: leave out --collect"
     job = f"job {ended.record.job_id}"
     if _is_silent(result):
         return f"{job} reported no steps"

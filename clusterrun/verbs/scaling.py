@@ -21,6 +21,7 @@ from clusterrun.estimates.scaling import Point, Scaling
 from clusterrun.launch.make import job_name
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunsDir
+from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord, list_records
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.render import Prepared, prepare
@@ -139,7 +140,7 @@ def _all_or_none(runs: Iterator[JobRecord]) -> list[JobRecord]:
 
 
 def newest_runs(worlds: Sequence[Prepared]) -> Iterator[JobRecord | None]:
-    """Yield the newest run of each world; None where there is none."""
+    """Yield the newest run of each world, with the same script and arguments; None without one."""
     records = list_records(_runs_dir(worlds))
     for world in worlds:
         yield next((record for record in records if _is_of(record, world.plan)), None)
@@ -148,7 +149,15 @@ def newest_runs(worlds: Sequence[Prepared]) -> Iterator[JobRecord | None]:
 def _is_of(record: JobRecord, plan: Plan) -> bool:
     ran = (record.name, record.nodes, record.procs_per_node, record.strategy, record.device)
     wanted = (plan.name, plan.nodes, plan.procs_per_node, plan.strategy.value, plan.device.value)
-    return ran == wanted
+    return ran == wanted and _has_same_entry(record, plan)
+
+
+def _has_same_entry(record: JobRecord, plan: Plan) -> bool:
+    try:
+        ran = read_plan(record.paths)
+    except (OSError, ValueError):
+        return False
+    return (ran.workdir, ran.entry) == (plan.workdir, plan.entry)
 
 
 def result_of(

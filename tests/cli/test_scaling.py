@@ -165,7 +165,9 @@ def test_ctrl_c_leaves_the_jobs_and_collect_comes_back(
     assert len(slurm.asked("sbatch")) == calls
     more = slurm("scaling", "--collect", "--nodes", "1,8", *WORLDS[2:], "train.py")
     assert more.code == 1
-    assert "warning: 8 nodes: there is no run of it: leave out --collect\n" in more.err
+    assert "warning: 8 nodes: there is no run of it with this script and arg" in more.err
+    other = slurm("scaling", "--collect", *WORLDS, "train.py", "--batch", "64")
+    assert (other.code, other.err.count("there is no run of it")) == (1, 3)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def test_the_speed_ups_are_those_of_the_runs_and_plan_takes_them(here: Project) 
     compared = json.loads(here.ok("plan", "--compare", points[2]["job_id"], "--json"))["compared"]
     assert compared["speed-up"]["measured"] == pytest.approx(gains[2])
     assert compared["efficiency"]["measured"] == pytest.approx(gains[2] / 4)
-    assert json.loads(here.ok("scaling", *JOB, "--collect", "--json"))["points"] == points
+    again = here.ok("scaling", *JOB, "--collect", "--json", "paced.py", "20")
+    assert json.loads(again)["points"] == points
 
 
 def test_a_world_that_fails_on_its_node_leaves_the_row_of_the_other(here: Project) -> None:
