@@ -29,6 +29,21 @@ from torch import Tensor, nn
 
 from clusterrun import runtime
 
+# With --large: 10 million rows on three GPUs of 20 GB. The README says why.
+LARGE = {
+    "epochs": 3,
+    "batch_size": 32,
+    "accumulation": 2,
+    "buffer_rows": 5000,
+    "seq_len": 192,
+    "layers": 15,
+    "heads": 16,
+    "width": 1024,
+    "lr": 1e-4,
+    "warmup": 1024,
+    "log_every": 100,
+    "save_every": 5000,
+}
 WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
@@ -188,6 +203,11 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     world, rows = stream.world_size, stream.effective_batch
     training.say(f"world {world} ranks, {rows} rows a step, {total} steps in all")
     training.step = training.saved.load()
+    if args.resume and not training.step and runtime.checkpoint_dir() is None:
+        raise SystemExit(
+            f"error: {args.output} has no complete checkpoint to go on from\n"
+            "  hint: check --output; without --resume (--is_keep_training) it starts anew"
+        )
     if training.step >= total:
         training.say(f"nothing is left to do: step {training.step} is saved")
     elif training.step:
@@ -265,31 +285,76 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__.split("\n\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    planned = runtime.planned()  # by `clusterrun submit --plan`
-    batch, passes = (planned.micro_batch, planned.accumulation) if planned else (16, 1)
     add = parser.add_argument
-    add("--data", type=Path, required=True, help="directory with train/ and held_out/")
+    add("verb", nargs="?", choices=["train"], help="what it does anyway")
     add(
-        "--output", type=folder, help="where checkpoints go (in a run of clusterrun: the run's own)"
+        *("--large", "--use_large_config"),
+        **SWITCH,
+        help="other defaults: 10 million rows on three GPUs of 20 GB",
+    )
+    add(
+        *("--resume", "--is_keep_training"),
+        **SWITCH,
+        choices=[True],
+        help="refuse to start where nothing is saved; what is saved is gone on from anyway",
+    )
+    add("--data", type=Path, default="data", help="directory with train/ and held_out/")
+    add(
+        "--output",
+        type=folder,
+        default=None if runtime.checkpoint_dir() else "out",
+        help="where checkpoints go (in a run of clusterrun: the run's own)",
     )
     add("--epochs", type=count, default=1)
-    add("--batch-size", type=count, default=batch, help="rows per process and micro-batch")
-    add("--accumulation", type=count, default=passes, help="micro-batches per step")
-    add("--buffer-rows", type=count, default=5000, help="rows shuffled at a time")
+    add(
+        *("--batch-size", "--batch_size_per_gpu"),
+        type=count,
+        default=16,
+        help="rows per process and micro-batch",
+    )
+    add(
+        *("--accumulation", "--gradient_accumulation_steps"),
+        type=count,
+        default=1,
+        help="micro-batches per step",
+    )
+    add(
+        *("--buffer-rows", "--dataloader_buffer_size"),
+        type=count,
+        default=5000,
+        help="rows shuffled at a time",
+    )
     add("--host-memory", type=float, metavar="GIB", help="default: looked up")
-    add("--seq-len", type=count, default=128, help="bytes per row; longer ones are cut")
+    add(
+        *("--seq-len", "--max_seq_len"),
+        type=count,
+        default=128,
+        help="bytes per row; longer ones are cut",
+    )
     add("--layers", type=count, default=2)
     add("--heads", type=count, default=4)
     add("--width", type=count, default=64)
-    add("--lr", type=float, default=3e-3)
-    add("--warmup", type=count, default=10, metavar="STEPS")
+    add("--lr", "--learn_rate", type=float, default=3e-3)
+    add("--warmup", "--warmup_steps", type=count, default=10, metavar="STEPS")
     add("--seed", type=int, default=0)
-    add("--log-every", type=count, default=100, metavar="STEPS")
+    add("--log-every", "--logging_steps", type=count, default=100, metavar="STEPS")
     add("--clear-every", type=count, default=50, metavar="STEPS", help="give back caches")
     add("--memory-every", type=count, default=200, metavar="STEPS", help="and print memory")
-    add("--save-every", type=count, default=5000, metavar="STEPS", help="and after each epoch")
+    add(
+        *("--save-every", "--save_steps"),
+        type=count,
+        default=5000,
+        metavar="STEPS",
+        help="and after each epoch",
+    )
     add("--keep", type=count, default=1, metavar="N", help="newest checkpoints")
-    add("--keep-best", type=count, default=5, metavar="N", help="weights, by held-out loss")
+    add(
+        *("--keep-best", "--keep_latest_n_ckp"),
+        type=count,
+        default=5,
+        metavar="N",
+        help="weights, by held-out loss",
+    )
     add(
         "--override",
         type=lambda text: text.split(","),
@@ -299,16 +364,34 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--held-out", type=count, default=256, metavar="ROWS", help="for the loss")
     add("--bleu-rows", type=count, default=32, metavar="ROWS", help="for BLEU")
+    if parser.parse_args(argv).large:
+        parser.set_defaults(**LARGE)
+    if planned := runtime.planned():  # by `clusterrun submit --plan`
+        parser.set_defaults(batch_size=planned.micro_batch, accumulation=planned.accumulation)
     args = parser.parse_args(argv)
+    check(parser, args)
+    return args
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse flags that make no sense, alone or together."""
     if not 0 < args.lr < math.inf:
         parser.error(f"--lr {args.lr} is no learning rate")
     if args.host_memory is not None and not 0 < args.host_memory < math.inf:
         parser.error(f"--host-memory {args.host_memory} is no size")
     if args.width % args.heads:
         parser.error(f"--width {args.width} is no multiple of --heads {args.heads}")
-    if args.output is None and runtime.checkpoint_dir() is None:
-        parser.error("outside a run of clusterrun --output DIR is needed")
-    return args
+
+
+def truth(text: str) -> bool:
+    """Read True or False, for argparse."""
+    if text not in ("True", "False"):
+        raise argparse.ArgumentTypeError(f"{text} is neither True nor False")
+    return text == "True"
+
+
+# `--large`, or `--use_large_config=True`
+SWITCH: dict[str, Any] = {"type": truth, "nargs": "?", "const": True, "default": False}
 
 
 def count(text: str) -> int:

@@ -156,6 +156,81 @@ def test_the_large_training_has_the_sizes_that_are_planned(tmp_path: Path) -> No
     assert sum(weights.numel() for weights in model.parameters()) == job["training"]["params"]
 
 
+LARGE = {
+    "epochs": 3,
+    "batch_size": 32,
+    "accumulation": 2,
+    "seq_len": 192,
+    "buffer_rows": 5000,
+    "lr": 1e-4,
+    "warmup": 1024,
+    "save_every": 5000,
+    "log_every": 100,
+    "keep_best": 5,
+    "width": 1024,
+    "resume": False,
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ("", {}),
+        ("--is_keep_training=True", {"resume": True}),
+        ("--epochs=5 --learn_rate=0.0002", {"epochs": 5, "lr": 2e-4}),
+        ("--batch_size_per_gpu=24", {"batch_size": 24}),
+        (
+            "--batch_size_per_gpu=16 --gradient_accumulation_steps=4",
+            {"batch_size": 16, "accumulation": 4},
+        ),
+        ("--max_seq_len=128", {"seq_len": 128}),
+        ("--warmup_steps=2048 --save_steps=2000", {"warmup": 2048, "save_every": 2000}),
+        ("--dataloader_buffer_size=900 --logging_steps=9", {"buffer_rows": 900, "log_every": 9}),
+        ("--keep_latest_n_ckp=3 --width 64 --heads 4", {"keep_best": 3, "width": 64}),
+    ],
+)
+def test_the_large_configuration_gives_way_to_own_values(
+    words: str, own: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pretrain
+
+    monkeypatch.chdir(tmp_path)
+    typed = ["train", "--use_large_config=True", *words.split()]
+    args = vars(pretrain.parse_arguments(typed))
+    assert {name: args[name] for name in LARGE} == LARGE | own
+    assert (args["data"], args["output"]) == (Path("data"), Path("out"))
+    env = {
+        "CLUSTERRUN_MICRO_BATCH": "7",
+        "CLUSTERRUN_ACCUMULATION": "3",
+        "CLUSTERRUN_GRAD_CKPT": "0",
+    }
+    for name, value in env.items():  # as `submit --plan` does
+        monkeypatch.setenv(name, value)
+    args = vars(pretrain.parse_arguments(typed))
+    planned = {"batch_size": 7, "accumulation": 3}
+    assert {name: args[name] for name in LARGE} == LARGE | planned | own
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--is_keep_training=False", "--resume/--is_keep_training: invalid choice: False"),
+        ("--use_large_config=yes", "--large/--use_large_config: yes is neither True nor False"),
+        ("test", "invalid choice: 'test'"),
+    ],
+)
+def test_what_it_would_not_do_is_refused(
+    word: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pretrain
+
+    with pytest.raises(SystemExit, match="2"):
+        pretrain.parse_arguments([word])
+    assert said in capsys.readouterr().err
+
+
 def test_without_pyarrow_the_line_says_how_to_get_it(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
     argv = [sys.executable, str(HERE / "make_data.py"), "data"]
@@ -168,9 +243,9 @@ def test_without_pyarrow_the_line_says_how_to_get_it(tmp_path: Path) -> None:
 
 # From here on it trains.
 
-ROWS = 400
+ROWS = 800
 TINY = (
-    "--epochs 2 --batch-size 8 --layers 1 --width 32 --log-every 1 --save-every 20 --keep 9 "
+    "--epochs 2 --batch-size 16 --layers 1 --width 32 --log-every 1 --save-every 20 --keep 9 "
     "--buffer-rows 60"
 )
 torch_only = pytest.mark.torch
@@ -178,9 +253,9 @@ torch_only = pytest.mark.torch
 
 def make_data(directory: Path) -> None:
     argv = [sys.executable, str(HERE / "make_data.py"), str(directory), "--rows", str(ROWS)]
-    subprocess.run([*argv, "--file-rows", "150", "--group-rows", "40"], check=True)
+    subprocess.run([*argv, "--file-rows", "300", "--group-rows", "80"], check=True)
     # Rows of very unequal length: a mean of means would not be the mean.
-    rows = {"prompt": ["a"] * 100, "response": [f"{n:x}" * (n % 40 + 1) for n in range(100)]}
+    rows = {"prompt": ["a"] * 200, "response": [f"{n:x}" * (n % 40 + 1) for n in range(200)]}
     parquet.write_table(pyarrow.table(rows), directory / "train/part-00002.parquet")
 
 
@@ -251,7 +326,7 @@ def test_with_memory_for_it_a_worker_reads_ahead_and_nothing_else_changes(
     assert "host memory 64.0 GiB (given): a worker reads ahead" in text
     assert "host memory 12.0 GiB (given): no workers, no pinned memory" in whole[1]
     assert steps(text) == steps(whole[1])
-    assert len(steps(text)) == 2 * ROWS // 8
+    assert len(steps(text)) == 2 * ROWS // 16
 
 
 def copied(source: Path, folder: Path, *, from_step: int) -> Path:
@@ -270,8 +345,13 @@ def test_the_same_effective_batch_goes_on_with_the_same_losses(
 ) -> None:
     expected = {step: loss for step, loss in steps(whole[1]).items() if step > 80}
     folder = copied(whole[0], tmp_path, from_step=80)
-    text = train(folder, "--batch-size", "4", "--accumulation", "2")
-    assert steps(text) == expected
+    divided = ("--batch_size_per_gpu=8", "--gradient_accumulation_steps=2")
+    text = train(folder, *divided, "--is_keep_training=True")
+    assert (steps(text), len(expected)) == (expected, 20)
+    process = start(tmp_path, "--is_keep_training=True", "--output", "elsewhere")
+    _, err = process.communicate(timeout=300 * PATIENCE)
+    assert process.returncode == 1
+    assert err.startswith("error: elsewhere has no complete checkpoint to go on from\n  hint: ")
 
 
 @pytest.mark.long
@@ -280,7 +360,7 @@ def test_one_process_goes_on_where_two_left_off(tmp_path: Path) -> None:
     make_data(tmp_path / "data")
     options = ["--data", "data", "--output", "out", *TINY.split(), "--epochs", "1"]
     example = HERE / "pretrain.py"
-    two = worlds.train(tmp_path, "ddp", 2, *options, "--batch-size", "4", example=example)
+    two = worlds.train(tmp_path, "ddp", 2, *options, "--batch-size", "8", example=example)
     assert two.returncode == 0, two.stderr
     copied(tmp_path, tmp_path / "one", from_step=40)
     text = train(tmp_path / "one", "--epochs", "1")
@@ -297,8 +377,8 @@ def test_another_training_is_refused_in_words_and_a_rate_may_be_overridden(
     process = start(folder, "--accumulation", "2", "--lr", "5e-5")
     _, err = process.communicate(timeout=300 * PATIENCE)
     assert process.returncode == 1
-    assert "step-00000080: effective_batch was 8 and is 16; lr was 0.003 and is 5e-05\n" in err
-    assert "  hint: keep batch size x accumulation x ranks = 8; --override lr accepts" in err
+    assert "step-00000080: effective_batch was 16 and is 32; lr was 0.003 and is 5e-05\n" in err
+    assert "  hint: keep batch size x accumulation x ranks = 16; --override lr accepts" in err
     assert "Traceback" not in err
     text = train(folder, "--lr", "5e-5", "--override", "lr,warmup")
     assert "resumed at step 80" in text
