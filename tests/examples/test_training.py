@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train, train_until
 
-pytestmark = [pytest.mark.torch, pytest.mark.long]
+pytestmark = pytest.mark.torch
+long = pytest.mark.long
 
 TINY = "--layers 1 --width 32 --held-out 9 --batch-size 4 --warmup 3 --max-steps 8 --log-every 1"
 SAVING = "--output out --save-every 3 --keep 9"
@@ -62,6 +63,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+@long
 def test_one_process_learns(tmp_path: Path) -> None:
     text = printed(train(tmp_path, "none", 1, *flags("--max-steps 40 --held-out 40")))
     assert re.search(r"^rank 0/1 on \S+ local_rank 0 device cpu$", text, re.MULTILINE)
@@ -72,6 +74,7 @@ def test_one_process_learns(tmp_path: Path) -> None:
     assert loss < 3.6
 
 
+@long
 def test_a_killed_ddp_run_of_four_ranks_resumes_to_the_same_bits(tmp_path: Path) -> None:
     options = flags(TINY, SAVING, "--exact --dropout 0.1 --accumulation 2")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -90,6 +93,7 @@ def test_a_killed_ddp_run_of_four_ranks_resumes_to_the_same_bits(tmp_path: Path)
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
+@long
 def test_a_run_that_is_asked_leaves_with_a_checkpoint_and_its_next_attempt_ends_in_the_same_bits(
     tmp_path: Path,
 ) -> None:
@@ -117,6 +121,7 @@ def test_a_run_that_is_asked_leaves_with_a_checkpoint_and_its_next_attempt_ends_
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
+@long
 def test_without_clusterrun_it_trains_and_says_what_checkpoints_need(tmp_path: Path) -> None:
     blocked = {"PYTHONPATH": str(tmp_path)}
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['clusterrun'] = None\n")
@@ -136,11 +141,16 @@ def set_back(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (("none", 1, "--batch-size 8"), ("none", 1, "--batch-size 4 --accumulation 2")),
-        (("ddp", 2, "--batch-size 8"), ("ddp", 2, "--batch-size 4 --accumulation 2")),
-        (("ddp", 2, "--batch-size 4"), ("none", 1, "--batch-size 8")),
-        (("none", 1, "--batch-size 8"), ("ddp", 2, "--batch-size 4")),
-        (("zero2", 2, "--batch-size 8"), ("zero2", 2, "--batch-size 4 --accumulation 2")),
+        (("none", 1, "--batch-size 16"), ("none", 1, "--batch-size 8 --accumulation 2")),
+        *(
+            pytest.param(*worlds, marks=long)
+            for worlds in [
+                (("ddp", 2, "--batch-size 16"), ("ddp", 2, "--batch-size 8 --accumulation 2")),
+                (("ddp", 2, "--batch-size 4"), ("none", 1, "--batch-size 8")),
+                (("none", 1, "--batch-size 8"), ("ddp", 2, "--batch-size 4")),
+                (("zero2", 2, "--batch-size 16"), ("zero2", 2, "--batch-size 8 --accumulation 2")),
+            ]
+        ),
     ],
 )
 def test_the_same_effective_batch_goes_on_with_the_same_windows_rates_and_losses(
@@ -155,6 +165,7 @@ def test_the_same_effective_batch_goes_on_with_the_same_windows_rates_and_losses
     assert held_out(resumed) == held_out(text)
 
 
+@long
 def test_another_batch_or_rate_is_refused_and_a_rate_may_be_overridden(tmp_path: Path) -> None:
     printed(train(tmp_path, "none", 1, *flags(TINY, SAVING)))
     set_back(tmp_path)
@@ -171,6 +182,7 @@ def test_another_batch_or_rate_is_refused_and_a_rate_may_be_overridden(tmp_path:
     assert marker["overrides"] == [{"step": 3, "settings": {"lr": [0.002, 0.001]}}]
 
 
+@long
 def test_the_held_out_loss_is_that_of_one_process_in_every_world(tmp_path: Path) -> None:
     options = flags(TINY, "--max-steps 1 --output")
     printed(train(tmp_path, "none", 1, *options, "one"))
@@ -183,6 +195,7 @@ def test_the_held_out_loss_is_that_of_one_process_in_every_world(tmp_path: Path)
     assert "one already holds checkpoints\n  hint: pass --resume" in again.stderr
 
 
+@long
 @pytest.mark.parametrize("strategy", ["zero2-offload", "zero3", "fsdp"])
 def test_sharded_strategies_resume_with_rate_and_data_in_step(
     tmp_path: Path, strategy: str
@@ -199,6 +212,7 @@ def test_sharded_strategies_resume_with_rate_and_data_in_step(
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@long
 def test_a_deepspeed_config_with_optimizer_and_scheduler_decides_both(tmp_path: Path) -> None:
     own = EXAMPLES / "ds_zero2_auto.json"
     options = flags(TINY, SAVING, "--accumulation 2")
