@@ -229,6 +229,7 @@ def test_a_deepspeed_config_with_optimizer_and_scheduler_decides_both(tmp_path: 
     assert steps(resumed) == {step: value for step, value in steps(text).items() if step > 3}
 
 
+@long
 def test_a_deepspeed_config_that_is_auto_in_all_but_bf16_trains_and_keeps_the_peak_rate(
     tmp_path: Path,
 ) -> None:

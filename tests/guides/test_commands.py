@@ -450,37 +450,37 @@ FLAGS = [
     (
         "pretrain_parquet/pretrain.py",
         "--epochs=5 --learn_rate=0.0002",
-        "--data data --output {out} --epochs=5 --lr=0.0002",
+        "--epochs=5 --learn_rate=0.0002",
         {"epochs": 5, "lr": 2e-4},
     ),
     (
         "pretrain_parquet/pretrain.py",
         "--max_seq_len=128",
-        "--data data --output {out} --seq-len=128",
+        "--max_seq_len=128",
         {"seq_len": 128},
     ),
     (
         "pretrain_parquet/pretrain.py",
         "--batch_size_per_gpu=16 --gradient_accumulation_steps=4",
-        "--data data --output {out} --batch-size=16 --accumulation=4",
+        "--batch_size_per_gpu=16 --gradient_accumulation_steps=4",
         {"batch_size": 16, "accumulation": 4},
     ),
     (
         "pretrain_parquet/pretrain.py",
         "--save_steps=2000",
-        "--data data --output {out} --save-every=2000",
+        "--save_steps=2000",
         {"save_every": 2000},
     ),
     (
         "pretrain_parquet/pretrain.py",
         "--warmup_steps=2048",
-        "--data data --output {out} --warmup=2048",
+        "--warmup_steps=2048",
         {"warmup": 2048},
     ),
     (
         "pretrain_parquet/pretrain.py",
         "keep_latest_n_ckp: int = 3",
-        "--data data --output {out} --keep-best=3",
+        "--keep_latest_n_ckp=3",
         {"keep_best": 3},
     ),
 ]
