@@ -193,6 +193,7 @@ def finetune(args: argparse.Namespace) -> None:
             "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
         )
     checkpoint = resume_path(args.output)
+    check_named(args.resume, checkpoint)
     settings.eval_on_start = checkpoint is None  # how good it is untrained
     trainer, record = prepare(args, settings, precision)
     changed = allowed_changes(args, record, checkpoint) if checkpoint else {}
@@ -275,6 +276,19 @@ def strategy(trainer: Trainer) -> str:
     return {"NO": "one process", "MULTI_CPU": "ddp", "MULTI_GPU": "ddp"}.get(name, name.lower())
 
 
+def check_named(resume: Path | bool, checkpoint: str | None) -> None:
+    """Stop where --resume names a checkpoint that is not the newest complete one."""
+    if not isinstance(resume, Path):
+        return
+    if checkpoint is None:
+        raise SystemExit(f"error: there is no complete checkpoint in {resume.parent}")
+    if resume.resolve() != Path(checkpoint).resolve():
+        raise SystemExit(
+            f"error: the newest complete checkpoint is {checkpoint}, not {resume.name}\n"
+            "  hint: --resume alone takes it; to go back, move the newer ones away"
+        )
+
+
 def allowed_changes(
     args: argparse.Namespace, record: dict[str, Any], checkpoint: str
 ) -> dict[str, tuple[Any, Any]]:
@@ -286,12 +300,6 @@ def allowed_changes(
         raise SystemExit(
             f"error: {args.output} already holds checkpoints\n"
             "  hint: pass --resume to go on from the newest, or another --output"
-        )
-    if isinstance(args.resume, Path) and args.resume.resolve() != Path(checkpoint).resolve():
-        raise SystemExit(
-            f"error: the newest complete checkpoint of {args.output} is {Path(checkpoint).name}, "
-            f"not {args.resume.name}\n"
-            "  hint: --resume alone takes it; to go back, move the newer ones away"
         )
     before = run_config.read(args.output)
     differing = run_config.differences(before, record) if before else {}
@@ -398,11 +406,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if not math.isfinite(args.lr) or args.lr <= 0:
         parser.error(f"--lr {args.lr} is no learning rate")
     info = runtime.info()
-    named = folder(str(args.resume.parent)) if isinstance(args.resume, Path) else None
+    is_later = info is not None and info.attempt > 1
+    named = args.resume.parent if isinstance(args.resume, Path) else None
     args.output = args.output or named or runtime.checkpoint_dir() or Path("out")
-    # What lies in the run's own directory, or lies there in a later attempt, is its own.
-    is_own = args.output == runtime.checkpoint_dir() or (info is not None and info.attempt > 1)
-    args.resume = args.resume or is_own
+    # What lies in the run's own directory, or lies there in a later attempt, is its own; a
+    # checkpoint that was named is what its first attempt went on from.
+    args.resume = is_later or args.resume or args.output == runtime.checkpoint_dir()
     return args
 
 

@@ -456,9 +456,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     attempt = runtime.info() if runtime is not None else None
     if attempt and args.tensorboard:
         args.tensorboard /= attempt.run_dir.name  # curves of other runs would be drawn into its own
-    args.resume = args.resume or (
-        attempt is not None and (attempt.attempt > 1 or args.output == own)
-    )
+    # A checkpoint that was named is what the first attempt went on from.
+    is_later = attempt is not None and attempt.attempt > 1
+    args.resume = is_later or args.resume or args.output == own
     return args
 
 

@@ -350,6 +350,9 @@ def test_what_would_be_another_training_is_refused(tmp_path: Path, plain: tuple[
     finished = printed(by_hand(tmp_path, *flags, "--resume"))
     assert "resumed from" in finished
     assert losses(finished) == {}
+    gone = by_hand(tmp_path, *EPOCH, "--resume", "typo/checkpoint-20")
+    assert gone.returncode == 1
+    assert gone.stderr.endswith("error: there is no complete checkpoint in typo\n")
 
 
 @pytest.mark.parametrize("package", ["peft", pytest.param("tensorboard", marks=pytest.mark.long)])
@@ -377,6 +380,24 @@ def test_other_spellings_are_the_same_flags_and_large_presets_compute_activation
     assert not parse(out).gradient_checkpointing
     named = parse(["--resume-from-checkpoint", str(tmp_path / "checkpoint-80")])
     assert named.output == tmp_path
+
+
+def test_a_checkpoint_that_is_named_is_for_the_first_attempt(
+    finetune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = tmp_path / "checkpoint-8"
+    words = ["--resume", str(named)]
+    for name, value in worlds.IN_A_RUN.items():
+        monkeypatch.setenv(name, value)
+    for attempt, resume in (("1", named), ("2", True)):
+        monkeypatch.setenv("CLUSTERRUN_ATTEMPT", attempt)
+        args = finetune.parse_arguments(words)
+        assert (args.resume, args.output) == (resume, tmp_path)
+    finetune.check_named(named, str(named))
+    with pytest.raises(SystemExit, match="there is no complete checkpoint in"):
+        finetune.check_named(named, None)
+    with pytest.raises(SystemExit, match="checkpoint-16, not checkpoint-8"):
+        finetune.check_named(named, str(tmp_path / "checkpoint-16"))
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,19 @@ def _script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 
 @pytest.mark.torch
+def test_a_checkpoint_that_is_named_is_for_the_first_attempt(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = Path("saved/step-00000032")
+    for name, value in IN_A_RUN.items():
+        monkeypatch.setenv(name, value)
+    for attempt, resume in (("1", named), ("2", True)):
+        monkeypatch.setenv("CLUSTERRUN_ATTEMPT", attempt)
+        args = script.parse_arguments(["--resume", str(named)])
+        assert (args.resume, args.output) == (resume, named.parent)
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
