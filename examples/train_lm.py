@@ -354,6 +354,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     # The run's own directory holds nothing but what its earlier attempts have saved.
     run = runtime.info() if runtime is not None else None
     args.resume = args.resume or (run is not None and (run.attempt > 1 or args.output == own))
+    if args.override and not args.resume:
+        parser.error("--override is for a run that goes on: pass --resume")
     return args
 
 

@@ -412,6 +412,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     # What lies in the run's own directory, or lies there in a later attempt, is its own; a
     # checkpoint that was named is what its first attempt went on from.
     args.resume = is_later or args.resume or args.output == runtime.checkpoint_dir()
+    if args.override and not args.resume:
+        parser.error("--override is for a run that goes on: pass --resume")
     return args
 
 

@@ -459,6 +459,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     # A checkpoint that was named is what the first attempt went on from.
     is_later = attempt is not None and attempt.attempt > 1
     args.resume = is_later or args.resume or args.output == own
+    if args.override and not args.resume:
+        parser.error("--override is for a run that goes on: pass --resume")
     return args
 
 

@@ -404,6 +404,7 @@ def test_a_checkpoint_that_is_named_is_for_the_first_attempt(
     ("flags", "problem"),
     [
         ("--override seed", "seed can't be changed; epochs, lr, warmup can"),
+        ("--override lr", "--override is for a run that goes on: pass --resume"),
         ("--dropout 1", "--dropout 1.0 is no probability below 1"),
     ],
 )

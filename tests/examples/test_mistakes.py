@@ -47,6 +47,15 @@ def test_a_rate_that_is_none_is_refused(tmp_path: Path, script: str) -> None:
 
 @pytest.mark.parametrize(
     "script",
+    ["train_lm.py", pytest.param("small_transformer/train.py", marks=pytest.mark.long)],
+)
+def test_an_override_of_nothing_is_refused(tmp_path: Path, script: str) -> None:
+    said = refused(tmp_path, script, "--override lrr")
+    assert said == (2, "--override is for a run that goes on: pass --resume")
+
+
+@pytest.mark.parametrize(
+    "script",
     ["train_lm.py", *(pytest.param(guide, marks=pytest.mark.long) for guide in GUIDES)],
 )
 def test_fp16_on_a_cpu_is_refused(tmp_path: Path, script: str) -> None:
