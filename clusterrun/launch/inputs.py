@@ -20,9 +20,10 @@ _READ: Final = re.compile(
     r"model|source|test|text|tokenizer|train|training|val|valid|validation|vocab|weight)s?\b"
 )
 _WRITTEN: Final = re.compile(
-    r"\b(artifact|cache|checkpoint|ckpt|dest|download|dump|export|lock|log|logdir|logging|metric|"
-    r"model dir|nvme|offload|out|outdir|output|pid|plot|profile|record|report|result|run|save|"
-    r"saved|summary|swap|target|tb|temp|tensorboard|tmp|trace|wandb|work|workdir|write)s?\b"
+    r"\b(artifact|cache|checkpoint|ckpt|dest|download|dump|exp|experiment|export|lock|log|logdir|"
+    r"logging|metric|model dir|nvme|offload|out|outdir|output|pid|plot|profile|record|report|"
+    r"result|run|save|saved|snapshot|summary|swap|target|tb|temp|tensorboard|tmp|trace|wandb|work|"
+    r"workdir|write)s?\b"
 )
 _READ_AGAIN: Final = re.compile(r"\b(from|init|load|pretrain|pretrained|resume)\b")
 _SUFFIX: Final = re.compile(
@@ -62,6 +63,8 @@ def check_environments(setup: Sequence[str], facts: Facts) -> None:
 
 def input_notes(spec: JobSpec, facts: Facts) -> Iterator[str]:
     """Point at arguments that name what is not there, but for what a node may have of its own."""
+    if any(option.startswith("--container") for option in spec.srun_args):
+        return  # the script reads the paths of an image and its mounts
     of_nodes = PLACES_OF_ONE_MACHINE if facts.cluster is Cluster.SLURM else ()
     for named in inputs(spec.args):
         is_of_nodes = named.path.startswith(tuple(f"{place}/" for place in of_nodes))

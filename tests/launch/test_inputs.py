@@ -36,6 +36,7 @@ from tests.launch.samples import here, local_facts, on_slurm, slurm_facts
         ("--output /new/out --output_dir=./out --save-path /new/model.pt --logging_dir logs", ""),
         ("--checkpoint-dir /new/ckpt --checkpoint /new/a.pt --tensorboard /tb --log-file a", ""),
         ("--cache_dir /cache --offload_folder /nvme/x --model-dir /opt/ml/model", ""),
+        ("--experiment-dir /new/e --exp_dir /new/e --snapshot-dir /new/s", ""),
         ("--save-adapter adapter.pt --run-name run.v1.txt", ""),
         ("--load /new/ckpt --save /new/ckpt", ""),
         ("--model_name_or_path meta-llama/Llama-3.1-8B --dataset HuggingFaceH4/ultrachat_200k", ""),
@@ -70,6 +71,14 @@ def test_what_only_the_nodes_have_is_not_looked_for() -> None:
     note = "--data: /tmp/staged.parquet does not exist here"
     assert note not in on_slurm(slurm_facts(missing=missing), args=args).notes
     assert note in here(local_facts(missing=missing), args=args).notes
+
+
+def test_paths_in_a_container_are_not_looked_for() -> None:
+    facts = slurm_facts(missing=frozenset(("/workspace/x.parquet",)))
+    args, image = ("--data", "/workspace/x.parquet"), ("--container-image=train:1.4",)
+    note = "--data: /workspace/x.parquet does not exist here"
+    assert note in on_slurm(facts, args=args).notes
+    assert note not in on_slurm(facts, args=args, srun_args=image).notes
 
 
 def test_a_virtual_environment_that_is_none_is_refused() -> None:
