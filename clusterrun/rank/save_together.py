@@ -66,6 +66,11 @@ class Checkpoints:
         Rank 0 reports on its stderr newer ones that are incomplete, and settings that `override`
         lets differ. Raises ClusterrunError for a name in `override` that is no setting.
         """
+        found = self._newest()
+        self._note_overrides(found)
+        return found
+
+    def _newest(self) -> Checkpoint | None:
         here, _ = joined_world()
         found = None
         listed = checkpoint_files.listed(self.directory) if here == 0 else []
@@ -77,9 +82,11 @@ class Checkpoints:
                 say(checkpoint_files.passed_over(path, problem))
         if here == 0:
             emit("resumed", step=found.step if found else 0)
+        return found
+
+    def _note_overrides(self, found: Checkpoint | None) -> None:
         if found is not None:
             self._overrides = overridden(found, self._settings, self._override)
-        return found
 
     def resumable(
         self, world_size: int | None = None, *, overridable: Collection[str] = ()
@@ -94,13 +101,15 @@ class Checkpoints:
             allowed = f"--override takes {', '.join(overridable)}" if overridable else ""
             raise refusal(f"can't override {', '.join(wrong)}", allowed)
         try:
-            found = self.newest()
+            found = self._newest()
             words = found and found.difference(world_size, self._settings, override=self._override)
         except ClusterrunError as error:
             raise refusal(error.message, *error.hints) from None
         if found and words:
-            advice = _advice(found, world_size, found.changed(self._settings), overridable)
+            more = {*overridable} - {*self._override}
+            advice = _advice(found, world_size, found.changed(self._settings), more)
             raise refusal(f"can't resume from {found.path}: {words}", advice)
+        self._note_overrides(found)
         return found
 
     def save(self, step: int, write: Callable[[Path], object]) -> Path | None:

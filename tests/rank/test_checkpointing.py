@@ -124,9 +124,15 @@ def test_a_setting_that_is_overridden_is_said_reported_and_remembered(
             {"effective_batch": 4, "lr": 5e-5},
             ("lr",),
             None,
-            ("effective_batch was 8 and is 4", "keep batch size x accumulation x ranks = 8"),
+            ("effective_batch was 8 and is 4", "accumulation x ranks = 8; another directory"),
         ),
         ({}, (), 2, ("it was saved by 1 ranks and these are 2", "start 1 ranks; another")),
+        (
+            {"lr": 5e-5},
+            ("lr",),
+            2,
+            ("it was saved by 1 ranks and these are 2", "start 1 ranks; another"),
+        ),
         ({}, ("width",), None, ("can't override width", "--override takes lr")),
     ],
 )
