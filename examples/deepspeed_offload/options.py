@@ -65,7 +65,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help="weights of the projector, which stays as it is",
     )
-    add("--save-adapter", type=Path, metavar="FILE", help="write such a file at the end")
+    add("--save-adapter", type=written, metavar="FILE", help="write such a file at the end")
     add("--deepspeed", metavar="FILE", help="DeepSpeed JSON; clusterrun takes it from here")
     add("--width", type=count, default=64, help="width of the decoder, a multiple of 8")
     add("--layers", type=count, default=2, help="blocks of the encoder and of the decoder")
@@ -129,6 +129,15 @@ def folder(text: str) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
+    return path
+
+
+def written(text: str) -> Path:
+    """Read the path of a file that is written at the end; better now than then."""
+    path = Path(text)
+    folder(str(path.parent))
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a directory")
     return path
 
 

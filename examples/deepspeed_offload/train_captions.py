@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader
 from clusterrun import runtime
 
 HELD_OUT_SEED = 1_000_000  # draws other images than any seed of a training
+NO_WEIGHTS = (pickle.UnpicklingError, EOFError, KeyError, TypeError)  # torch.load of other files
 PLACES = (SIDE // PATCH) ** 2  # that an image takes of --model-max-length
 
 
@@ -294,7 +295,7 @@ def build(args: argparse.Namespace, data: Any) -> Captioner:
         try:
             weights = torch.load(args.pretrain_mm_mlp_adapter, weights_only=True)
             model.projector.load_state_dict(weights)
-        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        except (*NO_WEIGHTS, OSError, RuntimeError) as error:
             raise SystemExit(
                 f"error: {args.pretrain_mm_mlp_adapter} is no projector of this model: {error}"
             ) from error

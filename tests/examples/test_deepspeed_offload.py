@@ -246,6 +246,20 @@ def test_the_flags_of_llavas_scripts_are_understood(parts: Any, tmp_path: Path) 
     assert parts[2].workers(options.parse_arguments(["--workers", "4000"])) < 4000
 
 
+@pytest.mark.parametrize("content", ["hello\n", ["a", "list"], {"0.weight": 1}])
+def test_an_adapter_that_is_none_is_refused(parts: Any, tmp_path: Path, content: Any) -> None:
+    import options
+
+    path = tmp_path / "adapter.pt"
+    if isinstance(content, str):
+        path.write_text(content)
+    else:
+        torch.save(content, path)
+    args = options.parse_arguments(["--pretrain_mm_mlp_adapter", str(path)])
+    with pytest.raises(SystemExit, match="is no projector of this model"):
+        parts[2].build(args, parts[0].Pairs(0, 1))
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -253,6 +267,8 @@ def test_the_flags_of_llavas_scripts_are_understood(parts: Any, tmp_path: Path) 
         ("--data_path .", "--data-path and --image-folder need each other"),
         ("--data_path gone.json --image_folder .", "gone.json does not exist"),
         ("--lazy_preprocess False", "images are always read when they are needed"),
+        ("--save-adapter /dev/null/projector.pt", "/dev/null: File exists"),
+        ("--save-adapter .", ". is a directory"),
         ("--bf16 maybe", "maybe is neither True nor False"),
     ],
 )
