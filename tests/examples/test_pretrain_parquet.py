@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -123,6 +124,23 @@ def test_too_much_memory_of_host_or_gpu_is_warned_of() -> None:
     assert host_memory.lines(1, on_a_cpu, 1, limit) == [
         "memory at step 1: host 1074 MB (10% of 10.0 GiB), peak 1074 MB"
     ]
+
+
+@pytest.mark.torch
+def test_caches_are_given_back_every_50_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pretrain
+
+    cleared, reported, state = [], [], SimpleNamespace(step=0)
+    monkeypatch.setattr(pretrain.host_memory, "clear_caches", lambda: cleared.append(state.step))
+    state.args = pretrain.parse_arguments(["--data", "data", "--output", str(tmp_path)])
+    state.stream, state.total_steps = SimpleNamespace(steps_per_epoch=1000), 1000
+    state.report_loss = lambda: None
+    state.report_memory = lambda: reported.append(state.step)
+    for state.step in range(1, 251):
+        pretrain.Training.report(state)
+    assert (cleared, reported) == ([50, 100, 150, 200, 250], [200])
 
 
 def block(name: str) -> str:
