@@ -164,7 +164,7 @@ class Training:
         if self.accelerator.is_main_process:
             progress.seen += state["seen"].to(progress.seen.device)
             progress.loss += state["loss"].to(progress.loss.device)
-            is_over = progress.epoch == self.args.epochs
+            is_over = progress.epoch >= self.args.epochs
             say(
                 f"nothing is left to do: all epochs are in {newest.path}"
                 if is_over

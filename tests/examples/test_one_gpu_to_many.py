@@ -203,7 +203,9 @@ def test_neither_a_world_apart_nor_a_loss_that_is_no_number_is_success(
 @pytest.mark.long
 @pytest.mark.torch
 def test_a_run_that_is_over_says_that_nothing_is_left(tmp_path: Path) -> None:
-    words = ("--samples", "100", "--output", "out")
-    assert train(tmp_path, "none", 1, *words, example=HERE / "train.py").returncode == 0
-    again = train(tmp_path, "none", 1, *words, example=HERE / "train.py")
-    assert again.stdout.splitlines()[-1].startswith("nothing is left to do: all epochs are in ")
+    words = ("--samples", "100", "--output", "out", "--epochs")
+    assert train(tmp_path, "none", 1, *words, "2", example=HERE / "train.py").returncode == 0
+    for epochs in (("2",), ("1", "--override", "epochs")):
+        again = train(tmp_path, "none", 1, *words, *epochs, example=HERE / "train.py")
+        last = again.stdout.splitlines()[-1]
+        assert last.startswith("nothing is left to do: all epochs are in ")
