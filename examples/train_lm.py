@@ -345,15 +345,18 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.width % args.heads:
         parser.error(f"--width {args.width} is no multiple of --heads {args.heads}")
     own = runtime.checkpoint_dir() if runtime is not None else None
-    if (args.save_every or args.resume) and not args.output:
+    run = runtime.info() if runtime is not None else None
+    is_later = (
+        run is not None and run.attempt > 1
+    )  # goes on from what was saved, whatever its flags
+    if (args.save_every or args.resume or is_later) and not args.output:
         args.output = own
         if own is None:
             parser.error("--save-every and --resume need --output DIR")
     if args.output and runtime is None:
         parser.error("checkpoints need clusterrun: pip install clusterrun")
     # The run's own directory holds nothing but what its earlier attempts have saved.
-    run = runtime.info() if runtime is not None else None
-    args.resume = args.resume or (run is not None and (run.attempt > 1 or args.output == own))
+    args.resume = args.resume or is_later or (run is not None and args.output == own)
     if args.override and not args.resume:
         parser.error("--override is for a run that goes on: pass --resume")
     return args

@@ -139,11 +139,12 @@ def configured_batch(spec: JobSpec, world: int) -> int | None:
 
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
-    """Return the assumptions: which card a short name means."""
+    """Return which card a short name means, and that it lacks the precision that was asked for."""
     spec = resolved.spec
     named = spec.gpu or spec.gpu_type
     text = gpus.assumption(named) if named and not spec.gpu_mem_bytes else ""
-    return (text,) if text else ()
+    is_bf16 = spec.mixed_precision is MixedPrecision.BF16 and not _is_cpu(spec)
+    return tuple(filter(None, (text, gpus.lacks_bf16(named) if is_bf16 else "")))
 
 
 def _names_model(spec: JobSpec) -> bool:

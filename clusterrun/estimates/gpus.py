@@ -192,6 +192,20 @@ def sized(gpu: Gpu, memory_bytes: int) -> Gpu:
     return replace(_BY_NAME.get(name, gpu), name=name, memory_bytes=memory_bytes)
 
 
+def lacks_bf16(text: str | None) -> str:
+    """Say that a card does not compute in bf16; "" if it does, or is not known.
+
+    >>> lacks_bf16("v100-32g")
+    'the V100-32G has no bf16: torch emulates it, slowly (--mixed-precision fp16, or auto)'
+    """
+    gpu = _BY_KEY.get(_key(text or ""))
+    if gpu is None or "bf16" in gpu.tflops:
+        return ""
+    return (
+        f"the {gpu.name} has no bf16: torch emulates it, slowly (--mixed-precision fp16, or auto)"
+    )
+
+
 def assumption(text: str) -> str:
     """Return which card a short name stands for, and which others there are; "" for a full name.
 

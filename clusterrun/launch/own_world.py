@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from clusterrun.launch.user_files import OwnFiles
 from clusterrun.launch.world_shape import World, asks_for_gpus
 from clusterrun.shared.wording import count
 
+_COUNTS: Final = ("num_machines", "num_processes", "gpu_ids", "use_cpu", "mixed_precision")
 # Keys that the launcher's arguments replace, with the value that asks for nothing else.
 _REPLACED: Final = {
     "machine_rank": 0,
@@ -32,8 +34,9 @@ _REPLACED_OF_DEEPSPEED: Final = {
 def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
     """Return the spec with what it leaves open and the YAML says: nodes, ranks, GPUs.
 
-    Raises ConfigError for counts that can't be meant.
+    Raises ConfigError for counts that can't be meant, and for a misspelt key of one.
     """
+    _refuse_misspelt(spec, own)
     machines, each = _shape(spec, own)
     taken: dict[str, Any] = {"nodes": spec.nodes or machines}
     if each and not _gives_ranks(spec):
@@ -63,6 +66,18 @@ def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> 
         yield f"clusterrun replaces what {asked.accelerate_config} says: {', '.join(replaced)}"
 
 
+def _refuse_misspelt(spec: JobSpec, own: OwnFiles) -> None:
+    """Refuse what accelerate would refuse only on the nodes, after the queue."""
+    for key in map(str, own.accelerate):
+        near = difflib.get_close_matches(key, _COUNTS, n=1, cutoff=0.85)
+        if near and key not in _COUNTS:
+            raise ConfigError(
+                f"accelerate knows no '{key}'",
+                where=spec.accelerate_config,
+                hint=f"did you mean {near[0]}?",
+            )
+
+
 def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
     """Return the machines, and the ranks of each; None if the file does not say."""
     machines, total = _count(spec, own, "num_machines"), _count(spec, own, "num_processes")
@@ -70,10 +85,11 @@ def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
         return machines, None
     over = machines or spec.nodes or 1
     if total % over:
+        near = max(over, total - total % over)
         raise ConfigError(
             f"num_processes {total} does not divide by {count(over, 'machine')}",
             where=spec.accelerate_config,
-            hint=f"num_processes counts the ranks of all machines: write {over} times those of one",
+            hint=f"num_processes counts the ranks of all machines: {near} or {near + over}",
         )
     return machines, total // over
 

@@ -14,11 +14,13 @@ from clusterrun.backends.machine_facts import gather_facts, working_directory
 from clusterrun.backends.slurm import refusal
 from clusterrun.config import Resolved, adopt_spec
 from clusterrun.config.files import PROJECT_FILE, user_and_site
-from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.config.settings import BUILT_IN
+from clusterrun.config.spec import Cluster, Device, JobSpec, Strategy
 from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.estimates.gpus import lacks_bf16
 from clusterrun.launch.inputs import PLACES_OF_ONE_MACHINE
 from clusterrun.launch.make import make_plan
-from clusterrun.launch.plan import Plan
+from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.shared import shell
 
@@ -53,7 +55,7 @@ def prepare(job: Wanted) -> Prepared:
     _check_script(job)
     plan = make_plan(job.spec, gather_facts(job.spec, cwd=job.cwd, environ=os.environ))
     bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
-    notes = (*job.notes, *_notes(job.spec, plan), *notes_of(job))
+    notes = (*job.notes, *_notes(job, plan), *notes_of(job))
     return Prepared(resolved=job, plan=plan, bundle=bundle, notes=notes)
 
 
@@ -115,10 +117,16 @@ def _template_dirs(resolved: Resolved) -> list[Path]:
     return [place for place in places if place.is_dir()]
 
 
-def _notes(spec: JobSpec, plan: Plan) -> Iterator[str]:
+def _notes(job: Resolved, plan: Plan) -> Iterator[str]:
+    spec = job.spec
+    is_asked = job.origins["launch.strategy"] != BUILT_IN
+    if is_asked and plan.strategy is not spec.strategy is Strategy.DDP:
+        yield f"--strategy ddp is not what runs: your own file says {plan.strategy.value}"
     if spec.cluster is Cluster.AUTO and plan.cluster is Cluster.LOCAL:
         yield "sbatch was not found: the job runs on this machine (--cluster local)"
     yield from plan.notes
+    if plan.precision is Precision.BF16 and plan.device is Device.CUDA:
+        yield from filter(None, [lacks_bf16(spec.gpu_type or spec.gpu)])
     places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
     if plan.cluster is Cluster.SLURM and os.path.realpath(plan.runs_dir).startswith(places):
         yield f"{plan.runs_dir} is on this machine alone as a rule; nodes must share it (--run-dir)"

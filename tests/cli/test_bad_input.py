@@ -91,7 +91,16 @@ def test_counts_of_an_accelerate_yaml_that_do_not_divide(here: CommandLine) -> N
     assert refused(here, *LOCAL, "--accelerate-config", "own.yaml", "train.py") == (
         "error: num_processes 7 does not divide by 2 machines\n"
         "  --> own.yaml\n"
-        "  hint: num_processes counts the ranks of all machines: write 2 times those of one\n"
+        "  hint: num_processes counts the ranks of all machines: 6 or 8\n"
+    )
+
+
+def test_a_misspelt_count_of_an_accelerate_yaml(here: CommandLine) -> None:
+    (here.path / "own.yaml").write_text("distributed_type: MULTI_GPU\nnum_proceses: 2\n")
+    assert refused(here, *LOCAL, "--accelerate-config", "own.yaml", "train.py") == (
+        "error: accelerate knows no 'num_proceses'\n"
+        "  --> own.yaml\n"
+        "  hint: did you mean num_processes?\n"
     )
 
 

@@ -192,3 +192,24 @@ def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: C
     said = here(*argv)
     assert json.loads(json.loads(said.out)["files"]["plan.json"])["strategy"] == "zero3"
     assert "conf/ds.json of the script's arguments decides: the launch is zero3" in said.err
+
+
+def test_ddp_that_a_file_of_ones_own_replaces_is_told(here: CommandLine) -> None:
+    (here.path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    argv = ("render", "--cluster", "local", "--device", "cpu", "--deepspeed-config", "ds.json")
+    assert "not what runs" not in here(*argv, "train.py").err
+    said = here(*argv, "--strategy", "ddp", "train.py").err
+    assert "--strategy ddp is not what runs: your own file says zero2" in said
+
+
+@pytest.mark.parametrize(("gpu", "is_told"), [("v100", True), ("a100", False), ("unknown", False)])
+def test_bf16_on_a_gpu_without_it_is_told(here: CommandLine, gpu: str, is_told: bool) -> None:
+    cluster = ("--cluster", "slurm", "--gpus-per-node", "1", "--gpu-type", gpu)
+    said = here("render", *cluster, "--mixed-precision", "bf16", "train.py").err
+    assert ("has no bf16: torch emulates it" in said) is is_told
+    assert "no bf16" not in here("render", *cluster, "train.py").err
+
+
+def test_plan_tells_of_bf16_on_a_gpu_without_it(here: CommandLine) -> None:
+    asked = ("plan", "--params", "1B", "--gpu", "v100-32g", "--mixed-precision", "bf16")
+    assert "the V100-32G has no bf16: torch emulates it" in here(*asked).err
