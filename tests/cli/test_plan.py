@@ -243,13 +243,31 @@ def test_three_epochs_of_2500_samples_as_the_docs_have_them(
     assert f", {span} in all" in here("plan", *ADAPTERS, *gpus, *data).out
 
 
-@pytest.mark.parametrize(("card", "rate"), [("rtx4090", "3,463"), ("rtx3080", "3,142")])
+@pytest.mark.parametrize(
+    ("card", "rate"),
+    [("rtx4090", "3,463"), ("rtx4070", "3,463"), ("rtx3090", "3,213"), ("rtx3080", "3,142")],
+)
 def test_a_tiny_transformer_is_about_as_fast_on_any_card(
     here: CommandLine, card: str, rate: str
 ) -> None:
     shape = ("--hidden=256", "--layers=3", "--heads=8", "--ffn=1024", "--vocab=1000")
     said = here("plan", *shape, "--seq-len", "64", "--micro-batch", "16", "--gpu", card)
     assert f"{rate} samples/s" in said.out
+
+
+def test_mixed_precision_saves_less_than_half_of_the_memory(here: CommandLine) -> None:
+    shape = ("--hidden=512", "--layers=6", "--heads=8", "--ffn=2048", "--vocab=1000")
+    asked = ("plan", *shape, "--seq-len=512", "--micro-batch=32", "--gpu=rtx3090", "--json")
+    bf16, fp32 = (
+        json.loads(here(*asked, "--mixed-precision", precision).out) for precision in ("bf16", "no")
+    )
+    activations = [
+        next(term["bytes"] for term in plan["gpu_memory"]["terms"] if term["name"] == "activations")
+        for plan in (bf16, fp32)
+    ]
+    assert activations[0] / activations[1] == pytest.approx(0.63, abs=0.01)
+    assert 0.5 < bf16["gpu_memory"]["total_bytes"] / fp32["gpu_memory"]["total_bytes"] < 1
+    assert bf16["time"]["step_s"]["mid"] < fp32["time"]["step_s"]["mid"]
 
 
 def test_a_small_node_with_three_cards_of_20_gib_is_tight_by_its_host(here: CommandLine) -> None:

@@ -234,3 +234,15 @@ def test_a_measured_step_is_scaled_to_other_cards() -> None:
 def test_on_cpus_there_is_no_other_gpu() -> None:
     with pytest.raises(UsageError, match="training on CPUs"):
         neighbours(replace(question(gpu=None), is_cpu=True), "gpu")
+
+
+@pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP, Strategy.ZERO2, Strategy.ZERO3])
+def test_one_node_is_faster_than_several_of_as_many_gpus(strategy: Strategy) -> None:
+    def seconds(nodes: int) -> float:
+        asked = question(
+            model=BUILT_IN["gpt2-xl"], seq_len=1024, nodes=nodes, procs_per_node=8 // nodes
+        )
+        return min(choice.step_s for choice in recommend(asked, 64, strategy=strategy))
+
+    one, two, four = seconds(1), seconds(2), seconds(4)
+    assert one < two == four  # the links between nodes are the same, two or four

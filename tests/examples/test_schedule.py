@@ -1,5 +1,6 @@
 """The learning rate counts optimizer steps, whatever the world; the last of them is saved."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,8 @@ import strategies
 import train_lm
 from accelerate.utils import DistributedType
 from torch import nn
+
+from tests.examples.worlds import IN_A_RUN
 
 
 def test_the_rate_rises_over_the_warm_up_and_falls_to_a_tenth() -> None:
@@ -73,3 +76,15 @@ def test_a_last_step_that_was_not_saved_is_no_good_end(steps: int, is_refused: b
         return
     with pytest.raises(SystemExit, match="error: step 2, the last, was not saved"):
         train_lm.train_steps(training, [], 0, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_later_attempt_goes_on_whatever_its_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int
+) -> None:
+    for name, value in IN_A_RUN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CLUSTERRUN_ATTEMPT", str(attempt))
+    monkeypatch.setenv("CLUSTERRUN_CHECKPOINT_DIR", str(tmp_path))
+    args = train_lm.parse_arguments(["--max-steps", "9"])
+    assert (args.output, args.resume) == ((tmp_path, True) if attempt > 1 else (None, False))
