@@ -36,7 +36,7 @@ def settings(accelerator: Accelerator, args: argparse.Namespace, corpus: bytes) 
 def checkpoint_to_resume(store: Any, accelerator: Accelerator, args: argparse.Namespace) -> Any:
     """Return the newest complete checkpoint, the same on every rank; None to start.
 
-    Whole checkpoints (one process, DDP) may go on in another world: the settings, which hold the
+    Whole checkpoints (one process, DDP) may resume in another world: the settings, which hold the
     effective batch, are equal, so every step sees the same windows and the same learning rate.
     Each shard of a ZeRO or FSDP checkpoint belongs to one rank.
     """

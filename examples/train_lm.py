@@ -331,7 +331,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--resume",
         action="store_true",
-        help="go on from the newest complete checkpoint (in a run of clusterrun: always)",
+        help="resume from the newest complete checkpoint (in a run of clusterrun: always)",
     )
     add(
         "--override",
@@ -358,7 +358,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     # The run's own directory holds nothing but what its earlier attempts have saved.
     args.resume = args.resume or is_later or (run is not None and args.output == own)
     if args.override and not args.resume:
-        parser.error("--override is for a run that goes on: pass --resume")
+        parser.error("--override is for a resumed run: pass --resume")
     return args
 
 

@@ -7,6 +7,7 @@ would build DeepSpeed's extensions anew each time that it takes turns with the e
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ from tests.patience import PATIENCE
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 builds.share()
 
+OF_TORCH = re.compile(r"^pytestmark = .*pytest\.mark\.torch\b", re.MULTILINE)
+
 # Without byte code, each of the thousand processes that tests start compiles the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -33,6 +36,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("patient", deadline=None)
 settings.register_profile("same", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "patient"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module of torch tests where they are left out: torch takes seconds to import."""
+    if "not torch" not in config.getoption("markexpr") or collection_path.suffix != ".py":
+        return None
+    return OF_TORCH.search(collection_path.read_text()) is not None or None
 
 
 def pytest_runtest_setup() -> None:

@@ -91,7 +91,7 @@ class Checkpoints:
     def resumable(
         self, world_size: int | None = None, *, overridable: Collection[str] = ()
     ) -> Checkpoint | None:
-        """Return the checkpoint to go on from, the same on all ranks; None to start.
+        """Return the checkpoint to resume from, the same on all ranks; None to start.
 
         `world_size`: what the checkpoint's must be (None: any). `overridable`: the settings that
         the script's flag --override may name.
@@ -194,7 +194,7 @@ def overridden(
     here, _ = joined_world()
     if here == 0:
         words = ", ".join(f"{name} {now} instead of {was}" for name, (was, now) in changed.items())
-        say(f"goes on with {words} (override)")
+        say(f"resumes with {words} (override)")
         emit("overridden", step=found.step, settings=changed)
     return (*found.overrides, {"step": found.step, "settings": changed})
 
@@ -212,7 +212,7 @@ def _advice(
     changed: Mapping[str, Sequence[Any]],
     overridable: Collection[str],
 ) -> str:
-    """Return how to go on from a checkpoint that differs."""
+    """Return how to resume from a checkpoint that differs."""
     parts = []
     if "effective_batch" in changed:
         was = changed["effective_batch"][0]

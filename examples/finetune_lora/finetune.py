@@ -205,7 +205,7 @@ def finetune(args: argparse.Namespace) -> None:
         if checkpoint:
             print(f"resumed from {checkpoint}")
         for name, (was, is_now) in changed.items():
-            print(f"goes on with {name} {is_now} instead of {was} (override)")
+            print(f"resumes with {name} {is_now} instead of {was} (override)")
     trainer.train(resume_from_checkpoint=checkpoint)
     finish(trainer, args.output)
     # A gloo process whose model outlives its group of ranks can abort at its very end (torch 2.13).
@@ -384,7 +384,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         const=True,
         default=False,
         metavar="CHECKPOINT",
-        help="go on from the newest complete checkpoint (a later attempt of a run always does); "
+        help="resume from the newest complete checkpoint (a later attempt of a run always does); "
         "where one is named, it must be this one",
     )
     add(
@@ -413,7 +413,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     # checkpoint that was named is what its first attempt went on from.
     args.resume = is_later or args.resume or args.output == runtime.checkpoint_dir()
     if args.override and not args.resume:
-        parser.error("--override is for a run that goes on: pass --resume")
+        parser.error("--override is for a resumed run: pass --resume")
     return args
 
 

@@ -205,7 +205,7 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     training.step = training.saved.load()
     if args.resume and not training.step and runtime.checkpoint_dir() is None:
         raise SystemExit(
-            f"error: {args.output} has no complete checkpoint to go on from\n"
+            f"error: {args.output} has no complete checkpoint to resume from\n"
             "  hint: check --output; without --resume (--is_keep_training) it starts anew"
         )
     if training.step >= total:

@@ -283,7 +283,7 @@ def effective_batch(accelerator: Accelerator, preset: Preset) -> int:
 def checkpoint_to_resume(store: Any, args: argparse.Namespace) -> Any:
     """Return the newest complete checkpoint, the same on every rank; None to start afresh.
 
-    Any number of ranks may go on from it, with the same rows to a step.
+    Any number of ranks may resume from it, with the same rows to a step.
     """
     if not args.resume:
         if store.newest() is None:
@@ -389,7 +389,7 @@ def run(args: argparse.Namespace) -> None:
     if interrupt.came and not is_done:
         how = "without clusterrun nothing is saved"
         if runtime is not None:
-            how = "the same command with --resume goes on from there"
+            how = "the same command with --resume continues from there"
         sys.stderr.write(f"interrupted: {how}\n")
         raise SystemExit(INTERRUPTED)
 
@@ -435,7 +435,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         const=True,
         default=False,
         metavar="CHECKPOINT",
-        help="go on from the newest checkpoint (in a run: always); one that is named must be it",
+        help="resume from the newest checkpoint (in a run: always); one that is named must be it",
     )
     add(
         "--override",
@@ -460,7 +460,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     is_later = attempt is not None and attempt.attempt > 1
     args.resume = is_later or args.resume or args.output == own
     if args.override and not args.resume:
-        parser.error("--override is for a run that goes on: pass --resume")
+        parser.error("--override is for a resumed run: pass --resume")
     return args
 
 

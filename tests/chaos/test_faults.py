@@ -25,7 +25,7 @@ Undisturbed = Callable[[int], Reference]
 # Each is another way from a fault to the next attempt; the other faults are in the long form.
 SHORT = {
     "rank killed", "node killed, a spare", "first node killed", "preempted",
-    "cancel --checkpoint", "shard missing",
+    "cancel --checkpoint",
 }  # fmt: skip
 CASES = [
     pytest.param(fault, id=name, marks=() if name in SHORT else pytest.mark.long)

@@ -51,7 +51,7 @@ def test_a_rate_that_is_none_is_refused(tmp_path: Path, script: str) -> None:
 )
 def test_an_override_of_nothing_is_refused(tmp_path: Path, script: str) -> None:
     said = refused(tmp_path, script, "--override lrr")
-    assert said == (2, "--override is for a run that goes on: pass --resume")
+    assert said == (2, "--override is for a resumed run: pass --resume")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
 from tests.readme import run
 
+pytestmark = pytest.mark.torch  # its parts import torch
+
 HERE = EXAMPLES / "one_gpu_to_many"
 scaling = load(HERE / "scaling.py")
 world = load(HERE / "world.py")

@@ -22,6 +22,8 @@ import parquet_stream  # noqa: E402 - found through the line above
 from parquet_stream import DataError, RowGroup, Stream, find_row_groups, read  # noqa: E402
 from pyarrow import parquet  # noqa: E402
 
+pytestmark = pytest.mark.torch  # its parts import torch
+
 
 def write(path: Path, sizes: Sequence[int], first: int = 0) -> None:
     """Write a file of these row groups, whose prompts are numbers from `first` on."""

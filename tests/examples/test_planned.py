@@ -40,10 +40,11 @@ PLANNED = {
             "batch 4 x 2 accumulation x 1 ranks = 8 pairs a step\n",
             marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             "one_gpu_to_many/train.py",
             "--samples 100",
             "batch 4 x 2 accumulation x 1 ranks = 8: 12 full steps (12 on one rank), 13 run, 0",
+            marks=pytest.mark.long,
         ),
         ("small_transformer/train.py", "--preset cpu --max-steps 1", ", 8 rows a step on 1 rank"),
     ],

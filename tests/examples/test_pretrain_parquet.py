@@ -29,6 +29,8 @@ import host_memory  # noqa: E402
 import saved  # noqa: E402
 from pyarrow import parquet  # noqa: E402
 
+pytestmark = pytest.mark.torch  # its parts import torch
+
 
 def bleu_of(*pairs: tuple[str, str]) -> float:
     counts = [bleu.count(bleu.tokens(ours), bleu.tokens(theirs)) for ours, theirs in pairs]
@@ -369,7 +371,7 @@ def test_the_same_effective_batch_goes_on_with_the_same_losses(
     process = start(tmp_path, "--is_keep_training=True", "--output", "elsewhere")
     _, err = process.communicate(timeout=300 * PATIENCE)
     assert process.returncode == 1
-    assert err.startswith("error: elsewhere has no complete checkpoint to go on from\n  hint: ")
+    assert err.startswith("error: elsewhere has no complete checkpoint to resume from\n  hint: ")
 
 
 @pytest.mark.long

@@ -10,6 +10,8 @@ from resume import STATE, check_division
 
 from clusterrun.runtime import Checkpoint
 
+pytestmark = pytest.mark.torch
+
 
 def divided(folder: Path, *, ranks: int, accumulation: int, exact: bool, dropout: float) -> None:
     (folder / STATE).write_text(json.dumps({"accumulation": 1}))

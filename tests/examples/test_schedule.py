@@ -12,6 +12,8 @@ from torch import nn
 
 from tests.examples.worlds import IN_A_RUN
 
+pytestmark = pytest.mark.torch
+
 
 def test_the_rate_rises_over_the_warm_up_and_falls_to_a_tenth() -> None:
     factors = [train_lm.schedule_factor(step, warmup=4, max_steps=12) for step in range(13)]

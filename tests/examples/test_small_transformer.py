@@ -25,6 +25,8 @@ from tests.patience import PATIENCE
 from tests.readme import run
 from tests.road import Project, project
 
+pytestmark = pytest.mark.torch  # its parts import torch
+
 HERE = EXAMPLES / "small_transformer"
 presets = load(HERE / "presets.py")
 sorting = load(HERE / "sorting.py")
@@ -182,7 +184,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_ends_with_130(here: Project) -> None
     assert training.returncode == 130, err
     stopped = re.search(r"^stopped at step (\d+)$", out, re.MULTILINE)
     assert stopped
-    assert "interrupted: the same command with --resume goes on from there\n" in err
+    assert "interrupted: the same command with --resume continues from there\n" in err
     assert "Traceback" not in err
     assert (here.path / f"out/step-{int(stopped[1]):08d}/.complete").exists()
 
@@ -289,7 +291,7 @@ def test_what_would_be_another_training_is_refused(here: Project, whole: Whole) 
     (here.path / "saved/step-00000012/.complete").unlink()
     asked = ("--resume", "--lr", "0.001", "--override", "lr")
     slower = alone(here, *ALONE, "--output", "saved", *asked)
-    assert "goes on with lr 0.001 instead of 0.002 (override)" in slower.stderr
+    assert "resumes with lr 0.001 instead of 0.002 (override)" in slower.stderr
     assert list(steps(slower.stdout)) == [11, 12]
     marker = json.loads((here.path / "saved/step-00000012/.complete").read_text())
     assert marker["overrides"] == [{"step": 10, "settings": {"lr": [0.002, 0.001]}}]

@@ -176,7 +176,7 @@ def test_another_batch_or_rate_is_refused_and_a_rate_may_be_overridden(tmp_path:
     assert "accumulation x ranks = 4; --override lr accepts the change" in refused.stderr
     assert "Traceback" not in refused.stderr
     run = train(tmp_path, "none", 1, *again, "--override", "lr")
-    assert "goes on with lr 0.001 instead of 0.002 (override)" in run.stderr
+    assert "resumes with lr 0.001 instead of 0.002 (override)" in run.stderr
     assert max(rate for _, rate in steps(printed(run)).values()) == pytest.approx(1e-3)
     marker = json.loads((tmp_path / "out/step-00000008/.complete").read_text())
     assert marker["overrides"] == [{"step": 3, "settings": {"lr": [0.002, 0.001]}}]

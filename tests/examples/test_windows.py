@@ -6,6 +6,8 @@ import torch
 import train_lm
 from accelerate.data_loader import BatchSamplerShard
 
+pytestmark = pytest.mark.torch
+
 # each pair of bytes is its own place in the text
 TEXT = b"".join(place.to_bytes(2, "big") for place in range(2560))
 

@@ -42,6 +42,7 @@ def test_training_on_two_simulated_nodes_learns_and_says_where_it_ran(here: Proj
     wait_for_none(here, "L1")
 
 
+@pytest.mark.long
 def test_an_accelerate_yaml_alone_says_how_many_nodes_and_ranks(here: Project) -> None:
     counts = "num_machines: 2\nnum_processes: 4\nmain_process_ip: 10.0.0.1\n"
     (here.path / "acc.yaml").write_text(f"distributed_type: MULTI_GPU\nuse_cpu: true\n{counts}")

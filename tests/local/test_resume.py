@@ -26,6 +26,7 @@ def _here(tmp_path: Path) -> Project:
     return add_scripts(project(tmp_path / "project", tmp_path / "state"))
 
 
+@pytest.mark.long  # the README's tour does the same, and the test on Slurm looks closer
 def test_a_training_that_was_cancelled_with_a_checkpoint_goes_on(here: Project) -> None:
     job_id = here.submit(*RUN)
     here.wait_for_line(job_id, "step 3/")

@@ -94,7 +94,7 @@ def test_a_setting_that_is_overridden_is_said_reported_and_remembered(
     store = store_with(tmp_path, override=["lr"], lr=5e-5, batch=8)
     assert store.resumable(overridable=["lr"])
     said = capsys.readouterr().err
-    assert said == "clusterrun: goes on with lr 5e-05 instead of 0.0001 (override)\n"
+    assert said == "clusterrun: resumes with lr 5e-05 instead of 0.0001 (override)\n"
     told = [event for event in events(tmp_path) if event["type"] == "overridden"]
     record = {"step": 7, "settings": {"lr": [1e-4, 5e-5]}}
     assert [{name: event[name] for name in record} for event in told] == [record]
@@ -153,7 +153,7 @@ def test_another_training_is_refused_with_what_would_help(
     assert reason.startswith("error: can't ")
     assert words[0] in reason
     assert words[1] in hint
-    assert "goes on with" not in capsys.readouterr().err
+    assert "resumes with" not in capsys.readouterr().err
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_trainer_with_another_effective_batch_is_refused_unless_it_is_overridd
         CheckpointCallback().on_train_begin(args, state, None)
     callback = CheckpointCallback(override=["effective_batch"])
     callback.on_train_begin(args, state, None)
-    said = "clusterrun: goes on with effective_batch 4 instead of 2 (override)\n"
+    said = "clusterrun: resumes with effective_batch 4 instead of 2 (override)\n"
     assert capsys.readouterr().err == said
     (tmp_path / "checkpoint-7").mkdir()
     callback.on_save(args, SimpleNamespace(global_step=7), SimpleNamespace())

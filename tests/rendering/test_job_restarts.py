@@ -227,7 +227,10 @@ def test_a_python_that_cannot_start_leaves_a_reason_and_an_end(
     python.unlink() if broken is None else python.write_text(broken)
     done = run.run()
     assert done.returncode == UNFIT
-    assert f"{python} cannot run clusterrun; name the interpreter" in done.stderr
+    assert (
+        f"{python} cannot run clusterrun; install it there, or name another Python with --python"
+        in done.stderr
+    )
     assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == ("FAILED", UNFIT)
 
 

@@ -52,6 +52,7 @@ def test_the_speed_ups_are_those_of_the_runs_and_plan_takes_them(here: Project) 
     assert json.loads(again)["points"] == points
 
 
+@pytest.mark.long
 def test_a_world_that_fails_on_its_node_leaves_the_row_of_the_other(here: Project) -> None:
     done = here.cli("scaling", "--nodes", "1,2", *JOB[2:], "paced.py", "12", "2")
     assert done.returncode == 1
