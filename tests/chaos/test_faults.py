@@ -23,10 +23,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(400)]
 Undisturbed = Callable[[int], Reference]
 
 # Each is another way from a fault to the next attempt; the other faults are in the long form.
-SHORT = {
-    "rank killed", "node killed, a spare", "first node killed", "preempted",
-    "cancel --checkpoint",
-}  # fmt: skip
+SHORT = {"rank killed", "first node killed", "cancel --checkpoint"}
 CASES = [
     pytest.param(fault, id=name, marks=() if name in SHORT else pytest.mark.long)
     for name, fault in FAULTS.items()
