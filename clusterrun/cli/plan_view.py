@@ -20,7 +20,7 @@ from clusterrun.estimates.speed import MFU_BAND, Duration
 from clusterrun.estimates.steps import schedule_steps
 from clusterrun.shared.wording import count
 
-FULL: Final = 0.90  # of the MFU: passes that reach less are told so
+FULL: Final = 0.90  # of the MFU: the view mentions passes that reach less
 _COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
 
 

@@ -2,7 +2,7 @@
 
 The launch asks for one (CLUSTERRUN_ENGINE), and so may the script: by a plugin, or by a variable of
 accelerate. On a CPU accelerate leaves both DeepSpeed and FSDP out and trains DDP without a word,
-and a script under any launch may wrap nothing. A script that does more than plain DDP by itself
+and a script under any launch may wrap nothing. A script that does more than plain DDP on its own
 may do so.
 """
 
@@ -98,7 +98,7 @@ class EngineWatch:
         }
 
     def check_end(self) -> None:
-        """Break off if the script ended well with DDP; a script that trained nothing is told."""
+        """Break off if the script ended well with DDP; warn if it trained nothing."""
         for engine in self._awaited.keys() - self._promised:
             who = self._awaited[engine]
             if Engine.DDP in self._made:
@@ -128,7 +128,7 @@ class EngineWatch:
                 self._break_off(engine, who, runs)
 
     def _begun(self, engine: Engine) -> None:
-        """Note that an engine is made; `status` shows the last that rank 0 told of."""
+        """Note that an engine is made; `status` shows the last that rank 0 reported."""
         self._awaited.pop(engine, None)
         if self._first_step is not None and not self._awaited:
             self._first_step.remove()

@@ -1,7 +1,7 @@
 """Train a small vision-language model to caption images, sharded and offloaded from outside.
 
 The script knows nothing of nodes and of DeepSpeed: how many ranks there are, their precision and
-what lies in the host's memory come from whoever launches it. It resumes from the newest complete
+what lies in the host's memory come from the launcher. It resumes from the newest complete
 checkpoint of its directory, and refuses one that it could not go on from truly.
 """
 

@@ -22,7 +22,7 @@ PACKAGES = ("clusterrun", "torch", "transformers", "peft", "accelerate", "deepsp
 FREE_BATCH = ("accumulation", "batch_size", "gradient_checkpointing")
 FREE = frozenset((*FREE_BATCH, "keep", "log_every", "output", "override", "resume"))
 OVERRIDABLE = ("epochs", "lr", "warmup")  # for --override
-WHOLE = ("one process", "ddp")  # strategies whose checkpoints any number of ranks can go on from
+WHOLE = ("one process", "ddp")  # strategies whose checkpoints any number of ranks can load
 
 
 def describe(
