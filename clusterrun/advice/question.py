@@ -70,6 +70,9 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
         is_batch_chosen=not (spec.micro_batch is spec.accumulation is spec.effective_batch is None),
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
         disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves else None,
+        network=spec.network,
+        within_node=_bytes_a_second(spec.intra_node_bandwidth),
+        between_nodes=_bytes_a_second(spec.inter_node_bandwidth),
     )
     found = (x for x in scaling.find(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = dataclasses.replace(question, scaling=next(found, None))
@@ -354,6 +357,10 @@ def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
             )
         prices[card.name] = float(price)
     return prices
+
+
+def _bytes_a_second(gigabytes: float | None) -> float | None:
+    return None if gigabytes is None else gigabytes * 1e9
 
 
 def _host_bytes(spec: JobSpec) -> int | None:

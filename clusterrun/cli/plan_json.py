@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from clusterrun.estimates.cost import ASSUMPTION
+from clusterrun.estimates.cost import assumption
 from clusterrun.estimates.estimate import Estimate, Need, Question, Time
 from clusterrun.estimates.inputs import Setup
 from clusterrun.estimates.presets import Preset
@@ -60,7 +60,7 @@ def of_choices(choices: Sequence[Choice], question: Question, effective: int) ->
             }
             for choice in choices
         ],
-        "assumptions": [ASSUMPTION],
+        "assumptions": [assumption(question.links(question.gpu))] if question.gpu else [],
     }
 
 
@@ -102,6 +102,8 @@ def _time(time: Time | None, setup: Setup) -> dict[str, Any] | None:
         "samples_per_s": time.samples_s,
         "tokens_per_s": time.samples_s * setup.seq_len if setup.seq_len else None,
         "filled": time.filled,
+        "mfu": time.mfu,
+        "parts": dataclasses.asdict(time.cost) if time.cost else None,
         "basis": time.step.basis,
         "segments": time.segments,
     }

@@ -11,16 +11,17 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import as_options
 from clusterrun.cli.shared.times import clock
 from clusterrun.config.training import LrRule
-from clusterrun.estimates.cost import ASSUMPTION
+from clusterrun.estimates.cost import Cost, assumption
 from clusterrun.estimates.disk import checkpoint_bytes
 from clusterrun.estimates.estimate import Estimate, Need, Question, Time
 from clusterrun.estimates.inputs import GIB, Fit
 from clusterrun.estimates.recommend import Choice, neighbours
-from clusterrun.estimates.speed import MFU_BAND, Duration
+from clusterrun.estimates.speed import Duration
 from clusterrun.estimates.steps import schedule_steps
 from clusterrun.shared.wording import count
 
 FULL: Final = 0.90  # of the MFU: the view mentions passes that reach less
+SMALL: Final = 0.01  # of a step: what takes less is not named
 _COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
 
 
@@ -139,8 +140,7 @@ def _time(answer: Estimate) -> Iterator[str]:
     yield _row("", _rate(time.samples_s, question.setup.seq_len))
     if time.whole is not None and time.step.basis != "measured":
         band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
-        low, high = (min(1, share * time.filled * question.mfu) for share in MFU_BAND)
-        yield _row("", f"{band} at MFU {high:.2g} to {low:.2g}; the work alone, of any strategy")
+        yield _row("", f"{band} for an MFU a quarter higher or lower{_parts(time.cost)}")
     if answer.cost is not None and time.whole is not None:
         hours = question.setup.world * time.whole.mid_s / 3600
         yield _row("cost", f"{answer.cost:,.2f} for {hours:,.1f} GPU-hours")
@@ -153,10 +153,19 @@ def _rate(samples_s: float, seq_len: int) -> str:
     return f"{_number(samples_s)} samples/s{tokens} of all GPUs"
 
 
+def _parts(cost: Cost | None) -> str:
+    """Return the shares of the step beside its passes, if they count."""
+    if cost is None:
+        return ""
+    parts = {"traffic": cost.network_s, "host": cost.host_s}
+    told = [f"{name} {s:.2g} s" for name, s in parts.items() if s >= SMALL * cost.total_s]
+    return f"; of a step: {', '.join(told)}" if told else ""
+
+
 def _basis(time: Time, question: Question) -> str:
+    reached = f"at MFU {time.mfu:.2g}" if time.mfu else ""
     if time.step.basis == "measured":
-        return "measured"
-    reached = f"at MFU {time.filled * question.mfu:.2g}"
+        return f"measured, {reached}" if reached else "measured"
     if time.filled >= FULL:
         return reached
     return f"{reached}: passes this small reach {100 * time.filled:.0f} % of {question.mfu:g}"
@@ -279,7 +288,8 @@ def show_choices(choices: Sequence[Choice], question: Question) -> None:
     output.answer("train so: clusterrun submit --plan, with these facts under training: in a file")
     if question.host_bytes is None:
         output.note("how much memory a node has is not known (--host-mem): what offloads is tight")
-    output.note(ASSUMPTION)
+    if question.gpu is not None:
+        output.note(assumption(question.links(question.gpu)))
 
 
 def _choice_cells(choice: Choice, best_s: float, question: Question) -> tuple[str, ...]:

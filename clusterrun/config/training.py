@@ -125,6 +125,21 @@ class Training:
     host_mem_bytes: int | None = declared(
         "training.host_mem", Kind.BYTES, "--host-mem", "memory of a node; default: --mem"
     )
+    intra_node_bandwidth: float | None = declared(
+        "training.intra_node_bandwidth",
+        Kind.REAL,
+        "--intra-node-bandwidth",
+        "GB/s between the GPUs of a node, as nccl-tests' busbw; default: the card's NVLink or PCIe",
+        metavar="GB/s",
+    )
+    inter_node_bandwidth: float | None = declared(
+        "training.inter_node_bandwidth",
+        Kind.REAL,
+        "--inter-node-bandwidth",
+        "GB/s of a node's network cards together (8 x 400 Gb/s are 400); default: by GPU and "
+        "--network",
+        metavar="GB/s",
+    )
     mfu: float | None = declared(
         "training.mfu",
         Kind.REAL,

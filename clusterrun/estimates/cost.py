@@ -1,31 +1,29 @@
-"""Estimate how long a step takes under each strategy, only to compare two of them.
+"""Estimate how long an optimizer step takes: its passes, its traffic, and what the host does.
 
-Of work and traffic the shorter hides behind the longer, but for a tenth. Traffic as in the ZeRO
+Of passes and traffic the shorter hides behind the longer, but for a tenth. Traffic as in the ZeRO
 paper (arXiv 1910.02054, section 7): 2 volumes of the gradients for data parallelism and ZeRO 1 and
-2, 3 for what shards the weights, too, which is paid for each pass, not each step; under FSDP the
+2, 3 for what also shards the weights, which is paid for each pass, not each step; under FSDP the
 gradients' once a step.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from clusterrun.config.spec import Strategy
-from clusterrun.estimates import memory, speed
+from clusterrun.estimates import speed
+from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Setup
+from clusterrun.estimates.links import Links
+from clusterrun.estimates.speed import MFU, MFU_BAND, Duration
+from clusterrun.estimates.states import trainable_params
 
 FP32: Final = 4
-# Assumed, in bytes a second; only the order that they give is used.
-WITHIN_NODE: Final = 100e9  # of a GPU to the others of its node
-BETWEEN_NODES: Final = 25e9  # of a node
-PCIE: Final = 16e9  # of a GPU to the host's memory
-HOST_MEMORY: Final = 100e9  # of a node, for the optimizer's step on its CPUs
 EXPOSED: Final = 0.1  # of work or traffic, whichever is less
-OPTIMIZER_TRAFFIC: Final = 28  # bytes read and written for a parameter in such a step
-ASSUMPTION: Final = (
-    "ranked by work, and traffic at 100 GB/s within a node, 25 GB/s between nodes, 16 GB/s to the "
-    "host; the shorter of both hides behind the longer, but for a tenth"
-)
+# Parameters a second that the CPUs of a node step, with norm, clipping and casts: of the 8 x A800
+# table in docs/plan.md, where offload takes 17 to 20 s more for 6.7 billion.
+HOST_STEPS: Final = 0.42e9
 _SHARDS_WEIGHTS: Final = (
     *(Strategy.FSDP, Strategy.FSDP_HYBRID, Strategy.FSDP_OFFLOAD),
     *(Strategy.ZERO3, Strategy.ZERO3_OFFLOAD),
@@ -33,31 +31,62 @@ _SHARDS_WEIGHTS: Final = (
 _REDUCES_EACH_PASS: Final = (*_SHARDS_WEIGHTS, Strategy.ZERO2, Strategy.ZERO2_OFFLOAD)
 
 
-def step_seconds(setup: Setup, *, compute_s: float) -> float:
-    """Add to the computing of a step (one GPU's seconds) what is sent and what the host does.
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The parts of a step in seconds; what the host does hides nowhere."""
 
-    What the host does hides nowhere.
-    """
-    trainable = memory.trainable_params(setup)
-    compute_s *= speed.recomputing(setup)
-    shorter, longer = sorted((compute_s, _network_seconds(setup, trainable)))
-    return longer + EXPOSED * shorter + _host_seconds(setup, trainable)
+    compute_s: float
+    network_s: float
+    host_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Return how long the step takes."""
+        shorter, longer = sorted((self.compute_s, self.network_s))
+        return longer + EXPOSED * shorter + self.host_s
 
 
-def _network_seconds(setup: Setup, trainable: int) -> float:
+def step_cost(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Cost:
+    """Estimate an optimizer step. Raises UsageError for an MFU that can't be."""
+    return Cost(
+        compute_s=setup.accumulation * speed.pass_seconds(setup, gpu, mfu),
+        network_s=_network_seconds(setup, links),
+        host_s=_host_seconds(setup, links),
+    )
+
+
+def step_time(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Duration:
+    """Estimate how long an optimizer step takes, by an MFU and the band around it."""
+    usual = step_cost(setup, gpu, links, mfu=mfu).total_s
+    unlucky, lucky = (
+        step_cost(setup, gpu, links, mfu=min(1.0, share * mfu)).total_s for share in MFU_BAND
+    )
+    return Duration(low_s=lucky, mid_s=usual, high_s=unlucky, basis="mfu")
+
+
+def assumption(links: Links) -> str:
+    """Return what an order of strategies rests on."""
+    return (
+        f"ranked by work and by traffic at {links}; the shorter of both hides behind the longer, "
+        f"but for a tenth; the CPUs of a node step {HOST_STEPS / 1e9:g} billion parameters a second"
+    )
+
+
+def _network_seconds(setup: Setup, links: Links) -> float:
     if setup.strategy is Strategy.FSDP_HYBRID:
         # Shards within a node; replicas between nodes, in a ring for each of its ranks.
-        replicated = 2 * FP32 * trainable / BETWEEN_NODES
-        return _sent_bytes(setup, trainable) / WITHIN_NODE + replicated
-    # One ring over all ranks enters each node once: it is as fast as a node's own link.
-    return _sent_bytes(setup, trainable) / (WITHIN_NODE if setup.nodes == 1 else BETWEEN_NODES)
+        replicated = 2 * FP32 * trainable_params(setup) / links.between_nodes
+        return _sent_bytes(setup) / links.within_node + replicated
+    # One ring over all ranks enters each node once, over all of its network cards.
+    slowest = min(links.within_node, links.between_nodes)
+    return _sent_bytes(setup) / (links.within_node if setup.nodes == 1 else slowest)
 
 
-def _sent_bytes(setup: Setup, trainable: int) -> float:
+def _sent_bytes(setup: Setup) -> float:
     """Return what a GPU sends and receives in one optimizer step."""
     if setup.world == 1:
         return 0.0
-    half = setup.number_bytes
+    half, trainable = setup.number_bytes, trainable_params(setup)
     weights = 2 * half * setup.model.params * setup.accumulation
     if setup.strategy.is_fsdp:  # accelerate sums the passes up before it has FSDP reduce
         return weights + half * trainable
@@ -68,14 +97,14 @@ def _sent_bytes(setup: Setup, trainable: int) -> float:
     return (reduces * gradient + gradient) * trainable
 
 
-def _host_seconds(setup: Setup, trainable: int) -> float:
+def _host_seconds(setup: Setup, links: Links) -> float:
     """Return how long gradients, weights and the optimizer's step take through the host."""
     if not setup.offloads_optimizer:
         return 0.0
-    half = setup.number_bytes
-    own = trainable / setup.shards
-    carried = 2 * half * own
+    half, trainable = setup.number_bytes, trainable_params(setup)
+    carried = 2 * half * trainable / setup.shards
+    if setup.strategy.is_deepspeed:  # it adds the passes up on the host
+        carried += 2 * FP32 * (setup.accumulation - 1) * trainable / setup.shards
     if setup.offloads_params:
         carried += 2 * half * setup.accumulation * setup.model.params / setup.shards
-    stepped = OPTIMIZER_TRAFFIC * own * setup.procs_per_node / HOST_MEMORY
-    return carried / PCIE + stepped
+    return carried / links.to_host + trainable / setup.nodes / HOST_STEPS

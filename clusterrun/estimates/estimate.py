@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from clusterrun.config.spec import Network
 from clusterrun.config.training import LrRule
-from clusterrun.estimates import disk, loader, memory, presets, speed, steps
+from clusterrun.estimates import cost, disk, loader, memory, presets, speed, steps
 from clusterrun.estimates import learning_rate as rates
 from clusterrun.estimates.activations import Activations
+from clusterrun.estimates.cost import Cost
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import (
     FITS_BELOW,
@@ -21,6 +23,7 @@ from clusterrun.estimates.inputs import (
     verdict_of,
 )
 from clusterrun.estimates.learning_rate import Rates
+from clusterrun.estimates.links import Links, links_of
 from clusterrun.estimates.loader import Loader
 from clusterrun.estimates.presets import Preset
 from clusterrun.estimates.scaling import Scaling
@@ -38,7 +41,8 @@ class Question:
     `gpu_bytes` is the memory of one GPU, `host_bytes` and `cpus_per_rank` are allocated on a node
     and for a rank, `limit_s` is the time limit of a job, `disk_bytes` is free. `traced` are the
     activations of a pass over this very setup. `prices` are those of an hour of a GPU, by the names
-    of cards. `scaling` was measured for the same script.
+    of cards. `scaling` was measured for the same script. `within_node` and `between_nodes` are
+    speeds of links in bytes a second that were given; None: those of card and network.
     """
 
     setup: Setup
@@ -66,6 +70,19 @@ class Question:
     traced: Activations | None = None
     prices: Mapping[str, float] = field(default_factory=dict)
     scaling: Scaling | None = None
+    network: Network = Network.AUTO
+    within_node: float | None = None
+    between_nodes: float | None = None
+
+    def links(self, gpu: Gpu) -> Links:
+        """Return the links of such a GPU in these nodes."""
+        return links_of(
+            gpu,
+            self.setup.procs_per_node,
+            network=self.network,
+            within_node=self.within_node,
+            between_nodes=self.between_nodes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +133,15 @@ class Time:
     """The durations of a step, an epoch and all, and the number of jobs of the time limit.
 
     `samples_s` are those of all ranks in a second; `filled` is the share of the MFU that passes of
-    this size reach, 1 if a step was measured.
+    this size reach, 1 if a step was measured. `cost` has the parts of an estimated step, `mfu` is
+    that of the whole step, if the GPU is known.
     """
 
     step: Duration
     samples_s: float
     filled: float
+    mfu: float | None
+    cost: Cost | None
     epoch: Duration | None
     whole: Duration | None
     segments: int | None
@@ -293,7 +313,7 @@ def step_duration(question: Question) -> Duration | None:
         return speed.measured_time(1, question.step_time_s)
     if question.gpu is None or not setup.seq_len or question.is_cpu:
         return None
-    return speed.step_time(setup, question.gpu, mfu=question.mfu)
+    return cost.step_time(setup, question.gpu, question.links(question.gpu), mfu=question.mfu)
 
 
 def _time(question: Question, counted: Steps) -> Time | None:
@@ -309,6 +329,8 @@ def _time(question: Question, counted: Steps) -> Time | None:
         step=step,
         samples_s=question.setup.effective_batch / step.mid_s,
         filled=_filled(question),
+        mfu=_reached_mfu(question, step),
+        cost=_cost(question),
         epoch=step.times(epoch) if epoch else None,
         whole=whole,
         segments=segments,
@@ -319,6 +341,20 @@ def _filled(question: Question) -> float:
     if question.gpu is None or question.step_time_s is not None:
         return 1.0
     return speed.filled(question.setup, question.gpu, question.mfu)
+
+
+def _reached_mfu(question: Question, step: Duration) -> float | None:
+    setup, gpu = question.setup, question.gpu
+    if gpu is None or not setup.seq_len or question.is_cpu:
+        return None
+    return speed.reached_mfu(setup, gpu, step.mid_s)
+
+
+def _cost(question: Question) -> Cost | None:
+    gpu = question.gpu
+    if gpu is None or question.step_time_s is not None:
+        return None
+    return cost.step_cost(question.setup, gpu, question.links(gpu), mfu=question.mfu)
 
 
 def _loader(question: Question) -> Loader:

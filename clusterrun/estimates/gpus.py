@@ -19,6 +19,12 @@ MIB: Final = 1 << 20
 _NOISE: Final = re.compile(r"nvidia|tesla|geforce|quadro|rtx|amd|instinct|generation|[^a-z0-9]")
 _SIZE: Final = re.compile(r"-[0-9]+G\Z")
 _SMI: Final = "nvidia-smi"
+# GB/s of 16 lanes: 15.75 in PCIe 3, doubled by each generation since.
+_PCIE_GB: Final = {
+    **dict.fromkeys(("Pascal", "Volta", "Turing"), 15.75),
+    **dict.fromkeys(("Ampere", "Ada", "CDNA 2"), 31.5),
+    **dict.fromkeys(("Hopper", "Blackwell", "CDNA 3"), 63.0),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +35,10 @@ class Gpu:
     hands out a little less: 79.1 of 79.6 GiB on an H100. `tflops` holds "fp32", "fp16" and, if the
     card has it, "bf16"; `bandwidth` is that of the memory in bytes a second, `processors` counts
     the multiprocessors (NVIDIA) or compute units (AMD) that are on: both from the source of the
-    peak, or the white paper of the architecture. AMD's compute capability is the one that torch
-    reports: gfx942 is (9, 4).
+    peak, or the white paper of the architecture. `nvlink` is the sum of both directions in bytes a
+    second, as data sheets have it, 0 if cards meet over PCIe only. `fabric` is the share of one
+    GPU in the network cards of the usual node, in bits a second; 0: one 100 Gb/s card a node. AMD's
+    compute capability is the one that torch reports: gfx942 is (9, 4).
     """
 
     name: str
@@ -42,6 +50,13 @@ class Gpu:
     processors: int
     source: str
     aliases: tuple[str, ...] = ()
+    nvlink: float = 0.0
+    fabric: float = 0.0
+
+    @property
+    def pcie(self) -> float:
+        """Return the bytes a second of 16 lanes in one direction, by the specification."""
+        return _PCIE_GB[self.architecture] * 1e9
 
 
 def _card(
@@ -56,6 +71,8 @@ def _card(
     source: str,
     aliases: tuple[str, ...] = (),
     memory: str = _SMI,
+    nvlink: float = 0,
+    fabric: float = 0,
 ) -> Gpu:
     precisions = ("bf16", "fp16") if has_bf16(capability) else ("fp16",)
     return Gpu(
@@ -68,6 +85,8 @@ def _card(
         processors=processors,
         source=f"memory: {memory}; peak: {source}",
         aliases=aliases,
+        nvlink=nvlink * 1e9,
+        fabric=fabric * 1e9,
     )
 
 
@@ -85,18 +104,33 @@ def has_bf16(capability: tuple[int, int]) -> bool:
 _GA102: Final = "NVIDIA Ampere GA102 white paper"
 _AD102: Final = "NVIDIA Ada GPU architecture white paper"
 
+# NVLink is from the card's data sheet. Network cards are those of the node that the card is sold
+# in: DGX-1 (4 x 100 Gb/s), DGX A100 (8 x 200), DGX H100, H200 and B200 and AMD's MI300X platform
+# (8 x 400), Alps (4 x 200 for 4 GH200), Frontier (4 x 200 for the 8 dies of 4 MI250X).
+
 ALL: Final = (
     _card("P100-16G", "Pascal", (6, 0), 16280, 18.7, 9.3, 732, 56, "NVIDIA P100 data sheet, PCIe",
           ("p100", "p100-pcie-16gb", "p100-sxm2-16gb")),
     _card("V100-16G", "Volta", (7, 0), 16160, 125, 15.7, 900, 80, "NVIDIA V100 data sheet, SXM2",
-          ("v100-sxm2-16gb", "v100-pcie-16gb")),
+          ("v100-sxm2-16gb",), nvlink=300, fabric=50),
     _card("V100-32G", "Volta", (7, 0), 32510, 125, 15.7, 900, 80, "NVIDIA V100 data sheet, SXM2",
-          ("v100-sxm2-32gb", "v100-sxm3-32gb", "v100-pcie-32gb", "v100s-pcie-32gb")),
+          ("v100-sxm2-32gb", "v100-sxm3-32gb"), nvlink=300, fabric=50),
+    _card("V100-PCIe-16G", "Volta", (7, 0), 16160, 112, 14, 900, 80,
+          "NVIDIA V100 data sheet, PCIe", ("v100-pcie-16gb",)),
+    _card("V100-PCIe-32G", "Volta", (7, 0), 32510, 112, 14, 900, 80,
+          "NVIDIA V100 data sheet, PCIe", ("v100-pcie-32gb", "v100s-pcie-32gb")),
     _card("T4", "Turing", (7, 5), 15360, 65, 8.1, 300, 40, "NVIDIA T4 data sheet", ("t4-16g",)),
     _card("A100-40G", "Ampere", (8, 0), 40960, 312, 19.5, 1555, 108, "NVIDIA A100 data sheet",
-          ("a100-sxm4-40gb", "a100-sxm-40gb", "a100-pcie-40gb", "a100-40gb-pcie")),
+          ("a100-sxm4-40gb", "a100-sxm-40gb"), nvlink=600, fabric=200),
     _card("A100-80G", "Ampere", (8, 0), 81920, 312, 19.5, 2039, 108, "NVIDIA A100 data sheet",
-          ("a100-sxm4-80gb", "a100-sxm-80gb", "a100-pcie-80gb", "a100-80gb-pcie")),
+          ("a100-sxm4-80gb", "a100-sxm-80gb"), nvlink=600, fabric=200),
+    _card("A100-PCIe-40G", "Ampere", (8, 0), 40960, 312, 19.5, 1555, 108,
+          "NVIDIA A100 data sheet, PCIe", ("a100-pcie-40gb", "a100-40gb-pcie")),
+    _card("A100-PCIe-80G", "Ampere", (8, 0), 81920, 312, 19.5, 1935, 108,
+          "NVIDIA A100 data sheet, PCIe", ("a100-pcie-80gb", "a100-80gb-pcie")),
+    _card("A800-80G", "Ampere", (8, 0), 81920, 312, 19.5, 2039, 108,
+          "NVIDIA A100 data sheet; NVLink of the A800", ("a800-sxm4-80gb", "a800"),
+          memory="as the A100's", nvlink=400, fabric=200),
     _card("A10", "Ampere", (8, 6), 23028, 125, 31.2, 600, 72, "NVIDIA A10 data sheet",
           ("a10-24g",)),
     _card("A40", "Ampere", (8, 6), 46068, 149.7, 37.4, 696, 84, _GA102, ("a40-48g",)),
@@ -116,23 +150,28 @@ ALL: Final = (
     _card("L40S", "Ada", (8, 9), 46068, 362, 91.6, 864, 142, "NVIDIA L40S data sheet",
           ("l40s-48g",)),
     _card("H100-80G", "Hopper", (9, 0), 81559, 989, 66.9, 3350, 132, "NVIDIA H100 data sheet, SXM",
-          ("h100-80gb-hbm3", "h100-sxm", "h100-sxm5", "h100-sxm5-80gb", "h100-sxm-80gb")),
+          ("h100-80gb-hbm3", "h100-sxm", "h100-sxm5", "h100-sxm5-80gb", "h100-sxm-80gb"),
+          nvlink=900, fabric=400),
+    _card("H800-80G", "Hopper", (9, 0), 81559, 989, 66.9, 3350, 132,
+          "NVIDIA H100 data sheet, SXM; NVLink of the H800", ("h800",),
+          memory="as the H100's", nvlink=400, fabric=400),
     _card("H100-PCIe", "Hopper", (9, 0), 81559, 756, 51.2, 2000, 114,
           "NVIDIA H100 data sheet, PCIe", ("h100-pcie-80gb", "h100-80gb-pcie")),
     _card("H100-NVL", "Hopper", (9, 0), 95830, 835, 60, 3900, 132, "NVIDIA H100 data sheet, NVL",
           ("h100-94g", "h100-nvl-94gb")),
     _card("H200", "Hopper", (9, 0), 143771, 989, 66.9, 4800, 132, "NVIDIA H200 data sheet",
-          ("h200-141g", "h200-sxm")),
+          ("h200-141g", "h200-sxm"), nvlink=900, fabric=400),
     _card("GH200", "Hopper", (9, 0), 97871, 989, 66.9, 4000, 132, "NVIDIA GH200 data sheet",
-          ("gh200-96g", "gh200-480gb", "gh200-120gb")),
+          ("gh200-96g", "gh200-480gb", "gh200-120gb"), nvlink=900, fabric=200),
     _card("B200", "Blackwell", (10, 0), 183359, 2250, 75, 8000, 148, "NVIDIA HGX B200 data sheet",
-          ("b200-180g",)),
+          ("b200-180g",), nvlink=1800, fabric=400),
     _card("RTX-5090", "Blackwell", (12, 0), 32607, 209.5, 104.8, 1792, 170,
           "NVIDIA RTX Blackwell white paper", ("rtx5090-32g",)),
     _card("MI250X", "CDNA 2", (9, 0), 65536, 191.5, 47.9, 1638, 110, "AMD MI250X data sheet",
-          ("mi250", "mi250x-64g"), memory="nominal, of one of its two dies, a device of its own"),
+          ("mi250", "mi250x-64g"), memory="nominal, of one of its two dies, a device of its own",
+          nvlink=800, fabric=100),
     _card("MI300X", "CDNA 3", (9, 4), 196608, 1307.4, 163.4, 5300, 304, "AMD MI300X data sheet",
-          ("mi300x-192g",), memory="nominal"),
+          ("mi300x-192g",), memory="nominal", nvlink=896, fabric=400),
 )  # fmt: skip
 
 # A short name stands for the first of its cards, the smallest, so that what fits it fits all.

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates import cost, gpus
+from clusterrun.estimates import gpus
+from clusterrun.estimates.cost import step_cost, step_time
 from clusterrun.estimates.estimate import (
     Question,
     counts_activations,
@@ -20,7 +21,6 @@ from clusterrun.estimates.estimate import (
 )
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Fit, Setup
-from clusterrun.estimates.speed import step_time
 
 # Where two are about as fast, the first here is the simpler one.
 _ONE: Final = (Strategy.NONE, Strategy.ZERO2_OFFLOAD, Strategy.ZERO3_OFFLOAD)
@@ -29,7 +29,7 @@ _MANY: Final = (
     *(Strategy.ZERO3, Strategy.ZERO2_OFFLOAD, Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD),
 )
 MAX_MICRO_BATCH: Final = 1024
-AS_FAST: Final = 1.01  # the model of `cost` is no more precise
+AS_FAST: Final = 1.05  # the model of `cost` is no more precise
 WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len", "gpu")
 
 
@@ -143,13 +143,13 @@ def _judged(question: Question, setup: Setup) -> Choice:
     gpu, host = gpu_need(changed), host_need(changed)
     assert gpu is not None  # recommend asks for a GPU
     assert question.gpu is not None
-    compute = step_time(setup, question.gpu, mfu=question.mfu)
+    links = question.links(question.gpu)
     unknown = Fit.TIGHT if setup.offloads_optimizer else Fit.FITS
     needs = (gpu.verdict, host.verdict or unknown, disk_need(changed).verdict)
     verdicts = [verdict for verdict in needs if verdict is not None]
     return Choice(
         setup=setup,
-        step_s=cost.step_seconds(setup, compute_s=compute.mid_s),
+        step_s=step_cost(setup, question.gpu, links, mfu=question.mfu).total_s,
         gpu_bytes=gpu.total_bytes,
         host_bytes=host.total_bytes,
         verdict=max(verdicts, key=list(Fit).index),
@@ -197,7 +197,10 @@ def _scaled(question: Question, setup: Setup, gpu: Gpu) -> float | None:
     """Return a measured step as another card would take it; None if that can't be known."""
     if question.step_time_s is None or question.gpu is None or not setup.seq_len:
         return None
-    there, here = step_time(setup, gpu).mid_s, step_time(question.setup, question.gpu).mid_s
+    there, here = (
+        step_time(each, card, question.links(card)).mid_s
+        for each, card in ((setup, gpu), (question.setup, question.gpu))
+    )
     return question.step_time_s * there / here
 
 

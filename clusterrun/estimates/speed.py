@@ -94,34 +94,30 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
     return gpu.tflops[precision] * 1e12
 
 
-def step_time(setup: Setup, gpu: Gpu, *, mfu: float = MFU) -> Duration:
-    """Estimate the time that an optimizer step takes, by the passes that it is made of.
-
-    Raises UsageError for an MFU that can't be.
-    """
-    if not 0 < mfu <= 1:
-        raise UsageError(f"an MFU of {mfu:g} can't be", hint="give a share of the peak, as 0.4")
-    mid_s = setup.accumulation * pass_seconds(setup, gpu, mfu)
-    unlucky, lucky = MFU_BAND
-    return Duration(low_s=mid_s / lucky, mid_s=mid_s, high_s=mid_s / unlucky, basis="mfu")
-
-
 def pass_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
     """Estimate how long a GPU takes forward and backward over one micro-batch.
 
     Three costs do not shrink with it: the last wave of tiles of each product of matrices is half
     full on average; a block's kernels are launched one by one, however small they are; and where
-    several passes make a step, their gradients are added up in the GPU's memory.
+    several passes make a step, their gradients are added up in the GPU's memory. Raises UsageError
+    for an MFU that can't be.
     """
+    if not 0 < mfu <= 1:
+        raise UsageError(f"an MFU of {mfu:g} can't be", hint="give a share of the peak, as 0.4")
     work_s, waves = _work_seconds(setup, gpu, mfu), _waves(setup, gpu)
     tiled_s = work_s * (1 + LAST_WAVE / waves) if waves else work_s
     launched_s = LAUNCH_S * setup.model.layers * (LORA_KERNELS if setup.lora else KERNELS)
-    return max(tiled_s, launched_s) + _summing_seconds(setup, gpu)
+    return recomputing(setup) * max(tiled_s, launched_s) + _summing_seconds(setup, gpu)
 
 
 def filled(setup: Setup, gpu: Gpu, mfu: float) -> float:
     """Return the share of `mfu` that passes of this size reach; large ones come close to 1."""
-    return _work_seconds(setup, gpu, mfu) / pass_seconds(setup, gpu, mfu)
+    return recomputing(setup) * _work_seconds(setup, gpu, mfu) / pass_seconds(setup, gpu, mfu)
+
+
+def reached_mfu(setup: Setup, gpu: Gpu, step_s: float) -> float:
+    """Return the MFU of a step of so many seconds."""
+    return setup.accumulation * _work_seconds(setup, gpu, 1.0) / step_s
 
 
 def recomputing(setup: Setup) -> float:

@@ -27,7 +27,9 @@ def test_documented_examples_hold() -> None:
     [
         # As Slurm's AutoDetect names them: NVML's name in lower case with underscores.
         ("nvidia_a100-sxm4-40gb", "A100-40G"),
-        ("nvidia_a100_80gb_pcie", "A100-80G"),
+        ("nvidia_a100_80gb_pcie", "A100-PCIe-80G"),
+        ("tesla_v100-pcie-32gb", "V100-PCIe-32G"),
+        ("nvidia_a800-sxm4-80gb", "A800-80G"),
         ("nvidia_h100_80gb_hbm3", "H100-80G"),
         ("nvidia_h100_pcie", "H100-PCIe"),
         ("nvidia_h100_nvl", "H100-NVL"),
@@ -167,4 +169,6 @@ def test_without_a_gpu_the_precision_is_what_a_plan_for_cpus_decides() -> None:
 
 def test_bf16_starts_with_ampere() -> None:
     without = {gpu.name for gpu in ALL if precision_of(gpu) == "fp16"}
-    assert without == {"P100-16G", "V100-16G", "V100-32G", "T4"}
+    assert without == {
+        *("P100-16G", "V100-16G", "V100-32G", "V100-PCIe-16G", "V100-PCIe-32G", "T4"),
+    }

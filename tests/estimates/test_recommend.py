@@ -108,7 +108,7 @@ def adapters_on(card: str, **changes: Any) -> Question:
     ("card", "wanted", "strategy", "micro_batch"),
     [
         ("rtx3090", True, Strategy.ZERO2_OFFLOAD, 2),
-        ("v100-32g", True, Strategy.ZERO2_OFFLOAD, 8),
+        ("v100-32g", True, Strategy.NONE, 4),
         ("a100-40g", True, Strategy.NONE, 8),
         ("a100-80g", True, Strategy.NONE, 32),
         ("a100-80g", None, Strategy.NONE, 4),
@@ -245,4 +245,4 @@ def test_one_node_is_faster_than_several_of_as_many_gpus(strategy: Strategy) -> 
         return min(choice.step_s for choice in recommend(asked, 64, strategy=strategy))
 
     one, two, four = seconds(1), seconds(2), seconds(4)
-    assert one < two == four  # the links between nodes are the same, two or four
+    assert one < two < four  # a node of fewer GPUs has fewer network cards

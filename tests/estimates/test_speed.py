@@ -5,21 +5,26 @@ from __future__ import annotations
 import doctest
 import math
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.config.spec import Strategy
+from clusterrun.config.spec import Network, Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates import speed
+from clusterrun.estimates import links, speed
+from clusterrun.estimates.cost import EXPOSED, step_cost, step_time
 from clusterrun.estimates.gpus import ALL, Gpu, find
 from clusterrun.estimates.inputs import Model, Setup
+from clusterrun.estimates.links import Links, links_of
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.speed import (
     KERNELS,
     LORA_KERNELS,
+    MFU,
     SCALING,
+    Duration,
     Speedup,
     filled,
     flops_per_token,
@@ -28,7 +33,6 @@ from clusterrun.estimates.speed import (
     peak_flops,
     segments,
     speedup,
-    step_time,
 )
 from tests.estimates.saved import launches_of_a_pass
 
@@ -46,9 +50,15 @@ LLAMA = Model(
 SETUP = Setup(model=LLAMA, nodes=4, procs_per_node=8, seq_len=4096)
 
 
-def test_documented_examples_hold() -> None:
-    assert doctest.testmod(speed).failed == 0
-    assert doctest.testmod(speed).attempted > 0
+def timed(setup: Setup, gpu: Gpu, *, mfu: float = MFU) -> Duration:
+    """Estimate a step over the card's own links."""
+    return step_time(setup, gpu, links_of(gpu, setup.procs_per_node), mfu=mfu)
+
+
+@pytest.mark.parametrize("module", [speed, links])
+def test_documented_examples_hold(module: ModuleType) -> None:
+    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(module).attempted > 0
 
 
 def test_attention_is_an_eighth_of_the_work_of_8b_at_4096() -> None:
@@ -79,15 +89,15 @@ def test_frozen_weights_need_no_gradients_of_their_own() -> None:
 
 def test_an_epoch_on_32_h100_takes_six_hours_and_its_band() -> None:
     setup = replace(SETUP, micro_batch=4, accumulation=2)
-    took = step_time(setup, find("h100-80g")).times(1_200_000 / 256)
+    took = timed(setup, find("h100-80g")).times(1_200_000 / 256)
     hours = [round(s / HOUR_S, 1) for s in (took.low_s, took.mid_s, took.high_s)]
-    assert hours == [4.9, 6.2, 8.2]
+    assert hours == [5.0, 6.2, 8.2]
     assert took.basis == "mfu"
 
 
 def test_the_band_is_that_of_mfu_30_to_50_percent_of_what_fills_the_gpu() -> None:
-    setup = replace(SETUP, micro_batch=64)
-    took = step_time(setup, find("a100-80g"))
+    setup = replace(SETUP, micro_batch=64, strategy=Strategy.ZERO2)
+    took = timed(setup, find("a100-80g"))
     work = setup.effective_batch * 4096 * flops_per_token(LLAMA, 4096) / (32 * 312e12)
     assert took.low_s == pytest.approx(work / 0.5, rel=0.01)
     assert took.mid_s == pytest.approx(work / 0.4, rel=0.01)
@@ -97,7 +107,7 @@ def test_the_band_is_that_of_mfu_30_to_50_percent_of_what_fills_the_gpu() -> Non
 @pytest.mark.parametrize("mfu", [0, -0.1, 1.1, math.nan])
 def test_an_mfu_that_cannot_be_is_refused(mfu: float) -> None:
     with pytest.raises(UsageError, match="MFU"):
-        step_time(SETUP, find("h100"), mfu=mfu)
+        timed(SETUP, find("h100"), mfu=mfu)
 
 
 ADAPTED = Setup(model=BUILT_IN["llama-2-7b"], seq_len=1024, lora=64)
@@ -134,7 +144,7 @@ def test_several_passes_of_a_step_add_their_gradients_up(strategy: Strategy, par
 def test_a_tiny_transformer_takes_the_time_of_its_launches() -> None:
     tiny = from_numbers(hidden=256, layers=3, heads=8, ffn=1024, vocab=1000)
     setup = Setup(model=tiny, seq_len=64, micro_batch=16)
-    took = step_time(setup, find("rtx4090"))
+    took = timed(setup, find("rtx4090"))
     assert took.mid_s == pytest.approx(0.0046, rel=0.01)
     assert filled(setup, find("rtx4090"), 0.4) < 0.1
     assert 16 / took.mid_s == pytest.approx(3_460, rel=0.01)
@@ -201,3 +211,59 @@ def test_the_jobs_are_as_many_as_needed_and_no_more(seconds: int, limit_s: int) 
 def test_a_block_launches_as_many_kernels_as_are_counted(lora: int, kernels: int) -> None:
     one, three = (launches_of_a_pass(layers, lora=lora) for layers in (1, 3))
     assert (three - one) / 2 == pytest.approx(kernels, rel=0.1)
+
+
+def test_checkpointing_computes_the_forward_pass_again() -> None:
+    large = replace(SETUP, micro_batch=16, procs_per_node=1, nodes=1, strategy=Strategy.NONE)
+    plain, again = (timed(replace(large, grad_ckpt=c), find("h100")).mid_s for c in (False, True))
+    assert again == pytest.approx(plain * 4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("card", "network", "within", "between"),
+    [
+        ("h100", Network.AUTO, 360, 360),  # 8 x 400 Gb/s
+        ("a100-80g", Network.INFINIBAND, 240, 180),  # 8 x 200 Gb/s
+        ("a800", Network.AUTO, 160, 180),
+        ("v100-32g", Network.AUTO, 120, 45),
+        ("a100-80g", Network.EFA, 240, 45),
+        ("h100", Network.EFA, 360, 360),
+        ("a100-pcie-80g", Network.AUTO, 15.75, 11.25),  # one card of 100 Gb/s
+        ("h100-pcie", Network.AUTO, 31.5, 11.25),
+        ("h100", Network.ETHERNET, 360, 2.8125),
+        ("nvidia_a100_80gb_pcie", Network.AUTO, 15.75, 11.25),
+    ],
+)
+def test_links_are_those_of_the_card_and_the_network(
+    card: str, network: Network, within: float, between: float
+) -> None:
+    found = links_of(find(card), 8, network=network)
+    speeds = found.within_node / 1e9, found.between_nodes / 1e9
+    assert speeds == pytest.approx((within, between))
+
+
+def test_speeds_that_are_given_replace_those_of_the_card() -> None:
+    given = links_of(find("h100"), 8, within_node=1e9, between_nodes=2e9)
+    assert (given.within_node, given.between_nodes) == (1e9, 2e9)
+
+
+SLOW = Links(within_node=10e9, between_nodes=1e9, to_host=1e9)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bytes_a_param"),
+    [(Strategy.DDP, 8), (Strategy.ZERO1, 4), (Strategy.ZERO3, 6), (Strategy.FSDP, 6)],
+)
+def test_traffic_crosses_the_slowest_link(strategy: Strategy, bytes_a_param: int) -> None:
+    for nodes, speed_of_link in ((1, 10e9), (4, 1e9)):
+        cost = step_cost(replace(SETUP, nodes=nodes, strategy=strategy), find("h100"), SLOW)
+        assert cost.network_s == pytest.approx(bytes_a_param * LLAMA.params / speed_of_link)
+        assert cost.total_s == pytest.approx(cost.network_s + EXPOSED * cost.compute_s)
+
+
+def test_what_the_host_steps_hides_nowhere() -> None:
+    setup = replace(SETUP, strategy=Strategy.ZERO2_OFFLOAD)
+    four, eight = (step_cost(replace(setup, nodes=n), find("h100"), SLOW) for n in (4, 8))
+    assert four.total_s - four.host_s == pytest.approx(four.network_s + EXPOSED * four.compute_s)
+    assert four.host_s == pytest.approx(2 * eight.host_s)
+    assert four.host_s > LLAMA.params / 4 / 0.42e9
