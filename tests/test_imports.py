@@ -79,3 +79,13 @@ def test_help_of_each_verb_loads_nothing_heavy(verb: str) -> None:
     loaded = _loaded(verb, "--help")
     assert "click" in loaded
     assert not loaded & HEAVY
+
+
+PLAN = "plan --model llama-3.1-8b --gpus-per-node 8 --gpu h100-80g --strategy zero3 --seq-len 1024"
+
+
+@pytest.mark.parametrize("option", [(), ("--recommend", "--effective-batch", "64"), ("--json",)])
+def test_an_answer_of_plan_loads_nothing_that_it_does_without(option: tuple[str, ...]) -> None:
+    # A process of `plan` is start-up: these made a quarter of it.
+    unneeded = {"asyncio", "email", "logging", "psutil", "statistics"}
+    assert not _loaded(*PLAN.split(), "--host-mem", "1000GiB", *option) & (HEAVY | unneeded)

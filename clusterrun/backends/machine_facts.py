@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import os
 import re
@@ -117,6 +116,8 @@ def installed_versions(python: str) -> dict[str, str]:
 
     The interpreter is not run: `render` must be safe in a project that one does not trust.
     """
+    import importlib.metadata  # brings the email package: `plan` does without
+
     directories = sys.path if python == sys.executable else _site_packages(Path(python))
     found = dict.fromkeys(PACKAGES, "")
     for name in PACKAGES:

@@ -7,9 +7,7 @@ import dataclasses
 import click
 
 from clusterrun.advice.question import assumptions_of, config_of, effective_batch, question_of
-from clusterrun.advice.trace import traced
 from clusterrun.cli import plan_json, plan_view
-from clusterrun.cli.plan_compare import compare
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
 from clusterrun.config import Resolved
@@ -79,6 +77,8 @@ def command(
             hint="trace the setup that is recommended",
         )
     if job_id is not None:
+        from clusterrun.cli.plan_compare import compare
+
         compare(job_id, as_json=as_json)
         return
     resolved = _resolved(job, job_file)
@@ -116,6 +116,8 @@ def _traced(
     resolved: Resolved, question: Question, around: list[Question]
 ) -> tuple[Question, list[Question]]:
     """Trace the question and each neighbour; report those that can't be traced."""
+    from clusterrun.advice.trace import traced
+
     config = config_of(resolved)
     question, found = traced(question, config), []
     seen = {question.setup: question.traced}  # another GPU traces nothing new
