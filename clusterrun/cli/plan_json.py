@@ -29,6 +29,7 @@ def of(answer: Estimate, neighbours: Sequence[Estimate] = ()) -> dict[str, Any]:
         "gpu_memory": _need(answer.gpu_memory) if answer.gpu_memory else None,
         "host_memory": _need(answer.host_memory),
         "time": _time(answer.time, setup),
+        "links": _links(answer.question),
         "cost": answer.cost,
         "speedup": dataclasses.asdict(answer.speedup) if answer.speedup else None,
         "disk": {
@@ -107,6 +108,12 @@ def _time(time: Time | None, setup: Setup) -> dict[str, Any] | None:
         "basis": time.step.basis,
         "segments": time.segments,
     }
+
+
+def _links(question: Question) -> dict[str, float] | None:
+    """Describe the links in bytes a second."""
+    gpu = question.gpu
+    return dataclasses.asdict(question.links(gpu)) if gpu else None
 
 
 def _band(duration: Duration | None) -> dict[str, float] | None:

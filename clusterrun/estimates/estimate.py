@@ -308,18 +308,24 @@ def _rates(question: Question) -> Rates | None:
 
 def step_duration(question: Question) -> Duration | None:
     """Return how long an optimizer step takes; None if it can't be estimated."""
-    setup = question.setup
     if question.step_time_s is not None:
         return speed.measured_time(1, question.step_time_s)
-    if question.gpu is None or not setup.seq_len or question.is_cpu:
+    gpu = _timed_gpu(question)
+    if gpu is None:
         return None
-    return cost.step_time(setup, question.gpu, question.links(question.gpu), mfu=question.mfu)
+    return cost.step_time(question.setup, gpu, question.links(gpu), mfu=question.mfu)
+
+
+def _timed_gpu(question: Question) -> Gpu | None:
+    """Return the card, if the work that it has is known."""
+    return question.gpu if question.setup.seq_len and not question.is_cpu else None
 
 
 def _time(question: Question, counted: Steps) -> Time | None:
-    step = step_duration(question)
+    step, gpu, setup = step_duration(question), _timed_gpu(question), question.setup
     if step is None:
         return None
+    estimated = gpu if question.step_time_s is None else None
     epoch = counted.accelerate_per_epoch
     whole = step.times(counted.total) if counted.total else None
     segments = None
@@ -327,33 +333,17 @@ def _time(question: Question, counted: Steps) -> Time | None:
         segments = speed.segments(whole.mid_s, question.limit_s)
     return Time(
         step=step,
-        samples_s=question.setup.effective_batch / step.mid_s,
-        filled=_filled(question),
-        mfu=_reached_mfu(question, step),
-        cost=_cost(question),
+        samples_s=setup.effective_batch / step.mid_s,
+        filled=speed.filled(setup, estimated, question.mfu) if estimated else 1.0,
+        mfu=speed.reached_mfu(setup, gpu, step.mid_s) if gpu else None,
+        cost=_cost(question, estimated) if estimated else None,
         epoch=step.times(epoch) if epoch else None,
         whole=whole,
         segments=segments,
     )
 
 
-def _filled(question: Question) -> float:
-    if question.gpu is None or question.step_time_s is not None:
-        return 1.0
-    return speed.filled(question.setup, question.gpu, question.mfu)
-
-
-def _reached_mfu(question: Question, step: Duration) -> float | None:
-    setup, gpu = question.setup, question.gpu
-    if gpu is None or not setup.seq_len or question.is_cpu:
-        return None
-    return speed.reached_mfu(setup, gpu, step.mid_s)
-
-
-def _cost(question: Question) -> Cost | None:
-    gpu = question.gpu
-    if gpu is None or question.step_time_s is not None:
-        return None
+def _cost(question: Question, gpu: Gpu) -> Cost:
     return cost.step_cost(question.setup, gpu, question.links(gpu), mfu=question.mfu)
 
 

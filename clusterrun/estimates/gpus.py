@@ -176,8 +176,8 @@ ALL: Final = (
 
 # A short name stands for the first of its cards, the smallest, so that what fits it fits all.
 SHORT: Final = {
-    "v100": ("V100-16G", "V100-32G"),
-    "a100": ("A100-40G", "A100-80G"),
+    "v100": ("V100-16G", "V100-32G", "V100-PCIe-16G"),
+    "a100": ("A100-40G", "A100-80G", "A100-PCIe-40G"),
     "rtx3080": ("RTX-3080-10G", "RTX-3080-12G"),
     "h100": ("H100-80G", "H100-PCIe", "H100-NVL"),
 }
@@ -249,7 +249,7 @@ def assumption(text: str) -> str:
     """Return which card a short name stands for, and which others there are; "" for a full name.
 
     >>> assumption("A100")
-    "GPU 'A100' is taken for the A100-40G; say a100-80g for another"
+    "GPU 'A100' is taken for the A100-40G; say a100-80g or a100-pcie-40g for another"
     """
     names = _SHORT.get(_key(text))
     if names is None:

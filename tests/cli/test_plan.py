@@ -52,6 +52,28 @@ def test_a_program_reads_every_term_with_its_formula_and_source(here: CommandLin
     assert [found["micro_batch"] for found in answer["what_if"]] == [8, 16]
 
 
+def test_links_are_those_of_the_network_or_as_given(here: CommandLine) -> None:
+    def traffic(*options: str) -> tuple[dict[str, float], float]:
+        answer = told(here, *LLAMA, *H100, *BATCH, *options)
+        return answer["links"], answer["time"]["parts"]["network_s"]
+
+    own, own_s = traffic()
+    assert (own["within_node"], own["between_nodes"]) == pytest.approx((360e9, 360e9))
+    assert traffic("--network", "ethernet")[1] == pytest.approx(128 * own_s)
+    (here.path / "clusterrun.yaml").write_text("training: {inter_node_bandwidth: 45}\n")
+    assert traffic()[1] == pytest.approx(8 * own_s)
+    given = ("--intra-node-bandwidth", "90", "--inter-node-bandwidth", "180")
+    links, seconds = traffic(*given)
+    assert (links["within_node"], links["between_nodes"]) == (90e9, 180e9)
+    assert seconds == pytest.approx(4 * own_s)
+
+
+def test_what_the_host_does_is_a_part_of_the_time(here: CommandLine) -> None:
+    argv = ("--strategy", "zero2-offload", "--host-mem", "1000GiB")
+    said = here("plan", *LLAMA, *H100, *BATCH, *argv)
+    assert re.search(r"of a step: .*host [0-9.]+ s", said.out)
+
+
 def test_what_does_not_fit_ends_with_3(here: CommandLine) -> None:
     answer = told(here, *LLAMA, "--gpu", "rtx3090", "--strategy", "ddp", code=3)
     assert answer["verdict"] == "no"

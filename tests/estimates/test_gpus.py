@@ -69,7 +69,7 @@ def test_a_short_name_is_its_first_card_and_the_least_memory(short: str) -> None
 
 def test_what_a_short_name_is_taken_for_is_said() -> None:
     assert assumption("nvidia_v100") == (
-        "GPU 'nvidia_v100' is taken for the V100-16G; say v100-32g for another"
+        "GPU 'nvidia_v100' is taken for the V100-16G; say v100-32g or v100-pcie-16g for another"
     )
     assert assumption("h100").endswith("H100-80G; say h100-pcie or h100-nvl for another")
     assert assumption("h100-80g") == assumption("rtx4090") == ""

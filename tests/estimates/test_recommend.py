@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Question, estimate, gpu_need, step_duration
+from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import GIB, Fit, Setup
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.recommend import (
@@ -84,6 +86,21 @@ def test_of_what_fits_the_fastest_comes_first(case: tuple[Question, int]) -> Non
     fitting = [c for c in choices if c.verdict is Fit.FITS] or choices
     for choice in fitting:
         assert choices[0].step_s <= AS_FAST * choice.step_s
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4, 16])
+@pytest.mark.parametrize(
+    "gpu", [x for x in gpus.ALL if x.fabric >= 200e9], ids=lambda gpu: gpu.name
+)
+def test_whole_nodes_with_nvlink_offload_only_what_fits_no_other_way(gpu: Gpu, nodes: int) -> None:
+    for name, batch in product(("gpt2-xl", "llama-3.1-8b", "llama-2-13b", "llama-2-70b"), (1, 16)):
+        asked_for = question(
+            model=BUILT_IN[name], gpu=gpu, nodes=nodes, precision=gpus.precision_of(gpu)
+        )
+        choices = recommend(asked_for, 8 * nodes * batch)
+        fitting = [c.setup for c in choices if c.verdict is Fit.FITS]
+        if not all(setup.offloads_optimizer for setup in fitting):
+            assert not fitting[0].offloads_optimizer, (name, batch)
 
 
 def test_of_what_is_about_as_fast_the_simplest_comes_first() -> None:
