@@ -138,9 +138,10 @@ def _time(answer: Estimate) -> Iterator[str]:
     parts += [f"{_span(time.whole)} in all"] if time.whole else []
     yield _row("time", f"{', '.join(parts)} ({_basis(time, question)})")
     yield _row("", _rate(time.samples_s, question.setup.seq_len))
+    yield from _parts(time.cost)
     if time.whole is not None and time.step.basis != "measured":
         band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
-        yield _row("", f"{band} for an MFU a quarter higher or lower{_parts(time.cost)}")
+        yield _row("", f"{band} for an MFU a quarter higher or lower")
     if answer.cost is not None and time.whole is not None:
         hours = question.setup.world * time.whole.mid_s / 3600
         yield _row("cost", f"{answer.cost:,.2f} for {hours:,.1f} GPU-hours")
@@ -153,13 +154,14 @@ def _rate(samples_s: float, seq_len: int) -> str:
     return f"{_number(samples_s)} samples/s{tokens} of all GPUs"
 
 
-def _parts(cost: Cost | None) -> str:
-    """Return the shares of the step beside its passes, if they count."""
+def _parts(cost: Cost | None) -> Iterator[str]:
+    """Yield what a step has beside its passes, if it counts."""
     if cost is None:
-        return ""
-    parts = {"traffic": cost.network_s, "host": cost.host_s}
+        return
+    parts = {"passes": cost.compute_s, "traffic": cost.network_s, "host": cost.host_s}
     told = [f"{name} {s:.2g} s" for name, s in parts.items() if s >= SMALL * cost.total_s]
-    return f"; of a step: {', '.join(told)}" if told else ""
+    if len(told) > 1:
+        yield _row("", f"a step: {', '.join(told)}")
 
 
 def _basis(time: Time, question: Question) -> str:

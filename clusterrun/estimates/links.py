@@ -8,9 +8,8 @@ from typing import Final
 from clusterrun.config.spec import Network
 from clusterrun.estimates.gpus import Gpu
 
-# Shares of the nominal speed of one direction. nccl-tests' bus bandwidth of an all-reduce is 230 to
-# 250 GB/s on 8 A100 (of 300) and 35 to 45 on 8 H100-PCIe (of 63); that two cards share a slot's
-# lanes to the host, and the share of a network card, are assumed.
+# Shares of the nominal speed of one direction, assumed. Published bus bandwidths of nccl-tests are
+# near: 230 to 250 GB/s on 8 A100 (of 300), 35 to 45 on 8 H100-PCIe (of 63). See docs/plan.md.
 NVLINK_REACHED: Final = 0.8
 PCIE_REACHED: Final = 0.5
 FABRIC_REACHED: Final = 0.9
