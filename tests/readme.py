@@ -1,4 +1,4 @@
-"""The shell blocks of a README, and a place to run them."""
+"""The code blocks of README and docs, and a place to run them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,29 @@ ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"<!-- test: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
 
 
-def blocks(kind: str) -> list[str]:
-    found = BLOCK.findall((ROOT / "README.md").read_text())
+def blocks(kind: str, page: str = "README.md") -> list[str]:
+    """Return the blocks of a page that a comment marks as of this kind."""
+    found = BLOCK.findall((ROOT / page).read_text())
     return [text for name, _, text in found if name == kind]
 
 
+def tour(kind: str, page: str = "README.md") -> str:
+    """Return those blocks as one script that starts each where the reader is, in the clone."""
+    return "\n".join(f'cd "$CLONE"\n{text}' for text in blocks(kind, page))
+
+
 def run(script: str, tmp_path: Path) -> str:
-    """Run a script beside a copy of the examples; /tmp is a directory of the test's own."""
+    """Run a script in a copy of the examples and the environment, as in a clone after `make demo`.
+
+    /tmp is a directory of the test's own.
+    """
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
+    (tmp_path / ".venv").symlink_to(Path(sys.executable).parents[1])
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     env = {
         **os.environ,
+        "CLONE": str(tmp_path),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }

@@ -1,0 +1,183 @@
+"""Write the reference pages from the code: `python docs/reference/generate.py`.
+
+A test compares the pages with what this script would write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+import clusterrun
+from clusterrun import runtime
+from clusterrun.cli.main import EXIT_CODES, VERBS, group
+from clusterrun.config.fields import Field, Kind
+from clusterrun.config.spec import FIELDS
+
+HERE = Path(__file__).parent
+VALUES = {
+    Kind.TEXT: "text",
+    Kind.PATH: "path",
+    Kind.COUNT: "integer, 1 or more",
+    Kind.NUMBER: "integer, 0 or more",
+    Kind.REAL: "number above 0",
+    Kind.FLAG: "true or false",
+    Kind.ENUM: "one of the words",
+    Kind.TEXTS: "list of texts",
+    Kind.MAPPING: "mapping of names to texts",
+    Kind.MINUTES: "time",
+    Kind.SECONDS: "duration",
+    Kind.DURATION: "duration, or 0",
+    Kind.BYTES: "size",
+}
+NOTICE = "<!-- Written by docs/reference/generate.py: change the code, then run it. -->"
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file name."""
+    return {
+        "commands.md": "\n".join(_commands()),
+        "settings.md": "\n".join(_settings()),
+        "python.md": "\n".join(_python()),
+    }
+
+
+def _commands() -> Iterator[str]:
+    yield f"{NOTICE}\n# Commands\n"
+    yield "All commands take `-h`, `--help`; its short form shows what most users need.\n"
+    yield "| command | what it does |\n|---|---|"
+    for name, verb in VERBS.items():
+        yield f"| [{name}](#clusterrun-{name}) | {_cell(verb.summary)} |"
+    for name in VERBS:
+        yield from _command(f"clusterrun {name}", _find(name))
+    yield f"\n## Exit status\n\n```\n{EXIT_CODES.strip()}\n```\n"
+
+
+def _find(name: str) -> click.Command:
+    found = group.get_command(click.Context(group), name)
+    assert found is not None
+    return found
+
+
+def _command(path: str, command: click.Command) -> Iterator[str]:
+    ctx = click.Context(command, info_name=path)
+    usage = " ".join([path, *command.collect_usage_pieces(ctx)])
+    yield f"\n## {path}\n\n```\n{usage}\n```\n"
+    yield _prose(command.help or "")
+    options = [p for p in command.get_params(ctx) if isinstance(p, click.Option) and not p.hidden]
+    yield "\n| option | meaning |\n|---|---|"
+    for option in options:
+        yield f"| `{_cell(_spelling(option, ctx))}` | {_cell(option.help or '')} |"
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from _command(f"{path} {name}", below)
+
+
+def _spelling(option: click.Option, ctx: click.Context) -> str:
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    return names if option.is_flag or option.count else f"{names} {option.make_metavar(ctx)}"
+
+
+def _prose(text: str) -> str:
+    """Return a docstring as Markdown: what click keeps as it is becomes code."""
+    parts = inspect.cleandoc(text).split("\n\n")
+    kept = (f"```\n{p[2:].strip()}\n```" if p.startswith("\b") else p for p in parts)
+    return "\n\n".join(part.replace("\f", "") for part in kept)
+
+
+def _settings() -> Iterator[str]:
+    yield f"{NOTICE}\n# Settings\n"
+    yield "Each setting is a key of `clusterrun.yaml`, an option, a field of `JobSpec`, and a variable:"
+    yield "`CLUSTERRUN_` and the key in capitals, with underscores for dots."
+    yield "[Which one wins](../configuration.md).\n"
+    for section in dict.fromkeys(field.group for field in FIELDS):
+        yield f"\n## {section}\n\n| key | option | in Python | value | default | meaning |"
+        yield "|---|---|---|---|---|---|"
+        yield from (_setting(field) for field in FIELDS if field.group == section)
+
+
+def _setting(field: Field) -> str:
+    options = ", ".join(f"`{flag}`" for flag in field.flags)
+    cells = (
+        f"`{field.key}`",
+        options,
+        f"`{field.name}`",
+        _value(field),
+        _default(field),
+        field.help,
+    )
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _value(field: Field) -> str:
+    if field.choices is not None:
+        return ", ".join(f"`{choice.value}`" for choice in field.choices)
+    return VALUES[field.kind]
+
+
+def _default(field: Field) -> str:
+    value = field.default
+    if value is None or value == () or value == {}:
+        return ""
+    if isinstance(value, enum.Enum):
+        return f"`{value.value}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _python() -> Iterator[str]:
+    yield f"{NOTICE}\n# Python\n"
+    yield "Names not listed here may change without notice.\n\n## `import clusterrun`"
+    for name in clusterrun.__all__:
+        if not name.startswith("_"):
+            yield from _object(name, getattr(clusterrun, name))
+    yield "\n## `from clusterrun import runtime`\n"
+    yield "For the training script. Outside a run the functions do nothing."
+    for name in runtime.__all__:
+        yield from _object(f"runtime.{name}", getattr(runtime, name))
+    yield "\n## `from clusterrun import hf`\n\nFor Hugging Face's Trainer."
+    for name in ("CheckpointCallback", "resume_path"):
+        yield from _object(f"hf.{name}", getattr(importlib.import_module("clusterrun.hf"), name))
+
+
+def _object(name: str, found: Any) -> Iterator[str]:
+    yield f"\n### `{name}{_signature(found)}`\n\n{_plain(inspect.getdoc(found) or '')}"
+    if not inspect.isclass(found):
+        return
+    for below, member in vars(found).items():
+        if below.startswith("_") or not (callable(member) or isinstance(member, property)):
+            continue
+        target = member.fget if isinstance(member, property) else member
+        doc = inspect.getdoc(target) or ""
+        call = "" if isinstance(member, property) else _signature(target)
+        yield f"\n`{_cell(f'.{below}{call}')}`: {_plain(doc.split(chr(10) + chr(10))[0])}"
+
+
+def _signature(found: Any) -> str:
+    if dataclasses.is_dataclass(found) or not callable(found):
+        return ""
+    try:
+        text = str(inspect.signature(found))
+    except ValueError:
+        return ""
+    return re.sub(r"<function .*? at 0x\w+>", "…", text).replace("'", "")
+
+
+def _plain(text: str) -> str:
+    return text.replace("<", "&lt;") if "`" not in text else text
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (HERE / name).write_text(text)

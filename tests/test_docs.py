@@ -1,0 +1,94 @@
+"""The pages under docs/ and the README: their commands run, their links lead somewhere.
+
+Commands for a cluster: tests/cli/test_docs.py.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from clusterrun.config import load_spec
+from tests.readme import BLOCK, ROOT, blocks, run, tour
+
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
+)
+KINDS = {"local", "slurm", "render", "logs", "config"}
+ENDED_RUN = (
+    "cd examples; clusterrun submit --cluster local --nodes 2 --gpus-per-node 2 --device cpu "
+    "--wait train_lm.py --max-steps 40"
+)
+
+
+def pages_with(kind: str) -> list[str]:
+    return [page for page in PAGES if page.startswith("docs/") and blocks(kind, page)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("examples/")])
+def test_every_shell_block_is_one_that_a_test_runs(page: str) -> None:
+    text = (ROOT / page).read_text().replace("```bash\nmake demo\nmake test\n```", "")
+    shells = len(re.findall(r"^```bash$", text, re.MULTILINE))
+    marked = [kind for kind, language, _ in BLOCK.findall(text) if language == "bash"]
+    assert len(marked) == shells
+    assert set(marked) <= KINDS
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (ROOT / page).parent / path if path else ROOT / page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found.read_text()), target
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    words = (
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head)) for head in heads
+    )
+    return {each.strip().lower().replace(" ", "-") for each in words}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    written = runpy.run_path(str(ROOT / "docs/reference/generate.py"))["pages"]()
+    for name, text in written.items():
+        assert (ROOT / "docs/reference" / name).read_text() == text, (
+            "run docs/reference/generate.py"
+        )
+
+
+@pytest.mark.parametrize("page", pages_with("config"))
+def test_configurations_are_valid(page: str, tmp_path: Path) -> None:
+    for text in blocks("config", page):
+        (tmp_path / "clusterrun.yaml").write_text(text)
+        resolved = load_spec({}, environ={"HOME": str(tmp_path)}, cwd=tmp_path)
+        assert resolved.notes == ()
+
+
+@pytest.mark.torch
+@pytest.mark.long
+@pytest.mark.parametrize("page", pages_with("local"))
+def test_commands_for_a_laptop_run(page: str, tmp_path: Path) -> None:
+    run(tour("local", page), tmp_path)
+
+
+@pytest.mark.torch
+@pytest.mark.long
+@pytest.mark.parametrize("page", pages_with("logs"))
+def test_commands_for_a_run_that_ended_run(page: str, tmp_path: Path) -> None:
+    """In the directory of a project that has a run."""
+    run("\n".join([ENDED_RUN, *blocks("logs", page)]), tmp_path)
