@@ -46,6 +46,12 @@ _INSTALLED = (
     "/lib/python",
     "<frozen",
 )
+_TASK = {  # what Slurm tells its tasks: what torch's launchers tell their ranks
+    "SLURM_PROCID": "RANK",
+    "SLURM_LOCALID": "LOCAL_RANK",
+    "SLURM_NTASKS": "WORLD_SIZE",
+    "SLURM_NPROCS": "WORLD_SIZE",
+}
 _kept: list[io.TextIOWrapper] = []  # files that must stay open
 
 
@@ -64,12 +70,23 @@ def main() -> None:
     if os.environ.pop("CLUSTERRUN_QUIET_LAUNCHER", ""):
         os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
     runtime.emit("rank_start", pid=os.getpid(), host=os.uname().nodename)
+    _act_as_a_task_of_slurm()
     given.note_start(os.environ)
     contract = world.Contract(os.environ, ending.break_off)
     contract.check_environment(os.environ)
     if contract.expected:
         world.install(contract)
     _run(argv, contract, ending)
+
+
+def _act_as_a_task_of_slurm() -> None:
+    """Give Slurm's variables the values of this rank, for scripts that read them.
+
+    Slurm started the agent as its task, one for each node.
+    """
+    for name, same in _TASK.items():
+        if name in os.environ and same in os.environ:
+            os.environ[name] = os.environ[same]
 
 
 def die_with_parent(variable: str) -> None:
