@@ -87,15 +87,16 @@ def picture(lines: list[str]) -> str:
     """Return lines with ANSI colours as an SVG."""
     width = int(COLUMNS * CHAR_PX + 2 * MARGIN_PX)
     height = len(lines) * LINE_PX + 2 * MARGIN_PX
-    rows = (
-        f'<text x="{MARGIN_PX}" y="{MARGIN_PX + (n + 0.75) * LINE_PX}">{"".join(_spans(line))}</text>'
-        for n, line in enumerate(lines)
-    )
+    rows = (_row(MARGIN_PX + (n + 0.75) * LINE_PX, line) for n, line in enumerate(lines))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">'
     )
     box = '<rect width="100%" height="100%" rx="8" fill="#0d1117"/>'
     return "\n".join([head, box, f'<g style="{STYLE}" fill="#e6edf3">', *rows, "</g></svg>\n"])
+
+
+def _row(y: float, line: str) -> str:
+    return f'<text x="{MARGIN_PX}" y="{y}">{"".join(_spans(line))}</text>'
 
 
 def _spans(line: str) -> Iterator[str]:
