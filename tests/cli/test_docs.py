@@ -23,5 +23,5 @@ def test_commands_for_a_cluster_render(page: str, here: CommandLine) -> None:
             words = shlex.split(os.path.expandvars(re.sub(r"\s#\s.*", "", line)))
             assert words[0] == "clusterrun"
             assert words[1] in ("submit", "scaling")
-            said = here("render", *(word.split(",")[-1] for word in words[2:]))
+            said = here("render", *(re.sub(r"^[\d,]+,", "", word) for word in words[2:]))
             assert said.code == 0, said.err
