@@ -24,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"
 CLUSTERRUN = Path(sys.executable).with_name("clusterrun")
-COLUMNS = 116
+COLUMNS = 128
 KILL_AT = 33
 SUBMIT = "clusterrun submit --nodes 2 --gpus-per-node 2 train_lm.py --max-steps 120 --save-every 20"
 HERE_ALONE = ["--cluster", "local", "--device", "cpu", "--job-name", "demo"]

@@ -1,15 +1,16 @@
-"""Write the reference pages from the code: `python docs/reference/generate.py`.
+"""Write the reference pages from the code: `python docs/reference/generate.py [DIRECTORY]`.
 
 A test compares the pages with what this script would write.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
-import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,20 @@ def _python() -> Iterator[str]:
     for name in runtime.__all__:
         yield from _object(f"runtime.{name}", getattr(runtime, name))
     yield "\n## `from clusterrun import hf`\n\nFor Hugging Face's Trainer."
-    for name in ("CheckpointCallback", "resume_path"):
-        yield from _object(f"hf.{name}", getattr(importlib.import_module("clusterrun.hf"), name))
+    source = (
+        Path(clusterrun.__file__).with_name("hf.py").read_text()
+    )  # not imported: it loads torch
+    for node in ast.parse(source).body:
+        public = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+        if public:
+            yield f"\n### `hf.{node.name}{_arguments(node)}`\n"
+            yield _plain(ast.get_docstring(node) or "")
+
+
+def _arguments(node: ast.ClassDef | ast.FunctionDef) -> str:
+    called = next(each for each in ast.walk(node) if isinstance(each, ast.FunctionDef))
+    arguments = ast.unparse(called.args).removeprefix("self, ")
+    return f"({arguments})"
 
 
 def _object(name: str, found: Any) -> Iterator[str]:
@@ -179,5 +192,6 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
     for name, text in pages().items():
-        (HERE / name).write_text(text)
+        (target / name).write_text(text)
