@@ -24,8 +24,8 @@ def blocks(kind: str, page: str = "README.md") -> list[str]:
 
 
 def tour(kind: str, page: str = "README.md") -> str:
-    """Return those blocks as one script that starts each where the reader is, in the clone."""
-    return "\n".join(f'cd "$CLONE"\n{text}' for text in blocks(kind, page))
+    """Return those blocks as one script; one that enters the examples starts from the clone."""
+    return "\n".join(blocks(kind, page)).replace("cd examples", 'cd "$CLONE/examples"')
 
 
 def run(script: str, tmp_path: Path) -> str:
