@@ -2,8 +2,8 @@
 
     python docs/images/capture.py [FILE]
 
-What is shown is what the commands print, with the name of this machine and of the temporary
-directory replaced, and each line cut at `COLUMNS`.
+What is shown is what the commands print, with the names of this machine and its directories
+replaced, and each line cut at `COLUMNS`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ COLUMNS = 128
 KILL_AT = 33
 SUBMIT = "clusterrun submit --nodes 2 --gpus-per-node 2 train_lm.py --max-steps 120 --save-every 20"
 HERE_ALONE = ["--cluster", "local", "--device", "cpu", "--job-name", "demo"]
-SHOWN = ("clusterrun status", "clusterrun logs --errors --attempt all")
+SHOWN = ("clusterrun status", "clusterrun logs --errors --attempt 1")
 COLOURS = {"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "36": "#79c0ff", "2": "#8b949e"}
 ANSI = re.compile(r"\x1b\[([\d;]*)m")
 STYLE = "font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre"
@@ -47,7 +48,11 @@ def main(target: Path) -> None:
         for command in SHOWN:
             printed = _run(project, [*command.split(), "--color", "always"])
             lines += ["", f"$ {command}", *printed.splitlines()]
-        names = {str(project): "~/project", socket.gethostname(): "laptop"}
+        names = {
+            str(project): "~/project",
+            sysconfig.get_path("purelib"): "site-packages",
+            socket.gethostname(): "laptop",
+        }
         target.write_text(picture([_renamed(line, names) for line in lines]))
 
 
@@ -88,9 +93,7 @@ def picture(lines: list[str]) -> str:
     width = int(COLUMNS * CHAR_PX + 2 * MARGIN_PX)
     height = len(lines) * LINE_PX + 2 * MARGIN_PX
     rows = (_row(MARGIN_PX + (n + 0.75) * LINE_PX, line) for n, line in enumerate(lines))
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">'
-    )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" xml:space="preserve">'
     box = '<rect width="100%" height="100%" rx="8" fill="#0d1117"/>'
     return "\n".join([head, box, f'<g style="{STYLE}" fill="#e6edf3">', *rows, "</g></svg>\n"])
 
