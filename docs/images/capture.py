@@ -9,6 +9,7 @@ replaced, and each line cut at `COLUMNS`.
 from __future__ import annotations
 
 import html
+import importlib.util
 import os
 import re
 import shutil
@@ -16,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -48,9 +48,11 @@ def main(target: Path) -> None:
         for command in SHOWN:
             printed = _run(project, [*command.split(), "--color", "always"])
             lines += ["", f"$ {command}", *printed.splitlines()]
+        spec = importlib.util.find_spec("torch")
+        assert spec is not None and spec.origin is not None
         names = {
             str(project): "~/project",
-            sysconfig.get_path("purelib"): "site-packages",
+            str(Path(spec.origin).parents[1]): "site-packages",
             socket.gethostname(): "laptop",
         }
         target.write_text(picture([_renamed(line, names) for line in lines]))
@@ -93,7 +95,8 @@ def picture(lines: list[str]) -> str:
     width = int(COLUMNS * CHAR_PX + 2 * MARGIN_PX)
     height = len(lines) * LINE_PX + 2 * MARGIN_PX
     rows = (_row(MARGIN_PX + (n + 0.75) * LINE_PX, line) for n, line in enumerate(lines))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" xml:space="preserve">'
+    size = f'viewBox="0 0 {width} {height}" width="{width}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} xml:space="preserve">'
     box = '<rect width="100%" height="100%" rx="8" fill="#0d1117"/>'
     return "\n".join([head, box, f'<g style="{STYLE}" fill="#e6edf3">', *rows, "</g></svg>\n"])
 
