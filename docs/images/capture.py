@@ -9,7 +9,6 @@ replaced, and each line cut at `COLUMNS`.
 from __future__ import annotations
 
 import html
-import importlib.util
 import os
 import re
 import shutil
@@ -21,6 +20,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import click
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -48,11 +49,9 @@ def main(target: Path) -> None:
         for command in SHOWN:
             printed = _run(project, [*command.split(), "--color", "always"])
             lines += ["", f"$ {command}", *printed.splitlines()]
-        spec = importlib.util.find_spec("torch")
-        assert spec is not None and spec.origin is not None
         names = {
             str(project): "~/project",
-            str(Path(spec.origin).parents[1]): "site-packages",
+            str(Path(click.__file__).parents[1]): "site-packages",
             socket.gethostname(): "laptop",
         }
         target.write_text(picture([_renamed(line, names) for line in lines]))
