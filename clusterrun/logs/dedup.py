@@ -186,15 +186,22 @@ class Dedup:
 
 
 class LineCount:
-    """Counts lines, the newest first; `folded` counts copies of many ranks as one."""
+    """Counts lines, the newest first; `folded` counts copies of many ranks as one.
+
+    The pieces of a line, such as the states of a progress bar, count as one line.
+    """
 
     def __init__(self, *, folded: bool) -> None:
         self.count = 0
         self._folded = folded
         self._counted: dict[tuple[Stream, str], tuple[int, set[int | str]]] = {}
+        self._sources: set[tuple[str, int | None, Stream]] = set()
 
     def add(self, line: LogLine) -> None:
         """Take the line before."""
+        if line.partial and (line.node, line.rank, line.stream) in self._sources:
+            return  # what it begins is counted
+        self._sources.add((line.node, line.rank, line.stream))
         if not self._folded:
             self.count += 1
             return

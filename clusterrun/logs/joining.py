@@ -13,6 +13,7 @@ HELD_BYTES = 64 * 1024 * 1024  # of all lines without end; beyond that, none wai
 # For how many pauses a line may wait for its end: without any new piece, and in all.
 QUIET_PAUSES = 3
 OPEN_PAUSES = 9
+BAR_PAUSES = 50  # between two states of a progress bar
 
 # BEL ends a control string that the cut left open, and is itself never shown.
 _MARK = b"\x07" + "…".encode()
@@ -27,6 +28,11 @@ class _Open:
     text: bytearray = field(default_factory=bytearray)
     pauses: int = 0
     quiet_pauses: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has waited long enough for its end."""
+        return self.quiet_pauses > QUIET_PAUSES or self.pauses > OPEN_PAUSES
 
     def add(self, text: bytes) -> None:
         self.text += text
@@ -45,11 +51,18 @@ class _Shown(_Open):
 
     size: int = 0
     returned: bool = False
+    is_bar: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has waited long enough; a progress bar is written again and again."""
+        return self.pauses > BAR_PAUSES if self.is_bar else super().is_due
 
     def add(self, text: bytes) -> None:
         body = text.rstrip(b"\r")
         kept_from = body.rfind(b"\r") + 1
         if kept_from or (body and self.returned):
+            self.is_bar = True
             self.text.clear()
             self.size = 0
         self.text += body[kept_from:][: SHOWN_BYTES - len(self.text)]
@@ -103,7 +116,7 @@ class Joiner:
         for source, entry in list(self.begun.items()):
             entry.pauses += 1
             entry.quiet_pauses += 1
-            if entry.quiet_pauses > QUIET_PAUSES or entry.pauses > OPEN_PAUSES:
+            if entry.is_due:
                 yield self._take(source, ends=False)
 
     def drain(self) -> Iterator[LogLine]:
@@ -112,8 +125,9 @@ class Joiner:
             yield self._take(source, ends=False)
 
     def unfinished(self) -> LogLine | None:
-        """Return the line that was begun last, as it is so far, and keep waiting for the rest."""
-        entry = next(reversed(self.begun.values()), None)
+        """Return the line that was written to last, as it is so far; keep waiting for the rest."""
+        newest_first = reversed(self.begun.values())
+        entry = max(newest_first, key=lambda entry: entry.epoch_us, default=None)
         return entry.line(ends=True) if entry else None
 
     def _take(self, source: tuple[str, int | None, Stream], *, ends: bool) -> LogLine:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from clusterrun.logformat.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
+from clusterrun.logformat.lines import (
+    BEFORE_ALL,
+    STAMPED,
+    LogLine,
+    Stream,
+    find_stamped,
+    last_stamp,
+)
 from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.dedup import LineCount
 from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
@@ -59,9 +67,23 @@ def find_newest(
     found = _newest(sources, count, report, folded=folded)
     if found is not None:
         return found
-    total = sum(1 for _ in merge_sources(sources))
-    lines = islice(merge_sources(sources), max(total - count, 0), None)
-    return Newest(lines=lines, is_all=total <= count)
+    start = _start_of_last(merge_sources(sources), count)
+    return Newest(lines=islice(merge_sources(sources), start, None), is_all=not start)
+
+
+def _start_of_last(lines: Iterable[LogLine], count: int) -> int:
+    """Return the place of the first of the last `count` lines, which may be pieces of lines."""
+    ends: deque[int] = deque(maxlen=count + 1)
+    begun: dict[tuple[str, int | None, Stream], int] = {}
+    for place, line in enumerate(lines):
+        source = (line.node, line.rank, line.stream)
+        if line.partial:
+            begun[source] = place
+        else:
+            begun.pop(source, None)
+            ends.append(place)
+    last = sorted((*ends, *begun.values()))
+    return last[-count - 1] + 1 if len(last) > count else 0
 
 
 def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) -> Newest | None:
@@ -75,12 +97,13 @@ def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) 
         readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
         heap = [(reader.order, place, reader) for place, reader in enumerate(readers)]
         heapq.heapify(heap)
-        while heap and counted.count < count:
+        while heap and count:
             _, place, reader = heap[0]
             if reader.lines:
-                line = reader.lines.pop()
-                found.append(line)
-                counted.add(line)
+                counted.add(reader.lines[-1])
+                if counted.count > count:  # it is not a piece of the oldest line that is wanted
+                    break
+                found.append(reader.lines.pop())
                 if folded and len(found) >= MOST_LINES:
                     break
             elif held_bytes > _MAX_HELD_BYTES:

@@ -104,7 +104,7 @@ class TextView(View):
         self._heads.clear()
 
     def unfinished(self) -> str | None:
-        """Return the unfinished line that was begun last, without colours or newline."""
+        """Return the unfinished line that was written to last, without colours or newline."""
         line = self._joiner.unfinished()
         if line is None:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -41,6 +41,19 @@ def whole(
 
 def newest(sources: Iterable[Source], count: int) -> Iterable[LogLine]:
     return newest_module.find_newest(sources, count).lines
+
+
+def last(lines: Sequence[LogLine], count: int) -> list[LogLine]:
+    """Take the last lines; pieces that continue each other count as one."""
+    begun: set[object] = set()
+    for start in range(len(lines), 0, -1):
+        line = lines[start - 1]
+        source = (line.node, line.rank, line.stream)
+        count -= not (line.partial and source in begun)
+        begun.add(source)
+        if count < 0:
+            return list(lines[start:])
+    return list(lines)
 
 
 def sources(directory: Path, corpus: Mapping[str, bytes]) -> list[Source]:

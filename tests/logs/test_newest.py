@@ -15,7 +15,7 @@ from clusterrun.logs.files import FileKind, LogFile, OpenFiles
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import Part, Source
 from tests.logs.corpus import T0, raw, texts
-from tests.logs.reading import blocks_of, newest, sources, whole, write
+from tests.logs.reading import blocks_of, last, newest, sources, whole, write
 from tests.logs.strategies import CORPORA
 
 BLOCKS = st.integers(1, 200)
@@ -28,7 +28,7 @@ def test_the_newest_of_any_files_are_the_end_of_the_whole(
     chosen = sources(tmp_path_factory.mktemp("logs"), corpus)
     everything = list(merge_sources(chosen))
     with blocks_of(block):
-        assert newest(chosen, count) == everything[max(len(everything) - count, 0) :]
+        assert newest(chosen, count) == last(everything, count)
 
 
 @given(CORPORA, BLOCKS, st.integers(0, 9), st.sampled_from([(), (b"loss=", b"x")]))
@@ -52,7 +52,7 @@ def test_so_are_the_newest_of_the_wanted_lines(
     ]
     everything = list(merge_sources(chosen))
     with blocks_of(block):
-        assert newest(chosen, count) == everything[max(len(everything) - count, 0) :]
+        assert newest(chosen, count) == last(everything, count)
 
 
 @pytest.mark.parametrize("count", range(8))

@@ -20,7 +20,8 @@ from clusterrun.logformat.lines import Stream
 from clusterrun.logs.context import Break
 from clusterrun.logs.files import LogFile
 from clusterrun.logs.follow import Left
-from clusterrun.logs.query import EVERYTHING, Query
+from clusterrun.logs.joining import BAR_PAUSES
+from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
 from tests.logs.corpus import T0, line
 
 
@@ -199,9 +200,25 @@ def test_progress_bars_of_several_ranks_are_lines(monkeypatch: pytest.MonkeyPatc
     terminal = use_stdout(monkeypatch, is_terminal=True)
     to = printer(is_following=True)
     to.print_line(line(T0, "n1", 3, "E", b"\r10 %"))
-    for _ in range(4):
+    for _ in range(BAR_PAUSES):
         to.pause()
+    assert terminal.take() == ""
+    to.pause()
     assert terminal.take() == "n1:3  ! 10 %…\n"
+
+
+def test_the_progress_bar_of_the_overview_stays_in_the_last_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = use_stdout(monkeypatch, is_terminal=True)
+    to = printer(is_following=True, query=OVERVIEW)
+    to.print_line(line(T0, "n1", 0, "O", b"begun"))
+    to.print_line(line(T0 + 1, "n1", 0, "E", b"\r10 %"))
+    to.pause()
+    assert terminal.take() == "\r\x1b[Kn1:0  ! 10 %"
+    to.print_line(line(T0 + 2, "n1", 0, "o", b" and done"))
+    to.pause()
+    assert terminal.take() == "\r\x1b[Kn1:0  | begun and done\n\r\x1b[Kn1:0  ! 10 %"
 
 
 def test_a_pause_shows_what_waits_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:

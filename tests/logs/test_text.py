@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logs import stamps, text_view
-from clusterrun.logs.joining import OPEN_PAUSES, QUIET_PAUSES, SHOWN_BYTES
+from clusterrun.logs.joining import BAR_PAUSES, QUIET_PAUSES, SHOWN_BYTES
 from clusterrun.logs.stamps import clock_time, iso_time, stamp_writer, utc_time
 from clusterrun.logs.text import highlighted, last_state, readable, strip_controls
 from clusterrun.logs.text_view import Style, TextView, node_colour
@@ -283,10 +283,10 @@ def test_the_mark_is_seen_behind_a_control_string_that_was_cut() -> None:
 def test_a_progress_bar_that_goes_on_and_on_is_shown_from_time_to_time() -> None:
     view = View()
     told: list[str] = []
-    for percent in range(4 * (OPEN_PAUSES + 1)):
+    for percent in range(4 * (BAR_PAUSES + 1)):
         assert view.show((0, "E", b"\r%d %%" % percent)) == []
         told += view.pause()
-    assert told == [f"n1:0 ! {percent} %…\n" for percent in (9, 19, 29, 39)]
+    assert told == [f"n1:0 ! {percent} %…\n" for percent in (50, 101, 152, 203)]
 
 
 def test_a_progress_bar_in_pieces_can_be_looked_at_without_a_mark() -> None:

@@ -124,9 +124,10 @@ class LogPrinter:
     def pause(self) -> None:
         """Show everything that has arrived; do not wait for the end of a line.
 
-        The progress bar of a single rank stays in the last row of a terminal.
+        The progress bar of one rank stays in the last row of a terminal.
         """
-        if self._is_live and self.request.has_one_rank and isinstance(self._view, TextView):
+        has_one_bar = self.request.has_one_rank or self.request.query.overview
+        if self._is_live and has_one_bar and isinstance(self._view, TextView):
             self._view.write_held()
             self._writer.flush()
             self._writer.show_status(self._view.unfinished())
