@@ -16,6 +16,7 @@ from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.durations import parse_seconds
 from clusterrun.shared.wording import count
 from clusterrun.verbs import cancel
+from clusterrun.verbs.find import is_elsewhere
 
 DEFAULT: Final = "5m"
 LOOK_S: Final = 3.0  # by that time the agents have written what they know
@@ -170,7 +171,8 @@ def _print_cancelled(before: JobStatus, *, completed: bool) -> None:
         output.note(f"job {record.job_id} completed before it could be cancelled")
         return
     spent = "" if before.elapsed_s is None else f" {clock(before.elapsed_s)}"
-    output.answer(f"cancelled {record.job_id}  ({record.name}, was {state}{spent})")
+    where = f", in {record.workdir}" if is_elsewhere(record) else ""
+    output.answer(f"cancelled {record.job_id}  ({record.name}, was {state}{spent}{where})")
 
 
 def _object(before: JobStatus, saved: str | None, *, completed: bool) -> dict[str, object]:

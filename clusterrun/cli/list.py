@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import failure_text, where_or_why
-from clusterrun.cli.shared.times import clock
+from clusterrun.cli.shared.times import clock, local_time
 from clusterrun.shared.state import JobState
+from clusterrun.verbs.find import is_elsewhere
 from clusterrun.verbs.list import list_jobs
 
-HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
+HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "START", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
 ENDED_SHOWN = 5
 NEWEST_LOOKED_AT = 200  # without --all; a job that runs is among the newest
 
@@ -43,7 +46,8 @@ def command(
 ) -> None:
     """List jobs with their states.
 
-    Shown are the runs of this project that have not ended, and the five newest that have.
+    Lists the runs of this project that have not ended, and the five newest that have; outside of a
+    project, those of all projects.
 
     \b
     clusterrun list --all --state FAILED
@@ -77,9 +81,18 @@ def _print_table(shown: list[JobStatus], *, left_out: int) -> None:
     if not shown:
         output.say("no runs to show" if left_out else "no runs yet")
         return
-    output.answer_table(HEAD, [_row(job) for job in shown])
+    rows = [_row(job) for job in shown]
+    if is_elsewhere(shown[0].record):  # then all are
+        projects = (_short(job.record.workdir) for job in shown)
+        rows = [(project, *row) for project, row in zip(projects, rows, strict=True)]
+    output.answer_table(HEAD if len(HEAD) == len(rows[0]) else ("PROJECT", *HEAD), rows)
     if left_out:
         output.note(f"{left_out} more with --all")
+
+
+def _short(directory: str) -> str:
+    home = os.path.expanduser("~")
+    return f"~{directory.removeprefix(home)}" if directory.startswith(f"{home}/") else directory
 
 
 def _row(job: JobStatus) -> tuple[str, ...]:
@@ -94,6 +107,7 @@ def _row(job: JobStatus) -> tuple[str, ...]:
         job.state.value,
         str(record.nodes),
         str(gpus) if gpus else "-",
+        "-" if job.start is None else local_time(job.start),
         f"{spent} / {limit}",
         step,
         failure_text(job.failure) if job.failure and not job.pending else where_or_why(job),

@@ -29,6 +29,7 @@ from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared import files, shell
 from clusterrun.shared.locks import locked
+from clusterrun.shared.wording import count
 
 SCHEMA = "clusterrun.job/1"
 _JOB_LISTS = ("earlier_job_ids", "chained_job_ids")
@@ -384,9 +385,9 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
         reverse=True,
     )[:3]
     known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)
-    places = ", ".join(str(runs_dir.root) for runs_dir in runs_dirs)
+    others = f" or in {count(len(runs_dirs) - 1, 'other project')}" if len(runs_dirs) > 1 else ""
     return JobNotFoundError(
-        f"{message} in {places or 'any place'}",
+        f"{message} in {runs_dirs[0].root if runs_dirs else 'any place'}{others}",
         hint=f"newest runs: {known}"
         if known
         else "runs are looked for in the project here and where you submitted before",

@@ -74,7 +74,7 @@ def run(
         if number == tries or late or not may_pass(cause):
             break
         time.sleep(PAUSES_S[min(number, len(PAUSES_S)) - 1])
-    raise _error(argv[0], cause, time.monotonic() - begin, number)
+    raise _error(argv[0], cause, time.monotonic() - begin, number, was_killed=done.rc == TIMED_OUT)
 
 
 def _run_once(
@@ -153,10 +153,18 @@ def may_pass(cause: str) -> bool:
     return not any(words in cause for words in LASTING)
 
 
-def _error(program: str, cause: str, elapsed_s: float, tries: int) -> SchedulerUnreachableError:
-    count = "1 try" if tries == 1 else f"{tries} tries"
+def _error(
+    program: str, cause: str, elapsed_s: float, number: int, *, was_killed: bool
+) -> SchedulerUnreachableError:
+    tries = "1 try" if number == 1 else f"{number} tries"
+    if not may_pass(cause):
+        message = f"{program} failed"
+    elif was_killed or elapsed_s >= 1:
+        message = f"{program} got no answer within {elapsed_s:.0f} s ({tries})"
+    else:
+        message = f"{program} could not reach Slurm ({tries})"
     return SchedulerUnreachableError(
-        f"{program} got no answer within {elapsed_s:.0f} s ({count})",
+        message,
         cause=cause,
         hint=(
             "jobs that are already in the queue are not affected"

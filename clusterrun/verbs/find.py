@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from clusterrun.backends.machine_facts import working_directory
-from clusterrun.backends.slurm import query
+from clusterrun.backends.slurm import foreign, query
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
@@ -26,7 +26,7 @@ Which: TypeAlias = "str | JobRecord | Job"
 def find_record(job: Which | None = None) -> JobRecord:
     """Find a run by job id, SLUID, name, run id or a path in it; None is this project's newest.
 
-    Raises JobNotFoundError.
+    Raises JobNotFoundError, and SchedulerUnreachableError if only Slurm could know the job.
     """
     if job is not None and not isinstance(job, str):
         return job if isinstance(job, JobRecord) else job.record
@@ -35,18 +35,36 @@ def find_record(job: Which | None = None) -> JobRecord:
         return records.resolve_job(job, places)
     except JobNotFoundError:
         number = query.job_of_sluid(job or "")
-        if not number:
-            raise
-        return records.resolve_job(number, places)
+        if number:
+            return records.resolve_job(number, places)
+        if foreign.is_job_id(job or "") and foreign.ask(job or ""):
+            raise _not_ours(job or "") from None
+        raise
+
+
+def _not_ours(job_id: str) -> JobNotFoundError:
+    return JobNotFoundError(
+        f"job {job_id} was not started by clusterrun",
+        hint=f"read its output: clusterrun logs {job_id}; use Slurm's own commands for the rest",
+    )
+
+
+def is_elsewhere(record: JobRecord) -> bool:
+    """Whether a run is of another project."""
+    return record.runs_dir.root.resolve() != _own_runs().root.resolve()
 
 
 def places_of_runs() -> list[RunsDir]:
     """List the directories of runs: this project's, then all that were used before."""
+    own = _own_runs()
+    real = own.root.resolve()
+    return [own, *(p for p in remembered_roots() if p.root.resolve() != real)]
+
+
+def _own_runs() -> RunsDir:
     cwd = working_directory(os.environ)
     try:
         run_dir = load_spec().spec.run_dir
     except UsageError:  # a job must be found while its configuration is being edited
         run_dir = JobSpec().run_dir
-    own = RunsDir(root=Path(os.path.normpath(cwd / run_dir)))
-    real = own.root.resolve()
-    return [own, *(p for p in remembered_roots() if p.root.resolve() != real)]
+    return RunsDir(root=Path(os.path.normpath(cwd / run_dir)))

@@ -20,9 +20,11 @@ from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.local import backend, process
 from clusterrun.backends.local.backend import LocalBackend
 from clusterrun.backends.local.host import LocalStep
+from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.config.spec import Device
 from clusterrun.errors import JobNotFoundError, SubmissionError
 from clusterrun.rundir import record
+from clusterrun.rundir.known_roots import remember_root, state_dir
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared.state import JobState
 from tests.patience import PATIENCE, wait_for
@@ -347,8 +349,23 @@ def test_ids_that_are_taken_at_the_same_time_differ(site: LocalSite, tmp_path: P
     site.runs.root.mkdir()
     paths = RunPaths(root=site.runs.root / "demo" / "r1")
     with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda _: backend._take_job_id(site.runs, paths), range(40)))
+        taken = list(pool.map(lambda _: take_job_id(site.runs, paths), range(40)))
     assert sorted(taken, key=lambda job_id: int(job_id[1:])) == [f"L{n}" for n in range(1, 41)]
+
+
+def test_no_two_projects_of_a_user_share_an_id(site: LocalSite, tmp_path: Path) -> None:
+    places = [RunsDir(root=tmp_path / name / "runs") for name in ("one", "two", "three")]
+
+    def take(place: RunsDir) -> str:
+        place.root.mkdir(parents=True, exist_ok=True)
+        remember_root(place)
+        return take_job_id(place, RunPaths(root=place.root / "demo" / "r1"))
+
+    assert [take(places[i]) for i in (0, 1, 0)] == ["L1", "L2", "L3"]
+    (state_dir() / "local-job-id").unlink()
+    assert take(places[1]) == "L4"  # the counter is lost: L3 exists in another project
+    (state_dir() / "local-job-id").write_text("")
+    assert take(places[2]) == "L5"
 
 
 def test_modules_beside_the_users_script_do_not_shadow_the_controllers(
@@ -377,7 +394,7 @@ def test_what_nodes_print_lands_in_the_batch_output(site: LocalSite) -> None:
 def test_a_job_whose_controller_never_came_is_not_pending_for_ever(site: LocalSite) -> None:
     plan = make_plan(site.root)
     paths = make_run(site.root, plan, make_bundle(plan))
-    job_id = backend._take_job_id(site.runs, paths)
+    job_id = take_job_id(site.runs, paths)
     assert site.job(job_id).state is JobState.PENDING
     os.utime(paths.root, (1, 1))
     assert site.job(job_id).state is JobState.FAILED

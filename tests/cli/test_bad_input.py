@@ -192,7 +192,7 @@ def test_slurm_that_cannot_be_reached(here: CommandLine) -> None:
     here.slurm(f'echo "sbatch: error: {words}" >&2; exit 1')
     err = refused(here, "train.py", code=5)
     assert without_times(err[err.index("error:") :]) == (
-        "error: sbatch got no answer within N s (1 try)\n"
+        "error: sbatch could not reach Slurm (1 try)\n"
         f"  cause: sbatch: error: {words}\n"
         "  hint: jobs that are already in the queue are not affected\n"
     )
@@ -280,13 +280,33 @@ def test_scheduler_that_is_silent_is_not_an_unknown_job(
     assert said.code == 5
     assert json.loads(said.out)["state"] == "UNKNOWN"
     assert without_times(said.err).endswith(
-        "error: squeue got no answer within N s (3 tries)\n"
+        "error: squeue could not reach Slurm (3 tries)\n"
         f"  cause: {words}\n"
         "  hint: jobs that are already in the queue are not affected\n"
     )
     listed = here("list")
     assert listed.code == 5
     assert "UNKNOWN" in listed.out
+
+
+@pytest.mark.parametrize("verb", ["status", "cancel", "logs", "resume"])
+def test_an_unknown_job_is_looked_up_in_slurm(here: CommandLine, verb: str) -> None:
+    here.slurm()
+    here.program("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert here(verb, "99999").code == 4
+    here.program("scontrol", "echo 'error: cannot stat file /etc/slurm.conf' >&2; exit 1")
+    said = here(verb, "99999")
+    assert said.code == 5
+    assert said.err.startswith("error: scontrol failed\n  cause: error: cannot stat file")
+    assert here(verb, "L99").code == 4  # no job of Slurm's
+
+
+def test_a_job_of_another_tool_is_named_as_such(here: CommandLine) -> None:
+    here.slurm()
+    here.program("scontrol", "echo 'JobId=99999 JobName=x UserId=me(1) GroupId=g(1)'")
+    said = here("status", "99999")
+    assert said.code == 4
+    assert said.err.startswith("error: job 99999 was not started by clusterrun\n")
 
 
 def test_several_jobs_are_not_cancelled_without_a_yes(here: CommandLine) -> None:

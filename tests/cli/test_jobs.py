@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 
 import pytest
 
@@ -104,8 +105,14 @@ def test_a_job_is_found_from_elsewhere(here: CommandLine, monkeypatch: pytest.Mo
     elsewhere = here.path.parent / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    assert here("status", "4711").code == 0
+    said = here("status", "4711")
+    assert (said.code, said.err) == (0, f"using job 4711 (train) of {here.path}\n")
     assert here("list", "--ids-only").out == "4711\n"
+    head, row = here("list").out.splitlines()
+    assert (head.split()[0], row.split()[:2]) == ("PROJECT", [str(here.path), "4711"])
+    assert here("cancel", "4711").out.endswith(f", in {here.path})\n")
+    message = f"error: no job or run 'L99' in {elsewhere}/runs or in 1 other project\n"
+    assert here("status", "L99").err.startswith(message)
 
 
 def test_a_job_is_found_while_its_configuration_is_broken(here: CommandLine) -> None:
@@ -199,7 +206,10 @@ def test_list_shows_what_runs_and_why_the_rest_does_not(here: CommandLine) -> No
     outcome(failed, cause=Cause.EXCEPTION, step=None, **oom)
     submitted(here, "4711", "-J", "a-name-that-is-longer-than-any-column-would-be", "train.py")
     submitted(here, "4713")
-    queue(here, running("4711"), "4713|PENDING||0:00|UNLIMITED|N/A|N/A|Priority")
+    now = time.time()
+    started = running("4711").replace("|N/A|N/A|", f"|{now:.0f}|N/A|")
+    at = f"{datetime.fromtimestamp(now):%H:%M}"
+    queue(here, started, "4713|PENDING||0:00|UNLIMITED|N/A|N/A|Priority")
     said = here("list")
     head, *rows = said.out.splitlines()
     starts = [head.index(name) for name in HEAD]
@@ -208,10 +218,13 @@ def test_list_shows_what_runs_and_why_the_rest_does_not(here: CommandLine) -> No
     ]
     long_name = "a-name-that-is-longer-than-any-column-would-be"
     assert cells == [
-        ["4713", "train", "PENDING", "2", "-", "- / -", "-", "jobs with higher priority are ahead"],
-        ["4711", long_name, "RUNNING", "1", "-", "05:10:40 / 1-00:00:00", "-", "node[17-18]"],
         [
-            *("4698", "train", "FAILED", "2", "8", "- / -", "-"),
+            *("4713", "train", "PENDING", "2", "-", "-", "- / -", "-"),
+            "jobs with higher priority are ahead",
+        ],
+        ["4711", long_name, "RUNNING", "1", "-", at, "05:10:40 / 1-00:00:00", "-", "node[17-18]"],
+        [
+            *("4698", "train", "FAILED", "2", "8", "-", "- / -", "-"),
             "rank 1 on node17: exit 1: CUDA out of memory",
         ],
     ]

@@ -17,13 +17,13 @@ from clusterrun.backends.base import SchedulerJob, Submission
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.local import process
 from clusterrun.backends.local.gpus import VISIBLE, split_gpus
+from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.config.spec import Device
 from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.end import read_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.rundir.record import link_target
 from clusterrun.shared import files, shell
 from clusterrun.shared.state import JobState
 
@@ -67,7 +67,7 @@ class LocalBackend:
     def _start(self, plan: Plan, paths: RunPaths) -> Submission:
         """Start a controller under a new job id; a failure leaves neither."""
         split_gpus(plan, os.environ.get(VISIBLE))
-        job_id = _take_job_id(self.runs_dir, paths)
+        job_id = take_job_id(self.runs_dir, paths)
         try:
             return executor.submit(
                 "LocalExecutor", plan, paths, lambda: _start_controller(plan, paths, job_id)
@@ -125,21 +125,6 @@ class LocalBackend:
             return RunPaths(root=link.resolve(strict=True))
         except (OSError, RuntimeError):
             return None
-
-
-def _take_job_id(runs_dir: RunsDir, paths: RunPaths) -> str:
-    """Take the next free id L1, L2, … by making its link, which only one process can."""
-    runs_dir.by_job.mkdir(mode=0o700, exist_ok=True)
-    names = [entry.name for entry in os.scandir(runs_dir.by_job)]
-    taken = [int(name[1:]) for name in names if name[:1] == "L" and name[1:].isdigit()]
-    number = max(taken, default=0)
-    while True:
-        number += 1
-        try:
-            runs_dir.job_link(f"L{number}").symlink_to(link_target(runs_dir, paths))
-        except FileExistsError:
-            continue
-        return f"L{number}"
 
 
 def _start_controller(plan: Plan, paths: RunPaths, job_id: str) -> Submission:

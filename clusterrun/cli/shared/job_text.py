@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-from datetime import datetime
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.times import SECONDS_A_DAY
+from clusterrun.cli.shared.times import local_time
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import UsageError
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
-from clusterrun.verbs.find import find_record
+from clusterrun.verbs.find import find_record, is_elsewhere
 
 
 def find_announced(job: str | None) -> JobRecord:
-    """Find a job; print which one was taken if none was named."""
+    """Find a job; print which one was taken if none was named, or it is of another project."""
     record = find_record(job)
     if job is None:
         where = os.path.relpath(record.runs_dir.root)
         output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
+    elif not os.path.exists(job) and is_elsewhere(record):
+        output.say(f"using job {record.job_id} ({record.name}) of {record.workdir}")
     return record
 
 
@@ -56,7 +57,7 @@ def where_or_why(job: JobStatus) -> str:
     if job.pending is None:
         is_local = job.record.cluster is Cluster.LOCAL
         return f"{nodelist(job)} (simulated nodes)" if is_local and job.nodelist else nodelist(job)
-    start = f"; starts about {_local(job.expected_start)}" if job.expected_start else ""
+    start = f"; starts about {local_time(job.expected_start)}" if job.expected_start else ""
     return f"{job.pending.text}{start}"
 
 
@@ -66,9 +67,3 @@ def nodelist(job: JobStatus) -> str:
         return fold_hosts(parse_hostlist(job.nodelist))
     except UsageError:
         return job.nodelist
-
-
-def _local(epoch_s: float) -> str:
-    then = datetime.fromtimestamp(epoch_s)
-    is_near = abs((then - datetime.now()).total_seconds()) < SECONDS_A_DAY / 2
-    return f"{then:%H:%M}" if is_near else f"{then:%Y-%m-%d %H:%M}"

@@ -18,6 +18,13 @@ def clock(seconds: float) -> str:
     return f"{days}-{text}" if days else text
 
 
+def local_time(epoch_s: float) -> str:
+    """Write a moment in local time, without the day if it is less than half a day away."""
+    then = datetime.fromtimestamp(epoch_s)
+    is_near = abs((then - datetime.now()).total_seconds()) < SECONDS_A_DAY / 2
+    return f"{then:%H:%M}" if is_near else f"{then:%Y-%m-%d %H:%M}"
+
+
 def timestamp(epoch_s: float | None) -> str | None:
     """Write a time as RFC 3339 in UTC.
 

@@ -1,0 +1,55 @@
+"""Ids of jobs on this machine: L1, L2, and so on, each used once for a user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from clusterrun.rundir.known_roots import remembered_roots, state_dir
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.record import link_target
+from clusterrun.shared.files import write_whole
+from clusterrun.shared.locks import locked
+
+
+def take_job_id(runs_dir: RunsDir, paths: RunPaths) -> str:
+    """Take the next id by making its link, which only one process can.
+
+    The user's counter makes ids unique over all projects. If it is lost, the known projects show
+    which ids were used; if it can't be written, ids are unique in the project alone.
+    """
+    runs_dir.by_job.mkdir(mode=0o700, exist_ok=True)
+    counter = state_dir() / "local-job-id"
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(locked(counter.with_suffix(".lock")))
+        number = _link_next(_last(counter, runs_dir), runs_dir, paths)
+        with contextlib.suppress(OSError):
+            write_whole(counter, f"{number}\n")
+    return f"L{number}"
+
+
+def _last(counter: Path, runs_dir: RunsDir) -> int:
+    try:
+        return max(int(counter.read_text(encoding="ascii")), _newest_in(runs_dir))
+    except (OSError, ValueError):
+        return max(map(_newest_in, (runs_dir, *remembered_roots())))
+
+
+def _newest_in(runs_dir: RunsDir) -> int:
+    try:
+        names = [entry.name for entry in os.scandir(runs_dir.by_job)]
+    except OSError:
+        return 0
+    return max((int(n[1:]) for n in names if n[:1] == "L" and n[1:].isdecimal()), default=0)
+
+
+def _link_next(last: int, runs_dir: RunsDir, paths: RunPaths) -> int:
+    number = last
+    while True:
+        number += 1
+        with contextlib.suppress(FileExistsError):
+            runs_dir.job_link(f"L{number}").symlink_to(link_target(runs_dir, paths))
+            return number
