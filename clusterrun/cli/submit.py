@@ -179,7 +179,7 @@ def _wait(record: JobRecord, *, is_followed: bool) -> int:
         raise
     if not is_followed:
         output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")
-    if ended.failure:
+    if ended.failure and not (is_followed and ended.failure.node):  # else its agent's line says it
         output.say(f"  failed     {failure_text(ended.failure)}")
     return _exit_code(ended)
 

@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from clusterrun.logformat.lines import LogLine, Stream
 
-LEAST_COPIES = 3  # fewer stay separate lines
+LEAST_COPIES = 3  # of a rank's line; fewer stay separate
+LEAST_WRITERS = 2  # of a traceback, or of a line of launchers and agents
 WINDOW_US = 2_000_000
 QUIET_US = 300_000
 HELD_LINES = 10_000
@@ -41,6 +42,15 @@ class Copies:
         self.before = 0  # writers whose copies have been shown, as bits
         self.taken = bit
         self.last_us = line.epoch_us
+        self._is_block = "\n" in body
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether there are enough of them to become one; a late traceback is always one more."""
+        if self._is_block and self.is_late:
+            return True
+        few = self._is_block or self.line.rank is None
+        return self.count >= (LEAST_WRITERS if few else LEAST_COPIES)
 
     @property
     def is_late(self) -> bool:
@@ -114,7 +124,7 @@ class Dedup:
             return
         key, numbers = _shape(body)
         copies = self._find(line, body, key, numbers, 1 << place)
-        if copies.count < LEAST_COPIES:
+        if line is copies.line or not copies.is_folded:
             self._enqueue(copies, line, body)
 
     def _find(self, line: LogLine, body: str, key: str, numbers: Sequence[str], bit: int) -> Copies:
@@ -167,7 +177,7 @@ class Dedup:
                 self._close(copies)
             queue.popleft()
             self._queued_chars -= len(body)
-            if copies.count < LEAST_COPIES:
+            if not copies.is_folded:
                 self._write(line, body, None)
             elif line is copies.line:
                 self._write(line, copies.text, copies)
@@ -179,7 +189,7 @@ class Dedup:
         self._open[text].pop(0)
         if not self._open[text]:
             del self._open[text]
-        if copies.count >= LEAST_COPIES or copies.before:
+        if copies.is_folded or copies.before:
             self._shown[text] = copies.taken
             if len(self._shown) > REMEMBERED:
                 del self._shown[next(iter(self._shown))]

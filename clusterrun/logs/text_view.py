@@ -13,6 +13,7 @@ from clusterrun.logs.stamps import Stamp, stamp_writer
 from clusterrun.logs.text import highlighted, readable, strip_controls
 from clusterrun.logs.tracebacks import Tracebacks
 from clusterrun.logs.view import View
+from clusterrun.shared.wording import count
 
 _SPREAD_US = 100_000  # between the first and the last copy: less is not shown
 
@@ -128,6 +129,8 @@ class TextView(View):
             self._put(f"{start}{body}\n".encode())
             return
         texts = body.split("\n")
+        if copies and copies.is_late:
+            texts = texts[-1:]  # of a traceback; the rest was shown before
         if style.highlight and style.colour:
             texts = [highlighted(text, style.highlight) for text in texts]
         if copies and style.prefix != "none":
@@ -146,8 +149,8 @@ class TextView(View):
         return head
 
     def _folded_head(self, copies: Copies) -> str:
-        what = "nodes" if copies.line.rank is None else "ranks"
-        label = f"[{copies.count} more {what}]" if copies.is_late else f"[{copies.count} {what}]"
+        what = "node" if copies.line.rank is None else "rank"
+        label = f"[{count(copies.count, f'more {what}' if copies.is_late else what)}]"
         return self._written(label, copies.line.stream, colour=1)
 
     def _written(self, who: str, stream: Stream, *, colour: int) -> str:

@@ -92,6 +92,33 @@ def test_fewer_than_three_copies_stay_where_they_were() -> None:
     assert fold((0, "a"), (1, "b"), (2, "a"), (3, "c")) == ["0 a", "1 b", "2 a", "3 c"]
 
 
+def test_tracebacks_of_two_ranks_are_one() -> None:
+    lost = 'Traceback:\n  File "a.py", line 3\nRuntimeError: lost [127.0.0.1]:@'
+    assert fold((0, lost.replace("@", "36786")), (1, "a"), (2, lost.replace("@", "40112"))) == [
+        "[0 2] " + lost.replace("@", "<n>"),
+        "1 a",
+    ]
+    other = lost.replace("line 3", "line 4")
+    assert fold((0, lost), (1, other)) == [f"0 {lost}", f"1 {other}"]
+
+
+def test_a_late_traceback_of_one_rank_is_one_more() -> None:
+    lost = 'Traceback:\n  File "a.py", line 3\nRuntimeError: lost'
+    folded = Folded()
+    for rank in range(2):
+        folded.feed(rank, lost)
+    assert folded.drain() == ["[0 1] " + lost]
+    folded.feed(2, lost)
+    assert folded.drain() == ["[2 more] " + lost]
+
+
+def test_what_two_agents_say_is_one_line() -> None:
+    folded = Folded()
+    for node in ("n1", "n2"):
+        folded.dedup.feed(line(T0, node, None, "a", b""), "rank 3 on n2: bad")
+    assert folded.drain() == ["[0 1] rank 3 on n2: bad"]
+
+
 def test_order_is_that_of_the_first_copies() -> None:
     lines = [(0, "a"), (0, "b"), (1, "a"), (1, "x"), (1, "b"), (2, "b"), (2, "a")]
     assert fold(*lines) == ["[0 1 2] a", "[0 1 2] b", "1 x"]

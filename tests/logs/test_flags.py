@@ -256,7 +256,7 @@ def test_nothing_of_a_log_moves_the_readers_terminal(run: LogsCommand) -> None:
     evil = b"1 \x1b]0;title\x07\x1b[2Jbad news"
     run.write("n2", raw(T0 + 9 * SECOND, None, "z", evil))
     write_side_file(run.paths, 1, "n2", [raw(T0 + 9 * SECOND, None, "z", b"- 0 " + evil)])
-    done = run.logs("L1", "-f", "--color", "always", "-n", "all")
+    done = run.logs("L1", "-f", "--color", "always", "-n", "all", "--rank", "9")
     assert "- n2 exited 1: bad news" in done.stderr
     assert "\x1b]" not in done.stderr
     assert "\x1b[2J" not in done.stderr

@@ -91,7 +91,7 @@ def print_alike(to: LogPrinter, ranks: int) -> None:
         ({}, True),
         ({"world_size": 2}, False),
         ({"query": Query(ranks=frozenset({0, 1, 2}))}, True),
-        ({"query": Query(ranks=frozenset({0, 1}))}, False),
+        ({"query": Query(ranks=frozenset({0}))}, False),
         ({"prefix": "none"}, False),
         ({"dedup": False}, False),
         ({"dedup": True, "world_size": 3}, True),
@@ -196,6 +196,9 @@ def test_what_is_told_beside_a_progress_bar_has_a_row_of_its_own(
     assert (terminal.take(), capsys.readouterr().err) == ("\r\x1b[K", "+ n2 (8 ranks)\n")
 
 
+ALIKE = tuple(Left(node=node, code=1, reason="signal 9") for node in ("n2", "n3"))
+
+
 def test_progress_bars_of_several_ranks_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = use_stdout(monkeypatch, is_terminal=True)
     to = printer(is_following=True)
@@ -269,15 +272,26 @@ def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
     to.print_truncated("n1")
     nodes = [LogFile(node=f"n{n}", path=Path("n.log")) for n in range(1, 21)]
     print_joined((*nodes,), to)
-    left = [Left(node="n1", code=0, reason=""), Left(node="n2", code=1, reason="signal 9")]
-    print_left(left, to)
+    print_left([Left(node="n1", code=0, reason=""), *ALIKE], to)
     to.print_end("FAILED", 1)
     assert pipe.take() == "n1:0  | begun…\n"
     assert capsys.readouterr().err.splitlines() == [
         "== attempt 2 ==",
         "~ n1 file was truncated, continuing",
         "+ n[1-20]",
-        "- n2 exited 1: signal 9",
+        "- n[2-3] exited 1",
+    ]
+
+
+def test_the_reason_of_a_nodes_end_is_given_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_stdout(monkeypatch)
+    to = printer(is_following=True, query=Query(ranks=frozenset({3})))  # no line of an agent
+    print_left([*ALIKE, Left(node="n4", code=1, reason="other")], to)
+    assert capsys.readouterr().err.splitlines() == [
+        "- n[2-3] exited 1: signal 9",
+        "- n4 exited 1: other",
     ]
 
 

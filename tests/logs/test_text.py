@@ -364,3 +364,13 @@ def test_a_break_stands_between_lines_that_wait_for_copies() -> None:
     view.show((0, "o", b"a"))
     view.view.show_break()
     assert view.take() == ["n1:0 | a\n", "--\n"]
+
+
+def test_of_a_late_copy_of_a_traceback_its_last_line_is_shown() -> None:
+    view = View(world_size=16, dedup=True)
+    lost = (b"Traceback (most recent call last):", b'  File "a.py", line 3', b"ValueError: lost")
+    for rank in (0, 1):
+        view.show(*((rank, "e", text) for text in lost))
+    assert len(view.drain()) == 3
+    view.show(*((2, "e", text) for text in lost))
+    assert view.drain() == ["[1 more rank] ! ValueError: lost\n"]

@@ -89,8 +89,8 @@ _instead = _under("Instead")
 @_show(
     "--dedup/--no-dedup",
     default=None,
-    help="one line for what 3 or more ranks say alike, <n> for a number that differs  "
-    "[default: in text; not saved]",
+    help="fold lines that 3 or more ranks printed, and tracebacks of 2 or more; <n> is a number "
+    "that differs  [default: in text; not saved]",
 )
 @_follow("-f", "--follow", "following", is_flag=True, help="go on until the job ends")
 @_follow(

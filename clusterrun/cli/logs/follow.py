@@ -122,16 +122,15 @@ def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
 
 
 def print_left(left: list[Left], printer: LogPrinter) -> None:
-    """Print whose logs are complete, unless all went well there."""
-    failed = [entry for entry in left if entry.code]
-    if len(left) <= FEW_NODES:
-        for entry in failed:
-            why = f": {entry.reason}" if entry.reason else ""
-            printer.note(f"- {entry.node} exited {entry.code}{why}")
-    else:
-        for code in sorted({entry.code for entry in failed}):
-            nodes = fold_hosts(entry.node for entry in failed if entry.code == code)
-            printer.note(f"- {nodes} exited {code}")
+    """Print whose logs are complete, unless all went well there; the agents' lines give reasons."""
+    ends: dict[tuple[int, str], list[str]] = {}
+    for entry in left:
+        if entry.code:
+            reason = "" if printer.request.shows_agents else entry.reason
+            ends.setdefault((entry.code, reason), []).append(entry.node)
+    for (code, reason), nodes in ends.items():
+        why = f": {reason}" if reason else ""
+        printer.note(f"- {fold_hosts(nodes)} exited {code}{why}")
     left.clear()
 
 

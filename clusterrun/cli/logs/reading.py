@@ -12,6 +12,7 @@ from clusterrun.cli.logs.job import WAITING, LogJob, PlainLogs, Standing, waitin
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
+from clusterrun.cli.shared.job_text import failure_text
 from clusterrun.cli.shared.times import clock
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logformat.lines import LogLine
@@ -23,6 +24,7 @@ from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import matches, sources_of
 from clusterrun.logs.tail import Cut, Tail, last_lines
 from clusterrun.logs.text import strip_controls
+from clusterrun.rundir.outcome import Cause, read_outcome
 from clusterrun.shared import wording
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
@@ -54,6 +56,8 @@ def read(request: Request) -> None:
     """Print the lines that exist now."""
     files = find_files(request)
     size = sum(file_size(file.path) for file in files)
+    if request.query.errors and request.form == "text":
+        _note_silent_failure(request)
     if size == 0 and request.reads_batch:
         output.say(f"the batch script of {request.job.title} has printed nothing")
         return
@@ -63,6 +67,16 @@ def read(request: Request) -> None:
     printer = LogPrinter(request=request, nodes=[file.node for file in files])
     cut = print_lines(request, printer)
     _note_what_was_left_out(request, printer.count, size, cut)
+
+
+def _note_silent_failure(request: Request) -> None:
+    """Report first what no rank could print: a signal, a hang, a lost node."""
+    record = request.job.record
+    if record is None or not request.attempts:
+        return
+    failure = read_outcome(record.paths, request.attempts[-1])
+    if failure and failure.cause.is_failure and failure.cause is not Cause.EXCEPTION:
+        output.note(f"first failure: {failure_text(failure)}")
 
 
 def print_lines(request: Request, printer: LogPrinter) -> Cut:

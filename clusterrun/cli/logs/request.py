@@ -14,7 +14,7 @@ from clusterrun.cli.logs.job import LogJob
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
 from clusterrun.logs.catalogue import Catalogue
-from clusterrun.logs.dedup import LEAST_COPIES
+from clusterrun.logs.dedup import LEAST_WRITERS
 from clusterrun.logs.moments import parse_zone
 from clusterrun.logs.query import OVERVIEW, STREAMS, Query
 from clusterrun.shared.hostlist import parse_hostlist
@@ -69,13 +69,20 @@ class Request:
         return self.has_one_rank and len(self.query.streams & _OF_RANKS) == 1
 
     @property
+    def shows_agents(self) -> bool:
+        """Whether all lines of the agents are shown."""
+        query = self.query
+        is_chosen = query.errors or query.include or query.exclude or query.ranks is not None
+        return Stream.AGENT in query.streams and not is_chosen
+
+    @property
     def folds(self) -> bool:
         """Whether equal lines of several ranks become one line of text."""
         if self.form != "text" or self.dedup is not None:
             return self.form == "text" and self.dedup is True
         ranks = self.query.ranks
         writers = self.job.world_size if ranks is None else len(ranks)
-        return writers >= LEAST_COPIES and self.prefix != "none"
+        return writers >= LEAST_WRITERS and self.prefix != "none"
 
 
 def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
