@@ -49,6 +49,13 @@ def through(key: Sequence[str], max_age_s: float, ask: Callable[[], Answer]) -> 
         return answer
 
 
+def forget() -> None:
+    """Forget all answers: jobs have just been changed."""
+    with contextlib.suppress(OSError):
+        for file in _directory().glob("*.json"):
+            file.unlink(missing_ok=True)
+
+
 def _directory() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     directory = Path(runtime) / "clusterrun" if runtime else state_dir() / "cache"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from clusterrun.backends.attempts import AttemptSummary, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
@@ -13,8 +14,9 @@ from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.rundir.end import End, read_end
-from clusterrun.rundir.outcome import Next, Outcome
+from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.record import JobRecord, continued_by
+from clusterrun.rundir.request import Reason, read_request
 from clusterrun.shared.state import JobState
 
 
@@ -133,9 +135,11 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     job = answer.jobs.get(record.job_id) if answer else None
     evidence = read_evidence(record.paths)
     state = _state(end, job, evidence)
+    if state is JobState.RUNNING and _is_being_ended(record.paths.request(evidence.attempt), job):
+        state = JobState.COMPLETING
     waits = state is JobState.PENDING and job is not None
     over = state.is_terminal
-    attempts = _corrected(read_attempts(record.paths), record, waits=waits)
+    attempts = _corrected(read_attempts(record.paths), record, state)
     start = _started(attempts, evidence) or (job.start if job else None)
     ended = (end.ended_at if end else None) or (job.end if job else None)
     code, number = _exit(end, job) if over else (None, None)
@@ -169,22 +173,37 @@ def _nodelist(record: JobRecord, evidence: Evidence) -> str:
     return ",".join(evidence.hosts if record.cluster is Cluster.LOCAL else evidence.nodes)
 
 
+def _is_being_ended(request: Path, job: SchedulerJob | None) -> bool:
+    """Whether somebody ends the job, which its scheduler may take half a minute to show."""
+    if read_request(request) is not Reason.END:
+        return False
+    return not _later(job.start if job else None, request.stat().st_mtime)
+
+
 def _reason(job: SchedulerJob | None, state: JobState) -> str:
     """Return the scheduler's reason for the state that is shown, if it adds anything."""
+    if state is JobState.COMPLETING:
+        return "its processes are being ended"
     is_about_it = job is not None and job.state is state and state is not JobState.PENDING
     return job.reason if job and is_about_it and job.reason != "NonZeroExitCode" else ""
 
 
 def _corrected(
-    attempts: tuple[AttemptSummary, ...], record: JobRecord, *, waits: bool
+    attempts: tuple[AttemptSummary, ...], record: JobRecord, state: JobState
 ) -> tuple[AttemptSummary, ...]:
-    """Correct the last attempt: a job that is pending was requeued and has no successor."""
+    """Correct the last attempt by what the scheduler knows.
+
+    A job that is pending was requeued and has no successor; what the time limit ended was not
+    cancelled.
+    """
     last = attempts[-1].outcome if attempts else None
-    is_requeued = waits and last is not None and last.job_id == record.job_id
-    if last is None or not is_requeued or last.next is not Next.SUCCESSOR:
+    if last is None or last.job_id != record.job_id:
         return attempts
-    outcome = dataclasses.replace(last, next=Next.REQUEUE)
-    return (*attempts[:-1], dataclasses.replace(attempts[-1], outcome=outcome))
+    if state is JobState.PENDING and last.next is Next.SUCCESSOR:
+        last = dataclasses.replace(last, next=Next.REQUEUE)
+    elif state is JobState.TIMEOUT and last.cause is Cause.CANCELLED:
+        last = dataclasses.replace(last, reason=Reason.TIME_LIMIT.text)
+    return (*attempts[:-1], dataclasses.replace(attempts[-1], outcome=last))
 
 
 def _state(end: End | None, job: SchedulerJob | None, evidence: Evidence) -> JobState:

@@ -36,9 +36,10 @@ SILENT_STEPS = 3  # or less often, if they take longer
 def command(
     ctx: click.Context, job: str | None, *, as_json: bool, exit_status: bool, waiting: bool
 ) -> None:
-    """Say how one job is doing.
+    """Show how one job is doing.
 
-    JOB is a job id, the name of a run or its directory; without it the newest run is taken.
+    JOB is a job id, the name of a run or its directory; without it the newest run is taken. The
+    exit status is 0 even if the job failed, also with --wait; --exit-status changes that to 3.
 
     \b
     clusterrun status
@@ -56,6 +57,8 @@ def command(
         output.note(text)
     if now.is_held:
         output.note(f"'clusterrun status --wait {now.record.job_id}' has Slurm start it now")
+    if waiting and not exit_status and now.state.is_terminal and not now.state.is_success:
+        output.note("pass --exit-status to exit with 3 if the job did not complete")
     ctx.exit(_exit_code(now, exit_status=exit_status))
 
 

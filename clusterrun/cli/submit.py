@@ -21,7 +21,7 @@ from clusterrun.cli.shared.options import (
 )
 from clusterrun.config import Given
 from clusterrun.config.spec import Device
-from clusterrun.errors import Exit, UsageError
+from clusterrun.errors import Exit, SchedulerUnreachableError, UsageError, describe
 from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.render import Prepared, check, prepare
 from clusterrun.verbs.status import wait as wait_until_ended
@@ -79,7 +79,13 @@ def command(
     prepared = _prepare_planned(job) if plans else prepare(job.load())
     warnings = submission.print_notes(prepared, keep_sbatch_env=keep_sbatch_env)
     if dry_run or test_only:
-        answer = check(prepared, keep_sbatch_env=keep_sbatch_env)
+        try:
+            answer = check(prepared, keep_sbatch_env=keep_sbatch_env)
+        except SchedulerUnreachableError as error:
+            if test_only:
+                raise
+            output.warn(f"Slurm has not checked the script: {describe(error)}")
+            answer = "bash finds no mistake"
         _show_unsent(prepared, answer, test_only=test_only, as_json=as_json)
         return
     submission.confirm_size(prepared.plan, yes=yes)

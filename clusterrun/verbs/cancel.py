@@ -17,8 +17,9 @@ from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.end import read_end
-from clusterrun.rundir.outcome import Cause, Next, Reason, read_outcome
+from clusterrun.rundir.outcome import Cause, Next, read_outcome
 from clusterrun.rundir.record import JobRecord
+from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record
@@ -71,6 +72,8 @@ def end_now(jobs: Sequence[JobStatus]) -> None:
         if job_ids:
             scheduler.cancel(job_ids)
     for job in jobs:
+        if job.state is JobState.RUNNING and job.attempt:  # `status` shows it at once
+            write_request(job.record.paths.request(job.attempt), Reason.END)
         _end_successor(job)
 
 

@@ -25,6 +25,7 @@ from clusterrun.rundir.events import FIRST_BYTES, LAST_BYTES
 from clusterrun.rundir.outcome import Cause, Next, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
+from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.state import JobState
 
 from .builders import make_bundle, make_plan
@@ -455,6 +456,30 @@ def test_a_script_that_could_not_conclude_is_heard(runs: RunsDir) -> None:
     failure = status(made, None).failure
     assert failure is not None
     assert (failure.code, failure.reason) == (1, "python cannot start")
+
+
+def test_a_job_that_is_being_ended_is_shown_at_once(runs: RunsDir) -> None:
+    made = make(runs)
+    request = made.paths.request(1)
+    request.parent.mkdir(parents=True)
+    running = said(JobState.RUNNING, start=request.parent.stat().st_mtime - 60)
+    write_request(request, Reason.CANCEL)  # the ranks train until they have saved
+    assert status(made, running).state is JobState.RUNNING
+    write_request(request, Reason.END)
+    found = status(made, running)
+    assert (found.state, found.reason) == (JobState.COMPLETING, "its processes are being ended")
+    again = said(JobState.RUNNING, start=request.stat().st_mtime + 60)  # Slurm started it again
+    assert status(made, again).state is JobState.RUNNING
+    assert status(made, said(JobState.CANCELLED)).state is JobState.CANCELLED
+
+
+def test_what_the_time_limit_ended_was_not_cancelled(runs: RunsDir) -> None:
+    made = make(runs)
+    ends(made, code=124, cause=Cause.CANCELLED, reason="cancelled")
+    for state, reason in ((JobState.TIMEOUT, "the time limit"), (JobState.CANCELLED, "cancelled")):
+        (attempt,) = status(made, said(state)).attempts
+        assert attempt.outcome is not None
+        assert attempt.outcome.reason == reason
 
 
 def test_a_job_that_was_requeued_instead_of_followed_says_so(runs: RunsDir) -> None:

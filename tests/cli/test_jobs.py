@@ -175,6 +175,11 @@ def test_wait_returns_when_the_job_has_ended(here: CommandLine) -> None:
         said = here("status", "4711", "--wait", "--exit-status")
     assert said.code == 3
     assert "state      FAILED  exit 9" in said.out
+    hint = "note: pass --exit-status to exit with 3 if the job did not complete\n"
+    assert hint not in said.err
+    said = here("status", "4711", "--wait")
+    assert said.code == 0
+    assert said.err.endswith(hint)
 
 
 def test_ctrl_c_while_waiting_gives_130_and_no_traceback(here: CommandLine) -> None:
@@ -273,6 +278,15 @@ def test_cancel_ends_a_job_and_says_how_it_stood(here: CommandLine) -> None:
     said = here("cancel", "4711")
     assert (said.code, said.out) == (0, "cancelled 4711  (train, was RUNNING 05:10:40)\n")
     assert here.asked("scancel") == ["4711"]
+
+
+def test_what_was_cancelled_no_longer_runs(here: CommandLine) -> None:
+    events(submitted(here), {"type": "started", "host": "node17"})
+    queue(here, running())
+    assert "state      RUNNING" in here("status", "4711").out
+    assert here("cancel", "4711").code == 0
+    said = here("status", "4711").out  # squeue still shows it as running
+    assert "state      COMPLETING  05:10:40 / 1-00:00:00  (its processes are being ended)" in said
 
 
 def test_cancelling_what_has_ended_is_no_mistake(here: CommandLine) -> None:

@@ -166,6 +166,7 @@ class SlurmBackend:
         Raises JobNotFoundError for jobs that Slurm doesn't know: scancel does not report them.
         """
         done = slurm_query.call(self.slurm_cluster, "scancel", *job_ids)
+        cache.forget()
         known = self.query(job_ids, max_age_s=0)
         if done.rc != 0 and "Invalid job id" not in done.stderr:
             raise ClusterrunError("scancel failed", cause=done.stderr.strip())
