@@ -16,7 +16,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import read_world
 from clusterrun.shared.state import JobState
 
-UNHEARD = "no rank had asked runtime.should_checkpoint() when all were to save"
+UNHEARD = "all ranks were asked to save, and none has called runtime.should_checkpoint()"
 SAVING = (EventType.CHECKPOINT, EventType.UNSAVED, EventType.INTERRUPTED)
 FEW = 8  # files to read before it is known which node is the head
 

@@ -46,9 +46,10 @@ def command(
     JOB is a job id, the name of a run (its newest) or a run's directory; of a chain all jobs end.
     Several jobs, or one on more than 64 nodes, need a yes: -y where nobody can be asked.
 
-    With --checkpoint a running job ends once its ranks have saved, or the time is over: exit
-    status 3 says that one ended without. Ctrl-C stops the waiting; the ranks save and the job ends
-    even so.
+    With --checkpoint a running job ends once its ranks have saved, or the time is over; the exit
+    status is 3 if a job ended without a checkpoint. If no rank ever calls
+    runtime.should_checkpoint(), the job ends after a minute, or after --timeout. Ctrl-C stops the
+    waiting; the ranks still save, and the job ends.
 
     \b
     clusterrun cancel 4711
@@ -60,7 +61,8 @@ def command(
     timeout_s = parse_seconds(timeout or DEFAULT)
     found = cancel.look_before_cancel(*jobs)
     _confirm([status for status in found if not status.state.is_terminal], yes=yes)
-    saved = _let_leave(found, timeout_s) if checkpoint else {}
+    unheard_s = timeout_s if timeout else min(cancel.UNHEARD_S, timeout_s)
+    saved = _let_leave(found, timeout_s, unheard_s) if checkpoint else {}
     cancel.end_now(found if not saved else cancel.look_before_cancel(*(b.record for b in found)))
     completed = [before for before in found if cancel.has_completed(before.record)]
     if as_json:
@@ -76,7 +78,7 @@ def command(
         ctx.exit(Exit.NO)
 
 
-def _let_leave(found: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
+def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict[str, str | None]:
     """Have the ranks save and leave, wait for them, and return the path that each job saved.
 
     A job that completed instead had nothing left to save, and is not in there.
@@ -86,7 +88,8 @@ def _let_leave(found: list[JobStatus], timeout_s: int) -> dict[str, str | None]:
     asked = [before for before in active if cancel.ask_to_leave(before)]
     try:
         _print_asked(active, asked, timeout_s)
-        cancel.wait_until_left(asked, timeout_s=timeout_s, watch=_Progress())
+        watch = _Progress(unheard_s)
+        cancel.wait_until_left(asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=watch)
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
         output.say(f"\nno longer waiting; {names} ends once it has saved")
@@ -110,7 +113,8 @@ def _print_asked(active: list[JobStatus], asked: list[JobStatus], timeout_s: int
 class _Progress:
     """Prints now and then that the ranks have not left yet, and what keeps them from saving."""
 
-    def __init__(self) -> None:
+    def __init__(self, unheard_s: float) -> None:
+        self._unheard_s = unheard_s
         self._begin = time.monotonic()
         self._look_at = self._begin + LOOK_S
         self._warned: set[tuple[str, str]] = set()
@@ -127,10 +131,14 @@ class _Progress:
             self._warn(before)
 
     def _warn(self, before: JobStatus) -> None:
-        job_id, why = before.record.job_id, read_evidence(before.record.paths).unsaved
-        if why and (job_id, why) not in self._warned:
-            self._warned.add((job_id, why))
-            output.warn(f"job {job_id}: {why}", notes=(f"clusterrun cancel {job_id} ends it now",))
+        job_id, found = before.record.job_id, read_evidence(before.record.paths)
+        if not found.unsaved or (job_id, found.unsaved) in self._warned:
+            return
+        self._warned.add((job_id, found.unsaved))
+        notes = [f"clusterrun cancel {job_id} ends it now"]
+        if found.is_unheard:
+            notes.append(f"unless one does, it ends after {clock(self._unheard_s)} (--timeout)")
+        output.warn(f"job {job_id}: {found.unsaved}", notes=tuple(notes))
 
 
 def _print_saved(before: JobStatus, asked_at: float) -> str | None:

@@ -27,6 +27,7 @@ from clusterrun.verbs.status import status
 
 POLL_S: Final = 0.5
 ASK_S: Final = 10.0  # between two questions to the scheduler
+UNHEARD_S: Final = 60.0  # for ranks that have never called should_checkpoint
 END_S: Final = 15.0  # from the end of an attempt to that of its job
 SUBMIT_S: Final = 30.0  # for the submission of a successor
 
@@ -141,14 +142,16 @@ def wait_until_left(
     asked: Sequence[JobStatus],
     *,
     timeout_s: float,
+    unheard_s: float = float("inf"),
     watch: Callable[[Sequence[JobStatus]], None] = lambda _: None,
 ) -> None:
     """Wait until the attempts of jobs have ended, at most `timeout_s`.
 
-    `watch` is given those that have not, at each look.
+    Wait at most `unheard_s` for a job of which no rank has called should_checkpoint. `watch` is
+    given those that have not ended, at each look.
     """
     deadline = time.monotonic() + timeout_s
-    looks = [_Look(job) for job in asked]
+    looks = [_Look(job, unheard_s) for job in asked]
     while time.monotonic() < deadline:
         looks = [look for look in looks if not look.has_left()]
         watch([look.job for look in looks])
@@ -160,14 +163,17 @@ def wait_until_left(
 class _Look:
     """Looks whether one job has left: at its files, and now and then at its scheduler."""
 
-    def __init__(self, job: JobStatus) -> None:
+    def __init__(self, job: JobStatus, unheard_s: float) -> None:
         self.job = job
+        self._unheard_until = time.monotonic() + unheard_s
         self._ask_at = time.monotonic() + ASK_S
         self._end_by = float("inf")
 
     def has_left(self) -> bool:
         paths, now = self.job.record.paths, time.monotonic()
         if read_end(paths) is not None:
+            return True
+        if now > self._unheard_until and read_evidence(paths).is_unheard:
             return True
         if paths.outcome(self.job.attempt).exists():
             self._end_by = min(self._end_by, now + END_S)

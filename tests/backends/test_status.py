@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.evidence import TrainingProgress, read_evidence
+from clusterrun.backends.evidence import UNHEARD, TrainingProgress, read_evidence
 from clusterrun.backends.slurm.reasons import REASONS, explain
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.config.spec import Cluster
@@ -391,7 +391,7 @@ def test_a_script_that_does_not_hear_that_it_is_to_save_is_noted(runs: RunsDir) 
     assert status(made, said(JobState.RUNNING)).notes == ()
     events(made.paths, "n1", {"type": "interrupted", "reason": "cancel", "heard": False})
     (note,) = status(made, said(JobState.RUNNING)).notes
-    assert note == "no rank had asked runtime.should_checkpoint() when all were to save"
+    assert note == UNHEARD
     assert status(made, said(JobState.TIMEOUT)).notes == (note,)
     assert status(made, said(JobState.COMPLETED)).notes == ()
 

@@ -123,9 +123,30 @@ def test_what_keeps_the_ranks_from_saving_is_told_once(
     monkeypatch.setattr(cancel, "SAY_S", 0.1)
     events(root, {"type": "interrupted", "reason": "cancel", "heard": False})
     said = here("cancel", "--checkpoint", "--timeout", "3s", "4711").err
-    why = "warning: job 4711: no rank had asked runtime.should_checkpoint() when all were to save"
-    assert said.count(f"{why}\n  note: clusterrun cancel 4711 ends it now\n") == 1
+    assert said.count(f"{UNHEARD}\n  note: clusterrun cancel 4711 ends it now\n") == 1
+    assert "  note: unless one does, it ends after 00:00:03 (--timeout)\n" in said
     assert said.count("still waiting for 4711") > 1
+
+
+UNHEARD = (
+    "warning: job 4711: all ranks were asked to save, and none has called "
+    "runtime.should_checkpoint()"
+)
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_script_that_never_asks_is_not_waited_for(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch, calls: bool
+) -> None:
+    root = at_work(here)
+    monkeypatch.setattr(ending, "UNHEARD_S", 0.3)
+    events(root, {"type": "interrupted", "reason": "cancel", "heard": False, "ts": 1.0})
+    if calls:  # later, as the training begins
+        events(root, {"type": "interrupted", "reason": "cancel", "heard": True, "ts": 2.0})
+        monkeypatch.setattr(cancel, "DEFAULT", "2s")
+    begin = time.monotonic()
+    assert here("cancel", "--checkpoint", "4711").code == 3
+    assert (time.monotonic() - begin > 1.5) == calls
 
 
 def test_a_job_that_has_no_checkpoint_is_told(here: CommandLine) -> None:

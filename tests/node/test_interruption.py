@@ -284,8 +284,12 @@ def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
         write_request(scene.file, Reason.CANCEL)
         scene.interruption.warned()
         await scene.settle()
-        assert "no rank has asked runtime.should_checkpoint() yet" in scene.said[-1]
+        assert "no rank has called runtime.should_checkpoint() yet" in scene.said[-1]
         assert scene.events == ["interrupted cancel False"]
+        scene.step()
+        for _ in range(2):
+            await scene.interruption.look()
+        assert scene.events == ["interrupted cancel False", "interrupted cancel True"]
 
     play(tmp_path, deed)
 

@@ -48,6 +48,7 @@ class Interruption:
     disk: SharedDisk
     reason: Reason | None = None
     _is_ending: bool = False
+    _is_unheard: bool = False
     _tasks: Tasks = field(default_factory=Tasks)
 
     def __post_init__(self) -> None:
@@ -71,7 +72,10 @@ class Interruption:
             self._tasks.start(self._end_or_leave())
 
     async def look(self) -> None:
-        """Do what is requested; signals only make that quicker."""
+        """Do what is requested; signals only make that quicker. Note the first rank that hears."""
+        if self._is_unheard and self.reason and self.page.is_used:
+            self._is_unheard = False
+            self.happened("interrupted", reason=self.reason.value, heard=True)
         if reason := await self.disk.do(self._requested):
             self._interrupt(reason)
 
@@ -119,7 +123,8 @@ class Interruption:
         if reason in (Reason.TIME_LIMIT, Reason.SIGNAL):
             self._after(max(0.8 * self.warning_s, self.warning_s - LAST_S))
         if not self.page.is_used:
-            self.say("no rank has asked runtime.should_checkpoint() yet: it may never hear of it")
+            self.say("no rank has called runtime.should_checkpoint() yet; none saves until it does")
+            self._is_unheard = True
         for _ in range(TRIES):
             if await self._saving.agree():
                 return
