@@ -56,6 +56,11 @@ class ClusterrunError(Exception):
         self.cause = cause
         self.where = where
 
+    @property
+    def hint(self) -> str:
+        """All hints, a line each."""
+        return "\n".join(self.hints)
+
 
 class UsageError(ClusterrunError):
     """An option, a value or a file that the user gave cannot be used."""

@@ -219,8 +219,11 @@ def test_the_handle_is_a_job_of_submitit(project: Path) -> None:
     assert well.result().exit_code == 0
     assert well.exception() is None
     assert (well.stdout(), well.stderr()) == ("zero\n", "KeyError: 1\n")
-    with pytest.raises(submitit.core.utils.FailedJobError, match=f"job {badly.job_id} is FAILED"):
+    with pytest.raises(
+        submitit.core.utils.FailedJobError, match=f"job {badly.job_id} is FAILED"
+    ) as failed:
         badly.result()
+    assert vars(failed.value) == {"hint": f"read its logs: clusterrun logs {badly.job_id}"}
 
 
 def test_the_handle_ends_its_job(project: Path) -> None:
@@ -228,6 +231,8 @@ def test_the_handle_ends_its_job(project: Path) -> None:
     job = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
     job.cancel()
     assert job.wait(timeout_s=60).state is JobState.CANCELLED
+    error = job.exception()
+    assert str(error) == f"job {job.job_id} is CANCELLED: the job was cancelled"
 
 
 def test_logs_are_merged_and_selected(project: Path) -> None:

@@ -120,16 +120,22 @@ def _measured(worlds: Sequence[Prepared]) -> list[Result]:
 
 
 def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> list[Result]:
-    results = []
+    results: list[Result] = []
+    begun = 0
     try:
         for world, record in zip(worlds, runs, strict=True):
+            begun += 1
             results.append(found := result_of(world, record, released=say_released))
             if found.ended is not None:
                 state = output.painted_state(found.ended.state.value)
                 output.say(f"job {found.ended.record.job_id} {state}")
     except KeyboardInterrupt:
-        output.say("\njobs that were submitted keep running, and no other is")
+        output.say("\nsubmitted jobs keep running")
         output.say("  the same command with --collect waits for them and makes the table")
+        if worlds[0].plan.cluster is Cluster.LOCAL and begun < len(worlds):
+            missing = ", ".join(str(world.plan.nodes) for world in worlds[begun:])
+            output.say(f"  not started: the runs on {missing} nodes")
+            output.say("  the same command without --collect runs all sizes")
         raise
     return results
 
@@ -147,7 +153,9 @@ def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) 
     if as_json:
         output.answer_json(_object(results, scaling, failures))
     else:
-        output.answer_table(HEAD, [_cells(result, scaling) for result in results])
+        rows = [_cells(result, scaling) for result in results if result.ended]
+        if rows:
+            output.answer_table(HEAD, rows)
     for nodes, why in failures.items():
         output.warn(f"{count(nodes, 'node')}: {why}")
     if any(_is_silent(result) for result in results):
@@ -178,7 +186,10 @@ def _why(result: Result) -> str:
     """Return why a world was not measured."""
     ended = result.ended
     if ended is None:
-        return "there is no run of it with this script and arguments: leave out --collect"
+        return (
+            "there is no run of it with this script and arguments; "
+            "the same command without --collect runs all sizes"
+        )
     job = f"job {ended.record.job_id}"
     if _is_silent(result):
         return f"{job} reported no steps"

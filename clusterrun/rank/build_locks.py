@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from clusterrun.rank.emit import rank
+from clusterrun.rank.emit import rank, say_once
 from clusterrun.shared.files import write_whole
 
 
@@ -27,8 +27,11 @@ def watch_locks(module: ModuleType) -> None:
     @functools.wraps(acquire)
     def try_acquire(self: Any) -> Any:
         is_mine = acquire(self)
+        path = os.path.abspath(self.lock_file_path)
         if is_mine:
-            _note(os.path.abspath(self.lock_file_path))
+            _note(path)
+        if rank() == 0:  # whether it compiles or waits
+            _announce(Path(path).parent)
         return is_mine
 
     @functools.wraps(release)
@@ -38,6 +41,12 @@ def watch_locks(module: ModuleType) -> None:
         return result
 
     baton.try_acquire, baton.release = try_acquire, released
+
+
+def _announce(build: Path) -> None:
+    """Print that an extension is compiled, unless it was before."""
+    if not any(build.glob("*.so")):
+        say_once(f"compiling {build.name}, which takes minutes the first time")
 
 
 def _note_path() -> str:

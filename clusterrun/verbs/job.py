@@ -96,11 +96,10 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
         ended = self.wait()
         if ended.state.is_success:
             return None
-        why = ended.failure.message if ended.failure else ended.reason
-        return FailedJobError(
-            f"job {ended.record.job_id} is {ended.state.value}: {why or 'nobody said why'}; "
-            f"its logs: clusterrun logs {ended.record.job_id}"
-        )
+        job_id = ended.record.job_id
+        error = FailedJobError(f"job {job_id} is {ended.state.value}: {_why(ended)}")
+        error.hint = f"read its logs: clusterrun logs {job_id}"
+        return error
 
     def results(self) -> list[JobStatus]:
         """Wait for the end and return the last status. Raises FailedJobError."""
@@ -112,6 +111,13 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
     def _get_logs_string(self, name: str) -> str | None:
         lines = [line.text for line in self.logs() if line.stream is _STREAMS[name]]
         return b"".join(line + b"\n" for line in lines).decode(errors="replace")
+
+
+def _why(ended: JobStatus) -> str:
+    if ended.failure:
+        return ended.failure.message or ended.failure.reason
+    known = {JobState.CANCELLED: "the job was cancelled", JobState.TIMEOUT: "the time limit"}
+    return known.get(ended.state) or ended.reason or "no reason is known"
 
 
 def find_job(job: Which | None = None) -> Job:

@@ -6,6 +6,7 @@ import json
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,9 +166,26 @@ def test_ctrl_c_leaves_the_jobs_and_collect_comes_back(
     assert len(slurm.asked("sbatch")) == calls
     more = slurm("scaling", "--collect", "--nodes", "1,8", *WORLDS[2:], "train.py")
     assert more.code == 1
+    assert [line.split()[-1] for line in more.out.splitlines()[1:]] == ["101"]
     assert "warning: 8 nodes: there is no run of it with this script and arg" in more.err
+    assert "the same command without --collect runs all sizes" in more.err
     other = slurm("scaling", "--collect", *WORLDS, "train.py", "--batch", "64")
     assert (other.code, other.err.count("there is no run of it")) == (1, 3)
+
+
+def test_after_ctrl_c_the_sizes_that_were_not_started_are_named(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    first = SimpleNamespace(job_id="L1", nodes=1, procs_per_node=1)
+    monkeypatch.setattr(scaling_verb, "submit_prepared", lambda world, **_: first)
+    monkeypatch.setattr(scaling_verb, "wait", interrupted)
+    words = ("--cluster", "local", "--device", "cpu", "--nodes", "1,2,4", "train.py")
+    said = here("scaling", *words)
+    assert said.code == 130
+    assert "  not started: the runs on 2, 4 nodes\n" in said.err
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,12 @@ def test_the_lock_of_a_build_is_known_while_a_rank_holds_it(
         """,
     )
     env = {"CLUSTERRUN_WORLD_SIZE": "1", "CLUSTERRUN_LOCAL_WORLD_SIZE": "1", "RANK": "0"}
+    if not is_killed:
+        (lock.parent / "built.so").touch()
     place.rank("s.py", **env)
+    compiling = "clusterrun: compiling a cache, which takes minutes the first time\n"
+    printed = next(place.spool.glob("rank_*0.err")).read_text()
+    assert printed.count(compiling) == is_killed
     spool = Spool(root=place.spool)
     assert lock.exists() is is_killed
     assert spool.locks() == ({0: lock} if is_killed else {})
