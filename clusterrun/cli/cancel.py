@@ -135,10 +135,11 @@ class _Progress:
         if not found.unsaved or (job_id, found.unsaved) in self._warned:
             return
         self._warned.add((job_id, found.unsaved))
-        notes = [f"clusterrun cancel {job_id} ends it now"]
+        notes: tuple[str, ...] = (f"clusterrun cancel {job_id} ends it now",)
         if found.is_unheard:
-            notes.append(f"unless one does, it ends after {clock(self._unheard_s)} (--timeout)")
-        output.warn(f"job {job_id}: {found.unsaved}", notes=tuple(notes))
+            wait = f"unless one does, the job ends after {clock(self._unheard_s)} (--timeout)"
+            notes = (wait, *notes)
+        output.warn(f"job {job_id}: {found.unsaved}", notes=notes)
 
 
 def _print_saved(before: JobStatus, asked_at: float) -> str | None:

@@ -62,7 +62,7 @@ VERBS: Final[dict[str, Verb]] = {
     "resume": Verb("clusterrun.cli.resume", "Run", "Go on with a run that has ended."),
     "resubmit": Verb("clusterrun.cli.resubmit", "Run", "Run again what a job was made of."),
     "cancel": Verb("clusterrun.cli.cancel", "Run", "End jobs."),
-    "status": Verb("clusterrun.cli.status", "Watch", "Say how one job is doing."),
+    "status": Verb("clusterrun.cli.status", "Watch", "Show how one job is doing."),
     "list": Verb("clusterrun.cli.list", "Watch", "List jobs with their states."),
     "logs": Verb("clusterrun.cli.logs.command", "Watch", "Read what the ranks wrote."),
     "init": Verb("clusterrun.cli.init", "Set up", "Write a starter clusterrun.yaml."),

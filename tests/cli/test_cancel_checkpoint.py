@@ -123,8 +123,8 @@ def test_what_keeps_the_ranks_from_saving_is_told_once(
     monkeypatch.setattr(cancel, "SAY_S", 0.1)
     events(root, {"type": "interrupted", "reason": "cancel", "heard": False})
     said = here("cancel", "--checkpoint", "--timeout", "3s", "4711").err
-    assert said.count(f"{UNHEARD}\n  note: clusterrun cancel 4711 ends it now\n") == 1
-    assert "  note: unless one does, it ends after 00:00:03 (--timeout)\n" in said
+    wait = "  note: unless one does, the job ends after 00:00:03 (--timeout)\n"
+    assert said.count(f"{UNHEARD}\n{wait}  note: clusterrun cancel 4711 ends it now\n") == 1
     assert said.count("still waiting for 4711") > 1
 
 

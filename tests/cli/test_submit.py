@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.rundir.outcome import Cause
 from clusterrun.verbs import render
 from tests.cli.conftest import CommandLine
+from tests.cli.outcomes import outcome
 from tests.patience import PATIENCE
 
 
@@ -283,6 +285,23 @@ def test_follow_shows_the_logs_and_gives_the_status_of_the_job(here: CommandLine
     assert said.out.startswith("Submitted batch job 4711\n")
     assert "loss 1.5\n" in said.out
     assert "job 4711 FAILED" in said.err
+
+
+@pytest.mark.parametrize("option", ["--follow", "--wait"])
+def test_the_failure_of_a_job_is_printed_once(here: CommandLine, option: str) -> None:
+    why = {"reason": "rank 1 on n1: ValueError: bad", "message": "ValueError: bad", "code": 1}
+    outcome(here.path, cause=Cause.EXCEPTION, node="n1", rank=1, **why)
+    ended = '{"state": "FAILED", "exit_code": 1, "ended_at": 1}'
+    here.slurm(
+        'run="${@: -1}"; mkdir -p "$run/logs/a1"\n'
+        f'mv {here.path}/attempts "$run"\n'
+        f'echo "1700000000000000 - a {why["reason"]}" > "$run/logs/a1/n1.log"\n'
+        f'echo "1700000000000001 - z 1 {why["reason"]}" >> "$run/logs/a1/n1.log"\n'
+        f"sleep 0.1; echo '{ended}' > \"$run/end.json\"; echo 4711"
+    )
+    said = here("submit", option, "train.py")
+    assert said.code == 1
+    assert (said.out + said.err).count("ValueError: bad") == 1
 
 
 def in_terminal(here: CommandLine, answer: str, *argv: str) -> tuple[int, str, str]:
