@@ -1,35 +1,57 @@
 """The world contract: check in each rank that the training has the world the job asked for.
 
-Import hooks patch `torch.distributed` and `accelerate.state`; a script that does not import them
-is not touched.
+It is checked when the rank starts, when it joins a process group, when an optimizer first steps,
+and when the rank ends. Import hooks patch `torch.distributed` and `accelerate.state`; a script that
+does not import them is not touched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NoReturn
 
 from clusterrun import runtime
 from clusterrun.errors import WorldContractError
+from clusterrun.rank import children, first_step
 from clusterrun.rank.build_locks import watch_locks
-from clusterrun.rank.emit import say
+from clusterrun.rank.emit import add_hint, own_rank, say
 from clusterrun.rank.engine import EngineWatch, is_forced_to_cpu
+from clusterrun.rank.first_step import FirstStep
+from clusterrun.rank.import_hooks import Patch, patch_on_import
+from clusterrun.rank.save_point import control_page
+from clusterrun.shared.control_page import Joining
 
 PUBLISH_TIMEOUT_S = 60
 SWITCH_OFF = "--no-world-contract switches this check off"
+JOIN = (
+    "call torch.distributed.init_process_group(), or make an accelerate.Accelerator(), before the"
+    " training, and wrap the model in DDP or by prepare()"
+)
+DO_NOT_SPAWN = (
+    "call the training function directly instead of through spawn(), with"
+    " int(os.environ['LOCAL_RANK']) as its index, and init_process_group() without rank and"
+    " world_size"
+)
+KEEP_ENVIRONMENT = "leave these variables in os.environ: the launcher sets them for accelerate"
 OnBroken = Callable[[WorldContractError, str], NoReturn]
 
 
 class Contract:
-    """The world that this rank must join, and whether it has."""
+    """The world that this rank must join, and whether it has.
 
-    def __init__(self, env: Mapping[str, str], on_broken: OnBroken) -> None:
+    `is_child`: this process is not the rank, but was started by it.
+    """
+
+    def __init__(
+        self, env: Mapping[str, str], on_broken: OnBroken, *, is_child: bool = False
+    ) -> None:
         self.expected = int(env.get("CLUSTERRUN_WORLD_SIZE", "0"))
         self.local = int(env.get("CLUSTERRUN_LOCAL_WORLD_SIZE", "0"))
         self.holds = env.get("CLUSTERRUN_WORLD_CONTRACT", "0") == "1" and self.expected > 0
@@ -38,13 +60,35 @@ class Contract:
         self.had_group = False
         self.gloo_groups: list[Any] = []
         self._on_broken = on_broken
-        self._pid = os.getpid()
-        self.engine = EngineWatch(self, env)
+        self._pid = 0 if is_child else os.getpid()
+        self._slot = own_rank() % max(1, self.local)
+        self._page = control_page(self._slot)
+        self.first_step = FirstStep()
+        self.engine = EngineWatch(self, env, self.first_step)
+        if self.is_checked and (self._page or not is_child):
+            self.first_step.add(self.check_step)
 
     @property
     def is_mine(self) -> bool:
-        """Whether this is the rank's own process, not one that it forked."""
+        """Whether this is the rank's own process, not one that it started."""
         return os.getpid() == self._pid
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the rank must join others."""
+        return self.holds and self.expected > 1
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the rank, or a process that it started in its place, has joined its world."""
+        page = self._page
+        return self.had_group or (page is not None and page.joining(self._slot) is Joining.JOINED)
+
+    def note(self, joining: Joining) -> None:
+        """Note how far the rank is, for its agent and for the processes that it starts."""
+        self.had_group |= joining is Joining.JOINED
+        if self._page is not None:
+            self._page.note_joining(self._slot, joining)
 
     def break_off(
         self, message: str, *, cause: str | None = None, kind: str = "world", hint: str = ""
@@ -80,65 +124,67 @@ class Contract:
                 kind=kind,
             )
 
+    def check_step(self) -> None:
+        """Break off if the rank, or a process that it started, trains a model of its own."""
+        if self.has_joined:
+            return
+        if self.is_mine and (size := _group_size()):
+            self.check_size(size, "torch.distributed")
+            self.note(Joining.JOINED)
+        elif self.is_mine:
+            message = f"this rank trains alone, the job asked for a world of {self.expected}"
+            cause = "an optimizer stepped before the rank joined a process group"
+            self.break_off(message, cause=cause, hint=JOIN)
+        else:
+            self.break_off_child()
+
+    def break_off_child(self) -> None:
+        """End the rank because a process that it started trains on its own."""
+        apart = f"apart from the job's world of {self.expected}"
+        cause = "the script starts ranks itself, and clusterrun has started it once for each rank"
+        message = f"this rank started a process that trains {apart}"
+        self.break_off(message, cause=cause, hint=DO_NOT_SPAWN)
+
     def check_end(self) -> None:
         """Break off if the rank ended well but never joined the others, or trained otherwise."""
-        distributed = sys.modules.get("torch.distributed")
-        is_joined = distributed is not None and distributed.is_initialized()
-        if self.expected > 1 and not self.had_group and not is_joined:
+        if self.expected > 1 and not self.has_joined and not _group_size():
             cause = "the script ended well, but no process group was ever initialised in this rank"
-            self.break_off(f"this rank never joined the world of {self.expected}", cause=cause)
+            message = f"this rank never joined the world of {self.expected}"
+            self.break_off(message, cause=cause, hint=JOIN)
         self.engine.check_end()
 
-    def check_size(self, size: int, what: str, cause: str | None = None) -> None:
-        """Check the size of a world that was made against the job."""
+    def check_size(self, size: int, what: str, cause: str | None = None, *, hint: str = "") -> None:
+        """Check the size of a world against the job."""
         if size != self.expected and self.expected:
-            self.break_off(
-                f"{what} has a world of {size}, the job asked for {self.expected}", cause=cause
-            )
+            message = f"{what} has a world of {size}, the job asked for {self.expected}"
+            self.break_off(message, cause=cause, hint=hint)
+
+    def patches(self) -> dict[str, Patch]:
+        """Return what to patch in which module, in each process that may train."""
+        return {
+            "torch.distributed.distributed_c10d": functools.partial(_watch_torch, self),
+            first_step.MODULE: self.first_step.listen,
+        }
+
+
+def _group_size() -> int:
+    """Return the size of the process group of this process; 0 if it has none."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    is_there = distributed is not None and distributed.is_initialized()
+    return int(distributed.get_world_size()) if is_there else 0
 
 
 def install(contract: Contract) -> None:
     """Patch the modules that are watched: now if they are imported, else on import."""
-    patches: dict[str, Callable[[ModuleType], None]] = {
-        "torch.distributed.distributed_c10d": functools.partial(_watch_torch, contract),
+    patches = contract.patches()
+    patches |= {
         "accelerate.state": functools.partial(_watch_accelerate, contract),
         "torch.utils.file_baton": watch_locks,
         **contract.engine.patches(),
     }
-    for name, patch in patches.items():
-        if name in sys.modules:
-            patch(sys.modules[name])
-    sys.meta_path.insert(0, _Hook(patches))
-
-
-class _Hook:
-    """Finds a watched module as Python does, and patches it right after it was executed."""
-
-    def __init__(self, patches: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._patches = patches
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        patch = self._patches.get(name)
-        if patch is None:
-            return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                _patch_after(spec.loader, patch)
-                return spec
-        return None
-
-
-def _patch_after(loader: Any, patch: Callable[[ModuleType], None]) -> None:
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        patch(module)
-
-    loader.exec_module = exec_module
+    if contract.is_checked:
+        patches["multiprocessing.spawn"] = children.pass_on
+    patch_on_import(patches)
 
 
 def _watch_torch(contract: Contract, module: ModuleType) -> None:
@@ -146,15 +192,18 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        if not contract.is_mine:
-            return original(*args, **kwargs)
-        if contract.expected == 1 and "RANK" not in os.environ:
+        if contract.is_mine and contract.expected == 1 and "RANK" not in os.environ:
             _be_alone()
+        call = _Call(original, args, kwargs)
+        if not _is_for_rank(contract, call):
+            return original(*args, **kwargs)
         if contract.timeout_s > 0:
             from clusterrun.rank.pg_timeout import with_timeout  # few ranks need it
 
             args, kwargs = with_timeout(original, args, kwargs, contract.timeout_s)
-        result = original(*args, **kwargs)
+        contract.note(Joining.WAITS)
+        with call.explained():
+            result = original(*args, **kwargs)
         _group_made(contract, module)
         return result
 
@@ -164,6 +213,57 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
     package = sys.modules.get("torch.distributed")
     if package is not None and getattr(package, "init_process_group", None) is original:
         package.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+
+class _Call:
+    """A call of init_process_group: the rank and the size of the world that it names."""
+
+    def __init__(self, original: Any, args: Any, kwargs: Any) -> None:
+        self._given: Mapping[str, Any] = {}
+        with contextlib.suppress(TypeError):  # let torch itself refuse the call
+            self._given = inspect.signature(original).bind(*args, **kwargs).arguments
+        self.rank = self._number("rank", "RANK")
+        self.size = self._number("world_size", "WORLD_SIZE")
+
+    def _number(self, name: str, variable: str) -> int | None:
+        """Return a number that is given or in the environment; None if only torch knows it."""
+        given = self._given.get(name)
+        if isinstance(given, int) and given >= 0:
+            return given
+        text = os.environ.get(variable, "")
+        is_in_url = "?" in str(self._given.get("init_method"))
+        return int(text) if text.isdigit() and not is_in_url else None
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Add a hint where torch refuses a backend that this machine cannot have."""
+        try:
+            yield
+        except Exception as error:
+            if "nccl" in str(self._given.get("backend")).lower() and not _has_gpu():
+                add_hint(error, "NCCL needs GPUs: give init_process_group() no backend, or 'gloo'")
+            raise
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _is_for_rank(contract: Contract, call: _Call) -> bool:
+    """Whether a process joins as its rank; break off before a join that would wait in vain."""
+    if contract.is_mine:
+        if call.size is not None:
+            contract.check_size(call.size, "init_process_group()")
+        return True
+    if not contract.is_checked or contract.has_joined:
+        return False
+    if (call.rank, call.size) == (own_rank(), contract.expected):
+        return True
+    if call.size is not None and children.is_mp_spawned():
+        contract.break_off_child()
+    return False  # such as a server for inference, which may join what it likes
 
 
 def _be_alone() -> None:
@@ -181,8 +281,9 @@ def _be_alone() -> None:
 def _group_made(contract: Contract, module: ModuleType) -> None:
     size = module.get_world_size()
     contract.check_size(size, "torch.distributed")
-    contract.had_group = True
-    if str(module.get_backend()) == "gloo":
+    contract.note(Joining.JOINED)
+    contract.first_step.drop(contract.check_step)
+    if contract.is_mine and str(module.get_backend()) == "gloo":
         # Never free the group: its destructor holds the GIL and waits for a thread that may need
         # it. Ranks that freed a model after `destroy_process_group` hung (torch 2.13).
         contract.gloo_groups.append(module._get_default_group())
@@ -259,20 +360,26 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
         # Accelerator() reads ACCELERATE_USE_CPU, a bare PartialState() does not.
         original(self, cpu or (mine and is_forced_to_cpu()), **kwargs)
         if mine:
-            contract.check_size(self.num_processes, "accelerate", _why_alone(self.num_processes))
+            cause, hint = _why_alone(self.num_processes)
+            contract.check_size(self.num_processes, "accelerate", cause, hint=hint)
 
     module.PartialState.__init__ = __init__
 
 
-def _why_alone(size: int) -> str | None:
-    """Return the usual reason why accelerate made a world of one."""
+def _why_alone(size: int) -> tuple[str | None, str]:
+    """Return the usual reason why accelerate made a world of one, and the way out."""
     if size != 1:
-        return None
+        return None, ""
+    gone = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name not in os.environ]
+    if gone:
+        return f"the script has removed {', '.join(gone)} from its environment", KEEP_ENVIRONMENT
     import torch
 
     if is_forced_to_cpu() or torch.cuda.is_available():
-        return "accelerate chose no distributed backend, so every rank would train a model alone"
-    return (
-        "no GPU is usable here and ACCELERATE_USE_CPU is not true, so accelerate would train a"
-        " model in every rank alone (use_cpu in its configuration is not enough)"
-    )
+        cause = "accelerate chose no distributed backend, so every rank would train a model alone"
+    else:
+        cause = (
+            "no GPU is usable here and ACCELERATE_USE_CPU is not true, so accelerate would train a"
+            " model in every rank alone (use_cpu in its configuration is not enough)"
+        )
+    return cause, ""

@@ -13,11 +13,22 @@ from typing import Any
 
 from clusterrun.errors import shortened
 
+OWN_RANK = "CLUSTERRUN_RANK"  # stays when a script changes RANK, or starts processes with others
+
 
 def rank() -> int:
     """Return the global rank from the environment; 0 if there is none."""
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdigit() else 0
+    return _first_number("RANK", OWN_RANK)
+
+
+def own_rank() -> int:
+    """Return the rank of this job that the process is, or that has started it."""
+    return _first_number(OWN_RANK, "RANK")
+
+
+def _first_number(*names: str) -> int:
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isdigit()), 0)
 
 
 def emit(kind: str, /, **fields: Any) -> None:
@@ -28,8 +39,8 @@ def emit(kind: str, /, **fields: Any) -> None:
     spool = os.environ.get("CLUSTERRUN_SPOOL")
     if not spool:
         return
-    about = {"type": kind, "rank": rank()}
-    path = os.path.join(spool, f"rank_{rank()}.events")
+    about = {"type": kind, "rank": own_rank()}
+    path = os.path.join(spool, f"rank_{own_rank()}.events")
     try:
         event = {"ts": round(time.time(), 6), **about, **_short(fields), **about}
         line = json.dumps(event, default=str).encode() + b"\n"
@@ -56,6 +67,12 @@ def say(line: str) -> None:
 def say_once(line: str) -> None:
     """Print a line as `say` does, the first time only."""
     say(line)
+
+
+def add_hint(error: BaseException, hint: str) -> None:
+    """Add a line to an error; Python 3.11 and newer print it below the traceback."""
+    notes = getattr(error, "__notes__", [])
+    error.__notes__ = [*notes, f"hint: {hint}"]  # type: ignore[attr-defined]
 
 
 def number(value: Any) -> Any:

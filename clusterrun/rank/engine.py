@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from clusterrun import runtime
-from clusterrun.rank.emit import rank, say
+from clusterrun.rank.emit import add_hint, rank, say
+from clusterrun.rank.first_step import FirstStep
 
 
 class Engine(str, Enum):
@@ -50,6 +51,7 @@ _PLUGINS = {
     "deepspeed_plugins": Engine.DEEPSPEED,
     "fsdp_plugin": Engine.FSDP,
 }
+ONE_MODEL = "use --strategy ddp, or make one torch.nn.Module of all models"
 _LAUNCH, _SCRIPT = "the launch", "the script itself"
 
 
@@ -70,14 +72,13 @@ class _World(Protocol):
 class EngineWatch:
     """The engines that were asked for, and those that were made in this rank."""
 
-    def __init__(self, world: _World, env: Mapping[str, str]) -> None:
-        self._world = world
+    def __init__(self, world: _World, env: Mapping[str, str], first_step: FirstStep) -> None:
+        self._world, self._first_step = world, first_step
         named = env.get("CLUSTERRUN_ENGINE", "")
         self._launched = Engine(named) if named in {engine.value for engine in Engine} else None
         self._awaited: dict[Engine, str] = {}  # and who asked
         self._promised: set[Engine] = set()  # by accelerate, which makes them in `prepare`
         self._made: set[Engine] = set()
-        self._first_step: Any = None
         if self._launched is not None:
             self._await(self._launched, _LAUNCH)
 
@@ -87,7 +88,6 @@ class EngineWatch:
         return {
             "accelerate.accelerator": self._watch_accelerate,
             "accelerate.utils.dataclasses": self._watch_plugin,
-            "torch.optim.optimizer": lambda _: self._listen(),
             # Classes, not functions: other modules have copies of a function's name.
             "torch.nn.parallel.distributed": watched("DistributedDataParallel", Engine.DDP),
             "torch.distributed.fsdp.fully_sharded_data_parallel": watched(
@@ -112,17 +112,10 @@ class EngineWatch:
         is_due = engine.is_sharding and engine not in self._made
         if is_due and self._world.holds and not is_alone:
             self._awaited.setdefault(engine, who)
-            self._listen()
+            self._first_step.add(self._check_step)
 
-    def _listen(self) -> None:
-        """Have torch call at an optimizer's next step, as long as an engine is awaited."""
-        module: Any = sys.modules.get("torch.optim.optimizer")
-        if self._awaited and self._first_step is None and hasattr(module, "Optimizer"):
-            self._first_step = module.register_optimizer_step_pre_hook(self._check_step)
-
-    def _check_step(self, optimizer: Any, *_: Any) -> None:
-        # Without gradients it trains nothing: some do it to please a scheduler.
-        if self._world.is_mine and _has_gradients(optimizer):
+    def _check_step(self) -> None:
+        if self._world.is_mine:
             runs = Engine.DDP if Engine.DDP in self._made else Engine.NONE
             for engine, who in self._awaited.items():
                 self._break_off(engine, who, runs)
@@ -130,9 +123,8 @@ class EngineWatch:
     def _begun(self, engine: Engine) -> None:
         """Note that an engine is made; `status` shows the last that rank 0 reported."""
         self._awaited.pop(engine, None)
-        if self._first_step is not None and not self._awaited:
-            self._first_step.remove()
-            self._first_step = None
+        if not self._awaited:
+            self._first_step.drop(self._check_step)
         if engine not in self._made and rank() == 0:
             runtime.emit("engine", engine=engine.value)
         self._made.add(engine)
@@ -172,6 +164,7 @@ class EngineWatch:
                 self._check_accelerator(_used(made), wish)
 
         accelerator.__init__ = __init__
+        accelerator.prepare = _explained(accelerator.prepare)
 
     def _wish(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -220,9 +213,22 @@ class EngineWatch:
         plugin._deepspeed_config_checks = checks
 
 
-def _has_gradients(optimizer: Any) -> bool:
-    groups = optimizer.param_groups
-    return any(param.grad is not None for group in groups for param in group["params"])
+def _explained(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Add a hint where an engine that shards refuses several models."""
+
+    @functools.wraps(prepare)
+    def explained(made: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return prepare(made, *args, **kwargs)
+        except Exception as error:
+            torch: Any = sys.modules["torch"]
+            used = _used(made)
+            models = sum(isinstance(given, torch.nn.Module) for given in args)
+            if used is not None and used.is_sharding and models > 1:
+                add_hint(error, f"accelerate trains one model with {_SPOKEN[used]}: {ONE_MODEL}")
+            raise
+
+    return explained
 
 
 def _used(accelerator: Any) -> Engine | None:

@@ -19,7 +19,10 @@ class CallCounter:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._rank, self._page = _control_page()
+        # A launcher of one process sets no LOCAL_RANK.
+        text = os.environ.get("LOCAL_RANK", "0")
+        self._rank = int(text) if text.isdigit() else 0
+        self._page = control_page(self._rank) if text.isdigit() else None
         self._calls = 0
         self._dealt_with = 0  # the newest request that this rank has waited for
         self._at = 0
@@ -83,14 +86,11 @@ def _restore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _control_page() -> tuple[int, ControlPage | None]:
+def control_page(local_rank: int) -> ControlPage | None:
     """Map the page that the agent made; None outside a run, or if it can't be mapped."""
-    # A launcher of one process sets no LOCAL_RANK.
-    spool, local_rank = os.environ.get("CLUSTERRUN_SPOOL"), os.environ.get("LOCAL_RANK", "0")
+    spool = os.environ.get("CLUSTERRUN_SPOOL")
     path = Path(spool or "", "control")
     try:
-        if not spool or not local_rank.isdigit() or not path.is_file():
-            return 0, None
-        return int(local_rank), ControlPage(path, int(local_rank) + 1)
+        return ControlPage(path, local_rank + 1) if spool and path.is_file() else None
     except (OSError, ValueError):
-        return 0, None  # the training runs on and is never asked to save
+        return None  # the training runs on and is never asked to save

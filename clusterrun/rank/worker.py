@@ -31,6 +31,7 @@ from clusterrun import runtime
 from clusterrun.errors import NodeExit, WorldContractError, shortened
 from clusterrun.rank import contract as world
 from clusterrun.rank import output
+from clusterrun.rank.emit import OWN_RANK, own_rank
 from clusterrun.shared import given
 from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import write_whole
@@ -60,6 +61,10 @@ def main() -> None:
     argv = sys.argv[1:]
     if not argv or argv == ["-m"]:
         sys.exit("usage: python -m clusterrun.rank.worker SCRIPT [ARGS...] | -m MODULE [ARGS...]")
+    os.environ.pop(OWN_RANK, None)
+    os.environ[OWN_RANK] = str(runtime.rank())
+    with contextlib.suppress(OSError):
+        os.unlink(_error_file())
     # Registered first, to run after all that the script registers.
     ending = _Ending()
     atexit.register(ending.leave)
@@ -108,7 +113,7 @@ def _move_output(spool: str | None) -> None:
     if not spool:
         return
     for descriptor, stream, ending in ((1, sys.stdout, "out"), (2, sys.stderr, "err")):
-        path = os.path.join(spool, f"rank_{runtime.rank()}.{ending}")
+        path = os.path.join(spool, f"rank_{own_rank()}.{ending}")
         stream.flush()
         target = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(target, descriptor)
@@ -122,9 +127,14 @@ def _move_output(spool: str | None) -> None:
 def _show_stacks(spool: str | None) -> None:
     """Let the agent have this rank write its stack to a file, when no step ends."""
     if spool:
-        path = os.path.join(spool, f"rank_{runtime.rank()}.stacks")
+        path = os.path.join(spool, f"rank_{own_rank()}.stacks")
         _kept.append(file := open(path, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
+
+
+def contract_of_child() -> world.Contract:
+    """Return the contract for a process that a rank has spawned."""
+    return world.Contract(os.environ, _Ending().break_off, is_child=True)
 
 
 def _run(argv: Sequence[str], contract: world.Contract, ending: _Ending) -> None:
@@ -199,7 +209,11 @@ def _exception_status(error: BaseException) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    return shortened(traceback.format_exception_only(type(error), error)[-1].strip())
+    """Return the message of an error, and its notes (PEP 678; Python 3.11 prints them itself)."""
+    lines = [line.strip() for line in traceback.format_exception_only(type(error), error)]
+    notes = [line for note in getattr(error, "__notes__", ()) for line in str(note).splitlines()]
+    shown = len(notes) if sys.version_info >= (3, 11) else 0
+    return shortened("; ".join([lines[-1 - shown], *notes]))
 
 
 def _where(error: BaseException) -> str:
@@ -226,15 +240,9 @@ class _Ending:
 
     def fail(self, code: int, message: str, cause: str, error: BaseException) -> None:
         """Write the error files, and report the failure to the agent."""
-        if os.getpid() != self._pid:
-            return  # a process that the script forked
-        self._code = code
-        at = round(time.time(), 6)
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-        callstack = shortened("".join(lines), STACK_LETTERS)
-        _write_error_files(message, callstack, at)
-        where = _where(error)
-        runtime.emit("rank_exit", code=code, message=message, cause=cause, where=where, ts=at)
+        if os.getpid() == self._pid:  # not a process that the script forked
+            self._code = code
+            _report(code, message, cause, error)
 
     def break_off(self, error: WorldContractError, kind: str) -> NoReturn:
         """Report what is wrong with the world, and end without running code of the script."""
@@ -243,9 +251,9 @@ class _Ending:
         lines += [f"  hint: {hint}" for hint in error.hints]
         code = int(NodeExit.WORLD_BROKEN)
         cause = f" ({error.cause})" if error.cause else ""
-        way_out = "".join(f"; {hint}" for hint in error.hints[:-1])  # the last is on every error
+        way_out = "".join(f"; {hint}" for hint in error.hints)
         message = f"world contract broken: {error.message}{cause}{way_out}"
-        self.fail(code, message, kind, error)
+        _report(code, message, kind, error)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.write("\n".join(lines) + "\n")
@@ -311,16 +319,31 @@ def _may_abort() -> bool:
     return not is_alone and hasattr(cuda, "is_initialized") and not cuda.is_initialized()
 
 
+def _report(code: int, message: str, cause: str, error: BaseException) -> None:
+    """Report the rank's failure once: a process that it started may have done so before."""
+    ours = _error_file()
+    if ours and os.path.exists(ours):
+        return
+    at = round(time.time(), 6)
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    _write_error_files(message, shortened("".join(lines), STACK_LETTERS), at)
+    where = _where(error)
+    runtime.emit("rank_exit", code=code, message=message, cause=cause, where=where, ts=at)
+
+
+def _error_file() -> str:
+    spool = os.environ.get("CLUSTERRUN_SPOOL")
+    return os.path.join(spool, f"rank_{own_rank()}.error.json") if spool else ""
+
+
 def _write_error_files(message: str, callstack: str, at: float) -> None:
     """Write the error in torchelastic's format, for torch's own report and for the agent.
 
     The time is a JSON number: torch reads it with `int()`, which refuses "1.5".
     """
-    extra = {"py_callstack": callstack, "timestamp": at, "rank": runtime.rank()}
+    extra = {"py_callstack": callstack, "timestamp": at, "rank": own_rank()}
     text = json.dumps({"message": {"message": message, "extraInfo": extra}}) + "\n"
-    spool = os.environ.get("CLUSTERRUN_SPOOL")
-    ours = os.path.join(spool, f"rank_{runtime.rank()}.error.json") if spool else None
-    for path in filter(None, (os.environ.get("TORCHELASTIC_ERROR_FILE"), ours)):
+    for path in filter(None, (os.environ.get("TORCHELASTIC_ERROR_FILE"), _error_file())):
         with contextlib.suppress(OSError):
             write_whole(Path(path), text)
 

@@ -1,5 +1,7 @@
 """The page of shared memory by which the agent of a node and its ranks agree on a save point.
 
+The ranks also note there how far they are on the way into their process group.
+
 A file in the spool, mapped by both: 8-byte words, each written by one side alone. All ranks must
 save at the same step, and no collective is spent on that. Each rank counts its calls of
 `runtime.should_checkpoint()`. To ask, the agents raise `hold`: a rank that sees it waits in its
@@ -19,6 +21,7 @@ import os
 import signal
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 7  # a rank writes its stacks on it; no library uses it
@@ -26,8 +29,16 @@ REQUEST_BITS, AT_BITS = 22, 42
 HEADER_WORDS = 8
 SLOT_WORDS = 8
 _HOLD, _SAVE_POINT = range(2)
-_CALLS, _STOPPED, _SHIELDED = range(3)
+_CALLS, _STOPPED, _SHIELDED, _JOINING = range(4)
 _WORD = struct.Struct("@Q")  # native: copied as one word; other formats may go by bytes
+
+
+class Joining(IntEnum):
+    """How far a rank is on the way into its process group."""
+
+    NOT_YET = 0
+    WAITS = 1  # in init_process_group(), for the others
+    JOINED = 2  # for good, also if it destroys the group
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,10 @@ class ControlPage:
         """Whether a rank ignores SIGTERM, because its agent handles it."""
         return bool(self._get(_slot(rank, _SHIELDED)))
 
+    def joining(self, rank: int) -> Joining:
+        """Return how far a rank is on the way into its process group."""
+        return Joining(self._get(_slot(rank, _JOINING)))
+
     # The rank's side
 
     def count(self, rank: int, calls: int) -> None:
@@ -100,6 +115,10 @@ class ControlPage:
     def shielded(self, rank: int) -> None:
         """Publish that the rank ignores SIGTERM from now on."""
         self._set(_slot(rank, _SHIELDED), 1)
+
+    def note_joining(self, rank: int, joining: Joining) -> None:
+        """Publish how far the rank is; it never goes back."""
+        self._set(_slot(rank, _JOINING), max(joining, self.joining(rank)))
 
     @property
     def held(self) -> int:

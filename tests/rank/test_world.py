@@ -184,7 +184,7 @@ def test_a_group_of_a_forked_child_is_its_own_business(world: World) -> None:
     script = f"""
 import os
 if os.fork() == 0:
-    os.environ["STUB_GROUP"] = "7"
+    os.environ["WORLD_SIZE"] = os.environ["STUB_GROUP"] = "7"
     import torch.distributed as dist
     dist.init_process_group("gloo")
     os._exit(0)

@@ -1,0 +1,1 @@
+from .spawn import spawn  # noqa: F401 - as torch does
