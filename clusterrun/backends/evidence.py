@@ -14,6 +14,7 @@ from clusterrun.rundir.events import Event, EventType, read_ends
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import read_world
+from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
 
 UNHEARD = "all ranks were asked to save, and none has called runtime.should_checkpoint()"
@@ -49,6 +50,7 @@ class Evidence:
     hosts: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     world_size: int | None = None
+    unjoined: Unjoined | None = None
     engine: str = ""
     progress: TrainingProgress = TrainingProgress()
     checkpoint: str | None = None
@@ -73,6 +75,7 @@ def read_evidence(paths: RunPaths) -> Evidence:
         hosts=hosts,
         nodes=nodes or hosts,
         world_size=world.world_size if world else None,
+        unjoined=None if world else _unjoined(newest.get(EventType.UNJOINED)),
         engine=_engine(newest.get(EventType.ENGINE)),
         progress=_progress([event for event in events if event.type is EventType.STEP]),
         checkpoint=save.path if save else None,
@@ -80,6 +83,12 @@ def read_evidence(paths: RunPaths) -> Evidence:
         unsaved=_unsaved(unsaved),
         is_unheard=_is_unheard(unsaved),
     )
+
+
+def _unjoined(event: Event | None) -> Unjoined | None:
+    if event is None:
+        return None
+    return Unjoined(running=event.running or 0, waiting=event.waiting or 0)
 
 
 def _engine(told: Event | None) -> str:

@@ -17,6 +17,7 @@ from clusterrun.rundir.end import End, read_end
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.record import JobRecord, continued_by
 from clusterrun.rundir.request import Reason, read_request
+from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
 
 
@@ -26,7 +27,8 @@ class JobStatus:
 
     Times are seconds of the epoch. `pending` explains why a job waits, `reason` is the
     scheduler's reason for any other state. `world_size` and `engine` (ddp, fsdp or deepspeed) are
-    what the ranks found, not what was asked for. `error` is set if the scheduler did not answer.
+    what the ranks found, not what was asked for; `unjoined` is set if no rank has joined a process
+    group within two minutes. `error` is set if the scheduler did not answer.
     """
 
     record: JobRecord
@@ -43,6 +45,7 @@ class JobStatus:
     exit_signal: int | None = None
     attempt: int = 0
     world_size: int | None = None
+    unjoined: Unjoined | None = None
     engine: str = ""
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     checkpoint: str | None = None
@@ -158,6 +161,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         exit_signal=number,
         attempt=evidence.attempt,
         world_size=evidence.world_size,
+        unjoined=evidence.unjoined if state is JobState.RUNNING else None,
         engine=evidence.engine,
         progress=evidence.progress,
         checkpoint=evidence.checkpoint,

@@ -55,6 +55,8 @@ def command(
             output.answer(f"{label:<11}{text}")
     for text in now.notes:
         output.note(text)
+    if now.unjoined is not None:
+        output.note(now.unjoined.hint)
     if now.is_held:
         output.note(f"'clusterrun status --wait {now.record.job_id}' has Slurm start it now")
     if waiting and not exit_status and now.state.is_terminal and not now.state.is_success:
@@ -136,11 +138,19 @@ def _world(job: JobStatus) -> str:
     record = job.record
     asked = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
     if job.world_size is None:
-        return f"{asked}, not formed yet" if not job.state.is_terminal else f"{asked}, not formed"
+        return asked + _why_no_world(job)
     if job.world_size != record.world_size:
         return f"{job.world_size} ranks, but {asked} were asked for"
     engine = _ENGINES.get(job.engine, "")
     return f"{count(job.world_size, 'rank')} in one world = {asked}{engine and f', {engine}'}"
+
+
+def _why_no_world(job: JobStatus) -> str:
+    if job.unjoined is not None:
+        return f": {job.unjoined.text(job.record.world_size)}"
+    if job.record.world_size == 1 or job.attempt == 0 or job.state is JobState.PENDING:
+        return ""  # nothing to join, or no rank that could
+    return ", not joined yet" if job.state is JobState.RUNNING else ", joined no process group"
 
 
 def _progress(job: JobStatus) -> str:

@@ -24,6 +24,7 @@ class EventType(str, Enum):
     STARTED = "started"
     WORLD_READY = "world_ready"
     ENGINE = "engine"
+    UNJOINED = "unjoined"
     STEP = "step"
     CHECKPOINT = "checkpoint"
     UNSAVED = "unsaved"
@@ -46,6 +47,8 @@ class Event:
     host: str | None = None
     engine: str | None = None
     world_size: int | None = None
+    running: int | None = None
+    waiting: int | None = None
     rss_bytes: int | None = None
     cuda_allocated_bytes: int | None = None
     heard: bool | None = None
@@ -54,7 +57,8 @@ class Event:
 
 _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("path", "reason", "host", "engine"), str),
-    **dict.fromkeys(("step", "total", "world_size", "rss_bytes", "cuda_allocated_bytes"), int),
+    **dict.fromkeys(("step", "total", "world_size", "running", "waiting"), int),
+    **dict.fromkeys(("rss_bytes", "cuda_allocated_bytes"), int),
     "heard": bool,
     "metrics": dict,
 }

@@ -145,12 +145,55 @@ def test_status_of_a_failed_job_names_the_first_failure(here: CommandLine) -> No
     said = here("status", "4711", "--exit-status")
     assert said.code == 3
     assert "failed     rank 3 on node18: exit 1: RuntimeError: no such tokenizer\n" in said.out
-    assert "world      2 nodes x 1 rank, not formed\n" in said.out
+    assert "world      2 nodes x 1 rank, joined no process group\n" in said.out
     answer = json.loads(here("status", "4711", "--json").out)
     assert answer["verdict"] == {"node": "node18", "signal": None, **failure}
     assert answer["exit"] == {"code": 1, "signal": None}
     assert answer["end"] == "1970-01-01T00:00:07.500Z"
     assert here("status", "4711").code == 0
+
+
+def test_status_says_after_two_minutes_that_no_rank_has_joined(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here, running())
+    events(root, {"type": "started"})
+    assert "world      2 nodes x 1 rank, not joined yet\n" in here("status", "4711").out
+    events(root, {"type": "unjoined", "running": 2, "waiting": 0})
+    said = here("status", "4711")
+    fact = "2 of 2 ranks are running and none has joined a process group"
+    assert f"world      2 nodes x 1 rank: {fact}\n" in said.out
+    assert "note: a script that trains must call init_process_group()" in said.err
+    answer = json.loads(here("status", "4711", "--json").out)
+    assert answer["unjoined"] == {"running": 2, "waiting": 0}
+    events(root, {"type": "world_ready", "world_size": 2})
+    said = here("status", "4711")
+    assert "world      2 ranks in one world = 2 nodes x 1 rank\n" in said.out
+    assert "init_process_group" not in said.err
+    assert json.loads(here("status", "4711", "--json").out)["unjoined"] is None
+
+
+def test_status_names_ranks_that_wait_for_others(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here, running())
+    events(root, {"type": "unjoined", "running": 2, "waiting": 1})
+    said = here("status", "4711")
+    assert "none has joined a process group; 1 in init_process_group()\n" in said.out
+    assert "note: the others have not come to init_process_group() yet" in said.err
+    ended(root, "CANCELLED", None)
+    queue(here, "4711|CANCELLED||0:00|1:00:00|N/A|N/A|None")
+    said = here("status", "4711")
+    assert "world      2 nodes x 1 rank, joined no process group\n" in said.out
+    assert "init_process_group" not in said.err
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETED", "CANCELLED"])
+def test_one_rank_has_no_world_to_form(here: CommandLine, state: str) -> None:
+    root = submitted(here, "4711", "-N1", "train.py")
+    queue(here, running().replace("RUNNING", state))
+    events(root, {"type": "started"})
+    if state != "RUNNING":
+        ended(root, state, 0)
+    assert "world      1 node x 1 rank\n" in here("status", "4711").out
 
 
 def test_a_job_that_does_not_run_has_no_time_to_go(here: CommandLine) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -185,6 +186,32 @@ def changed_agents(job: AgentJob, change: str) -> dict[str, str]:
         f"import sys\nif 'clusterrun.node' in sys.orig_argv:\n    {change}\n"
     )
     return {"PYTHONPATH": f"{site}:{STUB}:{ROOT}"}
+
+
+NEVER_JOINS = """
+import sys, time
+from pathlib import Path
+print("ready", flush=True)
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+import torch.distributed as dist
+dist.init_process_group("gloo")
+"""
+
+
+def test_ranks_that_run_and_do_not_join_are_reported_once(stub_job: Make, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    job = stub_job(NEVER_JOINS, str(go), world_contract=True)
+    change = "from clusterrun.node.watch import joins; joins.AFTER_S = 0.3"
+    job.start(**changed_agents(job, change))
+    job.wait_for("hint: a script that trains must call init_process_group()")
+    go.touch()
+    assert job.wait() == [0, 0]
+    found = job.events("unjoined")
+    assert [(event["node"], event["waiting"]) for event in found] == [("local0", 0)]
+    fact = f"{found[0]['running']} of 4 ranks are running and none has joined a process group"
+    (line,) = [row for row in job.log() if fact in row[3]]
+    assert line[1:3] == ("-", "a")
 
 
 def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:

@@ -28,6 +28,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "gpus": record.nodes * record.gpus_per_node,
         "world_size": record.world_size,
         "proven_world_size": job.world_size,
+        "unjoined": vars(job.unjoined) if job.unjoined else None,
         "engine": job.engine or None,
         "attempt": job.attempt,
         "submitted": timestamp(record.submitted_at),

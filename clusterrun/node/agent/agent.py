@@ -42,11 +42,12 @@ from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.node.recovery.account import Account
-from clusterrun.node.watch import stacks
+from clusterrun.node.watch import joins, stacks
 from clusterrun.node.watch.hangs import HangWatch
 from clusterrun.node.watch.interruption import Interruption
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
+from clusterrun.shared.control_page import Joining
 from clusterrun.shared.hostlist import fold_hostlist
 
 LINE_CHARS = 1000
@@ -125,6 +126,7 @@ class Agent:
             "decide": self._page.decide,
             "stacks": self._stacks,
             "signs": self._signs,
+            "joins": self._joins,
         }
         compared = self._clock_compared
         link = open_link(self._attempt, self._clock, compared, answerers, self._disk)
@@ -172,6 +174,17 @@ class Agent:
         """Return a count without a unit that grows while one of the ranks makes progress."""
         return self._page.calls() + stacks.bytes_moved(self._pids.values())
 
+    async def _joins(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return vars(self._own_joins())
+
+    def _own_joins(self) -> joins.Joins:
+        states = self._page.joining()
+        return joins.Joins(
+            running=len(self._pids),
+            waiting=states.count(Joining.WAITS),
+            joined=states.count(Joining.JOINED),
+        )
+
     def _lead(self, head: Head) -> None:
         """Watch for interruptions and hangs, for all nodes."""
         self._interruption = Interruption(
@@ -198,6 +211,8 @@ class Agent:
         )
         self._tasks.start(self._watch_run(head, self._interruption))
         self._tasks.start(self._watch_progress(head, self._hangs))
+        if self._plan.world_contract and self._plan.world_size > 1:
+            self._tasks.start(self._watch_joins(head))
         if self._was_warned:
             self._interruption.warned()
 
@@ -266,6 +281,14 @@ class Agent:
             if head.has_leavers or (self._ranks and self._ranks.ended_well):
                 hangs.leaving()
             await asyncio.sleep(LOOK_S)
+
+    async def _watch_joins(self, head: Head) -> None:
+        """Report, as the head, that no rank has joined a process group after two minutes."""
+        found = await joins.unjoined(head.questions, self._own_joins)
+        if found is not None:
+            self._event("unjoined", running=found.running, waiting=found.waiting)
+            self._say(found.text(self._plan.world_size))
+            self._say(f"hint: {found.hint}")
 
     def _launcher_ended(self, result: LauncherResult, ranks: Ranks, link: Head | Member) -> None:
         ranks.look()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterrun.node.link.questions import Questions
-from clusterrun.shared.control_page import ControlPage, SavePoint
+from clusterrun.shared.control_page import ControlPage, Joining, SavePoint
 
 SETTLE_S = 0.02  # then a rank that looked just before the hold has published its count
 
@@ -32,6 +32,10 @@ class Page:
     def is_shielded(self) -> bool:
         """Whether all ranks ignore SIGTERM."""
         return all(self._page.is_shielded(rank) for rank in self._ranks)
+
+    def joining(self) -> list[Joining]:
+        """Return how far each rank is on the way into its process group."""
+        return [self._page.joining(rank) for rank in self._ranks]
 
     def calls(self) -> int:
         """Return the calls of all ranks: they grow with the steps."""

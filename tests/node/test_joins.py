@@ -1,0 +1,78 @@
+"""Ranks that run and join nothing, as the head sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.node.link.questions import Questions
+from clusterrun.node.watch import joins
+from clusterrun.node.watch.saving import Page
+from clusterrun.shared.control_page import ControlPage, Joining
+from clusterrun.shared.joined import HINT, HINT_WAITING, Unjoined
+
+
+@pytest.fixture(autouse=True)
+def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joins, "AFTER_S", 0)
+
+
+def found(own: joins.Joins, *others: dict[str, Any]) -> Unjoined | None:
+    """Ask members that answer so, in this order."""
+
+    def send(kind: str, **fields: Any) -> None:
+        for member, answer in enumerate(others, 1):
+            message = {"question": fields["question"], **answer}
+            asyncio.get_running_loop().call_soon(questions.take, member, message)
+
+    questions = Questions(send, lambda: range(1, 1 + len(others)))
+    return asyncio.run(joins.unjoined(questions, lambda: own))
+
+
+def test_the_ranks_of_all_nodes_are_counted() -> None:
+    own = joins.Joins(running=2, waiting=0, joined=0)
+    assert found(own) == Unjoined(running=2, waiting=0)
+    member = {"running": 2, "waiting": 1, "joined": 0}
+    assert found(own, member, member) == Unjoined(running=6, waiting=2)
+
+
+def test_one_rank_that_has_joined_is_enough() -> None:
+    own = joins.Joins(running=2, waiting=0, joined=0)
+    assert found(own, {"running": 2, "waiting": 0, "joined": 1}) is None
+
+
+def test_an_answer_that_cannot_be_read_counts_nothing() -> None:
+    own = joins.Joins(running=1, waiting=0, joined=0)
+    assert found(own, {}, {"running": "2", "joined": None}) == Unjoined(running=1, waiting=0)
+
+
+def test_nothing_is_reported_before_a_rank_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter([joins.Joins(running=0, waiting=0, joined=0)] * 2)
+    last = joins.Joins(running=1, waiting=1, joined=0)
+    questions = Questions(lambda kind, **fields: None, tuple)
+    done = asyncio.run(joins.unjoined(questions, lambda: next(states, last)))
+    assert done == Unjoined(running=1, waiting=1)
+
+
+def test_a_rank_notes_on_the_page_how_far_it_is(tmp_path: Path) -> None:
+    agent = Page(ControlPage(tmp_path / "control", 2), 2)
+    rank = ControlPage(tmp_path / "control", 2)
+    assert agent.joining() == [Joining.NOT_YET] * 2
+    rank.note_joining(1, Joining.WAITS)
+    assert agent.joining() == [Joining.NOT_YET, Joining.WAITS]
+    rank.note_joining(1, Joining.JOINED)
+    rank.note_joining(1, Joining.WAITS)  # a second group
+    assert agent.joining()[1] is Joining.JOINED
+
+
+def test_what_people_read() -> None:
+    two = Unjoined(running=2, waiting=0)
+    assert two.text(2) == "2 of 2 ranks are running and none has joined a process group"
+    assert two.hint == HINT
+    one = Unjoined(running=1, waiting=1)
+    text = "1 of 4 ranks is running and none has joined a process group; 1 in init_process_group()"
+    assert one.text(4) == text
+    assert one.hint == HINT_WAITING
