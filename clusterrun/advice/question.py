@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -194,11 +193,26 @@ def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Se
         precision=_precision(spec, gpu, is_cpu=is_cpu),
         micro_batch=micro_batch,
         accumulation=spec.accumulation or 1 if is_open else _accumulation(spec, each_pass),
-        seq_len=spec.seq_len or 0,
+        seq_len=spec.seq_len or (0 if model.is_text else model.positions),
         grad_ckpt=bool(spec.grad_ckpt),
         optimizer=spec.optimizer or Optimizer.ADAMW,
         lora=spec.lora or 0,
+        load_in_4bit=_in_4bit(spec, model),
     )
+
+
+def _in_4bit(spec: JobSpec, model: Model) -> bool:
+    """Whether the base is loaded in 4 bits. Raises UsageError where it can't be trained so."""
+    if not spec.load_in_4bit:
+        return False
+    if not spec.lora:
+        raise UsageError("weights in 4 bits can't be trained", hint="add adapters, as --lora 16")
+    if model.active_params:
+        raise UsageError(
+            "bitsandbytes quantizes no experts: transformers keeps those of a block as one tensor",
+            hint="leave out --load-in-4bit",
+        )
+    return True
 
 
 def _accumulation(spec: JobSpec, each_pass: int) -> int:
@@ -249,7 +263,7 @@ def _gpu(spec: JobSpec) -> Gpu | None:
 def _model(resolved: Resolved) -> Model:
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
-        raise UsageError("--active-params are a part of --params", hint="pass --params, too")
+        raise UsageError("--active-params needs --params", hint="pass all parameters as --params")
     if spec.model is None:
         return _by_numbers(spec)
     has_numbers = spec.params is not None or spec.hidden is not None
@@ -259,19 +273,18 @@ def _model(resolved: Resolved) -> Model:
     known = models.find(spec.model)
     if known is None:
         raise UsageError(
-            f"cannot read the model's size: '{spec.model}' is no config.json, no known name, and "
-            "not in the Hugging Face cache",
+            f"'{spec.model}' is not a known model, not a config.json and not in the Hugging Face "
+            "cache",
             hint=_other_models(spec.model),
         )
     return _by_numbers(spec) if has_numbers else known
 
 
-def _other_models(name: str) -> str:
-    else_pass = "pass --model config.json, or --params in its place"
-    near = difflib.get_close_matches(name.lower().rpartition("/")[2], models.BUILT_IN, n=3)
-    if near:
-        return f"did you mean {' or '.join(near)}? else {else_pass}"
-    return f"{else_pass}; known are {', '.join(models.BUILT_IN)}"
+def _other_models(name: str) -> tuple[str, ...]:
+    near = " or ".join(f"'{name}'" for name in models.nearest(name))
+    repo = name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else "ORG/NAME"
+    download = f"run 'hf download {repo} config.json', then plan --model with the path it prints"
+    return (*((f"use {near}",) if near else ()), f"{download}; or pass --params")
 
 
 def config_of(resolved: Resolved) -> Mapping[str, Any]:
@@ -304,7 +317,7 @@ def _by_numbers(spec: JobSpec) -> Model:
     if not _names_model(spec):
         raise UsageError(
             "no model was named",
-            hint="pass --model config.json, --model llama-3.1-8b, or --params 8.03e9",
+            hint="pass --model qwen3-8b, --model path/to/config.json, or --params 8.03e9",
         )
     return models.from_numbers(
         params=round(spec.params or 0),

@@ -38,7 +38,7 @@ class Training:
         "training.model",
         Kind.TEXT,
         "--model",
-        "a config.json, its directory, or a known name as llama-3.1-8b",
+        "a known name as qwen3-8b, a config.json or its directory",
     )
     params: float | None = declared(
         "training.params", Kind.REAL, "--params", "parameters, as 8.03e9 or 8.03B"
@@ -92,7 +92,15 @@ class Training:
         "by what it keeps of each parameter; default: adamw",
         choices=Optimizer,
     )
-    lora: int | None = declared("training.lora", Kind.COUNT, "--lora", "rank of LoRA adapters")
+    lora: int | None = declared(
+        "training.lora", Kind.NUMBER, "--lora", "rank of LoRA adapters; 0 trains all weights"
+    )
+    load_in_4bit: bool | None = declared(
+        "training.load_in_4bit",
+        Kind.FLAG,
+        "--load-in-4bit/--no-load-in-4bit",
+        "with --lora: the frozen weights in 4 bits (QLoRA)",
+    )
     grad_ckpt: bool | None = declared(
         "training.grad_ckpt",
         Kind.FLAG,

@@ -20,6 +20,9 @@ class Arithmetic(str, Enum):
     HALF = "half"  # weights and residuals of 16 bits
 
 
+_COLUMN = {Arithmetic.FP32: 0, Arithmetic.AUTOCAST: 1, Arithmetic.HALF: 2}
+
+
 class Saved(NamedTuple):
     """Bytes that a block saves of each element of its hidden states, and of wider or narrower ones.
 
@@ -59,6 +62,39 @@ SAVED = {
 }
 # What norms of queries and keys save in addition, for each element of these.
 HEAD_NORM = {Arithmetic.HALF: 6.1, Arithmetic.AUTOCAST: 6.1, Arithmetic.FP32: 8.1}
+
+
+class More(NamedTuple):
+    """Bytes that a family's blocks save beyond Llama's, by fp32, autocast and 16 bits.
+
+    `fixed` of each element of the hidden states, `query` of all heads together, `routed` of all
+    experts that a token meets together, `score` of each attention score, where attention is not
+    fused.
+    """
+
+    fixed: tuple[float, float, float] = (0, 0, 0)
+    query: tuple[float, float, float] = (0, 0, 0)
+    routed: tuple[float, float, float] = (0, 0, 0)
+    score: tuple[float, float, float] = (0, 0, 0)
+
+
+_NOTHING_MORE = More()
+_LATENT = More(query=(16.5, 22.5, 24))  # 13 to 16, 19 to 22 and 20 to 24 were measured
+MORE = {
+    "phi3": More(fixed=(9.2, 0, 4.7)),
+    "olmo2": More(fixed=(0.1, 2.6, 6.6)),
+    "gemma": More(fixed=(0.1, 0.1, 4.2)),
+    "gemma2": More(fixed=(22.1, 19.1, 23.1), score=(8, 8, 8)),
+    "gemma3_text": More(fixed=(16.1, 18.6, 22.6)),
+    "qwen2_moe": More(fixed=(4.1, 8.3, 2.1)),
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "gpt_oss": More(routed=(14.2, 13.3, 8.7), score=(4, 6, 2)),
+}
+# What experts save beyond one feed-forward network of the same width: each has its own input and
+# output, and autocast leaves their products in fp32.
+EXPERT = (8.2, 8.2, 4.2)
+EXPERT_FFN = (0, 8, 0)
 CHECKPOINT = {Arithmetic.HALF: 2, Arithmetic.AUTOCAST: 4, Arithmetic.FP32: 4}
 # What live tensors reach beyond what is saved: of each block, and of the one that goes backward.
 EACH_BLOCK, ONE_BLOCK = 1.15, 0.35
@@ -69,14 +105,29 @@ LOGIT_BYTES = 16
 def saved_bytes(setup: Setup) -> float:
     """Return the bytes that one block saves of each element of its hidden states.
 
-    Attention counts as fused, as transformers has it by default, and dropout as off.
+    Attention counts as transformers has it by default (fused, but in Gemma 2 and gpt-oss), and
+    dropout as off.
     """
     model = setup.model
     saved = SAVED[model.gated, arithmetic(setup)]
     norm = HEAD_NORM[arithmetic(setup)] if model.head_norm else 0
     query = (saved.query + norm) * model.query_width
     kv = (saved.kv + norm) * model.key_value_width
-    return saved.fixed + (query + kv + saved.ffn * model.ffn) / model.hidden
+    dense = saved.fixed + (query + kv + saved.ffn * model.ffn) / model.hidden
+    return dense + _more_bytes(setup) + _expert_bytes(setup)
+
+
+def _more_bytes(setup: Setup) -> float:
+    model, found = setup.model, MORE.get(setup.model.family, _NOTHING_MORE)
+    fixed, query, routed, score = (each[_COLUMN[arithmetic(setup)]] for each in found)
+    wide = query * model.query_width + routed * model.experts_met * model.expert_ffn
+    return fixed + (wide + score * model.heads * setup.seq_len) / model.hidden
+
+
+def _expert_bytes(setup: Setup) -> float:
+    model, column = setup.model, _COLUMN[arithmetic(setup)]
+    ffn = EXPERT_FFN[column] * model.expert_ffn / max(1, model.hidden)
+    return model.experts_met * (EXPERT[column] + ffn)
 
 
 def arithmetic(setup: Setup) -> Arithmetic:

@@ -14,6 +14,8 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")
 HEADLESS = (
     *("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "GPT2Model", "GPTNeoXModel"),
     *("MixtralModel", "Qwen2MoeModel", "Qwen3MoeModel", "DeepseekV2Model", "DeepseekV3Model"),
+    *("SmolLM3Model", "Olmo2Model", "Phi3Model", "GptOssModel", "GemmaModel", "Gemma2Model"),
+    "Gemma3TextModel",
 )
 
 
@@ -48,10 +50,17 @@ class Config:
             raise self.unreadable(key, "true or false")
         return value
 
+    def part(self, key: str) -> Config:
+        """Return the config of a part of the model."""
+        value = self.values.get(key)
+        if not isinstance(value, Mapping):
+            raise UsageError(f"the config of '{self.name}' has no '{key}'", hint=BY_HAND)
+        return Config(name=self.name, values=value)
+
     @property
     def has_mlp_bias(self) -> bool:
         """Whether feed-forward networks have biases; in most families they never do."""
-        may = self.values["model_type"] in ("llama", "deepseek_v2")
+        may = self.values["model_type"] in ("llama", "smollm3", "deepseek_v2")
         return may and self.flag("mlp_bias", False)
 
     def unreadable(self, key: str, wanted: str) -> UsageError:
@@ -79,14 +88,16 @@ def built(
     outer: tuple[int, ...],
     blocks: tuple[tuple[int, tuple[int, ...]], ...],
     *,
+    routed: int = 0,
     idle: int = 0,
 ) -> Model:
     """Count a model from the parameters of its modules: outside the blocks, and in each kind.
 
-    `blocks` holds how many blocks there are of each kind, and the modules of one. `idle` counts the
-    parameters of experts that a token does not meet.
+    `blocks` holds how many blocks there are of each kind, and the modules of one. `routed` counts
+    the parameters of all experts, `idle` those of experts that a token does not meet.
     """
-    params = sum(outer) + sum(count * sum(block) for count, block in blocks)
+    within = sum(count * sum(block) for count, block in blocks)
+    params = sum(outer) + within
     return replace(
         shape,
         params=params,
@@ -94,6 +105,7 @@ def built(
         block=max(sum(block) for _, block in blocks),
         layers=sum(count for count, _ in blocks),
         active_params=params - idle if idle else 0,
+        linear_params=within - routed,
     )
 
 
@@ -134,6 +146,11 @@ def attention(
 def gated(hidden: int, ffn: int, *, bias: bool = False) -> tuple[int, ...]:
     """Return the projections of a feed-forward network with a gate."""
     return (*2 * (linear(hidden, ffn, bias=bias),), linear(ffn, hidden, bias=bias))
+
+
+def joined(modules: tuple[int, ...], first: int) -> tuple[int, ...]:
+    """Return the modules with the first ones as one."""
+    return (sum(modules[:first]), *modules[first:])
 
 
 def embeddings(config: Config, hidden: int, *, tied: bool) -> tuple[int, ...]:

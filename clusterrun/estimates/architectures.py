@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterrun.errors import UsageError
-from clusterrun.estimates import experts
+from clusterrun.estimates import experts, vision
 from clusterrun.estimates.anatomy import (
     BY_HAND,
     Config,
@@ -17,6 +17,7 @@ from clusterrun.estimates.anatomy import (
     embeddings,
     gated,
     heads_of,
+    joined,
     linear,
 )
 from clusterrun.estimates.experts import Experts
@@ -30,13 +31,21 @@ class Decoder:
     """What differs between families of gated feed-forward networks and RMS norms, as Llama's.
 
     The projections of attention have biases by the config's `bias_key`, by `bias` without one; the
-    projection out has one only by `attention_bias`. `head_dim` is the default of the config.
+    projection out has one only by `attention_bias`. `head_dim` and `tied` are defaults of the
+    config. `norms` counts those of the hidden size in a block, `head_norm` is one for each head of
+    queries and keys, `wide_norm` one for all of them together. `fused` joins queries, keys and
+    values in one module, and gate and up. `sinks` are a parameter for each head.
     """
 
     bias_key: str = ""
     bias: bool = False
     head_dim: int = 0
+    tied: bool = False
+    norms: int = 2
     head_norm: bool = False
+    wide_norm: bool = False
+    fused: bool = False
+    sinks: bool = False
     is_latent: bool = False
     experts: Callable[[Config], Experts] | None = None
 
@@ -46,11 +55,11 @@ def _decoder(family: Decoder, config: Config) -> Model:
     heads, attend = _attention(family, config, hidden)
     own = family.experts(config) if family.experts else None
     sparse = own.layers if own else 0
-    outside = (*attend, hidden, hidden, *(2 * (heads.dim,) if family.head_norm else ()))
+    outside = (*attend, *family.norms * (hidden,), *_norms_of_heads(family, heads))
     blocks = [(sparse, (*outside, *own.modules(hidden)))] if own and sparse else []
     if dense := layers - sparse:
-        ffn = config.number("intermediate_size")
-        blocks.append((dense, (*outside, *gated(hidden, ffn, bias=config.has_mlp_bias))))
+        ffn = gated(hidden, config.number("intermediate_size"), bias=config.has_mlp_bias)
+        blocks.append((dense, (*outside, *(joined(ffn, 2) if family.fused else ffn))))
     shape = Model(
         name=config.name,
         params=0,
@@ -58,13 +67,21 @@ def _decoder(family: Decoder, config: Config) -> Model:
         heads=heads.count,
         kv_heads=heads.kv,
         head_dim=heads.dim,
-        head_norm=family.head_norm,
-        ffn=own.ffn if own else config.number("intermediate_size"),
+        head_norm=family.head_norm or family.wide_norm,
+        ffn=own.width if own else config.number("intermediate_size"),
+        experts_met=own.met if own else 0,
+        expert_ffn=own.ffn if own else 0,
         vocab=config.number("vocab_size"),
     )
-    idle = own.idle(hidden) if own else 0
-    outer = (*embeddings(config, hidden, tied=False), hidden)
-    return built(shape, outer, tuple(blocks), idle=idle)
+    outer = (*embeddings(config, hidden, tied=family.tied), hidden)
+    routed, idle = (own.routed(hidden), own.idle(hidden)) if own else (0, 0)
+    return built(shape, outer, tuple(blocks), routed=routed, idle=idle)
+
+
+def _norms_of_heads(family: Decoder, heads: Heads) -> tuple[int, ...]:
+    if family.wide_norm:
+        return (heads.count * heads.dim, heads.kv * heads.dim)
+    return 2 * (heads.dim,) if family.head_norm else ()
 
 
 def _attention(family: Decoder, config: Config, hidden: int) -> tuple[Heads, tuple[int, ...]]:
@@ -74,7 +91,9 @@ def _attention(family: Decoder, config: Config, hidden: int) -> tuple[Heads, tup
     bias = config.flag(family.bias_key, family.bias) if family.bias_key else family.bias
     out = bias and family.bias_key == "attention_bias"
     query, key_value = heads.count * heads.dim, heads.kv * heads.dim
-    return heads, attention(hidden, query, key_value, ins=bias, out=out)
+    modules = attention(hidden, query, key_value, ins=bias, out=out)
+    modules = joined(modules, 3) if family.fused else modules
+    return heads, (*modules, heads.count) if family.sinks else modules
 
 
 def _plain(shape: Model, outer: tuple[int, ...], *, fused: bool = True, bias: bool = True) -> Model:
@@ -91,7 +110,13 @@ _USUAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermedia
 _GPT2 = ("n_embd", "n_layer", "n_head", "n_inner")
 
 
-def _shape(config: Config, keys: tuple[str, str, str, str] = _USUAL, *, wide: int = 0) -> Model:
+def _shape(
+    config: Config,
+    keys: tuple[str, str, str, str] = _USUAL,
+    *,
+    wide: int = 0,
+    has_words: bool = True,
+) -> Model:
     """Read a shape by its keys; the default feed-forward width is `wide` times the hidden size."""
     hidden, heads = config.number(keys[0]), config.number(keys[2])
     return Model(
@@ -102,7 +127,7 @@ def _shape(config: Config, keys: tuple[str, str, str, str] = _USUAL, *, wide: in
         heads=heads,
         kv_heads=heads,
         ffn=config.number(keys[3], wide * hidden or None),
-        vocab=config.number("vocab_size"),
+        vocab=config.number("vocab_size") if has_words else 0,
         gated=False,
     )
 
@@ -168,8 +193,43 @@ def _t5(config: Config) -> Model:
     )
 
 
+def _vit(config: Config) -> Model:
+    """Count a vision transformer; a sample is its patches and one word for the class."""
+    count, inputs = vision.patches(config, image=224, patch=16)
+    shape = replace(_shape(config, has_words=False), positions=count + 1, is_text=False)
+    hidden = shape.hidden
+    head = config.head(("ForImageClassification", "ViTModel"), "ForImageClassification")
+    labels = linear(hidden, hidden if head == "ViTModel" else _labels(config), bias=True)
+    outer = ((count + 2) * hidden, linear(inputs, hidden, bias=True), labels)
+    return _plain(shape, outer, fused=False)
+
+
+def _with_images(
+    text: str,
+    defaults: Mapping[str, int],
+    tower: Callable[[Config, Config, int], tuple[int, ...]],
+    config: Config,
+) -> Model:
+    """Count a language model of the family `text`, and the tower that reads images for it."""
+    inner, images = (config.part(key) for key in ("text_config", "vision_config"))
+    tied = {key: value for key, value in config.values.items() if key == "tie_word_embeddings"}
+    words = {**defaults, **inner.values, **tied, "model_type": text, "architectures": None}
+    model = count_model(replace(inner, values=words))
+    modules = tower(config, images, model.hidden)
+    largest = max(model.largest_layer, *modules)
+    return replace(model, params=model.params + sum(modules), largest_layer=largest)
+
+
 _DECODERS: Mapping[str, Decoder] = {
     "llama": Decoder(bias_key="attention_bias"),
+    "smollm3": Decoder(bias_key="attention_bias", tied=True),
+    "olmo2": Decoder(bias_key="attention_bias", wide_norm=True),
+    "phi3": Decoder(fused=True),
+    "gemma": Decoder(bias_key="attention_bias", head_dim=256, tied=True),
+    "gemma2": Decoder(bias_key="attention_bias", head_dim=256, tied=True, norms=4),
+    "gemma3_text": Decoder(
+        bias_key="attention_bias", head_dim=256, tied=True, norms=4, head_norm=True
+    ),
     "mistral": Decoder(),
     "qwen2": Decoder(bias=True),
     "qwen3": Decoder(bias_key="attention_bias", head_dim=128, head_norm=True),
@@ -178,10 +238,15 @@ _DECODERS: Mapping[str, Decoder] = {
     "qwen3_moe": Decoder(bias_key="attention_bias", head_norm=True, experts=experts.qwen3),
     "deepseek_v2": Decoder(is_latent=True, experts=experts.deepseek),
     "deepseek_v3": Decoder(is_latent=True, experts=experts.deepseek),
+    "gpt_oss": Decoder(
+        bias_key="attention_bias", bias=True, head_dim=64, sinks=True, experts=experts.gpt_oss
+    ),
 }
 FAMILIES: Mapping[str, Callable[[Config], Model]] = {
     **{name: partial(_decoder, family) for name, family in _DECODERS.items()},
-    **{"gpt2": _gpt2, "gpt_neox": _gpt_neox, "bert": _bert, "t5": _t5, "mt5": _t5},
+    "gemma3": partial(_with_images, "gemma3_text", vision.GEMMA3_TEXT, vision.siglip),
+    "mistral3": partial(_with_images, "mistral", {}, vision.pixtral),
+    **{"gpt2": _gpt2, "gpt_neox": _gpt_neox, "bert": _bert, "t5": _t5, "mt5": _t5, "vit": _vit},
 }
 
 
@@ -196,4 +261,5 @@ def count_model(config: Config) -> Model:
             f"models of type '{family}' can't be counted; known: {', '.join(FAMILIES)}",
             hint=SIZE_ALONE if any(name in config.values for name in experts.COUNTS) else BY_HAND,
         )
-    return count(config)
+    model = count(config)
+    return replace(model, family=model.family or family)

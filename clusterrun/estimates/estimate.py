@@ -367,9 +367,8 @@ def _notes(question: Question, counted: Steps) -> list[str]:
     setup, notes = question.setup, []
     if not counts_activations(setup):
         what = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
-        has_experts = setup.model.active_params > 0
-        which = "activations of experts" if has_experts else f"without {what} activations"
-        notes.append(f"{which} are not counted: it needs more")
+        notes.append(f"activations are not counted without {what}: it needs more")
+    notes += _model_notes(setup)
     if 0 < setup.model.positions < setup.seq_len:
         notes.append(
             f"samples of {setup.seq_len:,} tokens are longer than the {setup.model.positions:,} "
@@ -388,6 +387,18 @@ def _notes(question: Question, counted: Steps) -> list[str]:
         notes.append("no GPU was named: --gpu h100-80g gives verdict and time, --gpu-mem a verdict")
     elif step_duration(question) is None:
         notes.append(f"no time is told: {_unknown_speed(question)}; --step-time says it")
+    return notes
+
+
+def _model_notes(setup: Setup) -> list[str]:
+    """Return what the numbers leave out for experts and for weights in 4 bits."""
+    notes = []
+    if setup.model.active_params:
+        notes.append("the time assumes that experts compute as fast as a dense model (--mfu)")
+    if setup.lora and setup.model.experts_met:
+        notes.append("LoRA is counted without the routed experts: peft's all-linear skips them")
+    if setup.load_in_4bit:
+        notes.append("the time leaves out that 4-bit weights are dequantized in each pass")
     return notes
 
 

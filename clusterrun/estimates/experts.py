@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterrun.estimates.anatomy import Config, Heads, gated, linear
 
@@ -14,7 +14,7 @@ class Experts:
     """The experts of a block: how many there are and how many a token meets.
 
     `layers` counts the blocks that have experts, `shared` are the modules beside the experts that
-    every token meets.
+    every token meets, `shared_ffn` is their width. `bias`: router and experts have biases.
     """
 
     count: int
@@ -22,25 +22,46 @@ class Experts:
     ffn: int
     layers: int
     shared: tuple[int, ...] = ()
+    shared_ffn: int = 0
+    bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """Return the width of all that a token meets in a block."""
+        return self.met * self.ffn + self.shared_ffn
 
     def modules(self, hidden: int) -> tuple[int, ...]:
         """Return the router, all experts as one module (as transformers 5 has it), and `shared`."""
-        return (linear(hidden, self.count), self.count * self._each(hidden), *self.shared)
+        router = linear(hidden, self.count, bias=self.bias)
+        return (router, self.count * self._each(hidden), *self.shared)
+
+    def routed(self, hidden: int) -> int:
+        """Return the parameters of all experts, in all blocks."""
+        return self.layers * self.count * self._each(hidden)
 
     def idle(self, hidden: int) -> int:
         """Return the parameters of the experts that a token does not meet, in all blocks."""
         return self.layers * (self.count - self.met) * self._each(hidden)
 
     def _each(self, hidden: int) -> int:
-        return sum(gated(hidden, self.ffn))
+        return sum(gated(hidden, self.ffn, bias=self.bias))
 
 
-def _experts(config: Config, ffn: str, layers: int, shared: tuple[int, ...] = ()) -> Experts:
+def _experts(
+    config: Config, ffn: str, layers: int, shared: tuple[int, ...] = (), shared_ffn: int = 0
+) -> Experts:
     key = next((key for key in COUNTS if config.values.get(key) is not None), COUNTS[0])
     there, met = config.number(key), config.number("num_experts_per_tok")
     if met > there:
         raise config.unreadable("num_experts_per_tok", f"at most {key}, {there}")
-    return Experts(count=there, met=met, ffn=config.number(ffn), layers=layers, shared=shared)
+    return Experts(
+        count=there,
+        met=met,
+        ffn=config.number(ffn),
+        layers=layers,
+        shared=shared,
+        shared_ffn=shared_ffn,
+    )
 
 
 def mixtral(config: Config) -> Experts:
@@ -50,9 +71,9 @@ def mixtral(config: Config) -> Experts:
 
 def qwen2(config: Config) -> Experts:
     """Read the experts of Qwen 2 MoE, beside a shared one behind a gate."""
-    hidden = config.number("hidden_size")
-    shared = (*gated(hidden, config.number("shared_expert_intermediate_size")), hidden)
-    return _experts(config, "moe_intermediate_size", _sparse(config), shared)
+    hidden, ffn = config.number("hidden_size"), config.number("shared_expert_intermediate_size")
+    shared = (*gated(hidden, ffn), hidden)
+    return _experts(config, "moe_intermediate_size", _sparse(config), shared, ffn)
 
 
 def qwen3(config: Config) -> Experts:
@@ -77,7 +98,12 @@ def deepseek(config: Config) -> Experts:
     dense = config.count("first_k_dense_replace")
     if dense > layers:
         raise config.unreadable("first_k_dense_replace", f"at most num_hidden_layers, {layers}")
-    return _experts(config, "moe_intermediate_size", layers - dense, shared)
+    return _experts(config, "moe_intermediate_size", layers - dense, shared, ffn)
+
+
+def gpt_oss(config: Config) -> Experts:
+    """Read the experts of gpt-oss, which all layers have, with biases."""
+    return replace(mixtral(config), bias=True)
 
 
 def latent_attention(config: Config, hidden: int) -> tuple[Heads, tuple[int, ...]]:

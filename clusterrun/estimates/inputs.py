@@ -20,11 +20,16 @@ class Model:
     """The size and shape of a model; numbers of the shape that are unknown are 0.
 
     `params` counts tied weights once, `largest_layer` is the largest single module's own
-    parameters (DeepSpeed's definition), `block` those of one transformer block. `head_dim` is 0
-    if the heads share the hidden size. `head_norm`: queries and keys have norms (Qwen 3's).
-    `gated`: the feed-forward network has a gate (Llama's, not GPT-2's). `source` names the origin
-    of the facts. `active_params` are those that work on a token if the model has experts, else 0.
-    `positions` is the longest sample that the model is made for, in tokens.
+    parameters (DeepSpeed's definition), `block` those of one transformer block, `linear_params`
+    those of all blocks but their experts. `head_dim` is 0 if the heads share the hidden size.
+    `head_norm`: queries and keys have norms (Qwen 3's). `gated`: the feed-forward network has a
+    gate (Llama's, not GPT-2's). `family` is the `model_type` of a config, "" without one. `source`
+    names the origin of the facts.
+
+    `active_params` are those that work on a token if the model has experts, else 0; the token meets
+    `experts_met` in a block, each `expert_ffn` wide, and `ffn` is the width of all that it meets.
+    `positions` is the longest sample that the model is made for, in tokens; if not `is_text`, it is
+    the length of every sample.
     """
 
     name: str
@@ -40,14 +45,20 @@ class Model:
     vocab: int = 0
     gated: bool = True
     head_norm: bool = False
+    family: str = ""
     active_params: int = 0
+    experts_met: int = 0
+    expert_ffn: int = 0
+    linear_params: int = 0
     positions: int = 0
+    is_text: bool = True
     source: str = ""
 
     @property
     def has_shape(self) -> bool:
-        """Whether activations can be estimated: not those of experts."""
-        return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not self.active_params
+        """Whether activations can be estimated; those of experts that were counted."""
+        is_open = self.active_params > 0 and not self.experts_met
+        return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not is_open
 
     @property
     def query_width(self) -> int:
@@ -66,7 +77,8 @@ class Setup:
 
     `procs_per_node` is GPUs, hence ranks, of a node; `precision` "fp32", "bf16" or "fp16", the last
     two as autocast over fp32 weights (ddp, fsdp) or as DeepSpeed's own; `micro_batch` sequences of
-    `seq_len` tokens a rank and pass; `lora` the rank of adapters, 0 if all is trained.
+    `seq_len` tokens a rank and pass; `lora` the rank of adapters, 0 if all is trained; with
+    `load_in_4bit` the frozen weights are in 4 bits (QLoRA).
     """
 
     model: Model
@@ -80,6 +92,7 @@ class Setup:
     grad_ckpt: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
     lora: int = 0
+    load_in_4bit: bool = False
 
     @property
     def world(self) -> int:

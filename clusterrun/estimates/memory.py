@@ -44,7 +44,7 @@ def gpu_terms(
     Parts that depend on an unknown shape or sequence length are absent.
     """
     kept = (*states(setup), *buffers(setup, buckets or Buckets()))
-    passing = (*_cast_weights(setup), *activations.terms(setup, traced))
+    passing = (*_cast_weights(setup), _dequantized(setup), *activations.terms(setup, traced))
     step = _optimizer_step(setup, total(passing))
     context = term(CONTEXT, CUDA_BYTES, "1.5 GiB", "an allowance; 0.3 to 2 GiB seen")
     return _present((*kept, *passing, step, context))
@@ -61,6 +61,15 @@ def _cast_weights(setup: Setup) -> tuple[Term, ...]:
     symbol = symbols(setup)[0]
     size = 2 * trainable_params(setup)
     return (term("cast weights", size, f"2 {symbol}", "torch autocast, its cache"),)
+
+
+def _dequantized(setup: Setup) -> Term:
+    """Return the largest layer of a block in 16 bits, as bitsandbytes computes with it."""
+    model = setup.model
+    size = setup.number_bytes * model.hidden * max(model.ffn, model.query_width)
+    formula = f"{setup.number_bytes} h max(f h, q)"
+    source = "bitsandbytes, MatMul4Bit"
+    return term("dequantized layer", size if setup.load_in_4bit else 0, formula, source)
 
 
 def _optimizer_step(setup: Setup, passing: int) -> Term:

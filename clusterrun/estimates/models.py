@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from clusterrun.errors import UsageError
 from clusterrun.estimates.anatomy import Config, attention, built, gated
 from clusterrun.estimates.architectures import count_model
 from clusterrun.estimates.inputs import Model
+from clusterrun.shared import assets
 
 
 def from_config(config: Mapping[str, Any], name: str) -> Model:
@@ -21,7 +24,8 @@ def from_config(config: Mapping[str, Any], name: str) -> Model:
     """
     known = Config(name=name, values=config)
     source = f"counted from the config ({config.get('model_type')})"
-    return replace(count_model(known), source=source, positions=_positions(known))
+    model = count_model(known)
+    return replace(model, source=source, positions=model.positions or _positions(known))
 
 
 def _positions(config: Config) -> int:
@@ -102,88 +106,71 @@ def _shaped(shape: Model) -> Model:
     return replace(model, params=params) if params else model
 
 
-def _llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int, positions: int
-) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": ffn,
-        "vocab_size": vocab,
-        "max_position_embeddings": positions,
-    }
+class _BuiltIn(Mapping[str, Model]):
+    """The models of models.json; each is counted when it is asked for."""
+
+    def __getitem__(self, name: str) -> Model:
+        return _counted(_names()[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_table())
+
+    def __len__(self) -> int:
+        return len(_table())
 
 
-def _gpt2(hidden: int, layers: int, heads: int) -> dict[str, Any]:
-    shape = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": 1024}
-    return {"model_type": "gpt2", **shape, "vocab_size": 50257}
-
-
-def _t5(hidden: int, heads: int, head_dim: int, ffn: int, layers: int = 24) -> dict[str, Any]:
-    shape = {"d_model": hidden, "num_heads": heads, "d_kv": head_dim, "d_ff": ffn}
-    return {"model_type": "t5", **shape, "num_layers": layers, "vocab_size": 32128}
-
-
-# From their configs on the Hugging Face Hub; T0 without its language head, as published.
-_T0 = {"feed_forward_proj": "gated-gelu", "architectures": ["T5Model"]}
-_CONFIGS: Mapping[str, dict[str, Any]] = {
-    "gpt2": _gpt2(768, 12, 12),
-    "gpt2-xl": _gpt2(1600, 48, 25),
-    "bert-base-cased": {
-        "model_type": "bert",
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "vocab_size": 28996,
-    },
-    "t5-small": _t5(512, 8, 64, 2048, 6),
-    "t5-base": _t5(768, 12, 64, 3072, 12),
-    "t5-large": _t5(1024, 16, 64, 4096),
-    "t5-3b": _t5(1024, 32, 128, 16384),
-    "t5-11b": _t5(1024, 128, 128, 65536),
-    "bigscience/T0_3B": {**_t5(2048, 32, 64, 5120), **_T0},
-    "bigscience/T0": {**_t5(4096, 64, 64, 10240), **_T0},
-    "llama-2-7b": _llama(4096, 32, 32, 32, 11008, 32000, 4096),
-    "llama-2-13b": _llama(5120, 40, 40, 40, 13824, 32000, 4096),
-    "llama-2-70b": _llama(8192, 80, 64, 8, 28672, 32000, 4096),
-    "llama-3.1-8b": _llama(4096, 32, 32, 8, 14336, 128256, 131072),
-    "llama-3.1-70b": _llama(8192, 80, 64, 8, 28672, 128256, 131072),
-    "mistral-7b": {**_llama(4096, 32, 32, 8, 14336, 32000, 32768), "model_type": "mistral"},
-}
-
-BUILT_IN: Mapping[str, Model] = {
-    name: replace(from_config(config, name), source="built in") for name, config in _CONFIGS.items()
-}
-
-# Other names of the same sizes: repositories of the Hub, and variants that are trained further. Not
-# Mistral v0.3, which has more words.
-_SPELLINGS = re.compile(
-    r"(?:openai-community/|google-bert/|google-t5/)?(gpt2(?:-xl)?|bert-base-cased|t5-(?:small|base|large|3b|11b))"
-    r"|(?:meta-llama/)?(llama-2-\d+b)(?:-chat)?(?:-hf)?"
-    r"|(?:meta-llama/)?(?:meta-)?(llama-3\.1-\d+b)(?:-instruct)?"
-    r"|(?:mistralai/)?(mistral-7b)(?:-v0\.1|-instruct-v0\.[12])?"
-    r"|(?:bigscience/)?(?:(t0_3b)|(t0)p{0,2})"
-)
-
-
-def _known(name: str) -> str:
-    """Return the name by which a model is built in; "" if it is not."""
-    found = _SPELLINGS.fullmatch(name.lower())
-    known = found[found.lastindex or 0] if found else ""
-    known = {"t0": "bigscience/T0", "t0_3b": "bigscience/T0_3B"}.get(known, known)
-    return known if known in BUILT_IN else ""
+BUILT_IN: Mapping[str, Model] = _BuiltIn()
+# What the name of a repository says beyond the size: how it was trained further, or is stored.
+_VARIANT = re.compile(r"(-(hf|chat|instruct|it|pt|base|thinking|reasoning|fp8|bf16|2507))+$")
 
 
 def find(name: str) -> Model | None:
     """Return a built-in model by one of its usual names, whatever their case; else None."""
-    known = BUILT_IN.get(_known(name))
-    return None if known is None else replace(known, name=name)
+    known = _known(name)
+    return replace(BUILT_IN[known], name=name) if known else None
 
 
 def find_config(name: str) -> Mapping[str, Any] | None:
     """Return the config of a built-in model by one of its usual names; else None."""
-    return _CONFIGS.get(_known(name))
+    known = _known(name)
+    return _table()[known]["config"] if known else None
+
+
+def nearest(name: str) -> list[str]:
+    """Return the names of built-in models that come nearest to a name, the nearest first."""
+    plain = _plain(name).rpartition("/")[2]
+    return difflib.get_close_matches(plain, list(_table()), n=2, cutoff=0.75)
+
+
+def _known(name: str) -> str:
+    """Return the name by which a model is built in; "" if it is not."""
+    names, plain = _names(), name.lower()
+    return names.get(plain) or names.get(_plain(plain)) or ""
+
+
+def _plain(name: str) -> str:
+    return _VARIANT.sub("", name.lower())
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    models: Mapping[str, Any] = assets.read_json("estimates/models.json")["models"]
+    return models
+
+
+@cache
+def _names() -> Mapping[str, str]:
+    """Return each usual name in lower case, with and without the owner, and what it stands for."""
+    names: dict[str, str] = {}
+    for known, entry in _table().items():
+        names[known] = known
+        for repo in map(str.lower, entry["repos"]):
+            owner, _, rest = repo.partition("/")
+            for each in (repo, rest, _plain(repo), _plain(rest), f"{owner}/{known}"):
+                names.setdefault(each, known)
+    return names
+
+
+@cache
+def _counted(known: str) -> Model:
+    return replace(from_config(_table()[known]["config"], known), source="built in")

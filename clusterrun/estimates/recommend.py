@@ -65,15 +65,10 @@ def recommend(
             "--recommend must know the GPU, its memory and its speed",
             hint="name it, as --gpu a100-80g",
         )
-    if question.setup.model.active_params:
-        raise UsageError(
-            "--recommend must know what activations need, and those of experts are not counted",
-            hint="see what is left for them: --what-if strategy",
-        )
     if not counts_activations(question.setup):
         raise UsageError(
             "--recommend must know what activations need",
-            hint="give --seq-len and a model with its shape (--model, or --hidden --layers ...)",
+            hint="give --seq-len and a model with its shape, as --model qwen3-30b-a3b",
         )
     tried = (
         _judged(question, setup)

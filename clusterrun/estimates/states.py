@@ -11,6 +11,10 @@ from clusterrun.estimates.inputs import Model, Setup, Term, term
 ZERO_12, ZERO_3 = "DeepSpeed 0.19 stage_1_and_2.py", "DeepSpeed 0.19 stage3.py"
 ESTIMATORS = "DeepSpeed 0.19, estimate_zero*_model_states_mem_needs"
 FSDP = "torch fully_shard as accelerate 1.15 prepares it"
+# bitsandbytes, NF4 with double quantization: half a byte, 8 bits for each 64 of them, 32 bits for
+# each 256 of those.
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+QLORA = "bitsandbytes NF4, double quantization; peft keeps the rest in fp32"
 NO_SYNC = "accelerate 1.15, accumulate(): FSDP reduces after the last pass of a step"
 
 
@@ -29,16 +33,12 @@ class Buckets:
 def adapter_params(model: Model, rank: int) -> int:
     """Return the parameters of LoRA adapters on all projections of attention and feed-forward.
 
-    peft makes these for "all-linear", and fewer for a list of layers. Raises UsageError if the
+    peft makes these for "all-linear", and fewer for a list of layers; on routed experts, which
+    transformers 5 keeps as one tensor, it makes none. Raises UsageError if the
     shape of the model is unknown.
     """
     if not rank:
         return 0
-    if model.active_params:
-        raise UsageError(
-            "LoRA's adapters of a model with experts are not counted",
-            hint="give --params and a shape, for those on attention and on one expert",
-        )
     if not model.has_shape:
         raise UsageError(
             "the size of LoRA's adapters depends on the model's shape",
@@ -46,13 +46,23 @@ def adapter_params(model: Model, rank: int) -> int:
         )
     key_value = model.key_value_width
     attention = 2 * (model.hidden + model.query_width) + 2 * (model.hidden + key_value)
-    feed_forward = (3 if model.gated else 2) * (model.hidden + model.ffn)
+    ffn = model.ffn - model.experts_met * model.expert_ffn
+    feed_forward = (3 if model.gated else 2) * (model.hidden + ffn) if ffn else 0
     return rank * model.layers * (attention + feed_forward)
 
 
 def trainable_params(setup: Setup) -> int:
     """Return how many parameters are trained: the adapters, or all."""
     return adapter_params(setup.model, setup.lora) or setup.model.params
+
+
+def frozen_bytes(setup: Setup) -> tuple[float, str]:
+    """Return the bytes of the weights that LoRA leaves as they are, and their formula."""
+    model, width = setup.model, setup.number_bytes
+    if not setup.load_in_4bit:
+        return width * model.params, f"{width} P"
+    rest = model.params - model.linear_params
+    return NF4_BYTES * model.linear_params + 4 * rest, f"{NF4_BYTES:.3g} P_4 + 4 (P - P_4)"
 
 
 def symbols(setup: Setup) -> tuple[str, str]:
@@ -66,16 +76,21 @@ def states(setup: Setup) -> tuple[Term, Term, Term]:
         return _zero_states(setup)
     trained, sharers = trainable_params(setup), setup.shards
     symbol, by = symbols(setup)
-    frozen = setup.model.params if setup.lora else 0
-    width, each = setup.number_bytes, setup.optimizer.state_bytes
-    weights = f"{width} P{by} + 4 P_t{by}" if frozen else f"4 P{by}"
+    frozen, formula = frozen_bytes(setup) if setup.lora else (0, "")
+    each = setup.optimizer.state_bytes
+    weights = _shared(f"{formula} + 4 P_t", by) if frozen else f"4 P{by}"
     source = FSDP if setup.strategy.is_fsdp else "fp32 but for frozen weights, as accelerate keeps"
+    source = QLORA if setup.load_in_4bit else source
     on_gpu = 0 if setup.offloads_params else 1
     return (
-        term("weights", on_gpu * (width * frozen + 4 * trained) / sharers, weights, source),
+        term("weights", on_gpu * (frozen + 4 * trained) / sharers, weights, source),
         term("gradients", on_gpu * 4 * trained / sharers, f"4 {symbol}{by}", source),
         term("optimizer", on_gpu * each * trained / sharers, f"{each} {symbol}{by}", source),
     )
+
+
+def _shared(formula: str, by: str) -> str:
+    return f"({formula}){by}" if by and "+" in formula else f"{formula}{by}"
 
 
 def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
@@ -88,15 +103,16 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     width, each = setup.number_bytes, setup.optimizer.state_bytes
     trained, sharers = trainable_params(setup), setup.shards
     symbol, by = symbols(setup)
-    params = setup.model.params + (trained if setup.lora else 0)
-    every = "(P + P_t)" if setup.lora else "P"
+    kept, every = frozen_bytes(setup)
+    if setup.lora:
+        kept, every = kept + width * trained, f"{every} + {width} P_t"
     full = width if stage == 1 else 0
     shard = 4 if stage == 1 or (stage == 3 and setup.is_half) else width + 4
     gradients = f"{full} {symbol} + {shard} {symbol}{by}" if full else f"{shard} {symbol}{by}"
-    weights = 0 if setup.offloads_params else width * params / (sharers if stage == 3 else 1)
+    weights = 0 if setup.offloads_params else kept / (sharers if stage == 3 else 1)
     on_gpu = 0 if setup.offloads_optimizer else 1
     return (
-        term("weights", weights, f"{width} {every}{by if stage == 3 else ''}", ESTIMATORS),
+        term("weights", weights, _shared(every, by if stage == 3 else ""), ESTIMATORS),
         term("gradients", on_gpu * (full + shard / sharers) * trained, gradients, ESTIMATORS),
         term(
             "optimizer",

@@ -1,8 +1,10 @@
-"""Find the files that come with the package: templates and accelerate configurations."""
+"""Find the files that come with the package: templates, accelerate configurations and tables."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from clusterrun.errors import ClusterrunError
 
@@ -14,6 +16,11 @@ _DIRECTORIES = {"templates": "job.sbatch.j2", "accelerate_configs": "ddp.yaml.j2
 def template_directories() -> tuple[Path, ...]:
     """Return the directories of our templates. Raises ClusterrunError if one is missing."""
     return tuple(_find(name, witness) for name, witness in _DIRECTORIES.items())
+
+
+def read_json(name: str) -> Any:
+    """Return what a JSON file of the package holds."""
+    return json.loads((_PACKAGE / name).read_text(encoding="utf-8"))
 
 
 def _find(name: str, witness: str) -> Path:

@@ -116,8 +116,8 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
         ((), "no model was named", "--params 8.03e9"),
         (
             ("--model", "my/model"),
-            "cannot read the model's size: 'my/model'",
-            "--params in its place",
+            "'my/model' is not a known model, not a config.json",
+            "run 'hf download my/model config.json', then plan --model with the path it prints",
         ),
         (("--model", "gpt2", "--gpu", "h200x"), "GPU 'h200x' is not known", "h200"),
         (
@@ -150,15 +150,22 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
             "an effective batch of 64 is 64 passes of 1, not 4",
             "leave out --effective-batch",
         ),
-        (("--model", "gpt5"), "cannot read the model's size: 'gpt5'", "did you mean gpt2"),
-        (("--model", "x/llama-3.1-9b", "--params", "9B"), "cannot read", "llama-3.1-8b"),
-        (("--model", "nothing-like-it"), "cannot read", "known are gpt2, gpt2-xl"),
+        (("--model", "gpt5"), "'gpt5' is not a known model", "use 'gpt2'"),
+        (("--model", "qwen-3-8b"), "'qwen-3-8b' is not a known", "use 'qwen3-8b' or 'qwen3-4b'"),
+        (("--model", "x/llama-3.1-9b", "--params", "9B"), "'x/llama", "use 'llama-3.1-8b'"),
+        (("--model", "nothing-like-it"), "'nothing-like-it'", "hf download ORG/NAME config.json"),
+        (("--model", "gpt2", "--load-in-4bit"), "weights in 4 bits can't", "--lora 16"),
+        (
+            ("--model", "gpt-oss-20b", "--lora", "16", "--load-in-4bit"),
+            "bitsandbytes quantizes no experts",
+            "leave out --load-in-4bit",
+        ),
         (
             ("--model", "gpt2", "--gpus-per-node", "2", "--nproc-per-node", "4"),
             "4 ranks cannot share 2 GPUs of a node",
             "--nproc-per-node",
         ),
-        (("--active-params", "3B"), "--active-params are a part of --params", "--params"),
+        (("--active-params", "3B"), "--active-params needs --params", "--params"),
         (("--model", "gpt2", "--recommend", "--what-if", "nodes"), "--recommend, --what-if", "ask"),
     ],
 )
@@ -412,7 +419,8 @@ def test_experts_work_as_their_active_part_and_never_fit_for_sure(here: CommandL
     sizes = ("--params", "46.7B", "--active-params", "12.9B")
     said = here("plan", *sizes, *argv)
     assert "46.70 B parameters, 12.90 B active" in said.out
-    assert "note: activations of experts are not counted: it needs more" in said.err
+    assert "note: activations are not counted without the model's shape: it needs" in said.err
+    assert "note: the time assumes that experts compute as fast as a dense model" in said.err
     experts, dense = told(here, *sizes, *argv), told(here, "--params", "12.9B", *argv)
     compute = [found["time"]["parts"]["compute_s"] for found in (experts, dense)]
     assert compute[0] == compute[1]
@@ -422,7 +430,50 @@ def test_experts_work_as_their_active_part_and_never_fit_for_sure(here: CommandL
     for more in (("--recommend",), ("--lora", "8")):
         refused = here("plan", *sizes, *argv, *more)
         assert (refused.code, refused.out) == (2, "")
-        assert "experts" in refused.err
+        assert "shape" in refused.err
+
+
+def test_a_known_model_with_experts_has_a_verdict_and_a_recommendation(here: CommandLine) -> None:
+    argv = ("--model", "Qwen/Qwen3-30B-A3B", "--seq-len", "4096", *LLAMA[4:], *H100[:2])
+    answer = told(here, *argv, "--strategy", "fsdp", "--grad-ckpt")
+    model = answer["inputs"]["model"]
+    assert (model["params"], model["active_params"]) == (30_532_122_624, 3_353_032_704)
+    assert answer["verdict"] == "fits"
+    assert any("experts compute as fast as a dense model" in note for note in answer["notes"])
+    (first, *_) = told(here, *argv, "--recommend", "--effective-batch", "256")["recommended"]
+    assert first["verdict"] == "fits"
+    adapters = told(here, *argv, "--strategy", "fsdp", "--lora", "16")
+    assert any("without the routed experts" in note for note in adapters["notes"])
+
+
+def test_weights_in_4_bits_take_a_quarter_but_for_the_words(here: CommandLine) -> None:
+    argv = ("--model", "llama-3.1-8b", "--seq-len", "1024", "--gpu", "rtx4090", "--grad-ckpt")
+    whole, quantized = (
+        next(
+            term["bytes"]
+            for term in told(here, *argv, "--lora", "16", *more)["gpu_memory"]["terms"]
+            if term["name"] == "weights"
+        )
+        for more in ((), ("--load-in-4bit",))
+    )
+    adapters = 4 * 41_943_040  # peft's count for rank 16 on all linear layers
+    words = 8_030_261_248 - 32 * 218_112_000
+    assert whole == 2 * 8_030_261_248 + adapters
+    per_weight = 0.5 + 1 / 64 + 4 / 64 / 256
+    assert quantized == int(4 * words + per_weight * 32 * 218_112_000 + adapters)
+
+
+def test_lora_of_0_trains_all_weights(here: CommandLine) -> None:
+    (here.path / "clusterrun.yaml").write_text("training: {lora: 8}\n")
+    argv = ("--params", "1B", "--gpu", "h100-80g", "--lora", "0")
+    assert told(here, *argv)["inputs"]["lora"] == 0
+
+
+def test_images_are_samples_of_one_length(here: CommandLine) -> None:
+    argv = ("--model", "google/vit-base-patch16-224", "--gpu", "a100-80g", "--micro-batch", "64")
+    answer = told(here, *argv)
+    assert answer["inputs"]["seq_len"] == 14 * 14 + 1
+    assert answer["verdict"] == "fits"
 
 
 OTHER_FACTS = (
@@ -452,7 +503,7 @@ def test_an_unknown_model_is_refused_beside_numbers_of_a_file(here: CommandLine)
     for more in ((), ("--recommend",)):
         said = here("plan", "--model", "llama-3.1-9b", *more)
         assert (said.code, said.out) == (2, "")
-        assert "hint: did you mean llama-3.1-8b" in said.err
+        assert "hint: use 'llama-3.1-8b'" in said.err
 
 
 def test_numbers_win_over_a_model_of_the_file(here: CommandLine) -> None:
@@ -512,7 +563,7 @@ def test_facts_that_make_no_sense_do_not_stop_a_submission(
 ) -> None:
     said = here("submit", "--set", "training.model=gone")
     assert said.code == 0
-    assert "note: no estimate was made: cannot read the model's size: 'gone'" in said.err
+    assert "note: no estimate was made: 'gone' is not a known model" in said.err
 
 
 @pytest.mark.parametrize(

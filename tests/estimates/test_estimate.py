@@ -103,7 +103,7 @@ def test_without_shape_activations_are_left_out_and_that_is_said() -> None:
     answer = estimate(blind)
     assert answer.gpu_memory is not None
     assert not any("activations" in term.name for term in answer.gpu_memory.terms)
-    assert "without the model's shape activations are not counted: it needs more" in answer.notes
+    assert "activations are not counted without the model's shape: it needs more" in answer.notes
 
 
 @pytest.mark.parametrize(

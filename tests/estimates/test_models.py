@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import UsageError
-from clusterrun.estimates.models import BUILT_IN, find, from_config, from_numbers
+from clusterrun.estimates.models import BUILT_IN, find, from_config, from_numbers, nearest
+from clusterrun.shared import assets
 from tests.estimates.golden import TABLES
 
 TINY_LLAMA = {
@@ -27,9 +28,59 @@ def test_a_built_in_model_has_its_published_size(name: str) -> None:
     assert [model.params, model.largest_layer] == TABLES["models"][name]
 
 
+KNOWN = assets.read_json("estimates/models.json")["models"]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_model_has_the_size_of_its_repository(name: str) -> None:
+    entry, model = KNOWN[name], BUILT_IN[name]
+    assert model.params == pytest.approx(entry["published"], rel=1e-4)
+    assert all(repo.count("/") == 1 for repo in entry["repos"])
+    assert (model.active_params > 0) == ("active" in entry)
+    if "active" in entry:
+        words = model.vocab * model.hidden  # some cards leave them out
+        near = min(
+            abs(found / entry["active"] - 1)
+            for found in (model.active_params, model.active_params - words)
+        )
+        assert near < 0.03
+
+
+def test_the_known_models_are_those_that_people_train_now() -> None:
+    wanted = (
+        "llama-3.1-8b llama-3.2-3b llama-3.3-70b qwen2.5-7b qwen3-8b qwen3-30b-a3b gemma-2-9b "
+        "gemma-3-4b phi-3-mini phi-4 mistral-7b mistral-nemo-12b mistral-small-24b mixtral-8x7b "
+        "deepseek-v2-lite deepseek-v3 deepseek-r1 deepseek-r1-distill-qwen-7b gpt-oss-20b "
+        "gpt-oss-120b smollm2-1.7b smollm3-3b olmo-2-7b bert-base-uncased vit-base t5-3b"
+    )
+    assert set(wanted.split()) <= set(BUILT_IN)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("qwen-3-8b", "qwen3-8b"),
+        ("llama3.1-8b", "llama-3.1-8b"),
+        ("unsloth/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("gpt5", "gpt2"),
+    ],
+)
+def test_a_name_that_is_nearly_right_has_a_nearest_one(name: str, near: str) -> None:
+    assert find(name) is None
+    assert nearest(name)[0] == near
+    assert nearest("nothing-like-it") == []
+
+
 @pytest.mark.parametrize(
     ("spelling", "canonical"),
     [
+        ("Qwen/Qwen3-8B-Instruct", "qwen3-8b"),
+        ("qwen3-8B", "qwen3-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("google/gemma-3-4b-it", "gemma-3-4b"),
+        ("mistralai/Mistral-7B-v0.3", "mistral-7b-v0.3"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b"),
+        ("microsoft/Phi-3.5-mini-instruct", "phi-3-mini"),
         ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
         ("llama-3.1-8b", "llama-3.1-8b"),
         ("META-LLAMA/Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b"),
@@ -46,7 +97,7 @@ def test_a_model_is_found_by_its_usual_names(spelling: str, canonical: str) -> N
     assert (model.name, model.params) == (spelling, BUILT_IN[canonical].params)
 
 
-@pytest.mark.parametrize("name", ["gpt", "someone/gpt2", "mistralai/Mistral-7B-v0.3", ""])
+@pytest.mark.parametrize("name", ["gpt", "someone/gpt2", "mistralai/Mistral-7B-v0.4", ""])
 def test_a_model_of_another_name_is_not_taken_for_one_that_is_known(name: str) -> None:
     assert find(name) is None
 
@@ -194,6 +245,18 @@ def _random_config(family: str, draw: random.Random) -> dict[str, Any]:
             "head_dim": draw.choice([4, 16]),
             "attention_bias": draw.random() < 0.5,
         },
+        "gemma": {**grouped, "head_dim": draw.choice([4, 16])},
+        "gemma2": {**grouped, "head_dim": draw.choice([4, 16])},
+        "gemma3_text": {**grouped, "head_dim": draw.choice([4, 16])},
+        "olmo2": grouped,
+        "phi3": {**grouped, "pad_token_id": 0},
+        "smollm3": {**grouped, "mlp_bias": draw.random() < 0.5, "pad_token_id": 0},
+        "gpt_oss": {
+            **grouped,
+            "head_dim": draw.choice([4, 16]),
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+        },
         "deepseek_v2": {**shape, **tied, **_latent(draw)},
         "deepseek_v3": {**shape, **tied, **_latent(draw)},
         "gpt2": {
@@ -207,6 +270,18 @@ def _random_config(family: str, draw: random.Random) -> dict[str, Any]:
         },
         "gpt_neox": {**shape, **tied, "attention_bias": draw.random() < 0.5},
         "bert": {**shape, "type_vocab_size": draw.choice([1, 2]), "max_position_embeddings": 33},
+        "vit": {**shape, "image_size": 64, "patch_size": draw.choice([8, 16])},
+        "gemma3": {
+            **tied,
+            "text_config": {**grouped, "head_dim": 16},
+            "vision_config": {**shape, "image_size": 64, "vision_use_head": False},
+        },
+        "mistral3": {
+            **tied,
+            "text_config": {**grouped, "model_type": "mistral", "head_dim": 16},
+            "vision_config": {**shape, "model_type": "pixtral"},
+            "multimodal_projector_bias": draw.random() < 0.5,
+        },
         "t5": {
             "d_model": hidden,
             "d_kv": draw.choice([4, 16]),
@@ -258,6 +333,16 @@ CLASSES = {
     "mixtral": ("MixtralForCausalLM", "MixtralModel"),
     "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeModel"),
     "qwen3_moe": ("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
+    "gemma": ("GemmaForCausalLM", "GemmaModel"),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Model"),
+    "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel"),
+    "gemma3": ("Gemma3ForConditionalGeneration",),
+    "mistral3": ("Mistral3ForConditionalGeneration",),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Model"),
+    "phi3": ("Phi3ForCausalLM", "Phi3Model"),
+    "smollm3": ("SmolLM3ForCausalLM", "SmolLM3Model"),
+    "gpt_oss": ("GptOssForCausalLM", "GptOssModel"),
+    "vit": ("ViTForImageClassification", "ViTModel"),
     "deepseek_v2": ("DeepseekV2ForCausalLM", "DeepseekV2Model"),
     "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Model"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Model"),
@@ -293,81 +378,9 @@ def test_transformers_builds_a_model_of_just_that_many_parameters(
 # Models with experts
 
 
-MIXTRAL = {
-    "model_type": "mixtral",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-QWEN_3_30B = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-}
-QWEN_15_A27B = {
-    "model_type": "qwen2_moe",
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "moe_intermediate_size": 1408,
-    "shared_expert_intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "vocab_size": 151936,
-    "num_experts": 60,
-    "num_experts_per_tok": 4,
-}
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "vocab_size": 129280,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
-
-
-@pytest.mark.parametrize(
-    ("config", "params", "active"),
-    [
-        (MIXTRAL, 46.7, 12.9),  # mistral.ai, "Mixtral of experts"
-        ({**MIXTRAL, "hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,
-          "num_attention_heads": 48}, 141, 39),  # mistral.ai, Mixtral 8x22B
-        (QWEN_15_A27B, 14.3, 2.7),  # its model card
-        (QWEN_3_30B, 30.5, 3.3),  # its model card
-        (DEEPSEEK_V3, 671, 37),  # arXiv:2412.19437
-    ],
-    ids=["mixtral-8x7b", "mixtral-8x22b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v3"],
-)  # fmt: skip
-def test_a_model_with_experts_has_its_published_sizes(
-    config: dict[str, Any], params: float, active: float
-) -> None:
-    model = from_config(config, "published")
-    assert model.params / 1e9 == pytest.approx(params, rel=0.005)
-    assert model.active_params / 1e9 == pytest.approx(active, rel=0.02)
+MIXTRAL, QWEN_3_30B, DEEPSEEK_V3 = (
+    KNOWN[name]["config"] for name in ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
+)
 
 
 def test_the_idle_experts_of_a_block_are_all_that_a_token_does_not_meet() -> None:
