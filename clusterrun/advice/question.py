@@ -15,6 +15,7 @@ from clusterrun.advice import scaling
 from clusterrun.advice.own_files import settled
 from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
 from clusterrun.config import Resolved
+from clusterrun.config.settings import BUILT_IN, Origin
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.config.training import LrRule, Optimizer
 from clusterrun.errors import ClusterrunError, UsageError
@@ -68,7 +69,9 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
         keep_best=spec.keep_best or 0,
         is_batch_chosen=not (spec.micro_batch is spec.accumulation is spec.effective_batch is None),
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
-        disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves else None,
+        disk_bytes=_free_bytes(resolved.cwd / spec.run_dir)
+        if saves and _writes_here(spec)
+        else None,
         network=spec.network,
         within_node=_bytes_a_second(spec.intra_node_bandwidth),
         between_nodes=_bytes_a_second(spec.inter_node_bandwidth),
@@ -85,7 +88,7 @@ def notes_of(resolved: Resolved) -> tuple[str, ...]:
     if not _names_model(resolved.spec):
         return ()
     try:
-        answer = estimate(question_of(resolved))
+        answer = estimate(question_of(_submitted(resolved)))
     except UsageError as error:
         return (f"no estimate was made: {error.message}",)
     needs = {
@@ -97,6 +100,12 @@ def notes_of(resolved: Resolved) -> tuple[str, ...]:
     if answer.never_ends:
         notes.append("the training is estimated to take longer than its time limit, without a save")
     return tuple(text for text in notes if text)
+
+
+def _submitted(resolved: Resolved) -> Resolved:
+    """Decide where the job will run: a submission, unlike a plan, is for the cluster at hand."""
+    cluster = choose_cluster(resolved.spec.cluster)
+    return dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, cluster=cluster))
 
 
 def _no(what: str, need: Need) -> str:
@@ -111,7 +120,7 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
 
     Raises UsageError if too little is known, ClusterrunError if nothing fits.
     """
-    question = question_of(resolved, is_open=True)
+    question = question_of(_submitted(resolved), is_open=True)
     for choice in recommend(question, effective_batch(question), strategy=strategy):
         answer = estimate(dataclasses.replace(question, setup=choice.setup))
         if answer.never_ends:
@@ -138,6 +147,24 @@ def configured_batch(spec: JobSpec, world: int) -> int | None:
     return spec.effective_batch or steps.effective_batch(
         spec.micro_batch, spec.accumulation or 1, world
     )
+
+
+def inherited_of(resolved: Resolved) -> tuple[str, ...]:
+    """Return which facts files add to a model that the command line names."""
+    origins = resolved.origins
+    if not any(_is_typed(origins[f"training.{name}"]) for name in ("model", "params", "hidden")):
+        return ()
+    found: dict[str, list[str]] = {}
+    for row in resolved.rows():
+        section, _, name = row.key.partition(".")
+        if section == "training" and row.text is not None and origins[row.key].where is not None:
+            source = row.origin.rpartition(":")[0] or row.origin
+            found.setdefault(source, []).append(f"{name} {row.text}")
+    return tuple(f"also from {source}: {', '.join(facts)}" for source, facts in found.items())
+
+
+def _is_typed(origin: Origin) -> bool:
+    return origin.where is None and origin != BUILT_IN
 
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
@@ -393,10 +420,16 @@ def _host_bytes(spec: JobSpec) -> int | None:
 
 
 def _runs_here(spec: JobSpec) -> bool:
-    """Whether the job is for this machine; a plan that names a GPU may be for another."""
-    if spec.cluster is Cluster.AUTO and (spec.gpu or spec.gpu_mem_bytes):
+    """Whether the job is for this machine; a plan for GPUs is probably for others."""
+    if spec.cluster is Cluster.AUTO and (spec.gpu or spec.gpu_mem_bytes or not _is_cpu(spec)):
         return False
     return choose_cluster(spec.cluster) is Cluster.LOCAL
+
+
+def _writes_here(spec: JobSpec) -> bool:
+    """Whether the job writes to a disk that this machine sees: its own, or a cluster's."""
+    has_slurm = choose_cluster(Cluster.AUTO) is Cluster.SLURM
+    return _runs_here(spec) or (has_slurm and spec.cluster is not Cluster.LOCAL)
 
 
 def _slurm_bytes(text: str) -> int:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import PurePath
+from typing import Final
 
 import click
 
-from clusterrun.advice.question import assumptions_of, config_of, effective_batch, question_of
+from clusterrun.advice.question import (
+    assumptions_of,
+    config_of,
+    effective_batch,
+    inherited_of,
+    question_of,
+)
 from clusterrun.cli import plan_json, plan_view
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
-from clusterrun.config import Resolved
+from clusterrun.config import Given, Resolved
 from clusterrun.errors import Exit, UsageError
+from clusterrun.estimates.alternatives import alternatives
 from clusterrun.estimates.estimate import Question, estimate
 from clusterrun.estimates.inputs import Fit
 from clusterrun.estimates.recommend import (
@@ -22,10 +31,12 @@ from clusterrun.estimates.recommend import (
     smallest,
 )
 
+_NEWEST: Final = "\0"  # no job has that name
+
 
 @click.command(cls=JobCommand)
 @job_options(script=False, training=True)
-@click.argument("job_file", metavar="[JOBFILE]", required=False, type=click.Path())
+@click.argument("job_file", metavar="[JOBFILE|SCRIPT]", required=False, type=click.Path())
 @click.option(
     "--recommend",
     "recommends",
@@ -34,7 +45,12 @@ from clusterrun.estimates.recommend import (
 )
 @click.option("--what-if", "what", metavar="|".join(WHAT_IF), type=click.Choice(WHAT_IF))
 @click.option(
-    "--compare", "job_id", metavar="JOB", help="what was told of a job beside what was measured"
+    "--compare",
+    "job_id",
+    metavar="[JOB]",
+    is_flag=False,
+    flag_value=_NEWEST,
+    help="the estimate of a job (default: the newest) beside its measurements",
 )
 @click.option(
     "--trace",
@@ -42,6 +58,7 @@ from clusterrun.estimates.recommend import (
     is_flag=True,
     help="build the model of the config without memory, and see what a forward pass saves",
 )
+@click.option("--explain", "explains", is_flag=True, help="the formulas, and their symbols")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 @click.pass_context
 def command(
@@ -53,16 +70,17 @@ def command(
     what: str | None,
     job_id: str | None,
     traces: bool,
+    explains: bool,
     as_json: bool,
 ) -> None:
-    """Tell what a training needs, before it is queued.
+    """Estimate what a training needs before it is queued.
 
     Batch, steps, learning rate, memory, time and disk. Facts of the training come from options or
-    from the section `training:` of clusterrun.yaml. Ends with 0 where it fits, be it tightly, and
-    with 3 where it does not.
+    from the section `training:` of clusterrun.yaml. Exit status 0: it fits, perhaps tightly; 3: it
+    does not fit.
 
     \b
-    clusterrun plan --model llama-3.1-8b --seq-len 4096 -N 4 --gpus-per-node 8 --gpu h100-80g
+    clusterrun plan --model qwen3-8b --seq-len 4096 -N 4 --gpus-per-node 8 --gpu h100-80g
     clusterrun plan train.yaml --what-if strategy
     clusterrun plan --recommend --effective-batch 256
     """
@@ -79,7 +97,7 @@ def command(
     if job_id is not None:
         from clusterrun.cli.plan_compare import compare
 
-        compare(job_id, as_json=as_json)
+        compare(None if job_id == _NEWEST else job_id, as_json=as_json)
         return
     resolved = _resolved(job, job_file)
     question = _question(resolved, is_open=recommends)
@@ -89,16 +107,20 @@ def command(
     if traces:
         question, around = _traced(resolved, question, around)
     answer, *near = map(estimate, (question, *around))
+    others = alternatives(question) if answer.lacks_memory else []
     if as_json:
-        output.answer_json(plan_json.of(answer, near))
+        output.answer_json(plan_json.of(answer, near, others))
     else:
-        plan_view.show(answer, near, what=what)
+        plan_view.show(answer, near, what=what, alternatives=others, explains=explains)
     if answer.verdict is Fit.NO:
         ctx.exit(Exit.NO)
 
 
 def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
-    if job_file is not None:
+    """Resolve the configuration; a script is planned as it would be submitted."""
+    if job_file is not None and PurePath(job_file).suffix == ".py":
+        job = dataclasses.replace(job, flags={**job.flags, "script": Given(value=job_file)})
+    elif job_file is not None:
         if job.config_file is not None:
             raise UsageError("JOBFILE and --config exclude each other", hint="keep one of them")
         job = dataclasses.replace(job, config_file=job_file)
@@ -106,8 +128,10 @@ def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
 
 
 def _question(resolved: Resolved, *, is_open: bool) -> Question:
+    for text in (*resolved.notes, *inherited_of(resolved)):
+        output.note(text)
     question = question_of(resolved, is_open=is_open)
-    for text in (*resolved.notes, *assumptions_of(resolved)):
+    for text in assumptions_of(resolved):
         output.note(text)
     return question
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from clusterrun.advice.measured import Measured, measure
 from clusterrun.advice.question import question_of
 from clusterrun.cli import plan_json
-from clusterrun.cli.plan_view import gib, gigabytes
+from clusterrun.cli.plan_numbers import gib, gigabytes
 from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates.disk import checkpoint_bytes
-from clusterrun.estimates.estimate import Estimate, estimate, usual_speedup
+from clusterrun.estimates.estimate import Estimate, estimate, unknown_speed, usual_speedup
 from clusterrun.estimates.inputs import total
 from clusterrun.estimates.memory import CONTEXT
 from clusterrun.shared.wording import count
@@ -35,8 +35,8 @@ class Pair(NamedTuple):
         return self.measured / self.predicted
 
 
-def compare(job: str, *, as_json: bool) -> None:
-    """Compare a run with the estimate from its own configuration.
+def compare(job: str | None, *, as_json: bool) -> None:
+    """Compare a run with the estimate from its own configuration; None is the newest run.
 
     Raises ClusterrunError for a run that has reported nothing yet.
     """
@@ -45,23 +45,26 @@ def compare(job: str, *, as_json: bool) -> None:
         answer = estimate(question_of(configuration(record)))
     except UsageError as error:
         raise ClusterrunError(
-            f"nothing was told of job {record.job_id}: {error.message}",
-            hint="the facts of a training stand under training: when it is submitted",
+            f"job {record.job_id} has no estimate: {error.message}",
+            hint="put the facts of the training under training: in clusterrun.yaml, and submit",
         ) from error
     pairs = _pairs(answer, found := measure(record.paths))
     if all(pair.measured is None for pair in pairs):
         raise ClusterrunError(
-            f"nothing was measured of job {record.job_id} yet",
-            hint="steps are known where the script calls clusterrun.runtime.step, memory once "
+            f"job {record.job_id} has no measurements yet",
+            hint="steps are measured if the script calls clusterrun.runtime.step, memory when the "
             "ranks have ended",
         )
     pairs += _scaling(answer)
     if as_json:
         output.answer_json(_object(record.job_id, answer, pairs))
         return
-    output.answer_table(("WHAT", "PREDICTED", "MEASURED", "RATIO"), [_cells(p) for p in pairs])
+    rows = [_cells(pair) for pair in pairs if pair.measured is not None]
+    output.answer_table(("WHAT", "ESTIMATED", "MEASURED", "RATIO"), rows)
+    if answer.time is None and found.step_s is not None:
+        output.note(f"{unknown_speed(answer.question)}: the time of a step has no estimate")
     if found.step_s is not None:
-        output.note(f"an estimate from what was measured: --step-time {found.step_s:.4g}s")
+        output.note(f"to plan with the measured time: --step-time {found.step_s:.4g}s")
     if (speedup := answer.speedup) is not None and speedup.measured_at:
         when = speedup.measured_at[:10]
         base = count(speedup.base, "rank")
@@ -73,7 +76,7 @@ def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
     one_bytes = checkpoint_bytes(answer.question.setup)
     return [
         Pair("time of a step", "s", step_s, found.step_s),
-        Pair("steps", "", _counted(answer), found.steps),
+        Pair("steps", "", answer.steps.total, found.steps),
         Pair("allocated on a GPU", "GiB", _allocated(answer), found.gpu_bytes),
         Pair("memory of a host", "GiB", answer.host_memory.total_bytes, found.host_bytes),
         Pair("a checkpoint", "B", one_bytes, found.checkpoint_bytes),
@@ -100,11 +103,6 @@ def _allocated(answer: Estimate) -> int | None:
     return total(term for term in answer.gpu_memory.terms if term.name != CONTEXT)
 
 
-def _counted(answer: Estimate) -> int | None:
-    """Return the steps that follow from samples and epochs; None if their number was given."""
-    return answer.steps.total if answer.question.max_steps is None else None
-
-
 def _cells(pair: Pair) -> tuple[str, ...]:
     ratio = f"{pair.ratio:.2f}" if pair.ratio is not None else "-"
     return (pair.name, _text(pair.predicted, pair.unit), _text(pair.measured, pair.unit), ratio)
@@ -112,7 +110,7 @@ def _cells(pair: Pair) -> tuple[str, ...]:
 
 def _text(value: float | None, unit: str) -> str:
     if value is None:
-        return "-"
+        return "unknown"
     if unit == "GiB":
         return f"{gib(value)} GiB"
     if unit == "B":

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from clusterrun.cli.plan_verdict import changed_options, tokens_per_s, verdict_line
 from clusterrun.estimates.cost import assumption
 from clusterrun.estimates.estimate import Estimate, Need, Question, Time
 from clusterrun.estimates.inputs import Setup
@@ -16,12 +17,19 @@ from clusterrun.estimates.speed import Duration
 SCHEMA = "clusterrun.plan/1"
 
 
-def of(answer: Estimate, neighbours: Sequence[Estimate] = ()) -> dict[str, Any]:
-    """Describe an estimate and, in short, its neighbours."""
+def of(
+    answer: Estimate,
+    neighbours: Sequence[Estimate] = (),
+    alternatives: Sequence[Choice] = (),
+) -> dict[str, Any]:
+    """Describe an estimate and, in short, its neighbours and what would fit in its place."""
     setup = answer.question.setup
     tokens = setup.effective_batch * setup.seq_len if setup.seq_len else None
     return {
         "schema": SCHEMA,
+        "verdict": answer.verdict.value if answer.verdict else None,
+        "summary": verdict_line(answer),
+        "alternatives": [_alternative(choice, setup) for choice in alternatives],
         "inputs": inputs(answer.question),
         "batch": {"effective": setup.effective_batch, "tokens": tokens},
         "steps": dataclasses.asdict(answer.steps),
@@ -30,6 +38,7 @@ def of(answer: Estimate, neighbours: Sequence[Estimate] = ()) -> dict[str, Any]:
         "host_memory": _need(answer.host_memory),
         "time": _time(answer.time, setup),
         "links": _links(answer.question),
+        "gpu_hours": answer.gpu_hours,
         "cost": answer.cost,
         "speedup": dataclasses.asdict(answer.speedup) if answer.speedup else None,
         "disk": {
@@ -39,7 +48,6 @@ def of(answer: Estimate, neighbours: Sequence[Estimate] = ()) -> dict[str, Any]:
         },
         "loader": dataclasses.asdict(answer.loader),
         "preset": _preset(answer.preset) if answer.preset else None,
-        "verdict": answer.verdict.value if answer.verdict else None,
         "what_if": [_neighbour(found) for found in neighbours],
         "notes": list(answer.notes),
     }
@@ -52,17 +60,24 @@ def of_choices(choices: Sequence[Choice], question: Question, effective: int) ->
         "inputs": inputs(question),
         "batch": {"effective": effective, "tokens": effective * question.setup.seq_len},
         "recommended": [
-            {
-                **_setup(choice.setup),
-                "gpu_bytes": choice.gpu_bytes,
-                "host_bytes": choice.host_bytes,
-                "relative_time": choice.step_s / choices[0].step_s,
-                "verdict": choice.verdict.value,
-            }
+            _choice(choice) | {"relative_time": choice.step_s / choices[0].step_s}
             for choice in choices
         ],
         "assumptions": [assumption(question.links(question.gpu))] if question.gpu else [],
     }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {
+        **_setup(choice.setup),
+        "gpu_bytes": choice.gpu_bytes,
+        "host_bytes": choice.host_bytes,
+        "verdict": choice.verdict.value,
+    }
+
+
+def _alternative(choice: Choice, asked: Setup) -> dict[str, Any]:
+    return {"options": changed_options(choice.setup, asked), **_choice(choice)}
 
 
 def inputs(question: Question) -> dict[str, Any]:
@@ -101,7 +116,7 @@ def _time(time: Time | None, setup: Setup) -> dict[str, Any] | None:
     return {
         **{name: _band(span) for name, span in spans.items()},
         "samples_per_s": time.samples_s,
-        "tokens_per_s": time.samples_s * setup.seq_len if setup.seq_len else None,
+        "tokens_per_s": tokens_per_s(time, setup),
         "filled": time.filled,
         "mfu": time.mfu,
         "parts": dataclasses.asdict(time.cost) if time.cost else None,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import click
 
+from clusterrun.cli.plan_numbers import billions, gib, gigabytes, number, span
+from clusterrun.cli.plan_verdict import alternative_lines, pace_line, tokens_per_s, verdict_line
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import as_options
 from clusterrun.cli.shared.times import clock
 from clusterrun.config.training import LrRule
 from clusterrun.estimates.cost import Cost, assumption
 from clusterrun.estimates.disk import checkpoint_bytes
-from clusterrun.estimates.estimate import Estimate, Need, Question, Time
-from clusterrun.estimates.inputs import GIB, Fit
+from clusterrun.estimates.estimate import Estimate, Need, Question, Time, counts_activations
+from clusterrun.estimates.inputs import Fit
+from clusterrun.estimates.memory import SYMBOLS, values_of_symbols
 from clusterrun.estimates.recommend import Choice, neighbours
-from clusterrun.estimates.speed import Duration
 from clusterrun.estimates.steps import schedule_steps
 from clusterrun.shared.wording import count
 
@@ -25,36 +28,70 @@ SMALL: Final = 0.01  # of a step: what takes less is not named
 _COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
 
 
-def show(answer: Estimate, around: Sequence[Estimate], *, what: str | None) -> None:
-    """Print an estimate, and its neighbours: as a table if `what` was asked, else on one line."""
-    for line in _lines(answer):
+def show(
+    answer: Estimate,
+    around: Sequence[Estimate],
+    *,
+    what: str | None,
+    alternatives: Sequence[Choice] = (),
+    explains: bool = False,
+) -> None:
+    """Print an estimate, the verdict first, and its neighbours.
+
+    These are a table if `what` was asked, else one line. `explains` adds the formulas, and what
+    their symbols mean.
+    """
+    for line in (*_verdict(answer, alternatives), "", *_lines(answer, explains=explains)):
         output.answer(line)
     if what is not None:
         output.answer("")
         (_show_gpus if what == "gpu" else _show_table)((answer, *around))
     elif around:
         output.answer(_row("what if", "   ".join(map(_in_short, around))))
+    for line in _legend(answer) if explains else ():
+        output.answer(line)
     for text in answer.notes:
         output.note(text)
     basis = "formulas and a traced forward pass" if answer.question.traced else "formulas"
     output.note(f"an estimate from {basis}; after a run: clusterrun plan --compare JOB")
 
 
+def _verdict(answer: Estimate, alternatives: Sequence[Choice]) -> Iterator[str]:
+    colour = _COLOURS[answer.verdict] if answer.verdict else None
+    yield click.style(verdict_line(answer), fg=colour, bold=True)
+    yield from alternative_lines(alternatives, answer.question.setup)
+    if line := pace_line(answer):
+        yield line
+
+
+def _legend(answer: Estimate) -> Iterator[str]:
+    """Yield the symbols of the formulas that are shown, with their values."""
+    needs = (answer.gpu_memory, answer.host_memory, answer.disk)
+    formulas = " ".join(term.formula for need in needs if need for term in need.terms)
+    used = set(re.findall(r"[A-Za-z]\w*", formulas))
+    values = values_of_symbols(answer.question.setup)
+    yield ""
+    for symbol, meaning in SYMBOLS.items():
+        if symbol in used:
+            yield f"  {symbol:<6}{values[symbol]:>16,.10g}  {meaning}"
+
+
 def usual_neighbours(question: Question) -> list[Question]:
-    """Return what is asked most: a larger micro-batch."""
-    return neighbours(question, "micro-batch")[-2:] if question.gpu_bytes else []
+    """Return what is asked most: a larger micro-batch, where its activations are counted."""
+    is_known = question.gpu_bytes and counts_activations(question.setup)
+    return neighbours(question, "micro-batch")[-2:] if is_known else []
 
 
-def _lines(answer: Estimate) -> Iterator[str]:
+def _lines(answer: Estimate, *, explains: bool) -> Iterator[str]:
     question = answer.question
     yield from _head(question)
     yield ""
     yield from _batch(answer)
     yield ""
     if answer.gpu_memory is not None:
-        yield from _memory("GPU memory of each GPU", answer.gpu_memory)
+        yield from _memory("memory per GPU", answer.gpu_memory, explains=explains)
         yield ""
-    yield from _memory("host memory of each node", answer.host_memory)
+    yield from _memory("host memory per node", answer.host_memory, explains=explains)
     yield ""
     yield from _time(answer)
     yield from _speedup(answer)
@@ -65,12 +102,13 @@ def _lines(answer: Estimate) -> Iterator[str]:
 
 def _head(question: Question) -> Iterator[str]:
     setup, model = question.setup, question.setup.model
-    active = f", {_billions(model.active_params)} active" if model.active_params else ""
-    size = f"{_billions(model.params)} parameters{active}"
+    active = f", {billions(model.active_params)} active" if model.active_params else ""
+    size = f"{billions(model.params)} parameters{active}"
     facts = [model.name or "by numbers", size, setup.precision]
     facts += [f"seq {setup.seq_len:,}"] if setup.seq_len else []
     facts += ["checkpointing on"] if setup.grad_ckpt else []
     facts += [f"LoRA rank {setup.lora}"] if setup.lora else []
+    facts += ["base in 4 bits"] if setup.load_in_4bit else []
     yield _row("model", "   ".join(facts))
     kind = "CPU" if question.is_cpu else (question.gpu.name if question.gpu else "GPU")
     things = count(setup.world, "rank" if question.is_cpu else "GPU")
@@ -88,8 +126,7 @@ def _batch(answer: Estimate) -> Iterator[str]:
         yield _row("steps", line)
     if answer.steps.total and setup.world > 1:
         length = schedule_steps(answer.steps.total, setup.world)
-        made = f"a schedule that goes through accelerate's prepare is made for {length:,}"
-        yield _row("", f"{made} steps: it takes one for each process")
+        yield _row("", f"accelerate steps a scheduler once per process: give it {length:,}")
     if answer.rates is not None:
         rates, base = answer.rates, f"{question.lr:.3g} at batch {question.base_batch}"
         chosen = {LrRule.LINEAR: "linear", LrRule.SQRT: "sqrt"}.get(question.lr_rule, "none")
@@ -108,50 +145,47 @@ def _steps(answer: Estimate) -> str:
     return text + (f"; {steps.total:,} in all" if steps.total else "")
 
 
-def _memory(title: str, need: Need) -> Iterator[str]:
-    yield f"{title:<54}{'GiB':>8}"
+def _memory(title: str, need: Need, *, explains: bool) -> Iterator[str]:
+    yield f"{title:<30}{'GiB':>8}"
     for term in need.terms:
-        yield f"  {f'{term.name} ({term.formula})':<52}{gib(term.bytes):>8}"
-    label = "total" if need.margin == 1 else f"total x {need.margin:g}"
-    yield f"  {label:<52}{gib(need.total_bytes):>8}{_judged(need)}"
+        formula = f"   {term.formula}" if explains else ""
+        yield f"  {term.name:<28}{gib(term.bytes):>8}{formula}"
+    label = "total" if need.margin == 1 else f"total + {100 * (need.margin - 1):.0f} %"
+    yield f"  {label:<28}{gib(need.total_bytes):>8}{_judged(need)}"
     if need.band is not None:
         low, high = (gib(share * need.total_bytes) for share in need.band)
-        yield f"  {'measured runs lay between':<52}{low:>8}  and {high}"
+        yield f"  {'measured runs took':<28}{low:>8}   to {high}"
 
 
 def _judged(need: Need) -> str:
     if need.capacity_bytes is None:
         return ""
     share = f"{100 * need.total_bytes / need.capacity_bytes:.0f} %"
-    verdict = _painted(need.verdict) if need.verdict else "and more: see the notes"
+    verdict = _painted(need.verdict) if need.verdict else "and activations"
     if need.verdict is Fit.TIGHT:
         verdict += f": it fits below {100 * need.fits_below:.0f} %"
-    return f"  of {gib(need.capacity_bytes)}   {share}   {verdict}"
+    return f"   of {gib(need.capacity_bytes)}   {share}   {verdict}"
 
 
 def _time(answer: Estimate) -> Iterator[str]:
     time, question = answer.time, answer.question
     if time is None:
         return
-    parts = [f"{_span(time.step)} a step"]
-    parts += [f"{_span(time.epoch)} an epoch"] if time.epoch else []
-    parts += [f"{_span(time.whole)} in all"] if time.whole else []
+    parts = [f"{span(time.step)} a step"]
+    parts += [f"{span(time.epoch)} an epoch"] if time.epoch else []
+    parts += [f"{span(time.whole)} in all"] if time.whole else []
     yield _row("time", f"{', '.join(parts)} ({_basis(time, question)})")
-    yield _row("", _rate(time.samples_s, question.setup.seq_len))
+    tokens = tokens_per_s(time, question.setup)
+    both = f", {number(tokens)} tokens/s" if tokens else ""
+    yield _row("", f"{number(time.samples_s)} samples/s{both} of all GPUs")
     yield from _parts(time.cost)
     if time.whole is not None and time.step.basis != "measured":
         band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
         yield _row("", f"{band} for an MFU a quarter higher or lower")
-    if answer.cost is not None and time.whole is not None:
-        hours = question.setup.world * time.whole.mid_s / 3600
-        yield _row("cost", f"{answer.cost:,.2f} for {hours:,.1f} GPU-hours")
+    if answer.cost is not None:
+        yield _row("cost", f"{answer.cost:,.2f} for {number(answer.gpu_hours or 0)} GPU-hours")
     if time.segments is not None and question.limit_s is not None:
         yield _row("", _segments(answer, time.segments, question.limit_s))
-
-
-def _rate(samples_s: float, seq_len: int) -> str:
-    tokens = f", {samples_s * seq_len:,.0f} tokens/s" if seq_len else ""
-    return f"{_number(samples_s)} samples/s{tokens} of all GPUs"
 
 
 def _parts(cost: Cost | None) -> Iterator[str]:
@@ -204,6 +238,8 @@ def _disk(answer: Estimate) -> Iterator[str]:
     sums += f" = {gigabytes(need.total_bytes)}"
     free = f" of {gigabytes(need.capacity_bytes)} free" if need.capacity_bytes else ""
     verdict = f"   {_painted(need.verdict)}" if need.verdict is not None else ""
+    if question.save_every and need.verdict is None:
+        verdict = "   not judged here: the job writes elsewhere"
     yield _row("disk", f"{gigabytes(one)} per checkpoint, {sums}{free}{verdict}")
 
 
@@ -251,7 +287,7 @@ def _gpu_cells(found: Estimate, *, is_priced: bool) -> tuple[str, ...]:
     held = need.capacity_bytes
     sizes = (gib(held), f"{100 * need.total_bytes / held:.0f} %") if held else ("-", "-")
     host = found.host_memory.verdict
-    spent = (_span(time.whole or time.step), _number(time.samples_s)) if time else ("-", "-")
+    spent = (span(time.whole or time.step), number(time.samples_s)) if time else ("-", "-")
     cost = "-" if found.cost is None else f"{found.cost:,.2f}"
     return (
         question.gpu.name if question.gpu else "-",
@@ -330,36 +366,3 @@ def _row(label: str, text: str) -> str:
 
 def _painted(verdict: Fit) -> str:
     return click.style(verdict.value.upper(), fg=_COLOURS[verdict], bold=True)
-
-
-def gib(size: float) -> str:
-    """Write bytes as GiB, with as many digits as count."""
-    return f"{size / GIB:,.2f}" if size < GIB else f"{size / GIB:,.1f}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
-
-
-def gigabytes(size: float) -> str:
-    """Write bytes in the decimal units of disks."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size / 1e3:.3g} kB"
-
-
-def _billions(number: int) -> str:
-    for unit, factor in ((" B", 1e9), (" M", 1e6), (" k", 1e3)):
-        if number >= factor:
-            return f"{number / factor:.2f}{unit}"
-    return str(number)
-
-
-def _span(duration: Duration) -> str:
-    seconds = duration.mid_s
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86400:.1f} d"

@@ -28,10 +28,13 @@ _NUMBERS: Final = (
     "ffn",
     "vocab",
 )
-# What a setting replaces in lower layers: the same fact in other words. One layer may say both.
+_OF_A_MODEL: Final = ("lora", "load_in_4bit", "step_time_s")  # true of no other one
+# What a setting replaces in lower layers: the same fact in other words, and what depends on it. One
+# layer may say both.
 _DISPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{"script": ("module", "args"), "module": ("script", "args")},
-    **{"model": _NUMBERS, **dict.fromkeys(_NUMBERS, ("model",))},
+    **{"model": (*_NUMBERS, *_OF_A_MODEL)},
+    **dict.fromkeys(_NUMBERS, ("model", *_OF_A_MODEL)),
     **{"epochs": ("max_steps",), "max_steps": ("epochs",)},
     **{"samples": ("tokens",), "tokens": ("samples",)},
     **{"effective_batch": ("accumulation",), "accumulation": ("effective_batch",)},

@@ -174,7 +174,11 @@ def _checkpointed(setup: Setup, left: Activations) -> tuple[tuple[str, float, st
     """Return the inputs of blocks, and one block; its own input is among what it saves."""
     more = EACH_BLOCK + ONE_BLOCK
     return (
-        ("checkpoints", left.kept * (setup.model.layers - 1), f"{left.kept:.4g} s b h (L - 1)"),
+        (
+            "checkpointed activations",
+            left.kept * (setup.model.layers - 1),
+            f"{left.kept:.4g} s b h (L - 1)",
+        ),
         ("one block's activations", left.block * more, f"{left.block:.4g} s b h x {more:g}"),
     )
 

@@ -179,13 +179,24 @@ class Estimate:
         return max(known, key=list(Fit).index, default=None)
 
     @property
+    def lacks_memory(self) -> bool:
+        """Whether it needs more memory than a GPU or a node has."""
+        return any(need and need.verdict is Fit.NO for need in (self.gpu_memory, self.host_memory))
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Return the hours of all GPUs together; None on CPUs, or if the time is not known."""
+        if self.question.is_cpu or self.time is None or self.time.whole is None:
+            return None
+        return self.question.setup.world * self.time.whole.mid_s / 3600
+
+    @property
     def cost(self) -> float | None:
         """Return the price of the whole training; None if price or time is not known."""
         gpu = self.question.gpu
         price = self.question.prices.get(gpu.name) if gpu else None
-        if price is None or self.time is None or self.time.whole is None:
-            return None
-        return price * self.question.setup.world * self.time.whole.mid_s / 3600
+        hours = self.gpu_hours
+        return None if price is None or hours is None else price * hours
 
     @property
     def never_ends(self) -> bool:
@@ -375,18 +386,22 @@ def _notes(question: Question, counted: Steps) -> list[str]:
             "that the model is made for"
         )
     if question.lr is not None and question.base_batch is None:
-        notes.append("--lr says nothing of other batches without --base-batch")
+        notes.append("--lr is scaled to this batch only with --base-batch")
     if question.samples is None and question.epochs and question.epochs != 1:
-        notes.append("--epochs says nothing of steps without --samples")
+        notes.append("--epochs gives no steps without --samples")
     if counted.repeated:
         notes.append(
             f"{question.samples:,} samples do not divide by {setup.micro_batch * setup.world}; "
             f"accelerate repeats {counted.repeated} in the last step of an epoch"
         )
     if not question.is_cpu and question.gpu_bytes is None:
-        notes.append("no GPU was named: --gpu h100-80g gives verdict and time, --gpu-mem a verdict")
+        notes.append(
+            "no GPU was named: add --gpu h100-80g for a verdict and a time, or --gpu-mem 80GiB"
+        )
     elif step_duration(question) is None:
-        notes.append(f"no time is told: {_unknown_speed(question)}; --step-time says it")
+        notes.append(
+            f"no time is estimated: {unknown_speed(question)}; pass --step-time if you know it"
+        )
     return notes
 
 
@@ -402,7 +417,7 @@ def _model_notes(setup: Setup) -> list[str]:
     return notes
 
 
-def _unknown_speed(question: Question) -> str:
+def unknown_speed(question: Question) -> str:
     """Return why the duration of a step can't be estimated."""
     if question.is_cpu:
         return "the speed of CPUs is not known"

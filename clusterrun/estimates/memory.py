@@ -1,10 +1,4 @@
-"""Estimate the memory of a training: of each GPU, and of each node's host.
-
-Symbols of the formulas: P parameters, P_t those that are trained, N GPUs that share one copy, n
-GPUs of a node, M nodes, U parameters of one block, E those outside the blocks, L_max the largest
-layer's; s tokens, b sequences, h hidden size, L layers, f feed-forward width / h, k heads of keys
-and values / heads, V words.
-"""
+"""Estimate the memory of a training: of each GPU, and of each node's host."""
 
 from __future__ import annotations
 
@@ -25,6 +19,24 @@ from clusterrun.estimates.states import (
     zero_stage,
 )
 from clusterrun.estimates.states import trainable_params as trainable_params
+
+SYMBOLS = {
+    "P": "parameters",
+    "P_t": "parameters that are trained",
+    "P_4": "parameters in 4 bits",
+    "U": "parameters of one block",
+    "E": "parameters outside of the blocks",
+    "L_max": "parameters of the largest layer",
+    "n": "ranks of a node",
+    "M": "nodes",
+    "s": "tokens of a sample",
+    "b": "samples of a rank and pass (micro-batch)",
+    "h": "hidden size",
+    "q": "width of all heads",
+    "f": "feed-forward size / h",
+    "L": "layers",
+    "V": "vocabulary",
+}
 
 CONTEXT = "CUDA and NCCL"
 CUDA_BYTES = GIB * 3 // 2
@@ -106,6 +118,28 @@ def _unreturned(setup: Setup) -> tuple[Term, ...]:
         return ()
     width = setup.number_bytes
     return (term("not given back", width * setup.model.params, f"{width} P", "measured"),)
+
+
+def values_of_symbols(setup: Setup) -> dict[str, float]:
+    """Return the values of the symbols that formulas are written in."""
+    model = setup.model
+    return {
+        "P": model.params,
+        "P_t": trainable_params(setup),
+        "P_4": model.linear_params,
+        "U": model.block,
+        "E": model.params - model.layers * model.block,
+        "L_max": model.largest_layer,
+        "n": setup.procs_per_node,
+        "M": setup.nodes,
+        "s": setup.seq_len,
+        "b": setup.micro_batch,
+        "h": model.hidden,
+        "q": model.query_width,
+        "f": model.ffn / max(1, model.hidden),
+        "L": model.layers,
+        "V": model.vocab,
+    }
 
 
 def host_terms(setup: Setup) -> tuple[Term, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import CommandLine
+from tests.readme import blocks
 
 LLAMA = ("--model", "llama-3.1-8b", "--seq-len", "4096", "-N", "4", "--gpus-per-node", "8")
 H100 = ("--gpu", "h100-80g", "--strategy", "zero3", "--grad-ckpt", "--micro-batch", "4")
@@ -34,7 +36,10 @@ def test_a_person_reads_batch_steps_memory_time_and_disk(here: CommandLine) -> N
     assert "= 256 samples a step (1,048,576 tokens)" in said.out
     assert "4,687 full steps per epoch (accelerate runs 4,688); 46,880 in all" in said.out
     assert "1e-05 at batch 16 -> 0.00016 linear, 4e-05 sqrt (linear)" in said.out
-    assert re.search(r"total x 1.05 +[0-9.]+  of 79.6   [0-9]+ %   FITS", said.out)
+    verdict, pace, *_ = said.out.splitlines()
+    assert verdict == "fits: 51 of 80 GiB per GPU"
+    assert re.fullmatch(r"[0-9.]+ d on 32 GPUs, [0-9,]+ GPU-hours, [0-9,]+ tokens/s", pace)
+    assert re.search(r"total \+ 5 % +50.8   of 79.6   64 %   FITS", said.out)
     assert "8.1 h an epoch" in said.out
     assert "a step: passes 6.2 s, traffic 0.27 s" in said.out
     assert re.search(r"micro-batch 16: [0-9.]+ GiB \([0-9]+ %\) NO", said.out)
@@ -72,6 +77,90 @@ def test_what_the_host_does_is_a_part_of_the_time(here: CommandLine) -> None:
     argv = ("--strategy", "zero2-offload", "--host-mem", "1000GiB")
     said = here("plan", *LLAMA, *H100, *argv)
     assert re.search(r"a step: passes .*host [0-9.]+ s", said.out)
+
+
+# Verdict and alternatives
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "line"),
+    [
+        (("--gpu", "h100-80g", "--strategy", "zero3", "--grad-ckpt"), 0, "fits: 19 of 80 GiB per"),
+        (("--gpu", "a100-40g", "--strategy", "ddp"), 3, "does not fit: 219 of 40 GiB per GPU"),
+        (("--grad-ckpt", "--strategy=zero3"), 0, "no verdict: 19.5 GiB per GPU; add --gpu h100"),
+        (
+            ("--device", "cpu", "--cluster", "slurm"),
+            0,
+            "no verdict: 1,681.2 GiB per node; add --host-mem 64GiB",
+        ),
+        (
+            ("--gpu", "h100-80g", "--strategy", "fsdp", "--host-mem", "40GiB"),
+            3,
+            "does not fit: 54 of 40 GiB of memory per node",
+        ),
+        (
+            ("--gpu", "h100-80g", "--strategy", "zero3", "--max-steps=1000000", "--time=1:00:00"),
+            3,
+            "does not finish: [0-9.]+ d in a job of 01:00:00 that saves nothing; add --save-every",
+        ),
+    ],
+)
+def test_the_first_line_is_the_verdict(
+    here: CommandLine, argv: tuple[str, ...], code: int, line: str
+) -> None:
+    said = here("plan", *LLAMA, *argv)
+    assert said.code == code
+    assert re.match(line, said.out.splitlines()[0]), said.out.splitlines()[0]
+
+
+def test_what_is_tight_and_what_is_unknown_have_first_lines_of_their_own(here: CommandLine) -> None:
+    tight = here("plan", *ADAPTERS, "--micro-batch", "2", "--gpu", "rtx3090").out
+    assert tight.startswith("fits tightly: 20 of 24 GiB per GPU\n")
+    t5 = here("plan", "--model", "t5-3b", "--seq-len", "512", "--gpu", "h100-80g").out
+    assert t5.startswith("no verdict: at least 57 of 80 GiB per GPU, and activations are not count")
+    assert "what if" not in t5
+
+
+def test_what_would_fit_is_said_with_the_options_that_change(here: CommandLine) -> None:
+    assert told(here, *LLAMA, *H100)["alternatives"] == []
+    argv = (*LLAMA, "--gpu", "h100-80g", "--strategy", "ddp", "--micro-batch", "2")
+    answer = told(here, *argv, code=3)
+    assert 1 <= len(answer["alternatives"]) <= 3
+    for other in answer["alternatives"]:
+        again = told(here, *argv, *other["options"].split())
+        assert again["verdict"] == other["verdict"] == "fits"
+        assert again["gpu_memory"]["total_bytes"] == other["gpu_bytes"]
+        assert again["batch"] == answer["batch"]
+    first = answer["alternatives"][0]
+    said = here("plan", *argv).out.splitlines()
+    assert said[1] == f"what would: {first['options']} ({first['gpu_bytes'] / (1 << 30):.0f} GiB)"
+
+
+def test_adapters_and_more_nodes_are_proposed_where_no_strategy_helps(here: CommandLine) -> None:
+    argv = ("--model", "llama-3.3-70b", "--seq-len", "4096", "--gpus-per-node", "8", "--gpu")
+    found = told(here, *argv, "a100-80g", code=3)["alternatives"]
+    assert [choice["verdict"] for choice in found[1:]] == 2 * ["fits"]
+    assert found[1]["lora"] == 16
+    assert found[2]["nodes"] > 1
+    small = told(here, "--model=qwen3-8b", "--seq-len=2048", "--gpu", "rtx4090", code=3)
+    assert any("--lora 16 --load-in-4bit" in x["options"] for x in small["alternatives"])
+
+
+def test_formulas_are_behind_explain_with_what_their_symbols_mean(here: CommandLine) -> None:
+    argv = ("plan", *LLAMA, *H100, *BATCH)
+    plain, explained = here(*argv).out, here(*argv, "--explain").out
+    assert "2 P/32" not in plain
+    assert re.search(r"  weights +0.47   2 P/32\n", explained)
+    legend = explained[explained.index("what if") :]
+    assert re.search(r"  P +8,030,261,248  parameters\n", legend)
+    shown = {line.split()[0] for line in legend.splitlines()[2:]}
+    assert shown == {"P", "L_max", "n", "s", "b", "h", "L", "V"}
+
+
+def test_gpu_hours_are_those_of_all_gpus(here: CommandLine) -> None:
+    answer = told(here, *LLAMA, *H100, *BATCH, "--epochs", "2")
+    assert answer["gpu_hours"] == pytest.approx(32 * answer["time"]["total_s"]["mid"] / 3600)
+    assert answer["summary"] == "fits: 51 of 80 GiB per GPU"
 
 
 def test_what_does_not_fit_ends_with_3(here: CommandLine) -> None:
@@ -225,7 +314,7 @@ def test_cards_are_compared_in_one_table_with_their_prices(here: CommandLine) ->
     assert rows["V100-32G"][-2:] == ["-", "tight"]
     assert [rows[name][-1] for name in ("RTX-3090", "RTX-4090", "RTX-3080-10G")] == 3 * ["no"]
     assert {"P100-16G", "RTX-A6000", "A100-80G", "H100-80G", "H200"} <= rows.keys()
-    assert "cost      0.94 for 0.8 GPU-hours" in said.out
+    assert "cost      0.94 for 0.785 GPU-hours" in said.out
     assert "COST" not in here("plan", *argv).out
     (h100,) = [each for each in told(here, *argv, *priced)["what_if"] if each["gpu"] == "H100-80G"]
     assert h100["cost"] == pytest.approx(2.5 * h100["total_s"] / 3600)
@@ -327,8 +416,8 @@ def test_a_small_node_with_three_cards_of_20_gib_is_tight_by_its_host(here: Comm
         "3",
     )
     assert said.code == 0
-    assert re.search(r"total x 1.05 +15.6  of 20.0   78 %   FITS\n", said.out)
-    assert re.search(r"total +11.1  of 12.0   93 %   TIGHT: it fits below 70 %\n", said.out)
+    assert re.search(r"total \+ 5 % +15.6   of 20.0   78 %   FITS\n", said.out)
+    assert re.search(r"total +11.1   of 12.0   93 %   TIGHT: it fits below 70 %\n", said.out)
     assert "52,083 full steps per epoch" in said.out
     assert "time      0.766 s a step, 11.1 h an epoch, 33.2 h in all" in said.out
 
@@ -402,8 +491,9 @@ def test_a_run_that_was_submitted_without_facts_is_not_compared(here: CommandLin
     assert here("submit", "-N2", "train.py").code == 0
     said = here("plan", "--compare", "4711", "--model", "gpt2")
     assert said.code == 1
-    assert "error: nothing was told of job 4711: " in said.err
-    assert "hint: the facts of a training stand under training: when it is submitted" in said.err
+    assert "error: job 4711 has no estimate: no model was named" in said.err
+    assert "hint: put the facts of the training under training: in clusterrun.yaml" in said.err
+    assert here("plan", "--compare").err == said.err  # the newest run
 
 
 def test_without_activations_nothing_fits_for_sure(here: CommandLine) -> None:
@@ -473,12 +563,14 @@ def test_images_are_samples_of_one_length(here: CommandLine) -> None:
     argv = ("--model", "google/vit-base-patch16-224", "--gpu", "a100-80g", "--micro-batch", "64")
     answer = told(here, *argv)
     assert answer["inputs"]["seq_len"] == 14 * 14 + 1
+    assert answer["time"]["tokens_per_s"] is None
+    assert re.search("[0-9] samples/s\n", here("plan", *argv).out.splitlines()[1] + "\n")
     assert answer["verdict"] == "fits"
 
 
 OTHER_FACTS = (
-    "training: {params: 478_720, hidden: 128, layers: 2, heads: 4, ffn: 512, vocab: 256, "
-    "max_steps: 200, micro_batch: 8, accumulation: 4}\n"
+    "training: {params: 478_720, hidden: 128, layers: 2, heads: 4, ffn: 512, vocab: 256, lora: 8, "
+    "step_time: 0.5s, max_steps: 200, micro_batch: 8, accumulation: 4}\n"
 )
 
 
@@ -496,6 +588,63 @@ def test_a_model_of_the_command_line_is_not_mixed_with_another_of_the_file(
     said = here("plan", *argv, *recommend).err
     assert "note: training.model, command line (--model), replaces training.params, " in said
     assert "training.epochs, command line (--epochs), replaces training.max_steps (" in said
+
+
+def test_a_note_names_what_files_add_to_a_model_of_the_command_line(here: CommandLine) -> None:
+    (here.path / "clusterrun.yaml").write_text(OTHER_FACTS)
+    said = here("plan", "--model", "gpt2", "--max-steps", "10").err
+    assert "note: also from ./clusterrun.yaml: micro_batch 8, accumulation 4\n" in said
+    assert "also from" not in here("plan").err  # all of it is from there
+    (here.path / "clusterrun.yaml").write_text("training: {model: gpt2}\n")
+    refused = here("plan", "--hidden", "64")
+    assert refused.code == 2
+    notes, _ = refused.err.split("error: the size of the model is not known")
+    assert "note: training.hidden, command line (--hidden), replaces training.model" in notes
+
+
+def test_the_numbers_of_the_readme_hold_beside_the_facts_of_another_model(
+    here: CommandLine,
+) -> None:
+    (block,) = [each for each in blocks("local") if "plan --model" in each]
+    commands = [line for line in block.replace("\\\n", " ").splitlines() if "--model" in line]
+    plain, recommended = (told(here, *shlex.split(line)[2:]) for line in commands)
+    assert plain["verdict"] == "fits"
+    (here.path / "clusterrun.yaml").write_text(OTHER_FACTS)
+    mixed = [told(here, *shlex.split(line)[2:]) for line in commands]
+    assert mixed[0] == plain
+    assert mixed[1]["recommended"] == recommended["recommended"]
+    assert plain["inputs"]["model"]["params"] == 8_030_261_248
+    assert plain["steps"]["total"] == 46_880
+
+
+def test_a_script_is_planned_with_the_file_of_its_project(here: CommandLine) -> None:
+    (here.path / "clusterrun.yaml").write_text(OTHER_FACTS)
+    assert told(here, "train.py")["inputs"]["model"]["params"] == 478_720
+
+
+@pytest.mark.parametrize(
+    ("argv", "is_judged"),
+    [
+        (("--device", "cpu"), True),  # this machine runs it
+        (("--cluster", "local"), True),
+        (("--cluster", "slurm"), False),  # there is no sbatch here
+        ((), False),
+        (("--gpu", "a100-80g"), False),  # which this machine may not have
+    ],
+)
+def test_a_disk_is_judged_only_where_the_job_writes(
+    here: CommandLine, argv: tuple[str, ...], is_judged: bool
+) -> None:
+    asked = ("--params", "1M", "--save-every", "10", *argv)
+    assert (told(here, *asked)["disk"]["verdict"] is not None) == is_judged
+    said = here("plan", *asked).out
+    assert ("not judged here: the job writes elsewhere" in said) != is_judged
+
+
+def test_a_login_node_judges_the_disk_of_its_cluster(here: CommandLine) -> None:
+    here.slurm()
+    asked = ("--params", "1M", "--save-every", "10", "--gpu", "a100-80g")
+    assert told(here, *asked)["disk"]["verdict"] == "fits"
 
 
 def test_an_unknown_model_is_refused_beside_numbers_of_a_file(here: CommandLine) -> None:
@@ -526,6 +675,7 @@ def test_a_preset_that_does_not_fit_is_not_suggested(here: CommandLine) -> None:
 def test_what_is_recommended_keeps_to_the_disk(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    here.slurm()
     argv = ("plan", *LLAMA, "--gpu", "h100-80g", "--recommend", "--effective-batch", "256")
     full = SimpleNamespace(total=10, used=9, free=1)
     monkeypatch.setattr("clusterrun.advice.question.shutil.disk_usage", lambda path: full)

@@ -62,8 +62,8 @@ def test_a_program_sees_the_source_of_each_term(here: CommandLine) -> None:
     answer = _told(here, LLAMA, *GPUS, "--grad-ckpt")
     sources = {term["name"]: term["source"] for term in answer["gpu_memory"]["terms"]}
     is_traced = {name for name, source in sources.items() if source.startswith("traced on a CPU")}
-    assert is_traced == {"checkpoints", "one block's activations", "outside of blocks"}
-    assert f"transformers {transformers.__version__}" in sources["checkpoints"]
+    assert is_traced == {"checkpointed activations", "one block's activations", "outside of blocks"}
+    assert f"transformers {transformers.__version__}" in sources["checkpointed activations"]
 
 
 @pytest.mark.torch
@@ -133,8 +133,8 @@ def _refused(said: Said, error: str, hint: str) -> None:
         ((*NUMBERS, "--seq-len", "8"), "numbers alone are none", "--model config.json"),
         (
             ("--model", "someone/else", *NUMBERS, "--seq-len", "8"),
-            "'someone/else' is no config.json, no known name",
-            "--model config.json",
+            "'someone/else' is not a known model",
+            "hf download someone/else config.json",
         ),
         (("--model", "gpt2"), "needs the length of a sample", "--seq-len"),
         (("--model", "gpt2", "--seq-len", "8", "--lora", "4"), "LoRA", "leave out --trace"),

@@ -117,7 +117,7 @@ def test_without_shape_activations_are_left_out_and_that_is_said() -> None:
 def test_where_no_time_is_told_that_is_said(unknown: dict[str, Any], why: str) -> None:
     answer = estimate(ask(**unknown))
     assert answer.time is None
-    assert f"no time is told: {why}; --step-time says it" in answer.notes
+    assert f"no time is estimated: {why}; pass --step-time if you know it" in answer.notes
 
 
 @pytest.mark.parametrize(("seq_len", "is_said"), [(1024, False), (1025, True)])

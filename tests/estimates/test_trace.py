@@ -167,7 +167,9 @@ def test_what_was_traced_takes_the_place_of_activations_and_of_nothing_else(
 ) -> None:
     setup = _setup(LLAMA, Arithmetic.AUTOCAST, grad_ckpt=grad_ckpt)
     told, seen = _terms(setup, None), _terms(setup, SEEN)
-    names = {"checkpoints", "one block's activations"} if grad_ckpt else {"activations"}
+    names = (
+        {"checkpointed activations", "one block's activations"} if grad_ckpt else {"activations"}
+    )
     assert {name for name in seen if seen[name] != told.get(name)} == {*names, "outside of blocks"}
     assert all(seen[name][2] == "seen" and seen[name][1].endswith(", traced") for name in names)
     assert told.keys() == seen.keys() - {"outside of blocks"}
@@ -180,7 +182,7 @@ def test_the_bytes_follow_the_formulas_that_are_shown() -> None:
     each, one = activations.EACH_BLOCK, activations.ONE_BLOCK
     assert whole["activations"][0] == int(60 * (each * 5 + one) * elements)
     assert whole["outside of blocks"][:2] == (7 * elements, "7 s b h, traced")
-    assert again["checkpoints"][:2] == (3 * 4 * elements, "3 s b h (L - 1), traced")
+    assert again["checkpointed activations"][:2] == (3 * 4 * elements, "3 s b h (L - 1), traced")
     assert again["one block's activations"][0] == int(60 * (each + one) * elements)
 
 

@@ -41,7 +41,7 @@ def test_a_checkpoint_and_the_memory_of_a_run_are_as_they_were_told(here: Projec
     assert 0.4 < compared["memory of a host"]["ratio"] <= 1.2
     assert compared["time of a step"]["measured"] > 0
     table = here.ok("plan", "--compare", job_id)
-    assert table.splitlines()[0].split() == ["WHAT", "PREDICTED", "MEASURED", "RATIO"]
+    assert table.splitlines()[0].split() == ["WHAT", "ESTIMATED", "MEASURED", "RATIO"]
 
 
 @pytest.mark.long
@@ -51,5 +51,5 @@ def test_a_run_that_has_told_nothing_is_not_compared(here: Project) -> None:
     refused = here.cli("plan", "--compare", job_id)
     here.cli("cancel", job_id)
     assert refused.returncode == 1
-    assert f"error: nothing was measured of job {job_id} yet" in refused.stderr
-    assert "hint: steps are known where the script calls clusterrun.runtime.step" in refused.stderr
+    assert f"error: job {job_id} has no measurements yet" in refused.stderr
+    assert "hint: steps are measured if the script calls clusterrun.runtime.step" in refused.stderr
