@@ -55,7 +55,9 @@ class Verb(NamedTuple):
 
 
 VERBS: Final[dict[str, Verb]] = {
-    "plan": Verb("clusterrun.cli.plan", "Run", "Tell what a training needs, before it is queued."),
+    "plan": Verb(
+        "clusterrun.cli.plan", "Run", "Estimate what a training needs before it is queued."
+    ),
     "scaling": Verb("clusterrun.cli.scaling", "Run", "Measure how a script scales."),
     "submit": Verb("clusterrun.cli.submit", "Run", "Train a script on N nodes."),
     "render": Verb("clusterrun.cli.render", "Run", "Print the batch script that submit sends."),

@@ -87,12 +87,12 @@ def command(
     output.expect_json(as_json)
     if sum((recommends, what is not None, job_id is not None)) > 1:
         raise UsageError(
-            "--recommend, --what-if and --compare exclude each other", hint="ask one by one"
+            "--recommend, --what-if and --compare exclude each other", hint="pass one of them"
         )
     if traces and (recommends or job_id is not None):
         raise UsageError(
             "--trace sees one setup, not those that --recommend and --compare look at",
-            hint="trace the setup that is recommended",
+            hint="trace the setup that --recommend prints",
         )
     if job_id is not None:
         from clusterrun.cli.plan_compare import compare
@@ -167,5 +167,5 @@ def _recommend(question: Question, *, as_json: bool) -> int:
         return Exit.NO
     answer = estimate(dataclasses.replace(question, setup=choices[0].setup))
     if answer.never_ends:
-        output.warn("it takes longer than the time limit, and saves nothing (--save-every)")
+        output.warn("it takes longer than the time limit and saves nothing; add --save-every")
     return Exit.NO if answer.never_ends else Exit.OK

@@ -322,10 +322,14 @@ def show_choices(choices: Sequence[Choice], question: Question) -> None:
     head = ("STRATEGY", "MICRO-BATCH", "ACCUMULATION", "CHECKPOINTING", "GPU", "HOST GiB", "TIME")
     output.answer_table((*head, "VERDICT"), rows)
     output.answer("")
-    output.answer(f"the first in full: clusterrun plan ... {as_options(choices[0].setup)}")
-    output.answer("train so: clusterrun submit --plan, with these facts under training: in a file")
+    output.answer(f"details: clusterrun plan ... {as_options(choices[0].setup)}")
+    output.answer(
+        "to train the first: clusterrun submit --plan, with these facts in clusterrun.yaml"
+    )
     if question.host_bytes is None:
-        output.note("how much memory a node has is not known (--host-mem): what offloads is tight")
+        output.note(
+            "the memory of a node is not known (--host-mem): what offloads is tight at best"
+        )
     if question.gpu is not None:
         output.note(assumption(question.links(question.gpu)))
 

@@ -53,13 +53,14 @@ def from_numbers(
     if active_params > params:
         raise UsageError(
             f"--active-params {active_params} are more than --params {params}",
-            hint="--params are all of them, --active-params those that work on a token",
+            hint="--params counts all, --active-params those that work on a token",
         )
     numbers = {"hidden": hidden, "layers": layers, "heads": heads, "ffn": ffn, "vocab": vocab}
     missing = [f"--{key}" for key, value in numbers.items() if not value]
     if not params and missing:
         raise UsageError(
-            f"the size of the model is not known: {', '.join(missing)} missing", hint="or --params"
+            f"the size of the model is not known: {', '.join(missing)} missing",
+            hint="add them, or --params 8e9",
         )
     kv_heads = kv_heads or heads
     if heads and (hidden % heads or heads % kv_heads):

@@ -42,7 +42,7 @@ def adapter_params(model: Model, rank: int) -> int:
     if not model.has_shape:
         raise UsageError(
             "the size of LoRA's adapters depends on the model's shape",
-            hint="say --hidden, --layers, --heads and --ffn, or --model",
+            hint="add --hidden, --layers, --heads and --ffn, or pass --model",
         )
     key_value = model.key_value_width
     attention = 2 * (model.hidden + model.query_width) + 2 * (model.hidden + key_value)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from clusterrun.estimates.models import BUILT_IN
 from tests.cli.conftest import CommandLine
-from tests.readme import blocks
+from tests.readme import ROOT, blocks
 
 LLAMA = ("--model", "llama-3.1-8b", "--seq-len", "4096", "-N", "4", "--gpus-per-node", "8")
 H100 = ("--gpu", "h100-80g", "--strategy", "zero3", "--grad-ckpt", "--micro-batch", "4")
@@ -136,6 +137,13 @@ def test_what_would_fit_is_said_with_the_options_that_change(here: CommandLine) 
     assert said[1] == f"what would: {first['options']} ({first['gpu_bytes'] / (1 << 30):.0f} GiB)"
 
 
+def test_the_page_shows_what_is_printed_and_every_known_name(here: CommandLine) -> None:
+    page = (ROOT / "docs" / "plan.md").read_text()
+    command, shown = re.findall(r"\$ clusterrun (.*)\n((?:.+\n)+?)```", page)[0]
+    assert here(*shlex.split(command)).out.startswith(f"{shown}\n")
+    assert [name for name in BUILT_IN if f"`{name}`" not in page] == []
+
+
 def test_adapters_and_more_nodes_are_proposed_where_no_strategy_helps(here: CommandLine) -> None:
     argv = ("--model", "llama-3.3-70b", "--seq-len", "4096", "--gpus-per-node", "8", "--gpu")
     found = told(here, *argv, "a100-80g", code=3)["alternatives"]
@@ -255,7 +263,7 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
             "--nproc-per-node",
         ),
         (("--active-params", "3B"), "--active-params needs --params", "--params"),
-        (("--model", "gpt2", "--recommend", "--what-if", "nodes"), "--recommend, --what-if", "ask"),
+        (("--model", "gpt2", "--recommend", "--what-if", "nodes"), "--recommend, --what-if", "one"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
