@@ -124,9 +124,11 @@ def test_what_is_tight_and_what_is_unknown_have_first_lines_of_their_own(here: C
 
 def test_what_would_fit_is_said_with_the_options_that_change(here: CommandLine) -> None:
     assert told(here, *LLAMA, *H100)["alternatives"] == []
-    argv = (*LLAMA, "--gpu", "h100-80g", "--strategy", "ddp", "--micro-batch", "2")
+    asked = ("--strategy", "ddp", "--micro-batch", "2", "--no-grad-ckpt")
+    argv = (*LLAMA, "--gpu", "h100-80g", *asked)
     answer = told(here, *argv, code=3)
     assert 1 <= len(answer["alternatives"]) <= 3
+    assert any("--grad-ckpt" in other["options"] for other in answer["alternatives"])
     for other in answer["alternatives"]:
         again = told(here, *argv, *other["options"].split())
         assert again["verdict"] == other["verdict"] == "fits"
