@@ -46,7 +46,7 @@ def show(
     if what is not None:
         output.answer("")
         (_show_gpus if what == "gpu" else _show_table)((answer, *around))
-    elif around:
+    elif around and not answer.lacks_memory:
         output.answer(_row("what if", "   ".join(map(_in_short, around))))
     for line in _legend(answer) if explains else ():
         output.answer(line)
@@ -104,7 +104,7 @@ def _head(question: Question) -> Iterator[str]:
     setup, model = question.setup, question.setup.model
     active = f", {billions(model.active_params)} active" if model.active_params else ""
     size = f"{billions(model.params)} parameters{active}"
-    facts = [model.name or "by numbers", size, setup.precision]
+    facts = [model.name or "unnamed", size, setup.precision]
     facts += [f"seq {setup.seq_len:,}"] if setup.seq_len else []
     facts += ["checkpointing on"] if setup.grad_ckpt else []
     facts += [f"LoRA rank {setup.lora}"] if setup.lora else []
@@ -218,7 +218,7 @@ def _speedup(answer: Estimate) -> Iterator[str]:
         yield _row("speed-up", f"{over}: measured by clusterrun scaling, {found.measured_at[:10]}")
     else:
         band = f"{found.low:.3g} to {found.high:.3g} times one GPU{note}"
-        yield _row("speed-up", f"{band}, as is commonly seen; measure yours")
+        yield _row("speed-up", f"{band}: a rule of thumb; measure yours with clusterrun scaling")
 
 
 def _segments(answer: Estimate, segments: int, limit_s: int) -> str:
@@ -226,7 +226,7 @@ def _segments(answer: Estimate, segments: int, limit_s: int) -> str:
         return f"fits into one job of {clock(limit_s)}"
     if answer.never_ends:
         no = _painted(Fit.NO)
-        return f"longer than a job of {clock(limit_s)}, and nothing is saved (--save-every)   {no}"
+        return f"longer than a job of {clock(limit_s)}, and it saves nothing (--save-every)   {no}"
     return f"{segments} jobs of {clock(limit_s)}: clusterrun submit --chain {segments}"
 
 
@@ -258,7 +258,7 @@ def _preset(answer: Estimate) -> Iterator[str]:
     batch = f"micro-batch {found.micro_batch} x {found.accumulation} accumulation"
     ckpt = "on" if found.grad_ckpt else "off"
     yield _row("preset", f"{found.name}: {batch}, precision {found.precision.value},")
-    yield _row("", f"checkpointing {ckpt}; a start, from no measurement")
+    yield _row("", f"checkpointing {ckpt}: a starting point, not measured")
 
 
 # Neighbours and choices

@@ -25,7 +25,7 @@ def advice(cpus_per_rank: int, host_bytes: int) -> Loader:
     """Choose workers and pinning; `host_bytes` is a node's allocated memory, 0: not known.
 
     >>> advice(2, 64 * GIB)
-    Loader(num_workers=2, pin_memory=True, why='one worker a CPU, 4 at most: a rank has 2 CPUs')
+    Loader(num_workers=2, pin_memory=True, why='one worker per CPU, at most 4: a rank has 2 CPUs')
     """
     if is_low(host_bytes):
         return Loader(
@@ -44,7 +44,7 @@ def is_low(host_bytes: int) -> bool:
 
 
 def _why(cpus: int) -> str:
-    rule = f"one worker a CPU, {MAX_WORKERS} at most"
+    rule = f"one worker per CPU, at most {MAX_WORKERS}"
     if not cpus:
-        return f"{rule}; --cpus-per-task says how many a rank has"
+        return f"{rule}; add --cpus-per-task for the number"
     return f"{rule}: a rank has {count(cpus, 'CPU')}"
