@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,20 @@ SAVING = (EventType.CHECKPOINT, EventType.UNSAVED, EventType.INTERRUPTED)
 FEW = 8  # files to read before it is known which node is the head
 
 
+class ProgressSource(str, Enum):
+    """Where the steps are from: events of rank 0, or a progress bar that it printed."""
+
+    REPORTED = "reported"
+    OUTPUT = "output"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingProgress:
-    """How far the training is; None was not reported. `reported_at` is epoch seconds.
+    """How far the training is; None and "" are unknown. Times are seconds of the epoch.
 
-    `metrics` are those that the script gave with the newest step.
+    `reported_at` is the time of the newest step; `metrics` came with it. `bar` describes the
+    progress bar that counts the steps, `unit` is what it counts. `output_at` is when a rank of
+    the head's node last wrote; it is looked up only while the job runs.
     """
 
     step: int | None = None
@@ -34,6 +44,10 @@ class TrainingProgress:
     rate_per_s: float | None = None
     reported_at: float | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    source: ProgressSource = ProgressSource.REPORTED
+    bar: str = ""
+    unit: str = "step"
+    output_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

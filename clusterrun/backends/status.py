@@ -10,6 +10,7 @@ from pathlib import Path
 from clusterrun.backends.attempts import AttemptSummary, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
 from clusterrun.backends.evidence import Evidence, TrainingProgress, newest_failure, read_evidence
+from clusterrun.backends.rank_output import with_output
 from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
@@ -142,6 +143,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         state = JobState.COMPLETING
     waits = state is JobState.PENDING and job is not None
     over = state.is_terminal
+    is_running = state is JobState.RUNNING
     attempts = _corrected(read_attempts(record.paths), record, state)
     start = _started(attempts, evidence) or (job.start if job else None)
     ended = (end.ended_at if end else None) or (job.end if job else None)
@@ -163,7 +165,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         world_size=evidence.world_size,
         unjoined=evidence.unjoined if state is JobState.RUNNING else None,
         engine=evidence.engine,
-        progress=evidence.progress,
+        progress=with_output(record.paths, evidence) if is_running else evidence.progress,
         checkpoint=evidence.checkpoint,
         failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None),
         attempts=attempts,

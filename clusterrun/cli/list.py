@@ -6,10 +6,12 @@ import os
 
 import click
 
+from clusterrun.backends.evidence import ProgressSource
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import failure_text, where_or_why
+from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
 from clusterrun.cli.shared.times import clock, local_time
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import is_elsewhere
@@ -17,6 +19,7 @@ from clusterrun.verbs.list import list_jobs
 
 HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "START", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
 ENDED_SHOWN = 5
+READ_MARK = "*"
 NEWEST_LOOKED_AT = 200  # without --all; a job that runs is among the newest
 
 
@@ -86,6 +89,8 @@ def _print_table(shown: list[JobStatus], *, left_out: int) -> None:
         projects = (_short(job.record.workdir) for job in shown)
         rows = [(project, *row) for project, row in zip(projects, rows, strict=True)]
     output.answer_table(HEAD if len(HEAD) == len(rows[0]) else ("PROJECT", *HEAD), rows)
+    if any(job.progress.source is ProgressSource.OUTPUT for job in shown):
+        output.note(f"{READ_MARK} is read from a progress bar in the output")
     if left_out:
         output.note(f"{left_out} more with --all")
 
@@ -96,10 +101,9 @@ def _short(directory: str) -> str:
 
 
 def _row(job: JobStatus) -> tuple[str, ...]:
-    record, progress = job.record, job.progress
+    record = job.record
     spent = "-" if job.elapsed_s is None else clock(job.elapsed_s)
     limit = "-" if job.limit_s is None else clock(job.limit_s)
-    step = "-" if progress.step is None else f"{progress.step}/{progress.total or '?'}"
     gpus = record.nodes * record.gpus_per_node
     return (
         record.job_id or "-",
@@ -109,9 +113,19 @@ def _row(job: JobStatus) -> tuple[str, ...]:
         str(gpus) if gpus else "-",
         "-" if job.start is None else local_time(job.start),
         f"{spent} / {limit}",
-        step,
+        _step(job),
         failure_text(job.failure) if job.failure and not job.pending else where_or_why(job),
     )
+
+
+def _step(job: JobStatus) -> str:
+    """Write `450/1000 14.9 it/s, 00:00:37 left`; a mark shows that it is read from the output."""
+    left_s = eta_s(job)
+    left = "" if left_s is None else f"{clock(left_s)} left"
+    speed = rate(job.progress) if job.state is JobState.RUNNING else ""
+    mark = READ_MARK if job.progress.source is ProgressSource.OUTPUT else ""
+    facts = ", ".join(filter(None, (speed, left)))
+    return " ".join(filter(None, (steps_done(job.progress) + mark, facts))) or "-"
 
 
 def _report_silence(ctx: click.Context, found: list[JobStatus]) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import click
 
 from clusterrun.backends.attempts import AttemptSummary
-from clusterrun.backends.evidence import TrainingProgress
+from clusterrun.backends.evidence import ProgressSource, TrainingProgress
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import failure_text, find_announced, say_released, where_or_why
+from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
 from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit
 from clusterrun.rundir.outcome import Cause, Next, Outcome
@@ -23,8 +23,6 @@ from clusterrun.shared.wording import count
 from clusterrun.verbs.status import status, wait
 
 _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
-SILENCE_S = 10.0  # a script that reports its steps does so each second
-SILENT_STEPS = 3  # or less often, if they take longer
 
 
 @click.command()
@@ -88,6 +86,8 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
         yield "step", _progress(job)
     if metrics := _metrics(job.progress):
         yield "metrics", metrics
+    if (silent_s := output_age_s(job.progress)) is not None:
+        yield "output", f"last written {clock(silent_s)} ago"
     if newest := _checkpoint(job):
         yield "checkpoint", newest
     if job.failure:
@@ -156,15 +156,18 @@ def _why_no_world(job: JobStatus) -> str:
 def _progress(job: JobStatus) -> str:
     """Write how far a training is: `380/46880  1.2 steps/s, 10:45:00 to go`."""
     progress = job.progress
-    done = str(progress.step) if progress.total is None else f"{progress.step}/{progress.total}"
-    rate = progress.rate_per_s
-    done += f"  {rate:.3g} steps/s" if rate else ""
+    done = "  ".join(filter(None, (steps_done(progress), rate(progress))))
     if job.state is not JobState.RUNNING:
         return done
-    left = (progress.total or 0) - (progress.step or 0)
-    if silence := _silence(progress):
-        return f"{done}, {silence}"
-    return f"{done}, {clock(left / rate)} to go" if rate and left > 0 else done
+    left_s = eta_s(job)
+    left = silence(progress) or ("" if left_s is None else f"{clock(left_s)} to go")
+    return f"{', '.join(filter(None, (done, left)))}{_origin(progress)}"
+
+
+def _origin(progress: TrainingProgress) -> str:
+    if progress.source is not ProgressSource.OUTPUT:
+        return ""
+    return f"  (from its output{progress.bar and ': '}{progress.bar})"
 
 
 def _metrics(progress: TrainingProgress) -> str:
@@ -174,15 +177,6 @@ def _metrics(progress: TrainingProgress) -> str:
         for name, value in progress.metrics.items()
         if isinstance(value, int | float)
     )
-
-
-def _silence(progress: TrainingProgress) -> str:
-    """Return for how long no step was reported, if that is unusual: the estimate is void then."""
-    silent_s = time.time() - (progress.reported_at or 0.0)
-    usual_s = 1.0 / progress.rate_per_s if progress.rate_per_s else SILENCE_S
-    if silent_s <= max(SILENCE_S, SILENT_STEPS * usual_s) or progress.step == progress.total:
-        return ""
-    return f"last reported {clock(silent_s)} ago"
 
 
 # Attempts: how each ended, what it did, what was lost, what came next

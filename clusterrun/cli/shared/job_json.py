@@ -7,6 +7,7 @@ from typing import Any
 from clusterrun.backends.attempts import AttemptSummary
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared.job_text import nodelist
+from clusterrun.cli.shared.progress_text import eta_s, output_age_s
 from clusterrun.cli.shared.times import timestamp
 from clusterrun.rundir.outcome import Outcome
 
@@ -38,19 +39,28 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "elapsed_s": job.elapsed_s,
         "limit_s": job.limit_s,
         "exit": {"code": job.exit_code, "signal": job.exit_signal},
-        "progress": {
-            "step": job.progress.step,
-            "total": job.progress.total,
-            "rate_per_s": job.progress.rate_per_s,
-            "reported": timestamp(job.progress.reported_at),
-            "metrics": dict(job.progress.metrics),
-        },
+        "progress": _progress(job),
         "checkpoint": job.checkpoint,
         "attempts": [attempt_object(attempt) for attempt in job.attempts],
         "earlier_job_ids": list(record.earlier_job_ids),
         "chained_job_ids": list(record.chained_job_ids),
         "verdict": _failure(job.failure),
         "notes": list(job.notes),
+    }
+
+
+def _progress(job: JobStatus) -> dict[str, Any]:
+    progress, left_s, silent_s = job.progress, eta_s(job), output_age_s(job.progress)
+    return {
+        "step": progress.step,
+        "total": progress.total,
+        "rate_per_s": progress.rate_per_s,
+        "eta_s": None if left_s is None else round(left_s, 1),
+        "source": None if progress.step is None else progress.source.value,
+        "bar": progress.bar or None,
+        "reported": timestamp(progress.reported_at),
+        "last_output_s": None if silent_s is None else round(silent_s, 1),
+        "metrics": dict(progress.metrics),
     }
 
 

@@ -1,0 +1,77 @@
+"""Read from the end of rank 0's output how far a training is that reports no steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from clusterrun.backends.evidence import Evidence, ProgressSource, TrainingProgress
+from clusterrun.logformat.bars import Text, find_bar, find_metrics
+from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream, parse_line
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.files import size_of
+
+LAST_BYTES = 2 * LINE_BYTES  # the head of a line is in them, however long lines are
+
+
+def with_output(paths: RunPaths, evidence: Evidence) -> TrainingProgress:
+    """Add when the ranks of the head's node last wrote, and steps if none were reported."""
+    own = evidence.progress
+    lines = list(_lines(paths, evidence))
+    if not lines:
+        return own
+    own = replace(own, output_at=lines[-1].epoch_us / 1e6)
+    rank_0 = [line for line in lines if line.rank == 0]
+    return own if own.step is not None else _printed(rank_0, own)
+
+
+def _lines(paths: RunPaths, evidence: Evidence) -> Iterator[LogLine]:
+    if not evidence.nodes:
+        return
+    node = evidence.nodes[0]
+    for text in _end(paths.log(evidence.attempt, node)).split(b"\n")[:-1]:
+        line = parse_line(text, node=node, offset=0, near_us=0)
+        if line.rank is not None and line.stream in (Stream.OUT, Stream.ERR):
+            yield line
+
+
+def _end(log: Path) -> bytes:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(size_of(log) - LAST_BYTES, 0))
+            return file.read(LAST_BYTES)
+    except OSError:
+        return b""
+
+
+def _printed(lines: Sequence[LogLine], own: TrainingProgress) -> TrainingProgress:
+    """Take the steps of the bar that moved last, of those of both streams."""
+    streams = [_texts(lines, stream) for stream in (Stream.ERR, Stream.OUT)]
+    own = replace(own, metrics=own.metrics or find_metrics(streams[1]))
+    bars = [bar for texts in streams if (bar := find_bar(texts))]
+    if not bars:
+        return own
+    bar = min(bars, key=lambda bar: (bar.is_done, bar.is_side_work, -bar.moved_at))
+    return replace(
+        own,
+        step=bar.count,
+        total=bar.total,
+        rate_per_s=bar.rate_per_s,
+        reported_at=bar.moved_at,
+        source=ProgressSource.OUTPUT,
+        bar=bar.description,
+        unit=bar.unit,
+    )
+
+
+def _texts(lines: Sequence[LogLine], stream: Stream) -> list[Text]:
+    """Join the pieces of lines: a drawing may begin in one and end in the next."""
+    texts: list[Text] = []
+    begun = ""
+    for line in lines:
+        if line.stream is stream:
+            text = begun + line.text.decode("utf-8", "replace")
+            texts.append(Text(line.epoch_us / 1e6, text))
+            begun = text.rpartition("\r")[2] if line.partial else ""
+    return texts

@@ -1,0 +1,150 @@
+"""Find in a rank's output how far it is: progress bars of tqdm, and the metrics of a Trainer."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+NEAR_S = 60.0  # bars that moved within this time move side by side: one is inside the other
+DRAWINGS = 16  # that are read of one text, the last: bars are drawn many times a second
+MOST_LETTERS = 1000  # of a drawing: a longer text is none
+SHOWN_LETTERS = 40  # of a bar's description
+
+_NUMBER = r"\d+(?:\.\d+)?[kMGTPEZY]?"
+_RATE = (
+    rf", *(?P<rate>\?|{_NUMBER})"
+    r"(?:s/ ?(?P<inverse_unit>[^,\]]+)| ?(?P<unit>[^,\]]*?)/s)[,\]]"
+)
+_WITH_TOTAL = re.compile(
+    rf"\d{{1,3}}%(?:\|[^|]*\|)? (?P<n>{_NUMBER})/(?P<total>{_NUMBER}) \[[\d:]+<[\d:?]+{_RATE}"
+)
+_WITHOUT_TOTAL = re.compile(rf"(?<![\d./])(?P<n>{_NUMBER}) ?[^\W\d]* \[[\d:]+{_RATE}")
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f]")
+_PREFIXES = {prefix: 1000.0**power for power, prefix in enumerate(" kMGTPEZY")}
+_SIDE_WORK = re.compile(  # that a training does before, between and after its steps
+    r"\b(adding|building|cast|check|copy|creat|dev\b|download|dropping|eval|extract|fetch|filter|"
+    r"flatten|generat|load|map\b|pack|predict|prepar|read|resolv|sampling|sanity|sav|tokeni[sz]|"
+    r"test|truncat|upload|val\b|valid|warm|writ)",
+    re.IGNORECASE,
+)
+_SIDE_UNITS = frozenset({"examples", "file", "files", "shard", "shards", "batches of examples"})
+_METRICS = ("loss", "learning_rate", "epoch")
+
+
+class Text(NamedTuple):
+    """What was printed at a time, in seconds of the epoch."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A progress bar as it was last drawn; `moved_at` is when its count last changed."""
+
+    description: str
+    count: int
+    total: int | None
+    rate_per_s: float | None
+    unit: str
+    moved_at: float
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has reached its end."""
+        return self.total is not None and self.count >= self.total
+
+    @property
+    def is_side_work(self) -> bool:
+        """Whether it seems to count something else than steps, such as an evaluation's batches."""
+        return self.unit in _SIDE_UNITS or bool(_SIDE_WORK.search(self.description))
+
+
+def find_bar(printed: Iterable[Text]) -> Bar | None:
+    """Return the bar that shows best how far the training is, from one stream's texts in order.
+
+    Bars that count bytes, as downloads do, are none.
+    """
+    bars: dict[tuple[str, int | None, str], Bar] = {}
+    for at, text in printed:
+        for drawing in re.split(r"[\r\n]+", text)[-DRAWINGS:]:
+            if bar := _parse(drawing, at):
+                key = (re.sub(r"[\d.]+", "", bar.description), bar.total, bar.unit)
+                before = bars.pop(key, None)
+                is_still = before is not None and before.count == bar.count
+                bars[key] = replace(bar, moved_at=before.moved_at) if before and is_still else bar
+    return _best(list(bars.values()))
+
+
+def _best(bars: list[Bar]) -> Bar | None:
+    """Prefer bars that are not done, and training to other work.
+
+    Of those that move side by side take the longest: an epoch's steps, not the epochs; all steps,
+    not an evaluation's.
+    """
+    live = [bar for bar in bars if not bar.is_done]
+    steps = [bar for bar in bars if not bar.is_side_work]
+    chosen = [bar for bar in live if bar in steps] or live or steps
+    newest = max((bar.moved_at for bar in chosen), default=0.0)
+    near = [bar for bar in chosen if newest - bar.moved_at <= NEAR_S]
+    return max(reversed(near), key=lambda bar: bar.total or bar.count, default=None)
+
+
+def _parse(drawing: str, at: float) -> Bar | None:
+    """Read one drawing of a bar.
+
+    >>> bar = _parse("Epoch 1:  45%|####5     | 450/1000 [00:30<00:37, 14.9it/s, loss=2]", 7.0)
+    >>> bar.description, bar.count, bar.total, bar.rate_per_s, bar.unit
+    ('Epoch 1', 450, 1000, 14.9, 'it')
+    """
+    if "[" not in drawing or len(drawing) > MOST_LETTERS:
+        return None
+    found = _WITH_TOTAL.search(drawing) or _WITHOUT_TOTAL.search(drawing)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    unit = (parts["inverse_unit"] or parts["unit"] or "it").strip()
+    if unit == "B":
+        return None
+    head = _CONTROL.sub("", drawing[: found.start()]).strip().removesuffix(":")
+    return Bar(
+        description=head[:SHOWN_LETTERS],
+        count=round(_number(parts["n"])),
+        total=round(_number(parts["total"])) if parts.get("total") else None,
+        rate_per_s=_rate(parts["rate"], is_inverse=bool(parts["inverse_unit"])),
+        unit=unit,
+        moved_at=at,
+    )
+
+
+def _number(text: str) -> float:
+    """Read a number as tqdm shortens it.
+
+    >>> _number("450"), _number("1.05k")
+    (450.0, 1050.0)
+    """
+    return float(text[:-1]) * _PREFIXES[text[-1]] if text[-1] in _PREFIXES else float(text)
+
+
+def _rate(text: str, *, is_inverse: bool) -> float | None:
+    if text == "?" or not (rate := _number(text)):
+        return None
+    return 1 / rate if is_inverse else rate
+
+
+def find_metrics(printed: Iterable[Text]) -> Mapping[str, float]:
+    """Return the newest metrics that transformers' Trainer printed; none without its lines.
+
+    >>> find_metrics([Text(0.0, "{'loss': '2.1', 'grad_norm': '3', 'epoch': '0.05'}\\n")])
+    {'loss': 2.1, 'epoch': 0.05}
+    """
+    lines = (line for _, text in printed for line in text.splitlines())
+    found = [line for line in lines if line.startswith("{'loss'") and len(line) <= MOST_LETTERS]
+    try:
+        values = ast.literal_eval(found[-1]) if found else {}
+        return {name: float(values[name]) for name in _METRICS if name in values}
+    except (ValueError, SyntaxError, TypeError, KeyError):
+        return {}
