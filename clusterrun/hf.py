@@ -31,6 +31,7 @@ from clusterrun.rank.save_together import (
     say_unsaved,
     settled_together,
 )
+from clusterrun.rank.trainers import logged
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError
 
@@ -77,7 +78,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the step with the newest loss that was logged, and save if the agents ask."""
-        runtime.step(state.global_step, state.max_steps, **_logged(state))
+        runtime.step(state.global_step, state.max_steps, **logged(state))
         if runtime.should_checkpoint():
             control.should_save = True
 
@@ -107,14 +108,6 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
 
 def _checkpoint(args: Any, state: Any) -> Path:
     return Path(args.output_dir, f"checkpoint-{state.global_step}")
-
-
-def _logged(state: Any) -> dict[str, Any]:
-    """Return the Trainer's newest loss and learning rate."""
-    newest: dict[str, Any] = next(
-        (entry for entry in reversed(state.log_history) if "loss" in entry), {}
-    )
-    return {name: newest[name] for name in ("loss", "learning_rate") if name in newest}
 
 
 def _saved(path: Path) -> Checkpoint | None:

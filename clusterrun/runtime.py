@@ -95,14 +95,23 @@ def checkpoint_dir() -> Path | None:
 
 def step(step: int, total: int | None = None, **metrics: Any) -> None:
     """Report that a step is done; rank 0 writes at most one event a second, and the last."""
-    if "CLUSTERRUN_SPOOL" not in os.environ or rank() != 0:
-        return
-    _steps.report(step, total, metrics)
+    if _reports():
+        _steps.report(step, total, metrics)
+
+
+def follow_trainer(step: int, total: int | None = None, **metrics: Any) -> None:
+    """Report a step as `step` does, for the callbacks that each trainer gets in a run."""
+    if _reports():
+        _steps.follow(step, total, metrics)
+
+
+def _reports() -> bool:
+    return "CLUSTERRUN_SPOOL" in os.environ and rank() == 0
 
 
 def checkpoint(path: str | os.PathLike[str], step: int) -> None:
     """Report that a checkpoint is complete on disk; rank 0 writes the event."""
-    if "CLUSTERRUN_SPOOL" in os.environ and rank() == 0:
+    if _reports():
         emit("checkpoint", path=os.path.abspath(os.fspath(path)), step=number(step))
 
 
@@ -129,13 +138,25 @@ def _save_point() -> CallCounter:
 
 
 class _Steps:
-    """Passes one step a second on, and keeps the newest for the end."""
+    """Passes one step a second on, and keeps the newest for the end.
+
+    Steps that a trainer's callback reports (`follow`) count until the script reports its own.
+    """
 
     def __init__(self) -> None:
         self._next = 0.0
+        self._has_own = False
         self._held: tuple[Any, Any, dict[str, Any], float] | None = None
 
     def report(self, step: Any, total: Any, metrics: dict[str, Any]) -> None:
+        self._has_own = True
+        self._pass_on(step, total, metrics)
+
+    def follow(self, step: Any, total: Any, metrics: dict[str, Any]) -> None:
+        if not self._has_own:
+            self._pass_on(step, total, metrics)
+
+    def _pass_on(self, step: Any, total: Any, metrics: dict[str, Any]) -> None:
         now = time.monotonic()
         if now < self._next and step != total:
             if self._held is None:

@@ -46,6 +46,9 @@ def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
     nodes = outcome.nodes if outcome else read_world(paths, number)
     if outcome is None or outcome.step is None or outcome.cause is Cause.COMPLETED:
         return AttemptSummary(number=number, nodes=nodes, outcome=outcome)
+    if outcome.checkpoint is None and number + 1 not in outcomes:
+        # The script may have saved without a report: the next attempt shows it.
+        return AttemptSummary(number=number, nodes=nodes, outcome=outcome)
     first = _resumed_from(paths, number, outcomes)
     lost = max(0, outcome.step - _resumed_from(paths, number + 1, outcomes))
     done = outcome.step - first

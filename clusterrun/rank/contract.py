@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from clusterrun import runtime
 from clusterrun.errors import WorldContractError
-from clusterrun.rank import children, first_step
+from clusterrun.rank import children, first_step, trainers
 from clusterrun.rank.build_locks import watch_locks
 from clusterrun.rank.emit import add_hint, own_rank, say
 from clusterrun.rank.engine import EngineWatch, is_forced_to_cpu
@@ -180,6 +180,7 @@ def install(contract: Contract) -> None:
     patches |= {
         "accelerate.state": functools.partial(_watch_accelerate, contract),
         "torch.utils.file_baton": watch_locks,
+        **trainers.PATCHES,
         **contract.engine.patches(),
     }
     if contract.is_checked:

@@ -149,6 +149,14 @@ def test_an_attempt_that_saved_nothing_lost_all_that_it_did(tmp_path: Path) -> N
     assert [attempt.lost_s for attempt in attempts] == [140.0, pytest.approx(140 / 3), 140.0]
 
 
+def test_without_a_report_of_a_save_nothing_is_said_to_be_lost_before_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    outcome(tmp_path, 1, step=10, checkpoint=None)
+    (attempt,) = read_attempts(RunPaths(root=tmp_path))
+    assert (attempt.lost_steps, attempt.lost_s) == (None, None)
+
+
 def test_what_was_lost_is_counted_from_where_the_next_attempt_went_on(tmp_path: Path) -> None:
     """The newest checkpoint may have been damaged since, or set aside."""
     paths = RunPaths(root=tmp_path)
