@@ -74,9 +74,10 @@ def command(
     """Measure how a script scales.
 
     A short run on each number of nodes, each a run of its own, NAME-scaling. Give the script an
-    end after half a minute or more; it must report its steps (clusterrun.runtime.step, or the
-    Trainer's callback), and the first fifth of the reports does not count. On Slurm all runs are
-    queued at once, and should not write to one directory; on this machine they follow each other.
+    end after half a minute or more; it must report its steps (clusterrun.runtime.step, or a
+    Trainer, which does so in a run), and the first fifth of the reports does not count. On Slurm
+    all runs are queued at once, and should not write to one directory; on this machine they follow
+    each other.
 
     The speed-up is that of samples a second over the smallest world, efficiency its share of the
     ideal. Communication is the rest: all that is lost against the smallest world, in

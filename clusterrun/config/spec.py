@@ -313,6 +313,13 @@ class JobSpec(Training):
         "restart when no step ends for so long, and 10 usual steps; 0: never",
         default=900,
     )
+    silence_timeout_s: int = declared(
+        "launch.silence_timeout",
+        Kind.DURATION,
+        "--silence-timeout",
+        "restart when no rank has printed anything for so long; 0, the default: never",
+        default=0,
+    )
     world_contract: bool = declared(
         "launch.world_contract",
         Kind.FLAG,

@@ -43,7 +43,6 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     threads = _threads(spec, facts, world, cpus)
     environment = decide_environment(spec, facts, world=world, strategy=strategy, threads=threads)
     template = _template(strategy, own)
-    is_large = world.nodes > LARGE_JOB_NODES
     return Plan(
         name=job_name(spec),
         cluster=facts.cluster,
@@ -81,12 +80,18 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         on_interrupt=on_interrupt(spec),
         warning_s=warning_s(spec),
         hang_timeout_s=spec.hang_timeout_s,
+        silence_timeout_s=spec.silence_timeout_s,
         log_spool_bytes=spec.log_spool_bytes,
-        log_lines_per_s=spec.log_lines_per_s or (LARGE_JOB_LINES_PER_S if is_large else 0),
+        log_lines_per_s=_log_lines_per_s(spec, world),
         log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
         notes=(*_notes(asked, own, facts, world, cpus), *environment.notes),
     )
+
+
+def _log_lines_per_s(spec: JobSpec, world: World) -> int:
+    is_large = world.nodes > LARGE_JOB_NODES
+    return spec.log_lines_per_s or (LARGE_JOB_LINES_PER_S if is_large else 0)
 
 
 def _check_engine(

@@ -94,6 +94,7 @@ class Plan:
     on_interrupt: OnInterrupt
     warning_s: int
     hang_timeout_s: int
+    silence_timeout_s: int = 0
     log_spool_bytes: int
     log_lines_per_s: int
     log_line_bytes: int

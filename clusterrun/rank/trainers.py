@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from clusterrun import runtime
+from clusterrun.rank.import_hooks import Patch
 
 
 def logged(state: Any) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def _total(trainer: Any) -> int | None:
 
 
 _CONNECTOR = "trainer.connectors.callback_connector"
-PATCHES: Mapping[str, Callable[[ModuleType], None]] = {
+PATCHES: Mapping[str, Patch] = {
     "transformers.trainer": _watch_transformers,
     f"lightning.pytorch.{_CONNECTOR}": _watch_lightning,
     f"pytorch_lightning.{_CONNECTOR}": _watch_lightning,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,10 @@ from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.shared import shell
+
+# What a script names that reports its steps: ours, or a Trainer that reports them in a run.
+_REPORTS_STEPS = re.compile(rb"\bclusterrun\b|Trainer\b|\btrl\b|lightning")
+_SOURCE_BYTES = 1 << 20
 
 Wanted = JobSpec | Resolved
 """What can be submitted: a spec, or one that was loaded with its origins."""
@@ -127,9 +133,24 @@ def _notes(job: Resolved, plan: Plan) -> Iterator[str]:
     yield from plan.notes
     if plan.precision is Precision.BF16 and plan.device is Device.CUDA:
         yield from filter(None, [lacks_bf16(spec.gpu_type or spec.gpu)])
+    yield from _unfed_hang_watch(job)
     places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
     if plan.cluster is Cluster.SLURM and os.path.realpath(plan.runs_dir).startswith(places):
         yield f"{plan.runs_dir} is on this machine alone as a rule; nodes must share it (--run-dir)"
     for name in plan.pass_env:
         if name not in os.environ:
             yield f"{name} is to be passed on (--pass-env) but is not set here"
+
+
+def _unfed_hang_watch(job: Resolved) -> Iterator[str]:
+    """Point at a hang timeout that a script seems to give nothing to go by."""
+    spec = job.spec
+    is_asked = job.origins["launch.hang_timeout"] != BUILT_IN and spec.hang_timeout_s
+    if not is_asked or spec.silence_timeout_s or spec.script is None:
+        return
+    with contextlib.suppress(OSError), (job.cwd / spec.script).open("rb") as file:
+        if not _REPORTS_STEPS.search(file.read(_SOURCE_BYTES)):
+            yield (
+                f"--hang-timeout: found no report of steps in {spec.script} (clusterrun.runtime, "
+                "or a Trainer); without one no hang is found. --silence-timeout goes by its output"
+            )

@@ -54,6 +54,7 @@ def make_plan(root: Path, **changes: Any) -> Plan:
         "on_interrupt": OnInterrupt.REQUEUE,
         "warning_s": 120,
         "hang_timeout_s": 0,
+        "silence_timeout_s": 0,
     }
     for field in Plan.__dataclass_fields__.values():
         if field.type == "tuple[str, ...]" or field.type.startswith("tuple["):

@@ -118,3 +118,17 @@ def test_a_description_does_nothing_to_the_terminal(here: CommandLine, root: Pat
         assert "\x1b" not in out
         assert "\x07" not in out
         assert "\x9b" not in out
+
+
+REPORTS = ("from clusterrun import runtime", "import transformers\nTrainer()", "import lightning")
+
+
+@pytest.mark.parametrize("source", ["import accelerate", *REPORTS])
+def test_a_hang_timeout_that_nothing_feeds_is_noted(here: CommandLine, source: str) -> None:
+    (here.path / "train.py").write_text(f"{source}\n")
+    render = ("render", "--cluster", "slurm", "-N2")
+    note = "note: --hang-timeout: found no report of steps in train.py"
+    is_unfed = source not in REPORTS
+    assert (note in here(*render, "--hang-timeout", "5m", "train.py").err) == is_unfed
+    for argv in ((), ("--hang-timeout", "0"), ("--hang-timeout=5m", "--silence-timeout=9m")):
+        assert note not in here(*render, *argv, "train.py").err

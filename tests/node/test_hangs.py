@@ -44,15 +44,18 @@ WAITING = [place(0, "train.py:9 in step"), place(1, "train.py:9 in step")]
 class HangingRanks:
     """The head of two nodes; `answer` is what the other says of its ranks."""
 
-    def __init__(self, root: Path, clock: TickingClock, answer: dict[str, Any] | None) -> None:
+    def __init__(
+        self, root: Path, clock: TickingClock, answer: dict[str, Any] | None, silence_s: float
+    ) -> None:
         self.clock, self.answer = clock, answer
         self.root = root
         self.failures: list[Failure] = []
         self.control = ControlPage(root / "control", 1)
-        self.calls = self.signs = 0
+        self.calls = self.signs = self.asked = 0
         self.questions = Questions(self._send, lambda: {1})
         self.watch = HangWatch(
             floor_s=60,
+            silence_s=silence_s,
             node="n1",
             spool=Spool(root=root),
             page=Page(self.control, 1),
@@ -63,6 +66,7 @@ class HangingRanks:
         )
 
     def _send(self, kind: str, **fields: Any) -> None:
+        self.asked += 1
         if self.answer is not None:
             message = {"question": fields["question"], **self.answer}
             asyncio.get_running_loop().call_soon(self.questions.take, 1, message)
@@ -93,9 +97,11 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     monkeypatch.setattr(module, "AGAIN_S", 0.05)
     monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.1)
 
-    def played(deed: Any, answer: dict[str, Any] | None = None) -> list[Failure]:
+    def played(
+        deed: Any, answer: dict[str, Any] | None = None, *, silence_s: float = 0
+    ) -> list[Failure]:
         async def scene() -> list[Failure]:
-            scene = HangingRanks(tmp_path, clock, answer)
+            scene = HangingRanks(tmp_path, clock, answer, silence_s)
             await deed(scene)
             await scene.settle()
             return scene.failures
@@ -173,6 +179,46 @@ def test_a_training_that_tells_of_no_step_is_left_alone(
         await scene.idle(10_000)
 
     assert play(silent) == []
+
+
+async def fall_silent(scene: HangingRanks) -> None:
+    """Print once, then nothing for a long time."""
+    await scene.idle(1000)  # nothing was printed yet: a start may take any time
+    (scene.root / "launcher.out").write_text("x")
+    await scene.idle(1000)
+    (scene.root / "rank_0.out").write_text("x")
+    for _ in range(5):
+        await scene.idle(100)
+        await scene.settle()
+
+
+def test_silence_is_a_hang_only_where_that_was_asked_for(
+    play: Callable[..., list[Failure]],
+) -> None:
+    assert play(fall_silent, {"silent_s": 1000.0}) == []
+    (failure,) = play(fall_silent, {"silent_s": None}, silence_s=90)
+    assert failure.message == (
+        "no rank has printed anything for 91 s: 2 ranks (as rank 0) at train.py:9 in step"
+    )
+    assert (failure.cause, failure.code) == (Cause.HUNG, int(NodeExit.HUNG))
+
+
+def test_output_on_another_node_is_no_silence(play: Callable[..., list[Failure]]) -> None:
+    async def live(scene: HangingRanks) -> None:
+        await fall_silent(scene)
+        assert 0 < scene.asked <= 500 // 90  # all nodes, once in that time
+
+    assert play(live, {"silent_s": 89.0}, silence_s=90) == []
+
+
+def test_reported_steps_are_no_silence(play: Callable[..., list[Failure]]) -> None:
+    async def live(scene: HangingRanks) -> None:
+        (scene.root / "rank_0.out").write_text("x")
+        for number in range(10):
+            await scene.idle(50)
+            scene.watch.heard({"type": "step", "step": number, "total": 99})
+
+    assert play(live, silence_s=90) == []
 
 
 def test_ranks_that_went_on_while_they_were_asked_do_not_hang(

@@ -127,6 +127,7 @@ class Agent:
             "stacks": self._stacks,
             "signs": self._signs,
             "joins": self._joins,
+            "silence": self._silence,
         }
         compared = self._clock_compared
         link = open_link(self._attempt, self._clock, compared, answerers, self._disk)
@@ -170,6 +171,9 @@ class Agent:
     async def _signs(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"signs": self._own_signs()}
 
+    async def _silence(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {"silent_s": self._spool.silent_s()}
+
     def _own_signs(self) -> int:
         """Return a count without a unit that grows while one of the ranks makes progress."""
         return self._page.calls() + stacks.bytes_moved(self._pids.values())
@@ -201,6 +205,7 @@ class Agent:
         )
         self._hangs = HangWatch(
             floor_s=self._plan.hang_timeout_s,
+            silence_s=self._plan.silence_timeout_s,
             node=self._who.node,
             spool=self._spool,
             page=self._page,

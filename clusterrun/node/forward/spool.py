@@ -40,6 +40,11 @@ class Output:
     stream: str
 
     @property
+    def is_of_rank(self) -> bool:
+        """Whether a rank wrote it, not the launcher."""
+        return self.rank != "-"
+
+    @property
     def name(self) -> str:
         """The name for people."""
         if self.stream == "l":
@@ -87,6 +92,15 @@ class Spool:
         if self.launcher_output.exists():
             found.append(Output(path=self.launcher_output, rank="-", stream="l"))
         return found
+
+    def silent_s(self) -> float | None:
+        """Return for how long no rank has printed anything; None before the first output."""
+        times = []
+        for output in self.outputs():
+            with contextlib.suppress(OSError):
+                found = output.path.stat()
+                times += [found.st_mtime] if found.st_size and output.is_of_rank else []
+        return time.time() - max(times) if times else None
 
     def events(self, rank: int) -> Path:
         """Where a rank writes its events."""

@@ -24,9 +24,14 @@ LEAVERS_LOOK_S = 10.0  # between two looks at ranks that outlive others
 
 @dataclass(kw_only=True)
 class HangWatch:
-    """Watch the ranks of the head's node: if any rank hangs, these soon stop too."""
+    """Watch the ranks of the head's node: if any rank hangs, these soon stop too.
+
+    `floor_s` is the least time without a step that is a hang, `silence_s` the time without output
+    or report of any rank, counted from the first; 0 switches either off.
+    """
 
     floor_s: float
+    silence_s: float = 0.0
     node: str
     spool: Spool
     page: Page
@@ -36,6 +41,7 @@ class HangWatch:
     failed: Callable[[Failure], None]
     _steps_reported: int = 0
     _others_reported: int = 0
+    _others_printed: int = 0
     _is_through: bool = False
     _is_leaving: bool = False
     _is_reported: bool = False
@@ -44,6 +50,7 @@ class HangWatch:
     def __post_init__(self) -> None:
         """Start to measure."""
         self._progress = Progress(floor_s=self.floor_s)
+        self._silence = Progress(floor_s=self.silence_s)
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """Count a rank's event; after the last step hangs are not looked for."""
@@ -59,17 +66,22 @@ class HangWatch:
         is_off = self._is_through or self._is_leaving or self._is_reported
         if is_off or len(self._tasks):
             return
-        printed = sum(size_of(output.path) for output in self.spool.outputs())
+        sizes = [(size_of(output.path), output.is_of_rank) for output in self.spool.outputs()]
+        printed = sum(size for size, _ in sizes)
         self._progress.look(now, steps=self._steps(), printed=printed + self._others_reported)
-        stalled_s = self._progress.stalled_s
-        if stalled_s:
+        signs = self._steps() + self._others_reported
+        signs += sum(size for size, is_of_rank in sizes if is_of_rank)
+        self._silence.look(now, steps=min(signs, 1), printed=signs + self._others_printed)
+        if stalled_s := self._progress.stalled_s:
             self._tasks.start(self._report(stalled_s))
+        elif silent_s := self._silence.stalled_s:
+            self._tasks.start(self._report_silence(silent_s))
 
     def leaving(self) -> None:
         """Once ranks have ended well, watch whether the others follow instead of their steps."""
         if not self._is_leaving and self.floor_s:
-            self._is_leaving = True
             self._tasks.start(self._watch_leavers())
+        self._is_leaving = True
 
     async def _watch_leavers(self) -> None:
         """Find a stuck rank: it does nothing, while others may save or compute for long."""
@@ -109,14 +121,28 @@ class HangWatch:
         """Report where the ranks are, unless one moves: a long evaluation is not a hang."""
         steps = self._steps()
         text = f"no step ended for {stalled_s:.0f} s"
-        try:
-            found, unheard, is_moving = await self._look_twice()
-        except Exception as error:
-            self._fail(f"{text}; where the ranks are cannot be found: {error}", [], 0)
-            raise
+        found, unheard, is_moving = await self._look_before_failing(text)
         has_step_ended = self._steps() > steps  # in the meantime
         if not has_step_ended and not (is_moving and self._progress.extend()):
             self._fail(text, found, unheard)
+
+    async def _report_silence(self, silent_s: float) -> None:
+        """Report where the ranks are, unless those of another node have printed something."""
+        answers = await self.questions.ask("silence")
+        ages = [message.get("silent_s") for message in answers.given.values()]
+        if any(isinstance(age, float) and age < self.silence_s for age in ages):
+            self._others_printed += 1
+            return
+        text = f"no rank has printed anything for {silent_s:.0f} s"
+        found, unheard, _ = await self._look_before_failing(text)
+        self._fail(text, found, unheard)
+
+    async def _look_before_failing(self, text: str) -> tuple[list[stacks.RankPlace], int, bool]:
+        try:
+            return await self._look_twice()
+        except Exception as error:
+            self._fail(f"{text}; where the ranks are cannot be found: {error}", [], 0)
+            raise
 
     def _fail(self, text: str, found: list[stacks.RankPlace], unheard: int) -> None:
         self._is_reported = True
