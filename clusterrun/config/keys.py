@@ -24,6 +24,11 @@ _ALIASES: Final = {
     ),
     **dict.fromkeys(("precision", "dtype", "amp"), "launch.mixed_precision"),
     **{"memory": "slurm.mem", "walltime": "slurm.time", "features": "slurm.constraint"},
+    **dict.fromkeys(("tp", "tp_size"), "launch.tensor_parallel"),
+    **dict.fromkeys(("cp", "cp_size"), "launch.context_parallel"),
+    **dict.fromkeys(("sp", "sp_size", "ulysses"), "launch.sequence_parallel"),
+    **{"dp_shard_size": "launch.data_parallel_shard"},
+    **{"dp_replicate_size": "launch.data_parallel_replicate"},
     **{"distributed_type": "launch.strategy", "command": "script", "environment": "env"},
 }
 

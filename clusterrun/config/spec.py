@@ -249,6 +249,36 @@ class JobSpec(Training):
         "how the model's state is spread over the ranks",
         default=Strategy.DDP,
     )
+    tensor_parallel: int | None = declared(
+        "launch.tensor_parallel",
+        Kind.COUNT,
+        "--tensor-parallel",
+        "ranks that split each layer (fsdp; ddp if that is all ranks)",
+    )
+    context_parallel: int | None = declared(
+        "launch.context_parallel",
+        Kind.COUNT,
+        "--context-parallel",
+        "ranks that split each sample by ring attention (fsdp)",
+    )
+    sequence_parallel: int | None = declared(
+        "launch.sequence_parallel",
+        Kind.COUNT,
+        "--sequence-parallel",
+        "ranks that split each sample as Ulysses does (zero2, zero3)",
+    )
+    data_parallel_shard: int | None = declared(
+        "launch.data_parallel_shard",
+        Kind.COUNT,
+        "--data-parallel-shard",
+        "ranks that share one copy of the state (fsdp); default: all, or those of a node",
+    )
+    data_parallel_replicate: int | None = declared(
+        "launch.data_parallel_replicate",
+        Kind.COUNT,
+        "--data-parallel-replicate",
+        "copies of the state (fsdp); default: 1, or one on each node with fsdp-hybrid",
+    )
     mixed_precision: MixedPrecision = declared(
         "launch.mixed_precision",
         Kind.ENUM,

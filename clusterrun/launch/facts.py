@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,3 +52,18 @@ def version_of(facts: Facts, package: str) -> tuple[int, int] | None:
     if len(parts) < 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
         return None
     return int(parts[0]), int(parts[1])
+
+
+def is_older(facts: Facts, package: str, than: str) -> bool:
+    """Whether an installed package is older than a version; not if missing or unreadable.
+
+    >>> facts = Facts(cluster=Cluster.LOCAL, python="/p", workdir="/w", runs_dir="/r",
+    ...               versions={"deepspeed": "0.18.1", "torch": "2.6.0+cu124"})
+    >>> is_older(facts, "deepspeed", "0.18.2"), is_older(facts, "torch", "2.6")
+    (True, False)
+    """
+    release = re.match(r"[0-9]+(\.[0-9]+)*", facts.versions.get(package, ""))
+    numbers = (
+        [[int(part) for part in text.split(".")] for text in (release[0], than)] if release else []
+    )
+    return bool(numbers) and numbers[0] < numbers[1]

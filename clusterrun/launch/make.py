@@ -8,13 +8,21 @@ from functools import partial
 from typing import Any
 
 from clusterrun.config.environments import in_place, python_of
+from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.environment import decide_environment
-from clusterrun.launch.facts import Facts, version_of
+from clusterrun.launch.facts import Facts, is_older
 from clusterrun.launch.inputs import check_environments, input_notes
 from clusterrun.launch.interruption_policy import on_interrupt, survives_lost_nodes, warning_s
 from clusterrun.launch.own_world import notes_on_file, take_world
+from clusterrun.launch.parallel import (
+    check_attention,
+    check_versions,
+    decide_sizes,
+    notes_on_sizes,
+    template_sizes,
+)
 from clusterrun.launch.passed_on import SBATCH, SRUN, check_options
 from clusterrun.launch.plan import Directive, Plan, Precision
 from clusterrun.launch.sbatch_header import cpus_per_task, directives, srun_options
@@ -37,12 +45,11 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     asked, spec = spec, take_world(spec, own, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
-    _check_engine(spec, facts, own, strategy, world)
+    sizes = _check_engine(spec, facts, own, strategy, world)
     precision = _precision(spec, own, world)
     cpus = cpus_per_task(spec, world)
     threads = _threads(spec, facts, world, cpus)
     environment = decide_environment(spec, facts, world=world, strategy=strategy, threads=threads)
-    template = _template(strategy, own)
     return Plan(
         name=job_name(spec),
         cluster=facts.cluster,
@@ -52,6 +59,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         device=world.device,
         gpu_ids=world.gpu_ids,
         strategy=strategy,
+        parallel=sizes,
         precision=precision,
         entry=_entry(spec),
         workdir=facts.workdir,
@@ -65,8 +73,8 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         pass_env=tuple(dict.fromkeys(spec.pass_env)),
         network=spec.network,
         network_interface=_interface(spec),
-        accelerate_config=template,
-        accelerate=_template_values(world, strategy, precision, own) if template else {},
+        accelerate_config=_template(strategy, own),
+        accelerate=_template_values(world, strategy, sizes, precision, own),
         deepspeed=own.deepspeed_text,
         threads_per_process=threads,
         timeout_s=environment.timeout_s,
@@ -85,7 +93,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         log_lines_per_s=_log_lines_per_s(spec, world),
         log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
-        notes=(*_notes(asked, own, facts, world, cpus), *environment.notes),
+        notes=(*_notes(asked, own, facts, world, cpus, sizes), *environment.notes),
     )
 
 
@@ -96,10 +104,17 @@ def _log_lines_per_s(spec: JobSpec, world: World) -> int:
 
 def _check_engine(
     spec: JobSpec, facts: Facts, own: OwnFiles, strategy: Strategy, world: World
-) -> None:
+) -> Parallel:
+    """Return the sizes by which the ranks are divided; refuse what can't train with them."""
     check_strategy(strategy, world, facts)
+    sizes = decide_sizes(spec, own, strategy, world)
+    if template_sizes(sizes, strategy):
+        check_versions(sizes, facts)
+    check_attention(spec, sizes)
     check_fsdp_argument(spec, strategy, world)
-    check_batch_numbers(spec.args, own.deepspeed_text, own.deepspeed_name, world)
+    ranks = sizes.data(world.size)
+    check_batch_numbers(spec.args, own.deepspeed_text, own.deepspeed_name, ranks)
+    return sizes
 
 
 def _directives(spec: JobSpec, world: World, cpus: int) -> tuple[Directive, ...]:
@@ -191,13 +206,7 @@ def _check_fsdp(strategy: Strategy, world: World, facts: Facts) -> None:
             "plain DDP or an unsharded model, and not say so",
             hint="use --strategy zero2 (which shards on a CPU too) or ddp",
         )
-    if strategy is Strategy.FSDP_HYBRID and world.procs_per_node == 1:
-        raise UsageError(
-            "fsdp-hybrid shards within a node, and each node has one rank",
-            hint="use --strategy fsdp (shards over all nodes) or ddp",
-        )
-    torch = version_of(facts, "torch")
-    if torch and torch < (2, 6):
+    if is_older(facts, "torch", "2.6"):
         raise UsageError(
             f"{strategy.value} is FSDP2, which needs torch 2.6; "
             f"{facts.versions['torch']} is installed",
@@ -293,9 +302,11 @@ def _template(strategy: Strategy, own: OwnFiles) -> str:
 
 
 def _template_values(
-    world: World, strategy: Strategy, precision: Precision, own: OwnFiles
+    world: World, strategy: Strategy, sizes: Parallel, precision: Precision, own: OwnFiles
 ) -> dict[str, Any]:
     """Name the values of an accelerate configuration template; `mixed_precision` may be ""."""
+    if own.accelerate_text:
+        return {}
     published = precision in (Precision.HEAD, Precision.FILE) or bool(own.deepspeed_text)
     return {
         "strategy": strategy.value,
@@ -305,6 +316,7 @@ def _template_values(
         "num_machines": world.nodes,
         "num_processes": world.size,
         "procs_per_node": world.procs_per_node,
+        "parallelism": template_sizes(sizes, strategy),
         "mixed_precision": "" if published else precision.value,
     }
 
@@ -318,8 +330,11 @@ def _distributed_type(strategy: Strategy, world: World) -> str:
     return "MULTI_GPU" if world.size > 1 else "NO"
 
 
-def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
+def _notes(
+    spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int, sizes: Parallel
+) -> tuple[str, ...]:
     notes = [*notes_on_file(spec, own, facts, world), *own.notes, *world.notes]
+    notes += notes_on_sizes(sizes, world)
     is_local = facts.cluster is Cluster.LOCAL
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node

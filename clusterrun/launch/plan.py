@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import Cluster, Device, Network, OnInterrupt, Strategy
 
 SCHEMA = "clusterrun.plan-file/1"
@@ -99,6 +100,7 @@ class Plan:
     log_lines_per_s: int
     log_line_bytes: int
     accelerate_text: str = ""
+    parallel: Parallel = field(default_factory=Parallel)
     port_range: tuple[int, int] = (20000, 29999)
     notes: tuple[str, ...] = ()
 
@@ -106,6 +108,11 @@ class Plan:
     def world_size(self) -> int:
         """Return the number of ranks of the whole job."""
         return self.nodes * self.procs_per_node
+
+    @property
+    def data_parallel(self) -> int:
+        """Return how many groups of ranks have samples of their own."""
+        return self.parallel.data(self.world_size)
 
     def directive(self, name: str) -> str | None:
         """Return the value of a directive, the last if there are several; None without one."""
@@ -138,6 +145,7 @@ _READERS: dict[str, Any] = {
     "precision": Precision,
     "network": Network,
     "on_interrupt": OnInterrupt,
+    "parallel": lambda sizes: Parallel(**sizes),
     "directives": lambda rows: tuple(Directive(**row) for row in rows),
     "env": lambda rows: tuple(EnvVar(**row) for row in rows),
 }

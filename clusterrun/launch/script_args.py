@@ -27,14 +27,14 @@ def named_json(args: Sequence[str]) -> str | None:
     >>> named_json(["--deepspeed", "--deepspeed_config=ds.json"]), named_json(["--deepspeed"])
     ('ds.json', None)
     """
-    values = (value for name in _DEEPSPEED for value in _values(args, name))
+    values = (value for name in _DEEPSPEED for value in values_of(args, name))
     return next((value for value in values if value.lower().endswith(".json")), None)
 
 
-def _values(args: Sequence[str], name: str) -> list[str]:
+def values_of(args: Sequence[str], name: str) -> list[str]:
     """Return what follows an option, up to the next one.
 
-    >>> _values(["--fsdp", "full_shard auto_wrap", "--bf16"], "--fsdp")
+    >>> values_of(["--fsdp", "full_shard auto_wrap", "--bf16"], "--fsdp")
     ['full_shard auto_wrap']
     """
     found: list[str] = []
@@ -65,7 +65,7 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
     the world contract checks that it does. A launch of fsdp would add settings that the Trainer
     does not name.
     """
-    words = {word.strip(",") for value in _values(spec.args, "--fsdp") for word in value.split()}
+    words = {word.strip(",") for value in values_of(spec.args, "--fsdp") for word in value.split()}
     if not words & _FSDP_WORDS:
         return
     if world.device is not Device.CUDA:
@@ -81,10 +81,11 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
         )
 
 
-def check_batch_numbers(args: Sequence[str], text: str, where: str, world: World) -> None:
+def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) -> None:
     """Refuse a DeepSpeed JSON whose batch numbers don't multiply. Raises ConfigError.
 
-    Where the script or the JSON divides the model it is left to DeepSpeed.
+    `ranks` is the data-parallel size. If the script or the JSON divides the model it is left to
+    DeepSpeed.
     """
     config: Mapping[str, Any] = json.loads(text or "{}")
     total = _number(config, "train_batch_size")
@@ -95,13 +96,13 @@ def check_batch_numbers(args: Sequence[str], text: str, where: str, world: World
         return
     micro = _number(config, "train_micro_batch_size_per_gpu")
     accumulation = _number(config, "gradient_accumulation_steps")
-    known = (micro or 1) * (accumulation or 1) * world.size
+    known = (micro or 1) * (accumulation or 1) * ranks
     is_whole = micro is not None and accumulation is not None
     if total == known or (not is_whole and total % known == 0):
         return
     parts = [f"{micro} (train_micro_batch_size_per_gpu)"] if micro else []
     parts += [f"{accumulation} (gradient_accumulation_steps)"] if accumulation else []
-    product = " x ".join([*parts, f"{world.size} ranks"])
+    product = " x ".join([*parts, f"{ranks} ranks"])
     relation = "is not" if is_whole else "is no multiple of"
     raise ConfigError(
         f"train_batch_size {total} {relation} {product}",

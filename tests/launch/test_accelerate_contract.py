@@ -166,6 +166,43 @@ def test_the_fsdp_plugin_reads_what_the_template_says(
         assert (mesh.dp_replicate_size, mesh.dp_shard_size) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("asked", "sizes"),
+    [
+        ({"strategy": Strategy.FSDP, "tensor_parallel": 2}, (1, 4, 1, 1, 2)),
+        ({"strategy": Strategy.FSDP_HYBRID, "context_parallel": 2}, (2, 2, 2, 1, 1)),
+        ({"strategy": Strategy.FSDP_OFFLOAD, "data_parallel_replicate": 4}, (4, 2, 1, 1, 1)),
+        ({"strategy": Strategy.ZERO3, "sequence_parallel": 4}, (1, 2, 1, 4, 1)),
+        ({"tensor_parallel": 8}, (1, 1, 1, 1, 8)),
+    ],
+)
+def test_accelerates_parallelism_config_reads_the_sizes(
+    asked: dict[str, Any], sizes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate.parallelism_config import ParallelismConfig
+
+    plan = on_slurm(nodes=2, gpus_per_node=4, mixed_precision=MixedPrecision.BF16, **asked)
+    found = launch(plan, tmp_path)
+    assert found.env["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
+    for name, value in found.env.items():
+        if name.startswith("PARALLELISM_CONFIG_"):
+            monkeypatch.setenv(name, value)
+    mesh = ParallelismConfig()
+    names = ("dp_replicate_size", "dp_shard_size", "cp_size", "sp_size", "tp_size")
+    assert tuple(getattr(mesh, name) for name in names) == sizes
+    assert mesh.total_size == plan.world_size
+    assert mesh.data_parallel_size == plan.data_parallel
+
+
+def test_a_deepspeed_json_of_the_users_own_goes_with_sequence_parallel(tmp_path: Path) -> None:
+    facts = slurm_facts(deepspeed_config_text=json.dumps(OWN_JSON))
+    asked = {"deepspeed_config": "ds.json", "sequence_parallel": 2}
+    plan = on_slurm(facts, nodes=2, gpus_per_node=2, **asked)
+    found = launch(plan, tmp_path, precision="bf16")
+    assert found.launcher == "deepspeed"
+    assert found.env["PARALLELISM_CONFIG_SP_SIZE"] == "2"
+
+
 @pytest.mark.parametrize("strategy", [s for s in Strategy if s.is_deepspeed])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_deepspeed_plugin_reads_what_the_template_says(

@@ -1,0 +1,189 @@
+"""Check the sizes by which ranks are divided, against the world, the strategy and the versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from clusterrun.config.parallel import FIELDS, SIZES, Parallel
+from clusterrun.config.spec import Device, JobSpec, Strategy
+from clusterrun.errors import ConfigError, UsageError
+from clusterrun.launch.facts import Facts, is_older
+from clusterrun.launch.script_args import values_of
+from clusterrun.launch.user_files import OwnFiles
+from clusterrun.launch.world_shape import World
+from clusterrun.shared.wording import count
+
+# The oldest version of each package that does it, by the sources of accelerate.
+_NEEDS: Final = {
+    "tensor": {"accelerate": "1.10", "torch": "2.6"},
+    "context": {"accelerate": "1.10", "torch": "2.6"},
+    "sequence": {"accelerate": "1.12", "deepspeed": "0.18.2"},
+    "replicate": {"accelerate": "1.10"},
+}
+_INSTEAD: Final = {
+    "tensor": "use --strategy fsdp; ddp takes it over all ranks only",
+    "context": "use --strategy fsdp; with DeepSpeed --sequence-parallel splits a sample",
+    "sequence": "use --strategy zero3 or zero2; with FSDP --context-parallel splits a sample",
+    "shard": "use --strategy fsdp",
+    "replicate": "use --strategy fsdp",
+}
+
+
+def decide_sizes(spec: JobSpec, own: OwnFiles, strategy: Strategy, world: World) -> Parallel:
+    """Return the size of each way to divide the ranks, those of a YAML of the user's own, too.
+
+    Raises UsageError for sizes that don't multiply to the world or that the strategy doesn't have,
+    ConfigError for those of the YAML.
+    """
+    if own.accelerate_text:
+        return _sizes_of_yaml(spec, own, world)
+    asked = Parallel.of(spec)
+    check_sizes(asked, strategy, world)
+    return asked.decided(strategy, nodes=world.nodes, world=world.size)
+
+
+def check_sizes(asked: Parallel, strategy: Strategy, world: World) -> None:
+    """Refuse sizes that this strategy or this number of ranks can't have. Raises UsageError."""
+    for name, field in FIELDS.items():
+        size = getattr(asked, name)
+        if size > 1 and not _has(strategy, name, size == world.size):
+            raise UsageError(
+                f"{_option(field)} {size} does not work with --strategy {strategy.value}",
+                hint=_INSTEAD[name],
+            )
+    if world.size % asked.model:
+        near = max(n for n in range(1, asked.model) if world.size % n == 0)
+        raise UsageError(
+            f"{_named(asked, 'context', 'sequence', 'tensor')} does not divide "
+            f"{count(world.size, 'rank')}",
+            hint=f"use {near} in all, or a multiple of {asked.model} ranks",
+        )
+    sizes = asked.decided(strategy, nodes=world.nodes, world=world.size)
+    _check_product(asked, sizes, world)
+    if strategy.is_fsdp:
+        _check_shards(sizes, strategy, world)
+
+
+def _has(strategy: Strategy, name: str, is_whole: bool) -> bool:
+    if name == "sequence":  # accelerate's authors have tried Ulysses with stages 2 and 3
+        return strategy.is_deepspeed and strategy is not Strategy.ZERO1
+    return strategy.is_fsdp or (name == "tensor" and strategy is Strategy.DDP and is_whole)
+
+
+def _check_product(asked: Parallel, sizes: Parallel, world: World) -> None:
+    if sizes.total == world.size:
+        return
+    data = asked.data(world.size)
+    named = _named(asked, "replicate", "shard") or f"a copy on each of {world.nodes} nodes"
+    each = f" ({world.size} / {asked.model})" if asked.model > 1 else ""
+    raise UsageError(
+        f"{named} does not divide {count(data, 'data-parallel rank')}{each}"
+        if not (asked.replicate and asked.shard)
+        else f"{named} is not {count(data, 'data-parallel rank')}{each}",
+        hint="give --data-parallel-shard alone, a divisor of that number",
+    )
+
+
+def _check_shards(sizes: Parallel, strategy: Strategy, world: World) -> None:
+    """Refuse what accelerate refuses on the nodes: FSDP without ranks to shard over."""
+    if world.size == 1 or sizes.shard > 1 or (sizes.context > 1 and sizes.replicate == 1):
+        return
+    is_hybrid = strategy is Strategy.FSDP_HYBRID and sizes.model == 1
+    what = "shards within a node, and each node has one rank"
+    raise UsageError(
+        f"{strategy.value} {what if is_hybrid else 'has nothing left to shard over'}",
+        hint="use --strategy ddp, or --data-parallel-shard and fewer ranks for the other sizes",
+    )
+
+
+def check_versions(sizes: Parallel, facts: Facts) -> None:
+    """Refuse packages that are too old for sizes that accelerate is given. Raises UsageError."""
+    needed = [each for name, each in _NEEDS.items() if getattr(sizes, name) > 1]
+    for package, version in (pair for each in needed for pair in each.items()):
+        if is_older(facts, package, version):
+            raise UsageError(
+                f"these parallel sizes need {package} {version}; "
+                f"{facts.versions[package]} is installed",
+                hint=f"upgrade {package}",
+            )
+
+
+def check_attention(spec: JobSpec, sizes: Parallel) -> None:
+    """Refuse an attention that the script's arguments name and that can't be split."""
+    for named in values_of(spec.args, "--attn_implementation"):
+        is_context = sizes.context > 1 and named != "sdpa"
+        if is_context or (sizes.sequence > 1 and named in ("eager", "flex_attention")):
+            option = _option(FIELDS["context" if is_context else "sequence"])
+            raise UsageError(
+                f"{option} can't split {named}, which the script's arguments ask for",
+                hint="use --attn_implementation sdpa",
+            )
+
+
+def notes_on_sizes(sizes: Parallel, world: World) -> Iterator[str]:
+    """Yield what is allowed and rarely meant."""
+    for name in ("tensor", "sequence"):
+        size = getattr(sizes, name)
+        if size > 1 and world.procs_per_node % size and world.nodes > 1:
+            yield (
+                f"{_option(FIELDS[name])} {size} spans nodes of "
+                f"{count(world.procs_per_node, 'rank')}: every layer waits for the network; "
+                "a divisor of a node's ranks avoids it"
+            )
+    if sizes.tensor > 1 and world.device is Device.CPU:
+        yield (
+            "accelerate and the Trainer refuse tensor parallel on a CPU; a script with a device "
+            "mesh of its own runs, and finds the size in PARALLELISM_CONFIG_TP_SIZE"
+        )
+
+
+def template_sizes(sizes: Parallel, strategy: Strategy) -> dict[str, int]:
+    """Return the keys of accelerate's parallelism_config; nothing if its defaults will do."""
+    is_divided = strategy is Strategy.FSDP_HYBRID or (strategy.is_fsdp and sizes.replicate > 1)
+    if sizes.model == 1 and not is_divided:
+        return {}
+    given = {key: getattr(sizes, name) for key, name in SIZES.items()}
+    return {_key(key): size for key, size in given.items() if size > 1 or key.startswith("dp")}
+
+
+def _sizes_of_yaml(spec: JobSpec, own: OwnFiles, world: World) -> Parallel:
+    for key, name in SIZES.items():
+        if getattr(spec, FIELDS[name]):
+            raise UsageError(
+                f"{_option(FIELDS[name])} beside {spec.accelerate_config}, which decides alone",
+                hint=f"write it there under parallelism_config, as {_key(key)}",
+            )
+    given = own.accelerate.get("parallelism_config") or {}
+    sizes = Parallel(**{name: _size(spec, given, _key(key)) for key, name in SIZES.items()})
+    # accelerate takes no sizes for "all ranks", and leaves Ulysses to DeepSpeed.
+    if sizes.total not in (1, world.size) and sizes.sequence == 1:
+        raise ConfigError(
+            f"the sizes of parallelism_config multiply to {sizes.total}, not to "
+            f"{count(world.size, 'rank')}",
+            where=spec.accelerate_config,
+            hint="accelerate refuses that on the nodes: let their product be the number of ranks",
+        )
+    return sizes
+
+
+def _size(spec: JobSpec, given: Any, key: str) -> int:
+    value = given.get(key, 1) if isinstance(given, dict) else given
+    if type(value) is int and value > 0:
+        return value
+    where = spec.accelerate_config
+    raise ConfigError(f"{key} must be a whole number above 0, not {value!r}", where=where)
+
+
+def _key(name: str) -> str:
+    return f"parallelism_config_{name}_size"
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def _named(sizes: Parallel, *names: str) -> str:
+    """Return the options of sizes that were asked for, as a product."""
+    found = ((_option(FIELDS[name]), getattr(sizes, name)) for name in names)
+    return " x ".join(f"{option} {size}" for option, size in found if size > 1)

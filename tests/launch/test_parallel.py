@@ -1,0 +1,207 @@
+"""Parallel sizes: what is decided, what is refused before the queue, and what is only noted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterrun.config.parallel import FIELDS, Parallel
+from clusterrun.config.spec import Device, Strategy
+from clusterrun.errors import ClusterrunError, ConfigError, UsageError
+from clusterrun.launch.plan import Plan
+from clusterrun.rendering.bundle import render_bundle
+from tests.launch.samples import VERSIONS, on_slurm, slurm_facts
+
+
+def rendered(plan: Plan) -> dict[str, int]:
+    """Read the sizes that accelerate is given, by accelerate's short names."""
+    text = render_bundle(plan, resolved_yaml="").files["accelerate.yaml"]
+    sizes = yaml.safe_load(text).get("parallelism_config", {})
+    return {key.split("_", 2)[2].removesuffix("_size"): size for key, size in sizes.items()}
+
+
+DECIDED = [
+    # (asked, what accelerate is given, data-parallel size)
+    ({"strategy": Strategy.FSDP}, {}, 16),
+    ({"strategy": Strategy.ZERO3}, {}, 16),
+    ({"strategy": Strategy.DDP}, {}, 16),
+    ({"strategy": Strategy.FSDP_HYBRID}, {"dp_replicate": 2, "dp_shard": 8}, 16),
+    (
+        {"strategy": Strategy.FSDP, "data_parallel_replicate": 4},
+        {"dp_replicate": 4, "dp_shard": 4},
+        16,
+    ),
+    (
+        {"strategy": Strategy.FSDP_HYBRID, "data_parallel_shard": 4},
+        {"dp_replicate": 4, "dp_shard": 4},
+        16,
+    ),
+    ({"strategy": Strategy.FSDP, "data_parallel_shard": 16}, {}, 16),
+    (
+        {"strategy": Strategy.FSDP, "tensor_parallel": 4},
+        {"dp_replicate": 1, "dp_shard": 4, "tp": 4},
+        4,
+    ),
+    (
+        {"strategy": Strategy.FSDP_HYBRID, "tensor_parallel": 2, "context_parallel": 2},
+        {"dp_replicate": 2, "dp_shard": 2, "tp": 2, "cp": 2},
+        4,
+    ),
+    (
+        {"strategy": Strategy.FSDP_OFFLOAD, "context_parallel": 16},
+        {"dp_replicate": 1, "dp_shard": 1, "cp": 16},
+        1,
+    ),
+    (
+        {"strategy": Strategy.ZERO3, "sequence_parallel": 8},
+        {"dp_replicate": 1, "dp_shard": 2, "sp": 8},
+        2,
+    ),
+    ({"tensor_parallel": 16}, {"dp_replicate": 1, "dp_shard": 1, "tp": 16}, 1),
+]
+
+
+@pytest.mark.parametrize(("asked", "sizes", "data"), DECIDED)
+def test_the_sizes_multiply_to_the_world(
+    asked: dict[str, Any], sizes: dict[str, int], data: int
+) -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=8, **asked)
+    assert rendered(plan) == sizes
+    assert plan.data_parallel == data
+    whole = plan.parallel
+    assert whole.replicate * whole.shard * whole.model == 16
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+REFUSED = [
+    ({"tensor_parallel": 2}, "does not work with --strategy ddp", "over all ranks only"),
+    ({"tensor_parallel": 3, "strategy": "fsdp"}, "3 does not divide 16 ranks", "use 2 in all"),
+    ({"tensor_parallel": 2, "strategy": "zero3"}, "does not work with --strategy zero3", "fsdp"),
+    (
+        {"tensor_parallel": 16, "strategy": "fsdp"},
+        "fsdp has nothing left to shard",
+        "--strategy ddp",
+    ),
+    ({"context_parallel": 2}, "does not work with --strategy ddp", "use --strategy fsdp"),
+    ({"context_parallel": 2, "strategy": "zero2"}, "with --strategy zero2", "--sequence-parallel"),
+    (
+        {"context_parallel": 2, "data_parallel_replicate": 8, "strategy": "fsdp"},
+        "fsdp has nothing left to shard",
+        "--data-parallel-shard",
+    ),
+    ({"sequence_parallel": 2, "strategy": "fsdp"}, "with --strategy fsdp", "--context-parallel"),
+    ({"sequence_parallel": 2, "strategy": "zero1"}, "with --strategy zero1", "zero3 or zero2"),
+    ({"data_parallel_shard": 8}, "--data-parallel-shard 8 does not work with", "--strategy fsdp"),
+    (
+        {"data_parallel_replicate": 3, "strategy": "fsdp"},
+        "--data-parallel-replicate 3 does not divide 16 data-parallel ranks",
+        "divisor",
+    ),
+    (
+        {"data_parallel_replicate": 2, "data_parallel_shard": 4, "strategy": "fsdp"},
+        "--data-parallel-replicate 2 x --data-parallel-shard 4 is not 16 data-parallel ranks",
+        "alone",
+    ),
+    (
+        {"data_parallel_shard": 16, "tensor_parallel": 2, "strategy": "fsdp"},
+        r"does not divide 8 data-parallel ranks \(16 / 2\)",
+        "divisor",
+    ),
+    ({"data_parallel_replicate": 16, "strategy": "fsdp"}, "fsdp has nothing left to shard", "ddp"),
+]
+
+
+@pytest.mark.parametrize(("asked", "message", "hint"), REFUSED)
+def test_what_cannot_run_is_refused_before_the_queue(
+    asked: dict[str, Any], message: str, hint: str
+) -> None:
+    asked = {**asked, "strategy": Strategy(asked.get("strategy", "ddp"))}
+    with pytest.raises(UsageError, match=message) as refused:
+        on_slurm(nodes=2, gpus_per_node=8, **asked)
+    assert hint in refused.value.hints[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "package", "installed", "needed"),
+    [
+        ({"strategy": Strategy.FSDP, "tensor_parallel": 2}, "accelerate", "1.9.0", "1.10"),
+        ({"strategy": Strategy.FSDP_HYBRID}, "accelerate", "1.9.0", "1.10"),
+        ({"tensor_parallel": 16}, "torch", "2.5.1+cu124", "2.6"),
+        ({"strategy": Strategy.ZERO3, "sequence_parallel": 2}, "accelerate", "1.11.0", "1.12"),
+        ({"strategy": Strategy.ZERO3, "sequence_parallel": 2}, "deepspeed", "0.18.1", "0.18.2"),
+    ],
+)
+def test_packages_that_are_too_old_are_refused(
+    asked: dict[str, Any], package: str, installed: str, needed: str
+) -> None:
+    facts = slurm_facts(versions={**VERSIONS, package: installed})
+    with pytest.raises(UsageError, match=f"{package} {needed}; {installed.split('+')[0]}"):
+        on_slurm(facts, nodes=2, gpus_per_node=8, **asked)
+    assert on_slurm(nodes=2, gpus_per_node=8, **asked)
+
+
+def test_ddp_needs_no_parallelism_config() -> None:
+    facts = slurm_facts(versions={**VERSIONS, "accelerate": "1.9.0"})
+    assert on_slurm(facts, nodes=2, gpus_per_node=8).data_parallel == 16
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"strategy": Strategy.FSDP, "context_parallel": 2}, "flash_attention_2"),
+        ({"strategy": Strategy.ZERO3, "sequence_parallel": 2}, "eager"),
+    ],
+)
+def test_an_attention_that_cannot_be_split_is_refused(asked: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        on_slurm(nodes=2, gpus_per_node=8, args=("--attn_implementation", named), **asked)
+    assert on_slurm(nodes=2, gpus_per_node=8, args=("--attn_implementation", "sdpa"), **asked)
+
+
+def test_groups_that_cross_nodes_are_noted() -> None:
+    crossing = on_slurm(nodes=4, gpus_per_node=4, strategy=Strategy.FSDP, tensor_parallel=8)
+    assert any("spans nodes of 4 ranks" in note for note in crossing.notes)
+    within = on_slurm(nodes=4, gpus_per_node=4, strategy=Strategy.FSDP, tensor_parallel=4)
+    assert not any("spans nodes" in note for note in within.notes)
+
+
+def test_tensor_parallel_on_a_cpu_says_who_can_do_it() -> None:
+    plan = on_slurm(nproc_per_node=2, device=Device.CPU, tensor_parallel=2)
+    assert any("a script with a device mesh of its own runs" in note for note in plan.notes)
+
+
+def own(sizes: dict[str, Any], **asked: Any) -> Plan:
+    config = {
+        "distributed_type": "FSDP",
+        "fsdp_config": {"fsdp_version": 2},
+        "parallelism_config": {f"parallelism_config_{key}_size": n for key, n in sizes.items()},
+    }
+    facts = slurm_facts(accelerate_config_text=yaml.safe_dump(config))
+    return on_slurm(facts, nodes=2, gpus_per_node=4, accelerate_config="a.yaml", **asked)
+
+
+def test_the_sizes_of_the_users_yaml_count() -> None:
+    assert own({"dp_shard": 2, "tp": 4}).data_parallel == 2
+    assert own({}).data_parallel == 8
+
+
+@pytest.mark.parametrize("sizes", [{"dp_shard": 4, "tp": 4}, {"tp": 0}, {"tp": "2"}])
+def test_sizes_of_the_users_yaml_that_accelerate_would_refuse(sizes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        own(sizes)
+
+
+@pytest.mark.parametrize("field", FIELDS.values())
+def test_an_option_beside_a_yaml_of_the_users_own_is_refused(field: str) -> None:
+    with pytest.raises(ClusterrunError, match=f"--{field.replace('_', '-')} beside a.yaml"):
+        own({}, **{field: 2})
+
+
+def test_the_product_of_a_mesh_is_its_world_for_every_divisor() -> None:
+    for world, tensor, context in ((64, t, c) for t in (1, 2, 4) for c in (1, 2, 8)):
+        for strategy in (Strategy.FSDP, Strategy.FSDP_HYBRID, Strategy.ZERO3):
+            asked = Parallel(tensor=tensor, context=context)
+            sizes = asked.decided(strategy, nodes=8, world=world)
+            assert sizes.replicate * sizes.shard * sizes.model == world
