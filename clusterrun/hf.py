@@ -132,8 +132,17 @@ def _refuse_batch_of_checkpoint(args: Any, state: Any, loader: Any) -> None:
 
 def _settings(args: Any, world_size: int) -> dict[str, int]:
     """Return what must be equal for a resumed run to be the same training."""
-    batch = args.train_batch_size * args.gradient_accumulation_steps * world_size
+    ranks = world_size // _ranks_of_a_sample()
+    batch = args.train_batch_size * args.gradient_accumulation_steps * ranks
     return {"effective_batch": batch}
+
+
+def _ranks_of_a_sample() -> int:
+    """Return how many ranks share their samples by tensor, context or sequence parallel."""
+    from accelerate.state import AcceleratorState
+
+    sizes = AcceleratorState._shared_state.get("parallelism_config")
+    return getattr(sizes, "non_data_parallel_size", 1)
 
 
 def resume_path(output_dir: str | os.PathLike[str]) -> str | None:

@@ -34,7 +34,7 @@ def settled(spec: JobSpec, cwd: Path, *, is_open: bool) -> JobSpec:
         raise refusal
     facts = gather_facts(spec, cwd=cwd, environ=os.environ)
     own = read_own_files(spec, facts)
-    if own.strategy not in _PLAIN:
+    if own.strategy not in _PLAIN or own.accelerate.get("parallelism_config"):
         raise refusal
     asked = take_world(spec, own, facts)
     on_cpu = own.use_cpu and asked.device is Device.AUTO

@@ -15,17 +15,19 @@ from clusterrun.advice import scaling
 from clusterrun.advice.own_files import settled
 from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
 from clusterrun.config import Resolved
+from clusterrun.config.parallel import Parallel
 from clusterrun.config.settings import BUILT_IN, Origin
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.config.training import LrRule, Optimizer
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.estimates import gpus, models, speed, steps
+from clusterrun.estimates import gpus, models, parts, speed, steps
 from clusterrun.estimates.estimate import KEEP, Need, Question, estimate, mistake
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import GIB, Fit, Model, Setup
 from clusterrun.estimates.recommend import Choice, recommend
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.make import check_strategy, fp16_without_gpu
+from clusterrun.launch.parallel import check_sizes
 from clusterrun.launch.world_shape import World, check_sharing
 from clusterrun.shared.sizes import parse_bytes
 
@@ -78,6 +80,8 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
     )
     found = (x for x in scaling.find(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = dataclasses.replace(question, scaling=next(found, None))
+    if not is_open and (wrong := parts.mistake(setup)):
+        raise UsageError(wrong, hint="choose sizes that divide heads and tokens")
     if not is_open and (wrong := mistake(question)):
         raise UsageError(wrong, hint="lower --micro-batch, --accumulation or the number of ranks")
     return question
@@ -140,12 +144,12 @@ def effective_batch(question: Question) -> int:
     return question.wanted_batch or question.setup.effective_batch
 
 
-def configured_batch(spec: JobSpec, world: int) -> int | None:
-    """Return the samples of a step by the configuration; None if it does not set them."""
+def configured_batch(spec: JobSpec, ranks: int) -> int | None:
+    """Return the samples of a step of so many data-parallel ranks; None if nothing sets them."""
     if spec.micro_batch is None:
         return spec.effective_batch
     return spec.effective_batch or steps.effective_batch(
-        spec.micro_batch, spec.accumulation or 1, world
+        spec.micro_batch, spec.accumulation or 1, ranks
     )
 
 
@@ -197,6 +201,7 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     nowhere = Facts(cluster=Cluster.SLURM, python="", workdir="", runs_dir="", versions={})
     if not is_open:
         check_strategy(spec.strategy, world, nowhere)
+        check_sizes(Parallel.of(spec), spec.strategy, world)
 
 
 def _procs(spec: JobSpec) -> int:
@@ -211,12 +216,14 @@ def _is_cpu(spec: JobSpec) -> bool:
 def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
     procs, is_cpu = _procs(spec), _is_cpu(spec)
     micro_batch = spec.micro_batch or 1
-    each_pass = micro_batch * (spec.nodes or 1) * procs
+    parallel = Parallel.of(spec)
+    each_pass = micro_batch * parallel.data((spec.nodes or 1) * procs)
     return Setup(
         model=model,
         nodes=spec.nodes or 1,
         procs_per_node=procs,
         strategy=spec.strategy,
+        parallel=parallel,
         precision=_precision(spec, gpu, is_cpu=is_cpu),
         micro_batch=micro_batch,
         accumulation=spec.accumulation or 1 if is_open else _accumulation(spec, each_pass),

@@ -197,6 +197,8 @@ def _refuse_setup(setup: Setup) -> None:
         raise UsageError("--trace needs the length of a sample", hint="pass --seq-len")
     if setup.lora:
         raise UsageError("--trace knows nothing of LoRA's adapters", hint=WITHOUT)
+    if setup.parallel.model > 1:
+        raise UsageError("--trace sees whole models and samples, not parts of them", hint=WITHOUT)
 
 
 def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:

@@ -96,7 +96,9 @@ def inputs(question: Question) -> dict[str, Any]:
 def _setup(setup: Setup) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(setup) if field.name != "model"]
     values = {name: getattr(setup, name) for name in names}
-    return values | {"strategy": setup.strategy.value, "optimizer": setup.optimizer.value}
+    parallel = {**dataclasses.asdict(setup.parallel), "data": setup.data_parallel}
+    words = {"strategy": setup.strategy.value, "optimizer": setup.optimizer.value}
+    return values | words | {"parallel": parallel}
 
 
 def _need(need: Need) -> dict[str, Any]:

@@ -119,7 +119,10 @@ def _head(question: Question) -> Iterator[str]:
 def _batch(answer: Estimate) -> Iterator[str]:
     question, setup = answer.question, answer.question.setup
     passes = f"{setup.micro_batch} per rank x {setup.accumulation} accumulation"
-    passes += f" x {count(setup.world, 'rank')} = {count(f'{setup.effective_batch:,}', 'sample')}"
+    ranks = "data-parallel rank" if setup.data_parallel < setup.world else "rank"
+    passes += (
+        f" x {count(setup.data_parallel, ranks)} = {count(f'{setup.effective_batch:,}', 'sample')}"
+    )
     tokens = f" ({setup.effective_batch * setup.seq_len:,} tokens)" if setup.seq_len else ""
     yield _row("batch", f"{passes} a step{tokens}")
     if line := _steps(answer):

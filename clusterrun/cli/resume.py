@@ -15,13 +15,17 @@ from clusterrun.cli.shared.options import (
     job_options,
     yes_option,
 )
+from clusterrun.config.parallel import FIELDS
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.resume import Resumption, prepare_resume, resume_prepared
 
-# The settings that may change the batch size of a rank or the accumulation.
+# The settings that may change the batch of a rank, the accumulation or the data-parallel share.
 DECIDE_BATCH: Final = frozenset(
-    {"args", "script", "module", "training.micro_batch", "training.accumulation"}
+    {
+        *("args", "script", "module", "training.micro_batch", "training.accumulation"),
+        *(f"launch.{field}" for field in FIELDS.values()),
+    }
 )
 
 
@@ -141,7 +145,7 @@ def _batch(plan: Resumption) -> str:
         return ""
     if any(row.key in DECIDE_BATCH for row in plan.changed.changes):
         return f"{old} in the checkpoint; what was changed decides the new one"
-    ranks = plan.prepared.plan.world_size
+    ranks = plan.prepared.plan.world_size  # the same share of them is data-parallel
     if ranks == found.world_size or not found.world_size:
         return f"{old} -> {old} (unchanged)"
     new = f"{old * ranks / found.world_size:g} ({found.world_size} -> {ranks} ranks)"

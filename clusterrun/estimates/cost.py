@@ -16,6 +16,7 @@ from clusterrun.estimates import speed
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Setup
 from clusterrun.estimates.links import Links
+from clusterrun.estimates.parts import part_of_gpu
 from clusterrun.estimates.speed import MFU, MFU_BAND, Duration
 from clusterrun.estimates.states import trainable_params
 
@@ -50,7 +51,7 @@ def step_cost(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Cost
     """Estimate an optimizer step. Raises UsageError for an MFU that can't be."""
     return Cost(
         compute_s=setup.accumulation * speed.pass_seconds(setup, gpu, mfu),
-        network_s=_network_seconds(setup, links),
+        network_s=_network_seconds(part_of_gpu(setup), links),
         host_s=_host_seconds(setup, links),
     )
 
@@ -73,18 +74,20 @@ def assumption(links: Links) -> str:
 
 
 def _network_seconds(setup: Setup, links: Links) -> float:
-    if setup.strategy is Strategy.FSDP_HYBRID:
-        # Shards within a node; replicas between nodes, in a ring for each of its ranks.
-        replicated = 2 * FP32 * trainable_params(setup) / links.between_nodes
-        return _sent_bytes(setup) / links.within_node + replicated
-    # One ring over all ranks enters each node once, over all of its network cards.
     slowest = min(links.within_node, links.between_nodes)
-    return _sent_bytes(setup) / (links.within_node if setup.nodes == 1 else slowest)
+    between = links.within_node if setup.nodes == 1 else slowest
+    if setup.strategy.is_fsdp and setup.replicas > 1:
+        # Replicas between nodes, in a ring for each of a node's ranks; shards within it at best.
+        is_within = setup.shards * setup.parallel.tensor <= setup.procs_per_node
+        replicated = 2 * FP32 * trainable_params(setup) / between
+        return _sent_bytes(setup) / (links.within_node if is_within else between) + replicated
+    # One ring over all ranks enters each node once, over all of its network cards.
+    return _sent_bytes(setup) / between
 
 
 def _sent_bytes(setup: Setup) -> float:
     """Return what a GPU sends and receives in one optimizer step."""
-    if setup.world == 1:
+    if max(setup.shards, setup.data_parallel) == 1:
         return 0.0
     half, trainable = setup.number_bytes, trainable_params(setup)
     weights = 2 * half * setup.model.params * setup.accumulation

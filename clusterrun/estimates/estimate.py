@@ -8,7 +8,7 @@ from typing import Final
 
 from clusterrun.config.spec import Network
 from clusterrun.config.training import LrRule
-from clusterrun.estimates import cost, disk, loader, memory, presets, speed, steps
+from clusterrun.estimates import cost, disk, loader, memory, parts, presets, speed, steps
 from clusterrun.estimates import learning_rate as rates
 from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.cost import Cost
@@ -239,7 +239,7 @@ def measured_speedup(question: Question) -> Speedup | None:
 def usual_speedup(question: Question) -> Speedup | None:
     """Return what is commonly seen of the GPUs of one node; None for any other world."""
     setup = question.setup
-    if setup.nodes > 1 or setup.world == 1 or question.is_cpu:
+    if setup.nodes > 1 or setup.data_parallel == 1 or question.is_cpu or setup.parallel.model > 1:
         return None
     return speed.speedup(setup.world)
 
@@ -298,12 +298,14 @@ def count_steps(question: Question) -> Steps:
         return Steps(
             full_per_epoch=None, accelerate_per_epoch=None, repeated=0, total=question.max_steps
         )
-    ran = steps.accelerate_steps(samples, setup.micro_batch, setup.accumulation, setup.world)
+    ran = steps.accelerate_steps(
+        samples, setup.micro_batch, setup.accumulation, setup.data_parallel
+    )
     whole = steps.total_steps(ran, question.epochs) if question.epochs else None
     return Steps(
         full_per_epoch=steps.full_steps(samples, setup.effective_batch),
         accelerate_per_epoch=ran,
-        repeated=steps.repeated_samples(samples, setup.micro_batch, setup.world),
+        repeated=steps.repeated_samples(samples, setup.micro_batch, setup.data_parallel),
         total=question.max_steps or whole,
     )
 
@@ -375,7 +377,7 @@ def _preset(question: Question) -> Preset | None:
 
 
 def _notes(question: Question, counted: Steps) -> list[str]:
-    setup, notes = question.setup, []
+    setup, notes = question.setup, list(parts.notes(question.setup))
     if not counts_activations(setup):
         what = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
         notes.append(f"activations are not counted without {what}: it needs more")
@@ -390,8 +392,9 @@ def _notes(question: Question, counted: Steps) -> list[str]:
     if question.samples is None and question.epochs and question.epochs != 1:
         notes.append("--epochs gives no steps without --samples")
     if counted.repeated:
+        each = setup.micro_batch * setup.data_parallel
         notes.append(
-            f"{question.samples:,} samples do not divide by {setup.micro_batch * setup.world}; "
+            f"{question.samples:,} samples do not divide by {each}; "
             f"accelerate repeats {counted.repeated} in the last step of an epoch"
         )
     if not question.is_cpu and question.gpu_bytes is None:
@@ -434,4 +437,4 @@ def mistake(question: Question) -> str:
         return f"{batch} is larger than the dataset ({samples:,} samples)"
     if question.epochs is not None and question.epochs > MOST_EPOCHS:
         return f"{question.epochs:g} epochs can't be meant"
-    return ""
+    return parts.mistake(setup)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import Strategy
 from clusterrun.config.training import Optimizer
 
@@ -77,8 +78,8 @@ class Setup:
 
     `procs_per_node` is GPUs, hence ranks, of a node; `precision` "fp32", "bf16" or "fp16", the last
     two as autocast over fp32 weights (ddp, fsdp) or as DeepSpeed's own; `micro_batch` sequences of
-    `seq_len` tokens a rank and pass; `lora` the rank of adapters, 0 if all is trained; with
-    `load_in_4bit` the frozen weights are in 4 bits (QLoRA).
+    `seq_len` tokens a pass of each data-parallel rank; `lora` the rank of adapters, 0 if all is
+    trained; with `load_in_4bit` the frozen weights are in 4 bits (QLoRA).
     """
 
     model: Model
@@ -93,6 +94,7 @@ class Setup:
     optimizer: Optimizer = Optimizer.ADAMW
     lora: int = 0
     load_in_4bit: bool = False
+    parallel: Parallel = field(default_factory=Parallel)
 
     @property
     def world(self) -> int:
@@ -100,9 +102,23 @@ class Setup:
         return self.nodes * self.procs_per_node
 
     @property
+    def data_parallel(self) -> int:
+        """Return how many groups of ranks have samples of their own."""
+        return self.parallel.data(self.world)
+
+    @property
+    def replicas(self) -> int:
+        """Return how many copies of a sharded state there are."""
+        return self._sizes.replicate
+
+    @property
+    def _sizes(self) -> Parallel:
+        return self.parallel.decided(self.strategy, nodes=self.nodes, world=self.world)
+
+    @property
     def effective_batch(self) -> int:
         """Return the samples of one optimizer step."""
-        return self.micro_batch * self.accumulation * self.world
+        return self.micro_batch * self.accumulation * self.data_parallel
 
     @property
     def is_half(self) -> bool:
@@ -119,8 +135,8 @@ class Setup:
         """Return how many ranks share one copy of what is sharded."""
         if self.strategy in (Strategy.NONE, Strategy.DDP):
             return 1
-        is_within_node = self.strategy is Strategy.FSDP_HYBRID
-        return self.procs_per_node if is_within_node else self.world
+        # FSDP shards over the ranks that split a sample, too, and so does ZeRO.
+        return self._sizes.shard * self.parallel.context * self.parallel.sequence
 
     @property
     def offloads_optimizer(self) -> bool:

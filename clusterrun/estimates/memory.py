@@ -10,6 +10,7 @@ from clusterrun.config.training import Optimizer
 from clusterrun.estimates import activations
 from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.inputs import GIB, Setup, Term, term, total
+from clusterrun.estimates.parts import part_of_gpu
 from clusterrun.estimates.states import (
     ESTIMATORS,
     Buckets,
@@ -55,6 +56,7 @@ def gpu_terms(
 
     Parts that depend on an unknown shape or sequence length are absent.
     """
+    setup = part_of_gpu(setup)
     kept = (*states(setup), *buffers(setup, buckets or Buckets()))
     passing = (*_cast_weights(setup), _dequantized(setup), *activations.terms(setup, traced))
     step = _optimizer_step(setup, total(passing))
@@ -99,6 +101,7 @@ def cpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term,
 
     Offloading changes nothing there, and a bucket takes only the memory that is used.
     """
+    setup = part_of_gpu(setup)
     here = replace(setup, strategy=Strategy(setup.strategy.value.removesuffix("-offload")))
     used = Buckets(reduce_bucket_size=min(Buckets().reduce_bucket_size, setup.model.params))
     ranks = setup.procs_per_node
@@ -172,7 +175,7 @@ def _plain_host(setup: Setup) -> Term:
         return term("model while loading", size, formula, source)
     each = 8 + setup.optimizer.state_bytes
     frozen = setup.number_bytes * setup.model.params if setup.lora else 0
-    states = (frozen + each * trainable_params(setup)) / setup.nodes
+    states = (frozen + each * trainable_params(setup)) * setup.replicas / setup.nodes
     kept = f"({setup.number_bytes} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
     return term("states and model while loading", states + size, f"{kept} + {formula}", source)
 

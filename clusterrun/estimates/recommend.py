@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates import gpus
+from clusterrun.estimates import gpus, parts
 from clusterrun.estimates.cost import step_cost, step_time
 from clusterrun.estimates.estimate import (
     Question,
@@ -103,14 +103,17 @@ def smallest(question: Question, effective: int) -> Choice:
 
 def _setups(question: Question, effective: int) -> Iterator[Setup]:
     asked, wanted = question.setup, question.wanted_ckpt
-    each, rest = divmod(effective, asked.world)
+    ranks, strategies = asked.data_parallel, _strategies(asked)
+    if not strategies:
+        raise UsageError("no strategy has these parallel sizes", hint="see docs/strategies.md")
+    each, rest = divmod(effective, ranks)
     if rest or not each:
-        near = max(1, round(effective / asked.world)) * asked.world
+        near = max(1, round(effective / ranks)) * ranks
         raise UsageError(
-            f"an effective batch of {effective} can't be dealt to {asked.world} ranks evenly",
+            f"an effective batch of {effective} can't be dealt to {ranks} ranks evenly",
             hint=f"use {near}",
         )
-    for strategy in _strategies(asked):
+    for strategy in strategies:
         for grad_ckpt in (False, True) if wanted is None else (wanted,):
             for micro_batch in _divisors(each):
                 yield replace(
@@ -125,8 +128,8 @@ def _setups(question: Question, effective: int) -> Iterator[Setup]:
 def _strategies(asked: Setup) -> tuple[Strategy, ...]:
     if asked.world == 1:
         return _ONE
-    is_hybrid = asked.nodes > 1 and asked.procs_per_node > 1
-    return tuple(s for s in _MANY if is_hybrid or s is not Strategy.FSDP_HYBRID)
+    known = (s for s in _MANY if asked.nodes > 1 or s is not Strategy.FSDP_HYBRID)
+    return tuple(s for s in known if not parts.mistake(replace(asked, strategy=s)))
 
 
 def _divisors(number: int) -> list[int]:

@@ -60,8 +60,8 @@ class Scaling:
         return Gain(speedup=speedup, efficiency=speedup * base.ranks / point.ranks)
 
     def is_of(self, setup: Setup, *, is_cpu: bool) -> bool:
-        """Whether it holds for a setup, of any number of nodes."""
-        asked = (setup.strategy.value, setup.procs_per_node, is_cpu)
+        """Whether it holds for a setup, of any number of nodes; of divided models none does."""
+        asked = (setup.strategy.value, setup.procs_per_node * setup.parallel.model, is_cpu)
         return asked == (self.strategy, self.procs_per_node, self.is_cpu)
 
     def _rate(self, point: Point) -> float:

@@ -135,7 +135,7 @@ def recomputing(setup: Setup) -> float:
 
 
 def _work_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
-    tokens = setup.micro_batch * setup.seq_len
+    tokens = setup.micro_batch * setup.seq_len / setup.parallel.model
     work = tokens * flops_per_token(setup.model, setup.seq_len, lora=setup.lora)
     return work / (peak_flops(gpu, setup.precision) * mfu)
 

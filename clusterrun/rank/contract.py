@@ -124,7 +124,7 @@ class Contract:
                 kind=kind,
             )
 
-    def check_step(self) -> None:
+    def check_step(self, _: object = None) -> None:
         """Break off if the rank, or a process that it started, trains a model of its own."""
         if self.has_joined:
             return

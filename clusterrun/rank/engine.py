@@ -114,17 +114,23 @@ class EngineWatch:
             self._awaited.setdefault(engine, who)
             self._first_step.add(self._check_step)
 
-    def _check_step(self) -> None:
-        if self._world.is_mine:
+    def _check_step(self, optimizer: Any) -> None:
+        if self._awaited and self._world.is_mine:
+            if Engine.FSDP in self._awaited and _is_sharded(optimizer, self._world.expected):
+                self._note(Engine.FSDP)
             runs = Engine.DDP if Engine.DDP in self._made else Engine.NONE
             for engine, who in self._awaited.items():
                 self._break_off(engine, who, runs)
 
     def _begun(self, engine: Engine) -> None:
         """Note that an engine is made; `status` shows the last that rank 0 reported."""
-        self._awaited.pop(engine, None)
+        self._note(engine)
         if not self._awaited:
             self._first_step.drop(self._check_step)
+
+    def _note(self, engine: Engine) -> None:
+        # Also called at a step, from where nothing may be dropped.
+        self._awaited.pop(engine, None)
         if engine not in self._made and rank() == 0:
             runtime.emit("engine", engine=engine.value)
         self._made.add(engine)
@@ -229,6 +235,16 @@ def _explained(prepare: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return explained
+
+
+def _is_sharded(optimizer: Any, world: int) -> bool:
+    """Whether the script itself has spread parameters over all ranks, as DTensors of one mesh."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    spread = (param for param in params if hasattr(param, "placements"))
+    return any(
+        param.device_mesh.size() == world and any(place.is_shard() for place in param.placements)
+        for param in spread
+    )
 
 
 def _used(accelerator: Any) -> Engine | None:

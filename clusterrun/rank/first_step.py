@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 MODULE = "torch.optim.optimizer"
-Check = Callable[[], None]
+Check = Callable[[Any], None]
 
 
 class FirstStep:
@@ -18,7 +18,7 @@ class FirstStep:
         self._hook: Any = None
 
     def add(self, check: Check) -> None:
-        """Call `check` before each step."""
+        """Call `check` with the optimizer before each step."""
         self._checks[check] = None
         self.listen()
 
@@ -39,7 +39,7 @@ class FirstStep:
         # Without gradients it trains nothing: some step so to please a scheduler.
         if _has_gradients(optimizer):
             for check in tuple(self._checks):
-                check()
+                check(optimizer)
 
 
 def _has_gradients(optimizer: Any) -> bool:

@@ -11,12 +11,15 @@ from typing import Any
 from clusterrun.backends.attempts import bad_nodes
 from clusterrun.backends.machine_facts import working_directory
 from clusterrun.config import Given, Resolved, load_again
+from clusterrun.config.parallel import FIELDS
 from clusterrun.config.spec import Cluster, Strategy
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.checkpoint_files import Checkpoint
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
+
+_SIZES = tuple(f"launch.{field}" for field in FIELDS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +99,16 @@ def differences(old: Resolved, new: Resolved) -> tuple[Change, ...]:
     )
 
 
-def refuse_other_world(checkpoint: Checkpoint, record: JobRecord, plan: Plan) -> None:
-    """Refuse shards saved by another world or strategy. Raises UsageError."""
+def refuse_other_world(
+    checkpoint: Checkpoint, record: JobRecord, plan: Plan, changes: Sequence[Change] = ()
+) -> None:
+    """Refuse shards saved by another world, strategy or parallel size. Raises UsageError."""
+    sizes = [change for change in changes if change.key in _SIZES]
+    if sizes:
+        raise UsageError(
+            f"{checkpoint.path.name} was saved with {sizes[0].key} {sizes[0].old or 'not set'}",
+            hint="keep the parallel sizes, or start over with --from scratch",
+        )
     saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
     if not any(map(_is_sharded, (saved_by, plan.strategy.value))):
         return

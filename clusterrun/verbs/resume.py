@@ -99,7 +99,7 @@ def prepare_resume(
     is_complete = status.state.is_success and not changed.changes and start == LATEST
     point = StartPoint(checkpoint=None) if is_complete else choose(record.paths, start)
     if point.checkpoint is not None:
-        refuse_other_world(point.checkpoint, record, prepared.plan)
+        refuse_other_world(point.checkpoint, record, prepared.plan, changed.changes)
     return Resumption(
         status=status,
         prepared=prepared,

@@ -792,3 +792,39 @@ def test_a_yaml_that_may_say_anything_is_not_estimated(here: CommandLine) -> Non
     assert "error: a configuration of your own may say anything" in here("plan", *asked).err
     (here.path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
     assert "may say anything" in here("plan", *asked, "--recommend").err
+
+
+def test_parallel_sizes_divide_batch_and_memory(here: CommandLine) -> None:
+    sizes = ("--strategy", "fsdp", "--tensor-parallel", "4", "--context-parallel", "2")
+    answer = told(here, *LLAMA, "--gpu", "h100-80g", *sizes)
+    assert answer["batch"]["effective"] == answer["inputs"]["parallel"]["data"] == 4
+    assert any("P and U are a GPU's part" in note for note in answer["notes"])
+    said = here("plan", *LLAMA, "--gpu", "h100-80g", *sizes)
+    assert "1 per rank x 1 accumulation x 4 data-parallel ranks = 4 samples a step" in said.out
+
+
+def test_only_strategies_that_have_the_sizes_are_recommended(here: CommandLine) -> None:
+    asked = (*LLAMA, "--gpu", "h100-80g", "--effective-batch", "64")
+    for sizes, strategies in (
+        (("--tensor-parallel", "2"), {"fsdp", "fsdp-hybrid", "fsdp-offload"}),
+        (("--sequence-parallel", "2"), {"zero2", "zero3", "zero2-offload", "zero3-offload"}),
+    ):
+        found = told(here, *asked, *sizes, "--recommend")["recommended"]
+        assert {choice["strategy"] for choice in found} <= strategies
+        assert found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (("--strategy", "fsdp", "--tensor-parallel", "16"), "heads of keys: --tensor-parallel 16"),
+        (("--strategy", "ddp", "--tensor-parallel", "2"), "does not work with --strategy ddp"),
+        (("--context-parallel", "3", "--recommend"), "no strategy has these parallel sizes"),
+    ],
+)
+def test_sizes_that_cannot_be_are_no_plan(
+    here: CommandLine, sizes: tuple[str, ...], words: str
+) -> None:
+    said = here("plan", *LLAMA, "--gpu", "h100-80g", "--effective-batch", "64", *sizes)
+    assert said.code == 2
+    assert words in said.err

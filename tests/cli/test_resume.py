@@ -314,6 +314,14 @@ def test_shards_of_another_strategy_are_refused(
     assert "saved by 2 ranks with zero2; its shards can't be read by 2 with ddp" in said.err
 
 
+def test_shards_of_other_parallel_sizes_are_refused(here: CommandLine) -> None:
+    failed(here, "-N2", "--gpus-per-node", "4", "--strategy", "fsdp", "train.py")
+    said = here("resume", "4711", "--tensor-parallel", "4")
+    assert (said.code, here.asked("sbatch")) == (2, [])
+    assert "step-00000100 was saved with launch.tensor_parallel not set" in said.err
+    assert here("resume", "4711", "--tensor-parallel", "4", "--from", "scratch").code == 0
+
+
 def test_nodes_with_evidence_against_them_are_left_out(here: CommandLine) -> None:
     root = failed(here, "-N2", "-x", "node3", "train.py")
     outcome(root, 1, cause=Cause.NODE_LOST, node="node18", exclude=("node18",))

@@ -415,3 +415,17 @@ def test_a_chain_on_this_machine_is_refused(here: CommandLine) -> None:
     said = here("submit", "--cluster", "local", "--chain", "2", "train.py")
     assert said.code == 2
     assert "error: a chain is for Slurm\n" in said.err
+
+
+def test_parallel_sizes_are_shown_and_the_batch_counts_data_parallel_ranks(
+    here: CommandLine,
+) -> None:
+    here.slurm()
+    (here.path / "clusterrun.yaml").write_text(
+        "launch: {strategy: fsdp-hybrid, tensor_parallel: 4}\n"
+        "training: {micro_batch: 4, accumulation: 2}\n"
+    )
+    said = here("submit", "--json", "-N2", "--gpus-per-node", "8", "train.py")
+    assert said.code == 0, said.err
+    assert "  parallel   replicate 2 x shard 2 x tensor 4; 4 data-parallel ranks\n" in said.err
+    assert json.loads(said.out)["effective_batch"] == 4 * 2 * 4

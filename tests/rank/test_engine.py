@@ -31,6 +31,20 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 """,
 }
+# One parameter over a mesh of both ranks, or of each rank alone, as tensor parallel of size 1 has.
+SPREAD = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))[{dim!r}]
+weight = distribute_tensor(model.weight.data, mesh, [Shard(0)])
+model.weight = torch.nn.Parameter(weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model.weight.to_local().sum().backward()
+    model.weight.grad = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+    optimizer.step()
+print("stepped")
+"""
 REPLICATE = """
 from torch.nn.parallel import DistributedDataParallel
 model = DistributedDataParallel(model)
@@ -131,6 +145,17 @@ def test_a_script_may_shard_by_itself_under_a_launch_of_ddp(world: World) -> Non
     script = MEET + SHARD["fully_shard"] + TRAIN
     assert both(world, script, CLUSTERRUN_ENGINE="ddp") == [0, 0]
     assert [event["engine"] for event in world.events("engine")] == ["fsdp"]
+
+
+@pytest.mark.torch
+@pytest.mark.long
+@pytest.mark.parametrize(("dim", "ends"), [("dp", [0, 0]), ("tp", [120, 120])])
+def test_parameters_spread_over_all_ranks_are_sharded_and_over_fewer_are_not(
+    world: World, dim: str, ends: list[int]
+) -> None:
+    assert both(world, MEET + SPREAD.format(dim=dim), CLUSTERRUN_ENGINE="fsdp") == ends
+    engines = [event["engine"] for event in world.events("engine")]
+    assert engines == (["fsdp"] if dim == "dp" else [])
 
 
 def told(world: World, given: str, **changes: str) -> str:

@@ -265,3 +265,18 @@ def test_an_attempt_that_was_superseded_marks_nothing(
         (tmp_path / "attempts" / str(step)).mkdir(parents=True)
         CheckpointCallback().on_save(args, SimpleNamespace(global_step=step), SimpleNamespace())
     assert [path.parent.name for path in tmp_path.glob("*/.complete")] == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize(("given", "batch"), [(None, 64), ({"tp_size": 2, "cp_size": 2}, 16)])
+def test_ranks_that_share_samples_count_once_in_the_effective_batch(
+    given: dict[str, int] | None, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate import ParallelismConfig
+    from accelerate.state import AcceleratorState
+
+    from clusterrun.hf import _settings
+
+    sizes = ParallelismConfig(**given) if given else None
+    monkeypatch.setitem(AcceleratorState._shared_state, "parallelism_config", sizes)
+    args = SimpleNamespace(train_batch_size=4, gradient_accumulation_steps=2)
+    assert _settings(args, 8) == {"effective_batch": batch}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any, Final
@@ -94,6 +95,10 @@ def print_plan(plan: Plan) -> None:
     ranks = count(plan.world_size, "rank")
     where = "simulated on this machine" if plan.cluster is Cluster.LOCAL else "Slurm"
     output.detail("world", f"{ranks} = {nodes} x {plan.procs_per_node}, {where}")
+    sizes = dataclasses.asdict(plan.parallel)
+    if plan.parallel.model > 1 or (plan.strategy.is_fsdp and plan.parallel.replicate > 1):
+        named = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        output.detail("parallel", f"{named}; {count(plan.data_parallel, 'data-parallel rank')}")
     output.detail(
         "launcher",
         f"accelerate, strategy {plan.strategy.value}, {plan.device.value}, "
@@ -151,7 +156,7 @@ def submission_object(
         "nodes": record.nodes,
         "procs_per_node": record.procs_per_node,
         "gpus_per_node": record.gpus_per_node,
-        "effective_batch": configured_batch(prepared.resolved.spec, record.world_size),
+        "effective_batch": configured_batch(prepared.resolved.spec, prepared.plan.data_parallel),
         "warnings": warnings,
     }
 

@@ -1,0 +1,83 @@
+"""The part of the model and of each sample that one GPU works on, under parallel sizes.
+
+Tensor parallel as transformers' plans have it, after Megatron (arXiv 1909.08053): it divides the
+matrices of the blocks, and what they save (arXiv 2205.05198), not norms, residuals and what is
+outside the blocks. Context parallel and Ulysses (arXiv 2309.14509) divide the tokens of a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from clusterrun.config.spec import Device
+from clusterrun.errors import UsageError
+from clusterrun.estimates.inputs import Model, Setup
+from clusterrun.launch.parallel import check_sizes
+from clusterrun.launch.world_shape import World
+
+
+def part_of_gpu(setup: Setup) -> Setup:
+    """Return the setup with the part of model and sample that one GPU works on.
+
+    Without the size of a block all parameters count as divided.
+    """
+    sizes = setup.parallel
+    if sizes.model == 1:
+        return setup
+    tokens = -(-setup.seq_len // (sizes.context * sizes.sequence))
+    return replace(setup, model=_divided(setup.model, sizes.tensor), seq_len=tokens)
+
+
+def _divided(model: Model, tensor: int) -> Model:
+    blocks = model.layers * model.block or model.params
+    return replace(
+        model,
+        params=model.params - blocks + blocks // tensor,
+        block=model.block // tensor,
+        head_dim=model.query_width // max(1, model.heads),
+        heads=max(1, model.heads // tensor) if model.heads else 0,
+        kv_heads=max(1, model.kv_heads // tensor) if model.kv_heads else 0,
+        ffn=model.ffn // tensor,
+    )
+
+
+def mistake(setup: Setup) -> str:
+    """Return why ranks or model can't be divided so; "" if they can, as far as it is known."""
+    sizes, model, procs = setup.parallel, setup.model, setup.procs_per_node
+    world = World(nodes=setup.nodes, procs_per_node=procs, gpus_per_node=procs, device=Device.CUDA)
+    try:
+        check_sizes(sizes, setup.strategy, world)
+    except UsageError as error:
+        return error.message
+    heads = {"heads": model.heads, "heads of keys": model.kv_heads}
+    for name, size in (("tensor", sizes.tensor), ("sequence", sizes.sequence)):
+        for what, number in heads.items():
+            # Ulysses copies the heads of keys if they are fewer.
+            is_copied = (name, what) == ("sequence", "heads of keys") and size % (number or 1) == 0
+            if number % size and not is_copied:
+                return f"{model.name or 'the model'} has {number} {what}: --{name}-parallel {size}"
+    for name, divisor in (("context", 2 * sizes.context), ("sequence", sizes.sequence)):
+        if getattr(sizes, name) > 1 and setup.seq_len % divisor:
+            return (
+                f"samples of {setup.seq_len:,} tokens do not divide by {divisor}, as --{name}-"
+                f"parallel {getattr(sizes, name)} needs"
+            )
+    return ""
+
+
+def notes(setup: Setup) -> Iterator[str]:
+    """Yield what the figures mean, and what they leave out."""
+    sizes = setup.parallel
+    if sizes.tensor > 1:
+        yield (
+            f"P and U are a GPU's part under tensor parallel {sizes.tensor}: the matrices of the "
+            "blocks are divided, embeddings and norms are whole"
+        )
+    if sizes.context * sizes.sequence > 1:
+        yield f"s is a GPU's part of a sample: {part_of_gpu(setup).seq_len:,} tokens"
+    if sizes.model > 1:
+        yield (
+            "times leave out what ranks of tensor, context and sequence parallel send each other: "
+            "measure a step (--step-time)"
+        )

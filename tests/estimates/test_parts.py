@@ -1,0 +1,143 @@
+"""The part of model and sample that a GPU works on: batch, steps and memory by parallel sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.config.parallel import Parallel
+from clusterrun.config.spec import Strategy
+from clusterrun.estimates import activations, memory, parts
+from clusterrun.estimates.estimate import Question, estimate
+from clusterrun.estimates.gpus import find
+from clusterrun.estimates.inputs import Model, Setup
+from clusterrun.estimates.models import BUILT_IN
+from clusterrun.estimates.speed import pass_seconds
+
+LLAMA = BUILT_IN["llama-3.1-8b"]
+OUTSIDE = LLAMA.params - LLAMA.layers * LLAMA.block
+
+
+def setup(strategy: Strategy = Strategy.FSDP, **sizes: int) -> Setup:
+    return Setup(
+        model=LLAMA,
+        nodes=2,
+        procs_per_node=8,
+        strategy=strategy,
+        seq_len=8192,
+        micro_batch=2,
+        accumulation=4,
+        parallel=Parallel(**sizes),
+    )
+
+
+def terms(given: Setup) -> dict[str, int]:
+    return {term.name: term.bytes for term in memory.gpu_terms(given)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes", "batch", "shards"),
+    [
+        (Strategy.FSDP, {}, 128, 16),
+        (Strategy.FSDP, {"tensor": 4}, 32, 4),
+        (Strategy.FSDP, {"context": 4}, 32, 16),
+        (Strategy.FSDP, {"tensor": 2, "context": 4}, 16, 8),
+        (Strategy.FSDP, {"replicate": 4}, 128, 4),
+        (Strategy.FSDP_HYBRID, {}, 128, 8),
+        (Strategy.FSDP_HYBRID, {"tensor": 2}, 64, 4),
+        (Strategy.ZERO3, {"sequence": 8}, 16, 16),
+        (Strategy.DDP, {"tensor": 16}, 8, 1),
+    ],
+)
+def test_the_batch_counts_data_parallel_ranks_and_the_state_its_shards(
+    strategy: Strategy, sizes: dict[str, int], batch: int, shards: int
+) -> None:
+    asked = setup(strategy, **sizes)
+    assert (asked.effective_batch, asked.shards) == (batch, shards)
+
+
+def test_steps_of_an_epoch_and_their_rate_follow_the_data_parallel_size() -> None:
+    asked = Question(setup=setup(tensor=8), samples=1600, lr=1e-4, base_batch=16)
+    answer = estimate(asked)
+    assert answer.steps.full_per_epoch == answer.steps.accelerate_per_epoch == 1600 // 16
+    assert answer.rates is not None
+    assert answer.rates.linear == pytest.approx(1e-4)
+
+
+def test_tensor_parallel_divides_the_matrices_of_the_blocks_alone() -> None:
+    whole, divided = terms(setup()), terms(setup(tensor=4))
+    part = OUTSIDE + LLAMA.layers * (LLAMA.block // 4)
+    assert divided["weights"] == 4 * part // 4  # on a quarter of the ranks
+    assert divided["gathered weights"] == 2 * (OUTSIDE + 2 * (LLAMA.block // 4))
+    assert divided["logits"] == whole["logits"]
+
+
+# Korthikanti et al. (arXiv 2205.05198), equation 2: of 34 bytes, 10 are not divided.
+PAPER_WHOLE, PAPER_KEPT = 34, 10
+
+
+def test_what_a_block_saves_under_tensor_parallel_is_as_megatrons_paper_divides_it() -> None:
+    gpt = Model(name="", params=1, hidden=4096, layers=1, heads=32, ffn=4 * 4096, gated=False)
+    llama = replace(gpt, gated=True)
+    for model in (gpt, llama):
+        asked = replace(setup(), model=model)
+        split = replace(setup(tensor=4), model=model)
+        before, after = (activations.saved_bytes(parts.part_of_gpu(x)) for x in (asked, split))
+        kept = activations.SAVED[model.gated, activations.Arithmetic.HALF].fixed
+        assert after == pytest.approx(kept + (before - kept) / 4)
+    assert kept / before < PAPER_WHOLE / PAPER_KEPT  # a norm saves more than fused ones did
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [(Strategy.FSDP, {"context": 4}), (Strategy.ZERO3, {"sequence": 4})],
+)
+def test_a_part_of_a_sample_takes_that_part_of_activations_and_logits(
+    strategy: Strategy, sizes: dict[str, int]
+) -> None:
+    whole, divided = terms(setup(strategy)), terms(setup(strategy, **sizes))
+    for name in ("activations", "logits"):
+        assert divided[name] == pytest.approx(whole[name] / 4)
+    assert divided["weights"] == whole["weights"]
+
+
+def test_a_gpu_computes_its_part_of_a_pass() -> None:
+    card = find("h100-80g")
+    one, four = (pass_seconds(x, card, 0.4) for x in (setup(), setup(context=4)))
+    assert 0.2 < four / one < 0.35
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]))
+def test_a_larger_size_never_takes_more_of_a_gpu_at_the_same_batch(tensor: int, more: int) -> None:
+    def needed(size: int) -> int:
+        sizes = Parallel(context=size)
+        return sum(terms(replace(setup(), parallel=sizes)).values())
+
+    assert needed(min(8, tensor * more)) <= needed(tensor)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parallel": Parallel(tensor=16), "nodes": 4}, "8 heads of keys: --tensor-parallel 16"),
+        ({"parallel": Parallel(context=2), "seq_len": 8190}, "do not divide by 4"),
+        (
+            {"parallel": Parallel(sequence=4), "seq_len": 8190, "strategy": Strategy.ZERO3},
+            "do not divide by 4",
+        ),
+        ({"parallel": Parallel(tensor=3)}, "does not divide 16 ranks"),
+    ],
+)
+def test_a_model_that_cannot_be_divided_so_is_refused(changes: dict[str, Any], words: str) -> None:
+    assert words in parts.mistake(replace(setup(), **changes))
+    assert parts.mistake(setup()) == ""
+
+
+def test_ulysses_copies_heads_of_keys_that_are_too_few() -> None:
+    few = replace(LLAMA, kv_heads=2)
+    asked = replace(setup(Strategy.ZERO3, sequence=4), model=few)
+    assert parts.mistake(asked) == ""
