@@ -167,10 +167,10 @@ def _loading(setup: Setup) -> tuple[int, str]:
 def _plain_host(setup: Setup) -> Term:
     """Return the copies of the model while it is loaded; under fsdp-offload the states, too."""
     size, formula = _loading(setup)
-    if not setup.strategy.is_fsdp:
-        size, formula = setup.procs_per_node * size, f"n {formula}"
-        return term("model while loading", size, formula, "each process loads it")
-    source = "cpu_ram_efficient_loading: one process of a node loads"
+    source, tensor = "cpu_ram_efficient_loading: one process of a node loads", setup.parallel.tensor
+    if not setup.strategy.is_fsdp or tensor > 1:
+        size, formula = setup.procs_per_node * size // tensor, f"n {formula}"
+        formula, source = formula + (f"/{tensor}" if tensor > 1 else ""), "each process loads it"
     if not setup.offloads_params:
         return term("model while loading", size, formula, source)
     each = 8 + setup.optimizer.state_bytes

@@ -317,6 +317,7 @@ def _template_values(
         "num_processes": world.size,
         "procs_per_node": world.procs_per_node,
         "parallelism": template_sizes(sizes, strategy),
+        "is_tensor_parallel": sizes.tensor > 1,
         "mixed_precision": "" if published else precision.value,
     }
 

@@ -156,6 +156,13 @@ def _sizes_of_yaml(spec: JobSpec, own: OwnFiles, world: World) -> Parallel:
             )
     given = own.accelerate.get("parallelism_config") or {}
     sizes = Parallel(**{name: _size(spec, given, _key(key)) for key, name in SIZES.items()})
+    loads_once = (own.accelerate.get("fsdp_config") or {}).get("fsdp_cpu_ram_efficient_loading")
+    if sizes.tensor > 1 and str(loads_once).lower() == "true":
+        raise ConfigError(
+            "with tensor parallel accelerate can't spread the weights of rank 0, which has a part",
+            where=spec.accelerate_config,
+            hint="write fsdp_cpu_ram_efficient_loading: false",
+        )
     # accelerate takes no sizes for "all ranks", and leaves Ulysses to DeepSpeed.
     if sizes.total not in (1, world.size) and sizes.sequence == 1:
         raise ConfigError(

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import Strategy
 from clusterrun.estimates import activations, memory, parts
+from clusterrun.estimates.cost import step_cost
 from clusterrun.estimates.estimate import Question, estimate
 from clusterrun.estimates.gpus import find
 from clusterrun.estimates.inputs import Model, Setup
+from clusterrun.estimates.links import Links
 from clusterrun.estimates.models import BUILT_IN
 from clusterrun.estimates.speed import pass_seconds
 
@@ -141,3 +143,34 @@ def test_ulysses_copies_heads_of_keys_that_are_too_few() -> None:
     few = replace(LLAMA, kv_heads=2)
     asked = replace(setup(Strategy.ZERO3, sequence=4), model=few)
     assert parts.mistake(asked) == ""
+
+
+LINKS = Links(within_node=400e9, between_nodes=50e9, to_host=30e9)
+
+
+def sent(strategy: Strategy, **sizes: int) -> float:
+    return step_cost(setup(strategy, **sizes), find("h100-80g"), LINKS).network_s
+
+
+def test_copies_keep_gathers_within_a_node_if_the_shards_fit_there() -> None:
+    assert sent(Strategy.FSDP, replicate=2) == sent(Strategy.FSDP_HYBRID)
+    assert sent(Strategy.FSDP, replicate=2) < sent(Strategy.FSDP)
+    spanning = replace(setup(replicate=2), nodes=4)  # 16 ranks share a copy, over two nodes
+    within = replace(setup(replicate=4), nodes=4)
+    card = find("h100-80g")
+    assert step_cost(within, card, LINKS).network_s < step_cost(spanning, card, LINKS).network_s
+
+
+def test_tensor_parallel_over_all_ranks_averages_no_gradients() -> None:
+    assert sent(Strategy.DDP, tensor=16) == 0.0
+    assert sent(Strategy.DDP) > 0.0
+
+
+def test_with_tensor_parallel_each_process_loads_its_part_and_offload_keeps_its_states() -> None:
+    loading = {term.name: term.bytes for term in memory.host_terms(setup(tensor=4))}
+    assert loading["model while loading"] == 8 * 4 * LLAMA.params // 4
+    one, two = (
+        sum(term.bytes for term in memory.host_terms(setup(Strategy.FSDP_OFFLOAD, **sizes)))
+        for sizes in ({}, {"replicate": 2})
+    )
+    assert two - one == 16 * LLAMA.params // 2  # a copy on each node, not half of one

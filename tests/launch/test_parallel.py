@@ -172,10 +172,10 @@ def test_tensor_parallel_on_a_cpu_says_who_can_do_it() -> None:
     assert any("a script with a device mesh of its own runs" in note for note in plan.notes)
 
 
-def own(sizes: dict[str, Any], **asked: Any) -> Plan:
+def own(sizes: dict[str, Any], *, loads_once: bool = False, **asked: Any) -> Plan:
     config = {
         "distributed_type": "FSDP",
-        "fsdp_config": {"fsdp_version": 2},
+        "fsdp_config": {"fsdp_version": 2, "fsdp_cpu_ram_efficient_loading": loads_once},
         "parallelism_config": {f"parallelism_config_{key}_size": n for key, n in sizes.items()},
     }
     facts = slurm_facts(accelerate_config_text=yaml.safe_dump(config))
@@ -185,6 +185,15 @@ def own(sizes: dict[str, Any], **asked: Any) -> Plan:
 def test_the_sizes_of_the_users_yaml_count() -> None:
     assert own({"dp_shard": 2, "tp": 4}).data_parallel == 2
     assert own({}).data_parallel == 8
+
+
+def test_rank_0_spreads_the_weights_of_whole_models_only() -> None:
+    for size, expected in ((1, True), (2, False)):
+        plan = on_slurm(gpus_per_node=4, strategy=Strategy.FSDP, tensor_parallel=size)
+        config = yaml.safe_load(render_bundle(plan, resolved_yaml="").files["accelerate.yaml"])
+        assert config["fsdp_config"]["fsdp_cpu_ram_efficient_loading"] is expected
+    with pytest.raises(ConfigError, match="can't spread the weights of rank 0"):
+        own({"dp_shard": 2, "tp": 4}, loads_once=True)
 
 
 @pytest.mark.parametrize("sizes", [{"dp_shard": 4, "tp": 4}, {"tp": 0}, {"tp": "2"}])
