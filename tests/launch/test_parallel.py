@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -170,6 +171,20 @@ def test_groups_that_cross_nodes_are_noted() -> None:
 def test_tensor_parallel_on_a_cpu_says_who_can_do_it() -> None:
     plan = on_slurm(nproc_per_node=2, device=Device.CPU, tensor_parallel=2)
     assert any("a script with a device mesh of its own runs" in note for note in plan.notes)
+
+
+def test_the_batch_of_a_deepspeed_json_counts_data_parallel_ranks() -> None:
+    config = {
+        "train_batch_size": 4,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": 3},
+    }
+    facts = slurm_facts(deepspeed_config_text=json.dumps(config))
+    asked: dict[str, Any] = {"gpus_per_node": 4, "deepspeed_config": "ds.json"}
+    assert on_slurm(facts, **asked, sequence_parallel=2).data_parallel == 2
+    with pytest.raises(ConfigError, match=r"train_batch_size 4 is not 2 .* x 4 ranks"):
+        on_slurm(facts, **asked)
 
 
 def own(sizes: dict[str, Any], *, loads_once: bool = False, **asked: Any) -> Plan:
