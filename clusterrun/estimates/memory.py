@@ -124,7 +124,8 @@ def _unreturned(setup: Setup) -> tuple[Term, ...]:
 
 
 def values_of_symbols(setup: Setup) -> dict[str, float]:
-    """Return the values of the symbols that formulas are written in."""
+    """Return the values of the symbols that formulas are written in: a GPU's part of them."""
+    setup = part_of_gpu(setup)
     model = setup.model
     return {
         "P": model.params,
@@ -166,11 +167,11 @@ def _loading(setup: Setup) -> tuple[int, str]:
 
 def _plain_host(setup: Setup) -> Term:
     """Return the copies of the model while it is loaded; under fsdp-offload the states, too."""
-    size, formula = _loading(setup)
-    source, tensor = "cpu_ram_efficient_loading: one process of a node loads", setup.parallel.tensor
-    if not setup.strategy.is_fsdp or tensor > 1:
-        size, formula = setup.procs_per_node * size // tensor, f"n {formula}"
-        formula, source = formula + (f"/{tensor}" if tensor > 1 else ""), "each process loads it"
+    size, formula = _loading(part_of_gpu(setup))
+    source = "cpu_ram_efficient_loading: one process of a node loads"
+    if not setup.strategy.is_fsdp or setup.parallel.tensor > 1:
+        size, formula = setup.procs_per_node * size, f"n {formula}"
+        source = "each process loads it"
     if not setup.offloads_params:
         return term("model while loading", size, formula, source)
     each = 8 + setup.optimizer.state_bytes

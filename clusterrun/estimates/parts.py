@@ -39,6 +39,8 @@ def _divided(model: Model, tensor: int) -> Model:
         heads=max(1, model.heads // tensor) if model.heads else 0,
         kv_heads=max(1, model.kv_heads // tensor) if model.kv_heads else 0,
         ffn=model.ffn // tensor,
+        expert_ffn=model.expert_ffn // tensor,
+        linear_params=model.linear_params // tensor,
     )
 
 
