@@ -30,7 +30,6 @@ def test_documented_examples_hold() -> None:
         ("90:00", 90),
         ("0:01", 1),
         ("1:00:01", 61),
-        ("1:90:00", 150),
         ("2-0", 2880),
         ("0-1", 60),
         ("2-03:04", 2 * 1440 + 3 * 60 + 4),
@@ -50,7 +49,21 @@ def test_a_job_without_a_limit_is_refused_since_it_never_backfills(text: str) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", "abc", "1:2:3:4", "1-", "-5", "1.5", "1-2:3:4:5", "٣٠", "1\n2"]
+    "text",
+    [
+        "",
+        "abc",
+        "1:2:3:4",
+        "1-",
+        "-5",
+        "1.5",
+        "1-2:3:4:5",
+        "25:99",
+        "1:90:00",
+        "1-0:60",
+        "٣٠",
+        "1\n2",
+    ],
 )
 def test_other_texts_are_no_time_limit(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time limit"):
@@ -73,7 +86,7 @@ def test_written_seconds_are_read_back(seconds: int) -> None:
     assert parse_seconds(format_seconds(seconds)) == seconds
 
 
-@given(st.integers(0, 10**5), st.integers(0, 10**5), st.integers(0, 10**5), st.integers(0, 10**5))
+@given(st.integers(0, 10**5), st.integers(0, 10**5), st.integers(0, 59), st.integers(0, 59))
 def test_a_limit_is_never_shorter_than_what_was_written(d: int, h: int, m: int, s: int) -> None:
     seconds = ((d * 24 + h) * 60 + m) * 60 + s
     if seconds:

@@ -52,11 +52,9 @@ def test_no_text_of_a_list_holds_a_nul_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["--nice=1\n#SBATCH --wrap=x", "--comment=a\tb", "--nice=1\r"])
-@pytest.mark.parametrize(
-    ("field", "option"), [("sbatch_args", "--sbatch-arg"), ("srun_args", "--srun-arg")]
-)
-def test_an_option_of_slurm_ends_at_its_line(text: str, field: str, option: str) -> None:
-    with pytest.raises(UsageError, match=f"{option} holds a newline") as refused:
+@pytest.mark.parametrize("field", ["sbatch_args", "srun_args"])
+def test_an_option_of_slurm_ends_at_its_line(text: str, field: str) -> None:
+    with pytest.raises(UsageError, match=f"{field} holds a newline") as refused:
         JobSpec(**{field: (text,)})  # type: ignore[arg-type]  # a table of names
     assert refused.value.hints
 
@@ -73,5 +71,5 @@ def test_a_list_becomes_a_tuple_and_a_word_stands_for_its_member() -> None:
 
 def test_the_watch_for_hangs_can_be_switched_off() -> None:
     assert JobSpec(hang_timeout_s=0).hang_timeout_s == 0
-    with pytest.raises(UsageError, match="must not be negative"):
+    with pytest.raises(UsageError, match="hang_timeout_s must be at least 0"):
         JobSpec(hang_timeout_s=-1)

@@ -107,10 +107,9 @@ class _Reader:
         mark = error.problem_mark or error.context_mark
         where = f"{self.file.shown}:{mark.line + 1}:{mark.column + 1}" if mark else None
         cause = " ".join(filter(None, (error.context, error.problem)))
-        return self._broken(cause, where or self.file.shown)
+        return self._broken(cause, where or self.file.shown, _way_out(error))
 
-    def _broken(self, cause: str, where: str) -> ConfigError:
-        hint = "indent with spaces" if "'\\t'" in cause else ()
+    def _broken(self, cause: str, where: str, hint: str | tuple[str, ...] = ()) -> ConfigError:
         return ConfigError("this is not valid YAML", cause=cause, hint=hint, where=where)
 
     def read_root(self, root: Node) -> None:
@@ -300,6 +299,26 @@ class _Reader:
         if self.profile:
             text += f" (profile {self.profile})"
         return Origin(text=text, where=self.at(at or key))
+
+
+# Words of PyYAML, and how to mend what they complain of; the first match counts.
+_WAYS_OUT: Final = (
+    ("'\\t'", "indent with spaces"),
+    ("flow sequence", "close the list that begins in line {line} with ]"),
+    ("flow mapping", "close the mapping that begins in line {line} with }}"),
+    ("flow node", "close the list or mapping with ] or }}"),
+    ("quoted scalar", "close the quotation marks of line {line}"),
+    ("cannot start any token", "put the value in quotation marks"),
+    ("mapping values are not allowed", "put a value with ': ' in quotation marks"),
+    ("expected <block end>", "indent the keys of one level alike"),
+)
+
+
+def _way_out(error: yaml.MarkedYAMLError) -> str | tuple[str, ...]:
+    """Return how to mend a mistake of syntax; () if that is not known."""
+    words = f"{error.context} {error.problem}"
+    line = error.context_mark.line + 1 if error.context_mark else 0
+    return next((way.format(line=line) for part, way in _WAYS_OUT if part in words), ())
 
 
 def _is_empty(node: Node) -> bool:

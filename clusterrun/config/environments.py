@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import posixpath
 import re
 from collections.abc import Callable, Sequence
@@ -13,6 +14,12 @@ from clusterrun.errors import UsageError
 
 _NAMED: Final = re.compile(r"(conda|venv|uv|modules): *(.*)\Z")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_LIKE_NAMED: Final = re.compile(r"([A-Za-z_]+):(?!//) *(\S.*)\Z")
+# What people write for one of the four words.
+_ALIASES: Final = {
+    **{"module": "modules", "conda_env": "conda", "mamba": "conda", "virtualenv": "venv"},
+    **{word: word for word in ("conda", "venv", "uv", "modules")},
+}
 _HINT: Final = "write conda: NAME, venv: DIR, uv: DIR, modules: [NAME, ...], or a line of bash"
 
 
@@ -43,6 +50,7 @@ def read_step(text: str) -> SetupStep:
     """
     found = _NAMED.match(text)
     if found is None:
+        _refuse_misspelling(text)
         return SetupStep(text=text)
     kind, value = found[1], found[2].strip()
     names = tuple(value.split()) if kind == "modules" else (value,)
@@ -53,9 +61,22 @@ def read_step(text: str) -> SetupStep:
     return SetupStep(text=text, tool=Tool(kind), names=names)
 
 
+def _refuse_misspelling(text: str) -> None:
+    """Refuse `conad:llm`, which bash would take for the name of a command."""
+    found = _LIKE_NAMED.match(text)
+    near = difflib.get_close_matches(found[1].lower(), _ALIASES, n=1) if found else ()
+    if found and near:
+        raise UsageError(
+            f"setup: '{text}' is neither an environment nor a line of bash",
+            hint=f"write {_ALIASES[near[0]]}: {found[2]}",
+        )
+
+
 def setup_line(kind: str, names: Sequence[str]) -> str:
     """Return the line for one key of a mapping. Raises UsageError for another key or no name."""
     text = f"{kind}: {' '.join(names)}"
+    if not _NAMED.match(text):
+        _refuse_misspelling(text)
     if not _NAMED.match(text) or any(_CONTROL.search(name) for name in names):
         raise UsageError(f"setup: '{kind}' names no environment", hint=_HINT)
     if kind != "modules" and len(names) != 1:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from clusterrun.config.checks import MOST, check_text, list_of
 from clusterrun.config.environments import read_step
 from clusterrun.errors import UsageError
 
@@ -95,6 +96,14 @@ _TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
 }
 
 
+_LEFT_OUT = "leave it out to use the default"
+# The least value of each kind of whole number, as it is kept: minutes, seconds, bytes.
+_LEAST = {
+    **dict.fromkeys((Kind.COUNT, Kind.MINUTES, Kind.SECONDS, Kind.BYTES), 1),
+    **dict.fromkeys((Kind.NUMBER, Kind.DURATION), 0),
+}
+
+
 def check_type(field: Field, value: Any) -> None:
     """Refuse a value of another type, which only Python code can pass."""
     if (value is None and field.default is None) or value == () == field.default:
@@ -102,7 +111,9 @@ def check_type(field: Field, value: Any) -> None:
     types, what = _TYPES[field.kind]
     is_other = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
     if is_other:
-        raise UsageError(f"{field.name} must be {what}, not {_type(value)}")
+        is_one_text = field.kind is Kind.TEXTS and isinstance(value, str)
+        hint = f"write {list_of(field.name, value)}" if is_one_text else ()
+        raise UsageError(f"{field.name} must be {what}, not {_type(value)}", hint=hint)
     if field.kind is Kind.TEXTS:
         _check_text_types(field, value)
     if field.kind is Kind.MAPPING:
@@ -132,67 +143,67 @@ def _type(value: object) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def check_value(field: Field, value: Any) -> None:
-    """Refuse values such as a count of 0, a control character, a bad variable name."""
+def check_value(field: Field, value: Any, *, label: str) -> None:
+    """Refuse values such as a count of 0, a control character, a bad variable name.
+
+    `label` names the setting as its source does. Raises UsageError.
+    """
     if value is None:
         return
-    option = field.flags[-1].split("/")[0] if field.flags else field.key
-    _check_number(option, field.kind, value)
+    _check_number(field, label, value)
     if field.kind in (Kind.TEXT, Kind.PATH):
-        _check_text(option, value)
+        _check_text(label, value)
+        check_text(field.name, label, value)
     if field.kind is Kind.TEXTS:
-        _check_texts(field, option, value)
+        _check_texts(field, label, value)
     if field.kind is Kind.MAPPING:
-        _check_variables(option, value)
+        _check_variables(label, value)
 
 
-def _check_number(option: str, kind: Kind, value: Any) -> None:
-    if kind is Kind.COUNT and value < 1:
-        raise UsageError(f"{option} must be at least 1, not {value}")
-    if kind is Kind.REAL and not 0 < value < math.inf:
-        raise UsageError(f"{option} must be a number above 0, not {value}")
-    if kind is Kind.NUMBER and value < 0:
-        raise UsageError(f"{option} must not be negative, but is {value}")
-    if kind is Kind.DURATION and value < 0:
-        raise UsageError(f"{option} must not be negative")
-    if kind in (Kind.MINUTES, Kind.SECONDS) and value < 1:
-        raise UsageError(f"{option} must be a positive time")
-    if kind is Kind.BYTES and value < 1:
-        raise UsageError(f"{option} must be at least one byte")
+def _check_number(field: Field, label: str, value: Any) -> None:
+    least, most = _LEAST.get(field.kind), MOST.get(field.name, math.inf)
+    if field.kind is Kind.REAL and not 0 < value < math.inf:
+        raise UsageError(f"{label} must be a number above 0, not {value}", hint=_LEFT_OUT)
+    if least is not None and not least <= value <= most:
+        bound = f"at least {least}" if value < least else f"at most {most}"
+        upper = f"{least} to {most}" if most < math.inf else f"{least} or more"
+        raise UsageError(
+            f"{label} must be {bound}, not {value}", hint=f"give {upper}, or leave it out"
+        )
 
 
-def _check_text(option: str, value: str) -> None:
+def _check_text(label: str, value: str) -> None:
     if not value:
-        raise UsageError(f"{option} is empty", hint="leave it out to use the default")
-    _refuse_control(option, value)
+        raise UsageError(f"{label} is empty", hint=_LEFT_OUT)
+    _refuse_control(label, value)
 
 
-def _check_texts(field: Field, option: str, values: tuple[str, ...]) -> None:
+def _check_texts(field: Field, label: str, values: tuple[str, ...]) -> None:
     for text in values:
         if "\x00" in text:
-            raise UsageError(f"{option} holds a NUL byte: {text!r}")
+            raise UsageError(f"{label} holds a NUL byte: {text!r}")
         if field.name == "setup":
             read_step(text)
         if field.name in ("sbatch_args", "srun_args"):
-            _refuse_control(option, text)
+            _refuse_control(label, text)
         if field.name == "pass_env" and not _VARIABLE.match(text):
             raise UsageError(
-                f"{option}: {text!r} is not a name for an environment variable",
+                f"{label}: {text!r} is not a name for an environment variable",
                 hint="name variables of your shell, without their values",
             )
 
 
-def _refuse_control(option: str, value: str) -> None:
+def _refuse_control(label: str, value: str) -> None:
     if _CONTROL.search(value):
         raise UsageError(
-            f"{option} holds a newline or control character: {value!r}",
+            f"{label} holds a newline or control character: {value!r}",
             hint="remove it; Slurm's directives end at the line",
         )
 
 
-def _check_variables(option: str, value: Mapping[str, str]) -> None:
+def _check_variables(label: str, value: Mapping[str, str]) -> None:
     for name, text in value.items():
         if not _VARIABLE.match(name):
-            raise UsageError(f"{option}: {name!r} is not a name for an environment variable")
+            raise UsageError(f"{label}: {name!r} is not a name for an environment variable")
         if "\x00" in text:
-            raise UsageError(f"{option}: the value of {name} holds a NUL byte")
+            raise UsageError(f"{label}: the value of {name} holds a NUL byte")

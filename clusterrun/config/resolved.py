@@ -18,8 +18,11 @@ _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_/.-]*\Z")
 _YAML_WORDS: Final = frozenset(
     {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 )
-_BARE: Final = (Kind.COUNT, Kind.NUMBER, Kind.FLAG)
+_BARE: Final = (Kind.COUNT, Kind.NUMBER, Kind.REAL, Kind.FLAG)
 _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+
+
+Plain = str | float | bool | list[str] | None  # a value for JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class Row:
     """
 
     key: str
-    value: str | int | bool | list[str] | None
+    value: Plain
     text: str | None
     origin: str
 
@@ -105,15 +108,17 @@ def _by_section() -> Mapping[str, Sequence[Field]]:
     return sections
 
 
-def _plain_value(field: Field, value: Any) -> str | int | bool | list[str] | None:
+def _plain_value(field: Field, value: Any) -> Plain:
     """Return a value for JSON: times as text, lists and numbers as such."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     if value is None or field.kind in _BARE:
-        return cast("int | bool | None", value)
+        return cast(Plain, value)
     raw = written(field, value)
     return raw if isinstance(raw, str) else list(raw)
 
 
-def _one_line(value: str | int | bool | list[str]) -> str:
+def _one_line(value: str | float | bool | list[str]) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(yaml_text(text) for text in value) + "]"
     if isinstance(value, bool):

@@ -430,7 +430,7 @@ class JobSpec(Training):
                 object.__setattr__(self, field.name, dict(value))
             elif field.kind is Kind.TEXTS:
                 object.__setattr__(self, field.name, tuple(value))
-            check_value(field, getattr(self, field.name))
+            check_value(field, getattr(self, field.name), label=field.name)
 
 
 def _declared() -> tuple[Field, ...]:

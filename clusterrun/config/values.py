@@ -9,11 +9,11 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, Final
 
+from clusterrun.config.checks import list_of
 from clusterrun.config.environments import in_place
-from clusterrun.config.fields import Field, Kind
+from clusterrun.config.fields import Field, Kind, check_value
 from clusterrun.config.keys import nearest
 from clusterrun.config.secrets import is_secret_name, is_secret_value, secret_assignments
-from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.shared.durations import (
     format_minutes,
@@ -49,7 +49,7 @@ def interpret(field: Field, raw: Raw, *, label: str) -> Any:
     if "\x00" in "".join(_texts(raw)):
         raise UsageError(f"{label} holds a NUL byte", hint="remove it; no program can be given one")
     value = _READERS[field.kind](field, raw, label)
-    JobSpec(**{field.name: value})  # the rules of the record, while the origin is known
+    check_value(field, value, label=label)  # the rules of the record, while the origin is known
     _refuse_secrets(field, value, label)
     return value
 
@@ -77,7 +77,17 @@ def _scalar_text(field: Field, value: Any) -> str:
         return format_bytes(value)
     if field.kind is Kind.FLAG:
         return "true" if value else "false"
+    if field.kind is Kind.REAL:
+        return _yaml_number(value)
     return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _yaml_number(value: float) -> str:
+    """Return a number as every YAML reader takes it for one: 478720, 1.0e-05."""
+    if value == int(value):
+        return str(int(value))
+    mantissa, mark, exponent = repr(value).partition("e")
+    return f"{mantissa if '.' in mantissa else mantissa + '.0'}{mark}{exponent}"
 
 
 def anchored(field: Field, value: Any, *, directory: str | None, home: str | None) -> Any:
@@ -138,7 +148,7 @@ def _real(field: Field, text: str, label: str) -> float:
     if not found or (found[2] and ("s" in found[2]) != is_time):
         hint = "write it as 4.5, 4.5s or 450ms" if is_time else "write it as 0.4, 8.03e9 or 8.03B"
         raise UsageError(f"{label} must be a number, not '{text}'", hint=hint)
-    return float(found[1]) * _UNITS[found[2] or ""]
+    return float(Decimal(found[1]) * Decimal(str(_UNITS[found[2] or ""])))
 
 
 def _flag(_field: Field, text: str, label: str) -> bool:
@@ -163,7 +173,8 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
 def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
     if isinstance(raw, str | Mapping):
         leaf = field.key.rpartition(".")[2]
-        hint = f"write {leaf}: [first, second]"
+        items = list_of(field.name, raw) if isinstance(raw, str) and raw else ["first", "second"]
+        hint = f"write {leaf}: {items}"
         hint += ", or an environment as setup: {conda: NAME}" if leaf == "setup" else ""
         raise UsageError(f"{label} must be a list", hint=hint)
     return raw

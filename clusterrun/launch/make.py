@@ -7,6 +7,7 @@ import re
 from functools import partial
 from typing import Any
 
+from clusterrun.config.checks import RESERVED_NAMES, port_range
 from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
@@ -30,7 +31,6 @@ from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argume
 from clusterrun.launch.user_files import ANY_PRECISION, OwnFiles, read_own_files
 from clusterrun.launch.world_shape import World, decide_world
 
-_PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 LARGE_JOB_NODES = 64  # all share one file system: above it the ranks' logs are capped
 LARGE_JOB_LINES_PER_S = 2000
 
@@ -79,8 +79,8 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         threads_per_process=threads,
         timeout_s=environment.timeout_s,
         rendezvous_timeout_s=spec.rendezvous_timeout_s,
-        main_process_port=_port(spec),
-        port_range=_port_range(spec),
+        main_process_port=spec.main_process_port or 0,
+        port_range=port_range(spec.port_range),
         time_minutes=spec.time_minutes or 0,
         world_contract=spec.world_contract,
         spare_nodes=spec.spare_nodes,
@@ -153,22 +153,12 @@ def _entry(spec: JobSpec) -> tuple[str, ...]:
     return entry
 
 
-_RESERVED_NAMES = ("", ".", "..", "by-job")
-
-
 def job_name(spec: JobSpec) -> str:
     """Return the name of a job: the one that was given, or that of its script."""
     if spec.name is None:
         source = spec.module or posixpath.basename(spec.script or "").removesuffix(".py")
         plain = re.sub(r"[^A-Za-z0-9._+-]+", "_", source)[:100]
-        return f"job-{plain}" if plain in _RESERVED_NAMES else plain
-    if "/" in spec.name or spec.name in _RESERVED_NAMES:
-        raise UsageError(
-            f"--job-name {spec.name!r} cannot name a directory of runs",
-            hint="leave out slashes; a dot alone and 'by-job' are taken",
-        )
-    if len(spec.name.encode(errors="surrogateescape")) > 200:
-        raise UsageError("--job-name is longer than 200 bytes", hint="runs are directories by name")
+        return f"job-{plain}" if plain in RESERVED_NAMES else plain
     return spec.name
 
 
@@ -274,24 +264,6 @@ def _interface(spec: JobSpec) -> str:
             hint="name the interface, or exclude for NCCL alone: NCCL_SOCKET_IFNAME in network.env",
         )
     return spec.network_interface or ""
-
-
-def _port(spec: JobSpec) -> int:
-    port = spec.main_process_port or 0
-    if port > 65535:
-        raise UsageError(f"--main-process-port {port} is no port", hint="use 20000 to 29999")
-    return port
-
-
-def _port_range(spec: JobSpec) -> tuple[int, int]:
-    match = _PORT_RANGE.fullmatch(spec.port_range)
-    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1024 <= low < high <= 65535:  # the agents need one port, the rendezvous another
-        raise UsageError(
-            f"--port-range {spec.port_range} is not a range of ports",
-            hint="give two ports between 1024 and 65535, as 20000-29999",
-        )
-    return low, high
 
 
 def _template(strategy: Strategy, own: OwnFiles) -> str:

@@ -31,12 +31,18 @@ def parse_slurm_minutes(text: str) -> int:
     if stripped.upper() in _ENDLESS:
         raise _endless(stripped)
     match = _LIMIT.match(stripped)
-    if match is None:
+    if match is None or _overflows(match):
         raise _not_a_limit(text)
     minutes = -(-_limit_seconds(match) // 60)
     if minutes == 0:
         raise _endless(stripped)
     return minutes
+
+
+def _overflows(match: re.Match[str]) -> bool:
+    """Whether minutes or seconds behind another field are more than 59, as in 25:99."""
+    behind = (match["fields"] or "").split(":")[1:]
+    return any(int(field or 0) > 59 for field in (*behind, match["minutes"], match["seconds"]))
 
 
 def _limit_seconds(match: re.Match[str]) -> int:

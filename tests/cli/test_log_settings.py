@@ -14,6 +14,7 @@ KEYS = [
     ("max_lines_per_s", "500", "log_lines_per_s", 500, 0),
     ("max_line", "4KiB", "log_line_bytes", 4096, 0),
 ]
+LEAST = "give 1 or more, or leave it out"
 
 
 def planned(here: CommandLine, *args: str) -> dict[str, Any]:
@@ -53,9 +54,14 @@ def test_each_setting_is_read_from_a_file_and_a_variable(
     ("line", "column", "message", "hint"),
     [
         ("spool: 1 zb", 10, "'1 zb' is not a size", "write 4096 (bytes), 64KiB, 200M or 1GiB"),
-        ("spool: 0", 10, "logs.spool must be at least one byte", None),
+        ("spool: 0", 10, "logs.spool must be at least 1, not 0", LEAST),
         ("max_line: long", 13, "'long' is not a size", "write 4096 (bytes), 64KiB, 200M or 1GiB"),
-        ("max_lines_per_s: 0", 20, "logs.max_lines_per_s must be at least 1, not 0", None),
+        (
+            "max_lines_per_s: 0",
+            20,
+            "logs.max_lines_per_s must be at least 1, not 0",
+            LEAST,
+        ),
         (
             "max_lines_per_s: few",
             20,

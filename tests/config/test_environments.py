@@ -52,7 +52,7 @@ def test_a_directory_counts_from_its_file_and_a_name_does_not(workplace: Workpla
 
 @pytest.mark.parametrize(
     "written",
-    ["{condaa: llm}", "{conda: [a, b]}", "{conda: -n}", "{modules: []}", '{venv: "a\\nb"}'],
+    ["{nix: llm}", "{conda: [a, b]}", "{conda: -n}", "{modules: []}", '{venv: "a\\nb"}'],
 )
 def test_what_names_no_environment_is_refused_at_its_line(
     workplace: Workplace, written: str

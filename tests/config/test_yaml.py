@@ -136,16 +136,18 @@ def resolve_flags(flags: dict[str, Any]) -> Resolved:
 
 words = st.text(st.characters(exclude_categories=["Cc"]), min_size=1)
 any_text = st.text(st.characters(exclude_characters="\x00", exclude_categories=[]))
+# Not any text is one of theirs.
+CHECKED = ("clusters", "dependency", "exclude", "mem", "mem_per_cpu", "mem_per_gpu", "name")
+CHECKED += ("nodelist", "port_range")
 TEXT_FIELDS = [
     field.name
     for field in FIELDS
-    if field.kind in (Kind.TEXT, Kind.PATH) and field.name != "module"
+    if field.kind in (Kind.TEXT, Kind.PATH) and field.name not in ("module", *CHECKED)
 ]
 
 
 @given(st.dictionaries(st.sampled_from(TEXT_FIELDS), words))
 def test_any_text_in_a_text_field_is_read_back_from_resolved_yaml(texts: dict[str, str]) -> None:
-    texts.pop("clusters", None)  # its commas are refused
     resolved = resolve_flags(texts)
     assert {name: getattr(resolved.spec, name) for name in texts} == texts
     assert load_text(resolved.to_yaml()) == resolved.spec
@@ -171,7 +173,7 @@ def test_every_yaml_reader_takes_a_written_text_for_that_text(text: str) -> None
     st.fixed_dictionaries(
         {},
         optional={
-            "nodes": st.integers(1, 10**6),
+            "nodes": st.integers(1, 65_533),
             "time_minutes": st.integers(1, 10**6),
             "timeout_s": st.integers(1, 10**6),
             "exclusive": st.booleans(),

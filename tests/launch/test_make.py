@@ -61,12 +61,6 @@ def test_the_name_is_readable_and_names_a_directory(asked: dict[str, Any], name:
     assert (plan.name, lines(plan)["job-name"]) == (name, name)
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".", "by-job", "x" * 201, "\u00fc" * 101])
-def test_a_name_that_is_no_directory_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="--job-name"):
-        on_slurm(name=name)
-
-
 def test_none_with_more_than_one_process_is_refused() -> None:
     with pytest.raises(UsageError, match="strategy none is one process, and 4") as refused:
         on_slurm(nodes=2, gpus_per_node=2, strategy=Strategy.NONE)
@@ -153,24 +147,13 @@ def test_the_interpreter_is_this_one_unless_said_and_a_path_is_absolute() -> Non
     assert on_slurm(python="venv/bin/python").python == "/home/ada/project/venv/bin/python"
 
 
-def test_a_port_beyond_the_last_is_refused() -> None:
+def test_a_port_is_the_users_own() -> None:
     assert on_slurm(main_process_port=23456).main_process_port == 23456
-    with pytest.raises(UsageError, match="is no port"):
-        on_slurm(main_process_port=65536)
 
 
 def test_a_range_of_ports_holds_two_at_least() -> None:
     assert on_slurm().port_range == (20000, 29999)
     assert on_slurm(port_range="1024-1025").port_range == (1024, 1025)
-
-
-@pytest.mark.parametrize(
-    "text", ["20000", "2000-1000", "5000-5000", "80-90", "20000-70000", "a-b", "20000-", "1-2-3"]
-)
-def test_what_is_no_range_of_ports_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=f"--port-range {text} is not a range of ports") as caught:
-        on_slurm(port_range=text)
-    assert caught.value.hints == ("give two ports between 1024 and 65535, as 20000-29999",)
 
 
 def test_facts_are_decided_before_planning() -> None:

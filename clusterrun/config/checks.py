@@ -1,0 +1,124 @@
+"""Refuse the texts of single settings that Slurm, or a directory, would refuse later."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from clusterrun.errors import UsageError
+from clusterrun.shared.hostlist import parse_hostlist
+
+MOST: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("nodes", "spare_nodes"), 65_533),  # Slurm's own limit
+    **dict.fromkeys(("cpus_per_task", "cpus_per_gpu"), 65_533),
+    **dict.fromkeys(("gpus_per_node", "nproc_per_node"), 1024),
+    "main_process_port": 65_535,
+}
+RESERVED_NAMES: Final = ("", ".", "..", "by-job")
+
+_MEMORY: Final = re.compile(r"[0-9]+(?:[KMGT](?:i?B)?)?\Z", re.IGNORECASE)
+_PORT_RANGE: Final = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
+_WAIT_FOR: Final = (
+    *("after", "afterany", "afterburstbuffer", "aftercorr", "afternotok", "afterok"),
+    *("expand", "singleton"),
+)
+_JOB: Final = r"[0-9]+(?:_(?:[0-9]+|\*))?(?:\+[0-9]+)?"
+_DEPENDENCY: Final = re.compile(rf"(?:([a-z]+)(?::{_JOB})+|singleton|{_JOB})\Z", re.IGNORECASE)
+
+
+def check_text(name: str, label: str, value: str) -> None:
+    """Refuse a text that the field can't hold; `label` names it. Raises UsageError."""
+    check = _CHECKS.get(name)
+    if check is not None:
+        check(label, value)
+
+
+def port_range(text: str, label: str = "port_range") -> tuple[int, int]:
+    """Return both ends of a range of ports. Raises UsageError for another text.
+
+    >>> port_range("20000-29999")
+    (20000, 29999)
+    """
+    match = _PORT_RANGE.fullmatch(text)
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1024 <= low < high <= 65535:  # the agents need one port, the rendezvous another
+        raise UsageError(
+            f"{label} {text} is not a range of ports",
+            hint="give two ports between 1024 and 65535, as 20000-29999",
+        )
+    return low, high
+
+
+def list_of(name: str, text: str) -> list[str]:
+    """Return the list that was meant by one text: the words of a script's arguments.
+
+    >>> list_of("args", "--lr 1"), list_of("setup", "module load cuda")
+    (['--lr', '1'], ['module load cuda'])
+    """
+    try:
+        return shlex.split(text) if name == "args" else [text]
+    except ValueError:
+        return [text]
+
+
+def _memory(label: str, value: str) -> None:
+    if not _MEMORY.match(value.strip()):
+        raise UsageError(
+            f"{label} must be an amount of memory, not '{value}'",
+            hint="write a whole number with K, M, G or T, as 200G",
+        )
+
+
+def _hosts(label: str, value: str) -> None:
+    if "/" in value:  # sbatch reads the names from a file
+        return
+    if re.search(r"\s", value):
+        raise UsageError(f"{label} must hold no spaces: '{value}'", hint="separate nodes by commas")
+    try:
+        parse_hostlist(value)
+    except UsageError as error:
+        raise UsageError(f"{label}: {error.message}", hint=error.hints) from error
+
+
+def _dependency(label: str, value: str) -> None:
+    for part in re.split("[,?]", value):
+        found = _DEPENDENCY.match(part.strip())
+        if found is None or (found[1] and found[1].lower() not in _WAIT_FOR):
+            raise UsageError(f"{label} names no job to wait for: '{part}'", hint=_how_to_wait(part))
+
+
+def _how_to_wait(part: str) -> str:
+    kind, colon, jobs = part.partition(":")
+    near = difflib.get_close_matches(kind.lower(), _WAIT_FOR, n=1)
+    if near and colon:
+        return f"write {near[0]}:{jobs or 'JOBID'}"
+    return "write afterok:JOBID, or singleton"
+
+
+def _run_name(label: str, value: str) -> None:
+    if "/" in value or value in RESERVED_NAMES:
+        raise UsageError(
+            f"{label} {value!r} cannot name a directory of runs",
+            hint="leave out slashes; a dot alone and 'by-job' are taken",
+        )
+    if len(value.encode(errors="surrogateescape")) > 200:
+        raise UsageError(
+            f"{label} is longer than 200 bytes",
+            hint="shorten it: the directory of the runs has this name",
+        )
+
+
+def _ports(label: str, value: str) -> None:
+    port_range(value, label)
+
+
+_CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
+    **dict.fromkeys(("mem", "mem_per_gpu", "mem_per_cpu"), _memory),
+    **dict.fromkeys(("nodelist", "exclude"), _hosts),
+    "dependency": _dependency,
+    "name": _run_name,
+    "port_range": _ports,
+}
