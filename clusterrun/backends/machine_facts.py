@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from clusterrun.backends import interpreters
 from clusterrun.config.environments import python_of
+from clusterrun.config.keys import nearest
 from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.facts import Facts
-from clusterrun.launch.inputs import paths_to_look_for
+from clusterrun.launch.inputs import is_of_one_machine, paths_to_look_for, runs_in_container
 from clusterrun.launch.script_args import is_for_deepspeed, named_json
 from clusterrun.shared import shell
 
-PACKAGES: Final = ("torch", "accelerate", "deepspeed")
 SMI_TIMEOUT_S: Final = 20.0
 
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[0-9a-f-]+)\)")
@@ -34,20 +35,27 @@ class CudaDevice:
     uuid: str
 
 
-def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Facts:
+def gather_facts(
+    spec: JobSpec, *, cwd: Path, environ: Mapping[str, str], may_run: bool = False
+) -> Facts:
     """Gather the facts of this machine, and read the user's own configuration files.
 
+    With `may_run` the job's interpreter may be asked for its packages.
     Raises UsageError for a file that can't be read.
     """
     cluster = choose_cluster(spec.cluster)
     python = _interpreter(spec, cwd)
     is_local = cluster is Cluster.LOCAL
+    file = interpreters.path_of(python, spec, environ)
+    interpreter = interpreters.look_at(file, may_run=may_run, environ=environ)
     return Facts(
         cluster=cluster,
         python=python,
         workdir=str(cwd),
         runs_dir=os.path.normpath(cwd / spec.run_dir),
-        versions=installed_versions(python),
+        versions=interpreter.packages,
+        interpreter=interpreter,
+        oldest=interpreters.oldest(),
         local_gpus=visible_gpus(find_gpus(), environ) if is_local else (),
         local_cpus=usable_cpus(),
         platform=sys.platform,
@@ -55,7 +63,7 @@ def gather_facts(spec: JobSpec, *, cwd: Path, environ: Mapping[str, str]) -> Fac
         missing=frozenset(path for path in paths_to_look_for(spec) if not _exists(cwd / path)),
         accelerate_config_text=_own_text(spec.accelerate_config, cwd, "accelerate configuration"),
         deepspeed_config_text=_own_text(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
-        script_deepspeed_text=_script_json(spec, cwd),
+        script_deepspeed_text=_script_json(spec, cwd, cluster),
     )
 
 
@@ -111,47 +119,52 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def installed_versions(python: str) -> dict[str, str]:
-    """Return the versions of the packages of an interpreter, "" if unknown.
-
-    The interpreter is not run: `render` must be safe in a project that one does not trust.
-    """
-    import importlib.metadata  # brings the email package: `plan` does without
-
-    directories = sys.path if python == sys.executable else _site_packages(Path(python))
-    found = dict.fromkeys(PACKAGES, "")
-    for name in PACKAGES:
-        for package in importlib.metadata.distributions(name=name, path=directories):
-            found[name] = package.version
-            break
-    return found
-
-
-def _site_packages(python: Path) -> list[str]:
-    """Return where an environment keeps its packages; the nodes may have others."""
-    root = python.parent.parent
-    return [str(path) for path in sorted(root.glob("lib/python3*/site-packages"))]
-
-
 def _own_text(name: str | None, cwd: Path, what: str) -> str:
     if name is None:
         return ""
     try:
         return (cwd / name).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise UsageError(f"no {what} '{name}'", hint=nearest_file(cwd / name)) from error
     except OSError as error:
-        raise UsageError(f"cannot read the {what} '{name}'", cause=error.strerror) from error
+        hint = "name a file that you may read"
+        text = f"cannot read the {what} '{name}'"
+        raise UsageError(text, cause=error.strerror, hint=hint) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"the {what} '{name}' is not UTF-8 text", cause=str(error)) from error
+        text = f"the {what} '{name}' is not UTF-8 text"
+        raise UsageError(text, cause=str(error), hint="save it as UTF-8") from error
 
 
-def _script_json(spec: JobSpec, cwd: Path) -> str:
-    """Read the DeepSpeed JSON that the script is given; what is not one is the script's affair."""
+def _script_json(spec: JobSpec, cwd: Path, cluster: Cluster) -> str:
+    """Read the DeepSpeed JSON that the script is given; what is not one is the script's affair.
+
+    Raises UsageError if it is missing, unless only the nodes may have it.
+    """
     name = named_json(spec.args)
+    if not name:
+        return ""
     try:
-        text = (cwd / name).read_text(encoding="utf-8-sig") if name else ""
+        text = (cwd / name).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        if runs_in_container(spec) or is_of_one_machine(name, cluster):
+            return ""
+        raise UsageError(
+            f"the script's arguments name a DeepSpeed JSON that is missing: '{name}'",
+            hint=nearest_file(cwd / name),
+        ) from error
     except (OSError, ValueError):
         return ""
     return text if is_for_deepspeed(text) else ""
+
+
+def nearest_file(path: Path) -> str:
+    """Return a hint for a file that is missing: the one beside it with the nearest name."""
+    try:
+        names = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
+    except OSError:
+        return f"there is no directory {path.parent}"
+    near = nearest(path.name, names)
+    return f"did you mean '{near}'" if near else f"it is not in {path.parent}"
 
 
 # GPUs

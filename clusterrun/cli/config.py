@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from clusterrun.backends.machine_facts import working_directory
+from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
 from clusterrun.config import Resolved
@@ -113,18 +114,24 @@ def _problems(
     for profile in (None, "", *profiles) if not errors else ():
         try:
             resolved = resolve(found, {}, environ=os.environ, cwd=cwd, profile=profile)
+            warnings += resolved.notes
+            _check_job(resolved, is_whole=bool(resolved.profile or not profiles))
         except UsageError as error:
             if str(error) not in map(str, errors):
                 errors.append(error)
-        else:
-            warnings += [*resolved.notes, *_missing_script(resolved)]
     return errors, list(dict.fromkeys(warnings))
 
 
-def _missing_script(resolved: Resolved) -> Iterator[str]:
-    script = resolved.spec.script
-    if script is not None and not (resolved.cwd / script).exists():
-        yield f"{resolved.origins['script']}: script '{script}' does not exist"
+def _check_job(resolved: Resolved, *, is_whole: bool) -> None:
+    """Refuse what submit would refuse, if the files name a script and miss nothing.
+
+    Without a profile, or a script, options of the command line may make a job of them.
+    """
+    from clusterrun.verbs.render import check_without_slurm  # `show` needs none of it
+
+    read_script(resolved)
+    if is_whole and (resolved.spec.script or resolved.spec.module):
+        check_without_slurm(resolved)
 
 
 def _mistake(error: ClusterrunError) -> dict[str, str | None]:

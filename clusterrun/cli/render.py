@@ -42,6 +42,8 @@ def command(
     output.expect_json(as_json)
     prepared = prepare(job.load())
     print_notes(prepared, keep_sbatch_env=keep_sbatch_env)
+    if prepared.problem:
+        output.note(f"submit refuses this here: {prepared.problem.message}")
     if checks:
         print_check(check(prepared, keep_sbatch_env=keep_sbatch_env))
     if output_dir is not None:

@@ -30,12 +30,16 @@ _TEXT_TAGS: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """A file that was found; `shown` is its name in messages, `strict` refuses unknown keys."""
+    """A file that was found; `shown` is its name in messages, `strict` refuses unknown keys.
+
+    `is_of_user`: it is the user's own configuration.
+    """
 
     shown: str
     text: str
     anchor: Anchor
     strict: bool
+    is_of_user: bool = False
 
     @property
     def origin_name(self) -> str:
@@ -298,7 +302,7 @@ class _Reader:
         text = f"{self.file.origin_name}:{key.start_mark.line + 1}"
         if self.profile:
             text += f" (profile {self.profile})"
-        return Origin(text=text, where=self.at(at or key))
+        return Origin(text=text, where=self.at(at or key), is_of_user=self.file.is_of_user)
 
 
 # Words of PyYAML, and how to mend what they complain of; the first match counts.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -45,10 +45,12 @@ def find_files(
     if project is not None and not (named and _same(named, project)):
         shown = os.path.relpath(project, cwd)
         found.append(read_file(project, shown=shown, cwd=cwd, home=home))
-    for path, is_named in user_and_site(environ):
+    *users, site = user_and_site(environ)
+    for path, is_named in (*users, site):
         if is_named or os.path.lexists(path):
             shown = _below_home(path, home)
-            found.append(read_file(path, shown=shown, cwd=cwd, home=home, strict=False))
+            file = read_file(path, shown=shown, cwd=cwd, home=home, strict=False)
+            found.append(replace(file, is_of_user=path != site[0]))
     directory = project.parent if project is not None else cwd
     return FoundFiles(files=tuple(found), project_dir=directory, notes=notes)
 

@@ -66,7 +66,12 @@ class Merged:
         elif old and (setting.adds or name == "pass_env"):
             both = (*old, *setting.value)
             self.values[name] = tuple(dict.fromkeys(both)) if name == "pass_env" else both
-            origin = Origin(text=f"{self.origins[setting.key]} + {origin}", where=origin.where)
+            before = self.origins[setting.key]
+            origin = Origin(
+                text=f"{before} + {origin}",
+                where=origin.where,
+                is_of_user=before.is_of_user and origin.is_of_user,
+            )
         else:
             self.values[name] = setting.value
         self.origins[setting.key] = origin

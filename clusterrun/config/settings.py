@@ -17,10 +17,14 @@ _TYPED_GPUS: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The source of a value: `text` for people, `where` is `file:line:column` for errors."""
+    """The source of a value: `text` for people, `where` is `file:line:column` for errors.
+
+    `is_of_user`: the user's own command line, environment or configuration, not a project's file.
+    """
 
     text: str
     where: str | None = None
+    is_of_user: bool = False
 
     def __str__(self) -> str:
         return self.text

@@ -27,7 +27,8 @@ class Given:
     @property
     def origin(self) -> Origin:
         """Return the source and its option."""
-        return Origin(text=f"{self.speaker} ({self.flag})" if self.flag else self.speaker)
+        text = f"{self.speaker} ({self.flag})" if self.flag else self.speaker
+        return Origin(text=text, is_of_user=True)
 
 
 def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator[Setting]:
@@ -36,7 +37,7 @@ def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator
         text = environ.get(field.env)
         if not text or _belongs_to_a_run(field, environ):
             continue
-        origin = Origin(text=f"env {field.env}", where=f"env {field.env}")
+        origin = Origin(text=f"env {field.env}", where=f"env {field.env}", is_of_user=True)
         raw = _flow(field, text, field.env)
         yield from settings_of(field, raw, origin, anchor, label=field.env)
 
@@ -58,7 +59,7 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 def override_settings(overrides: Sequence[str], anchor: Anchor) -> Iterator[Setting]:
     """Read `--set key=value`. Raises UsageError for an unknown key."""
-    origin = Origin(text="command line (--set)")
+    origin = Origin(text="command line (--set)", is_of_user=True)
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:

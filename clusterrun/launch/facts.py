@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clusterrun.config.spec import Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """What is known about the job's Python; `path` is "" if it is not on this machine.
+
+    `packages` holds versions, "" for a package that was not found; if `is_known` it is missing.
+    """
+
+    path: str = ""
+    version: tuple[int, int] | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+    is_known: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +29,8 @@ class Facts:
     `cluster` is decided (never AUTO); `workdir` and `runs_dir` are absolute, and so is `python`
     unless it is a bare name, to be found on the node. `own_python` runs this process.
     `missing` are the paths that the job names, as written, and that do not exist here.
-    `versions` holds torch, accelerate and deepspeed as installed for `python`, "" if missing.
+    `versions` are those of the packages of `interpreter`, the file that `python` leads to;
+    `oldest` are those that clusterrun needs at least, of Python too.
     `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
     The three texts are the user's own files, empty without one; the last is the DeepSpeed JSON that
     the script's own arguments name (`launch.script_args`).
@@ -27,6 +41,8 @@ class Facts:
     workdir: str
     runs_dir: str
     versions: Mapping[str, str]
+    interpreter: Interpreter = Interpreter()
+    oldest: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     local_gpus: tuple[str, ...] = ()
     local_cpus: int = 1
     platform: str = "linux"
@@ -48,7 +64,12 @@ def version_of(facts: Facts, package: str) -> tuple[int, int] | None:
     ...                  versions={"torch": "2.13.0+cpu"}), "torch")
     (2, 13)
     """
-    parts = facts.versions.get(package, "").split(".")
+    return parse_version(facts.versions.get(package, ""))
+
+
+def parse_version(text: str) -> tuple[int, int] | None:
+    """Return major and minor of a version; None for another text."""
+    parts = text.split(".")
     if len(parts) < 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
         return None
     return int(parts[0]), int(parts[1])

@@ -61,14 +61,23 @@ def check_environments(setup: Sequence[str], facts: Facts) -> None:
             )
 
 
+def runs_in_container(spec: JobSpec) -> bool:
+    """Whether the nodes run an image, with an interpreter and paths of its own."""
+    return any(option.startswith("--container") for option in spec.srun_args)
+
+
+def is_of_one_machine(path: str, cluster: Cluster) -> bool:
+    """Whether a path of a job is on each node's own disk, which can't be looked at from here."""
+    places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
+    return cluster is Cluster.SLURM and path.startswith(places)
+
+
 def input_notes(spec: JobSpec, facts: Facts) -> Iterator[str]:
     """Point at arguments that name what is not there, but for what a node may have of its own."""
-    if any(option.startswith("--container") for option in spec.srun_args):
+    if runs_in_container(spec):
         return  # the script reads the paths of an image and its mounts
-    of_nodes = PLACES_OF_ONE_MACHINE if facts.cluster is Cluster.SLURM else ()
     for named in inputs(spec.args):
-        is_of_nodes = named.path.startswith(tuple(f"{place}/" for place in of_nodes))
-        if named.path in facts.missing and not is_of_nodes:
+        if named.path in facts.missing and not is_of_one_machine(named.path, facts.cluster):
             yield f"{named.flag}: {named.path} does not exist here"
 
 

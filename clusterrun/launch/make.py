@@ -322,7 +322,8 @@ def _notes(
         )
     if is_local and spec.spare_nodes:
         notes.append("--spare-nodes means nothing on this machine")
-    if not spec.python and python_of(spec.setup) and facts.python != facts.own_python:
+    is_checked = facts.interpreter.is_known or facts.python == facts.own_python
+    if not spec.python and python_of(spec.setup) and not is_checked:
         notes.append(
             f"the nodes run {facts.python} of the environment that setup names, where clusterrun "
             "must be installed (--python names another)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
+import dataclasses
 import os
 import re
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from pathlib import Path
 from clusterrun.backends import select
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.machine_facts import gather_facts, working_directory
+from clusterrun.backends.script import read_script, syntax_problem
 from clusterrun.backends.slurm import refusal
 from clusterrun.config import Resolved, adopt_spec
 from clusterrun.config.files import PROJECT_FILE, user_and_site
@@ -20,8 +21,10 @@ from clusterrun.config.settings import BUILT_IN
 from clusterrun.config.spec import Cluster, Device, JobSpec, Strategy
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.estimates.gpus import lacks_bf16
+from clusterrun.launch.facts import Facts
 from clusterrun.launch.inputs import PLACES_OF_ONE_MACHINE
 from clusterrun.launch.make import make_plan
+from clusterrun.launch.packages import interpreter_problem, is_certain
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.shared import shell
@@ -36,12 +39,21 @@ Wanted = JobSpec | Resolved
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A job that is ready to be submitted: the plan, the text of every file, and notes."""
+    """A job that is ready to be submitted: the plan, the text of every file, and notes.
+
+    `problem` is why it would fail with its interpreter: it can be rendered, for elsewhere, only.
+    """
 
     resolved: Resolved
     plan: Plan
     bundle: Bundle
     notes: tuple[str, ...] = ()
+    problem: UsageError | None = None
+
+    def refuse_problem(self) -> None:
+        """Refuse what can't run. Raises UsageError."""
+        if self.problem is not None:
+            raise self.problem
 
 
 def render(job: Wanted) -> Bundle:
@@ -58,19 +70,39 @@ def prepare(job: Wanted) -> Prepared:
 
     if isinstance(job, JobSpec):
         job = adopt_spec(job, cwd=working_directory(os.environ))
-    _check_script(job)
-    plan = make_plan(job.spec, gather_facts(job.spec, cwd=job.cwd, environ=os.environ))
+    source = read_script(job)
+    may_run = _is_of_the_user(job)
+    facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
+    plan = make_plan(job.spec, facts)
     bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
     notes = (*job.notes, *_notes(job, plan), *notes_of(job))
-    return Prepared(resolved=job, plan=plan, bundle=bundle, notes=notes)
+    problem, is_sure = _problem(job, facts, plan.strategy, source, may_run=may_run)
+    if problem and not is_sure:
+        notes += (f"{problem.message}; {problem.hint}",)
+        problem = None
+    return Prepared(resolved=job, plan=plan, bundle=bundle, notes=notes, problem=problem)
+
+
+def _problem(
+    job: Resolved, facts: Facts, strategy: Strategy, source: bytes | None, *, may_run: bool
+) -> tuple[UsageError | None, bool]:
+    """Return why the job would fail on the nodes, and whether that is certain."""
+    if problem := interpreter_problem(job.spec, facts, strategy):
+        return problem, is_certain(job.spec, facts)
+    if source is None:
+        return None, True
+    problem = syntax_problem(job, source, facts.interpreter, may_run=may_run)
+    return problem, facts.interpreter.version is not None
 
 
 def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
     """Have bash, and Slurm if the job is for it, check the script; return what Slurm answers.
 
     Nothing is submitted; "" if no Slurm was asked. Raises ClusterrunError if bash finds a
-    mistake, SubmissionError with exit code 3 if Slurm would never run the job.
+    mistake, SubmissionError with exit code 3 if Slurm would never run the job, UsageError if its
+    interpreter can't.
     """
+    prepared.refuse_problem()
     script = prepared.bundle.script
     bash = shell.run(["bash", "-n"], input=script, tries=1)
     if bash.rc != 0:
@@ -87,31 +119,18 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
     return slurm.stderr.strip().removeprefix("sbatch: ")
 
 
-def _check_script(resolved: Resolved) -> None:
-    """Find a typo now, not after hours in the queue."""
-    script = resolved.spec.script
-    if script is None:
-        return
-    path = resolved.cwd / script
-    where = resolved.origins["script"].where
-    try:
-        with path.open("rb"):
-            return
-    except FileNotFoundError as error:
-        raise UsageError(f"no script '{script}'", hint=_nearest(path), where=where) from error
-    except OSError as error:
-        raise UsageError(
-            f"cannot read the script '{script}'", cause=error.strerror, where=where
-        ) from error
+def check_without_slurm(resolved: Resolved) -> None:
+    """Check a job as `submit` does, for a cluster if it does not say where. Raises UsageError."""
+    spec = resolved.spec
+    if spec.cluster is Cluster.AUTO:
+        spec = dataclasses.replace(spec, cluster=Cluster.SLURM)
+    prepare(dataclasses.replace(resolved, spec=spec)).refuse_problem()
 
 
-def _nearest(path: Path) -> str:
-    try:
-        names = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
-    except OSError:
-        return f"there is no directory {path.parent}"
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean '{near[0]}'" if near else f"it is not in {path.parent}"
+def _is_of_the_user(resolved: Resolved) -> bool:
+    """Whether the user, and no file of a project, named the interpreter."""
+    key = "launch.python" if resolved.spec.python else "launch.setup"
+    return resolved.origins[key].is_of_user
 
 
 def _template_dirs(resolved: Resolved) -> list[Path]:

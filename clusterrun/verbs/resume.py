@@ -116,6 +116,7 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
     Raises UsageError if somebody else was quicker, SubmissionError, SchedulerUnreachableError.
     """
     paths, plan = resumption.record.paths, resumption.prepared.plan
+    resumption.prepared.refuse_problem()
     with _alone(paths), ExitStack() as undo:
         record = _inactive_status(records.read(paths), force=resumption.force).record
         try:

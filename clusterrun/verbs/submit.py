@@ -47,6 +47,7 @@ def submit_prepared(
     prepared: Prepared, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False, chain: int = 0
 ) -> JobRecord:
     """Start a job that was prepared; otherwise as `submit`."""
+    prepared.refuse_problem()
     plan = prepared.plan
     if chain:
         _refuse_chain(plan)

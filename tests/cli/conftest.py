@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.backends import interpreters
 from clusterrun.cli.main import main
 
+INSTALLED = {
+    **{"clusterrun": "1.0", "torch": "2.13.0", "accelerate": "1.15.0"},
+    "deepspeed": "0.19.8",
+}
 TOOLS = ("bash", "sh", "cat", "cp", "env", "mkdir", "mv", "rm", "sleep", "true")
 
 
@@ -86,5 +91,7 @@ def _here(
     monkeypatch.delenv("PWD", raising=False)
     monkeypatch.chdir(project)
     monkeypatch.setitem(sys.modules, "pynvml", None)
+    # As if the job's packages were installed: these tests also run without them.
+    monkeypatch.setattr(interpreters, "_own_version", INSTALLED.__getitem__)
     (project / "train.py").write_text("print('hello')\n")
     return CommandLine(path=project, bin=programs, capsys=capsys)

@@ -62,6 +62,7 @@ def test_script_that_is_a_directory(here: CommandLine) -> None:
     (here.path / "src").mkdir()
     assert refused(here, *LOCAL, "src") == (
         "error: cannot read the script 'src'\n  cause: Is a directory\n"
+        "  hint: name a Python file that you may read\n"
     )
 
 
@@ -69,6 +70,72 @@ def test_missing_config_file(here: CommandLine) -> None:
     assert refused(here, "--config", "job.yaml", "train.py") == (
         "error: cannot read job.yaml\n  cause: No such file or directory\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "hint"),
+    [
+        (b"\x7fELF\0\0", "'t.py' is not a Python script: it is binary", "name the Python file"),
+        (b"#!/bin/bash\n", "'t.py' is not a Python script: it begins with #!/bin/bash", "name the"),
+        (b"x = 1\nif x\n", "t.py:2: expected ':' (SyntaxError)", "correct this line: if x"),
+        (b"def f():\n  a\n\tb\n", "t.py:3: inconsistent use of tabs", "correct this line: b"),
+        (b"x = '\xff'\n", "t.py:1: (unicode error) 'utf-8' codec", "correct this line: x = "),
+    ],
+)
+def test_a_file_that_is_no_python_program(
+    here: CommandLine, source: bytes, message: str, hint: str
+) -> None:
+    (here.path / "t.py").write_bytes(source)
+    lines = refused(here, *LOCAL, "t.py").splitlines()
+    assert lines[-2].startswith(f"error: {message}")
+    assert lines[-1].startswith(f"  hint: {hint}")
+
+
+@pytest.mark.parametrize(
+    "source", [b"#!/usr/bin/env python3\nprint(1)\n", b"PK\x03\x04\0\0", b"'\\d'\n", b""]
+)
+def test_a_program_is_not_executed_to_be_checked(here: CommandLine, source: bytes) -> None:
+    (here.path / "t.py").write_bytes(source)
+    said = here("render", *SLURM, "t.py")
+    assert (said.code, "SyntaxWarning" in said.err) == (0, False)
+    (here.path / "t.py").write_text("raise SystemExit('executed')\n")
+    assert here("submit", "--dry-run", *LOCAL, "t.py").code == 0
+
+
+def test_a_module_of_the_project_is_compiled(here: CommandLine) -> None:
+    (here.path / "pkg").mkdir()
+    (here.path / "pkg" / "__main__.py").write_text("import\n")
+    assert "error: pkg:1: " in refused(here, *LOCAL, "-m", "pkg", files=here.files())
+    assert here("render", *LOCAL, "-m", "elsewhere").code == 0
+
+
+def test_an_interpreter_without_packages_is_named(here: CommandLine) -> None:
+    """A project's file may name it, but it is not executed then."""
+    (here.path / "clusterrun.yaml").write_text("launch: {setup: [{venv: env}]}\nscript: train.py\n")
+    packages = here.path / "env/lib/python3.12/site-packages"
+    (packages / "torch-2.5.1.dist-info").mkdir(parents=True)
+    (packages / "torch-2.5.1.dist-info/METADATA").write_text("Name: torch\nVersion: 2.5.1\n")
+    (here.path / "env/bin").mkdir()
+    (here.path / "env/bin/activate").touch()
+    (here.path / "env/pyvenv.cfg").write_text("home = /usr/bin\n")
+    python = here.path / "env/bin/python"
+    python.write_text(f"#!/bin/sh\necho ran > {here.path}/ran\n")
+    python.chmod(0o755)
+    here.slurm()
+    assert refused(here).splitlines()[-2:] == [
+        f"error: {python} has no clusterrun or accelerate",
+        f"  hint: {python} -m pip install 'clusterrun[train]', or name another interpreter with "
+        "--python",
+    ]
+    assert here.asked("sbatch") == []
+    said = here("render")
+    assert said.code == 0
+    assert f"note: submit refuses this here: {python} has no clusterrun or acc" in said.err
+    (here.path / "clusterrun.yaml").write_text(
+        "launch: {setup: [{modules: torch}, {venv: env}]}\nscript: train.py\n"
+    )
+    said = here("submit")  # the module may bring them
+    assert (said.code, f"note: {python} has no clusterrun or accelerate; " in said.err) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +147,7 @@ def test_missing_config_file(here: CommandLine) -> None:
 )
 def test_missing_file_for_the_launcher(here: CommandLine, option: str, what: str) -> None:
     assert refused(here, *LOCAL, option, "own.yaml", "train.py") == (
-        f"error: cannot read the {what} 'own.yaml'\n  cause: No such file or directory\n"
+        f"error: no {what} 'own.yaml'\n  hint: it is not in {here.path}\n"
     )
 
 

@@ -138,11 +138,45 @@ def test_validate_of_a_good_project(project: Path, capsys: Capture) -> None:
 def test_warnings_are_mistakes_only_where_strict(
     project: Path, capsys: Capture, options: list[str], status: int
 ) -> None:
-    (project / "clusterrun.yaml").write_text("script: gone.py\n")
+    (project / "clusterrun.yaml").write_text("env: {NCCL_TIMEOUT: 60}\n")
     assert main(["config", "validate", *options]) == status
-    assert capsys.readouterr().err == (
-        "warning: ./clusterrun.yaml:1: script 'gone.py' does not exist\n"
-    )
+    assert capsys.readouterr().err.startswith("warning: NCCL_TIMEOUT (./clusterrun.yaml:1)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("script: gone.py", "no script 'gone.py'"),
+        ("profiles: {a: {name: x}}\nscript: gone.py", "no script 'gone.py'"),
+        ("script: bad.py", "bad.py:2: '(' was never closed (SyntaxError)"),
+        ("script: train.py\nslurm: {gpu_type: a100}", "--gpu-type says which GPUs, but none"),
+        ("script: train.py\nlaunch: {deepspeed_config: ds.json}", "no DeepSpeed configuration"),
+        ("module: train\nlaunch: {setup: [{venv: env}]}", "setup: env is no virtual environment"),
+    ],
+)
+def test_validate_finds_what_submit_would_refuse(
+    project: Path, capsys: Capture, text: str, message: str
+) -> None:
+    (project / "train.py").touch()
+    (project / "bad.py").write_text("print(1)\nprint(\n")
+    (project / "clusterrun.yaml").write_text(text)
+    assert main(["config", "validate"]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "slurm: {gpu_type: a100}",
+        "script: train.py\nslurm: {gpu_type: a100}\nprofiles: {a: {slurm: {gpus_per_node: 4}}}",
+    ],
+)
+def test_validate_passes_what_options_or_a_profile_complete(
+    project: Path, capsys: Capture, text: str
+) -> None:
+    (project / "train.py").touch()
+    (project / "clusterrun.yaml").write_text(text)
+    assert main(["config", "validate", "--strict"]) == 0, capsys.readouterr().err
 
 
 def test_validate_of_a_named_file_does_not_look_at_the_project(

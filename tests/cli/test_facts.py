@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,31 +162,38 @@ def test_a_bare_interpreter_is_left_to_the_path_of_the_nodes(tmp_path: Path) -> 
 
 
 def test_a_missing_file_of_the_users_is_named(tmp_path: Path) -> None:
+    (tmp_path / "dsz.json").touch()
     spec = JobSpec(script="t.py", cluster=Cluster.SLURM, deepspeed_config="ds.json")
     with pytest.raises(UsageError) as raised:
         gather_facts(spec, cwd=tmp_path, environ={})
-    assert raised.value.message == "cannot read the DeepSpeed configuration 'ds.json'"
-    assert raised.value.cause == "No such file or directory"
+    assert raised.value.message == "no DeepSpeed configuration 'ds.json'"
+    assert raised.value.hint == "did you mean 'dsz.json'"
 
 
-def test_versions_of_another_interpreter_are_read_from_its_packages(tmp_path: Path) -> None:
-    packages = tmp_path / "lib/python3.12/site-packages"
-    (packages / "torch-2.5.1.dist-info").mkdir(parents=True)
-    (packages / "torch-2.5.1.dist-info/METADATA").write_text("Name: torch\nVersion: 2.5.1\n")
-    program(tmp_path / "bin", "python", f"touch {tmp_path}/ran")
-    found = machine_facts.installed_versions(str(tmp_path / "bin/python"))
-    assert found == {"torch": "2.5.1", "accelerate": "", "deepspeed": ""}
-    assert not (tmp_path / "ran").exists()
-
-
-def test_versions_of_this_interpreter_are_its_own() -> None:
-    found = machine_facts.installed_versions(sys.executable)
-    assert found["accelerate"] == importlib.metadata.version("accelerate")
-
-
-def test_an_interpreter_that_only_the_nodes_have_has_unknown_versions() -> None:
-    found = machine_facts.installed_versions("/nowhere/bin/python")
-    assert found == {"torch": "", "accelerate": "", "deepspeed": ""}
+@pytest.mark.parametrize(
+    ("changes", "is_refused"),
+    [
+        ({"args": ("--deepspeed", "ds.json")}, True),
+        ({"args": ("--deepspeed_config=ds.json",), "cluster": Cluster.LOCAL}, True),
+        ({"args": ("--deepspeed", "/tmp/ds-of-the-node.json")}, False),
+        ({"args": ("--deepspeed", "ds.json"), "srun_args": ("--container-image=x",)}, False),
+        ({"args": ("--deepspeed", "here.json")}, False),
+        ({"args": ("--deepspeed",)}, False),
+    ],
+)
+def test_a_deepspeed_json_among_the_scripts_arguments_must_exist(
+    tmp_path: Path, changes: dict[str, Any], is_refused: bool
+) -> None:
+    (tmp_path / "here.json").write_text("{}")
+    spec = JobSpec(**{"script": "t.py", "cluster": Cluster.SLURM, **changes})
+    if not is_refused:
+        gather_facts(spec, cwd=tmp_path, environ={})
+        return
+    with pytest.raises(
+        UsageError, match=r"name a DeepSpeed JSON that is missing: 'ds\.json'"
+    ) as no:
+        gather_facts(spec, cwd=tmp_path, environ={})
+    assert no.value.hint == "did you mean 'here.json'"
 
 
 def test_the_working_directory_keeps_the_name_that_the_shell_gave_it(

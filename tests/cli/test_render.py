@@ -181,9 +181,12 @@ def test_the_script_passes_bash(here: CommandLine, tmp_path: Path) -> None:
 def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: CommandLine) -> None:
     cpu = ("render", "--cluster", "local", "--device", "cpu", "--nproc-per-node", "2", "--json")
     argv = (*cpu, "train.py", "--deepspeed", "conf/ds.json")
-    missing = json.loads(here(*argv).out)
-    assert json.loads(missing["files"]["plan.json"])["strategy"] == "ddp"
-    plain = missing["files"]["accelerate.yaml"]
+    missing = here(*argv)
+    assert missing.code == 2
+    assert "arguments name a DeepSpeed JSON that is missing: 'conf/ds.json'\n" in missing.err
+    unasked = json.loads(here(*cpu, "train.py").out)["files"]
+    assert json.loads(unasked["plan.json"])["strategy"] == "ddp"
+    plain = unasked["accelerate.yaml"]
     (here.path / "conf").mkdir()
     for text in (b"{", b'{"lr": 1}', b"\xff"):
         (here.path / "conf" / "ds.json").write_bytes(text)

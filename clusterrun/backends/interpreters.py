@@ -1,0 +1,235 @@
+"""Look at the interpreter that a job will use: its version, and the packages that it has.
+
+An interpreter is executed only if the user named it: a project that one does not trust may name
+another one. Otherwise the files of an environment are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.config.environments import Tool, read_step
+from clusterrun.config.spec import JobSpec
+from clusterrun.errors import ClusterrunError
+from clusterrun.launch.facts import Interpreter
+from clusterrun.shared import shell
+from clusterrun.shared.files import read_json, write_whole
+
+PACKAGES: Final = ("clusterrun", "torch", "accelerate", "deepspeed")
+UNKNOWN: Final = "?"  # of a package without metadata, as on PYTHONPATH
+ANSWER_S: Final = 20.0
+
+_ASK: Final = """
+import json, os, sys
+sys.path[:] = filter(None, sys.path)
+try:
+    from importlib import metadata, util
+except ImportError:
+    metadata = None
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "?" if util.find_spec(name) else ""
+print(json.dumps({
+    "version": sys.version_info[:2],
+    "path": [p for p in sys.path if os.path.isdir(p)],
+    "packages": {name: version(name) for name in sys.argv[1:]} if metadata else {},
+}))
+"""
+_COMPILE: Final = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+try:
+    compile(sys.stdin.buffer.read(), sys.argv[1], "exec", dont_inherit=True)
+except SyntaxError as error:
+    print(json.dumps([error.lineno or 0, error.msg]))
+"""
+
+
+def path_of(python: str, spec: JobSpec, environ: Mapping[str, str]) -> str:
+    """Return the file of an interpreter; "" if only the nodes can tell."""
+    if "/" not in python and not spec.setup:
+        python = shell.find(python) or ""
+    elif "/" not in python and python == "python":
+        python = _conda_python(spec, environ)
+    return python if "/" in python and os.access(python, os.X_OK) else ""
+
+
+def look_at(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpreter:
+    """Return what is known about an interpreter, whose file may be "" for unknown."""
+    if path == sys.executable:
+        found = {name: _own_version(name) for name in PACKAGES}
+        return Interpreter(path=path, version=sys.version_info[:2], packages=found, is_known=True)
+    if path and may_run and (answer := _asked(path, environ)) is not None:
+        return answer
+    return _read(Path(path), environ) if path else Interpreter()
+
+
+def mistake_in(source: bytes, name: str, path: str) -> tuple[int, str] | None:
+    """Have another interpreter compile a script; return line and message of its mistake."""
+    argv = [path, "-I", "-S", "-c", _COMPILE, name]
+    text = source.decode("utf-8", "surrogateescape")
+    with contextlib.suppress(ClusterrunError, ValueError, TypeError):
+        done = shell.run(argv, input=text, timeout_s=ANSWER_S, tries=1)
+        line, message = json.loads(done.stdout)
+        return int(line), str(message)
+    return None
+
+
+@functools.cache
+def oldest() -> dict[str, tuple[int, int]]:
+    """Return the oldest Python and packages that clusterrun works with, by its own metadata."""
+    from importlib import metadata  # brings the email package: `plan` does without
+
+    try:
+        own = metadata.distribution("clusterrun")
+    except metadata.PackageNotFoundError:
+        return {}
+    asked = [*(own.requires or ()), f"python{own.metadata['Requires-Python']}"]
+    found = (re.match(r"(\w+).*>=([0-9]+)\.([0-9]+)", text) for text in asked)
+    return {match[1]: (int(match[2]), int(match[3])) for match in found if match}
+
+
+def _own_version(name: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return UNKNOWN if importlib.util.find_spec(name) else ""
+
+
+# By asking it
+
+
+def _asked(path: str, environ: Mapping[str, str]) -> Interpreter | None:
+    """Ask an interpreter, or remember its answer; None if it has none."""
+    file = _cache_file(path, environ)
+    remembered = read_json(file) or {}
+    times = remembered.get("times")
+    is_fresh = isinstance(times, dict) and all(_time(name) == at for name, at in times.items())
+    answer = remembered if is_fresh else _answer_of(path)
+    try:
+        major, minor = answer["version"]
+        packages = {name: str(answer["packages"].get(name, "")) for name in PACKAGES}
+        found = Interpreter(path=path, version=(major, minor), packages=packages, is_known=True)
+        watched = [path, str(Path(path).parent.parent / "pyvenv.cfg"), *answer["path"]]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    if not is_fresh:
+        _remember(file, {**answer, "times": {name: _time(name) for name in watched}})
+    return found
+
+
+def _answer_of(path: str) -> dict[str, Any]:
+    try:
+        done = shell.run([path, "-c", _ASK, *PACKAGES], timeout_s=ANSWER_S, tries=1)
+        answer = json.loads(done.stdout)
+    except (ClusterrunError, ValueError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _remember(file: Path, answer: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(file, json.dumps(answer))
+
+
+def _time(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _cache_file(path: str, environ: Mapping[str, str]) -> Path:
+    cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    key = json.dumps([_ASK, path, *PACKAGES, environ.get("PYTHONPATH", "")])
+    name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:24]
+    return Path(cache) / "clusterrun" / "interpreters" / f"{name}.json"
+
+
+# By reading its files
+
+
+def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
+    """Read the packages of an environment; of another installation not all places are known."""
+    root = python.parent.parent
+    directories = sorted(root.glob("lib/python3*/site-packages"))
+    version = _version(directories)
+    if version and not (root / "pyvenv.cfg").exists():  # a conda environment has the user's, too
+        home = Path(os.path.expanduser("~/.local/lib"))
+        directories.append(home / f"python3.{version[1]}" / "site-packages")
+    named = filter(os.path.isabs, environ.get("PYTHONPATH", "").split(":"))
+    directories += [*map(Path, named), *_added(directories)]
+    found = {name: _version_in(name, directories) for name in PACKAGES}
+    is_known = version is not None and _is_isolated(root)
+    return Interpreter(path=str(python), version=version, packages=found, is_known=is_known)
+
+
+def _is_isolated(root: Path) -> bool:
+    """Whether an environment has all its packages in its own directories."""
+    try:
+        text = (root / "pyvenv.cfg").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return (root / "conda-meta").is_dir()
+    return not re.search(r"(?im)^include-system-site-packages\s*=\s*true", text)
+
+
+def _version(directories: Sequence[Path]) -> tuple[int, int] | None:
+    """Return the version of Python by the one directory of its packages."""
+    found = [re.fullmatch(r"python3\.([0-9]+)", path.parent.name) for path in directories]
+    return (3, int(found[0][1])) if len(found) == 1 and found[0] else None
+
+
+def _added(directories: Sequence[Path]) -> Iterator[Path]:
+    """Yield the directories that `.pth` files add, as those of editable installations."""
+    for directory in directories:
+        for file in directory.glob("*.pth"):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                for line in file.read_text(encoding="utf-8").splitlines():
+                    if line.strip() and not line.startswith(("import", "#")):
+                        yield directory / line.strip()
+
+
+def _version_in(name: str, directories: Sequence[Path]) -> str:
+    from importlib import metadata
+
+    for package in metadata.distributions(name=name, path=[*map(str, directories)]):
+        return package.version
+    return UNKNOWN if any((path / name).is_dir() for path in directories) else ""
+
+
+def _conda_python(spec: JobSpec, environ: Mapping[str, str]) -> str:
+    """Return the interpreter of the conda environment that setup names, if it is found once."""
+    steps = [step for step in map(read_step, spec.setup) if step.tool in (Tool.CONDA, Tool.VENV)]
+    if not steps or steps[-1].tool is not Tool.CONDA:
+        return ""
+    name = steps[-1].names[0]
+    places = [Path(name)] if "/" in name else [place / name for place in _conda_places(environ)]
+    found = {str(place / "bin/python") for place in places if (place / "bin/python").exists()}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _conda_places(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the directories of environments that the setup lines of a job would find."""
+    for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS"):
+        yield from map(Path, filter(None, environ.get(variable, "").split(":")))
+    if conda := environ.get("CONDA_EXE") or shell.find("conda"):
+        yield Path(conda).parent.parent / "envs"
+    home = Path(os.path.expanduser("~"))
+    names = ("miniforge3", "miniconda3", "mambaforge", "anaconda3", ".conda")
+    yield from (home / name / "envs" for name in names)
+    yield Path("/opt/conda/envs")

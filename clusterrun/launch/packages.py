@@ -1,0 +1,66 @@
+"""Judge the interpreter that a job will use, before the job waits in a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clusterrun.config.environments import Tool, read_step
+from clusterrun.config.spec import Cluster, JobSpec, Strategy
+from clusterrun.errors import UsageError
+from clusterrun.launch.facts import Facts, parse_version
+from clusterrun.launch.inputs import runs_in_container
+
+_OTHER = "or name another interpreter with --python"
+
+
+def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> UsageError | None:
+    """Return why the job can't run with its interpreter; None if nothing is known against it."""
+    found = facts.interpreter
+    if runs_in_container(spec):
+        return None
+    if not found.path:
+        return _absent(spec, facts)
+    if too_old := list(_too_old(facts)):
+        return UsageError(f"{found.path} {too_old[0]}", hint=f"upgrade it, {_OTHER}")
+    wanted = ["clusterrun", "torch", "accelerate", *(["deepspeed"] * strategy.is_deepspeed)]
+    missing = [name for name in wanted if not found.packages.get(name)]
+    if not found.is_known or not missing:
+        return None
+    named = " or ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+    why = f", which strategy {strategy.value} needs" if missing == ["deepspeed"] else ""
+    return UsageError(
+        f"{found.path} has no {named}{why}",
+        hint=f"{found.path} -m pip install 'clusterrun[train]', {_OTHER}",
+    )
+
+
+def is_certain(spec: JobSpec, facts: Facts) -> bool:
+    """Whether the nodes will find the same: bash or a module may bring packages of its own."""
+    steps = [read_step(line) for line in spec.setup]
+    is_plain = all(step.tool in (Tool.VENV, Tool.CONDA) for step in steps)
+    is_here = bool(facts.interpreter.path) or facts.cluster is Cluster.LOCAL
+    return is_plain and is_here and "PYTHONPATH" not in spec.env
+
+
+def _absent(spec: JobSpec, facts: Facts) -> UsageError | None:
+    if "/" not in facts.python and spec.setup:
+        return None  # the setup lines bring it
+    return UsageError(
+        f"there is no interpreter '{facts.python}' on this machine",
+        hint="name one with --python; without it the job uses the one that runs clusterrun",
+    )
+
+
+def _too_old(facts: Facts) -> Iterator[str]:
+    found = facts.interpreter
+    least = facts.oldest.get("python")
+    if found.version and least and found.version < least:
+        yield f"is Python {_dotted(found.version)}; clusterrun needs {_dotted(least)} or newer"
+    for name, text in found.packages.items():
+        version, least = parse_version(text), facts.oldest.get(name)
+        if version and least and version < least:
+            yield f"has {name} {text}; clusterrun needs {_dotted(least)} or newer"
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
