@@ -34,7 +34,7 @@ from clusterrun.rank import output
 from clusterrun.rank.emit import OWN_RANK, own_rank
 from clusterrun.shared import given
 from clusterrun.shared.control_page import STACKS_SIGNAL
-from clusterrun.shared.files import write_whole
+from clusterrun.shared.files import last_line, write_whole
 
 PR_SET_PDEATHSIG = 1
 STACK_LETTERS = 1 << 16  # a stack ends with the message, which may be long
@@ -146,7 +146,8 @@ def _run(argv: Sequence[str], contract: world.Contract, ending: _Ending) -> None
             contract.check_end()
         else:
             message = stop.code.strip().splitlines() if isinstance(stop.code, str) else []
-            why = f": {shortened(message[0])}" if message else ""
+            reason = shortened(message[0]) if message else _last_line_on_stderr()
+            why = f": {reason}" if reason else ""
             ending.fail(code, f"the script exited with status {code}{why}", "exit", stop)
         raise
     except BaseException as error:  # noqa: BLE001 - any exception that ends the script is its failure
@@ -204,6 +205,14 @@ def _status(stop: SystemExit) -> int:
     return stop.code & 0xFF if isinstance(stop.code, int) else 1
 
 
+def _last_line_on_stderr() -> str:
+    """Return what the script wrote last before it left, as argparse's error."""
+    spool = os.environ.get("CLUSTERRUN_SPOOL")
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    return last_line(Path(spool) / f"rank_{runtime.rank()}.err") if spool else ""
+
+
 def _exception_status(error: BaseException) -> int:
     return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
@@ -213,11 +222,16 @@ def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in traceback.format_exception_only(type(error), error)]
     notes = [line for note in getattr(error, "__notes__", ()) for line in str(note).splitlines()]
     shown = len(notes) if sys.version_info >= (3, 11) else 0
-    return shortened("; ".join([lines[-1 - shown], *notes]))
+    text = lines[-1 - shown]
+    if isinstance(error, SyntaxError) and error.lineno:
+        text += f" ({error.filename}:{error.lineno})"
+    return shortened("; ".join([text, *notes]))
 
 
 def _where(error: BaseException) -> str:
     """Return the place that raised, in the user's code if the traceback has some."""
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not any(part in f.filename for part in _INSTALLED)]
     frame = (own or frames)[-1] if frames else None

@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from clusterrun.errors import shortened
+
 PRIVATE = 0o600
 PRIVATE_EXECUTABLE = 0o700
 BY_UMASK = 0o666
+TAIL_BYTES = 4096
 # Full, over quota, failing, or remounted read-only.
 DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
@@ -72,6 +75,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
+
+
+def last_line(path: Path, letters: int = 300) -> str:
+    """Return the last line of a file that is not empty, shortened; "" without one."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, size_of(path) - TAIL_BYTES))
+            lines = file.read().strip(b"\0").decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((shortened(line.strip(), letters) for line in reversed(lines) if line.strip()), "")
 
 
 def size_of(path: Path) -> int:

@@ -128,7 +128,7 @@ def test_a_failure_without_a_checkpoint_is_the_end(site: RestartingSite) -> None
     job_id, paths = site.start()
     assert site.end(job_id) == (JobState.FAILED, 137)
     assert attempts(paths) == ["1"]
-    assert "attempt 1: stop: no checkpoint was saved" in paths.batch_output.read_text()
+    assert "attempt 1: stop: clusterrun knows of no checkpoint" in paths.batch_output.read_text()
 
 
 def test_attempts_that_save_nothing_new_are_the_end(site: RestartingSite) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Device, MixedPrecision
+from clusterrun.config.spec import Device, MixedPrecision, Strategy
 from clusterrun.node.agent.preparation import (
     check_descriptors,
     decided_parameters,
     gpu_problem,
+    missing_packages,
     open_link,
 )
 from clusterrun.node.base.causes import NodeError
@@ -46,6 +48,24 @@ def reports(*gpus: tuple[int, int]) -> list[Report]:
         Report(node=f"n{rank}", node_rank=rank, versions={}, capabilities=(capability,) * 2)
         for rank, capability in enumerate(gpus)
     ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "missing", "text"),
+    [
+        ("ddp", (), ""),
+        ("ddp", ("deepspeed",), ""),
+        ("ddp", ("torch", "accelerate"), f"{sys.executable} has no torch or accelerate; install"),
+        ("zero2", ("deepspeed",), f"{sys.executable} has no deepspeed; install clusterrun[train]"),
+    ],
+)
+def test_packages_that_the_launch_needs_are_missed_by_name(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, missing: tuple[str, ...], text: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else name)
+    found = missing_packages(attempt(strategy=Strategy(strategy)).plan)
+    assert found.startswith(text)
+    assert bool(found) == bool(text)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,12 @@ UNFIT = {"code": 122, "cause": Cause.NODE_UNFIT, "reason": "n2: 1 GPUs were give
 COMPLETED = {"code": 0, "cause": Cause.COMPLETED, "reason": "completed"}
 
 
+NO_CHECKPOINT = (
+    "clusterrun knows of no checkpoint to continue from; --max-restarts N restarts a script that "
+    "saves its own"
+)
+
+
 def ended(what: dict[str, Any], checkpoint: int | None = None, **more: Any) -> Outcome:
     """An attempt's end; the newest checkpoint by then."""
     about = {"attempt": 1, "job_id": "1", "started_at": 1.0, "ended_at": 2.0, "nodes": NODES}
@@ -156,7 +162,7 @@ def test_max_restarts_does_not_count_steps_that_slurm_did_not_start() -> None:
 
 def test_without_a_checkpoint_a_failure_is_not_repeated_unless_asked() -> None:
     decision = after(ended(KILLED))
-    assert (decision.next, decision.why) == (STOP, "no checkpoint was saved from which to go on")
+    assert (decision.next, decision.why) == (STOP, NO_CHECKPOINT)
     assert after(ended(KILLED), plan=slurm(max_restarts=3)).next is RELAUNCH
 
 

@@ -20,10 +20,11 @@ def test_equal_nodes_have_no_problem() -> None:
 
 
 def test_each_difference_names_versions_and_nodes() -> None:
-    reports = [report(0), report(1, versions={"python": "3.11"}), report(2, problem="no room")]
+    reports = [report(0), report(1, versions={"python": "3.11"})]
+    reports += [report(2, problem="no room"), report(3, problem="no room")]
     assert problems(reports) == [
-        "n2: no room",
-        "torch differs between nodes: 2.13.0 on n0, n2; missing on n1",
+        "n[2-3]: no room",
+        "torch differs between nodes: 2.13.0 on n0, n2, n3; missing on n1",
     ]
 
 

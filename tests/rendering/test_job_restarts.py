@@ -212,25 +212,27 @@ def test_srun_ignores_and_blocks_no_signal(run: BatchRun) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("broken", "why"),
     [
-        None,
-        "#!/no/interpreter\n",
-        "#!/bin/bash\nexit 3\n",
-        "#!/bin/bash\nexec python3 -I -S -c 'import no_such_module'\n",
+        (None, ": No such file or directory"),
+        ("#!/no/interpreter\n", ": cannot execute: required file not found"),
+        ("#!/bin/bash\nexit 3\n", ""),
+        (
+            "#!/bin/bash\nexec python3 -I -S -c 'import no_such_module'\n",
+            ": ModuleNotFoundError: No module named 'no_such_module'",
+        ),
     ],
 )
 def test_a_python_that_cannot_start_leaves_a_reason_and_an_end(
-    run: BatchRun, broken: str | None
+    run: BatchRun, broken: str | None, why: str
 ) -> None:
     python = run.site.stubs / "python"
     python.unlink() if broken is None else python.write_text(broken)
     done = run.run()
     assert done.returncode == UNFIT
-    assert (
-        f"{python} cannot run clusterrun; install it there, or name another Python with --python"
-        in done.stderr
-    )
+    line = done.stderr.splitlines()[-1]
+    assert f"{python} cannot run clusterrun{':' if why else ';'} " in line
+    assert line.endswith(f"{why}; install it there, or name another Python with --python")
     assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == ("FAILED", UNFIT)
 
 

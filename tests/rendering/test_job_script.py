@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -212,3 +214,33 @@ def test_the_signals_of_users_do_not_kill_the_launcher_on_its_way(site: BatchSit
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         assert ignored & 1 << (number - 1)
     assert not ignored & 1 << (signal.SIGTERM - 1)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_node_whose_python_lacks_clusterrun_says_so_and_leaves_the_status(
+    tmp_path: Path, taken: bool
+) -> None:
+    site = make_site(tmp_path)
+    python = site.stubs / "python-of-the-node"
+    python.write_text(f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    bundle = rendered(site.plan(python=str(python)))
+    for name, text in bundle.files.items():
+        (tmp_path / name).write_text(text)
+    status = tmp_path / "attempts/1/status"
+    status.parent.mkdir(parents=True)
+    if taken:
+        status.write_text("3\n")
+    done = subprocess.run(
+        ["bash", str(tmp_path / "node.sh"), str(tmp_path), "1"],
+        env={**os.environ, "SLURMD_NODENAME": "n7"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, status.read_text()) == (UNFIT, "3\n" if taken else f"{UNFIT}\n")
+    assert done.stderr == (
+        f"clusterrun: n7: {sys.executable} cannot run clusterrun: ModuleNotFoundError: No module "
+        "named 'clusterrun'; install clusterrun[train] there, or name another interpreter with "
+        "--python\n"
+    )

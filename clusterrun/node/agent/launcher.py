@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clusterrun.errors import MESSAGE_LETTERS
 from clusterrun.launch.accelerate_argv import module_argv
 from clusterrun.node.forward.spool import Spool
+from clusterrun.shared import files
 
-TAIL_BYTES = 4096
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # meant for the agent, not for its ranks
 
 
@@ -74,18 +75,11 @@ class Launcher:
         """Return how the launcher ended; None while it runs."""
         if self._process is None or (code := self._process.poll()) is None:
             return self._refused
-        return LauncherResult(code=code, failures=self._failures(), last_line=self._last_line())
+        last_line = files.last_line(self._spool.launcher_output, MESSAGE_LETTERS)
+        return LauncherResult(code=code, failures=self._failures(), last_line=last_line)
 
     def _failures(self) -> list[dict[str, Any]]:
         try:
             return list(json.loads(self._spool.failures.read_text()))
         except (OSError, ValueError):
             return []
-
-    def _last_line(self) -> str:
-        try:
-            text = self._spool.launcher_output.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
-        except OSError:
-            return ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1] if lines else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -40,8 +41,18 @@ def node_report(plan: Plan, who: Identity) -> Report:
         node_rank=who.node_rank,
         versions=facts.versions(),
         capabilities=facts.gpu_capabilities(os.environ) if is_asked else (),
-        problem=gpu_problem(plan, os.environ) if is_cuda else "",
+        problem=missing_packages(plan) or (gpu_problem(plan, os.environ) if is_cuda else ""),
     )
+
+
+def missing_packages(plan: Plan) -> str:
+    """Return which packages this interpreter lacks; empty if it has all that the launch needs."""
+    wanted = ("torch", "accelerate", *(["deepspeed"] * plan.strategy.is_deepspeed))
+    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if not missing:
+        return ""
+    way_out = "install clusterrun[train] there, or name another interpreter with --python"
+    return f"{sys.executable} has no {' or '.join(missing)}; {way_out}"
 
 
 def check_descriptors(attempt: Attempt) -> None:

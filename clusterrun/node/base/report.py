@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterrun.estimates.gpus import has_bf16
+from clusterrun.shared.hostlist import fold_hosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,10 @@ class LaunchParameters:
 
 def problems(reports: Sequence[Report]) -> list[str]:
     """Return what keeps these nodes from training together, with their names."""
-    unfit = [f"{report.node}: {report.problem}" for report in reports if report.problem]
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for report in reports:
+        nodes[report.problem].append(report.node)
+    unfit = [f"{fold_hosts(names)}: {problem}" for problem, names in nodes.items() if problem]
     libraries = sorted({name for report in reports for name in report.versions})
     return unfit + [text for name in libraries if (text := _difference(name, reports))]
 

@@ -135,7 +135,10 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
         return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
     is_lost |= newest.cause in _LOST  # that says nothing about the script
     if plan.max_restarts is None and newest.checkpoint is None and not is_lost:
-        return "no checkpoint was saved from which to go on"
+        return (
+            "clusterrun knows of no checkpoint to continue from; --max-restarts N restarts a "
+            "script that saves its own"
+        )
     if len(_blamed(fruitless)) >= FRUITLESS or len(stuck) >= LOSSES:
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
         return f"{len(stuck)} attempts died without a checkpoint{beyond}"
