@@ -22,7 +22,7 @@ from clusterrun.verbs.submit import submit_prepared
 @click.argument("run", metavar="JOB")
 @job_options(script=False, files=False)
 @exclude_bad_option
-@click.option("--dry-run", is_flag=True, help="say what would be done, submit nothing")
+@click.option("--dry-run", is_flag=True, help="print what would change, submit nothing")
 @click.option("--parsable", is_flag=True, help="print the job id alone (with ;cluster if several)")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 @yes_option
@@ -57,6 +57,7 @@ def command(
     submission.print_changes(changed.changes)
     submission.print_plan(prepared.plan)
     if dry_run:
+        output.note("--dry-run: nothing was submitted")
         if as_json:
             submission.print_files(prepared, as_json=True)
         return

@@ -41,7 +41,7 @@ DECIDE_BATCH: Final = frozenset(
 )
 @exclude_bad_option
 @click.option("--force", is_flag=True, help="go on although the run seems to be active")
-@click.option("--dry-run", is_flag=True, help="say what would be done, submit nothing")
+@click.option("--dry-run", is_flag=True, help="print what would change, submit nothing")
 @click.option("--parsable", is_flag=True, help="print the job id alone (with ;cluster if several)")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 @yes_option
@@ -87,6 +87,7 @@ def command(
         output.note("no node of this run is known to be bad: none is left out")
     _print_steps(plan)
     if dry_run:
+        output.note("--dry-run: nothing was submitted")
         if as_json:
             output.answer_json(_object(plan, plan.record, []))
         return

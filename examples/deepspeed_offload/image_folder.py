@@ -9,6 +9,7 @@ import argparse
 import functools
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
         entries = [(folder / name, caption.split()) for name, caption in read_captions(data_path)]
         if len(entries) <= held_out:
             raise ValueError(f"{data_path}: {len(entries)} images, and {held_out} are held out")
-        if not entries[0][0].exists():
-            raise ValueError(f"{entries[0][0]} does not exist")
+        if missing := missing_images([path for path, _ in entries]):
+            raise ValueError(
+                f"{len(missing)} of {len(entries)} images do not exist, the first {missing[0]}"
+            )
         spoken = sorted({word for _, caption in entries for word in caption})
         self.words = ("<start>", *spoken)
         self.longest = min(most_words, max(len(caption) for _, caption in entries))
@@ -56,6 +59,15 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
         words = [self.words.index(word) for word in caption[: self.longest]]
         padding = [IGNORED] * (self.longest - len(words))
         return (seen.permute(2, 0, 1) / 255 - MEAN) / SPREAD, torch.tensor(words + padding)
+
+
+def missing_images(paths: list[Path]) -> list[Path]:
+    """Return the images that are not there; each directory is listed once."""
+    there = {path.parent: set[str]() for path in paths}
+    for folder, names in there.items():
+        if folder.is_dir():
+            names.update(os.listdir(folder))
+    return [path for path in paths if path.name not in there[path.parent]]
 
 
 @functools.lru_cache(maxsize=2)

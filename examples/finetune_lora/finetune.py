@@ -313,7 +313,7 @@ def allowed_changes(
             "  hint: use its settings, or another --output; --override takes "
             f"{', '.join(run_config.OVERRIDABLE)}"
         )
-    record["overrides"] = before["overrides"]
+    record["overrides"] = before.get("overrides", [])
     if differing:
         record["overrides"] += [{"checkpoint": Path(checkpoint).name, "settings": differing}]
     return differing

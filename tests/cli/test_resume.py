@@ -259,6 +259,7 @@ def test_dry_run_says_all_and_does_nothing(here: CommandLine) -> None:
     said = here("resume", "4711", "--dry-run", "--time", "60")
     assert (said.code, said.out) == (0, "")
     assert "slurm.time: (none) -> 01:00:00" in said.err
+    assert said.err.endswith("note: --dry-run: nothing was submitted\n")
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
     assert here.asked("sbatch") == []
 
@@ -490,6 +491,7 @@ def test_resubmit_dry_run_submits_nothing(here: CommandLine) -> None:
     said = here("resubmit", "4711", "--dry-run", "-N", "3")
     assert (said.code, here.asked("sbatch")) == (0, [])
     assert "slurm.nodes: 2 -> 3" in said.err
+    assert said.err.endswith("note: --dry-run: nothing was submitted\n")
 
 
 @pytest.mark.parametrize("verb", ["resume", "resubmit"])

@@ -297,6 +297,10 @@ def test_a_folder_is_read_as_it_was_drawn_each_image_once_in_an_epoch(
     assert sorted(texts) == sorted([pairs.WORDS[w] for w in words[:3]] for _, words in drawn[:10])
     held = image_folder.ImageFolder(folder, file, most_words=3, held_out=2, seed=None)
     torch.testing.assert_close(held[1][0], drawn[11][0], atol=0.2, rtol=0)  # bytes, and clamped
+    (folder / "000007.png").unlink()
+    (folder / "000009.png").unlink()
+    with pytest.raises(ValueError, match=r"2 of 12 images do not exist, .*7\.png"):
+        image_folder.ImageFolder(folder, file, most_words=3, held_out=2, seed=0)
 
 
 def test_captions_that_are_none_are_refused(parts: Any, tmp_path: Path) -> None:

@@ -447,6 +447,14 @@ def test_the_same_effective_batch_and_whole_checkpoints_are_the_same_training(
     assert list(finetune.run_config.differences(record(), record(**now))) == differing
 
 
+def test_a_record_without_overrides_can_be_resumed(finetune: Any, tmp_path: Path) -> None:
+    now = record(world={"ranks": 4, "strategy": "ddp"}) | {"overrides": []}
+    (tmp_path / "run_config.json").write_text(json.dumps(record()))
+    args = finetune.parse_arguments(["--output", str(tmp_path), "--resume"])
+    assert finetune.allowed_changes(args, now, "checkpoint-8") == {}
+    assert now["overrides"] == []
+
+
 def test_the_batches_of_the_readme_make_64(finetune: Any) -> None:
     rows = re.findall(r"^\| .* GB .*\| (\d+) to (\d+) \| (\d+) to (\d+) \|$", README, re.MULTILINE)
     assert len(rows) == 3
