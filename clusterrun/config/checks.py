@@ -19,7 +19,7 @@ MOST: Final[Mapping[str, int]] = {
 }
 RESERVED_NAMES: Final = ("", ".", "..", "by-job")
 
-_MEMORY: Final = re.compile(r"[0-9]+(?:[KMGT](?:i?B)?)?\Z", re.IGNORECASE)
+_MEMORY: Final = re.compile(r"[0-9]+(?:[KMGT]B?)?\Z", re.IGNORECASE)
 _PORT_RANGE: Final = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _WAIT_FOR: Final = (
     *("after", "afterany", "afterburstbuffer", "aftercorr", "afternotok", "afterok"),

@@ -30,6 +30,7 @@ BAD = [
     ("mem", "lots", "{} must be an amount of memory, not 'lots'", MEMORY),
     ("mem", "12Q", "{} must be an amount of memory, not '12Q'", MEMORY),
     ("mem", "1.5G", "{} must be an amount of memory, not '1.5G'", MEMORY),
+    ("mem", "200GiB", "{} must be an amount of memory, not '200GiB'", MEMORY),
     ("mem_per_gpu", "-1", "{} must be an amount of memory, not '-1'", MEMORY),
     ("mem_per_cpu", "4 cores", "{} must be an amount of memory, not '4 cores'", MEMORY),
     ("time_minutes", "25:99", "'25:99' is not a time limit", TIME),
@@ -99,7 +100,7 @@ BAD = [
     ),
 ]
 GOOD = [
-    ("mem", ["0", "200G", "200GB", "1500", "512m", "4TiB"]),
+    ("mem", ["0", "200G", "200GB", "1500", "512m", "4TB"]),
     ("time_minutes", ["90", "90:59", "25:59:59", "1-12", "2-03:04:05"]),
     ("nodelist", ["node[01-04,7]", "a,b", "hosts/mine.txt"]),
     ("dependency", ["afterok:1:2", "singleton", "afterany:7_3?AFTER:8+5", "4711", "aftercorr:3_*"]),

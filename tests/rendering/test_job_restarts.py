@@ -202,6 +202,9 @@ def test_modules_of_the_project_do_not_stand_in_for_pythons_own(run: BatchRun) -
     assert (done.returncode, "wrong" in done.stderr) == (0, False)
 
 
+WAY_OUT = "; install clusterrun[train] there, or name another interpreter with --python"
+
+
 def test_srun_ignores_and_blocks_no_signal(run: BatchRun) -> None:
     (run.site.stubs / "srun").write_text("#!/bin/bash\nexec grep Sig /proc/self/status\n")
     done = run.run()
@@ -232,7 +235,7 @@ def test_a_python_that_cannot_start_leaves_a_reason_and_an_end(
     assert done.returncode == UNFIT
     line = done.stderr.splitlines()[-1]
     assert f"{python} cannot run clusterrun{':' if why else ';'} " in line
-    assert line.endswith(f"{why}; install it there, or name another Python with --python")
+    assert line.endswith(f"{why}{WAY_OUT}")
     assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == ("FAILED", UNFIT)
 
 
