@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clusterrun.errors import UsageError
 from clusterrun.shared import sizes
-from clusterrun.shared.sizes import format_bytes, parse_bytes
+from clusterrun.shared.sizes import format_bytes, parse_bytes, parse_count
 
 
 def test_documented_examples_hold() -> None:
@@ -28,13 +28,14 @@ def test_documented_examples_hold() -> None:
         ("3mib", 3 << 20),
         ("4 G", 4 << 30),
         (" 1TiB ", 1 << 40),
+        ("79.5GiB", 159 << 29),
     ],
 )
 def test_each_unit_is_read_in_any_case(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "G", "1.5G", "-1", "1 2", "1Gib2", "1X", "unlimited", "٣"])
+@pytest.mark.parametrize("text", ["", "G", ".5G", "-1", "1 2", "1Gib2", "1X", "unlimited", "٣"])
 def test_other_texts_are_no_size(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size") as caught:
         parse_bytes(text)
@@ -50,3 +51,13 @@ def test_written_sizes_are_read_back(size: int) -> None:
 def test_any_text_is_a_size_or_a_usage_error(text: str) -> None:
     with contextlib.suppress(UsageError):
         assert parse_bytes(text) >= 0
+
+
+@pytest.mark.parametrize("text", ["", "k", "1,000", "8BB", "8q", "-1", "inf", "٣", "1 0"])
+def test_other_texts_are_no_count(text: str) -> None:
+    assert parse_count(text) is None
+
+
+@given(st.integers(0, 10**9), st.sampled_from("kmbt"))
+def test_a_unit_is_read_in_either_case(number: int, unit: str) -> None:
+    assert parse_count(f"{number}{unit}") == parse_count(f"{number}{unit.upper()}")

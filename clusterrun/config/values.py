@@ -5,7 +5,6 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from enum import Enum
 from typing import Any, Final
 
@@ -20,15 +19,14 @@ from clusterrun.shared.durations import (
     format_seconds,
     parse_seconds,
     parse_slurm_minutes,
+    parse_span,
 )
-from clusterrun.shared.sizes import format_bytes, parse_bytes
+from clusterrun.shared.sizes import format_bytes, parse_bytes, parse_count
 
 Raw = str | tuple[str, ...] | Mapping[str, str]
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,15}\Z")
-_REAL: Final = re.compile(r"([0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]{1,3})?)(ms|s|[kMBT])?\Z")
-_IN_UNITS: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?)([kMB])\Z")
-_UNITS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "s": 1.0, "ms": 1e-3}
+_LARGEST: Final = 10**15
 _FLAGS: Final = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
@@ -130,25 +128,29 @@ def _scalar(read: Callable[[Field, str, str], Any]) -> Callable[[Field, Raw, str
 def _integer(field: Field, text: str, label: str) -> int:
     if _INTEGER.match(text.strip()):
         return int(text)
-    if field.kind is Kind.COUNT and (found := _IN_UNITS.match(text.strip())):
-        value = Decimal(found[1]) * int(_UNITS[found[2]])
-        if value == int(value):
-            return int(value)
-    if field.name == "nodes" and re.match(r"[0-9]+-[0-9]+\Z", text):
+    value = parse_count(text)
+    if value is not None and value < _LARGEST and value == int(value):
+        return int(value)
+    if field.name == "nodes" and re.match(r"[0-9]+[-:][0-9]+\Z", text):
         raise UsageError(
             f"{label} must be one number, not '{text}'",
             hint="a training world has a fixed size; give the number of nodes to wait for",
+        )
+    if field.name == "nproc_per_node" and text in ("auto", "gpu", "cpu"):  # torchrun's words
+        raise UsageError(
+            f"{label} must be a number, not '{text}'",
+            hint="leave it out for one rank per GPU",
         )
     raise UsageError(f"{label} must be a whole number, not '{text}'")
 
 
 def _real(field: Field, text: str, label: str) -> float:
-    found = _REAL.match(text.strip().replace("_", ""))
     is_time = field.name.endswith("_s")
-    if not found or (found[2] and ("s" in found[2]) != is_time):
-        hint = "write it as 4.5, 4.5s or 450ms" if is_time else "write it as 0.4, 8.03e9 or 8.03B"
+    value = parse_span(text) if is_time else parse_count(text)
+    if value is None:
+        hint = "write 4.5 (seconds), 4.5s or 450ms" if is_time else "write 0.4, 8.03e9 or 8.03B"
         raise UsageError(f"{label} must be a number, not '{text}'", hint=hint)
-    return float(Decimal(found[1]) * Decimal(str(_UNITS[found[2] or ""])))
+    return float(value)
 
 
 def _flag(_field: Field, text: str, label: str) -> bool:

@@ -11,10 +11,8 @@ from zoneinfo import ZoneInfo
 from clusterrun.errors import UsageError
 from clusterrun.rundir.events import EventType, read
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.durations import parse_seconds
+from clusterrun.shared.durations import SPAN, parse_seconds
 
-_SPAN: Final = re.compile(r"[0-9]{1,12}[smhd]")
-_AGE: Final = re.compile(rf"(?:{_SPAN.pattern})+\Z")
 _CLOCK: Final = re.compile(r"[0-2]?[0-9]:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?\Z")
 _STEP: Final = re.compile(r"step:([0-9]{1,15})\Z")
 _HINT: Final = "write 10m, 1h30m, 12:30, 2026-08-01, 2026-08-01T12:30 or step:4000"
@@ -31,9 +29,8 @@ def parse_moment(text: str, *, now: datetime, find_step: Steps) -> int:
     stripped = text.strip()
     if step := _STEP.match(stripped):
         return find_step(int(step[1]))
-    if _AGE.match(stripped):
-        seconds = sum(map(parse_seconds, _SPAN.findall(stripped)))
-        return (_microseconds(now) or 0) - seconds * 1_000_000
+    if SPAN.match(stripped):
+        return (_microseconds(now) or 0) - parse_seconds(stripped) * 1_000_000
     moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
     epoch_us = None if moment is None else _microseconds(moment)
     if epoch_us is None:

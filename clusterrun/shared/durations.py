@@ -1,51 +1,63 @@
-"""Parse and format spans of time: the six formats of Slurm's limits, and 90s, 30m, 2h."""
+"""Parse and format spans of time: 90s, 1h30m, 1.5h, and the six formats of Slurm's limits."""
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
 from typing import Final
 
 from clusterrun.errors import UsageError
 
-_LIMIT: Final = re.compile(
+_CLOCK: Final = re.compile(
     r"(?:(?P<days>[0-9]{1,6})-(?P<hours>[0-9]{1,6})(?::(?P<minutes>[0-9]{1,6}))?"
     r"(?::(?P<seconds>[0-9]{1,6}))?"
-    r"|(?P<fields>[0-9]{1,9}(?::[0-9]{1,9}){0,2}))\Z"
+    r"|(?P<fields>[0-9]{1,9}(?::[0-9]{1,9}){1,2}))\Z"
 )
-_SPAN: Final = re.compile(r"([0-9]{1,12})\s*([smhd]?)\Z")
-_UNIT_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_BARE: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?\Z")
+_PART: Final = re.compile(
+    r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*"
+    r"(?:(ms)|(s)(?:ec(?:ond)?s?)?|(m)(?:in(?:ute)?s?)?|(h)(?:(?:ou)?rs?)?|(d)(?:ays?)?)\s*",
+    re.ASCII | re.IGNORECASE,
+)
+SPAN: Final = re.compile(rf"(?:{_PART.pattern})+\Z", _PART.flags)  # every number has a unit
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _ENDLESS: Final = ("UNLIMITED", "INFINITE", "-1")
 
 
-def parse_slurm_minutes(text: str) -> int:
-    """Parse a time limit in any of sbatch's six formats; return minutes, rounded up.
+def parse_span(text: str, *, bare_s: int = 1) -> Decimal | None:
+    """Parse a span of time as seconds; a bare number counts units of `bare_s` seconds.
 
-    >>> [parse_slurm_minutes(text) for text in ("90", "90:30", "1:30:00")]
-    [90, 91, 90]
-    >>> [parse_slurm_minutes(text) for text in ("1-12", "1-12:30", "1-12:30:01")]
-    [2160, 2190, 2191]
+    Return None for a text that is no span.
 
-    Raises UsageError for another format, and for "no limit".
+    >>> [int(parse_span(text)) for text in ("90", "90s", "1h30m", "1.5 hours", "2:30", "1-12")]
+    [90, 90, 5400, 5400, 150, 129600]
+    >>> parse_span("30", bare_s=60), parse_span("450ms")
+    (Decimal('1800'), Decimal('0.45'))
     """
     stripped = text.strip()
-    if stripped.upper() in _ENDLESS:
-        raise _endless(stripped)
-    match = _LIMIT.match(stripped)
-    if match is None or _overflows(match):
-        raise _not_a_limit(text)
-    minutes = -(-_limit_seconds(match) // 60)
-    if minutes == 0:
-        raise _endless(stripped)
-    return minutes
+    if _BARE.match(stripped):
+        return Decimal(stripped) * bare_s
+    if clock := _CLOCK.match(stripped):
+        return None if _overflows(clock) else Decimal(_clock_seconds(clock))
+    if not SPAN.match(stripped):
+        return None
+    return sum(map(_part_seconds, _PART.finditer(stripped)), Decimal(0))
+
+
+def _part_seconds(part: re.Match[str]) -> Decimal:
+    unit = next(filter(None, part.groups()[1:]))
+    number = Decimal(part[1])
+    return number / 1000 if part[2] else number * _UNIT_SECONDS[unit.lower()]
 
 
 def _overflows(match: re.Match[str]) -> bool:
-    """Whether minutes or seconds behind another field are more than 59, as in 25:99."""
+    """Return whether minutes or seconds behind another field are more than 59, as in 25:99."""
     behind = (match["fields"] or "").split(":")[1:]
     return any(int(field or 0) > 59 for field in (*behind, match["minutes"], match["seconds"]))
 
 
-def _limit_seconds(match: re.Match[str]) -> int:
+def _clock_seconds(match: re.Match[str]) -> int:
     if match["days"] is None:
         return _colon_seconds([int(field) for field in match["fields"].split(":")])
     days, hours, minutes, seconds = (
@@ -55,28 +67,34 @@ def _limit_seconds(match: re.Match[str]) -> int:
 
 
 def _colon_seconds(fields: list[int]) -> int:
-    """Add up `minutes`, `minutes:seconds` or `hours:minutes:seconds`."""
+    """Add up `minutes:seconds` or `hours:minutes:seconds`."""
     if len(fields) == 3:
         return (fields[0] * 60 + fields[1]) * 60 + fields[2]
-    return fields[0] * 60 + sum(fields[1:])
+    return fields[0] * 60 + fields[1]
 
 
-def _endless(text: str) -> UsageError:
-    # Slurm reads 0 as "no limit", too.
-    return UsageError(
-        f"time limit '{text}' means no limit",
-        hint="give a limit; a job without one is never backfilled and waits longest",
-    )
+def parse_slurm_minutes(text: str) -> int:
+    """Parse a time limit, of which a bare number is minutes; return minutes, rounded up.
 
+    >>> [parse_slurm_minutes(text) for text in ("90", "90:30", "1:30:00", "1h", "90s")]
+    [90, 91, 90, 60, 2]
+    >>> [parse_slurm_minutes(text) for text in ("1-12", "1-12:30", "1-12:30:01")]
+    [2160, 2190, 2191]
 
-def _not_a_limit(text: str) -> UsageError:
-    span = _SPAN.match(text.strip())
-    if span is not None and span[2]:
-        minutes = -(-int(span[1]) * _UNIT_SECONDS[span[2]] // 60)
-        hint = f"write '{format_minutes(minutes)}'"
-    else:
-        hint = "write 90 (minutes), 1:30:00 (hours) or 1-12:00:00 (days)"
-    return UsageError(f"'{text}' is not a time limit", hint=hint)
+    Raises UsageError for any other text, and for "no limit".
+    """
+    seconds = parse_span(text, bare_s=60)
+    if seconds == 0 or text.strip().upper() in _ENDLESS:  # Slurm reads 0 as "no limit"
+        raise UsageError(
+            f"time limit '{text.strip()}' means no limit",
+            hint="give a limit; a job without one is never backfilled and waits longest",
+        )
+    if seconds is None:
+        raise UsageError(
+            f"'{text}' is not a time limit",
+            hint="write 90 (minutes), 90m, 1h30m, 1:30:00 or 1-12:00:00 (days)",
+        )
+    return math.ceil(seconds / 60)
 
 
 def format_minutes(minutes: int) -> str:
@@ -92,17 +110,18 @@ def format_minutes(minutes: int) -> str:
 
 
 def parse_seconds(text: str) -> int:
-    """Parse a number of seconds, or one with the unit s, m, h or d.
+    """Parse a span of time, of which a bare number is seconds; return seconds, rounded up.
 
-    >>> [parse_seconds(text) for text in ("90", "90s", "30m", "2h", "1d")]
-    [90, 90, 1800, 7200, 86400]
+    >>> [parse_seconds(text) for text in ("90", "90s", "30m", "1h30m", "1:30:00", "1d")]
+    [90, 90, 1800, 5400, 5400, 86400]
 
-    Raises UsageError for anything else.
+    Raises UsageError for any other text.
     """
-    match = _SPAN.match(text.strip())
-    if match is None:
-        raise UsageError(f"'{text}' is not a time span", hint="write 90 (seconds), 90s, 30m or 2h")
-    return int(match[1]) * _UNIT_SECONDS[match[2]]
+    seconds = parse_span(text)
+    if seconds is None:
+        hint = "write 90 (seconds), 90s, 30m, 1h30m or 1:30:00"
+        raise UsageError(f"'{text}' is not a time span", hint=hint)
+    return math.ceil(seconds)
 
 
 def format_seconds(seconds: int) -> str:

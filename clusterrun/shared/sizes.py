@@ -1,13 +1,19 @@
-"""Parse and format amounts of bytes: 64KiB, 200G as Slurm means it, 1GB."""
+"""Parse and format amounts: bytes (64KiB, 200G as Slurm means it, 1GB), counts (16k, 8B)."""
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
 from typing import Final
 
 from clusterrun.errors import UsageError
 
-_SIZE: Final = re.compile(r"([0-9]{1,15})\s*([a-z]*)\Z", re.ASCII | re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\Z", re.ASCII | re.IGNORECASE)
+_COUNT: Final = re.compile(
+    r"([0-9]{1,15}(?:\.[0-9]{0,15})?(?:e[+-]?[0-9]{1,3})?)\s*([kmbt]?)\Z", re.ASCII | re.IGNORECASE
+)
+_COUNT_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _BINARY: Final = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 _UNIT_BYTES: Final = {
     **{"": 1, "b": 1},
@@ -18,10 +24,10 @@ _UNIT_BYTES: Final = {
 
 
 def parse_bytes(text: str) -> int:
-    """Parse a number of bytes, or one with a unit in any case.
+    """Parse a number of bytes, or one with a unit in any case; round up to whole bytes.
 
-    >>> [parse_bytes(text) for text in ("4096", "64KiB", "200G", "1 GB")]
-    [4096, 65536, 214748364800, 1000000000]
+    >>> [parse_bytes(text) for text in ("4096", "64KiB", "1.5g", "1 GB")]
+    [4096, 65536, 1610612736, 1000000000]
 
     Raises UsageError for anything else.
     """
@@ -29,7 +35,17 @@ def parse_bytes(text: str) -> int:
     size = _UNIT_BYTES.get(match[2].lower()) if match else None
     if match is None or size is None:
         raise UsageError(f"'{text}' is not a size", hint="write 4096 (bytes), 64KiB, 200M or 1GiB")
-    return int(match[1]) * size
+    return math.ceil(Decimal(match[1]) * size)
+
+
+def parse_count(text: str) -> Decimal | None:
+    """Parse a number, or one with k (1,000), M, B or T in either case; None if it is neither.
+
+    >>> [int(parse_count(text)) for text in ("8", "1_000", "16k", "1.2M", "8b", "8.03e9")]
+    [8, 1000, 16000, 1200000, 8000000000, 8030000000]
+    """
+    match = _COUNT.match(text.strip().replace("_", ""))
+    return Decimal(match[1]) * _COUNT_UNITS[match[2].lower()] if match else None
 
 
 def format_bytes(size: int) -> str:

@@ -14,7 +14,15 @@ from clusterrun.errors import UsageError
     [
         ("params", "8.03e9", 8.03e9),
         ("params", "8.03B", 8.03e9),
+        ("params", "8.03b", 8.03e9),
         ("params", "480_000", 480_000),
+        ("seq_len", "16k", 16_000),
+        ("time_minutes", "90", 90),
+        ("time_minutes", "1.5h", 90),
+        ("timeout_s", "90", 90),
+        ("timeout_s", "1:30:00", 5400),
+        ("hang_timeout_s", "1h30m", 5400),
+        ("step_time_s", "1m30s", 90),
         ("tokens", "1T", 1e12),
         ("lr", "1.25e-6", 1.25e-6),
         ("mfu", "0.4", 0.4),
@@ -34,7 +42,7 @@ def test_a_number_is_read(name: str, text: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("samples", "1.5"), ("samples", "1.2345k"), ("samples", "1T"), ("gpus_per_node", "1k")],
+    [("samples", "1.5"), ("samples", "1.2345k"), ("samples", "1000T"), ("gpus_per_node", "1.5")],
 )
 def test_what_is_no_whole_number_is_refused(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=rf"{name} must be a whole number, not '{text}'"):

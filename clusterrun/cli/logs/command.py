@@ -95,9 +95,9 @@ _instead = _under("Instead")
 @_follow("-f", "--follow", "following", is_flag=True, help="go on until the job ends")
 @_follow(
     "--interval",
-    type=click.FloatRange(min=0.1),
-    metavar="SEC",
-    help="between two looks at the files",
+    type=options.interval,
+    metavar="TIME",
+    help="look at the files this often, as 2s",
 )
 @_follow("--exit-status", is_flag=True, help="exit 3 when the job ended and did not complete")
 @_instead("--list", "listing", is_flag=True, help="list the log files instead")

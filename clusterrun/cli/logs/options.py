@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from datetime import datetime, tzinfo
+from decimal import Decimal
 from typing import Final
 
 import click
@@ -15,8 +16,11 @@ from clusterrun.logformat.lines import Stream
 from clusterrun.logs.catalogue import BATCH
 from clusterrun.logs.moments import parse_moment, step_finder
 from clusterrun.logs.query import STREAMS
+from clusterrun.shared.durations import parse_span
 from clusterrun.shared.hostlist import parse_ranks
+from clusterrun.shared.sizes import parse_count
 
+LEAST_INTERVAL_S: Final = Decimal("0.1")
 _STREAMS: Final = {stream.label: stream for stream in STREAMS}
 
 
@@ -24,9 +28,18 @@ def tail(text: str) -> int | str:
     """Read `--tail`: a number of lines, or `all`."""
     if text == "all":
         return text
-    if not (text.isascii() and text.isdigit()):
+    value = parse_count(text)
+    if value is None or value != int(value):
         raise click.BadParameter(f"'{text}' is neither a number of lines nor 'all'")
-    return int(text)
+    return int(value)
+
+
+def interval(text: str) -> float:
+    """Read `--interval`: a span of time from 0.1 s on."""
+    seconds = parse_span(text)
+    if seconds is None or seconds < LEAST_INTERVAL_S:
+        raise click.BadParameter(f"'{text}' is no time from {LEAST_INTERVAL_S} s on: write 2s")
+    return float(seconds)
 
 
 def attempt(text: str) -> int | str:
