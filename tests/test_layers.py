@@ -271,7 +271,7 @@ def test_few_rooms_start_processes() -> None:
 @pytest.mark.parametrize("name", sorted(name for name in INNER if name.startswith("cli.")))
 def test_a_verb_of_the_command_line_imports_no_other_verb(name: str) -> None:
     others = {_verb(i) for i in _imported(name, _tree(name)) if i.startswith("cli.")}
-    followed = {"logs"} if name == "cli.submit" else set()  # --follow is `logs -f`
+    followed = {"logs"} if name == "cli.shared.waiting" else set()  # --follow is `logs -f`
     assert others - followed <= {_verb(name), "shared"}
 
 

@@ -25,12 +25,14 @@ SAY_S: Final = 30.0
 
 @click.command()
 @click.argument("jobs", nargs=-1, metavar="JOB...")
-@click.option("--checkpoint", is_flag=True, help="have the ranks save a checkpoint and leave first")
+@click.option("--checkpoint", is_flag=True, help="let the ranks save a checkpoint first")
 @click.option(
-    "--timeout", metavar="TIME", help=f"how long they may take, as 90s or 10m; default: {DEFAULT}"
+    "--timeout",
+    metavar="TIME",
+    help=f"wait this long for it, as 90s or 10m  [default: {DEFAULT}]",
 )
-@click.option("-y", "--yes", is_flag=True, help="no question, also for several jobs")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@click.option("-y", "--yes", is_flag=True, help="do not ask")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -41,15 +43,16 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """End jobs.
+    """Cancel jobs.
 
-    JOB is a job id, the name of a run (its newest) or a run's directory; of a chain all jobs end.
-    Several jobs, or one on more than 64 nodes, need a yes: -y where nobody can be asked.
+    JOB is a job id, the name of a run (the newest of that name) or a run directory. All jobs of a
+    chain are cancelled. Asks before it cancels several jobs, or one on more than 64 nodes; pass
+    -y in scripts.
 
-    With --checkpoint a running job ends once its ranks have saved, or the time is over; the exit
+    With --checkpoint, a running job ends when its ranks have saved, or at the timeout; the exit
     status is 3 if a job ended without a checkpoint. If no rank ever calls
-    runtime.should_checkpoint(), the job ends after a minute, or after --timeout. Ctrl-C stops the
-    waiting; the ranks still save, and the job ends.
+    runtime.should_checkpoint(), the job ends after a minute, or after --timeout. Ctrl-C stops
+    waiting: the ranks still save and leave.
 
     \b
     clusterrun cancel 4711

@@ -11,29 +11,53 @@ import click
 from clusterrun.backends.machine_facts import working_directory
 from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
+from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options, json_option
 from clusterrun.config import Resolved
 from clusterrun.config.document import Document, parse_document
 from clusterrun.config.files import FoundFiles, find_files
-from clusterrun.config.keys import BY_KEY
+from clusterrun.config.keys import BY_KEY, nearest
 from clusterrun.config.load import resolve
 from clusterrun.config.resolved import Row
-from clusterrun.config.spoken import unknown_key
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 
 
-@click.group("config")
-def command() -> None:
-    """Show and check the configuration."""
+class ConfigGroup(click.Group):
+    """The commands of `config`; a key in their place belongs to `config show`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command. Raises UsageError for an unknown one."""
+        name = args[0]
+        if name not in self.commands and not name.startswith("-"):
+            near = nearest(name, self.commands)
+            hint = f"use 'config {near}'" if near else f"to print it: clusterrun config show {name}"
+            raise UsageError(f"no command 'config {name}'", hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+@click.group("config", cls=ConfigGroup, no_args_is_help=False, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Show and check the configuration.
+
+    \b
+    clusterrun config show --origin          print each value and its source
+    clusterrun config show slurm.time        print one value
+    clusterrun config validate               check the files that apply here
+    """
+    if ctx.invoked_subcommand is None:
+        output.say(ctx.get_help())
+        ctx.exit(Exit.USAGE)
 
 
 @command.command("show", cls=JobCommand)
 @job_options(script=False)
-@click.option("--origin", is_flag=True, help="say where each value comes from")
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--origin", is_flag=True, help="print the source of each value")
+@json_option
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) -> None:
-    """Print each value, or those of some keys (slurm.time) or sections (slurm)."""
+    """Print all values, or some keys or sections."""
     output.expect_json(as_json)
     resolved = job.load()
     rows = list(_chosen_rows(resolved, keys))
@@ -64,8 +88,12 @@ def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
 
 
 def _refuse_unknown(key: str) -> None:
-    if key not in BY_KEY:  # a mapping without names has no rows
-        raise unknown_key(key)
+    if key in BY_KEY:  # a mapping without names has no rows
+        return
+    homes = [full for full in BY_KEY if full.endswith("." + key)]
+    near = homes[0] if homes else nearest(key, BY_KEY)
+    hint = f"use '{near}'" if near else "'clusterrun config show' lists the settings that are set"
+    raise UsageError(f"no setting '{key}'", hint=hint)
 
 
 def _show_json(resolved: Resolved, rows: Sequence[Row]) -> dict[str, object]:
@@ -81,10 +109,13 @@ def _show_json(resolved: Resolved, rows: Sequence[Row]) -> dict[str, object]:
 
 @command.command("validate")
 @click.argument("file", required=False, type=click.Path())
-@click.option("--strict", is_flag=True, help="count warnings as mistakes")
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--strict", is_flag=True, help="treat warnings as errors")
+@json_option
 def validate(file: str | None, strict: bool, as_json: bool) -> int:
-    """Check one file, or all that count here: keys, values, profiles. Exit 0, or 2 for mistakes."""
+    """Check a file, or all that apply here.
+
+    Exits with 2 if a key, a value or a profile is wrong.
+    """
     output.expect_json(as_json)
     cwd = working_directory(os.environ)
     found = find_files(environ=os.environ, cwd=cwd, config_file=file, search=file is None)

@@ -24,8 +24,10 @@ NEWEST_LOOKED_AT = 200  # without --all; a job that runs is among the newest
 
 
 @click.command()
-@click.option("-a", "--all", "everything", is_flag=True, help="every run that is there")
-@click.option("-n", "--newest", type=click.IntRange(min=1), metavar="N", help="the N newest runs")
+@click.option("-a", "--all", "everything", is_flag=True, help="list all runs")
+@click.option(
+    "-n", "--newest", type=click.IntRange(min=1), metavar="N", help="list only the N newest"
+)
 @click.option(
     "-s",
     "--state",
@@ -33,10 +35,10 @@ NEWEST_LOOKED_AT = 200  # without --all; a job that runs is among the newest
     multiple=True,
     type=click.Choice([state.value for state in JobState], case_sensitive=False),
     metavar="STATE",
-    help="runs in this state alone, as FAILED (repeatable)",
+    help="list runs in this state, as FAILED (repeatable)",
 )
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-@click.option("--ids-only", is_flag=True, help="print job ids alone, one a line")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--ids-only", is_flag=True, help="print only job ids, one per line")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -47,10 +49,10 @@ def command(
     as_json: bool,
     ids_only: bool,
 ) -> None:
-    """List jobs with their states.
+    """List jobs and their states.
 
-    Lists the runs of this project that have not ended, and the five newest that have; outside of a
-    project, those of all projects.
+    Lists the active runs of this project, and the five newest that have ended; outside a project,
+    those of all projects.
 
     \b
     clusterrun list --all --state FAILED

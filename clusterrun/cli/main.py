@@ -8,15 +8,16 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 from click.exceptions import Exit as ClickExit
 
 import clusterrun
 from clusterrun.cli.shared import output
+from clusterrun.cli.shared.help import HELP_ALL, GroupedCommand, under
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.shared import files
 
@@ -25,25 +26,30 @@ BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, what a program that the signal killed
 
 EXAMPLES: Final = """\
 \b
-clusterrun init                                          write a starter clusterrun.yaml
-clusterrun submit -N 2 --gpus-per-node 4 train.py        train on 2 nodes x 4 GPUs
-clusterrun render -N 2 --gpus-per-node 4 train.py        print the batch script instead
-clusterrun logs -f                                       follow the newest run"""
+clusterrun init                                       write a starter clusterrun.yaml
+clusterrun submit -N 2 --gpus-per-node 4 train.py     train on 2 nodes x 4 GPUs
+clusterrun render -N 2 --gpus-per-node 4 train.py     print the batch script
+clusterrun logs -f                                    follow the newest run"""
 
 EXIT_CODES: Final = """\
 0    done, or the answer is yes
-1    the operation failed (sbatch refused the job, a directory cannot be written)
-2    a mistake in the command or in the configuration; nothing was started
-3    it worked and the answer is no (status --exit-status of a job that did not complete)
+1    the operation failed (sbatch refused the job, a directory is not writable)
+2    the command or the configuration is wrong; nothing was started
+3    done, and the answer is no (status --exit-status of a job that did not complete)
 4    no such job or run
-5    Slurm did not answer; the jobs themselves are not affected
+5    Slurm did not answer; jobs in the queue are not affected
 130  interrupted by Ctrl-C
-141  the reader of a pipe went away
+141  the reader of a pipe closed it
 
-submit --wait gives the exit code of the job instead: that of the rank that failed first,
-128 + signal where a signal killed it, 120 the ranks did not become one world, 121 the nodes
-did not meet, 122 a node is unfit, 123 a node was lost, 124 cancelled, or its time was up,
-125 the ranks saved and left, and the run goes on later, 126 no step ended for too long."""
+submit --wait exits with the status of the job: that of the rank that failed first, or
+128 + N if signal N killed it, or
+120  the ranks did not form one world
+121  the nodes did not reach each other
+122  a node is not fit to train
+123  a node was lost
+124  the job was cancelled or hit its time limit
+125  the ranks saved a checkpoint and left; the run continues later
+126  no step ended within the hang timeout"""
 
 
 class Verb(NamedTuple):
@@ -55,22 +61,20 @@ class Verb(NamedTuple):
 
 
 VERBS: Final[dict[str, Verb]] = {
-    "plan": Verb(
-        "clusterrun.cli.plan", "Run", "Estimate what a training needs before it is queued."
-    ),
-    "scaling": Verb("clusterrun.cli.scaling", "Run", "Measure how a script scales."),
-    "submit": Verb("clusterrun.cli.submit", "Run", "Train a script on N nodes."),
+    "plan": Verb("clusterrun.cli.plan", "Run", "Estimate memory, time and cost before you queue."),
+    "scaling": Verb("clusterrun.cli.scaling", "Run", "Measure how a script scales over nodes."),
+    "submit": Verb("clusterrun.cli.submit", "Run", "Submit a training script to N nodes."),
     "render": Verb("clusterrun.cli.render", "Run", "Print the batch script that submit sends."),
-    "resume": Verb("clusterrun.cli.resume", "Run", "Go on with a run that has ended."),
-    "resubmit": Verb("clusterrun.cli.resubmit", "Run", "Run again what a job was made of."),
-    "cancel": Verb("clusterrun.cli.cancel", "Run", "End jobs."),
-    "status": Verb("clusterrun.cli.status", "Watch", "Show how one job is doing."),
-    "list": Verb("clusterrun.cli.list", "Watch", "List jobs with their states."),
-    "logs": Verb("clusterrun.cli.logs.command", "Watch", "Read what the ranks wrote."),
+    "resume": Verb("clusterrun.cli.resume", "Run", "Continue a run that has ended."),
+    "resubmit": Verb("clusterrun.cli.resubmit", "Run", "Start a new run like an earlier one."),
+    "cancel": Verb("clusterrun.cli.cancel", "Run", "Cancel jobs."),
+    "status": Verb("clusterrun.cli.status", "Watch", "Show the state of a job."),
+    "list": Verb("clusterrun.cli.list", "Watch", "List jobs and their states."),
+    "logs": Verb("clusterrun.cli.logs.command", "Watch", "Print the output of the ranks."),
     "init": Verb("clusterrun.cli.init", "Set up", "Write a starter clusterrun.yaml."),
     "config": Verb("clusterrun.cli.config", "Set up", "Show and check the configuration."),
     "completion": Verb("clusterrun.cli.completion", "Set up", "Print completion for a shell."),
-    "help": Verb("clusterrun.cli.main", "Set up", "Explain a command, or the exit codes."),
+    "help": Verb("clusterrun.cli.main", "Set up", "Explain a command or the exit codes."),
 }
 
 
@@ -123,33 +127,77 @@ def _set(ctx: click.Context, parameter: click.Parameter, value: str | bool | Non
         setattr(root.obj, parameter.name, value)
 
 
-_GLOBAL_OPTIONS: Final = {
-    "--color": click.option(
-        "--color",
-        type=click.Choice(COLOURS),
-        expose_value=False,
-        is_eager=True,
-        callback=_set,
-        help="colour the output; auto: on a terminal",
-    ),
-    "--debug": click.option(
-        "--debug",
+def _show_all(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        ctx.meta[HELP_ALL] = True
+        output.answer(ctx.get_help())
+        ctx.exit()
+
+
+def _session_option(*names: str, help: str, **settings: Any) -> Callable[[Any], Any]:
+    return under("Output", common=False)(
+        *names, expose_value=False, is_eager=True, callback=_set, help=help, **settings
+    )
+
+
+def _color(_: click.Command) -> Callable[[Any], Any]:
+    choice = click.Choice(COLOURS)
+    return _session_option("--color", type=choice, help="colour the output  [default: auto]")
+
+
+def _debug(_: click.Command) -> Callable[[Any], Any]:
+    return _session_option("--debug", is_flag=True, help="print the traceback of a crash")
+
+
+def _quiet(command: click.Command) -> Callable[[Any], Any]:
+    letter = "-Q" if "-q" in _options_of(command) else "-q"  # sbatch: -q is --qos, -Q is --quiet
+    return _session_option(letter, "--quiet", is_flag=True, help="print no notes")
+
+
+def _verbose(_: click.Command) -> Callable[[Any], Any]:
+    text = "print the files and settings that are used"
+    return _session_option("-v", "--verbose", is_flag=True, help=text)
+
+
+def _help(_: click.Command) -> Callable[[Any], Any]:
+    return click.help_option("-h", "--help", help="print this help")
+
+
+def _help_all(command: click.Command) -> Callable[[Any], Any]:
+    return click.option(
+        "--help-all",
         is_flag=True,
         expose_value=False,
         is_eager=True,
-        callback=_set,
-        help="show the traceback of an unexpected error",
-    ),
+        callback=_show_all,
+        hidden=not isinstance(command, GroupedCommand),
+        help="print this help with all options",
+    )
+
+
+_GLOBAL_OPTIONS: Final = {
+    "--color": _color,
+    "--debug": _debug,
+    "--quiet": _quiet,
+    "--verbose": _verbose,
+    "--help": _help,
+    "--help-all": _help_all,
 }
 
 
 def _with_global_options(command: click.Command) -> click.Command:
-    """Accept `--color` and `--debug` after the verb as well."""
-    taken = {option for parameter in command.params for option in parameter.opts}
-    for name, option in _GLOBAL_OPTIONS.items():
-        if name not in taken:
-            option(command)
+    """Accept the options of every command after the verb as well."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _with_global_options(inner)
+    for name, make in _GLOBAL_OPTIONS.items():
+        if name not in _options_of(command):
+            make(command)(command)
     return command
+
+
+def _options_of(command: click.Command) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts}
 
 
 @click.group(
@@ -160,23 +208,27 @@ def _with_global_options(command: click.Command) -> click.Command:
     epilog=EXAMPLES,
 )
 @click.version_option(
-    clusterrun.__version__, prog_name="clusterrun", message="%(prog)s %(version)s"
+    clusterrun.__version__,
+    prog_name="clusterrun",
+    message="%(prog)s %(version)s",
+    help="print the version",
 )
-@_GLOBAL_OPTIONS["--color"]
-@_GLOBAL_OPTIONS["--debug"]
 @click.pass_context
 def group(ctx: click.Context) -> None:
-    """One command takes a training script to N nodes and proves that they are one world."""
+    """Train a PyTorch script on N nodes, and check that its ranks form one world."""
     if ctx.invoked_subcommand is None:
         output.say(ctx.get_help())
         ctx.exit(Exit.USAGE)
+
+
+_with_global_options(group)
 
 
 @click.command("help")
 @click.argument("topic", required=False)
 @click.pass_context
 def help_command(ctx: click.Context, topic: str | None) -> None:
-    """Explain a command, or the exit codes.
+    """Explain a command or the exit codes.
 
     \b
     clusterrun help submit

@@ -17,7 +17,13 @@ from clusterrun.advice.question import (
 )
 from clusterrun.cli import plan_json, plan_view
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
+from clusterrun.cli.shared.options import (
+    JobCommand,
+    JobOptions,
+    job_options,
+    json_option,
+    rare_output,
+)
 from clusterrun.config import Given, Resolved
 from clusterrun.errors import Exit, UsageError
 from clusterrun.estimates.alternatives import alternatives
@@ -41,25 +47,31 @@ _NEWEST: Final = "\0"  # no job has that name
     "--recommend",
     "recommends",
     is_flag=True,
-    help="the fastest strategy, micro-batch and accumulation that fit",
+    help="find the fastest strategy, micro-batch and accumulation that fit",
 )
-@click.option("--what-if", "what", metavar="|".join(WHAT_IF), type=click.Choice(WHAT_IF))
+@click.option(
+    "--what-if",
+    "what",
+    metavar="|".join(WHAT_IF),
+    type=click.Choice(WHAT_IF),
+    help="vary one setting",
+)
 @click.option(
     "--compare",
     "job_id",
     metavar="[JOB]",
     is_flag=False,
     flag_value=_NEWEST,
-    help="the estimate of a job (default: the newest) beside its measurements",
+    help="compare the estimate of a job with its measurements  [default: the newest]",
 )
-@click.option(
+@rare_output(
     "--trace",
     "traces",
     is_flag=True,
-    help="build the model of the config without memory, and see what a forward pass saves",
+    help="count activations in a forward pass on the meta device (needs torch)",
 )
-@click.option("--explain", "explains", is_flag=True, help="the formulas, and their symbols")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@click.option("--explain", "explains", is_flag=True, help="print the formulas and their symbols")
+@json_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -73,11 +85,11 @@ def command(
     explains: bool,
     as_json: bool,
 ) -> None:
-    """Estimate what a training needs before it is queued.
+    """Estimate memory, time and cost before you queue.
 
-    Batch, steps, learning rate, memory, time and disk. Facts of the training come from options or
-    from the section `training:` of clusterrun.yaml. Exit status 0: it fits, perhaps tightly; 3: it
-    does not fit.
+    Describe the training with options or in the section `training:` of clusterrun.yaml. Options
+    of submit are accepted too. Exits with 0 if the training fits, perhaps tightly, and with 3 if
+    it does not.
 
     \b
     clusterrun plan --model qwen3-8b --seq-len 4096 -N 4 --gpus-per-node 8 --gpu h100-80g

@@ -8,7 +8,13 @@ from pathlib import Path
 import click
 
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options
+from clusterrun.cli.shared.options import (
+    JobOptions,
+    ScriptCommand,
+    job_options,
+    json_option,
+    keep_sbatch_env_option,
+)
 from clusterrun.cli.shared.submission import print_check, print_files, print_notes
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.shared import files
@@ -17,11 +23,11 @@ from clusterrun.verbs.render import Prepared, check, prepare
 
 @click.command(cls=ScriptCommand)
 @job_options()
-@click.option("-O", "--output-dir", metavar="DIR", help="write all files into a new directory")
-@click.option("--check", "checks", is_flag=True, help="also let bash and Slurm check the script")
-@click.option("--show-env", "--explain", is_flag=True, help="print each variable and why it is set")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object with all files")
-@click.option("--keep-sbatch-env", is_flag=True, help="let SBATCH_* variables of the shell count")
+@click.option("-O", "--output-dir", metavar="DIR", help="write all files to a new directory")
+@click.option("--check", "checks", is_flag=True, help="check the script with bash and Slurm")
+@click.option("--show-env", "--explain", is_flag=True, help="print each variable and its reason")
+@json_option
+@keep_sbatch_env_option
 def command(
     job: JobOptions,
     *,
@@ -33,11 +39,11 @@ def command(
 ) -> None:
     """Print the batch script that submit sends.
 
-    The text is the same, byte for byte, and can be handed to sbatch by hand.
+    submit sends the same bytes; you can also submit them yourself.
 
     \b
     clusterrun render -N 2 --gpus-per-node 4 train.py | less
-    clusterrun render -N 2 --gpus-per-node 4 -O job train.py; sbatch job/job.sbatch
+    clusterrun render -N 2 --gpus-per-node 4 -O job train.py && sbatch job/job.sbatch
     """
     output.expect_json(as_json)
     prepared = prepare(job.load())

@@ -8,25 +8,35 @@ import click
 
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.options import (
-    JobCommand,
+    ContinueCommand,
     JobOptions,
+    dry_run_option,
     exclude_bad_option,
+    follow_option,
     job_options,
+    json_option,
+    parsable_option,
+    wait_option,
     yes_option,
 )
+from clusterrun.cli.shared.waiting import await_end
 from clusterrun.verbs.resubmit import prepare_resubmit
 from clusterrun.verbs.submit import submit_prepared
 
 
-@click.command(cls=JobCommand)
+@click.command(cls=ContinueCommand)
 @click.argument("run", metavar="JOB")
 @job_options(script=False, files=False)
 @exclude_bad_option
-@click.option("--dry-run", is_flag=True, help="print what would change, submit nothing")
-@click.option("--parsable", is_flag=True, help="print the job id alone (with ;cluster if several)")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@follow_option
+@wait_option
+@dry_run_option
 @yes_option
+@parsable_option
+@json_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     run: str,
     job: JobOptions,
     *,
@@ -35,25 +45,28 @@ def command(
     parsable: bool,
     as_json: bool,
     yes: bool,
+    wait: bool,
+    follow: bool,
 ) -> None:
-    """Run again what a job was made of.
+    """Start a new run like an earlier one.
 
-    A new run, from its first step, with the configuration that JOB had last and what the options
-    here change; clusterrun.yaml and the environment do not count.
-    JOB is a job id, the name of a run (its newest) or a run's directory.
+    Trains from the first step in a new run directory. It keeps the settings of JOB; options change
+    them, and ARGS after -- replace all arguments of the script. clusterrun.yaml and CLUSTERRUN_*
+    variables are ignored. JOB is a job id, the name of a run (the newest) or a run directory.
 
     \b
     clusterrun resubmit 4711
+    clusterrun resubmit 4711 -- --lr 3e-5
     clusterrun resubmit 4711 -N 4 --exclude-bad
     """
     output.expect_json(as_json)
-    submission.refuse_two_answers(as_json=as_json, parsable=parsable)
+    submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
     prepared, changed = prepare_resubmit(
         run, flags=job.flags, overrides=job.overrides, exclude_bad=exclude_bad
     )
     warnings = submission.print_notes(prepared)
     if exclude_bad and not changed.excluded:
-        output.note("no node of that run is known to be bad: none is left out")
+        output.note("no node of that run is known to be bad; none is excluded")
     submission.print_changes(changed.changes)
     submission.print_plan(prepared.plan)
     if dry_run:
@@ -69,3 +82,4 @@ def command(
         "excluded": list(changed.excluded),
     }
     submission.answer(record, data, as_json=as_json, parsable=parsable)
+    await_end(ctx, record, wait=wait, follow=follow)

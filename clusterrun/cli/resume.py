@@ -9,12 +9,19 @@ import click
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.job_text import failure_text, find_announced
 from clusterrun.cli.shared.options import (
-    JobCommand,
+    ContinueCommand,
     JobOptions,
+    dry_run_option,
     exclude_bad_option,
+    follow_option,
     job_options,
+    json_option,
+    parsable_option,
+    submission_option,
+    wait_option,
     yes_option,
 )
+from clusterrun.cli.shared.waiting import await_end
 from clusterrun.config.parallel import FIELDS
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
@@ -29,23 +36,27 @@ DECIDE_BATCH: Final = frozenset(
 )
 
 
-@click.command(cls=JobCommand)
+@click.command(cls=ContinueCommand)
 @click.argument("run", metavar="[JOB]", required=False)
 @job_options(script=False, files=False)
-@click.option(
+@submission_option(
     "--from",
     "start",
     metavar="POINT",
     default="latest",
-    help="latest (the default), step-N, the path of a checkpoint of the run, or scratch",
+    help="start at latest, step-N, a checkpoint's path, or scratch  [default: latest]",
 )
 @exclude_bad_option
-@click.option("--force", is_flag=True, help="go on although the run seems to be active")
-@click.option("--dry-run", is_flag=True, help="print what would change, submit nothing")
-@click.option("--parsable", is_flag=True, help="print the job id alone (with ;cluster if several)")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@submission_option("--force", is_flag=True, help="resume a run that seems to be active")
+@follow_option
+@wait_option
+@dry_run_option
 @yes_option
+@parsable_option
+@json_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     run: str | None,
     job: JobOptions,
     *,
@@ -56,21 +67,23 @@ def command(
     parsable: bool,
     as_json: bool,
     yes: bool,
+    wait: bool,
+    follow: bool,
 ) -> None:
-    """Go on with a run that has ended.
+    """Continue a run that has ended.
 
-    The next attempt runs in the same run directory, from the newest complete checkpoint, with the
-    configuration that the run had last and what the options here change.
-    JOB is a job id, the name of a run or its directory; without it the newest run is taken.
+    Starts the next attempt in the same run directory, from the newest complete checkpoint. It keeps
+    the settings of the run; options change them, and ARGS after -- replace all arguments of the
+    script. JOB is a job id, the name of a run or its directory  [default: the newest run].
 
     \b
     clusterrun resume 4711
     clusterrun resume 4711 --from step-350 --exclude-bad
     clusterrun resume 4711 --time 2-0 --partition long
-    clusterrun resume 4711 --set 'args=[--max-steps, 400]'
+    clusterrun resume 4711 -- --max-steps 400
     """
     output.expect_json(as_json)
-    submission.refuse_two_answers(as_json=as_json, parsable=parsable)
+    submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
     plan = prepare_resume(
         find_announced(run),
         start=start,
@@ -84,7 +97,7 @@ def command(
         return
     warnings = submission.print_notes(plan.prepared)
     if exclude_bad and not plan.changed.excluded:
-        output.note("no node of this run is known to be bad: none is left out")
+        output.note("no node of this run is known to be bad; none is excluded")
     _print_steps(plan)
     if dry_run:
         output.note("--dry-run: nothing was submitted")
@@ -95,18 +108,24 @@ def command(
     record = resume_prepared(plan)
     data = _object(plan, record, warnings)
     submission.answer(record, data, as_json=as_json, parsable=parsable)
+    await_end(ctx, record, wait=wait, follow=follow)
 
 
 def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:
     record = plan.record
-    output.note(
-        f"run {record.run_id} is complete; change something to go on with it, "
-        "as --set 'args=[--max-steps, 400]'"
-    )
+    output.note(f"run {record.run_id} is complete; {_advice(plan)}")
     if as_json:
         output.answer_json(_object(plan, record, []))
     elif parsable:
         output.answer(record.job_id)
+
+
+def _advice(plan: Resumption) -> str:
+    """Return how a complete run can train further: not without a checkpoint."""
+    name = plan.record.job_id or plan.record.run_id
+    if plan.start.checkpoint is None:
+        return f"it has no checkpoint to resume from: 'clusterrun resubmit {name}' trains again"
+    return f"to train further, pass new arguments: clusterrun resume {name} -- ARGS"
 
 
 # What will be done

@@ -11,12 +11,13 @@ import click
 
 from clusterrun.advice.scaling import SCHEMA, to_object
 from clusterrun.cli.shared import output, submission
+from clusterrun.cli.shared.help import under
 from clusterrun.cli.shared.job_text import failure_text, say_released
 from clusterrun.cli.shared.options import (
-    GroupedOption,
     JobOptions,
     ScriptCommand,
     job_options,
+    json_option,
     yes_option,
 )
 from clusterrun.config.spec import Cluster
@@ -45,20 +46,18 @@ NO_STEPS = (
 
 @click.command(cls=ScriptCommand)
 @job_options(without=("nodes",))
-@click.option(
+@under("Slurm")(
     "counts",
     "-N",
     "--nodes",
     metavar="N,N,...",
-    cls=GroupedOption,
-    heading="Slurm",
-    help="the numbers of nodes, ascending: 1,2,4",
+    help="run on these numbers of nodes, as 1,2,4",
 )
 @click.option(
-    "--fixed-batch", is_flag=True, help="a step of every world takes the same samples in all"
+    "--fixed-batch", is_flag=True, help="keep the samples per step the same on all numbers of nodes"
 )
-@click.option("--collect", is_flag=True, help="submit nothing: read the newest run of each world")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@click.option("--collect", is_flag=True, help="submit nothing and report the newest runs")
+@json_option
 @yes_option
 @click.pass_context
 def command(
@@ -71,20 +70,19 @@ def command(
     as_json: bool,
     yes: bool,
 ) -> None:
-    """Measure how a script scales.
+    """Measure how a script scales over nodes.
 
-    A short run on each number of nodes, each a run of its own, NAME-scaling. Give the script an
-    end after half a minute or more; it must report its steps (clusterrun.runtime.step, or a
-    Trainer, which does so in a run), and the first fifth of the reports does not count. On Slurm
-    all runs are queued at once, and should not write to one directory; on this machine they follow
-    each other.
+    Submits one short run, named NAME-scaling, for each number of nodes. The script should run for
+    at least half a minute and must report its steps (clusterrun.runtime.step; a Trainer does so
+    without a change); the first fifth of the reports is discarded. On Slurm all runs are queued at
+    once, so they must not write to one directory; on this machine they run one after another.
 
-    The speed-up is that of samples a second over the smallest world, efficiency its share of the
-    ideal. Communication is the rest: all that is lost against the smallest world, in
-    communication and in waiting for the slowest rank. Each rank is taken to keep its batch;
-    --fixed-batch is for a script that divides one batch among the ranks.
+    Speed-up compares samples per second with the smallest world; efficiency is its share of the
+    ideal. Communication is the share lost to communication and to waiting for the slowest rank.
+    Assumes that each rank keeps its batch; pass --fixed-batch if the script divides one batch
+    among the ranks.
 
-    The result is kept for clusterrun plan. Ctrl-C leaves the jobs; --collect comes back to them.
+    clusterrun plan uses the result. Ctrl-C leaves the jobs running; --collect reports them later.
 
     \b
     clusterrun scaling --nodes 1,2,4 --gpus-per-node 8 --time 30 train.py --max-steps 300

@@ -27,17 +27,17 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-@click.option("--exit-status", is_flag=True, help="exit 3 when the job ended and did not complete")
-@click.option("--wait", "waiting", is_flag=True, help="wait until the job has ended")
+@click.option("--wait", "waiting", is_flag=True, help="wait until the job ends")
+@click.option("--exit-status", is_flag=True, help="exit with 3 if the job did not complete")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
 def command(
     ctx: click.Context, job: str | None, *, as_json: bool, exit_status: bool, waiting: bool
 ) -> None:
-    """Show how one job is doing.
+    """Show the state of a job.
 
-    JOB is a job id, the name of a run or its directory; without it the newest run is taken. The
-    exit status is 0 even if the job failed, also with --wait; --exit-status changes that to 3.
+    JOB is a job id, the name of a run or its directory  [default: the newest run]. The exit status
+    is 0 even if the job failed, also with --wait; with --exit-status it is 3 then.
 
     \b
     clusterrun status

@@ -6,47 +6,51 @@ import dataclasses
 import sys
 
 import click
-from click.exceptions import Exit as ClickExit
 
 from clusterrun.advice.question import planned
-from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
-from clusterrun.cli.shared.job_text import failure_text, say_released
 from clusterrun.cli.shared.options import (
     JobOptions,
     ScriptCommand,
     as_options,
+    follow_option,
     job_options,
+    json_option,
+    keep_sbatch_env_option,
+    parsable_option,
+    submission_option,
+    wait_option,
     yes_option,
 )
+from clusterrun.cli.shared.waiting import await_end
 from clusterrun.config import Given
 from clusterrun.config.spec import Device
-from clusterrun.errors import Exit, SchedulerUnreachableError, UsageError, describe
-from clusterrun.rundir.record import JobRecord
+from clusterrun.errors import SchedulerUnreachableError, UsageError, describe
 from clusterrun.verbs.render import Prepared, check, prepare
-from clusterrun.verbs.status import wait as wait_until_ended
 from clusterrun.verbs.submit import submit_prepared
 
 
 @click.command(cls=ScriptCommand)
 @job_options()
-@click.option(
-    "--plan", "plans", is_flag=True, help="train in the fastest way that fits: plan --recommend"
+@follow_option
+@wait_option
+@submission_option("--plan", "plans", is_flag=True, help="use the setup of plan --recommend")
+@submission_option(
+    "--dry-run", is_flag=True, help="print and check the batch script, and submit nothing"
 )
-@click.option("--dry-run", is_flag=True, help="print the batch script, check it, submit nothing")
-@click.option("--test-only", is_flag=True, help="ask Slurm when it would start, submit nothing")
-@click.option("--parsable", is_flag=True, help="print the job id alone (with ;cluster if several)")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-@click.option("-W", "--wait", is_flag=True, help="wait for the end; exit with the job's status")
-@click.option("--follow", is_flag=True, help="show the logs until the end, as --wait else")
-@yes_option
-@click.option("--keep-sbatch-env", is_flag=True, help="let SBATCH_* variables of the shell count")
-@click.option(
+@submission_option(
+    "--test-only", is_flag=True, help="ask Slurm when the job would start, and submit nothing"
+)
+@submission_option(
     "--chain",
     metavar="N",
     type=click.IntRange(min=1),
-    help="N jobs one after the other, for a run that is longer than the time limit",
+    help="queue N jobs that continue the run one after another, past the time limit",
 )
+@yes_option
+@keep_sbatch_env_option
+@parsable_option
+@json_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -63,15 +67,15 @@ def command(
     keep_sbatch_env: bool,
     chain: int | None,
 ) -> None:
-    """Train a script on N nodes.
+    """Submit a training script to N nodes.
 
-    Options come before the script; what follows it is the script's own (behind -- for -m).
-    Without a script the one that clusterrun.yaml names is taken.
+    Put options before the script; what follows the script is passed to it (with -m, write --
+    first). Without SCRIPT, the script named in clusterrun.yaml runs.
 
     \b
     clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1e-4
     clusterrun submit --profile a100 --follow
-    clusterrun submit --cluster local -N 2 --nproc-per-node 2 -m my.training -- --lr 1
+    clusterrun submit --cluster local -N 2 --nproc-per-node 2 -m my.training -- --lr 1e-4
     """
     output.expect_json(as_json)
     _refuse_contradictions(as_json=as_json, parsable=parsable, follow=follow, dry_run=dry_run)
@@ -94,10 +98,7 @@ def command(
     record = submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env, chain=chain or 0)
     data = submission.submission_object(record, prepared, warnings)
     submission.answer(record, data, as_json=as_json, parsable=parsable)
-    if follow:
-        _follow(ctx, record)
-    if wait or follow:
-        ctx.exit(_wait(record, is_followed=follow))
+    await_end(ctx, record, wait=wait, follow=follow)
 
 
 def _chained(job: JobOptions) -> JobOptions:
@@ -131,12 +132,7 @@ def _prepare_planned(job: JobOptions) -> Prepared:
 
 
 def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_run: bool) -> None:
-    submission.refuse_two_answers(as_json=as_json, parsable=parsable)
-    if as_json and follow:
-        raise UsageError(
-            "--json and --follow exclude each other",
-            hint="submit with --json, then run: clusterrun logs -f JOB --json",
-        )
+    submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
     if parsable and dry_run:
         raise UsageError("--dry-run submits nothing, so there is no id for --parsable")
 
@@ -155,45 +151,3 @@ def _show_unsent(prepared: Prepared, answer: str, *, test_only: bool, as_json: b
         output.answer_json({"schema": "clusterrun.test-only/1", "message": answer})
     else:
         output.answer(answer)
-
-
-def _follow(ctx: click.Context, record: JobRecord) -> None:
-    """Show the logs as `logs --follow` does; Ctrl-C does not end the job."""
-    from clusterrun.cli.logs import command as logs
-
-    try:
-        with logs.command.make_context("logs", ["--follow", record.job_id], parent=ctx) as inner:
-            status = logs.command.invoke(inner)
-    except ClickExit as leaving:
-        status = leaving.exit_code
-    if status == Exit.INTERRUPTED:
-        _tell_how_to_end(record)
-        ctx.exit(Exit.INTERRUPTED)
-
-
-def _tell_how_to_end(record: JobRecord) -> None:
-    output.say(f"  clusterrun cancel --checkpoint {record.job_id} ends it")
-
-
-def _wait(record: JobRecord, *, is_followed: bool) -> int:
-    """Wait for the end and return the job's own exit status."""
-    try:
-        ended = wait_until_ended(record, released=say_released)
-    except KeyboardInterrupt:
-        output.say(f"\njob {record.job_id} keeps running")
-        _tell_how_to_end(record)
-        raise
-    if not is_followed:
-        output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")
-    if ended.failure and not (is_followed and ended.failure.node):  # else its agent's line says it
-        output.say(f"  failed     {failure_text(ended.failure)}")
-    return _exit_code(ended)
-
-
-def _exit_code(ended: JobStatus) -> int:
-    """Return a job's own exit status, 1 if it has none and did not complete."""
-    if ended.exit_code:
-        return ended.exit_code
-    if ended.exit_signal:
-        return 128 + ended.exit_signal
-    return Exit.OK if ended.state.is_success else Exit.FAILED

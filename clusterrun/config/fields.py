@@ -35,7 +35,10 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """The declaration of one setting: its YAML key, options, kind and meaning."""
+    """The declaration of one setting: its YAML key, options, kind and meaning.
+
+    `is_common`: the short help shows its option; `is_estimated`: `plan` shows it.
+    """
 
     name: str
     key: str
@@ -46,6 +49,8 @@ class Field:
     default: Any
     choices: type[Enum] | None
     metavar: str | None
+    is_common: bool
+    is_estimated: bool
 
     @property
     def env(self) -> str:
@@ -63,6 +68,8 @@ def declared(
     choices: type[Enum] | None = None,
     group: str | None = None,
     metavar: str | None = None,
+    common: bool = False,
+    estimated: bool = False,
 ) -> Any:
     """Declare a setting as a dataclass field; spaces separate its options.
 
@@ -76,6 +83,8 @@ def declared(
         "help": help,
         "choices": type(default) if isinstance(default, Enum) else choices,
         "metavar": metavar,
+        "is_common": common,
+        "is_estimated": estimated or key.startswith("training."),
     }
     return dataclasses.field(default=default, metadata=metadata)
 

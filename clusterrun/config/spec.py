@@ -103,117 +103,216 @@ class JobSpec(Training):
     Raises UsageError on construction for a value that can't be meant.
     """
 
-    script: str | None = declared("script", Kind.PATH, "", "training script", group="job")
+    script: str | None = declared("script", Kind.PATH, "", "run this training script", group="job")
     module: str | None = declared(
-        "module", Kind.TEXT, "-m --module", "run a module, as python -m does", group="job"
+        "module",
+        Kind.TEXT,
+        "-m --module",
+        "run a module, as python -m does",
+        group="job",
+        common=True,
     )
     args: tuple[str, ...] = declared(
-        "args", Kind.TEXTS, "", "arguments of the script", default=(), group="job"
+        "args", Kind.TEXTS, "", "pass these arguments to the script", default=(), group="job"
     )
     name: str | None = declared(
-        "name", Kind.TEXT, "-J --job-name", "name of the job and of its runs", group="job"
+        "name",
+        Kind.TEXT,
+        "-J --job-name",
+        "name the job  [default: the script]",
+        group="job",
+        common=True,
     )
     cluster: Cluster = declared(
         "cluster",
         Kind.ENUM,
         "--cluster",
-        "auto takes Slurm where sbatch is found, else this machine",
+        "run on Slurm or on this machine; auto takes Slurm if sbatch is found",
         default=Cluster.AUTO,
         group="job",
+        common=True,
     )
     run_dir: str = declared(
         "run_dir",
         Kind.PATH,
         "--run-dir",
-        "directory of all runs; on Slurm a file system that the nodes share",
+        "keep runs in this directory; on Slurm the nodes must share it  [default: runs]",
         default="runs",
         group="job",
+        estimated=True,
     )
 
     nodes: int | None = declared(
-        "slurm.nodes", Kind.COUNT, "-N --nodes", "number of nodes; default: 1"
+        "slurm.nodes",
+        Kind.COUNT,
+        "-N --nodes",
+        "run on this many nodes  [default: 1]",
+        common=True,
+        estimated=True,
     )
     gpus_per_node: int | None = declared(
-        "slurm.gpus_per_node", Kind.NUMBER, "--gpus-per-node", "GPUs, hence ranks, of each node"
+        "slurm.gpus_per_node",
+        Kind.NUMBER,
+        "--gpus-per-node",
+        "request this many GPUs on each node, one rank each; a100:4 names the type",
+        common=True,
+        estimated=True,
     )
     gpu_type: str | None = declared(
-        "slurm.gpu_type", Kind.TEXT, "--gpu-type", "type in the request, as in gpu:a100:4"
+        "slurm.gpu_type",
+        Kind.TEXT,
+        "--gpu-type",
+        "request GPUs of this type, as a100",
+        estimated=True,
     )
     gpu_request: GpuRequest = declared(
         "slurm.gpu_request",
         Kind.ENUM,
         "--gpu-request",
-        "how this site wants GPUs to be asked for",
+        "request GPUs with this option of sbatch  [default: gpus-per-node]",
         default=GpuRequest.GPUS_PER_NODE,
     )
     cpus_per_task: int | None = declared(
-        "slurm.cpus_per_task", Kind.COUNT, "-c --cpus-per-task", "CPUs of each node's task"
+        "slurm.cpus_per_task",
+        Kind.COUNT,
+        "-c --cpus-per-task",
+        "request this many CPUs on each node",
+        common=True,
+        estimated=True,
     )
     cpus_per_gpu: int | None = declared(
-        "slurm.cpus_per_gpu", Kind.COUNT, "--cpus-per-gpu", "CPUs for each GPU"
+        "slurm.cpus_per_gpu",
+        Kind.COUNT,
+        "--cpus-per-gpu",
+        "request this many CPUs for each GPU",
+        estimated=True,
     )
-    mem: str | None = declared("slurm.mem", Kind.TEXT, "--mem", "memory of each node, as 200G")
+    mem: str | None = declared(
+        "slurm.mem",
+        Kind.TEXT,
+        "--mem",
+        "request this much memory on each node, as 200G",
+        common=True,
+        estimated=True,
+    )
     mem_per_gpu: str | None = declared(
-        "slurm.mem_per_gpu", Kind.TEXT, "--mem-per-gpu", "memory for each GPU"
+        "slurm.mem_per_gpu",
+        Kind.TEXT,
+        "--mem-per-gpu",
+        "request this much memory for each GPU, as 60G",
+        estimated=True,
     )
     mem_per_cpu: str | None = declared(
-        "slurm.mem_per_cpu", Kind.TEXT, "--mem-per-cpu", "memory for each CPU"
+        "slurm.mem_per_cpu",
+        Kind.TEXT,
+        "--mem-per-cpu",
+        "request this much memory for each CPU, as 4G",
+        estimated=True,
     )
     exclusive: bool = declared(
-        "slurm.exclusive", Kind.FLAG, "--exclusive", "whole nodes", default=False
+        "slurm.exclusive",
+        Kind.FLAG,
+        "--exclusive",
+        "share the nodes with no other job",
+        default=False,
     )
     time_minutes: int | None = declared(
-        "slurm.time", Kind.MINUTES, "-t --time", "time limit in Slurm's formats, as 1-12:00:00"
+        "slurm.time",
+        Kind.MINUTES,
+        "-t --time",
+        "limit the run time, as 90 (minutes), 12h, 1:30:00 or 2-00:00:00",
+        common=True,
+        estimated=True,
     )
     time_min_minutes: int | None = declared(
-        "slurm.time_min", Kind.MINUTES, "--time-min", "least time limit that would do"
+        "slurm.time_min",
+        Kind.MINUTES,
+        "--time-min",
+        "accept a shorter time limit, down to this, to start earlier",
     )
-    partition: str | None = declared("slurm.partition", Kind.TEXT, "-p --partition", "partition")
-    account: str | None = declared("slurm.account", Kind.TEXT, "-A --account", "account to charge")
-    qos: str | None = declared("slurm.qos", Kind.TEXT, "-q --qos", "quality of service")
+    partition: str | None = declared(
+        "slurm.partition", Kind.TEXT, "-p --partition", "submit to this partition", common=True
+    )
+    account: str | None = declared(
+        "slurm.account", Kind.TEXT, "-A --account", "charge this account", common=True
+    )
+    qos: str | None = declared(
+        "slurm.qos", Kind.TEXT, "-q --qos", "request this quality of service", common=True
+    )
     constraint: str | None = declared(
-        "slurm.constraint", Kind.TEXT, "-C --constraint", "features that nodes must have"
+        "slurm.constraint",
+        Kind.TEXT,
+        "-C --constraint",
+        "require these node features, as a100|h100",
+        common=True,
     )
     nodelist: str | None = declared(
-        "slurm.nodelist", Kind.TEXT, "-w --nodelist", "nodes that must be among them"
+        "slurm.nodelist", Kind.TEXT, "-w --nodelist", "use these nodes, as node[01-04]"
     )
-    exclude: str | None = declared("slurm.exclude", Kind.TEXT, "-x --exclude", "nodes to avoid")
+    exclude: str | None = declared(
+        "slurm.exclude", Kind.TEXT, "-x --exclude", "avoid these nodes, as node[07,12]"
+    )
     reservation: str | None = declared(
-        "slurm.reservation", Kind.TEXT, "--reservation", "reservation"
+        "slurm.reservation", Kind.TEXT, "--reservation", "run in this reservation"
     )
     dependency: str | None = declared(
-        "slurm.dependency", Kind.TEXT, "-d --dependency", "jobs to wait for, as afterok:4711"
+        "slurm.dependency", Kind.TEXT, "-d --dependency", "start after other jobs, as afterok:4711"
     )
-    begin: str | None = declared("slurm.begin", Kind.TEXT, "-b --begin", "earliest start")
-    deadline: str | None = declared("slurm.deadline", Kind.TEXT, "--deadline", "latest end")
-    hold: bool = declared("slurm.hold", Kind.FLAG, "-H --hold", "submit held", default=False)
+    begin: str | None = declared(
+        "slurm.begin", Kind.TEXT, "-b --begin", "start no earlier than this, as 20:00 or now+2hours"
+    )
+    deadline: str | None = declared(
+        "slurm.deadline",
+        Kind.TEXT,
+        "--deadline",
+        "drop the job if it cannot end by then, as 2026-08-01T06:00",
+    )
+    hold: bool = declared(
+        "slurm.hold", Kind.FLAG, "-H --hold", "submit the job in held state", default=False
+    )
     requeue: bool = declared(
         "slurm.requeue",
         Kind.FLAG,
         "--requeue/--no-requeue",
-        "let Slurm start the job again after a preemption or a lost node",
+        "let Slurm requeue the job after a preemption or a node failure  [default: yes]",
         default=True,
     )
     signal: str | None = declared(
-        "slurm.signal", Kind.TEXT, "--signal", "USR1 or USR2 before the time limit, as B:USR2@300"
+        "slurm.signal",
+        Kind.TEXT,
+        "--signal",
+        "send USR1 or USR2 before the time limit, as B:USR2@300",
     )
     spare_nodes: int = declared(
         "slurm.spare_nodes",
         Kind.NUMBER,
         "--spare-nodes",
-        "nodes beyond --nodes that wait to replace one that is lost",
+        "allocate extra nodes that replace lost ones  [default: 0]",
         default=0,
     )
-    switches: str | None = declared("slurm.switches", Kind.TEXT, "--switches", "leaf switches")
-    clusters: str | None = declared("slurm.clusters", Kind.TEXT, "-M --clusters", "Slurm cluster")
-    comment: str | None = declared("slurm.comment", Kind.TEXT, "--comment", "comment")
-    mail_type: str | None = declared("slurm.mail_type", Kind.TEXT, "--mail-type", "events to mail")
-    mail_user: str | None = declared("slurm.mail_user", Kind.TEXT, "--mail-user", "mail address")
+    switches: str | None = declared(
+        "slurm.switches",
+        Kind.TEXT,
+        "--switches",
+        "limit the number of leaf switches, as 1@60 (wait up to 60 minutes)",
+    )
+    clusters: str | None = declared(
+        "slurm.clusters", Kind.TEXT, "-M --clusters", "submit to this Slurm cluster of several"
+    )
+    comment: str | None = declared(
+        "slurm.comment", Kind.TEXT, "--comment", "attach a comment to the job"
+    )
+    mail_type: str | None = declared(
+        "slurm.mail_type", Kind.TEXT, "--mail-type", "send mail on these events, as END,FAIL"
+    )
+    mail_user: str | None = declared(
+        "slurm.mail_user", Kind.TEXT, "--mail-user", "send mail to this address"
+    )
     sbatch_args: tuple[str, ...] = declared(
         "slurm.extra",
         Kind.TEXTS,
         "--sbatch-arg",
-        "any other option of sbatch, as --sbatch-arg=--nice=100",
+        "pass any other option to sbatch, as --sbatch-arg=--nice=100 (repeatable)",
         default=(),
         metavar="OPTION",
     )
@@ -221,7 +320,7 @@ class JobSpec(Training):
         "slurm.srun_extra",
         Kind.TEXTS,
         "--srun-arg",
-        "any other option of srun, as --srun-arg=--container-image=IMAGE",
+        "pass any other option to srun, as --srun-arg=--container-image=IMAGE (repeatable)",
         default=(),
         metavar="OPTION",
     )
@@ -230,24 +329,31 @@ class JobSpec(Training):
         "launch.nproc_per_node",
         Kind.COUNT,
         "--nproc-per-node",
-        "ranks of each node; default: its GPUs, or 1",
+        "start this many ranks on each node  [default: one per GPU, else 1]",
+        estimated=True,
     )
     device: Device = declared(
         "launch.device",
         Kind.ENUM,
         "--device",
-        "what the ranks compute on",
+        "compute on this device  [default: auto]",
         default=Device.AUTO,
+        common=True,
     )
     gpu_ids: str | None = declared(
-        "launch.gpu_ids", Kind.TEXT, "--gpu-ids", "GPUs of this machine to use, as 0,2 (local)"
+        "launch.gpu_ids",
+        Kind.TEXT,
+        "--gpu-ids",
+        "use these GPUs of this machine, as 0,2 (local runs)",
     )
     strategy: Strategy = declared(
         "launch.strategy",
         Kind.ENUM,
         "--strategy",
-        "how the model's state is spread over the ranks",
+        "distribute the model with this strategy  [default: ddp]",
         default=Strategy.DDP,
+        common=True,
+        estimated=True,
     )
     tensor_parallel: int | None = declared(
         "launch.tensor_parallel",
@@ -283,143 +389,162 @@ class JobSpec(Training):
         "launch.mixed_precision",
         Kind.ENUM,
         "--mixed-precision",
-        "auto: bf16 from compute capability 8.0, else fp16; no on a CPU",
+        "compute in this precision; auto: bf16 where the GPUs have it, else fp16; no on CPUs",
         default=MixedPrecision.AUTO,
+        common=True,
+        estimated=True,
     )
     accelerate_config: str | None = declared(
         "launch.accelerate_config",
         Kind.PATH,
         "--accelerate-config",
-        "accelerate YAML of your own; it gives nodes and ranks too, where nothing else does",
+        "use your own accelerate YAML; options still override its nodes and ranks",
         metavar="FILE",
+        estimated=True,
     )
     deepspeed_config: str | None = declared(
         "launch.deepspeed_config",
         Kind.PATH,
         "--deepspeed-config",
-        "DeepSpeed JSON of your own, taken as it is",
+        "use your own DeepSpeed JSON, unchanged",
         metavar="FILE",
+        estimated=True,
     )
     timeout_s: int | None = declared(
-        "launch.timeout", Kind.SECONDS, "--timeout", "process-group timeout, as 30m"
+        "launch.timeout",
+        Kind.SECONDS,
+        "--timeout",
+        "set the process-group timeout, as 30m or 1800 (seconds)",
     )
     rendezvous_timeout_s: int = declared(
         "launch.rendezvous_timeout",
         Kind.SECONDS,
         "--rendezvous-timeout",
-        "how long nodes wait for each other at the start",
+        "wait this long for all nodes to join  [default: 10m]",
         default=600,
     )
     main_process_port: int | None = declared(
         "launch.main_process_port",
         Kind.COUNT,
         "--main-process-port",
-        "port of the rendezvous; default: derived from the job",
+        "use this port for the rendezvous  [default: derived from the job id]",
     )
     threads_per_process: int | None = declared(
         "launch.threads_per_process",
         Kind.COUNT,
         "--threads-per-process",
-        "OMP_NUM_THREADS; default: allocated CPUs by ranks",
+        "set OMP_NUM_THREADS  [default: allocated CPUs / ranks]",
     )
     max_restarts: int | None = declared(
         "launch.max_restarts",
         Kind.NUMBER,
         "--max-restarts",
-        "restarts after failures; default: as long as each attempt saves a new checkpoint",
+        "restart this often after a failure  [default: while each attempt saves a new checkpoint]",
     )
     on_interrupt: OnInterrupt | None = declared(
         "launch.on_interrupt",
         Kind.ENUM,
         "--on-interrupt",
-        "how to go on after the time limit, a preemption or a lost node; default: requeue, or stop "
-        "with --no-requeue",
+        "continue this way after the time limit, a preemption or a lost node  "
+        "[default: requeue; stop with --no-requeue]",
         choices=OnInterrupt,
     )
     hang_timeout_s: int = declared(
         "launch.hang_timeout",
         Kind.DURATION,
         "--hang-timeout",
-        "restart when no step ends for so long, and 10 usual steps; 0: never",
+        "restart when no step ends for this long and for ten usual steps; 0 "
+        "disables it  [default: 15m]",
         default=900,
     )
     silence_timeout_s: int = declared(
         "launch.silence_timeout",
         Kind.DURATION,
         "--silence-timeout",
-        "restart when no rank has printed anything for so long; 0, the default: never",
+        "restart when no rank prints anything for this long; 0 disables it  [default: 0]",
         default=0,
     )
     world_contract: bool = declared(
         "launch.world_contract",
         Kind.FLAG,
         "--world-contract/--no-world-contract",
-        "end the job when the ranks did not become one world",
+        "fail the job if its ranks do not form one world  [default: yes]",
         default=True,
     )
     python: str | None = declared(
-        "launch.python", Kind.TEXT, "--python", "interpreter on the nodes; default: this one"
+        "launch.python",
+        Kind.TEXT,
+        "--python",
+        "run this interpreter on the nodes  [default: this one]",
     )
     setup: tuple[str, ...] = declared(
         "launch.setup",
         Kind.TEXTS,
         "--setup",
-        "run first on each node: a line of bash, or an environment as conda:NAME, venv:DIR",
+        "run this first on each node: a line of bash, conda:NAME or venv:DIR (repeatable)",
         default=(),
         metavar="LINE",
+        common=True,
     )
 
     network: Network = declared(
         "network.preset",
         Kind.ENUM,
         "--network",
-        "preset of the network environment",
+        "apply the NCCL settings for this network  [default: auto]",
         default=Network.AUTO,
     )
     network_interface: str | None = declared(
         "network.interface",
         Kind.TEXT,
         "--network-interface",
-        "socket interface; default: the one that routes to the other nodes",
+        "use this network interface  [default: the one that routes to the other nodes]",
     )
     port_range: str = declared(
         "network.port_range",
         Kind.TEXT,
         "--port-range",
-        "ports on which the first node listens, for the agents and for the rendezvous",
+        "listen on ports in this range  [default: 20000-29999]",
         default="20000-29999",
         metavar="LOW-HIGH",
     )
     network_env: Mapping[str, str] = declared(
-        "network.env", Kind.MAPPING, "", "further NCCL or fabric variables", default=()
+        "network.env", Kind.MAPPING, "", "set these further NCCL or fabric variables", default=()
     )
     log_spool_bytes: int = declared(
         "logs.spool",
         Kind.BYTES,
         "",
-        "what a node keeps of its logs while the run directory can't be written",
+        "keep up to this much log per node while the run directory is not writable",
         default=1 << 30,
     )
     log_lines_per_s: int | None = declared(
         "logs.max_lines_per_s",
         Kind.COUNT,
         "",
-        "lines a second kept of each rank; default: all, above 64 nodes 2000",
+        "keep up to this many lines per second and rank  [default: all; above 64 nodes 2000]",
     )
     log_line_bytes: int | None = declared(
-        "logs.max_line", Kind.BYTES, "", "bytes kept of each line; default: all"
+        "logs.max_line", Kind.BYTES, "", "keep up to this many bytes of each line  [default: all]"
     )
     env: Mapping[str, str] = declared(
-        "env", Kind.MAPPING, "--env", "variable for the ranks", default=(), metavar="NAME=VALUE"
+        "env",
+        Kind.MAPPING,
+        "--env",
+        "set a variable for the ranks (repeatable)",
+        default=(),
+        metavar="NAME=VALUE",
+        common=True,
     )
     pass_env: tuple[str, ...] = declared(
         "pass_env",
         Kind.TEXTS,
         "--pass-env",
-        "variable to hand on by name, never written down (for tokens and keys)",
+        "pass a variable of your shell by name, never writing its value down (repeatable)",
         default=(),
         group="env",
         metavar="NAME",
+        common=True,
     )
 
     def __post_init__(self) -> None:

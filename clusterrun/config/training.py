@@ -38,100 +38,152 @@ class Training:
         "training.model",
         Kind.TEXT,
         "--model",
-        "a known name as qwen3-8b, a config.json or its directory",
+        "estimate this model: a known name as qwen3-8b, a config.json or its directory",
+        common=True,
     )
     params: float | None = declared(
-        "training.params", Kind.REAL, "--params", "parameters, as 8.03e9 or 8.03B"
+        "training.params",
+        Kind.REAL,
+        "--params",
+        "set the number of parameters, as 8.03B",
+        common=True,
     )
     active_params: float | None = declared(
         "training.active_params",
         Kind.REAL,
         "--active-params",
-        "those of them that work on a token, of a model with experts",
+        "set the parameters active per token, for a mixture of experts",
     )
-    hidden: int | None = declared("training.hidden", Kind.COUNT, "--hidden", "hidden size")
-    layers: int | None = declared("training.layers", Kind.COUNT, "--layers", "blocks")
-    heads: int | None = declared("training.heads", Kind.COUNT, "--heads", "attention heads")
+    hidden: int | None = declared("training.hidden", Kind.COUNT, "--hidden", "set the hidden size")
+    layers: int | None = declared(
+        "training.layers", Kind.COUNT, "--layers", "set the number of layers"
+    )
+    heads: int | None = declared(
+        "training.heads", Kind.COUNT, "--heads", "set the number of attention heads"
+    )
     kv_heads: int | None = declared(
-        "training.kv_heads", Kind.COUNT, "--kv-heads", "heads of keys and values"
+        "training.kv_heads", Kind.COUNT, "--kv-heads", "set the number of key-value heads"
     )
-    ffn: int | None = declared("training.ffn", Kind.COUNT, "--ffn", "feed-forward size")
-    vocab: int | None = declared("training.vocab", Kind.COUNT, "--vocab", "vocabulary")
+    ffn: int | None = declared("training.ffn", Kind.COUNT, "--ffn", "set the feed-forward size")
+    vocab: int | None = declared("training.vocab", Kind.COUNT, "--vocab", "set the vocabulary size")
     samples: int | None = declared(
-        "training.samples", Kind.COUNT, "--samples", "samples of the data set"
+        "training.samples",
+        Kind.COUNT,
+        "--samples",
+        "set the samples in the data set, as 1.2M",
+        common=True,
     )
     tokens: float | None = declared(
-        "training.tokens", Kind.REAL, "--tokens", "tokens of the data set, in place of samples"
+        "training.tokens",
+        Kind.REAL,
+        "--tokens",
+        "set the tokens in the data set, instead of --samples",
     )
     seq_len: int | None = declared(
-        "training.seq_len", Kind.COUNT, "--seq-len", "tokens of a sample"
+        "training.seq_len",
+        Kind.COUNT,
+        "--seq-len",
+        "set the tokens per sample, as 4096 (4k is 4000)",
+        common=True,
     )
     micro_batch: int | None = declared(
-        "training.micro_batch", Kind.COUNT, "--micro-batch", "samples of a rank and pass"
+        "training.micro_batch",
+        Kind.COUNT,
+        "--micro-batch",
+        "set the samples per rank and forward pass",
+        common=True,
     )
     accumulation: int | None = declared(
         "training.accumulation",
         Kind.COUNT,
         "--accumulation --accum",
-        "passes to an optimizer step; default: 1, or what --effective-batch takes",
+        "accumulate gradients over this many passes  [default: 1, or what --effective-batch needs]",
+        common=True,
     )
     effective_batch: int | None = declared(
         "training.effective_batch",
         Kind.COUNT,
         "--effective-batch",
-        "samples of an optimizer step that are wanted",
+        "set the samples per optimizer step, over all ranks",
+        common=True,
     )
-    epochs: float | None = declared("training.epochs", Kind.REAL, "--epochs", "passes of the data")
+    epochs: float | None = declared(
+        "training.epochs", Kind.REAL, "--epochs", "train for this many epochs", common=True
+    )
     max_steps: int | None = declared(
-        "training.max_steps", Kind.COUNT, "--max-steps", "optimizer steps in all"
+        "training.max_steps",
+        Kind.COUNT,
+        "--max-steps",
+        "train for this many optimizer steps",
+        common=True,
     )
     optimizer: Optimizer | None = declared(
         "training.optimizer",
         Kind.ENUM,
         "--optimizer",
-        "by what it keeps of each parameter; default: adamw",
+        "use this optimizer  [default: adamw]",
         choices=Optimizer,
+        common=True,
     )
     lora: int | None = declared(
-        "training.lora", Kind.NUMBER, "--lora", "rank of LoRA adapters; 0 trains all weights"
+        "training.lora",
+        Kind.NUMBER,
+        "--lora",
+        "train LoRA adapters of this rank; 0 trains all weights",
+        common=True,
     )
     load_in_4bit: bool | None = declared(
         "training.load_in_4bit",
         Kind.FLAG,
         "--load-in-4bit/--no-load-in-4bit",
-        "with --lora: the frozen weights in 4 bits (QLoRA)",
+        "keep the frozen weights in 4 bits, with --lora (QLoRA)",
     )
     grad_ckpt: bool | None = declared(
         "training.grad_ckpt",
         Kind.FLAG,
         "--grad-ckpt/--no-grad-ckpt",
-        "activations are computed again, not kept",
+        "recompute activations instead of keeping them",
+        common=True,
     )
-    lr: float | None = declared("training.lr", Kind.REAL, "--lr", "learning rate at --base-batch")
+    lr: float | None = declared(
+        "training.lr", Kind.REAL, "--lr", "scale this learning rate to the batch", common=True
+    )
     base_batch: int | None = declared(
-        "training.base_batch", Kind.COUNT, "--base-batch", "effective batch that --lr is for"
+        "training.base_batch",
+        Kind.COUNT,
+        "--base-batch",
+        "set the effective batch that --lr is for",
     )
     lr_rule: LrRule | None = declared(
         "training.lr_rule",
         Kind.ENUM,
         "--lr-rule",
-        "how the learning rate follows the batch; default: linear",
+        "scale the learning rate by this rule  [default: linear]",
         choices=LrRule,
     )
-    gpu: str | None = declared("training.gpu", Kind.TEXT, "--gpu", "GPU, as h100-80g or rtx4090")
+    gpu: str | None = declared(
+        "training.gpu",
+        Kind.TEXT,
+        "--gpu",
+        "estimate for this GPU, as h100-80g or rtx4090",
+        common=True,
+    )
     gpu_price: tuple[str, ...] = declared(
         "training.gpu_price",
         Kind.TEXTS,
         "--gpu-price",
-        "price of an hour of a GPU, as h100-80g=2.5",
+        "set the price of a GPU-hour, as h100-80g=2.5 (repeatable)",
         default=(),
         metavar="GPU=PRICE",
     )
     gpu_mem_bytes: int | None = declared(
-        "training.gpu_mem", Kind.BYTES, "--gpu-mem", "memory of a GPU, as 24GiB"
+        "training.gpu_mem", Kind.BYTES, "--gpu-mem", "set the memory of each GPU, as 24GiB"
     )
     host_mem_bytes: int | None = declared(
-        "training.host_mem", Kind.BYTES, "--host-mem", "memory of a node; default: --mem"
+        "training.host_mem",
+        Kind.BYTES,
+        "--host-mem",
+        "set the memory of each node  [default: --mem]",
     )
     intra_node_bandwidth: float | None = declared(
         "training.intra_node_bandwidth",
@@ -152,24 +204,27 @@ class Training:
         "training.mfu",
         Kind.REAL,
         "--mfu",
-        "share of the peak that passes reach which fill a GPU; default: 0.4",
+        "set the share of peak FLOPS that a full GPU reaches  [default: 0.4]",
     )
     step_time_s: float | None = declared(
         "training.step_time",
         Kind.REAL,
         "--step-time",
-        "measured time of an optimizer step, as 4.5s",
+        "set the measured time of an optimizer step, as 4.5s",
     )
     save_every: int | None = declared(
-        "training.save_every", Kind.COUNT, "--save-every", "steps between checkpoints"
+        "training.save_every", Kind.COUNT, "--save-every", "save a checkpoint every this many steps"
     )
-    keep: int | None = declared("training.keep", Kind.COUNT, "--keep", "checkpoints that are kept")
+    keep: int | None = declared("training.keep", Kind.COUNT, "--keep", "keep this many checkpoints")
     keep_best: int | None = declared(
-        "training.keep_best", Kind.COUNT, "--keep-best", "best ones kept besides, as weights alone"
+        "training.keep_best",
+        Kind.COUNT,
+        "--keep-best",
+        "also keep this many best checkpoints, weights only",
     )
     planned: bool | None = declared(
         "training.planned",
         Kind.FLAG,
         "",
-        "hand micro-batch, accumulation and checkpointing to the ranks; submit --plan sets it",
+        "pass the planned batch and checkpointing to the ranks; submit --plan sets it",
     )

@@ -21,7 +21,7 @@ from clusterrun.rundir.create import write_config
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared import files
+from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import active_chain
@@ -97,8 +97,8 @@ def prepare_resume(
     prepared = prepared or prepare(changed.resolved)
     _refuse_other_cluster(record, prepared.plan)
     is_complete = status.state.is_success and not changed.changes and start == LATEST
-    point = StartPoint(checkpoint=None) if is_complete else choose(record.paths, start)
-    if point.checkpoint is not None:
+    point = _newest(record) if is_complete else choose(record.paths, start)
+    if not is_complete and point.checkpoint is not None:
         refuse_other_world(point.checkpoint, record, prepared.plan, changed.changes)
     return Resumption(
         status=status,
@@ -142,6 +142,10 @@ def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecor
     if submission.held:
         raise submission.held
     return record
+
+
+def _newest(record: JobRecord) -> StartPoint:
+    return StartPoint(checkpoint=checkpoint_files.newest(record.paths.checkpoints_dir)[0])
 
 
 # Reasons to refuse

@@ -91,8 +91,39 @@ def test_show_in_json_keeps_types_and_nothing_else_is_on_stdout(
 def test_show_of_an_unknown_key_is_answered_with_the_nearest(capsys: Capture) -> None:
     assert main(["config", "show", "slurm.partiton"]) == 2
     assert capsys.readouterr().err == (
-        "error: unknown key 'slurm.partiton'\n  hint: use 'slurm.partition'\n"
+        "error: no setting 'slurm.partiton'\n  hint: use 'slurm.partition'\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("time", "use 'slurm.time'"),
+        ("nope", "'clusterrun config show' lists the settings that are set"),
+    ],
+)
+def test_show_finds_a_key_without_its_section(capsys: Capture, key: str, hint: str) -> None:
+    assert main(["config", "show", key]) == 2
+    assert capsys.readouterr().err == f"error: no setting '{key}'\n  hint: {hint}\n"
+
+
+def test_config_alone_prints_its_help(capsys: Capture) -> None:
+    assert main(["config"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("Usage: clusterrun config [OPTIONS] [COMMAND] [ARGS]...\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("shwo", "use 'config show'"),
+        ("slurm.time", "to print it: clusterrun config show slurm.time"),
+    ],
+)
+def test_config_with_another_word_names_the_command(capsys: Capture, word: str, hint: str) -> None:
+    assert main(["config", word]) == 2
+    assert capsys.readouterr().err == f"error: no command 'config {word}'\n  hint: {hint}\n"
 
 
 def test_a_mistake_in_the_file_is_shown_as_promised(project: Path, capsys: Capture) -> None:

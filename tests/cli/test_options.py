@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.cli.main import group, main
 from clusterrun.cli.shared.options import JobCommand, JobOptions, ScriptCommand, job_options
 from clusterrun.config.fields import Kind
 from clusterrun.config.spec import FIELDS, Strategy
@@ -155,7 +156,7 @@ def test_a_verb_without_a_script_takes_options_behind_its_arguments() -> None:
     }
 
 
-def test_help_groups_the_options_and_tells_the_words_of_an_enum() -> None:
+def test_help_groups_the_options_and_names_the_words_of_an_enum() -> None:
     @click.command(cls=ScriptCommand)
     @job_options()
     @click.option("--follow", is_flag=True)
@@ -163,11 +164,46 @@ def test_help_groups_the_options_and_tells_the_words_of_an_enum() -> None:
 
     text = CliRunner().invoke(verb, ["--help"]).output
     headings = re.findall(r"^(\w+):$", text, re.MULTILINE)
-    expected = ["Job", "Slurm", "Training", "Network", "Environment", "Configuration", "Output"]
-    assert headings == expected
-    assert "|".join(strategy.value for strategy in Strategy) in text
+    assert headings == ["Job", "Slurm", "Training", "Environment", "Configuration", "Output"]
+    words = ", ".join(strategy.value for strategy in Strategy)
+    assert f"{words} [default: ddp]" in " ".join(text.split())
     assert "[SCRIPT] [ARGS]..." in text
     assert "--follow" in text.partition("Output:")[2]
+
+
+JOB_VERBS = ("submit", "render", "resume", "resubmit", "scaling", "plan")
+
+
+def options_in(text: str) -> set[str]:
+    return set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("verb", JOB_VERBS)
+def test_short_help_shows_the_common_options_and_help_all_every_one(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "--help"]) == 0
+    short = options_in(capsys.readouterr().out)
+    assert main([verb, "--help-all"]) == 0
+    everything = options_in(capsys.readouterr().out)
+    assert 15 <= len(short) <= 32
+    assert {"--help-all", "--json", "--strategy"} <= short < everything
+    command = group.get_command(click.Context(group), verb)
+    assert command is not None
+    visible = [each for each in command.params if isinstance(each, click.Option)]
+    shown = {name for each in visible if not each.hidden for name in each.opts}
+    assert everything <= shown
+    assert {name for name in shown if name.startswith("--")} - everything <= {
+        "--accum",
+        "--explain",
+    }
+
+
+def test_plan_shows_only_what_an_estimate_depends_on(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "--help-all"])
+    shown = options_in(capsys.readouterr().out)
+    assert not {"--mail-user", "--partition", "--hang-timeout"} & shown
+    assert {"--model", "--mem", "--kv-heads", "--gpus-per-node"} <= shown
 
 
 def test_words_of_an_enum_are_completed() -> None:

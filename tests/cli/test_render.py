@@ -216,3 +216,25 @@ def test_bf16_on_a_gpu_without_it_is_told(here: CommandLine, gpu: str, is_told: 
 def test_plan_tells_of_bf16_on_a_gpu_without_it(here: CommandLine) -> None:
     asked = ("plan", "--params", "1B", "--gpu", "v100-32g", "--mixed-precision", "bf16")
     assert "the V100-32G has no bf16: torch emulates it" in here(*asked).err
+
+
+def test_quiet_prints_no_notes_and_q_stays_the_quality_of_service(here: CommandLine) -> None:
+    argv = ("render", "--cluster", "slurm", "-q", "high", "train.py", "--nodes", "8")
+    loud = here(*argv)
+    assert "note: " in loud.err
+    assert "#SBATCH --qos=high\n" in loud.out
+    for quiet in (("-q", *argv), ("render", "-Q", *argv[1:]), ("render", "--quiet", *argv[1:])):
+        said = here(*quiet)
+        assert (said.err, said.out) == ("", loud.out)
+
+
+def test_verbose_names_the_files_and_settings_in_use(here: CommandLine) -> None:
+    (here.path / "clusterrun.yaml").write_text(
+        "script: train.py\nprofiles: {a: {slurm: {time: 1h}}}\n"
+    )
+    for argv in (("-v", "render", "--profile", "a"), ("render", "--profile", "a", "--verbose")):
+        said = here(*argv, "--cluster", "local")
+        assert "  files      clusterrun.yaml, /dev/null\n  profile    a\n" in said.err
+        assert "script: train.py  (./clusterrun.yaml:1)\n" in said.err
+        assert "slurm.time: 01:00:00  (./clusterrun.yaml:2 (profile a))\n" in said.err
+    assert "files" not in here("render", "--cluster", "local").err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 
 from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm.backend import SlurmBackend
+from clusterrun.cli.shared import waiting
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.recovery.conclude import past
 from clusterrun.rundir.outcome import Cause
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord, read
 from clusterrun.shared import checkpoint_files, locks
 from clusterrun.verbs import resume
@@ -270,8 +273,8 @@ def test_a_complete_run_stays_as_it_is_unless_something_changes(here: CommandLin
     said = here("resume", "4711")
     assert (said.code, said.out, here.asked("sbatch")) == (0, "", [])
     assert said.err == (
-        f"note: run {root.name} is complete; change something to go on with it, "
-        "as --set 'args=[--max-steps, 400]'\n"
+        f"note: run {root.name} is complete; to train further, pass new arguments: "
+        "clusterrun resume 4711 -- ARGS\n"
     )
     assert here("resume", "4711", "--set", "args=[--max-steps, 9]").code == 0
     assert here.asked("sbatch") != []
@@ -337,7 +340,7 @@ def test_without_evidence_no_node_is_left_out_and_that_is_said(here: CommandLine
     failed(here)
     said = here("resume", "4711", "--exclude-bad")
     assert said.code == 0
-    assert "note: no node of this run is known to be bad: none is left out\n" in said.err
+    assert "note: no node of this run is known to be bad; none is excluded\n" in said.err
 
 
 def test_resume_in_json_is_one_object(here: CommandLine) -> None:
@@ -506,3 +509,40 @@ def test_a_mistyped_value_is_a_usage_error(here: CommandLine, verb: str) -> None
     said = here(verb, "4711", "--set", "slurm.nodez=2")
     assert said.code == 2
     assert "use 'slurm.nodes'" in said.err
+
+
+def test_a_complete_run_without_a_checkpoint_is_submitted_anew(here: CommandLine) -> None:
+    root = failed(here)
+    ended(root, "COMPLETED", 0)
+    shutil.rmtree(root / "checkpoints")
+    said = here("resume", "4711")
+    assert said.err.endswith(
+        "it has no checkpoint to resume from: 'clusterrun resubmit 4711' trains again\n"
+    )
+
+
+@pytest.mark.parametrize("verb", ["resume", "resubmit"])
+def test_words_behind_two_dashes_replace_the_arguments_of_the_script(
+    here: CommandLine, verb: str
+) -> None:
+    failed(here, "-N2", "train.py", "--max-steps", "200")
+    said = here(verb, "4711", "--time", "1h", "--", "--max-steps", "400", "--", "-x")
+    assert said.code == 0, said.err
+    assert '"--max-steps", "200"] -> ["--max-steps", "400", "--", "-x"]' in said.err
+    record = record_of(here.path / "runs/by-job/4714")
+    assert read_plan(record.paths).entry == ("train.py", "--max-steps", "400", "--", "-x")
+
+
+def test_resume_without_a_job_takes_arguments_too(here: CommandLine) -> None:
+    failed(here)
+    said = here("resume", "--dry-run", "--", "--lr", "1")
+    assert (said.code, "using job 4711" in said.err) == (0, True)
+    assert 'args: [] -> ["--lr", "1"]' in said.err
+
+
+def test_resume_waits_for_the_job_if_asked(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed(here)
+    monkeypatch.setattr(waiting, "_wait", lambda record, *, is_followed: int(record.job_id))
+    assert here("resume", "4711", "--wait").code == 4714

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -15,35 +14,38 @@ from clusterrun.cli.logs.follow import follow_job
 from clusterrun.cli.logs.reading import ask_exit_status, read
 from clusterrun.cli.logs.request import build_request
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.options import GroupedCommand, GroupedOption
+from clusterrun.cli.shared.help import GroupedCommand, under
 from clusterrun.errors import UsageError
 
 _TIMES = ("none", "clock", "time", "iso", "delta")
 
 
-def _under(heading: str) -> Callable[..., Callable[[Any], Any]]:
-    return functools.partial(click.option, cls=GroupedOption, heading=heading)
-
-
-_lines = _under("Lines")
-_filter = _under("Filter")
-_show = _under("Show")
-_follow = _under("Follow")
-_instead = _under("Instead")
+_lines, _few_lines = under("Lines"), under("Lines", common=False)
+_filter = under("Filter")
+_show, _rarely_show = under("Show"), under("Show", common=False)
+_follow, _rarely_follow = under("Follow"), under("Follow", common=False)
+_instead = under("Instead")
 
 
 @click.command(cls=GroupedCommand)
 @click.argument("job", required=False)
-@_lines("--rank", "ranks", metavar="SET", help="these ranks alone, as 0,8-15 or ::8")
-@_lines("--local-rank", "local_ranks", metavar="SET", help="these ranks of each node")
-@_lines("-a", "--all-ranks", is_flag=True, help="the lines of every rank")
-@_lines("--node", "nodes", metavar="HOSTLIST", help="these nodes alone, as node[01-04]")
-@_lines("--stream", "streams", metavar="LIST", help="of out, err, launcher, agent; or batch alone")
-@_lines(
+@_lines("--rank", "ranks", metavar="SET", help="print only these ranks, as 0,8-15 or ::8")
+@_few_lines(
+    "--local-rank", "local_ranks", metavar="SET", help="print only these ranks of each node"
+)
+@_lines("-a", "--all-ranks", is_flag=True, help="print all ranks")
+@_lines("--node", "nodes", metavar="HOSTLIST", help="print only these nodes, as node[01-04]")
+@_few_lines(
+    "--stream",
+    "streams",
+    metavar="LIST",
+    help="print only these of out, err, launcher and agent, or batch alone",
+)
+@_few_lines(
     "--attempt",
     type=options.attempt,
     metavar="N|all|-1",
-    help="default: the newest; -1: the one before it",
+    help="print this attempt; -1 is the one before the newest  [default: the newest]",
 )
 @_lines(
     "-n",
@@ -52,75 +54,73 @@ _instead = _under("Instead")
     metavar="N|all",
     help="the last N lines of each attempt, or all  [default: 200]",
 )
-@_lines("--since", metavar="T", help="from 1h30m ago, 12:30, 2026-08-01T12:30, step:4000 on")
-@_lines("--until", metavar="T", help="up to such a moment")
-@_filter(
-    "-g", "--include", "-i", multiple=True, metavar="RE", help="lines that match (any of several)"
-)
-@_filter("--exclude", multiple=True, metavar="RE", help="no lines that match")
-@_show("-H", "--highlight", multiple=True, metavar="RE", help="mark what matches")
-@_filter("--errors", is_flag=True, help="error lines alone, of every rank")
+@_lines("--since", metavar="T", help="start at 1h30m (ago), 12:30, 2026-08-01T12:30 or step:4000")
+@_few_lines("--until", metavar="T", help="stop at this moment")
+@_filter("-g", "--include", "-i", multiple=True, metavar="RE", help="print only lines that match")
+@_filter("--exclude", multiple=True, metavar="RE", help="leave out lines that match")
+@_rarely_show("-H", "--highlight", multiple=True, metavar="RE", help="highlight matches")
+@_filter("--errors", is_flag=True, help="print only error lines, of all ranks")
 @_filter(
     "-C",
     "--context",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="with N lines of the same rank before and after each",
+    help="add N lines of the same rank before and after each",
 )
-@_show("-t", "with_times", is_flag=True, help="times with ms: --timestamps=time")
-@_show("--timestamps", type=click.Choice(_TIMES), help="[default: clock]")
-@_show("--tz", metavar="ZONE", help="zone of times, as UTC or Europe/Berlin")
-@_show(
+@_show("-t", "with_times", is_flag=True, help="print times with milliseconds")
+@_rarely_show("--timestamps", type=click.Choice(_TIMES), help="print times so  [default: clock]")
+@_rarely_show("--tz", metavar="ZONE", help="use this time zone, as UTC or Europe/Berlin")
+@_rarely_show(
     "--prefix",
     type=click.Choice(["auto", "full", "none"]),
     default="auto",
-    help="auto: node:rank in front of each line, with ! for stderr",
+    help="start lines with node:rank, and ! for stderr  [default: auto]",
 )
-@_show(
+@_rarely_show(
     "-o",
     "--output",
     "form",
     type=click.Choice(["text", "raw", "json"]),
     default="text",
-    help="raw: the bytes as they were written; json: one object a line",
+    help="print text, the bytes as written, or a JSON object per line  [default: text]",
 )
-@_show("--json", "as_json", is_flag=True, help="the same as --output json")
+@_show("--json", "as_json", is_flag=True, help="print a JSON object per line")
 @_show(
     "--dedup/--no-dedup",
     default=None,
-    help="fold lines that 3 or more ranks printed, and tracebacks of 2 or more; <n> is a number "
-    "that differs  [default: in text; not saved]",
+    help="fold lines that 3 or more ranks print, and tracebacks of 2 or more; <n> is a number that "
+    "differs  [default: fold text; do not fold saved logs]",
 )
-@_follow("-f", "--follow", "following", is_flag=True, help="go on until the job ends")
-@_follow(
+@_follow("-f", "--follow", "following", is_flag=True, help="follow until the job ends")
+@_rarely_follow(
     "--interval",
     type=options.interval,
     metavar="TIME",
     help="look at the files this often, as 2s",
 )
-@_follow("--exit-status", is_flag=True, help="exit 3 when the job ended and did not complete")
-@_instead("--list", "listing", is_flag=True, help="list the log files instead")
-@_instead("--path", "locating", is_flag=True, help="print the directory of the logs instead")
+@_rarely_follow("--exit-status", is_flag=True, help="exit with 3 if the job did not complete")
+@_instead("--list", "listing", is_flag=True, help="list the log files")
+@_instead("--path", "locating", is_flag=True, help="print the directory of the logs")
 @_instead(
     "--save",
     "target",
     metavar="FILE|DIR",
-    help="write there instead, all lines as they are unless said; DIR/: a file for each rank",
+    help="save all lines, unfolded; DIR/ gets a file for each rank",
 )
 @click.pass_context
 def command(ctx: click.Context, /, **_: Any) -> None:
-    """Read what the ranks wrote.
+    """Print the output of the ranks.
 
-    JOB is a job id, the name of a run, its directory or a log file; without it the newest run is
-    taken. Shown are the last lines of rank 0 and the launcher, and of the error lines of every
-    rank, which keep up to half of the room however old they are.
+    JOB is a job id, the name of a run, its directory or a log file  [default: the newest run].
+    By default, print the last lines of rank 0 and of the launcher, and error lines of all ranks,
+    which take up to half of the lines.
 
     \b
     clusterrun logs -f                    follow the newest run
-    clusterrun logs 4711 -a -n all        everything; with --no-dedup line by line
-    clusterrun logs 4711 --rank ::8       the first rank of each 8-GPU node
-    clusterrun logs 4711 --errors -C 3    what went wrong, and what was just before
+    clusterrun logs 4711 -a -n all        print everything; --no-dedup prints each line
+    clusterrun logs 4711 --rank ::8       print the first rank of each 8-GPU node
+    clusterrun logs 4711 --errors -C 3    print errors with the lines around them
     clusterrun logs 4711 --since 10m -g 'loss|lr'
     """
     wanted = ctx.params

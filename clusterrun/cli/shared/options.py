@@ -12,23 +12,19 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.help import HEADINGS, GroupedCommand, GroupedOption, under
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
 from clusterrun.config import Given, Resolved
 from clusterrun.config.fields import Field, Kind
+from clusterrun.config.settings import BUILT_IN
 from clusterrun.config.spec import FIELDS
 from clusterrun.errors import ClusterrunError
 from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
-_HEADINGS: Final = {
-    "job": "Job",
-    "slurm": "Slurm",
-    "launch": "Training",
-    "network": "Network",
-    "training": "Facts of the training",
-    "env": "Environment",
-    "config": "Configuration",
-}
+_REPLACED: Final = "clusterrun.replaced"
+_WIDEST: Final = 30  # a longer list of words goes into the help text
 _METAVARS: Final = {
     Kind.TEXT: "TEXT",
     Kind.PATH: "PATH",
@@ -38,6 +34,7 @@ _METAVARS: Final = {
     Kind.BYTES: "SIZE",
     Kind.MINUTES: "TIME",
     Kind.SECONDS: "TIME",
+    Kind.DURATION: "TIME",
 }
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -69,32 +66,49 @@ class JobOptions:
             profile=self.profile,
             overrides=self.overrides,
         )
+        _show_sources(resolved)
         return replace(resolved, notes=(*self.notes, *resolved.notes))
 
 
-yes_option = click.option(
-    "-y", "--yes", is_flag=True, help=f"no question above {CONFIRM_ABOVE_NODES} nodes"
+def _show_sources(resolved: Resolved) -> None:
+    """Print, with --verbose, the files that were read and each value that is not a default."""
+    if not output.current_session().verbose:
+        return
+    output.detail("files", ", ".join(resolved.files) or "none")
+    if resolved.profile:
+        output.detail("profile", resolved.profile)
+    rows = [row for row in resolved.rows() if row.origin != str(BUILT_IN)]
+    for index, row in enumerate(rows):
+        output.detail("" if index else "settings", f"{row.key}: {row.text}  ({row.origin})")
+
+
+submission_option: Final = under(HEADINGS["submission"])
+rare_output: Final = under("Output", common=False)
+
+yes_option = submission_option(
+    "-y", "--yes", is_flag=True, help=f"do not ask above {CONFIRM_ABOVE_NODES} nodes"
 )
-exclude_bad_option = click.option(
+dry_run_option = submission_option(
+    "--dry-run", is_flag=True, help="print what would be done and submit nothing"
+)
+wait_option = submission_option(
+    "-W", "--wait", is_flag=True, help="wait for the job and exit with its status"
+)
+follow_option = submission_option(
+    "--follow", is_flag=True, help="print the logs until the job ends, then as --wait"
+)
+keep_sbatch_env_option = under(HEADINGS["submission"], common=False)(
+    "--keep-sbatch-env", is_flag=True, help="let SBATCH_* variables of your shell override options"
+)
+parsable_option = rare_output(
+    "--parsable", is_flag=True, help="print only the job id, as sbatch --parsable does"
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
+exclude_bad_option = submission_option(
     "--exclude-bad",
     is_flag=True,
-    help="leave out nodes that gave no sign of life, or where ranks were stopped or blocked twice",
+    help="exclude nodes that went silent, or that stopped or blocked ranks twice",
 )
-
-
-class GroupedOption(click.Option):
-    """An option that knows its heading in the help and completes the words of an enum."""
-
-    def __init__(self, *args: Any, heading: str, words: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-        self.words = tuple(words)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the words of an enum, or what the type offers."""
-        if not self.words:
-            return super().shell_complete(ctx, incomplete)
-        return [CompletionItem(word) for word in self.words if word.startswith(incomplete)]
 
 
 class ProfileOption(GroupedOption):
@@ -116,23 +130,6 @@ class ProfileOption(GroupedOption):
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
-class GroupedCommand(click.Command):
-    """A verb whose help has headings; options without one, as every verb has, come last."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under their headings."""
-        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in _HEADINGS.values()}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if isinstance(parameter, click.Option) and record is not None:
-                heading = getattr(parameter, "heading", "Output")
-                sections.setdefault(heading, []).append(record)
-        for heading, rows in sections.items():
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-
-
 class JobCommand(GroupedCommand):
     """A verb that takes a job: it remembers what was typed."""
 
@@ -140,6 +137,22 @@ class JobCommand(GroupedCommand):
         """Keep the words as typed: origins name the spelling that was used."""
         ctx.meta[_TYPED] = list(args)
         return super().parse_args(ctx, args)
+
+
+class ContinueCommand(JobCommand):
+    """A verb that takes a job, and after `--` new arguments for its script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take what follows the first `--` for the script."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_REPLACED] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Add the arguments of the script to the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
 
 
 class ScriptCommand(JobCommand):
@@ -159,7 +172,8 @@ def job_options(
 
     With `script` also the arguments `[SCRIPT] [ARGS]...`, for a ScriptCommand; without `files`
     no option names a configuration file or a profile; with `training` also the facts of the
-    training have options; the fields `without` have none.
+    training have options, and the help shows only what an estimate depends on; the fields
+    `without` have no options.
     """
     groups = {x.group for x in FIELDS if training or x.group != "training"}
     declared = [x for x in FIELDS if x.flags and x.group in groups and x.name not in without]
@@ -171,7 +185,8 @@ def job_options(
             return function(*args, job=job, **kwargs)
 
         sources = [*_FILE_OPTIONS, _SET_OPTION] if files else [_SET_OPTION]
-        for option in reversed([*map(_field_option, declared), *sources]):
+        fields = [_field_option(x, hidden=training and not x.is_estimated) for x in declared]
+        for option in reversed([*fields, *sources]):
             option(command)
         if script:
             _SCRIPT_ARGUMENT(command)
@@ -180,23 +195,34 @@ def job_options(
     return decorate
 
 
-def _field_option(declared: Field) -> Callable[[Any], Any]:
+def _field_option(declared: Field, *, hidden: bool) -> Callable[[Any], Any]:
     words = [str(member.value) for member in declared.choices or ()]
+    shown = "|".join(words)
+    is_wide = len(shown) > _WIDEST
     settings: dict[str, Any] = {
         "cls": GroupedOption,
-        "heading": _HEADINGS[declared.group],
+        "heading": HEADINGS[declared.group],
+        "common": declared.is_common,
+        "hidden": hidden,
         "words": words,
         "default": None,
-        "help": declared.help,
+        "help": _with_words(declared.help, words) if is_wide else declared.help,
     }
     if declared.kind is Kind.FLAG:
         settings["is_flag"] = True
     else:
-        settings["metavar"] = declared.metavar or "|".join(words) or _METAVARS.get(declared.kind)
+        metavar = "NAME" if is_wide else shown or _METAVARS.get(declared.kind)
+        settings["metavar"] = declared.metavar or metavar
         # Values stay texts: they are parsed with those of files.
         settings["type"] = click.Path() if declared.kind is Kind.PATH else click.UNPROCESSED
         settings["multiple"] = declared.kind in (Kind.TEXTS, Kind.MAPPING)
     return click.option(declared.name, *declared.flags, **settings)
+
+
+def _with_words(text: str, words: Sequence[str]) -> str:
+    """Put the words of an enum before the default."""
+    what, mark, default = text.partition("  [")
+    return f"{what}: {', '.join(words)}{mark}{default}"
 
 
 _SCRIPT_ARGUMENT: Final = click.argument(
@@ -209,16 +235,17 @@ _FILE_OPTIONS: Final = (
         metavar="FILE",
         type=click.Path(),
         cls=GroupedOption,
-        heading=_HEADINGS["config"],
-        help="a job file; it wins over clusterrun.yaml",
+        heading=HEADINGS["config"],
+        common=False,
+        help="read this file too; it overrides clusterrun.yaml",
     ),
     click.option(
         "profile",
         "--profile",
         metavar="NAME",
         cls=ProfileOption,
-        heading=_HEADINGS["config"],
-        help="a profile of the files ('': none)",
+        heading=HEADINGS["config"],
+        help="apply this profile of the configuration ('': none)",
     ),
 )
 _SET_OPTION: Final = click.option(
@@ -228,8 +255,8 @@ _SET_OPTION: Final = click.option(
     multiple=True,
     type=click.UNPROCESSED,
     cls=GroupedOption,
-    heading=_HEADINGS["config"],
-    help="any setting by its key in the file, as slurm.nodes=2",
+    heading=HEADINGS["config"],
+    help="set any key of the configuration, as slurm.nodes=2 (repeatable)",
 )
 
 
@@ -242,6 +269,8 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
         if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
             flags[declared.name] = Given(value=value, flag=_typed_as(ctx, declared))
     flags.update(_entry(words, has_module="module" in flags))
+    if _REPLACED in ctx.meta:
+        flags["args"] = Given(value=ctx.meta[_REPLACED])
     return JobOptions(
         flags=flags,
         config_file=kwargs.pop("config_file", None),

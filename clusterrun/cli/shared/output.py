@@ -40,6 +40,8 @@ class Session:
     color: str = "auto"
     debug: bool = False
     json: bool = False
+    quiet: bool = False
+    verbose: bool = False
 
 
 def current_session() -> Session:
@@ -101,7 +103,9 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a fact that the user may want to know, on stderr."""
+    """Print a fact that the user may want to know, on stderr; not with --quiet."""
+    if current_session().quiet:
+        return
     say(f"{click.style('note:', fg='cyan')} {text}")
 
 
@@ -113,7 +117,9 @@ def warn(text: str, *, notes: Iterable[str] = ()) -> None:
 
 
 def detail(label: str, text: str) -> None:
-    """Print one indented line of a summary on stderr."""
+    """Print one indented line of a summary on stderr; not with --quiet."""
+    if current_session().quiet:
+        return
     say(f"  {label:<10} {text}")
 
 

@@ -29,10 +29,15 @@ _PRECISIONS: Final = {
 # Before it
 
 
-def refuse_two_answers(*, as_json: bool, parsable: bool) -> None:
+def refuse_two_answers(*, as_json: bool, parsable: bool, follow: bool) -> None:
     """Refuse two forms of the one answer. Raises UsageError."""
     if as_json and parsable:
         raise UsageError("--json and --parsable exclude each other", hint="keep one of them")
+    if as_json and follow:
+        raise UsageError(
+            "--json and --follow exclude each other",
+            hint="drop --follow, then run: clusterrun logs -f JOB --json",
+        )
 
 
 def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warnings:

@@ -1,0 +1,75 @@
+"""Help with headings: the common options, and all of them with --help-all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+HELP_ALL: Final = "clusterrun.help_all"
+HEADINGS: Final = {
+    "job": "Job",
+    "slurm": "Slurm",
+    "launch": "Training",
+    "network": "Network",
+    "training": "Model and data",
+    "env": "Environment",
+    "config": "Configuration",
+    "submission": "Submission",
+}
+
+
+class GroupedOption(click.Option):
+    """An option with its heading in the help, and with the words of an enum to complete.
+
+    `common`: the short help shows it.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        heading: str,
+        words: Sequence[str] = (),
+        common: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+        self.words = tuple(words)
+        self.common = common
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the words of an enum, or what the type offers."""
+        from click.shell_completion import CompletionItem
+
+        if not self.words:
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(word) for word in self.words if word.startswith(incomplete)]
+
+
+class GroupedCommand(click.Command):
+    """A verb whose help has headings; options without one, as every verb has, come last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the common options under their headings, or all with --help-all."""
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in HEADINGS.values()}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            is_shown = getattr(parameter, "common", True) or ctx.meta.get(HELP_ALL)
+            if isinstance(parameter, click.Option) and record is not None and is_shown:
+                heading = getattr(parameter, "heading", "Output")
+                sections.setdefault(heading, []).append(record)
+        for heading, rows in sections.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+def under(heading: str, *, common: bool = True) -> Callable[..., Callable[[Any], Any]]:
+    """Return `click.option` for options of one heading; the short help leaves out uncommon ones."""
+    return functools.partial(click.option, cls=GroupedOption, heading=heading, common=common)

@@ -1,0 +1,63 @@
+"""Wait for a job that was started, and follow its logs: `submit`, `resume`, `resubmit`."""
+
+from __future__ import annotations
+
+import click
+from click.exceptions import Exit as ClickExit
+
+from clusterrun.backends.status import JobStatus
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.job_text import failure_text, say_released
+from clusterrun.errors import Exit
+from clusterrun.rundir.record import JobRecord
+from clusterrun.verbs.status import wait as wait_until_ended
+
+
+def await_end(ctx: click.Context, record: JobRecord, *, wait: bool, follow: bool) -> None:
+    """Exit with the job's own status once it has ended, if `wait` or `follow` is asked for."""
+    if follow:
+        _follow(ctx, record)
+    if wait or follow:
+        ctx.exit(_wait(record, is_followed=follow))
+
+
+def _follow(ctx: click.Context, record: JobRecord) -> None:
+    """Show the logs as `logs --follow` does; Ctrl-C does not end the job."""
+    from clusterrun.cli.logs import command as logs
+
+    try:
+        with logs.command.make_context("logs", ["--follow", record.job_id], parent=ctx) as inner:
+            status = logs.command.invoke(inner)
+    except ClickExit as leaving:
+        status = leaving.exit_code
+    if status == Exit.INTERRUPTED:
+        _tell_how_to_end(record)
+        ctx.exit(Exit.INTERRUPTED)
+
+
+def _tell_how_to_end(record: JobRecord) -> None:
+    output.say(f"  clusterrun cancel --checkpoint {record.job_id} ends it")
+
+
+def _wait(record: JobRecord, *, is_followed: bool) -> int:
+    """Wait for the end and return the job's own exit status."""
+    try:
+        ended = wait_until_ended(record, released=say_released)
+    except KeyboardInterrupt:
+        output.say(f"\njob {record.job_id} keeps running")
+        _tell_how_to_end(record)
+        raise
+    if not is_followed:
+        output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")
+    if ended.failure and not (is_followed and ended.failure.node):  # else its agent's line says it
+        output.say(f"  failed     {failure_text(ended.failure)}")
+    return _exit_code(ended)
+
+
+def _exit_code(ended: JobStatus) -> int:
+    """Return a job's own exit status, 1 if it has none and did not complete."""
+    if ended.exit_code:
+        return ended.exit_code
+    if ended.exit_signal:
+        return 128 + ended.exit_signal
+    return Exit.OK if ended.state.is_success else Exit.FAILED
