@@ -50,6 +50,14 @@ def test_data_has_no_subdirectory_that_the_wheel_would_leave_out(name: str) -> N
     assert [path.name for path in entries if path.is_dir()] == []
 
 
+def test_data_beside_the_code_is_shipped(setup_cfg: configparser.ConfigParser) -> None:
+    shipped = setup_cfg["options.package_data"]
+    for path in (ROOT / "clusterrun").rglob("*.*"):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            package = ".".join(path.relative_to(ROOT).parts[:-1])
+            assert any(map(path.match, _words(shipped.get(package, "")))), path
+
+
 def test_everything_that_is_needed_for_training_is_an_extra(
     setup_cfg: configparser.ConfigParser,
 ) -> None:

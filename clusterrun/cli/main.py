@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -16,7 +15,7 @@ import click
 from click.exceptions import Exit as ClickExit
 
 import clusterrun
-from clusterrun.cli.shared import output
+from clusterrun.cli.shared import output, spellings
 from clusterrun.cli.shared.help import HELP_ALL, GroupedCommand, under
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.shared import files
@@ -100,7 +99,8 @@ class LazyGroup(click.Group):
         """Find the verb. Raises UsageError, with the nearest name, for an unknown one."""
         name = args[0]
         if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
-            raise UsageError(f"no command '{name}'", hint=_nearest_verb(name))
+            hint = spellings.hint_for_command(name, args, list(VERBS))
+            raise UsageError(f"no command '{name}'", hint=hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -113,11 +113,6 @@ class LazyGroup(click.Group):
             ]
             with formatter.section(heading):
                 formatter.write_dl(rows)
-
-
-def _nearest_verb(name: str) -> str:
-    nearest = difflib.get_close_matches(name, VERBS, n=1)
-    return f"use '{nearest[0]}'" if nearest else "clusterrun --help lists the commands"
 
 
 def _set(ctx: click.Context, parameter: click.Parameter, value: str | bool | None) -> None:
@@ -204,7 +199,11 @@ def _options_of(command: click.Command) -> set[str]:
     cls=LazyGroup,
     no_args_is_help=False,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "token_normalize_func": spellings.normalized,
+    },
     epilog=EXAMPLES,
 )
 @click.version_option(
@@ -267,7 +266,7 @@ def _run(args: list[str], session: output.Session) -> int:
         return error.exit_code
     except click.UsageError as error:
         _read_session(args, session)
-        output.print_error(_from_click(error), session)
+        output.print_error(_from_click(error, args), session)
         return Exit.USAGE
     except click.ClickException as error:
         output.print_error(ClusterrunError(_sentence(error.format_message())), session)
@@ -311,14 +310,11 @@ def _read_session(args: list[str], session: output.Session) -> None:
             session.color = value or following
 
 
-def _from_click(error: click.UsageError) -> UsageError:
+def _from_click(error: click.UsageError, args: Sequence[str]) -> UsageError:
     command = error.ctx.command_path if error.ctx else "clusterrun"
     fallback = f"{command} --help lists the options"
     if isinstance(error, click.NoSuchOption):
-        known = error.possibilities or ()
-        nearest = difflib.get_close_matches(error.option_name, known, n=1)
-        hint = f"use '{nearest[0]}'" if nearest else fallback
-        return UsageError(f"no option '{error.option_name}'", hint=hint)
+        return spellings.no_option(error, args)
     return UsageError(_sentence(error.format_message()), hint=fallback)
 
 

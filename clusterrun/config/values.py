@@ -169,6 +169,8 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
     near = _SYNONYMS.get(name)
     near = near if near in names else nearest(name, names)
     hint = f"use '{near}'" if near else f"one of: {', '.join(names)}"
+    if field.name == "cluster" and not near:
+        hint += f"; -M {name} chooses one of several Slurm clusters"
     raise UsageError(f"unknown {field.name.replace('_', ' ')} '{text}'", hint=hint)
 
 

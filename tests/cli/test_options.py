@@ -175,7 +175,7 @@ JOB_VERBS = ("submit", "render", "resume", "resubmit", "scaling", "plan")
 
 
 def options_in(text: str) -> set[str]:
-    return set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE))
+    return set(re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("verb", JOB_VERBS)

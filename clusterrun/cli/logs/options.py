@@ -30,7 +30,7 @@ def tail(text: str) -> int | str:
         return text
     value = parse_count(text)
     if value is None or value != int(value):
-        raise click.BadParameter(f"'{text}' is neither a number of lines nor 'all'")
+        raise UsageError(f"'{text}' is not a number of lines", hint="write -n 200, or -n all")
     return int(value)
 
 

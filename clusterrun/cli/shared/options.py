@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.help import HEADINGS, GroupedCommand, GroupedOption, under
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
+from clusterrun.cli.shared.spellings import refuse_other_program, refuse_single_dash
 from clusterrun.config import Given, Resolved
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.settings import BUILT_IN
@@ -136,6 +137,7 @@ class JobCommand(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the words as typed: origins name the spelling that was used."""
         ctx.meta[_TYPED] = list(args)
+        refuse_single_dash(args, [name for each in self.params for name in each.opts])
         return super().parse_args(ctx, args)
 
 
@@ -268,6 +270,8 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
         value = kwargs.pop(declared.name)
         if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
             flags[declared.name] = Given(value=value, flag=_typed_as(ctx, declared))
+    if words and "module" not in flags and not words[0].startswith("-"):
+        refuse_other_program(words, ctx.info_name or "")
     flags.update(_entry(words, has_module="module" in flags))
     if _REPLACED in ctx.meta:
         flags["args"] = Given(value=ctx.meta[_REPLACED])

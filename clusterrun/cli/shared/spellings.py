@@ -1,0 +1,240 @@
+"""Answer what users of sbatch, torchrun, accelerate and others type, by `spellings.yaml`.
+
+Some spellings are accepted (`normalized`); the rest get a hint.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from clusterrun.errors import UsageError
+
+JOB_VERBS: Final = ("submit", "render", "resume", "resubmit", "scaling", "plan")
+CONTINUING: Final = ("resume", "resubmit")
+_ACCEPTED: Final = {
+    **dict.fromkeys(("nnodes", "num-nodes", "num-machines"), "nodes"),
+    "deepspeed-config-file": "deepspeed-config",
+    "num-cpu-threads-per-process": "threads-per-process",
+    "walltime": "time",
+    "dryrun": "dry-run",
+}
+_SIMILAR: Final = 0.8
+_TORCHRUN_WORDS: Final = ("auto", "cpu", "gpu")  # for --nproc-per-node: one rank per GPU
+_SINGLE_DASH: Final = re.compile(r"-[a-z][a-z-]{2,}\Z")
+
+
+def normalized(name: str) -> str:
+    """Return our name of an option, without its dashes: `gpus_per_node`, `nnodes`."""
+    plain = name.replace("_", "-")
+    return _ACCEPTED.get(plain, plain)
+
+
+def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
+    """Return the error for an option that a command does not have; `words` were typed."""
+    ctx = error.ctx
+    verb = (ctx.info_name or "") if ctx else ""
+    flag = _dashed(error.option_name)
+    at = next((n for n, word in enumerate(words) if _names(word, flag)), len(words))
+    value = _value(words, at, flag)
+    typed = words[at].partition("=")[0] if at < len(words) and flag.startswith("--") else flag
+    known = [name for each in ctx.command.params for name in each.opts] if ctx else []
+    hints = _hints(flag, words, at, verb, known)
+    fallback = "--help-all" if verb in JOB_VERBS else "--help"
+    command = ctx.command_path if ctx else "clusterrun"
+    hint = next(hints, f"{command} {fallback} lists the options")
+    hint = _filled(hint, value=value or "VALUE", verb=verb)
+    return UsageError(f"no option '{typed}'", hint=hint)
+
+
+def _hints(
+    flag: str, words: Sequence[str], at: int, verb: str, known: Sequence[str]
+) -> Iterator[str]:
+    """Yield what may be meant, the most certain first."""
+    typed = words[at] if at < len(words) else flag
+    if _SINGLE_DASH.match(typed) and f"-{typed}" in known:
+        yield f"use '-{typed}'"
+    for section in (verb, "job") if verb in JOB_VERBS else (verb,):
+        yield from _entry(section, typed.partition("=")[0], flag)
+    if verb in JOB_VERBS:
+        for program in ("sbatch", "srun"):
+            if flag in _table()[program].split():
+                whole = typed if "=" in typed else _joined(words, at)
+                yield f"pass it to {program}: --{program}-arg={shlex.quote(whole)}"
+    near = _nearest(flag, known)
+    if near:
+        yield f"use '{near}'"
+    yield from _behind(words, at, verb)
+
+
+def _entry(section: str, *flags: str) -> Iterator[str]:
+    for names, hint in _table().get(section, {}).items():
+        if any(flag in names.split() for flag in flags):
+            yield hint
+
+
+def _behind(words: Sequence[str], at: int, verb: str) -> Iterator[str]:
+    """Yield where an argument of the script belongs."""
+    module = next((n for n, word in enumerate(words[:at]) if word in ("-m", "--module")), None)
+    if verb in CONTINUING:
+        yield f"arguments of the script go after --: {_line([*words[:at], '--', *words[at:]])}"
+    elif module is not None:
+        yield f"arguments of a module go after --: {_line([*words[:at], '--', *words[at:]])}"
+    elif verb in ("submit", "render", "scaling"):
+        script = next((word for word in words[at:] if word.endswith(".py")), "train.py")
+        rest = " ".join(word for word in words[at : at + 2] if word != script)
+        yield f"arguments of the script go after its name: clusterrun {verb} {script} {rest}"
+
+
+def _joined(words: Sequence[str], at: int) -> str:
+    """Write an option and its value as one word."""
+    value = _value(words, at, words[at]) if at < len(words) else ""
+    return f"{words[at]}={value}" if value else words[at]
+
+
+def _nearest(flag: str, known: Sequence[str]) -> str | None:
+    """Return the option that is surely meant: a misspelt one, or the only one that begins so."""
+    if not flag.startswith("--"):
+        return None
+    begun = [name for name in known if name.startswith(flag)]
+    if len(begun) == 1 and len(flag) > 4:
+        return begun[0]
+    found = difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
+    return found[0] if found else None
+
+
+def _dashed(flag: str) -> str:
+    return flag.replace("_", "-")
+
+
+def _names(word: str, flag: str) -> bool:
+    name = _dashed(word.partition("=")[0])
+    if flag.startswith("--"):
+        return name.startswith("--") and f"--{normalized(name[2:])}" == flag
+    return word.startswith(flag) and not word.startswith("--")
+
+
+def _value(words: Sequence[str], at: int, flag: str) -> str:
+    """Return what was typed as the value of an option; "" if nothing was."""
+    if at >= len(words):
+        return ""
+    word, following = words[at], words[at + 1] if at + 1 < len(words) else ""
+    if "=" in word:
+        return word.partition("=")[2]
+    if not flag.startswith("--") and len(word) > len(flag) and not _SINGLE_DASH.match(word):
+        return word[len(flag) :]
+    return "" if following.startswith("-") or following.endswith(".py") else following
+
+
+def _filled(hint: str, *, value: str, verb: str) -> str:
+    fields = {"value": value, "gpus": value.removeprefix("gpu:"), "verb": verb}
+    fields |= {str(n): part for n, part in enumerate(value.split("x"))}  # 2x4
+    return re.sub(r"\{(\w+)\}", lambda found: fields.get(found[1], found[0]), hint)
+
+
+def hint_for_command(name: str, words: Sequence[str], verbs: Sequence[str]) -> str:
+    """Return the hint for a command that does not exist."""
+    if name.endswith(".py"):
+        return f"to start a job: {_line(['submit', *words])}"
+    if name.isdigit():
+        return f"use 'status {name}', or 'logs {name}'"
+    if _is_program(name):
+        return f"clusterrun starts the ranks itself: {translated(words, 'submit')}"
+    for names, hint in _table()["commands"].items():
+        if name in names.split():
+            return str(hint)
+    near = difflib.get_close_matches(name, verbs, n=1)
+    return f"use '{near[0]}'" if near else "clusterrun --help lists the commands"
+
+
+def refuse_single_dash(words: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse `-time 30`, of which a parser would make `-t ime`. Raises UsageError."""
+    for word in words:
+        if word == "--" or word.endswith(".py"):
+            return
+        if _SINGLE_DASH.match(word) and f"-{word}" in known:
+            raise UsageError(f"no option '{word}'", hint=f"use '-{word}'")
+        if hint := next(_entry("job", word) if _SINGLE_DASH.match(word) else iter(()), ""):
+            raise UsageError(f"no option '{word}'", hint=hint)
+
+
+def refuse_other_program(words: Sequence[str], verb: str) -> None:
+    """Refuse a launcher, or a file that is not Python, as the script. Raises UsageError."""
+    first = words[0]
+    name = os.path.basename(first)
+    if _is_program(name) and ("/" in first or not os.path.isfile(first)):
+        raise UsageError(
+            f"'{name}' is not the training script; clusterrun starts the ranks itself",
+            hint=translated(words, verb),
+        )
+    for endings, hint in _table()["files"].items():
+        if os.path.splitext(name)[1] in endings.split():
+            hint = _filled(hint, value=first, verb=verb)
+            raise UsageError(f"'{first}' is not a Python script", hint=hint)
+
+
+def _is_program(name: str) -> bool:
+    return re.sub(r"(?<=python)[0-9.]+\Z", "", name) in _table()["programs"].split()
+
+
+def translated(words: Sequence[str], verb: str) -> str:
+    """Return the command that does what another launcher's line does, as far as it is clear.
+
+    >>> translated("torchrun --nnodes=2 --nproc_per_node 4 train.py --lr 1".split(), "submit")
+    'clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1'
+    """
+    at, entry = _entry_point(words)
+    options: dict[str, str] = {}
+    for number, word in enumerate(words[:at]):
+        name = _dashed(word.partition("=")[0])
+        for hint in _entry("translated", name) if word.startswith("-") else ():
+            value = _value(words[:at], number, name)
+            if (value and value not in _TORCHRUN_WORDS) or "{" not in hint:
+                options[hint] = _filled(hint, value=value, verb=verb)
+    _divide(words[:at], options)
+    return " ".join(filter(None, ("clusterrun", verb, *options.values(), shlex.join(entry))))
+
+
+def _divide(words: Sequence[str], options: dict[str, str]) -> None:
+    """Add the ranks of a node, of which accelerate counts those of all machines."""
+    found = {
+        _dashed(word.partition("=")[0]): _value(words, number, "--")
+        for number, word in enumerate(words)
+    }
+    total, nodes = (found.get(f"--num-{name}", "") for name in ("processes", "machines"))
+    if total.isdigit() and (nodes or "1").isdigit() and int(nodes or 1):
+        options["total"] = f"--gpus-per-node {int(total) // int(nodes or 1)}"
+
+
+def _entry_point(words: Sequence[str]) -> tuple[int, list[str]]:
+    """Return where script or module begin, and these words as clusterrun takes them."""
+    for at, word in enumerate(words):
+        if word.endswith(".py"):
+            return at, list(words[at:])
+        if word in ("-m", "--module") and at + 1 < len(words):
+            if words[at + 1].startswith("torch.distributed."):  # python -m torch.distributed.run
+                continue
+            rest = list(words[at + 2 :])
+            return at, ["-m", words[at + 1], *(["--", *rest] if rest else [])]
+    return len(words), ["train.py"]
+
+
+def _line(words: Sequence[str]) -> str:
+    return shlex.join(["clusterrun", *words])
+
+
+@functools.cache
+def _table() -> Mapping[str, Any]:
+    import yaml  # not needed by a command without a mistake
+
+    text = Path(__file__).with_name("spellings.yaml").read_text(encoding="utf-8")
+    found: Mapping[str, Any] = yaml.safe_load(text)
+    return found
