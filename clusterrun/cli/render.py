@@ -14,10 +14,14 @@ from clusterrun.cli.shared.options import (
     job_options,
     json_option,
     keep_sbatch_env_option,
+    rare_output,
 )
 from clusterrun.cli.shared.submission import print_check, print_files, print_notes
 from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.launch.plan import Plan
 from clusterrun.shared import files
+from clusterrun.shared.wording import count
+from clusterrun.verbs.rank_view import RankView, choose_rank, view
 from clusterrun.verbs.render import Prepared, check, prepare
 
 
@@ -25,7 +29,17 @@ from clusterrun.verbs.render import Prepared, check, prepare
 @job_options()
 @click.option("-O", "--output-dir", metavar="DIR", help="write all files to a new directory")
 @click.option("--check", "checks", is_flag=True, help="check the script with bash and Slurm")
-@click.option("--show-env", "--explain", is_flag=True, help="print each variable and its reason")
+@click.option(
+    "--command",
+    "shows_command",
+    is_flag=True,
+    help="print the launch line of a node and the environment of a rank",
+)
+@click.option(
+    "--show-env", "--explain", is_flag=True, help="print the environment of a rank, with reasons"
+)
+@rare_output("--node", type=int, metavar="K", help="choose the node for --command  [default: 0]")
+@rare_output("--rank", type=int, metavar="R", help="choose the rank for --command  [default: 0]")
 @json_option
 @keep_sbatch_env_option
 def command(
@@ -33,7 +47,10 @@ def command(
     *,
     output_dir: str | None,
     checks: bool,
+    shows_command: bool,
     show_env: bool,
+    node: int | None,
+    rank: int | None,
     as_json: bool,
     keep_sbatch_env: bool,
 ) -> None:
@@ -43,6 +60,7 @@ def command(
 
     \b
     clusterrun render -N 2 --gpus-per-node 4 train.py | less
+    clusterrun render -N 2 --gpus-per-node 4 --command --rank 5 train.py
     clusterrun render -N 2 --gpus-per-node 4 -O job train.py && sbatch job/job.sbatch
     """
     output.expect_json(as_json)
@@ -54,22 +72,44 @@ def command(
         print_check(check(prepared, keep_sbatch_env=keep_sbatch_env))
     if output_dir is not None:
         _write_files(prepared, Path(output_dir))
-    if show_env:
-        _show_environment(prepared, as_json=as_json)
+    if show_env or shows_command:
+        at_node, at_rank = choose_rank(prepared.plan, node=node, rank=rank)
+        shown = view(prepared.plan, prepared.bundle, node=at_node, rank=at_rank)
+        if shows_command:
+            _show_command(prepared.plan, shown, as_json=as_json)
+        if not (shows_command and as_json):
+            _show_environment(prepared.plan, shown, as_json=as_json)
     elif output_dir is None or as_json:
         print_files(prepared, as_json=as_json)
 
 
-def _show_environment(prepared: Prepared, *, as_json: bool) -> None:
-    plan = prepared.plan
+def _show_command(plan: Plan, shown: RankView, *, as_json: bool) -> None:
     if as_json:
-        rows = [{"name": v.name, "value": v.value, "why": v.why} for v in plan.env]
-        passed = list(plan.pass_env)
-        output.answer_json({"schema": "clusterrun.env/1", "env": rows, "pass_env": passed})
+        where = {"node": shown.node, "rank": shown.rank, "workdir": plan.workdir}
+        data = {"schema": "clusterrun.command/1", **where, "command": list(shown.command)}
+        output.answer_json({**data, **_environment(plan, shown)})
         return
-    lines = [(variable.name, variable.value, variable.why) for variable in plan.env]
-    lines += [(name, "(from your shell)", "handed on by name") for name in plan.pass_env]
+    ranks, nodes = count(plan.world_size, "rank"), count(plan.nodes, "node")
+    output.answer(f"# rank {shown.rank} of {ranks}, on node {shown.node} of {nodes}")
+    output.answer(f"cd {shlex.quote(plan.workdir)}")
+    output.answer(f"{shlex.join(shown.command)}\n")
+
+
+def _show_environment(plan: Plan, shown: RankView, *, as_json: bool) -> None:
+    if as_json:
+        output.answer_json({"schema": "clusterrun.env/1", **_environment(plan, shown)})
+        return
+    lines = [(variable.name, variable.value, variable.why) for variable in shown.env]
+    lines += [(name, "(from your shell)", "passed by name") for name in plan.pass_env]
     output.answer_table(("VARIABLE", "VALUE", "WHY"), [tuple(map(_one_line, row)) for row in lines])
+    output.note("<...> is known only once the job runs; the variables of your shell come on top")
+    if shown.note:
+        output.warn(shown.note)
+
+
+def _environment(plan: Plan, shown: RankView) -> dict[str, object]:
+    rows = [{"name": v.name, "value": v.value, "why": v.why} for v in shown.env]
+    return {"env": rows, "pass_env": list(plan.pass_env)}
 
 
 def _one_line(text: str) -> str:

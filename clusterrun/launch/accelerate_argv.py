@@ -30,7 +30,7 @@ def launch_argv(
     deepspeed_file: str,
     machine_rank: int,
     address: str,
-    port: int,
+    port: int | str,
     precision: str,
     worker_argv: Sequence[str],
 ) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def launch_argv(
     )
 
 
-def _machine_facts(plan: Plan, machine_rank: int, address: str, port: int) -> tuple[str, ...]:
+def _machine_facts(plan: Plan, machine_rank: int, address: str, port: int | str) -> tuple[str, ...]:
     return (
         *("--num_machines", str(plan.nodes)),
         *("--num_processes", str(plan.world_size)),

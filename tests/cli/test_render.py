@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.verbs import rank_view
 from tests.cli.conftest import CommandLine
 
 SLURM = ("--cluster", "slurm", "-N2", "--gpus-per-node", "4")
@@ -82,20 +83,76 @@ def test_the_users_own_deepspeed_file_is_among_them_as_it_is(here: CommandLine) 
     assert json.loads(said.out)["files"]["ds_config.json"] == text
 
 
+@pytest.fixture(name="without_torch")
+def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import no accelerate: it imports torch."""
+    variables = {"ACCELERATE_MIXED_PRECISION": "no", "OMP_NUM_THREADS": "1"}
+    monkeypatch.setattr(rank_view, "_of_accelerate", lambda *_: (variables, ""))
+
+
+@pytest.mark.usefixtures("without_torch")
 def test_show_env_says_why_each_variable_is_set(here: CommandLine) -> None:
     argv = (*SLURM, "--env", "LOG_LEVEL=a  b\nc", "--pass-env", "HF_TOKEN", "train.py")
     said = here("render", "--show-env", *argv)
     head, *lines = said.out.splitlines()
     assert head.split() == ["VARIABLE", "VALUE", "WHY"]
     names = [line.split()[0] for line in lines]
-    assert {"NCCL_DEBUG", "LOG_LEVEL", "HF_TOKEN"} <= set(names)
-    assert all(len(line.split(None, 2)) == 3 for line in lines)
+    assert {"NCCL_DEBUG", "LOG_LEVEL", "HF_TOKEN", "MASTER_ADDR", "TRITON_CACHE_DIR"} <= set(names)
+    assert len(names) == len(set(names))
+    assert all(line.split("  ")[-1].strip() for line in lines)
     assert "a  b\\nc" in said.out
     answer = json.loads(here("render", "--show-env", "--json", *argv).out)
     assert answer["pass_env"] == ["HF_TOKEN"]
     exported = {row["name"]: row["value"] for row in answer["env"]}
     assert exported["LOG_LEVEL"] == "a  b\nc"
     assert here("render", "--explain", *argv) == said
+
+
+@pytest.mark.usefixtures("without_torch")
+@pytest.mark.parametrize("where", [("--rank", "5"), ("--rank", "5", "--node", "1")])
+def test_command_shows_the_launch_line_and_the_environment_of_a_rank(
+    here: CommandLine, where: tuple[str, ...]
+) -> None:
+    argv = ("render", "--command", *where, *SLURM, "train.py", "--lr", "1")
+    said = here(*argv)
+    head, cd, line, _, *table = said.out.splitlines()
+    assert head == "# rank 5 of 8 ranks, on node 1 of 2 nodes"
+    assert cd == f"cd {here.path}"
+    assert line.startswith("accelerate launch --config_file '<run dir>/accelerate.yaml' ")
+    assert "--machine_rank 1 --main_process_ip '<address of node 0>'" in line
+    assert line.endswith(" clusterrun.rank.worker train.py --lr 1")
+    rows = {row.split()[0]: row.split()[1] for row in table}
+    assert (rows["RANK"], rows["LOCAL_RANK"], rows["WORLD_SIZE"]) == ("5", "1", "8")
+    assert "note: <...> is known only once the job runs" in said.err
+    data = json.loads(here(*argv[:2], "--json", *argv[2:]).out)
+    assert (data["schema"], data["node"], data["rank"]) == ("clusterrun.command/1", 1, 5)
+    assert data["command"][:2] == ["accelerate", "launch"]
+    assert {"name": "ROLE_RANK", "value": "5", "why": "set by torchrun"} in data["env"]
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (("--rank", "8"), "the job has no such rank\n  hint: nodes are 0-1, ranks 0-7"),
+        (("--node", "2"), "the job has no such node\n  hint: nodes are 0-1, ranks 0-7"),
+        (("--rank", "5", "--node", "0"), "rank 5 is on node 1, not 0\n  hint: drop --node"),
+    ],
+)
+def test_a_rank_that_the_job_does_not_have(
+    here: CommandLine, where: tuple[str, ...], message: str
+) -> None:
+    said = here("render", "-Q", "--command", *where, *SLURM, "train.py")
+    assert (said.code, said.out, said.err) == (2, "", f"error: {message}\n")
+
+
+def test_without_accelerate_the_rest_of_the_environment_is_shown(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_view, "_PREVIEW", "clusterrun.no_such_module")
+    said = here("render", "--show-env", "--cluster", "local", "--device", "cpu", "train.py")
+    assert said.code == 0
+    assert "RANK " in said.out
+    assert "warning: accelerate does not run with " in said.err
 
 
 def test_check_on_this_machine_asks_bash(here: CommandLine) -> None:

@@ -1,0 +1,202 @@
+"""Show the launch line of a node and the environment of a rank, before anything runs.
+
+What only a node or the scheduler knows is a placeholder: `<run dir>`, `<address of node 0>`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterrun.config.spec import Cluster, Strategy
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.launch.accelerate_argv import launch_argv, module_argv
+from clusterrun.launch.plan import EnvVar, Plan, Precision
+from clusterrun.node.agent.environment import NodeFacts, rank_environment
+from clusterrun.node.base import facts
+from clusterrun.node.base.identity import LOOPBACK, Attempt, Identity, local_node
+from clusterrun.node.base.report import LaunchParameters
+from clusterrun.rendering.bundle import Bundle
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import shell
+
+ADDRESS, PORT, RUN_DIR, SPOOL = "<address of node 0>", "<port>", "<run dir>", "<spool>"
+_PRECISION = "<bf16 or fp16>"
+_PREVIEW = "clusterrun.node.agent.accelerate_preview"
+_IMPORT_S = 120.0  # torch from a slow file system
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """The launch line of a node, and the variables of one of its ranks; `note`: what is missing."""
+
+    node: int
+    rank: int
+    command: tuple[str, ...]
+    env: tuple[EnvVar, ...]
+    note: str = ""
+
+
+def choose_rank(plan: Plan, *, node: int | None, rank: int | None) -> tuple[int, int]:
+    """Return node and rank; by default the first rank. Raises UsageError if they don't exist."""
+    if rank is None:
+        rank = (node or 0) * plan.procs_per_node
+    if not 0 <= rank < plan.world_size:
+        last = plan.nodes - 1
+        raise UsageError(
+            f"the job has no such {'node' if node else 'rank'}",
+            hint=f"nodes are 0-{last}, ranks 0-{plan.world_size - 1}",
+        )
+    home = rank // plan.procs_per_node
+    if node is not None and node != home:
+        raise UsageError(f"rank {rank} is on node {home}, not {node}", hint="drop --node")
+    return home, rank
+
+
+def view(plan: Plan, bundle: Bundle, *, node: int, rank: int) -> RankView:
+    """Return the launch line and the complete environment of a rank."""
+    preview, note = _of_accelerate(plan, bundle, node)
+    named = {variable.name: variable.why for variable in plan.env}
+    found = {variable.name: variable for variable in plan.env}
+    for name, value in _of_node(plan, node).items():
+        found[name] = EnvVar(name=name, value=value, why=named.get(name, "set on the node"))
+    for source, values in (
+        ("set by accelerate", preview),
+        ("set by torchrun", _of_torchrun(plan, node, rank)),
+    ):
+        for name, value in values.items():
+            if name not in found or found[name].value != value:
+                found[name] = EnvVar(name=name, value=value, why=source)
+    return RankView(
+        node=node,
+        rank=rank,
+        command=("accelerate", "launch", *_arguments(plan, node)),
+        env=tuple(found.values()),
+        note=note,
+    )
+
+
+def _address(plan: Plan) -> str:
+    return LOOPBACK if plan.cluster is Cluster.LOCAL or plan.nodes == 1 else ADDRESS
+
+
+def _arguments(plan: Plan, node: int) -> tuple[str, ...]:
+    is_open = plan.precision is Precision.HEAD
+    return launch_argv(
+        plan,
+        python=plan.python,
+        config_file=f"{RUN_DIR}/accelerate.yaml",
+        deepspeed_file=f"{RUN_DIR}/ds_config.json" if plan.deepspeed else "",
+        machine_rank=node,
+        address=_address(plan),
+        port=plan.main_process_port or PORT,
+        precision=_PRECISION if is_open else plan.precision.value,
+        worker_argv=plan.entry,
+    )
+
+
+def _of_node(plan: Plan, node: int) -> dict[str, str]:
+    """Return what the agent sets, by its own function."""
+    is_local = plan.cluster is Cluster.LOCAL
+    names = tuple(local_node(n) if is_local else f"<node {n}>" for n in range(plan.nodes))
+    who = Identity(
+        job_id="<job id>",
+        node=names[node],
+        node_rank=node,
+        nodes=names,
+        head_host=names[0],
+        is_local=is_local,
+    )
+    paths = RunPaths(root=Path(RUN_DIR))
+    attempt = Attempt(plan=plan, paths=paths, number=1, who=who)
+    address = _address(plan)
+    interface = "lo" if address == LOOPBACK else "<interface>"
+    met = LaunchParameters(address=address, port=0, interface=interface, precision="")
+    known = NodeFacts(
+        cpus=1,
+        torch=facts.installed_version("torch") or "<torch>",
+        deepspeed=facts.installed_version("deepspeed") or "<deepspeed>",
+        cache_home=Path("<cache>/clusterrun"),
+    )
+    base = {variable.name: variable.value for variable in plan.env}
+    env = rank_environment(base, attempt, met, Path(SPOOL), known)
+    if "OMP_NUM_THREADS" not in base:
+        env["OMP_NUM_THREADS"] = "<CPUs of the node / its ranks>"
+    return {
+        **env,
+        "CLUSTERRUN_AGENT_PID": "<pid>",
+        "CLUSTERRUN_LAUNCHER_PID": "<pid>",
+        "PET_SIGNALS_TO_HANDLE": "SIGQUIT",
+        "CLUSTERRUN_GIVEN": "<names of the variables that the job was given>",
+        "CLUSTERRUN_STARTED": "<checksums of the variables above>",
+        **(_of_host(node) if is_local else {}),
+    }
+
+
+def _of_host(node: int) -> dict[str, str]:
+    return {"CLUSTERRUN_LOCAL_JOB_ID": "<job id>", "CLUSTERRUN_LOCAL_NODE_RANK": str(node)}
+
+
+def _of_torchrun(plan: Plan, node: int, rank: int) -> dict[str, str]:
+    if plan.strategy is Strategy.NONE:  # accelerate starts the one process itself
+        return {}
+    world, local = str(plan.world_size), str(plan.procs_per_node)
+    return {
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank % plan.procs_per_node), "WORLD_SIZE": world},
+        **{"LOCAL_WORLD_SIZE": local, "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": world},
+        **{"GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(plan.nodes), "ROLE_NAME": "default"},
+        "MASTER_ADDR": _address(plan),
+        "MASTER_PORT": str(plan.main_process_port or PORT),
+        "TORCHELASTIC_RUN_ID": "<job id>-1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",
+        **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"},
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": f"{SPOOL}/<error file>",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+
+
+def _of_accelerate(plan: Plan, bundle: Bundle, node: int) -> tuple[dict[str, str], str]:
+    """Ask the installed accelerate; return its variables, and why there are none."""
+    fixed = {ADDRESS: "127.0.0.1", PORT: "1", _PRECISION: "bf16"}
+    with tempfile.TemporaryDirectory() as directory:
+        for name, text in bundle.files.items():
+            Path(directory, name).write_text(text)
+        words = [fixed.get(w, w).replace(RUN_DIR, directory) for w in _arguments(plan, node)]
+        try:
+            done = shell.run(
+                module_argv(_python(plan), _PREVIEW, *words),
+                env=_environment(plan),
+                cwd=Path(plan.workdir) if os.path.isdir(plan.workdir) else None,
+                timeout_s=_IMPORT_S,
+                tries=1,
+            )
+            new: Mapping[str, str] = json.loads(done.stdout.splitlines()[-1])
+        except (ClusterrunError, ValueError, IndexError):
+            why = f"accelerate does not run with {_python(plan)} here"
+            return {}, f"{why}; the variables that it sets are missing"
+        found = {name: value.replace(directory, RUN_DIR) for name, value in new.items()}
+    if plan.precision is Precision.HEAD:
+        found["ACCELERATE_MIXED_PRECISION"] = _PRECISION
+    return dict(_without_noise(found)), ""
+
+
+def _python(plan: Plan) -> str:
+    """Return the interpreter of the job if it is here, else this one."""
+    return plan.python if os.path.isfile(plan.python) else sys.executable
+
+
+def _environment(plan: Plan) -> dict[str, str]:
+    """Return our environment without what other launchers left, with the plan's variables."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    return {**kept, **{variable.name: variable.value for variable in plan.env}}
+
+
+def _without_noise(found: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Leave out what the agent sets first."""
+    yield from ((name, value) for name, value in found.items() if name != "OMP_NUM_THREADS")
