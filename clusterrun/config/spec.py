@@ -493,6 +493,7 @@ class JobSpec(Training):
         "--network",
         "apply the NCCL settings for this network  [default: auto]",
         default=Network.AUTO,
+        estimated=True,
     )
     network_interface: str | None = declared(
         "network.interface",

@@ -189,15 +189,15 @@ class Training:
         "training.intra_node_bandwidth",
         Kind.REAL,
         "--intra-node-bandwidth",
-        "GB/s between the GPUs of a node, as nccl-tests' busbw; default: the card's NVLink or PCIe",
+        "set the bandwidth between GPUs of a node, as nccl-tests' busbw  [default: the card's]",
         metavar="GB/s",
     )
     inter_node_bandwidth: float | None = declared(
         "training.inter_node_bandwidth",
         Kind.REAL,
         "--inter-node-bandwidth",
-        "GB/s of a node's network cards together (8 x 400 Gb/s are 400); default: by GPU and "
-        "--network",
+        "set the bandwidth of all network cards of a node, 400 for 8 x 400 Gb/s  "
+        "[default: by GPU and --network]",
         metavar="GB/s",
     )
     mfu: float | None = declared(

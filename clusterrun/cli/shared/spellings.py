@@ -62,6 +62,8 @@ def _hints(
     typed = words[at] if at < len(words) else flag
     if _SINGLE_DASH.match(typed) and f"-{typed}" in known:
         yield f"use '-{typed}'"
+    if verb in JOB_VERBS and "," in _value(words, at, flag):
+        yield from _entry("listed", flag)
     for section in (verb, "job") if verb in JOB_VERBS else (verb,):
         yield from _entry(section, typed.partition("=")[0], flag)
     if verb in JOB_VERBS:
