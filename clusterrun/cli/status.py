@@ -94,7 +94,7 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
         yield "failed", failure_text(job.failure)
     yield from _attempts(job.attempts, is_over=job.state.is_terminal)
     if record.chained_job_ids and not job.state.is_terminal:
-        yield "chain", f"{', '.join(record.chained_job_ids)} go on after it"
+        yield "chain", f"{', '.join(record.chained_job_ids)} continue after it"
     yield "run dir", record.run_dir
     name = record.job_id or record.run_dir
     yield "logs", f"clusterrun logs {name}"

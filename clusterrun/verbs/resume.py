@@ -172,7 +172,7 @@ def _refuse_active(status: JobStatus, chained: Sequence[str]) -> None:
     job_id, state = status.record.job_id, status.state
     if chained:
         raise UsageError(
-            f"job {chained[0]} goes on with the run by itself: it is the next of a chain",
+            f"job {chained[0]} is the next of a chain and will continue the run",
             hint=f"end the chain first: clusterrun cancel {job_id}",
         )
     if state.is_terminal or (state is JobState.UNKNOWN and job_id and not status.reason):
@@ -181,7 +181,7 @@ def _refuse_active(status: JobStatus, chained: Sequence[str]) -> None:
     why = f" ({status.reason})" if status.reason else ""
     raise UsageError(
         f"{job} is still {state.value}{why}; two writers would share the run directory",
-        hint=f"end it first: clusterrun cancel {job_id}; --force goes on all the same",
+        hint=f"end it first: clusterrun cancel {job_id}; --force resumes anyway",
     )
 
 

@@ -45,7 +45,7 @@ def choose(paths: RunPaths, text: str) -> StartPoint:
             raise UsageError(
                 f"there is no complete checkpoint in {paths.checkpoints_dir}",
                 cause="\n".join(notes) or None,
-                hint="--from scratch starts the script; what it has saved elsewhere it finds",
+                hint="to start the script from the beginning: --from scratch",
             )
         return StartPoint(checkpoint=found, passed_over=tuple(notes))
     return _named(paths, text)
@@ -58,7 +58,7 @@ def _named(paths: RunPaths, text: str) -> StartPoint:
     named = next((path for found, path in listed if found == step), None)
     if named is None:
         known = ", ".join(f"step-{found}" for found, _ in listed)
-        hint = f"there are: {known}" if known else "there is none at all"
+        hint = f"this run has {known}" if known else "this run has no checkpoint"
         raise UsageError(f"there is no checkpoint of step {step} in this run", hint=hint)
     try:
         checkpoint = checkpoint_files.read(named)
@@ -75,7 +75,7 @@ def _step_of(paths: RunPaths, text: str) -> int:
     match = _STEP.match(path.name if is_path else text)
     if is_path and path.parent.resolve() != paths.checkpoints_dir.resolve():
         raise UsageError(
-            f"{text} is no checkpoint of this run",
+            f"{text} is not a checkpoint of this run",
             hint=f"copy it to {paths.checkpoints_dir}, then name its step, as step-100",
         )
     if match is None:

@@ -76,7 +76,7 @@ def test_a_chain_is_told_while_it_goes_on(here: CommandLine) -> None:
     data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712", "4713"]}
     (root / "job.json").write_text(json.dumps(data))
     queue(here, running())
-    assert lines(here("status", "4711").out, "chain") == ["4712, 4713 go on after it"]
+    assert lines(here("status", "4711").out, "chain") == ["4712, 4713 continue after it"]
 
 
 def test_the_attempts_stand_in_json_too(here: CommandLine) -> None:

@@ -405,7 +405,8 @@ def test_many_nodes_need_a_yes_where_nobody_can_be_asked(here: CommandLine) -> N
     here.slurm()
     err = refused(here, "-N", "65", "train.py")
     assert err[err.index("error:") :] == (
-        "error: 65 nodes are more than 64 and nobody can be asked\n  hint: pass -y if you mean it\n"
+        "error: a job on more than 64 nodes needs a confirmation, and this is not a terminal\n"
+        "  hint: to submit to 65 nodes: -y\n"
     )
     assert here.asked("sbatch") == []
     assert here("submit", "-y", "-N", "65", "train.py").code == 0

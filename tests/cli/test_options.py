@@ -133,7 +133,7 @@ def test_any_argument_of_the_script_arrives_as_it_was_typed(args: list[str]) -> 
 
 def test_an_option_of_slurm_behind_the_script_is_warned_of() -> None:
     assert parse("train.py", "--nodes=2").notes == (
-        "'--nodes=2' stands after the script and is an argument of the script",
+        "'--nodes=2' comes after the script, so it is passed to the script",
     )
     assert parse("--nodes=2", "train.py", "--lr", "1").notes == ()
 

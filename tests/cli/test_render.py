@@ -224,7 +224,7 @@ def test_slurms_options_behind_the_script_are_the_scripts_and_that_is_told(
 ) -> None:
     said = here("render", *SLURM, "train.py", "--nodes", "8")
     assert said.code == 0
-    assert "note: '--nodes' stands after the script and is an argument of the script\n" in said.err
+    assert "note: '--nodes' comes after the script, so it is passed to the script\n" in said.err
 
 
 def test_the_script_passes_bash(here: CommandLine, tmp_path: Path) -> None:

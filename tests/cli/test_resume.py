@@ -115,7 +115,7 @@ def test_a_run_whose_chain_goes_on_is_refused(here: CommandLine) -> None:
     queue(here, FAILED, "4712|PENDING||0:00|1:00:00|N/A|N/A|Dependency")
     said = here("resume", "4711")
     assert said.code == 2
-    assert "error: job 4712 goes on with the run by itself" in said.err
+    assert "error: job 4712 is the next of a chain and will continue the run" in said.err
 
 
 def test_where_slurm_is_silent_nobody_knows_and_nothing_is_sent(here: CommandLine) -> None:
@@ -161,7 +161,7 @@ def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine, how: 
         ("step-7", "there is no checkpoint of step 7 in this run"),
         ("step-140", "checkpoint step-00000140 is incomplete"),
         ("newest", "'newest' is neither latest, scratch, step-N nor the path of a checkpoint"),
-        ("/elsewhere/step-100", "/elsewhere/step-100 is no checkpoint of this run"),
+        ("/elsewhere/step-100", "/elsewhere/step-100 is not a checkpoint of this run"),
     ],
 )
 def test_a_start_that_is_not_there_is_refused(here: CommandLine, text: str, said: str) -> None:
@@ -176,7 +176,7 @@ def test_an_unknown_step_is_told_with_those_that_are_there(here: CommandLine) ->
     root = failed(here)
     checkpoint(root, 140)
     said = here("resume", "4711", "--from", "step-7")
-    assert said.err.splitlines()[1:] == ["  hint: there are: step-140, step-100"]
+    assert said.err.splitlines()[1:] == ["  hint: this run has step-140, step-100"]
 
 
 def test_no_checkpoint_is_read_but_the_one_to_start_from(

@@ -374,7 +374,7 @@ def test_a_chain_is_one_run_of_jobs_that_wait_for_each_other(here: CommandLine) 
     here.slurm(COUNTING)
     said = here("submit", "-N2", "--chain", "3", "train.py")
     assert (said.code, said.out) == (0, "Submitted batch job 4711\n")
-    assert "  chain      4712, 4713 go on after it\n" in said.err
+    assert "  chain      4712, 4713 continue after it\n" in said.err
     words = here.asked("sbatch")
     assert [w for w in words if w.startswith("--dependency")] == [
         "--dependency=afterany:4711",

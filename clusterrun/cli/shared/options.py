@@ -307,7 +307,7 @@ def _misplaced(words: Sequence[str]) -> Iterator[str]:
     }
     for word in words[1:]:
         if word.partition("=")[0] in spellings:
-            yield f"'{word}' stands after the script and is an argument of the script"
+            yield f"'{word}' comes after the script, so it is passed to the script"
             return
 
 

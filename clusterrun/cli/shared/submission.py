@@ -117,9 +117,9 @@ def confirm_size(plan: Plan, *, yes: bool) -> None:
         return
     if not output.is_interactive():
         raise UsageError(
-            f"{plan.nodes} nodes are more than {output.CONFIRM_ABOVE_NODES} "
-            "and nobody can be asked",
-            hint="pass -y if you mean it",
+            f"a job on more than {output.CONFIRM_ABOVE_NODES} nodes needs a confirmation, "
+            "and this is not a terminal",
+            hint=f"to submit to {plan.nodes} nodes: -y",
         )
     output.confirm(f"Submit to {plan.nodes} nodes?", otherwise="nothing was submitted")
 
@@ -138,7 +138,7 @@ def answer(record: JobRecord, data: dict[str, Any], *, as_json: bool, parsable: 
     output.detail("run dir", record.run_dir)
     output.detail("follow", f"clusterrun logs -f {record.job_id}")
     if record.chained_job_ids:
-        output.detail("chain", f"{', '.join(record.chained_job_ids)} go on after it")
+        output.detail("chain", f"{', '.join(record.chained_job_ids)} continue after it")
     output.detail("cancel", f"clusterrun cancel {record.job_id}")
 
 
