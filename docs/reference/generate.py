@@ -53,7 +53,7 @@ def pages() -> dict[str, str]:
 
 def _commands() -> Iterator[str]:
     yield f"{NOTICE}\n# Commands\n"
-    yield "All commands take `-h`, `--help`; its short form shows what most users need.\n"
+    yield "Every command takes `-h`, `--help` for common options, `--help-all` for all.\n"
     yield "| command | what it does |\n|---|---|"
     for name, verb in VERBS.items():
         yield f"| [{name}](#clusterrun-{name}) | {_cell(verb.summary)} |"

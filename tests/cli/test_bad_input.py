@@ -406,7 +406,7 @@ def test_many_nodes_need_a_yes_where_nobody_can_be_asked(here: CommandLine) -> N
     err = refused(here, "-N", "65", "train.py")
     assert err[err.index("error:") :] == (
         "error: a job on more than 64 nodes needs a confirmation, and this is not a terminal\n"
-        "  hint: to submit to 65 nodes: -y\n"
+        "  hint: pass -y to submit to 65 nodes\n"
     )
     assert here.asked("sbatch") == []
     assert here("submit", "-y", "-N", "65", "train.py").code == 0

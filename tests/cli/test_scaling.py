@@ -201,7 +201,11 @@ def test_after_ctrl_c_the_sizes_that_were_not_started_are_named(
         (("--nodes", "1,2", "--strategy", "none", "train.py"), "none is one process", "ddp"),
         (("--nodes", "1,2"), "no training script was named", "name it"),
         (("--nodes", "1,2", "gone.py"), "no script 'gone.py'", "it is not in"),
-        (("--nodes", "1,65", "train.py"), "65 nodes are more than 64", "pass -y"),
+        (
+            ("--nodes", "1,65", "train.py"),
+            "a job on more than 64 nodes needs a confirmation",
+            "pass -y",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_queued(

@@ -119,7 +119,7 @@ def confirm_size(plan: Plan, *, yes: bool) -> None:
         raise UsageError(
             f"a job on more than {output.CONFIRM_ABOVE_NODES} nodes needs a confirmation, "
             "and this is not a terminal",
-            hint=f"to submit to {plan.nodes} nodes: -y",
+            hint=f"pass -y to submit to {plan.nodes} nodes",
         )
     output.confirm(f"Submit to {plan.nodes} nodes?", otherwise="nothing was submitted")
 
