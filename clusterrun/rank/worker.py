@@ -47,12 +47,6 @@ _INSTALLED = (
     "/lib/python",
     "<frozen",
 )
-_TASK = {  # what Slurm tells its tasks: what torch's launchers tell their ranks
-    "SLURM_PROCID": "RANK",
-    "SLURM_LOCALID": "LOCAL_RANK",
-    "SLURM_NTASKS": "WORLD_SIZE",
-    "SLURM_NPROCS": "WORLD_SIZE",
-}
 _kept: list[io.TextIOWrapper] = []  # files that must stay open
 
 
@@ -89,7 +83,7 @@ def _act_as_a_task_of_slurm() -> None:
 
     Slurm started the agent as its task, one for each node.
     """
-    for name, same in _TASK.items():
+    for name, same in given.TASK.items():
         if name in os.environ and same in os.environ:
             os.environ[name] = os.environ[same]
 

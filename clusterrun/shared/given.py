@@ -14,6 +14,12 @@ from collections.abc import Mapping, MutableMapping
 GIVEN = "CLUSTERRUN_GIVEN"
 WAS = "CLUSTERRUN_WAS_"
 STARTED = "CLUSTERRUN_STARTED"
+TASK = {  # a rank gives what Slurm sets for a task the value of torch's launcher
+    "SLURM_PROCID": "RANK",
+    "SLURM_LOCALID": "LOCAL_RANK",
+    "SLURM_NTASKS": "WORLD_SIZE",
+    "SLURM_NPROCS": "WORLD_SIZE",
+}
 
 
 def noting_changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from clusterrun.node.base.report import LaunchParameters
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
+from clusterrun.shared.given import TASK
 
 ADDRESS, PORT, RUN_DIR, SPOOL = "<address of node 0>", "<port>", "<run dir>", "<spool>"
 _PRECISION = "<bf16 or fp16>"
@@ -65,9 +66,11 @@ def view(plan: Plan, bundle: Bundle, *, node: int, rank: int) -> RankView:
     found = {variable.name: variable for variable in plan.env}
     for name, value in _of_node(plan, node).items():
         found[name] = EnvVar(name=name, value=value, why=named.get(name, "set on the node"))
+    torchrun = _of_torchrun(plan, node, rank)
     for source, values in (
         ("set by accelerate", preview),
-        ("set by torchrun", _of_torchrun(plan, node, rank)),
+        ("set by torchrun", torchrun),
+        ("set in the rank, for scripts that read it", _of_task(plan, torchrun)),
     ):
         for name, value in values.items():
             if name not in found or found[name].value != value:
@@ -159,6 +162,12 @@ def _of_torchrun(plan: Plan, node: int, rank: int) -> dict[str, str]:
         "TORCHELASTIC_ERROR_FILE": f"{SPOOL}/<error file>",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
+
+
+def _of_task(plan: Plan, torchrun: Mapping[str, str]) -> dict[str, str]:
+    if plan.cluster is not Cluster.SLURM:
+        return {}
+    return {name: torchrun[same] for name, same in TASK.items() if same in torchrun}
 
 
 def _of_accelerate(plan: Plan, bundle: Bundle, node: int) -> tuple[dict[str, str], str]:
