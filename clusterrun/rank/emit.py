@@ -12,8 +12,7 @@ import time
 from typing import Any
 
 from clusterrun.errors import shortened
-
-OWN_RANK = "CLUSTERRUN_RANK"  # stays when a script changes RANK, or starts processes with others
+from clusterrun.shared.given import OWN_RANK
 
 
 def rank() -> int:

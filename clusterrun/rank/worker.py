@@ -31,7 +31,7 @@ from clusterrun import runtime
 from clusterrun.errors import NodeExit, WorldContractError, shortened
 from clusterrun.rank import contract as world
 from clusterrun.rank import output
-from clusterrun.rank.emit import OWN_RANK, own_rank
+from clusterrun.rank.emit import own_rank
 from clusterrun.shared import given
 from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import last_line, write_whole
@@ -55,8 +55,8 @@ def main() -> None:
     argv = sys.argv[1:]
     if not argv or argv == ["-m"]:
         sys.exit("usage: python -m clusterrun.rank.worker SCRIPT [ARGS...] | -m MODULE [ARGS...]")
-    os.environ.pop(OWN_RANK, None)
-    os.environ[OWN_RANK] = str(runtime.rank())
+    os.environ.pop(given.OWN_RANK, None)
+    os.environ[given.OWN_RANK] = str(runtime.rank())
     with contextlib.suppress(OSError):
         os.unlink(_error_file())
     # Registered first, to run after all that the script registers.

@@ -14,6 +14,7 @@ from collections.abc import Mapping, MutableMapping
 GIVEN = "CLUSTERRUN_GIVEN"
 WAS = "CLUSTERRUN_WAS_"
 STARTED = "CLUSTERRUN_STARTED"
+OWN_RANK = "CLUSTERRUN_RANK"  # stays when a script changes RANK, or starts processes with others
 TASK = {  # a rank gives what Slurm sets for a task the value of torch's launcher
     "SLURM_PROCID": "RANK",
     "SLURM_LOCALID": "LOCAL_RANK",

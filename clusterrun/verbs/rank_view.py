@@ -24,7 +24,7 @@ from clusterrun.node.base.report import LaunchParameters
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
-from clusterrun.shared.given import TASK
+from clusterrun.shared.given import OWN_RANK, TASK
 
 ADDRESS, PORT, RUN_DIR, SPOOL = "<address of node 0>", "<port>", "<run dir>", "<spool>"
 _PRECISION = "<bf16 or fp16>"
@@ -64,7 +64,7 @@ def view(plan: Plan, bundle: Bundle, *, node: int, rank: int) -> RankView:
     preview, note = _of_accelerate(plan, bundle, node)
     named = {variable.name: variable.why for variable in plan.env}
     found = {variable.name: variable for variable in plan.env}
-    for name, value in _of_node(plan, node).items():
+    for name, value in _of_node(plan, node, rank).items():
         found[name] = EnvVar(name=name, value=value, why=named.get(name, "set on the node"))
     torchrun = _of_torchrun(plan, node, rank)
     for source, values in (
@@ -103,7 +103,7 @@ def _arguments(plan: Plan, node: int) -> tuple[str, ...]:
     )
 
 
-def _of_node(plan: Plan, node: int) -> dict[str, str]:
+def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
     """Return what the agent sets, by its own function."""
     is_local = plan.cluster is Cluster.LOCAL
     names = tuple(local_node(n) if is_local else f"<node {n}>" for n in range(plan.nodes))
@@ -132,6 +132,7 @@ def _of_node(plan: Plan, node: int) -> dict[str, str]:
         env["OMP_NUM_THREADS"] = "<CPUs of the node / its ranks>"
     return {
         **env,
+        OWN_RANK: str(rank),
         "CLUSTERRUN_AGENT_PID": "<pid>",
         "CLUSTERRUN_LAUNCHER_PID": "<pid>",
         "PET_SIGNALS_TO_HANDLE": "SIGQUIT",
