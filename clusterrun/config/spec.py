@@ -359,31 +359,36 @@ class JobSpec(Training):
         "launch.tensor_parallel",
         Kind.COUNT,
         "--tensor-parallel",
-        "ranks that split each layer (fsdp; ddp if that is all ranks)",
+        "split each layer over this many ranks (fsdp; ddp over all ranks)",
+        estimated=True,
     )
     context_parallel: int | None = declared(
         "launch.context_parallel",
         Kind.COUNT,
         "--context-parallel",
-        "ranks that split each sample by ring attention (fsdp)",
+        "split each sample over this many ranks with ring attention (fsdp)",
+        estimated=True,
     )
     sequence_parallel: int | None = declared(
         "launch.sequence_parallel",
         Kind.COUNT,
         "--sequence-parallel",
-        "ranks that split each sample as Ulysses does (zero2, zero3)",
+        "split each sample over this many ranks as Ulysses does (zero2, zero3)",
+        estimated=True,
     )
     data_parallel_shard: int | None = declared(
         "launch.data_parallel_shard",
         Kind.COUNT,
         "--data-parallel-shard",
-        "ranks that share one copy of the state (fsdp); default: all, or those of a node",
+        "shard each copy of the state over this many ranks (fsdp)  [default: all, or a node's]",
+        estimated=True,
     )
     data_parallel_replicate: int | None = declared(
         "launch.data_parallel_replicate",
         Kind.COUNT,
         "--data-parallel-replicate",
-        "copies of the state (fsdp); default: 1, or one on each node with fsdp-hybrid",
+        "keep this many copies of the state (fsdp)  [default: 1; fsdp-hybrid: one per node]",
+        estimated=True,
     )
     mixed_precision: MixedPrecision = declared(
         "launch.mixed_precision",
