@@ -69,7 +69,12 @@ def test_other_texts_are_no_time_limit(text: str) -> None:
 
 @given(st.integers(min_value=1, max_value=10**6))
 def test_a_limit_and_a_span_differ_in_bare_numbers_only(number: int) -> None:
-    for text in (f"{number}m", f"{number}:00", f"{number // 60}:{number % 60}:00", f"{number * 60}s"):
+    for text in (
+        f"{number}m",
+        f"{number}:00",
+        f"{number // 60}:{number % 60}:00",
+        f"{number * 60}s",
+    ):
         assert parse_slurm_minutes(text) * 60 == parse_seconds(text)
     assert parse_slurm_minutes(str(number)) == number == parse_seconds(str(number))
 

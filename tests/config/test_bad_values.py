@@ -16,7 +16,7 @@ from clusterrun.errors import UsageError
 from tests.config.conftest import Workplace
 
 MEMORY = "write a whole number with K, M, G or T, as 200G"
-TIME = "write 90 (minutes), 1:30:00 (hours) or 1-12:00:00 (days)"
+TIME = "write 90 (minutes), 90m, 1h30m, 1:30:00 or 1-12:00:00 (days)"
 WAIT = "write afterok:JOBID, or singleton"
 HOSTS = "write it as Slurm does: node[01-04,7]"
 NAME = "leave out slashes; a dot alone and 'by-job' are taken"
@@ -65,7 +65,12 @@ BAD = [
     ("gpus_per_node", "-1", "{} must be at least 0, not -1", "give 0 to 1024, or leave it out"),
     ("cpus_per_task", "0", "{} must be at least 1, not 0", SLURM_MOST),
     ("layers", "0", "{} must be at least 1, not 0", COUNT),
-    ("hang_timeout_s", "-1", "'-1' is not a time span", "write 90 (seconds), 90s, 30m or 2h"),
+    (
+        "hang_timeout_s",
+        "-1",
+        "'-1' is not a time span",
+        "write 90 (seconds), 90s, 30m, 1h30m or 1:30:00",
+    ),
     (
         "main_process_port",
         "65536",
