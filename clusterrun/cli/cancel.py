@@ -10,7 +10,7 @@ import click
 
 from clusterrun.backends.evidence import read_evidence
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli.shared import output
+from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.durations import parse_seconds
@@ -24,7 +24,7 @@ SAY_S: Final = 30.0
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, metavar="JOB...")
+@click.argument("jobs", nargs=-1, metavar="JOB...", shell_complete=complete.active_jobs)
 @click.option("--checkpoint", is_flag=True, help="let the ranks save a checkpoint first")
 @click.option(
     "--timeout",

@@ -5,21 +5,26 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from clusterrun.cli.shared import output
+from clusterrun.cli.shared import complete, output
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(complete.SHELLS))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print completion for a shell.
+    """Print the script for TAB completion.
+
+    To install it, add one line to the shell's start file and open a new shell:
 
     \b
-    bash:  eval "$(clusterrun completion bash)"              in ~/.bashrc
-    zsh:   eval "$(clusterrun completion zsh)"               in ~/.zshrc
-    fish:  clusterrun completion fish | source               in config.fish
+    bash  ~/.bashrc                    eval "$(clusterrun completion bash)"
+    zsh   ~/.zshrc, after compinit     eval "$(clusterrun completion zsh)"
+    fish  ~/.config/fish/config.fish   clusterrun completion fish | source
+
+    TAB then completes commands, options, jobs, profiles, configuration keys, GPUs and models.
+    It reads files only and never asks Slurm.
     """
-    complete = get_completion_class(shell)
-    assert complete is not None  # click knows each of the choices
-    script = complete(ctx.find_root().command, {}, "clusterrun", "_CLUSTERRUN_COMPLETE")
+    found = get_completion_class(shell)
+    assert found is not None  # each of the choices has one
+    script = found(ctx.find_root().command, {}, "clusterrun", "_CLUSTERRUN_COMPLETE")
     output.answer(script.source())

@@ -10,7 +10,7 @@ import click
 
 from clusterrun.backends.machine_facts import working_directory
 from clusterrun.backends.script import read_script
-from clusterrun.cli.shared import output
+from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options, json_option
 from clusterrun.config import Resolved
 from clusterrun.config.document import Document, parse_document
@@ -55,7 +55,7 @@ def command(ctx: click.Context) -> None:
 @job_options(script=False)
 @click.option("--origin", is_flag=True, help="print the source of each value")
 @json_option
-@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete.keys)
 def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) -> None:
     """Print all values, or some keys or sections."""
     output.expect_json(as_json)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 from click.exceptions import Exit as ClickExit
+from click.shell_completion import CompletionItem
 
 import clusterrun
 from clusterrun.cli.shared import output, spellings
@@ -223,8 +224,13 @@ def group(ctx: click.Context) -> None:
 _with_global_options(group)
 
 
+def _topics(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    topics = {name: verb.summary for name, verb in VERBS.items()} | {"exit-codes": "Exit codes."}
+    return [CompletionItem(t, help=text) for t, text in topics.items() if t.startswith(incomplete)]
+
+
 @click.command("help")
-@click.argument("topic", required=False)
+@click.argument("topic", required=False, shell_complete=_topics)
 @click.pass_context
 def help_command(ctx: click.Context, topic: str | None) -> None:
     """Explain a command or the exit codes.
@@ -295,7 +301,12 @@ def _invoke(args: list[str], session: output.Session) -> int:
 def _complete(instruction: str) -> int:
     from click.shell_completion import shell_complete
 
-    return shell_complete(group, {}, "clusterrun", "_CLUSTERRUN_COMPLETE", instruction)
+    from clusterrun.cli.shared import complete  # noqa: F401 - adds to what click's shells can do
+
+    try:
+        return shell_complete(group, {}, "clusterrun", "_CLUSTERRUN_COMPLETE", instruction)
+    except (ClusterrunError, OSError):  # the line that is being typed is no place for an error
+        return Exit.FAILED
 
 
 def _read_session(args: list[str], session: output.Session) -> None:

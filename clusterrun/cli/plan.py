@@ -16,7 +16,7 @@ from clusterrun.advice.question import (
     question_of,
 )
 from clusterrun.cli import plan_json, plan_view
-from clusterrun.cli.shared import output
+from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.options import (
     JobCommand,
     JobOptions,
@@ -62,6 +62,7 @@ _NEWEST: Final = "\0"  # no job has that name
     metavar="[JOB]",
     is_flag=False,
     flag_value=_NEWEST,
+    shell_complete=complete.jobs,
     help="compare the estimate of a job with its measurements  [default: the newest]",
 )
 @rare_output(

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from clusterrun.cli.shared import output, submission
+from clusterrun.cli.shared import complete, output, submission
 from clusterrun.cli.shared.options import (
     ContinueCommand,
     JobOptions,
@@ -25,7 +25,7 @@ from clusterrun.verbs.submit import submit_prepared
 
 
 @click.command(cls=ContinueCommand)
-@click.argument("run", metavar="JOB")
+@click.argument("run", metavar="JOB", shell_complete=complete.jobs)
 @job_options(script=False, files=False)
 @exclude_bad_option
 @follow_option

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from clusterrun.cli.shared import output, submission
+from clusterrun.cli.shared import complete, output, submission
 from clusterrun.cli.shared.job_text import failure_text, find_announced
 from clusterrun.cli.shared.options import (
     ContinueCommand,
@@ -37,7 +37,7 @@ DECIDE_BATCH: Final = frozenset(
 
 
 @click.command(cls=ContinueCommand)
-@click.argument("run", metavar="[JOB]", required=False)
+@click.argument("run", metavar="[JOB]", required=False, shell_complete=complete.jobs)
 @job_options(script=False, files=False)
 @submission_option(
     "--from",

@@ -26,7 +26,7 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=complete.jobs)
 @click.option("--wait", "waiting", is_flag=True, help="wait until the job ends")
 @click.option("--exit-status", is_flag=True, help="exit with 3 if the job did not complete")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")

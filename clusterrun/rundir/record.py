@@ -12,7 +12,7 @@ import pwd
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -285,6 +285,25 @@ def list_records(runs_dir: RunsDir) -> list[JobRecord]:
     """Return the records of a directory of runs, newest first, without the unreadable ones."""
     found = [record for path in _record_files(runs_dir) if (record := _readable(path.parent))]
     return sorted(found, key=lambda record: (record.submitted_at, record.run_id), reverse=True)
+
+
+def newest_jobs(runs_dirs: Iterable[RunsDir], limit: int) -> list[tuple[str, JobRecord]]:
+    """Return the newest jobs by their ids, with the runs that their links lead to.
+
+    Reads one directory for each place, and only as many records as are wanted.
+    """
+    links = [link for place in runs_dirs for link in _entries(place.by_job)]
+    links.sort(key=lambda link: int(re.sub("[^0-9]", "", link.name) or 0), reverse=True)
+    found = ((link.name, _readable(_followed(Path(link.path)))) for link in links[:limit])
+    return [(job_id, record) for job_id, record in found if record is not None]
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except OSError:
+        return []
 
 
 def _record_files(runs_dir: RunsDir) -> Iterator[Path]:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import subprocess
 import sys
+import time
+from pathlib import Path
+from select import select
 
 import pytest
+from click.shell_completion import CompletionItem, ShellComplete
 
-from clusterrun.cli.main import VERBS
+from clusterrun.cli.main import VERBS, group
+from clusterrun.config.keys import BY_KEY
+from tests.cli.conftest import CommandLine
+from tests.cli.runs import ended, submitted
 from tests.patience import PATIENCE
 
 
@@ -67,3 +75,186 @@ def test_another_shell_is_a_mistake(environ: dict[str, str]) -> None:
     done = _run(["clusterrun", "completion", "tcsh"], environ)
     assert (done.returncode, done.stdout) == (2, "")
     assert "'tcsh' is not one of" in done.stderr
+
+
+# What is offered, asked as click's shells ask
+
+
+def _items(*words: str) -> list[CompletionItem]:
+    *before, typed = words
+    return ShellComplete(group, {}, "clusterrun", "_").get_completions(before, typed)
+
+
+def _offered(*words: str) -> list[str]:
+    return [item.value for item in _items(*words)]
+
+
+JOB_VERBS = ("status", "logs", "cancel", "resume", "resubmit", "plan --compare")
+
+
+@pytest.fixture(name="runs")
+def _runs(here: CommandLine) -> CommandLine:
+    """Return a project with two runs; the older has ended."""
+    ended(submitted(here, "999", "-N2", "--job-name", "pretrain", "train.py"), "COMPLETED", 0)
+    submitted(here, "4711", "-N2", "--job-name", "llama3-sft", "train.py")
+    return here
+
+
+@pytest.mark.parametrize("verb", JOB_VERBS)
+def test_jobs_are_offered_newest_first_and_no_scheduler_is_asked(
+    runs: CommandLine, verb: str
+) -> None:
+    for program in ("squeue", "sacct", "scontrol", "sinfo"):
+        runs.program(program, "exit 1")
+    ids, names = ["4711", "999"], ["llama3-sft", "pretrain"]
+    if verb == "cancel":  # nothing is left to cancel of a job that has ended
+        ids, names = ids[:1], names[:1]
+    assert _offered(*verb.split(), "") == ids + names
+    assert _offered(*verb.split(), "47") == ["4711"]
+    assert _offered(*verb.split(), "lla") == ["llama3-sft"]
+    assert not any(runs.asked(program) for program in ("squeue", "sacct", "scontrol", "sinfo"))
+
+
+def test_a_job_shows_its_name_and_how_it_ended(runs: CommandLine) -> None:
+    assert [(item.value, item.help) for item in _items("status", "")][:2] == [
+        ("4711", "llama3-sft"),
+        ("999", "pretrain  COMPLETED"),
+    ]
+    assert _items("logs", "./")[0].type == "file"
+
+
+def test_jobs_of_other_projects_are_offered_where_there_are_none(
+    runs: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert _offered("status", "4") == ["4711"]
+
+
+def test_a_name_that_a_shell_would_run_is_not_offered(runs: CommandLine) -> None:
+    submitted(runs, "4712", "-N2", "--job-name", "$(touch evil)", "train.py")
+    (runs.path / "clusterrun.yaml").write_text("profiles: {'a;b': {}, a100: {}}\n")
+    assert _offered("status", "") == ["4712", "4711", "999", "llama3-sft", "pretrain"]
+    assert _items("status", "4712")[0].help is None
+    assert _offered("submit", "--profile", "") == ["a100"]
+
+
+def test_a_broken_file_offers_nothing_and_prints_nothing(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here.path / "bad.yaml").write_bytes(b"\xff")
+    monkeypatch.setenv("_CLUSTERRUN_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "clusterrun submit --config bad.yaml --profile a")
+    monkeypatch.setenv("COMP_CWORD", "5")
+    said = here()
+    assert (said.out, said.err) == ("", "")
+
+
+def test_keys_are_offered_and_after_the_sign_their_words(here: CommandLine) -> None:
+    assert _offered("submit", "--set", "slurm.par") == ["slurm.partition="]
+    assert _offered("submit", "--set", "slurm.hold=") == ["slurm.hold=true", "slurm.hold=false"]
+    assert _offered("render", "--set=launch.strategy=dd") == ["launch.strategy=ddp"]
+    assert "env." in _offered("submit", "--set", "e")
+    assert len(_offered("submit", "--set", "")) == len(BY_KEY)
+    assert _offered("config", "show", "slurm.part") == ["slurm.partition"]
+    assert "slurm" in _offered("config", "show", "slu")
+
+
+def test_models_gpus_topics_and_scripts_are_offered(here: CommandLine) -> None:
+    assert "llama-3.1-8b" in _offered("plan", "--model", "llama-3")
+    assert _items("plan", "--model", "./conf")[0].type == "file"
+    assert {"h100", "h100-80g"} <= set(_offered("plan", "--gpu", "H1"))
+    assert _offered("help", "exit") == ["exit-codes"]
+    assert _offered("submit", "--strategy", "zero3") == ["zero3", "zero3-offload"]
+    assert [item.type for item in _items("submit", "-N", "2", "tr")] == ["file"]
+    assert [item.type for item in _items("submit", "train.py", "--data", "x")] == ["file"]
+
+
+# Real shells
+
+LINES = {
+    "clusterrun cancel ll": "llama3-sft",
+    "clusterrun logs 99": "999",
+    "clusterrun submit --set slurm.par": "slurm.partition=",
+    "clusterrun plan --model llama-3.1-7": "llama-3.1-70b",
+    "clusterrun plan --gpu gh": "gh200",
+    "clusterrun config show slurm.part": "slurm.partition",
+    "clusterrun help exit": "exit-codes",
+    "clusterrun submit --set launch.strategy=dd": "launch.strategy=ddp",
+    "clusterrun submit --profile=a": "--profile=a100",
+    "clusterrun submit --cluster local tra": "train.py",
+}
+
+
+@pytest.fixture(name="in_shell")
+def _in_shell(runs: CommandLine, environ: dict[str, str]) -> dict[str, str]:
+    (runs.path / "clusterrun.yaml").write_text("profiles: {a100: {slurm: {partition: gpu}}}\n")
+    return {**os.environ, "PATH": environ["PATH"], "HOME": str(runs.path.parent), "TERM": "dumb"}
+
+
+def _shell(name: str, environ: dict[str, str]) -> str:
+    found = shutil.which(name, path=environ["PATH"])
+    if found is None:
+        pytest.skip(f"this machine has no {name}")
+    return found
+
+
+def test_bash_answers_with_what_follows_the_sign(in_shell: dict[str, str]) -> None:
+    words = ("clusterrun", "submit", "--set", "launch.strategy", "=")
+    assert _bash_replies(in_shell, *words, "dd") == ["ddp"]
+    assert "zero2" in _bash_replies(in_shell, *words)
+    assert _bash_replies(in_shell, "clusterrun", "submit", "--profile", "=", "a") == ["a100"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", LINES)
+def test_fish_completes(line: str, in_shell: dict[str, str]) -> None:
+    fish = _shell("fish", in_shell)
+    program = f"clusterrun completion fish | source; complete -C '{line}'"
+    done = _run([fish, "--no-config", "-c", program], in_shell)
+    assert LINES[line] in [answer.partition("\t")[0] for answer in done.stdout.splitlines()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("shell", "start"),
+    [
+        ("bash --norc --noprofile -i", 'eval "$(clusterrun completion bash)"'),
+        ("zsh -f -i", 'autoload -Uz compinit; compinit -u; eval "$(clusterrun completion zsh)"'),
+    ],
+)
+def test_tab_completes_the_line_on_a_terminal(
+    shell: str, start: str, in_shell: dict[str, str]
+) -> None:
+    name, *options = shell.split()
+    terminal = _Terminal([_shell(name, in_shell), *options], in_shell)
+    try:
+        terminal.send(f"{start}; echo LOAD''ED\n", until="LOADED")
+        for line, completed in LINES.items():
+            whole = f"{line.rpartition(' ')[0]} {completed}"
+            terminal.send(f"{line}\t", until=whole)
+            terminal.send("\x15echo DO''NE\n", until="DONE")
+    finally:
+        terminal.close()
+
+
+class _Terminal:
+    """A shell on a terminal."""
+
+    def __init__(self, argv: list[str], environ: dict[str, str]) -> None:
+        self._pid, self._fd = pty.fork()
+        if self._pid == 0:
+            os.execve(argv[0], argv, {**environ, "COLUMNS": "200"})
+
+    def send(self, text: str, *, until: str) -> None:
+        """Type a text and read until an answer is shown."""
+        os.write(self._fd, text.encode())
+        shown, deadline = "", time.monotonic() + 60 * PATIENCE
+        while until not in shown:
+            assert time.monotonic() < deadline, f"no '{until}' in {shown!r}"
+            if select([self._fd], [], [], 0.1)[0]:
+                shown += os.read(self._fd, 65536).decode(errors="replace")
+
+    def close(self) -> None:
+        os.close(self._fd)
+        os.waitpid(self._pid, 0)

@@ -217,23 +217,6 @@ def test_words_of_an_enum_are_completed() -> None:
     assert [item.value for item in found] == ["zero2", "zero2-offload"]
 
 
-def test_profiles_are_completed_and_a_broken_file_completes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @click.command(cls=ScriptCommand)
-    @job_options()
-    def verb(job: JobOptions) -> None: ...
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CLUSTERRUN_SITE_CONFIG", "/dev/null")
-    option = next(each for each in verb.params if each.name == "profile")
-    file = tmp_path / "clusterrun.yaml"
-    for content, expected in [(b"profiles: {a100: {}, b: {}}", ["a100"]), (b"\xff", [])]:
-        file.write_bytes(content)
-        found = option.shell_complete(click.Context(verb), "a")
-        assert [item.value for item in found] == expected
-
-
 def test_load_resolves_with_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLUSTERRUN_SITE_CONFIG", "/dev/null")

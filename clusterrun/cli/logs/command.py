@@ -13,7 +13,7 @@ from clusterrun.cli.logs.find import find_log_job
 from clusterrun.cli.logs.follow import follow_job
 from clusterrun.cli.logs.reading import ask_exit_status, read
 from clusterrun.cli.logs.request import build_request
-from clusterrun.cli.shared import output
+from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.help import GroupedCommand, under
 from clusterrun.errors import UsageError
 
@@ -28,7 +28,7 @@ _instead = under("Instead")
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=complete.jobs)
 @_lines("--rank", "ranks", metavar="SET", help="print only these ranks, as 0,8-15 or ::8")
 @_few_lines(
     "--local-rank", "local_ranks", metavar="SET", help="print only these ranks of each node"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar, cast
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
-from clusterrun.cli.shared import output
+from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.help import HEADINGS, GroupedCommand, GroupedOption, under
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
 from clusterrun.cli.shared.spellings import refuse_other_program, refuse_single_dash
@@ -20,7 +18,6 @@ from clusterrun.config import Given, Resolved
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.settings import BUILT_IN
 from clusterrun.config.spec import FIELDS
-from clusterrun.errors import ClusterrunError
 from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
@@ -112,25 +109,6 @@ exclude_bad_option = submission_option(
 )
 
 
-class ProfileOption(GroupedOption):
-    """An option that completes the names of the profiles that the files define."""
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the profiles; files that cannot be read offer none."""
-        from clusterrun.backends.machine_facts import working_directory
-        from clusterrun.config.document import parse_document
-        from clusterrun.config.files import find_files
-
-        try:
-            cwd = working_directory(os.environ)
-            config_file = ctx.params.get("config_file")
-            found = find_files(environ=os.environ, cwd=cwd, config_file=config_file)
-        except ClusterrunError:
-            return []
-        names = {name for each in found.files for name in parse_document(each).profiles}
-        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
-
-
 class JobCommand(GroupedCommand):
     """A verb that takes a job: it remembers what was typed."""
 
@@ -209,6 +187,7 @@ def _field_option(declared: Field, *, hidden: bool) -> Callable[[Any], Any]:
         "words": words,
         "default": None,
         "help": _with_words(declared.help, words) if is_wide else declared.help,
+        "shell_complete": complete.BY_FIELD.get(declared.name),
     }
     if declared.kind is Kind.FLAG:
         settings["is_flag"] = True
@@ -228,7 +207,11 @@ def _with_words(text: str, words: Sequence[str]) -> str:
 
 
 _SCRIPT_ARGUMENT: Final = click.argument(
-    "words", metavar="[SCRIPT] [ARGS]...", nargs=-1, type=click.UNPROCESSED
+    "words",
+    metavar="[SCRIPT] [ARGS]...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=complete.files,
 )
 _FILE_OPTIONS: Final = (
     click.option(
@@ -245,7 +228,8 @@ _FILE_OPTIONS: Final = (
         "profile",
         "--profile",
         metavar="NAME",
-        cls=ProfileOption,
+        cls=GroupedOption,
+        shell_complete=complete.profiles,
         heading=HEADINGS["config"],
         help="apply this profile of the configuration ('': none)",
     ),
@@ -258,6 +242,7 @@ _SET_OPTION: Final = click.option(
     type=click.UNPROCESSED,
     cls=GroupedOption,
     heading=HEADINGS["config"],
+    shell_complete=complete.assignments,
     help="set any key of the configuration, as slurm.nodes=2 (repeatable)",
 )
 

@@ -1,0 +1,200 @@
+"""What TAB offers: jobs, configuration keys, models, GPUs and files, and how each shell asks.
+
+Completers read files of this machine only. They never ask a scheduler, and a mistake in a file
+offers nothing. A word goes onto the command line as it is, so only plain words are offered.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+)
+
+from clusterrun.config.fields import Field, Kind
+from clusterrun.config.keys import BY_KEY, SECTIONS
+
+NEWEST_JOBS: Final = 100  # each is a small file to read
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/=-]*\Z")
+
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Have the shell offer files."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer ids and names of the newest jobs, or files once a path is typed."""
+    if "/" in incomplete or incomplete.startswith((".", "~")):
+        return files(ctx, param, incomplete)
+    return _matching(_jobs(only_active=False), incomplete)
+
+
+def active_jobs(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer ids and names of jobs that have not recorded their end."""
+    return _matching(_jobs(only_active=True), incomplete)
+
+
+def keys(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer keys and sections of the configuration."""
+    sections = ((name, "all keys of the section") for name in SECTIONS)
+    return _matching([*((key, each.help) for key, each in BY_KEY.items()), *sections], incomplete)
+
+
+def assignments(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer `KEY=`, and after it the words that the key takes."""
+    field = BY_KEY.get(incomplete.partition("=")[0])
+    if field is not None and "=" in incomplete:
+        return _matching(((f"{field.key}={word}", "") for word in _words(field)), incomplete)
+    offered = (
+        (f"{key}." if each.kind is Kind.MAPPING else f"{key}=", each.help)
+        for key, each in BY_KEY.items()
+    )
+    return _matching(offered, incomplete)
+
+
+def profiles(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the profiles that the files define."""
+    from clusterrun.backends.machine_facts import working_directory
+    from clusterrun.config.document import parse_document
+    from clusterrun.config.files import find_files
+
+    cwd, config_file = working_directory(os.environ), ctx.params.get("config_file")
+    found = find_files(environ=os.environ, cwd=cwd, config_file=config_file)
+    names = {name for each in found.files for name in parse_document(each).profiles}
+    return _matching(((name, "") for name in sorted(names)), incomplete)
+
+
+def gpus(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the GPUs that `plan` knows, as users spell them."""
+    from clusterrun.estimates.gpus import ALL, SHORT
+
+    cards = ((gpu.name.lower(), f"{gpu.memory_bytes / 2**30:.0f} GiB") for gpu in ALL)
+    short = ((name, f"the smallest of {', '.join(names)}") for name, names in SHORT.items())
+    return _matching([*short, *cards], incomplete.lower())
+
+
+def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the models that `plan` knows by name, and files: a config.json."""
+    from clusterrun.estimates.models import BUILT_IN
+
+    known = _matching(((name, "") for name in BUILT_IN), incomplete)
+    return known or files(ctx, param, incomplete)
+
+
+BY_FIELD: Final[dict[str, Completer]] = {"gpu": gpus, "model": models}
+"""The completers of settings that are not enums, by the field of JobSpec."""
+
+
+def _words(field: Field) -> list[str]:
+    if field.kind is Kind.FLAG:
+        return ["true", "false"]
+    return [str(member.value) for member in field.choices or ()]
+
+
+def _matching(offered: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
+    found = {word: text for word, text in offered if word.startswith(incomplete)}
+    return [CompletionItem(w, help=text or None) for w, text in found.items() if _PLAIN.match(w)]
+
+
+def _jobs(*, only_active: bool) -> Iterator[tuple[str, str]]:
+    """Yield ids, then names, with what the files say about them."""
+    from clusterrun.rundir.end import read_end
+    from clusterrun.rundir.record import newest_jobs
+    from clusterrun.verbs.find import places_of_runs
+
+    own, *others = places_of_runs()
+    found = newest_jobs([own], NEWEST_JOBS) or newest_jobs(others, NEWEST_JOBS)
+    names: dict[str, str] = {}
+    for job_id, record in found:
+        end = read_end(record.paths)
+        if only_active and end is not None:
+            continue
+        names.setdefault(record.name, f"newest: {job_id}")
+        name = record.name if _PLAIN.match(record.name) else ""
+        yield job_id, "  ".join(filter(None, (name, end.state.value if end else "")))
+    yield from names.items()
+
+
+class _Bash(BashComplete):
+    """Bash splits words at `=`: put them together again, and answer with the last part."""
+
+    source_template = BashComplete.source_template.replace(
+        "COMPREPLY+=($value)",
+        'COMPREPLY+=("$value")\n            [[ $value == *[=.] ]] && compopt -o nospace',
+    )
+    _head = ""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the cursor, and the one at it."""
+        args, incomplete = super().get_completion_args()
+        *before, typed = _joined([*args, incomplete])
+        if typed != incomplete:
+            value = typed.partition("=")[2] if typed.startswith("-") else typed
+            self._head = "".join(value.rpartition("=")[:2])
+        return before, typed
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Leave out what stands before the last `=`."""
+        return f"{item.type},{item.value.removeprefix(self._head)}"
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Join `a`, `=`, `b` to `a=b`."""
+    found: list[str] = []
+    for word in words:
+        if found and (word == "=" or found[-1].endswith("=")):
+            found[-1] += word
+        else:
+            found.append(word)
+    return found
+
+
+class _WholeWord(ShellComplete):
+    """These shells replace the whole word: `--option=` must be in the answer."""
+
+    _head = ""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the cursor, and the one at it."""
+        args, incomplete = super().get_completion_args()
+        option, mark, _ = incomplete.partition("=")
+        self._head = option + mark if mark and option.startswith("-") else ""
+        return args, incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Put the option before its value."""
+        whole = CompletionItem(self._head + item.value, type=item.type, help=item.help)
+        return super().format_completion(whole)
+
+
+class _Zsh(_WholeWord, ZshComplete):
+    """Zsh adds a space after each word: not after `KEY=`."""
+
+    source_template = ZshComplete.source_template.replace(
+        'if [[ "$type" == "plain" ]]; then',
+        'if [[ "$type" == "plain" && "$key" == *[=.] ]]; then\n'
+        "            compadd -S '' -U -V unsorted -- \"$key\"\n"
+        '        elif [[ "$type" == "plain" ]]; then',
+    )
+
+
+class _Fish(_WholeWord, FishComplete):
+    """Help texts have commas."""
+
+    source_template = FishComplete.source_template.replace('split ","', 'split -m 1 ","')
+
+
+SHELLS: Final = tuple(each.name for each in map(add_completion_class, (_Bash, _Zsh, _Fish)))
