@@ -1,94 +1,207 @@
-"""init: write a starter clusterrun.yaml, whose lines can be used as they are."""
+"""`init`: write a clusterrun.yaml that fits this directory and this site."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 
-from clusterrun.cli.shared import output
+from clusterrun.backends.machine_facts import choose_cluster, find_gpus, visible_gpus
+from clusterrun.backends.slurm.site import (
+    Association,
+    PartitionRow,
+    associations,
+    partition_rows,
+)
+from clusterrun.cli.init_starter import Known, filled
+from clusterrun.cli.shared import complete, output
+from clusterrun.config.files import PROJECT_FILE
 from clusterrun.config.resolved import yaml_text
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.rundir.record import current_user
 from clusterrun.shared import files
+from clusterrun.shared.durations import format_minutes
 
-FILE_NAME = "clusterrun.yaml"
-_SCRIPT_LINE = "#script: train.py"
+DAY_MINUTES: Final = 24 * 60
+LOOKED_AT: Final = 200  # files
+READ_BYTES: Final = 256 * 1024  # of each
+NAMED: Final = 5  # others, in a comment
 
-# A settings line is commented out with a bare '#', a sentence with '# '.
-STARTER = f"""\
-# Read by every clusterrun command in this directory and below.
-# Remove a '#' to set a value. The command line wins over this file, CLUSTERRUN_* variables do,
-# too; 'clusterrun config show --origin' says where each value comes from.
-
-{_SCRIPT_LINE}                # 'clusterrun submit' trains it
-#args: [--epochs, "3"]
-#name: my-model                  # of the job and of its runs
-#cluster: auto                   # slurm, local (this machine), auto: Slurm where sbatch is found
-#run_dir: runs                   # on Slurm: in a file system that the nodes share
-
-slurm:
-  #nodes: 2
-  #gpus_per_node: 4              # one rank for each GPU
-  #cpus_per_task: 32             # of each node
-  #mem: 200G                     # of each node
-  #time: 1-00:00:00              # days-hours:minutes:seconds
-  #partition: gpu
-  #account: my-account
-  #qos: normal
-  #constraint: a100
-  #gpu_request: gpus-per-node    # or gres, where the site wants --gres=gpu:4
-  #extra: ["--nice=100"]         # any other option of sbatch
-
-launch:
-  #strategy: ddp                 # none, ddp, fsdp, zero1, zero2, zero3, zero2-offload, ...
-  #mixed_precision: auto         # no, fp16, bf16; auto asks the GPUs
-  #timeout: 30m                  # of the process group
-  #setup: ["modules: cuda/12.4", "conda: llm"]    # or "venv: DIR", "uv: DIR", a line of bash
-  #python: python3              # of the nodes; default: that of conda, venv or uv, else this one
-
-network:
-  #preset: auto                  # ethernet, infiniband, efa
-  #env: {{NCCL_DEBUG: WARN}}
-
-env:
-  #TOKENIZERS_PARALLELISM: "false"
-
-# Tokens and keys are handed on by name from your shell, and never written down.
-#pass_env: [WANDB_API_KEY, HF_TOKEN]
-
-# Chosen with 'clusterrun submit --profile a100', or here with a line 'profile: a100'.
-profiles:
-  #a100: {{slurm: {{partition: gpu, constraint: a100}}, network: {{preset: infiniband}}}}
-  #debug: {{slurm: {{partition: debug, time: "00:30:00", nodes: 1}}}}
-"""
+_MAIN: Final = re.compile(rb"^if\s+__name__\s*==", re.MULTILINE)
+_TRAINS: Final = re.compile(
+    rb"^\s*(?:from|import)\s+(?:torch|accelerate|deepspeed|transformers|trl|lightning"
+    rb"|pytorch_lightning|torchtitan|clusterrun)\b",
+    re.MULTILINE,
+)
+_TRAIN_NAME: Final = re.compile(r"train|finetune|fine_tune|sft|main|run_")
+_NO_SCRIPT: Final = re.compile(r"^test_|_test\.py$|^(?:conftest|setup|__init__)\.py$")
 
 
 @click.command("init")
 @click.argument("directory", metavar="[DIR]", default=".", type=click.Path())
-@click.option("--script", metavar="FILE", type=click.Path(), help="the script that submit trains")
-@click.option("--force", is_flag=True, help="replace a clusterrun.yaml that is there")
+@click.option(
+    "--script",
+    metavar="FILE",
+    type=click.Path(),
+    shell_complete=complete.files,
+    help="the script that submit trains  [default: the one found in DIR]",
+)
+@click.option("--force", is_flag=True, help="replace an existing clusterrun.yaml")
 def command(directory: str, script: str | None, force: bool) -> None:
-    """Write a starter clusterrun.yaml."""
-    path = Path(directory) / FILE_NAME
+    """Write a starter clusterrun.yaml.
+
+    Looks for the training script in DIR, and asks Slurm once for partitions, GPU types, time limits
+    and your accounts. Without Slurm the file is for this machine. It can be used as it is; other
+    candidates stand in comments.
+    """
+    path = Path(directory) / PROJECT_FILE
     if os.path.lexists(path) and not force:
         raise UsageError(f"{path} exists", hint="clusterrun init --force replaces it")
+    found = [script] if script is not None else find_scripts(path.parent)
+    known = {**_script(found), **_place()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_whole(path, starter_text(script), mode=files.BY_UMASK)
+        files.write_whole(path, filled(known), mode=files.BY_UMASK)
     except OSError as error:
         cause = error.strerror or str(error)
         raise ClusterrunError(f"cannot write {path}", cause=cause) from error
     if script is not None and not (path.parent / script).exists():
         output.warn(f"script '{script}' does not exist in {path.parent.resolve()}")
     output.answer(str(path))
+    _print_known(known)
     output.detail("check", "clusterrun config validate")
-    output.detail("train", "clusterrun submit" + ("" if script else " train.py"))
+    output.detail("train", "clusterrun submit" + ("" if found else " train.py"))
 
 
-def starter_text(script: str | None) -> str:
-    """Fill in the script, if one was named."""
-    if script is None:
-        return STARTER
-    start, _, rest = STARTER.partition(_SCRIPT_LINE)
-    return f"{start}script: {yaml_text(script)}{rest}"
+def _print_known(known: Mapping[str, Known]) -> None:
+    for key, each in known.items():
+        if each.value is not None:
+            output.detail(key.rpartition(".")[2], each.value)
+
+
+# The script
+
+
+def find_scripts(directory: Path) -> list[str]:
+    """Return the Python files that may be the training script, the likeliest first."""
+    paths = sorted([*directory.glob("*.py"), *directory.glob("[!.]*/*.py")], key=_place_of)
+    scored = [(_score(path), path) for path in paths[:LOOKED_AT]]
+    scored.sort(key=lambda each: -each[0])
+    return [str(path.relative_to(directory)) for score, path in scored if score > 0]
+
+
+def _place_of(path: Path) -> tuple[int, str]:
+    return len(path.parts), str(path)
+
+
+def _score(path: Path) -> int:
+    """Rate a file: that it can be run counts most, then what it imports, then its name."""
+    if _NO_SCRIPT.search(path.name) or not str(path).isprintable() or not path.is_file():
+        return 0
+    try:
+        with path.open("rb") as file:
+            text = file.read(READ_BYTES)
+    except OSError:
+        return 0
+    runs, trains = bool(_MAIN.search(text)), bool(_TRAINS.search(text))
+    return 4 * runs + 3 * trains + 2 * bool(_TRAIN_NAME.search(path.stem))
+
+
+def _script(found: Sequence[str]) -> dict[str, Known]:
+    if not found:
+        return {"script": Known(None, "no training script was found here: name yours")}
+    also = f"also found: {_names(found[1:])}" if found[1:] else ""
+    return {"script": Known(yaml_text(found[0]), also)}
+
+
+def _names(names: Iterable[str]) -> str:
+    """List some names in a comment."""
+    shown = list(names)
+    return ", ".join([*shown[:NAMED], "..."] if len(shown) > NAMED else shown)
+
+
+# The place
+
+
+def _place() -> dict[str, Known]:
+    if choose_cluster(Cluster.AUTO) is Cluster.LOCAL:
+        return _this_machine()
+    rows = partition_rows()
+    if not rows:
+        output.warn("sinfo did not answer", notes=("set partition, time and GPUs in the file",))
+        return {"cluster": Known("slurm"), "slurm.nodes": Known("1")}
+    allowed = associations(current_user())
+    chosen = _chosen([row for row in rows if _may_use(row.name, allowed)] or rows)
+    return {
+        "cluster": Known("slurm", "this machine has sbatch"),
+        **_partition(chosen, rows),
+        **_account([each.account for each in allowed if each.partition in ("", chosen.name)]),
+        **_gpus(chosen, [row for row in rows if row.name == chosen.name]),
+    }
+
+
+def _this_machine() -> dict[str, Known]:
+    gpus = len(visible_gpus(find_gpus(), os.environ))
+    where = {"cluster": Known("local", "this machine has no Slurm"), "slurm.nodes": Known("1")}
+    if gpus:
+        return {**where, "slurm.gpus_per_node": Known(str(gpus), "one rank per GPU")}
+    ranks = Known("2", "ranks per node; this machine has no GPU")
+    return {**where, "launch.nproc_per_node": ranks, "launch.device": Known("cpu")}
+
+
+def _may_use(partition: str, allowed: Sequence[Association]) -> bool:
+    names = {each.partition for each in allowed}
+    return not names or "" in names or partition in names
+
+
+def _chosen(rows: Sequence[PartitionRow]) -> PartitionRow:
+    """Choose a partition with GPUs: the default one, else the one with the most nodes."""
+    return max(rows, key=lambda row: (bool(row.gpus), row.is_default, row.nodes))
+
+
+def _partition(chosen: PartitionRow, rows: Sequence[PartitionRow]) -> dict[str, Known]:
+    others = dict.fromkeys(_shown(row) for row in rows if row.name != chosen.name)
+    limit, total = chosen.limit_minutes, Counter[str]()
+    for row in rows:
+        total[row.name] += row.nodes
+    shown = f"'{chosen.name}' allows {chosen.limit}" if limit else f"'{chosen.name}' has no limit"
+    time = format_minutes(min(limit or DAY_MINUTES, DAY_MINUTES))
+    return {
+        "slurm.partition": Known(yaml_text(chosen.name), f"also: {_names(others)}" * bool(others)),
+        "slurm.time": Known(f'"{time}"', f"days-hours:minutes:seconds; {shown}"),
+        "slurm.nodes": Known("1", f"of {total[chosen.name]} in '{chosen.name}'"),
+    }
+
+
+def _shown(row: PartitionRow) -> str:
+    return f"{row.name} ({row.gres or 'no GPUs'})"
+
+
+def _account(accounts: Sequence[str]) -> dict[str, Known]:
+    """Fill in the only account; among several Slurm knows the default, and the user chooses."""
+    names = list(dict.fromkeys(accounts))
+    if len(names) == 1:
+        return {"slurm.account": Known(yaml_text(names[0]))}
+    if not names:
+        return {}
+    return {"slurm.account": Known(None, f"yours: {_names(names)}; Slurm charges the default one")}
+
+
+def _gpus(row: PartitionRow, alike: Sequence[PartitionRow]) -> dict[str, Known]:
+    """Fill in what a whole node has, and name the GPUs of the partition's other nodes."""
+    if not row.gpus:
+        return {"launch.device": Known("cpu", f"'{row.name}' has no GPUs")}
+    kind, number = row.gpus[0]
+    others = {name: None for each in alike for name, _ in each.gpus if name not in ("", kind)}
+    found = {"slurm.gpus_per_node": Known(str(number), "one rank per GPU; all GPUs of a node")}
+    if kind:
+        also = f"; also: {_names(others)}" if others else ""
+        found["slurm.gpu_type"] = Known(yaml_text(kind), f"asks for gpu:{kind}:{number}{also}")
+    cpus = row.cpus.rstrip("+")
+    return {**found, "slurm.cpus_per_task": Known(cpus, "all CPUs of a node")}

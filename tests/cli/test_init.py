@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.cli.init import STARTER, starter_text
-from clusterrun.cli.main import main
+from clusterrun.backends.slurm.site import partition_rows
+from clusterrun.cli.init import find_scripts
+from clusterrun.cli.init_starter import STARTER, Known, filled
 from clusterrun.config.document import ConfigFile, parse_document
 from clusterrun.config.settings import Anchor
+from tests.cli.conftest import CommandLine
 
-Capture = pytest.CaptureFixture[str]
 COMMENTED = re.compile(r"^( *)#(?=\S)", re.MULTILINE)
 
 
@@ -42,59 +43,209 @@ def test_the_whole_starter_is_valid_when_uncommented() -> None:
     assert {"script", "slurm.time", "env.TOKENIZERS_PARALLELISM", "pass_env", "a100"} <= found
 
 
-@pytest.mark.parametrize("script", ["train.py", "my train.py", "#x", "a: b", "'", "ü\n"])
-def test_any_script_name_is_written_as_that_name(script: str) -> None:
-    text = starter_text(script)
+def values_of(path: Path) -> dict[str, object]:
+    text = path.read_text()
     document = parse_document(ConfigFile(shown="f", text=text, anchor=Anchor(), strict=True))
-    if "\n" in script:  # no script can be named so, and loading says it
+    assert document.errors == []
+    return {setting.key: setting.value for setting in document.settings}
+
+
+def test_every_key_that_can_be_filled_in_is_in_the_starter() -> None:
+    known = ("script", "cluster", "slurm.partition", "slurm.account", "slurm.time", "slurm.nodes")
+    gpus = ("slurm.gpus_per_node", "slurm.gpu_type", "slurm.cpus_per_task")
+    ranks = ("launch.nproc_per_node", "launch.device")
+    for key in (*known, *gpus, *ranks):
+        line = f"{key.rpartition('.')[2]}: X"
+        assert filled({key: Known("X")}).count(line) == 1, key
+    assert filled({}) == STARTER
+
+
+# The file
+
+
+def written(here: CommandLine, *options: str) -> dict[str, object]:
+    """Write a file that validates and renders, and return its values."""
+    here("init", *options)
+    assert here("config", "validate", "--strict").code == 0
+    said = here("render")
+    assert said.out.startswith("#!"), said.err
+    return values_of(here.path / "clusterrun.yaml")
+
+
+def test_on_a_laptop_the_file_is_for_this_machine(here: CommandLine) -> None:
+    assert written(here) == {
+        "script": "train.py",
+        "cluster": "local",
+        "slurm.nodes": 1,
+        "launch.nproc_per_node": 2,
+        "launch.device": "cpu",
+    }
+
+
+def test_on_a_workstation_each_gpu_has_a_rank(here: CommandLine) -> None:
+    here.program(
+        "nvidia-smi",
+        'for i in 0 1; do echo "GPU $i: NVIDIA A100 (UUID: GPU-0a$i)"; done',
+    )
+    found = written(here)
+    assert (found["cluster"], found["slurm.gpus_per_node"]) == ("local", 2)
+
+
+PARTITIONS = """\
+cpu*|90|(null)|128|512000|infinite
+debug|2|gpu:a100:4(S:0-1)|64|512000|00:30:00
+gpu|30|gpu:a100:4(S:0-1)|64+|512000+|2-00:00:00
+gpu|6|gpu:v100:2|40|384000|2-00:00:00
+big|8|gpu:h100:8,craynetwork:4|96|2048000|12:00:00"""
+
+
+def site(here: CommandLine, partitions: str, accounts: str = "") -> None:
+    here.slurm()
+    here.program("sinfo", f"cat <<'END'\n{partitions}\nEND")
+    if accounts:
+        here.program("sacctmgr", f"cat <<'END'\n{accounts}\nEND")
+
+
+def test_on_a_cluster_partition_gpus_time_and_account_are_slurms(here: CommandLine) -> None:
+    site(here, PARTITIONS, "nlp|\nnlp|")
+    assert written(here) == {
+        "script": "train.py",
+        "cluster": "slurm",
+        "slurm.partition": "gpu",
+        "slurm.time": 1440,
+        "slurm.nodes": 1,
+        "slurm.account": "nlp",
+        "slurm.gpus_per_node": 4,
+        "slurm.gpu_type": "a100",
+        "slurm.cpus_per_task": 64,
+    }
+    text = (here.path / "clusterrun.yaml").read_text()
+    assert "also: cpu (no GPUs), debug (gpu:a100:4(S:0-1)), big (gpu:h100:8" in text
+    assert "'gpu' allows 2-00:00:00" in text
+    assert "# of 36 in 'gpu'" in text
+    assert "# asks for gpu:a100:4; also: v100" in text
+    assert len([word for word in here.asked("sinfo") if word.startswith("--format")]) == 1
+    assert here.asked("sacctmgr").count("show") == 1
+
+
+def test_the_default_partition_and_a_short_limit_are_kept(here: CommandLine) -> None:
+    site(here, "a|9|gpu:4|8|1|infinite\nb*|2|gpu:2|8|1|02:00:00")
+    found = written(here)
+    assert (found["slurm.partition"], found["slurm.time"]) == ("b", 120)
+    assert found["slurm.gpus_per_node"] == 2
+    assert not {"slurm.account", "slurm.gpu_type"} & found.keys()
+
+
+def test_only_partitions_of_the_users_accounts_are_chosen(here: CommandLine) -> None:
+    site(here, PARTITIONS, "vision|big\nsound|big\nold|debug")
+    found = written(here)
+    assert (found["slurm.partition"], found["slurm.time"]) == ("big", 720)
+    assert "slurm.account" not in found  # Slurm has a default, a guess could charge another
+    assert "# yours: vision, sound;" in (here.path / "clusterrun.yaml").read_text()
+
+
+def test_a_site_without_gpus_trains_on_cpus(here: CommandLine) -> None:
+    site(here, "cpu*|90|(null)|128|512000|infinite")
+    found = written(here)
+    assert (found["slurm.partition"], found["launch.device"]) == ("cpu", "cpu")
+
+
+def test_a_silent_slurm_is_reported_and_leaves_the_lines_to_the_user(here: CommandLine) -> None:
+    here.slurm()
+    here.program("sinfo", "exit 1")
+    assert "warning: sinfo did not answer" in here("init").err
+    found = values_of(here.path / "clusterrun.yaml")
+    assert found.keys() == {"script", "cluster", "slurm.nodes"}
+
+
+def test_rows_that_are_not_sinfos_are_passed_over(here: CommandLine) -> None:
+    site(here, "slurm is down today\nx|?|gpu:a:b|c|d|e")
+    assert [(row.name, row.nodes, row.gpus) for row in partition_rows()] == [("x", 0, ())]
+
+
+# The script
+
+
+def test_the_likeliest_script_comes_first_and_the_others_are_named(here: CommandLine) -> None:
+    main = 'if __name__ == "__main__":\n    main()\n'
+    for name, text in {
+        "model.py": "import torch\n",
+        "train.py": "import mine\n",
+        "finetune.py": f"import argparse\nfrom transformers import Trainer\n{main}",
+        "convert.py": f"import json\n{main}",
+        "utils.py": "import json\n",
+        "test_train.py": f"import torch\n{main}",
+        "setup.py": f"import torch\n{main}",
+        "src/main.py": f"import torch\n{main}",
+        ".venv/train.py": f"import torch\n{main}",
+    }.items():
+        (here.path / name).parent.mkdir(exist_ok=True)
+        (here.path / name).write_text(text)
+    expected = ["finetune.py", "src/main.py", "convert.py", "model.py", "train.py"]
+    assert find_scripts(here.path) == expected
+    written(here)
+    text = (here.path / "clusterrun.yaml").read_text()
+    assert "\nscript: finetune.py " in text
+    assert "# also found: src/main.py, convert.py, model.py, train.py\n" in text
+
+
+def test_without_a_script_the_line_asks_for_one(here: CommandLine) -> None:
+    (here.path / "train.py").unlink()
+    here("init")
+    text = (here.path / "clusterrun.yaml").read_text()
+    assert re.search(r"^#script: train.py +# no training script was found here", text, re.M)
+    assert here("config", "validate", "--strict").code == 0
+
+
+@pytest.mark.parametrize("script", ["train.py", "my train.py", "#x", "a: b", "'", "ü\n"])
+def test_any_script_name_is_written_as_that_name(here: CommandLine, script: str) -> None:
+    here("init", "--script", script)
+    text = (here.path / "clusterrun.yaml").read_text()
+    document = parse_document(ConfigFile(shown="f", text=text, anchor=Anchor(), strict=True))
+    if "\n" in script:  # no script can have such a name, and loading reports it
         assert document.errors[0].message.startswith("script holds a newline")
     else:
-        assert [(s.key, s.value) for s in document.settings] == [("script", script)]
+        assert [s.value for s in document.settings if s.key == "script"] == [script]
 
 
-def test_init_writes_a_file_that_validates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CLUSTERRUN_SITE_CONFIG", "/dev/null")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert main(["init"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == "clusterrun.yaml\n"
-    assert "clusterrun config validate" in captured.err
-    assert main(["config", "validate", "--strict"]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["clusterrun.yaml"]
+@pytest.mark.parametrize("name", ["a\nb: c.py", "train\x1b[31m.py"])
+def test_a_name_with_a_control_character_is_no_candidate(here: CommandLine, name: str) -> None:
+    (here.path / name).write_text('import torch\nif __name__ == "__main__": pass\n')
+    assert find_scripts(here.path) == ["train.py"]
 
 
-def test_init_does_not_overwrite_unless_forced(tmp_path: Path, capsys: Capture) -> None:
-    path = tmp_path / "clusterrun.yaml"
+# The command
+
+
+def test_init_does_not_overwrite_unless_forced(here: CommandLine) -> None:
+    path = here.path / "clusterrun.yaml"
     path.write_text("mine")
-    assert main(["init", str(tmp_path)]) == 2
-    assert path.read_text() == "mine"
-    assert "--force replaces it" in capsys.readouterr().err
-    assert main(["init", str(tmp_path), "--force"]) == 0
-    assert path.read_text() == STARTER
+    said = here("init")
+    assert (said.code, path.read_text()) == (2, "mine")
+    assert "--force replaces it" in said.err
+    assert here("init", "--force").code == 0
+    assert path.read_text() != "mine"
 
 
-def test_init_makes_the_directory_and_names_the_script(tmp_path: Path, capsys: Capture) -> None:
-    directory = tmp_path / "new" / "project"
-    assert main(["init", str(directory), "--script", "go.py"]) == 0
-    assert "\nscript: go.py " in (directory / "clusterrun.yaml").read_text()
-    assert "warning: script 'go.py' does not exist" in capsys.readouterr().err
+def test_init_makes_the_directory_and_names_the_script(here: CommandLine) -> None:
+    said = here("init", "new/project", "--script", "go.py")
+    assert (said.code, said.out) == (0, "new/project/clusterrun.yaml\n")
+    assert "\nscript: go.py " in (here.path / "new/project/clusterrun.yaml").read_text()
+    assert "warning: script 'go.py' does not exist" in said.err
 
 
-def test_the_file_is_readable_by_colleagues_as_the_umask_says(tmp_path: Path) -> None:
+def test_the_file_is_readable_by_colleagues_as_the_umask_says(here: CommandLine) -> None:
     before = os.umask(0o022)
     try:
-        assert main(["init", str(tmp_path)]) == 0
+        assert here("init").code == 0
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "clusterrun.yaml").stat().st_mode) == 0o644
+    assert stat.S_IMODE((here.path / "clusterrun.yaml").stat().st_mode) == 0o644
 
 
-def test_a_directory_that_cannot_be_written_is_one_message(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "file").touch()
-    assert main(["init", str(tmp_path / "file" / "below")]) == 1
-    captured = capsys.readouterr()
-    assert captured.err.startswith("error: cannot write ")
-    assert "  cause: " in captured.err
+def test_a_directory_that_cannot_be_written_is_one_message(here: CommandLine) -> None:
+    (here.path / "file").touch()
+    said = here("init", "file/below")
+    assert said.code == 1
+    assert said.err.startswith("error: cannot write ")
+    assert "  cause: " in said.err

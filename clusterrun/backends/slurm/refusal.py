@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
-from clusterrun.backends.environment import scrubbed
-from clusterrun.errors import ClusterrunError, SubmissionError
+from clusterrun.backends.slurm.site import partition_rows
+from clusterrun.errors import SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.shared import shell
 from clusterrun.shared.wording import count
 
-SINFO_TIMEOUT_S = 5.0
 SITE_RULES = "ask which you may use: sacctmgr show associations user=$USER format=account,qos"
 
 # Words of sbatch, any of them, and what to do; the first match counts.
@@ -39,45 +36,28 @@ def explained(done: shell.Completed, plan: Plan) -> SubmissionError:
 
 def _hints(words: str, plan: Plan) -> list[str]:
     if "nvalid partition" in words:
-        names = sorted({row[0].rstrip("*") for row in _partitions(None)})
+        names = sorted({row.name for row in partition_rows()})
         return [f"partitions here: {', '.join(names)}"] if names else []
     if "node configuration" in words or "can not be satisfied" in words:
         return [*_what_there_is(plan), _what_was_asked(plan)]
     if "time limit" in words.lower():
         return [
-            f"partition '{name.rstrip('*')}' allows at most {limit}"
-            for name, _, _, _, _, limit in _partitions(plan.directive("partition"))
+            f"partition '{row.name}' allows at most {row.limit}"
+            for row in partition_rows(plan.directive("partition"))
         ]
     return [hint for parts, hint in HINTS if any(part in words for part in parts)][:1]
 
 
 def _what_there_is(plan: Plan) -> list[str]:
-    rows = _partitions(plan.directive("partition"))
-    default = [row for row in rows if row[0].endswith("*")]
+    rows = partition_rows(plan.directive("partition"))
+    default = [row for row in rows if row.is_default]
     return [
-        f"partition '{name.rstrip('*')}' has {count(nodes, 'node')} with "
-        f"{'no GPUs' if gres in ('(null)', '') else gres}, "
-        f"{cpus} CPUs and {memory} MB"
-        for name, nodes, gres, cpus, memory, _ in (default or rows)[:5]
+        f"partition '{row.name}' has {count(row.nodes, 'node')} with {row.gres or 'no GPUs'}, "
+        f"{row.cpus} CPUs and {row.memory_mb} MB"
+        for row in (default or rows)[:5]
     ]
 
 
 def _what_was_asked(plan: Plan) -> str:
     asked = f"you asked for {count(plan.nodes, 'node')}"
     return f"{asked} of {plan.gpus_per_node} GPUs" if plan.gpus_per_node else asked
-
-
-def _partitions(name: str | None) -> list[list[str]]:
-    """Ask sinfo for name, nodes, GPUs, CPUs, memory and time limit of one partition, or of all.
-
-    Return nothing if sinfo doesn't answer.
-    """
-    argv = ["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"]
-    if name:
-        argv.append(f"--partition={name}")
-    try:
-        done = shell.run(argv, env=scrubbed(os.environ), timeout_s=SINFO_TIMEOUT_S, tries=1)
-    except ClusterrunError:
-        return []
-    rows = [line.split("|") for line in done.stdout.splitlines()]
-    return [row for row in rows if len(row) == 6]

@@ -1,0 +1,91 @@
+"""What a Slurm site offers this user: partitions with their GPUs and limits, and accounts."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from clusterrun.backends.environment import scrubbed
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.shared import shell
+from clusterrun.shared.durations import parse_slurm_minutes
+
+TIMEOUT_S: Final = 5.0
+_GPUS: Final = re.compile(r"\bgpu:(?:([^:,()]+):)?([0-9]+)")
+_PARTITION_FIELDS: Final = ("%P", "%D", "%G", "%c", "%m", "%l")  # as PartitionRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionRow:
+    """A partition's nodes of one kind; texts are sinfo's own."""
+
+    name: str
+    is_default: bool
+    nodes: int
+    gres: str
+    cpus: str
+    memory_mb: str
+    limit: str
+
+    @property
+    def gpus(self) -> tuple[tuple[str, int], ...]:
+        """The GPUs of a node, by type ("" if the site names none).
+
+        >>> row = PartitionRow(name="g", is_default=True, nodes=2, gres="gpu:h100:4(S:0-1)",
+        ...                    cpus="64", memory_mb="512000", limit="infinite")
+        >>> row.gpus
+        (('h100', 4),)
+        """
+        return tuple((kind, int(number)) for kind, number in _GPUS.findall(self.gres))
+
+    @property
+    def limit_minutes(self) -> int | None:
+        """The time limit; None if there is none."""
+        try:
+            return parse_slurm_minutes(self.limit)
+        except UsageError:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Association:
+    """An account that the user may charge; in one partition only, if that is named."""
+
+    account: str
+    partition: str
+
+
+def partition_rows(name: str | None = None) -> list[PartitionRow]:
+    """Ask sinfo once, about one partition or all; return nothing if it doesn't answer."""
+    only = [f"--partition={name}"] if name else []
+    lines = _lines(["sinfo", "--noheader", f"--format={'|'.join(_PARTITION_FIELDS)}", *only])
+    return [_row(*line) for line in lines if len(line) == len(_PARTITION_FIELDS)]
+
+
+def _row(name: str, nodes: str, gres: str, cpus: str, memory: str, limit: str) -> PartitionRow:
+    return PartitionRow(
+        name=name.rstrip("*"),
+        is_default=name.endswith("*"),
+        nodes=int(nodes) if nodes.isdigit() else 0,
+        gres="" if gres == "(null)" else gres,
+        cpus=cpus,
+        memory_mb=memory,
+        limit=limit,
+    )
+
+
+def associations(user: str) -> list[Association]:
+    """Ask sacctmgr once; return nothing where there is no accounting."""
+    argv = ["sacctmgr", "show", "assoc", f"user={user}", "format=account,partition", "-nP"]
+    found = (line for line in _lines(argv) if len(line) == 2 and line[0])
+    return [Association(account=account, partition=partition) for account, partition in found]
+
+
+def _lines(argv: list[str]) -> list[list[str]]:
+    try:
+        done = shell.run(argv, env=scrubbed(os.environ), timeout_s=TIMEOUT_S, tries=1)
+    except ClusterrunError:
+        return []
+    return [line.split("|") for line in done.stdout.splitlines()] if done.rc == 0 else []
