@@ -19,7 +19,7 @@ from clusterrun.cli.shared.options import (
     wait_option,
     yes_option,
 )
-from clusterrun.cli.shared.waiting import await_end
+from clusterrun.cli.shared.waiting import answer_and_wait
 from clusterrun.verbs.resubmit import prepare_resubmit
 from clusterrun.verbs.submit import submit_prepared
 
@@ -81,5 +81,4 @@ def command(
         "changes": submission.changes_object(changed.changes),
         "excluded": list(changed.excluded),
     }
-    submission.answer(record, data, as_json=as_json, parsable=parsable)
-    await_end(ctx, record, wait=wait, follow=follow)
+    answer_and_wait(ctx, record, data, as_json=as_json, parsable=parsable, wait=wait, follow=follow)

@@ -21,7 +21,7 @@ from clusterrun.cli.shared.options import (
     wait_option,
     yes_option,
 )
-from clusterrun.cli.shared.waiting import await_end
+from clusterrun.cli.shared.waiting import answer_and_wait
 from clusterrun.config.parallel import FIELDS
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
@@ -107,8 +107,7 @@ def command(
     submission.confirm_size(plan.prepared.plan, yes=yes)
     record = resume_prepared(plan)
     data = _object(plan, record, warnings)
-    submission.answer(record, data, as_json=as_json, parsable=parsable)
-    await_end(ctx, record, wait=wait, follow=follow)
+    answer_and_wait(ctx, record, data, as_json=as_json, parsable=parsable, wait=wait, follow=follow)
 
 
 def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:

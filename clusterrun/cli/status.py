@@ -10,7 +10,7 @@ import click
 from clusterrun.backends.attempts import AttemptSummary
 from clusterrun.backends.evidence import ProgressSource, TrainingProgress
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli.shared import output
+from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import failure_text, find_announced, say_released, where_or_why
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done

@@ -22,7 +22,7 @@ from clusterrun.cli.shared.options import (
     wait_option,
     yes_option,
 )
-from clusterrun.cli.shared.waiting import await_end
+from clusterrun.cli.shared.waiting import answer_and_wait
 from clusterrun.config import Given
 from clusterrun.config.spec import Device
 from clusterrun.errors import SchedulerUnreachableError, UsageError, describe
@@ -97,8 +97,7 @@ def command(
     argv = ("clusterrun", *sys.argv[1:])
     record = submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env, chain=chain or 0)
     data = submission.submission_object(record, prepared, warnings)
-    submission.answer(record, data, as_json=as_json, parsable=parsable)
-    await_end(ctx, record, wait=wait, follow=follow)
+    answer_and_wait(ctx, record, data, as_json=as_json, parsable=parsable, wait=wait, follow=follow)
 
 
 def _chained(job: JobOptions) -> JobOptions:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 import clusterrun
 from clusterrun import runtime
@@ -48,6 +49,7 @@ def pages() -> dict[str, str]:
         "commands.md": "\n".join(_commands()),
         "settings.md": "\n".join(_settings()),
         "python.md": "\n".join(_python()),
+        "json.md": "\n".join(_json()),
     }
 
 
@@ -152,6 +154,43 @@ def _python() -> Iterator[str]:
         if public:
             yield f"\n### `hf.{node.name}{_arguments(node)}`\n"
             yield _plain(ast.get_docstring(node) or "")
+
+
+def schemas() -> dict[str, tuple[str, dict[str, list[str]]]]:
+    """Return the command and the fields of each schema, those of its parts in their places."""
+    data = _json_data()
+    return {x["schema"]: (x["command"], _fields(x, data["parts"])) for x in data["schemas"]}
+
+
+def _json_data() -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load((HERE / "json.yaml").read_text())
+    return data
+
+
+def _fields(schema: dict[str, Any], parts: dict[str, Any]) -> dict[str, list[str]]:
+    found = {"schema": ["text", f"`{schema['schema']}`"]}
+    used = {at: [n] if isinstance(n, str) else n for at, n in schema.get("parts", {}).items()}
+    for name in used.pop("", []):
+        found |= parts[name]
+    for field, meaning in schema.get("fields", {}).items():
+        found[field] = meaning
+        for name in used.pop(field, []):
+            found |= {f"{field}.{key}": value for key, value in parts[name].items()}
+    for at, names in used.items():
+        found |= {f"{at}.{key}": value for name in names for key, value in parts[name].items()}
+    return found
+
+
+def _json() -> Iterator[str]:
+    data = _json_data()
+    yield f"{NOTICE.replace('the code', 'json.yaml')}\n# JSON\n\n{data['intro']}"
+    for schema, (command, fields) in schemas().items():
+        yield f"## {schema}\n\n`{command}`\n\n| field | type | meaning |\n|---|---|---|"
+        yield from (
+            f"| `{name}` | {kind} | {_cell(text)} |" for name, (kind, text) in fields.items()
+        )
+        yield ""
+    yield data["lines"].rstrip()
 
 
 def _arguments(node: ast.ClassDef | ast.FunctionDef) -> str:

@@ -73,6 +73,7 @@ def test_json_is_one_object_and_nothing_else(
         "gpus_per_node": 0,
         "effective_batch": None,
         "warnings": [{"code": "note", "message": note}],
+        **dict.fromkeys(("state", "exit", "verdict")),
     }
     assert f"note: {note}\n" in said.err
 

@@ -64,6 +64,15 @@ def _progress(job: JobStatus) -> dict[str, Any]:
     }
 
 
+def end_object(job: JobStatus | None) -> dict[str, Any]:
+    """Describe how a job ended; null: nobody waited for it."""
+    return {
+        "state": job.state.value if job else None,
+        "exit": {"code": job.exit_code, "signal": job.exit_signal} if job else None,
+        "verdict": _failure(job.failure) if job else None,
+    }
+
+
 def _reason(job: JobStatus) -> dict[str, Any] | None:
     if job.pending is not None:
         pending = job.pending

@@ -10,6 +10,7 @@ from typing import Any, Final
 from clusterrun.advice.question import configured_batch
 from clusterrun.backends.environment import SbatchVariable, sbatch_variables
 from clusterrun.cli.shared import output
+from clusterrun.cli.shared.job_json import end_object
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Plan
@@ -135,6 +136,11 @@ def answer(record: JobRecord, data: dict[str, Any], *, as_json: bool, parsable: 
         output.answer(";".join(filter(None, (record.job_id, record.slurm_cluster))))
     else:
         output.answer(f"Submitted batch job {record.job_id}")
+    print_where(record)
+
+
+def print_where(record: JobRecord) -> None:
+    """Print where a job's files are, and how to watch and to end it."""
     output.detail("run dir", record.run_dir)
     output.detail("follow", f"clusterrun logs -f {record.job_id}")
     if record.chained_job_ids:
@@ -145,7 +151,7 @@ def answer(record: JobRecord, data: dict[str, Any], *, as_json: bool, parsable: 
 def submission_object(
     record: JobRecord, prepared: Prepared, warnings: Warnings, *, verb: str = "submit"
 ) -> dict[str, Any]:
-    """Describe a job that was submitted."""
+    """Describe a job that was submitted; `end_object` describes its end."""
     return {
         "schema": f"clusterrun.{verb}/1",
         "job_id": record.job_id,
@@ -163,6 +169,7 @@ def submission_object(
         "gpus_per_node": record.gpus_per_node,
         "effective_batch": configured_batch(prepared.resolved.spec, prepared.plan.data_parallel),
         "warnings": warnings,
+        **end_object(None),
     }
 
 

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 from click.exceptions import Exit as ClickExit
 
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli.shared import output
+from clusterrun.cli.shared import output, submission
+from clusterrun.cli.shared.job_json import end_object
 from clusterrun.cli.shared.job_text import failure_text, say_released
 from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.status import wait as wait_until_ended
 
 
-def await_end(ctx: click.Context, record: JobRecord, *, wait: bool, follow: bool) -> None:
-    """Exit with the job's own status once it has ended, if `wait` or `follow` is asked for."""
+def answer_and_wait(
+    ctx: click.Context,
+    record: JobRecord,
+    data: dict[str, Any],
+    *,
+    as_json: bool,
+    parsable: bool,
+    wait: bool,
+    follow: bool,
+) -> None:
+    """Print the submission; with `wait` or `follow`, exit with the job's status after its end."""
+    if as_json and wait:
+        submission.print_where(record)
+        ctx.exit(_wait_for_json(record, data))
+    submission.answer(record, data, as_json=as_json, parsable=parsable)
     if follow:
         _follow(ctx, record)
     if wait or follow:
-        ctx.exit(_wait(record, is_followed=follow))
+        ctx.exit(_exit_code(_wait(record, is_followed=follow)))
 
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:
@@ -39,8 +55,18 @@ def _tell_how_to_end(record: JobRecord) -> None:
     output.say(f"  clusterrun cancel --checkpoint {record.job_id} ends it")
 
 
-def _wait(record: JobRecord, *, is_followed: bool) -> int:
-    """Wait for the end and return the job's own exit status."""
+def _wait_for_json(record: JobRecord, data: dict[str, Any]) -> int:
+    """Print one object once the job has ended, or on Ctrl-C; return the job's exit status."""
+    ended = None
+    try:
+        ended = _wait(record, is_followed=False)
+    finally:
+        output.answer_json({**data, **end_object(ended)})
+    return _exit_code(ended)
+
+
+def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
+    """Wait for the end and print it."""
     try:
         ended = wait_until_ended(record, released=say_released)
     except KeyboardInterrupt:
@@ -51,7 +77,7 @@ def _wait(record: JobRecord, *, is_followed: bool) -> int:
         output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")
     if ended.failure and not (is_followed and ended.failure.node):  # else its agent's line says it
         output.say(f"  failed     {failure_text(ended.failure)}")
-    return _exit_code(ended)
+    return ended
 
 
 def _exit_code(ended: JobStatus) -> int:
