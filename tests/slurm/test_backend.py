@@ -11,6 +11,7 @@ import pytest
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.slurm import query
 from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.cli.main import main
 from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, SubmissionError
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
@@ -51,6 +52,19 @@ def test_the_script_runs_with_the_run_directory_as_its_argument(
     job = settled(made)
     assert (job.state, job.exit_code, job.exit_signal) == (JobState.COMPLETED, 0, None)
     assert batch_output(made) == f"1\n{made.run_dir}\n{tmp_path}\n"
+
+
+def test_slurm_accepts_the_file_of_init_as_it_stands(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\n")
+    assert main(["init"]) == 0
+    text = Path("clusterrun.yaml").read_text()
+    assert "\n  gpus_per_node: 4 " in text
+    assert "\n  gpu_type: h100 " in text
+    assert "\n  account: " in text
+    assert main(["render", "--check"]) == 0
 
 
 @pytest.mark.parametrize("name", ["100%j", "a b", "quo'te", 'dou"ble', "$(touch x)", "hash#x", "ü"])
