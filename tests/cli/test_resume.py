@@ -544,5 +544,6 @@ def test_resume_waits_for_the_job_if_asked(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed(here)
-    monkeypatch.setattr(waiting, "_wait", lambda record, *, is_followed: int(record.job_id))
+    monkeypatch.setattr(waiting, "_wait", lambda record, *, is_followed: record)
+    monkeypatch.setattr(waiting, "_exit_code", lambda ended: int(ended.job_id))
     assert here("resume", "4711", "--wait").code == 4714
