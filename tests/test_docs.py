@@ -60,6 +60,20 @@ def anchors(text: str) -> set[str]:
     return {each.strip().lower().replace(" ", "-") for each in words}
 
 
+def test_messages_of_ours_that_troubleshooting_quotes_exist() -> None:
+    """Check the fragments in the tables of `clusterrun's message`, as one string literal each."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    tables = re.findall(r"^\| clusterrun's message \|.*\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    cells = [row.split("|")[1] for table in tables for row in table.splitlines()]
+    quoted = [words for cell in cells for words in re.findall(r"`([^`]+)`", cell)]
+    sources = [*(ROOT / "clusterrun").rglob("*.py"), *(ROOT / "templates").iterdir()]
+    texts = [path.read_text() for path in sources]
+    parts = [part.strip() for words in quoted for part in words.split("…")]
+    assert len(tables) == 2
+    assert len(quoted) >= len(cells) > 0
+    assert [part for part in parts if not any(part in text for text in texts)] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
