@@ -122,7 +122,7 @@ def test_wheel_holds_every_module_and_every_template(wheel: Path) -> None:
     code = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "clusterrun").rglob("*")
-        if path.suffix in (".py", ".typed")
+        if path.is_file() and path.suffix != ".pyc"
     }
     data = {
         f"clusterrun/{name}/{path.name}"
