@@ -1,4 +1,4 @@
-"""`python -m clusterrun.node agent RUN_DIR ATTEMPT`: what node.sh becomes."""
+"""`python -m clusterrun.node agent RUN_DIR ATTEMPT`: node.sh executes this."""
 
 from __future__ import annotations
 

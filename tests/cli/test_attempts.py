@@ -106,9 +106,9 @@ def test_the_attempts_stand_in_json_too(here: CommandLine) -> None:
 
 def test_an_attempt_that_left_no_word_has_no_times(here: CommandLine) -> None:
     root = came_back(here)
-    outcome(root, 1, started_at=0.0, ended_at=0.0, step=None, reason="it left no word")
+    outcome(root, 1, started_at=0.0, ended_at=0.0, step=None, reason="it left no report")
     first, _ = lines(here("status", "4711").out, "attempts")
-    assert first.startswith("1  node[17-18]  it left no word; ")
+    assert first.startswith("1  node[17-18]  it left no report; ")
     told = json.loads(here("status", "4711", "--json").out)["attempts"][0]
     assert {told[key] for key in ("start", "end", "elapsed_s")} == {None}
     (root / "attempts/1/outcome.json").unlink()

@@ -96,7 +96,7 @@ def test_a_failed_setup_line_is_the_reason_that_status_gives(here: Project) -> N
     assert here.cli("status", job_id, "--wait", "--exit-status").returncode == 3
     status = here.json("status", job_id)
     assert (status["state"], status["exit"]["code"]) == ("FAILED", 122)
-    assert "setup line 1 ended with status 127" in status["verdict"]["message"]
+    assert "setup line 1 failed with status 127" in status["verdict"]["message"]
 
 
 @pytest.mark.long

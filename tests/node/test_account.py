@@ -177,7 +177,7 @@ def test_batch_hosts_that_vanish_again_and_again_end_the_run(paths: RunPaths) ->
     for number in range(3, LOSSES + 3):
         paths.attempt(number).mkdir()
     account(paths, LOSSES).open()
-    with pytest.raises(NodeError, match=f"{LOSSES} attempts in a row left no word"):
+    with pytest.raises(NodeError, match=f"{LOSSES} attempts in a row left no report"):
         account(paths, LOSSES + 2).open()
 
 

@@ -233,7 +233,7 @@ def test_a_node_that_never_comes_is_named(stub_job: Make) -> None:
     job.start_node(0)
     job.start_node(2)
     assert job.wait(30) == [121, 121]
-    assert "waited 2 s for local1" in job.errors()
+    assert "local1 did not join within 2 s" in job.errors()
     assert job.errors().count("local1") == 1
     assert job.events("rank_start") == []
 
@@ -276,7 +276,7 @@ def test_a_node_with_too_few_gpus_is_refused_before_the_launch(stub_job: Make) -
     job.start_node(0, CUDA_VISIBLE_DEVICES="0,1")
     job.start_node(1, CUDA_VISIBLE_DEVICES="2")
     assert job.wait(30) == [122, 122]
-    assert "local1: 1 GPUs were given to this node, 2 ranks need one each" in job.errors()
+    assert "local1: only 1 GPU for 2 ranks; each rank needs one" in job.errors()
     assert job.events("rank_start") == []
 
 
@@ -289,7 +289,7 @@ def test_a_launcher_that_refuses_is_quoted(stub_job: Make) -> None:
 def test_a_launcher_that_starts_no_rank_and_ends_well_has_failed(stub_job: Make) -> None:
     job = stub_job(HELLO, nodes=1, world_contract=True).start(STUB_RANKS="0")
     assert job.wait(30) == [1]
-    assert "the launcher ended with status 0 after 0 of 2 ranks had started" in job.errors()
+    assert "the launcher exited with status 0 after 0 of 2 ranks had started" in job.errors()
     assert job.events("failed")[0]["cause"] == "launcher"
 
 
@@ -335,7 +335,7 @@ def test_a_node_whose_clock_is_off_stamps_in_the_time_of_the_head(
         assert len(lines) == 2
         assert all(abs(at / 1e6 - float(text)) < 100 for at, text in lines)
     said = [text for _, _, stream, text in job.log("local1") if stream == "a"]
-    assert said == ["the clock here is 3600.000 s ahead of the head's; it is corrected"]
+    assert said == ["this node's clock is 3600.000 s ahead of the head's; times are corrected"]
     starts = [event["ts"] for event in job.events("rank_start")]
     assert max(starts) - min(starts) < 100
 
@@ -612,7 +612,7 @@ def test_a_launcher_that_the_system_does_not_start_fails_the_job_in_words(
     job.start_node(1, PYTHONPATH=f"{tmp_path}:{STUB}:{ROOT}")
     assert job.wait() == [1, 1], job.errors()
     [failed] = job.events("failed")
-    assert failed["message"] == "the launcher cannot be started: No space left on device"
+    assert failed["message"] == "cannot start the launcher: No space left on device"
     assert (failed["node"], failed["cause"]) == ("local1", "launcher")
     assert "Traceback" not in job.errors() + job.text()
     assert job.paths.status(1).read_text() == "1\n"

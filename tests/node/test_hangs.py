@@ -123,7 +123,7 @@ def test_the_rank_that_the_others_wait_for_is_named(play: Callable[..., list[Fai
     assert (failure.node, failure.rank, failure.where) == ("n2", 3, "data.py:3")
     assert (failure.code, failure.cause.value) == (int(NodeExit.HUNG), "hung")
     assert failure.message == (
-        "no step ended for 61 s: 3 ranks (as rank 0) at train.py:9 in step;"
+        "no step ended for 61 s: 3 ranks (e.g. rank 0) at train.py:9 in step;"
         " rank 3 at data.py:3 in load"
     )
 
@@ -145,7 +145,7 @@ def test_a_node_that_is_silent_is_said_and_the_others_are_heard(
 ) -> None:
     (failure,) = play(hang)
     assert failure.message.endswith(
-        "2 ranks (as rank 0) at train.py:9 in step; 1 node did not answer"
+        "2 ranks (e.g. rank 0) at train.py:9 in step; 1 node did not answer"
     )
 
 
@@ -198,7 +198,7 @@ def test_silence_is_a_hang_only_where_that_was_asked_for(
     assert play(fall_silent, {"silent_s": 1000.0}) == []
     (failure,) = play(fall_silent, {"silent_s": None}, silence_s=90)
     assert failure.message == (
-        "no rank has printed anything for 91 s: 2 ranks (as rank 0) at train.py:9 in step"
+        "no rank has printed anything for 91 s: 2 ranks (e.g. rank 0) at train.py:9 in step"
     )
     assert (failure.cause, failure.code) == (Cause.HUNG, int(NodeExit.HUNG))
 
@@ -272,8 +272,7 @@ def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
     monkeypatch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
     (failure,) = play(hang, {"places": []})
     assert failure.message == (
-        "no step ended for 61 s; where the ranks are cannot be found:"
-        " [Errno 1] Operation not permitted"
+        "no step ended for 61 s; cannot find where the ranks are: [Errno 1] Operation not permitted"
     )
     assert [type(trouble) for trouble in troubles] == [PermissionError]
 
@@ -304,7 +303,7 @@ def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
     assert found == [0 if is_saving else 1]
     assert (failure.node, failure.rank, failure.cause.value) == ("n2", 3, "hung")
     assert failure.message == (
-        "other ranks have ended, nothing has moved for 70 s: rank 3 at train.py:99 in <module>"
+        "other ranks have ended, no progress for 70 s: rank 3 at train.py:99 in <module>"
     )
 
 

@@ -94,7 +94,7 @@ def test_the_next_job_is_submitted_without_the_lost_node_and_this_one_ends(scene
     scene.lose_head()
     successor = ["clusterrun.backends.slurm.successor", str(scene.paths.root), "n1"]
     assert scene.asked == [successor, ["scancel", "42"]]
-    assert scene.said[-1] == "job 43 goes on with the run"
+    assert scene.said[-1] == "job 43 continues the run"
     outcome = json.loads(scene.paths.outcome(1).read_text())
     assert (outcome["next"], outcome["exclude"]) == ("successor", ["n1"])
 

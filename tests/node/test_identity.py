@@ -38,7 +38,7 @@ def test_simulated_nodes_are_numbered_and_on_loopback() -> None:
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        ({}, "no task of a job"),
+        ({}, "not a task of a job"),
         ({**SLURM, "SLURM_STEP_NODELIST": "a02"}, "Slurm gave 1 nodes"),
         ({**SLURM, "SLURM_STEP_NODELIST": "a[02"}, "cannot read the node list"),
         ({**SLURM, "SLURM_NODEID": "7"}, "SLURM_NODEID is 7"),

@@ -225,7 +225,7 @@ def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
     assert job.wait() == [NodeExit.HUNG] * 2
     left = outcome(job)
     assert (left["code"], left["cause"], left["rank"]) == (NodeExit.HUNG, "halted", 0)
-    assert "2 ranks (as rank 0) stopped by a signal" in left["reason"]
+    assert "2 ranks (e.g. rank 0) stopped by a signal" in left["reason"]
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
     job.assert_clean()
 
@@ -244,7 +244,7 @@ def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> 
     assert job.wait() == [NodeExit.HUNG] * 3
     left = outcome(job)
     assert (left["cause"], left["node"], left["rank"]) == ("hung", "local2", 2)
-    assert left["reason"].startswith("rank 2 on local2: other ranks have ended, nothing has moved")
+    assert left["reason"].startswith("rank 2 on local2: other ranks have ended, no progress")
     job.assert_clean()
 
 

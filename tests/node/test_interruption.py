@@ -108,7 +108,7 @@ def test_ranks_are_told_to_leave_and_the_attempt_says_why(
         await scene.settle()
         assert scene.decisions() == (1, True)
         assert scene.events == [f"interrupted {word} True"]
-        assert scene.said == [f"{reason}: the ranks are asked to save and leave"]
+        assert scene.said == [f"{reason}: the ranks are asked to save and exit"]
         scene.leave()
         return await scene.ending()
 
@@ -132,7 +132,7 @@ def test_a_warning_without_a_request_is_that_of_the_time_limit_if_that_is_near(
         await scene.settle()
         assert scene.events == [f"interrupted {reason} True"]
         text = Reason(reason).text
-        assert scene.said == [f"{text}: the ranks are asked to save and leave"]
+        assert scene.said == [f"{text}: the ranks are asked to save and exit"]
 
     play(tmp_path, deed)
     assert (tmp_path / "request").read_text() == f"{reason}\n"
@@ -303,7 +303,7 @@ def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         write_request(scene.file, Reason.CANCEL)
         scene.interruption.warned()
         await scene.settle()
-        told = "not all nodes answered: the ranks could not be told to save"
+        told = "not all nodes answered: the ranks could not be asked to save"
         assert scene.said[1:] == [told] * TRIES
         assert scene.decisions() == (TRIES, False)
         assert scene.control.save_point.at == 0
@@ -349,4 +349,4 @@ def test_an_end_after_the_warning_is_that_of_the_time_limit(tmp_path: Path) -> N
 
     ending = play(tmp_path, deed)
     assert (ending.code, ending.cause) == (int(NodeExit.CANCELLED), Cause.CANCELLED)
-    assert ending.reason == "the time limit: the ranks had not left by then"
+    assert ending.reason == "the time limit: the ranks did not exit in time"

@@ -78,7 +78,7 @@ def test_the_head_chooses_bf16_from_compute_capability_8_else_fp16(
 
 
 def test_a_node_that_cannot_follow_the_head_is_unfit() -> None:
-    with pytest.raises(NodeError, match="the GPUs of n1 do not have") as caught:
+    with pytest.raises(NodeError, match="the GPUs of n1 do not support") as caught:
         decided_parameters(attempt(), reports(H100, T4), "127.0.0.1")
     assert caught.value.code == 122
 
@@ -110,9 +110,9 @@ def test_the_rendezvous_port_is_the_jobs_and_its_interface_the_addresses() -> No
     ("env", "problem"),
     [
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, ""),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, "1 GPUs were given to this node, 2 ranks need one each"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "only 1 GPU for 2 ranks; each rank needs one"),
         ({"SLURM_GPUS_ON_NODE": "8"}, ""),
-        ({"SLURM_GPUS_ON_NODE": "1"}, "1 GPUs were given to this node, 2 ranks need one each"),
+        ({"SLURM_GPUS_ON_NODE": "1"}, "only 1 GPU for 2 ranks; each rank needs one"),
     ],
 )
 def test_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: str) -> None:
@@ -132,7 +132,7 @@ def test_one_unfit_node_alone_says_so() -> None:
 
 def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:
     unread = Report(node="n0", node_rank=0, versions={}, capabilities=())
-    with pytest.raises(NodeError, match="name one with --mixed-precision") as caught:
+    with pytest.raises(NodeError, match="; set --mixed-precision") as caught:
         decided_parameters(attempt(), [unread, *reports(H100)], "127.0.0.1")
     assert caught.value.code == 122
 
@@ -156,7 +156,7 @@ def test_a_head_that_may_not_open_enough_files_says_so_at_once(
         check_descriptors(attempt(nodes=1000))
     assert caught.value.code == 122
     assert caught.value.message == (
-        "n0: a process may open 4096 files here (ulimit -Hn), 4256 are needed for 2000 ranks"
+        "n0: 2000 ranks need 4256 open files in one process; ulimit -Hn is 4096"
     )
 
 

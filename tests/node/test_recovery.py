@@ -35,9 +35,9 @@ TIME_LIMIT = {**LEFT, "interruption": Reason.TIME_LIMIT, "reason": "the time lim
 PREEMPTED = {**LEFT, "interruption": Reason.PREEMPT, "reason": "some words"}
 ASKED = {"code": 124, "cause": Cause.INTERRUPTED, "reason": "cancelled, after a checkpoint"}
 CANCELLED = {"code": 124, "cause": Cause.CANCELLED, "reason": "n1: cancelled"}
-APART = {"code": 121, "cause": Cause.RENDEZVOUS, "reason": "waited 60 s for n2"}
+APART = {"code": 121, "cause": Cause.RENDEZVOUS, "reason": "n2 did not join within 60 s"}
 UNLIKE = {"code": 120, "cause": Cause.WORLD, "reason": "rank 0 on n1: 2 of 4 ranks"}
-UNFIT = {"code": 122, "cause": Cause.NODE_UNFIT, "reason": "n2: 1 GPUs were given to this node"}
+UNFIT = {"code": 122, "cause": Cause.NODE_UNFIT, "reason": "n2: only 1 GPU for 2 ranks"}
 COMPLETED = {"code": 0, "cause": Cause.COMPLETED, "reason": "completed"}
 
 
@@ -195,10 +195,10 @@ def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
     every = after(ended(broken, 100, alike=4))
     assert (every.next, every.why) == (
         STOP,
-        "every rank failed alike at train.py:7: a fault of the script",
+        "every rank failed at train.py:7: an error in the script",
     )
     most = after(ended(broken, 100, alike=3))
-    assert most.why.startswith("3 of 4 ranks failed alike")
+    assert most.why.startswith("3 of 4 ranks failed at ")
     assert after(ended(broken, 100, alike=2)).next is RELAUNCH
     alone = on_slurm(nodes=1, gpus_per_node=1)
     assert after(ended(broken, 100, nodes=("n1",), alike=1), plan=alone).next is STOP
@@ -226,8 +226,7 @@ def test_attempts_that_reach_the_time_limit_need_a_new_checkpoint() -> None:
     assert after(saved, ended(TIME_LIMIT, 100)).next is REQUEUE
     decision = after(saved, ended(TIME_LIMIT, 100), ended(TIME_LIMIT, 100))
     assert decision.next is STOP
-    why = "2 attempts ended without a new checkpoint, the last at its limit"
-    assert decision.why == why
+    assert decision.why == "2 attempts ended without a new checkpoint; last: the time limit"
 
 
 def test_preemptions_go_on_for_long() -> None:

@@ -201,7 +201,7 @@ def test_thousands_of_ranks_are_one_sentence() -> None:
     begin = time.monotonic()
     text = sentence(stacks.from_data(stacks.to_data(found)))
     assert time.monotonic() - begin < 5 * PATIENCE
-    assert text == "7999 ranks (as rank 0) at train.py:9 in step; rank 7999 at data.py:3 in load"
+    assert text == "7999 ranks (e.g. rank 0) at train.py:9 in step; rank 7999 at data.py:3 in load"
 
 
 def test_only_the_largest_groups_are_named() -> None:

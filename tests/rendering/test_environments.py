@@ -75,14 +75,14 @@ def test_conda_is_found_on_the_path_and_in_the_home(site: BatchSite) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("conda: other", "conda can't activate other on this node; 'conda env list' shows"),
+        ("conda: other", "conda can't activate other on this node; list its environments"),
         (
             "modules: cuda/12 nccl",
-            "these modules can't be loaded on this node: cuda/12 nccl; 'module",
+            "cannot load these modules on this node: cuda/12 nccl; list",
         ),
         (
             "venv: /no/venv",
-            "there is no virtual environment /no/venv on this node; do the nodes share",
+            "there is no virtual environment /no/venv on this node; put it where all",
         ),
         ("uv: /no", "there is no virtual environment /no/.venv on this node"),
     ],
@@ -101,15 +101,15 @@ def test_an_environment_that_is_not_there_ends_the_job_with_a_line(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("conda: llm", "there is no conda on this node; a setup line before must put it on PATH"),
+        ("conda: llm", "there is no conda on this node; put it on PATH in an earlier setup line"),
         (
             "modules: cuda",
-            "there is no module command on this node; a setup line before must define it",
+            "there is no module command on this node; define it in an earlier setup line",
         ),
-        ("conda activate llm", "ended with status 127: conda activate llm; a job's shell has no"),
+        ("conda activate llm", "failed with status 127: conda activate llm; a job's shell has no"),
         ("module load cuda", "write setup: {modules: [NAME]}"),
         ("ml cuda", "write setup: {modules: [NAME]}"),
-        ("no-such-command", "needs 'source /etc/profile' before it"),
+        ("no-such-command", "add 'source /etc/profile' before it"),
     ],
 )
 def test_a_shell_without_conda_or_modules_says_what_to_write(

@@ -171,7 +171,7 @@ def test_the_submission_of_a_successor_is_not_cut_short(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGTERM)
     _, said = process.communicate(timeout=60 * PATIENCE)
     assert process.returncode == CANCELLED
-    assert "job 4712 goes on with the run" in said
+    assert "job 4712 continues the run" in said
     assert not (run.path / "end.json").exists()
 
 

@@ -44,7 +44,7 @@ def test_two_submissions_by_hand_do_not_share_a_directory(site: BatchSite) -> No
     assert site.run(bundle).returncode == 0
     again = site.run(bundle)
     assert again.returncode == 1
-    assert "cannot be made" in again.stderr
+    assert "cannot make the run directory" in again.stderr
 
 
 def test_by_hand_a_requeued_job_is_the_next_attempt_of_its_run(site: BatchSite) -> None:
@@ -74,7 +74,7 @@ def test_a_relative_run_directory_is_found_by_every_node(site: BatchSite) -> Non
 def test_what_is_no_run_directory_is_refused(site: BatchSite) -> None:
     done = site.run(rendered(site.plan()), str(site.workdir))
     assert done.returncode == 1
-    assert f": {site.workdir} is no run directory: it has no node.sh\n" in done.stderr
+    assert f": {site.workdir} is not a run directory: it has no node.sh\n" in done.stderr
 
 
 def test_outside_of_a_job_it_says_how_to_submit(site: BatchSite) -> None:
@@ -118,7 +118,7 @@ def test_a_failing_setup_line_ends_the_job_and_is_named(
     run_dir = site.run_dir(bundle)
     done = site.run(bundle, str(run_dir), SLURMD_NODENAME="n7")
     assert done.returncode == UNFIT
-    assert f"clusterrun: n7: setup line 2 ended with status {status}: {line}" in done.stderr
+    assert f"clusterrun: n7: setup line 2 failed with status {status}: {line}" in done.stderr
     assert ("source /etc/profile" in done.stderr) is (status == 127)
     assert (end_of(run_dir)["state"], site.canaries()) == ("FAILED", [])
     assert not (site.stubs / "python.agent.0.args").exists()
@@ -131,7 +131,7 @@ def test_a_setup_line_that_exits_is_no_success(site: BatchSite, line: str) -> No
     done = site.run(bundle, str(run_dir), SLURMD_NODENAME="n7")
     assert (done.returncode, done.stderr) == (
         UNFIT,
-        "clusterrun: n7: a setup line ended the shell\n",
+        "clusterrun: n7: a setup line exited the shell\n",
     )
     assert (end_of(run_dir)["state"], end_of(run_dir)["exit_code"]) == ("FAILED", UNFIT)
     assert not (site.stubs / "python.agent.0.args").exists()
@@ -176,7 +176,7 @@ def test_a_missing_working_directory_or_interpreter_is_named(site: BatchSite) ->
     assert (done.returncode, "/no/python cannot run clusterrun" in done.stderr) == (UNFIT, True)
     site.workdir.rmdir()
     done = site.run(bundle, str(run_dir))
-    assert (done.returncode, "working directory cannot be entered" in done.stderr) == (UNFIT, True)
+    assert (done.returncode, "cannot enter the working directory" in done.stderr) == (UNFIT, True)
 
 
 def test_leftovers_of_other_launchers_are_scrubbed(site: BatchSite) -> None:

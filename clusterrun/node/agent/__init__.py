@@ -1,1 +1,1 @@
-"""The node agent: from the meeting of the nodes to the last process."""
+"""The node agent: one node's part of an attempt, until its last process has ended."""

@@ -1,7 +1,7 @@
 """Run accelerate's launcher: `clusterrun.node.agent.accelerate_main FAILURES.json ARGS…`.
 
-It dies with the agent, ignores the signals meant for the agent, and writes which ranks failed:
-accelerate itself exits with 1 whatever happened.
+It dies with the agent, ignores the agent's signals, and records which ranks failed: accelerate
+itself exits with 1 for any failure.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from clusterrun.shared.files import write_whole
 
 
 def main(argv: Sequence[str]) -> int:
-    """Launch the ranks and wait for them; return 0 if all ended well."""
+    """Launch the ranks and wait for them; return 0 if all succeeded, else 1."""
     failures_file, arguments = Path(argv[0]), list(argv[1:])
     die_with_parent(int(os.environ["CLUSTERRUN_AGENT_PID"]))
     os.environ["CLUSTERRUN_LAUNCHER_PID"] = str(os.getpid())
     for number in WARNINGS:
-        signal.signal(number, signal.SIG_IGN)  # so do the ranks, which inherit it
+        signal.signal(number, signal.SIG_IGN)  # inherited by the ranks
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
-    # Slurm's SIGTERM may reach every process of a step; the agent decides what follows. Ranks would
-    # inherit SIG_IGN, and torch's own handler would end them.
+    # Slurm may send SIGTERM to every process of a step; the agent decides what to do. The ranks
+    # would inherit SIG_IGN, and torch's own handler would end them.
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGQUIT"
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         failures = error.failures.items()
         entries = [_entry(n, f.local_rank, f.exitcode, str(f.error_file)) for n, f in failures]
         write_whole(failures_file, json.dumps(entries))
-    except subprocess.CalledProcessError as error:  # its launcher for one process
+    except subprocess.CalledProcessError as error:  # from its launcher for one process
         write_whole(failures_file, json.dumps([_entry(0, 0, error.returncode, "")]))
     except SignalException as error:
         print(error, file=sys.stderr)  # noqa: T201 - into the launcher's stream
@@ -56,8 +56,8 @@ def main(argv: Sequence[str]) -> int:
 def _keep_torch_quiet() -> None:
     """Silence torch's launcher: the agents know which rank failed first.
 
-    torch's table names the first failure on this node only, and launchers warn of each other when
-    one leaves first after a good run.
+    torch's table names only this node's first failure. After a successful run, a launcher warns
+    if another one exits first.
     """
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"

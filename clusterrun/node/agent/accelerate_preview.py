@@ -1,6 +1,6 @@
 """Print the environment that `accelerate launch` gives its ranks: `accelerate_preview ARGS…`.
 
-It goes through accelerate's own launcher, which starts nothing.
+It runs accelerate's own launcher, which starts nothing here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what is new or changed as JSON."""
+    """Print the new and changed variables as JSON."""
     before = dict(os.environ)
 
     def show(*_: Any, env: Mapping[str, str] | None = None, **__: Any) -> None:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
     from accelerate.commands import launch
 
     torch.distributed.run.run = show
-    launch.subprocess = SimpleNamespace(Popen=show)  # of its launcher for one process alone
+    launch.subprocess = SimpleNamespace(Popen=show)  # only in its launcher for one process
     launch.launch_command(launch.launch_command_parser().parse_args(list(argv)))
 
 

@@ -1,4 +1,4 @@
-"""The node agent: one on each node, from the meeting of the nodes to the last process."""
+"""The node agent: run one node's part of an attempt, until its last process has ended."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Agent:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the head is lost or silent although this agent was not signalled to end."""
+        """Whether the head is lost or silent, and this agent was not signalled to end."""
         is_silent = self._member is not None and self._member.decided_alone
         return (self.has_lost_head or is_silent) and not self._was_signalled
 
@@ -96,13 +96,13 @@ class Agent:
             self._cancelled.set()
 
     def warn(self) -> None:
-        """Handle a request for the attempt; without one the time limit is near."""
+        """Handle a warning signal: a request was written, or the time limit is near."""
         if self._interruption is not None:
             self._interruption.warned()
         self._was_warned = True
 
     async def run(self) -> int:
-        """Take part from start to end; return the job's exit status."""
+        """Run this node's part of the attempt; return the job's exit status."""
         asyncio.get_running_loop().set_exception_handler(self._task_failed)
         self._event("started", **self._start())
         try:
@@ -152,11 +152,11 @@ class Agent:
         await self._stop(launcher, ranks)
         code = await self._ended(ending)
         await link.leave()
-        # srun would wait for a silent node as it does for a lost one
+        # srun waits for a silent node as for a lost one
         self.has_lost_node |= not isinstance(link, Member) and link.left_behind
         return code
 
-    # Answers to the head, and what only the head does
+    # Answers to the head, and the head's own tasks
 
     @property
     def _pids(self) -> dict[int, int]:
@@ -175,7 +175,7 @@ class Agent:
         return {"silent_s": self._spool.silent_s()}
 
     def _own_signs(self) -> int:
-        """Return a count without a unit that grows while one of the ranks makes progress."""
+        """Return a count, without a unit, that grows while any rank makes progress."""
         return self._page.calls() + stacks.bytes_moved(self._pids.values())
 
     async def _joins(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class Agent:
         )
 
     def _lead(self, head: Head) -> None:
-        """Watch for interruptions and hangs, for all nodes."""
+        """Watch all nodes for interruptions and hangs."""
         self._interruption = Interruption(
             request=self._attempt.paths.request(self._attempt.number),
             page=self._page,
@@ -233,13 +233,13 @@ class Agent:
         self._event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)
         seconds = abs(offset.offset_us) / 1_000_000
         side = "ahead of" if offset.offset_us > 0 else "behind"
-        text = f"the clock here is {seconds:.3f} s {side} the head's; it is corrected"
+        text = f"this node's clock is {seconds:.3f} s {side} the head's; times are corrected"
         self._say(text, tell=False)
 
     async def _prepare_run_dir(self) -> None:
         try:
             await self._disk.do(partial(prepare_run_dir, self._attempt))
-        except OSError as error:  # readers of the logs do without it
+        except OSError as error:  # log readers work without it
             self._say(f"cannot write {self._attempt.paths.world(self._attempt.number)}: {error}")
 
     async def _raise_when_cancelled(self) -> None:
@@ -253,7 +253,7 @@ class Agent:
         while not self._cancelled.is_set():
             ranks.look()
             reap_adopted(besides={launcher.pid, *ranks.pids.values()})
-            # A launcher takes another second to leave after its last rank.
+            # A launcher takes another second to exit after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
                 link.report_done()
                 break
@@ -268,19 +268,19 @@ class Agent:
     async def _watch_run(self, head: Head, interruption: Interruption) -> None:
         """Watch, as the head, for requests and for a later attempt on other nodes.
 
-        Slurm restarts a job elsewhere if it loses contact with its nodes: two must not train.
+        Slurm restarts a job elsewhere if it loses contact with its nodes; only one may train.
         """
         later, newest = self._attempt.number + 1, 0
         while newest < later:
             await interruption.look()
-            with contextlib.suppress(OSError):  # NFS caches single names, but not lists
+            with contextlib.suppress(OSError):  # NFS caches single names, not listings
                 newest = await self._disk.do(self._attempt.paths.newest_attempt)
             await asyncio.sleep(LOOK_S)
         text = f"attempt {later} of this run has begun elsewhere"
         head.report_failure(lost_node(self._who.node, text))
 
     async def _watch_progress(self, head: Head, hangs: HangWatch) -> None:
-        """Watch, as the head, for hangs, and for ranks that outlive those that ended."""
+        """Watch, as the head, for hangs, and for ranks that keep running after others ended."""
         while True:
             hangs.look()
             if head.has_leavers or (self._ranks and self._ranks.ended_well):
@@ -288,7 +288,7 @@ class Agent:
             await asyncio.sleep(LOOK_S)
 
     async def _watch_joins(self, head: Head) -> None:
-        """Report, as the head, that no rank has joined a process group after two minutes."""
+        """Report, as the head, if no rank has joined a process group after two minutes."""
         found = await joins.unjoined(head.questions, self._own_joins)
         if found is not None:
             self._event("unjoined", running=found.running, waiting=found.waiting)
@@ -326,15 +326,15 @@ class Agent:
         for text in self._spool.unlock():
             self._say(text, tell=False)
         if left:
-            self._say(f"processes {left} would not end; they may hang in the kernel")
+            self._say(f"processes {left} cannot be killed; they may be blocked in the kernel")
 
     def _is_over(self, launcher: Launcher, ranks: Ranks) -> bool:
-        """Whether no rank is left; the launcher may still run."""
+        """Whether no rank is left; the launcher may still be running."""
         ranks.look()
         return launcher.result() is not None or ranks.all_ended(self._plan.procs_per_node)
 
     async def _ended(self, ending: Ending, *, tell: bool = False) -> int:
-        """Record how it ended; the head, or a member that lost the head, reports it to the user."""
+        """Record the ending; the head, or a member that lost the head, reports it to the user."""
         failure, head = ending.failure, self._who.nodes[0]
         if failure is not None:
             is_lost = failure.cause is Cause.NODE_LOST and self._who.is_head
@@ -368,13 +368,13 @@ class Agent:
         if kind == "rank_start":
             event.setdefault("device", self._plan.device.value)
         event["ts"] = round(self._clock.corrected_s(event["ts"]), 6)
-        # A script may give its values these names.
+        # A script's own values may have these names.
         about = {"attempt", "node", "type"}
         fields = {name: value for name, value in event.items() if name not in about}
         self._event(event["type"], **fields)
 
     def _task_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Report the error of a background task in one line, instead of asyncio's traceback."""
+        """Report the error of a background task in one line instead of asyncio's traceback."""
         error = context.get("exception")
         what = f": {type(error).__name__}: {error}" if error else ""
         self._say(f"internal error: {context['message']}{what}"[:LINE_CHARS])
@@ -385,7 +385,7 @@ class Agent:
         self._forwarder.event({**about, "node": self._who.node, **fields})
 
     def _say(self, text: str, *, tell: bool = True) -> None:
-        """Write to the node's log; with `tell` also to the job's output."""
+        """Write to the node's log, and with `tell` also to the job's output."""
         self._forwarder.say(text)
         if tell:
             say_on_stderr(f"{self._who.node}: {text}")
@@ -394,13 +394,14 @@ class Agent:
         world = f"{self._plan.nodes} nodes x {self._plan.procs_per_node} ranks"
         where = f"{parameters.address}:{parameters.port}"
         over = f" over {parameters.interface}" if parameters.interface else ""
-        text = f"{world} meet at {where}{over}, precision {parameters.precision}"
+        text = f"{world}, rendezvous at {where}{over}, precision {parameters.precision}"
         self._say(text, tell=False)
 
 
 def _launcher_failure(node: str, result: LauncherResult, when: str) -> Failure:
     number = max(0, -result.code)
-    ended = f"ended with status {result.code}{when}" if result.was_started else "cannot be started"
+    how = f"was killed by signal {number}" if number else f"exited with status {result.code}"
+    ended = f"the launcher {how}{when}" if result.was_started else "cannot start the launcher"
     why = f": {result.last_line}" if result.last_line else ""
     return Failure(
         at=time.time(),
@@ -409,5 +410,5 @@ def _launcher_failure(node: str, result: LauncherResult, when: str) -> Failure:
         code=128 + number if number else result.code or 1,
         signal=number,
         cause=Cause.LAUNCHER,
-        message=f"the launcher {ended}{why}",
+        message=f"{ended}{why}",
     )

@@ -1,4 +1,4 @@
-"""Set the ranks' variables that depend on the node; `launch/environment.py` decides the others."""
+"""Set the ranks' variables that depend on the node; `launch/environment.py` sets the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clusterrun.shared.given import noting_changes
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What the node itself contributes; `cpus` are those of this task."""
+    """Facts about this node; `cpus` is the number that this task may use."""
 
     cpus: int
     torch: str
@@ -33,15 +33,15 @@ def rank_environment(
     spool: Path,
     facts: NodeFacts,
 ) -> dict[str, str]:
-    """Add to `base`, to which env.sh has exported the plan's variables, what this node knows.
+    """Return `base`, the plan's variables from env.sh, with this node's variables added.
 
-    What the plan or the user has set stays, except for the contract with our ranks.
+    Keep what the plan or the user has set, except for the contract with our ranks.
     """
     suggested = {
         **_sockets(attempt, parameters),
         **_caches(spool, facts),
         **_traces(spool, facts),
-        # accelerate has no --rdzv_id; with "none" for all, two jobs could meet in one store.
+        # accelerate has no --rdzv_id; with "none" for all, two jobs could share one store.
         "PET_RDZV_ID": f"{attempt.who.job_id}-{attempt.number}",
     }
     required = {**_threads(attempt, facts), **_contract(attempt, spool)}
@@ -69,7 +69,7 @@ def _contract(attempt: Attempt, spool: Path) -> dict[str, str]:
 
 
 def _sockets(attempt: Attempt, parameters: LaunchParameters) -> dict[str, str]:
-    """Name the interface that carries the link."""
+    """Set the interface of gloo and NCCL to the link's."""
     planned = attempt.plan.network_interface
     interface = planned or parameters.interface
     if not interface:
@@ -91,7 +91,7 @@ def _caches(spool: Path, facts: NodeFacts) -> dict[str, str]:
 
 
 def _traces(spool: Path, facts: NodeFacts) -> dict[str, str]:
-    """Have each rank write its traces on this node; the agent gathers them in one file."""
+    """Write each rank's traces on this node; the agent collects them in one file."""
     dumps = str(spool / f"{FLIGHT}_rank_")  # torch appends the rank
     names = spellings("TORCH_FR_DUMP_TEMP_FILE", _major_minor(facts.torch))
     return {"NCCL_DEBUG_FILE": str(spool / f"{NCCL}.%h.%p"), **dict.fromkeys(names, dumps)}
@@ -105,7 +105,7 @@ def _major_minor(version: str) -> tuple[int, int] | None:
 
 
 def _threads(attempt: Attempt, facts: NodeFacts) -> dict[str, str]:
-    """Share the node's CPUs if env.sh could not know them; a login shell's own value loses."""
+    """Divide the node's CPUs among its ranks unless env.sh did; override a login shell's value."""
     plan, who = attempt.plan, attempt.who
     if any(variable.name == "OMP_NUM_THREADS" for variable in plan.env):
         return {}

@@ -20,7 +20,7 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # meant for the agent, not for its 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherResult:
-    """How the launcher ended: its exit code (negative: a signal) and the ranks that failed."""
+    """How the launcher ended: its exit status (negative: a signal) and the ranks that failed."""
 
     code: int
     failures: list[dict[str, Any]]
@@ -44,9 +44,9 @@ class Launcher:
     def start(self) -> None:
         """Start the launcher with its output in the spool; call this from the main thread.
 
-        If the system refuses, the result says so.
+        If that fails, `result` returns why.
         """
-        # Until the launcher ignores these signals itself; a mask outlives exec.
+        # Block these signals until the launcher ignores them itself; a mask survives exec.
         signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
         try:
             self._process = self._started()
@@ -58,7 +58,7 @@ class Launcher:
 
     def _started(self) -> subprocess.Popen[bytes]:
         module = "clusterrun.node.agent.accelerate_main"
-        # torch's error files then go when the spool does.
+        # torch's error files are then removed with the spool.
         kept = ("--log_dir", str(self._spool.launcher_dir))
         words = (str(self._spool.failures), *kept, *self._arguments)
         with open(self._spool.launcher_output, "ab") as output:

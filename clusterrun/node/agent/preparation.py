@@ -1,4 +1,4 @@
-"""What a node does before its ranks start: report, meet the other nodes, set up the launcher."""
+"""Prepare a node before its ranks start: report, join the other nodes, set up the launcher."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.rundir.world import write_world
 from clusterrun.shared.descriptors import raise_descriptor_limit
+from clusterrun.shared.wording import count
 
-SPARE_DESCRIPTORS = 256  # for everything else that a process opens
+SPARE_DESCRIPTORS = 256  # for all other files of a process
 
 
 def node_report(plan: Plan, who: Identity) -> Report:
-    """Return what the head must know about this node."""
+    """Return this node's report to the head."""
     is_cuda = plan.device is Device.CUDA
     is_asked = is_cuda and plan.precision is Precision.HEAD
     return Report(
@@ -46,7 +47,7 @@ def node_report(plan: Plan, who: Identity) -> Report:
 
 
 def missing_packages(plan: Plan) -> str:
-    """Return which packages this interpreter lacks; empty if it has all that the launch needs."""
+    """Return which packages for the launch this interpreter lacks; empty if none."""
     wanted = ("torch", "accelerate", *(["deepspeed"] * plan.strategy.is_deepspeed))
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if not missing:
@@ -56,7 +57,7 @@ def missing_packages(plan: Plan) -> str:
 
 
 def check_descriptors(attempt: Attempt) -> None:
-    """Let the head open a connection to each node, and rank 0 one to each rank.
+    """Raise the limit on open files: the head connects to each node, rank 0 to each rank.
 
     Raises NodeError if the hard limit is too low.
     """
@@ -64,16 +65,16 @@ def check_descriptors(attempt: Attempt) -> None:
     wanted = 2 * plan.nodes + plan.world_size + SPARE_DESCRIPTORS
     limit = raise_descriptor_limit()
     if who.is_head and limit < wanted:
-        text = f"a process may open {limit} files here (ulimit -Hn), {wanted} are needed"
-        raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {text} for {plan.world_size} ranks")
+        text = f"{plan.world_size} ranks need {wanted} open files in one process"
+        raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {text}; ulimit -Hn is {limit}")
 
 
 def gpu_problem(plan: Plan, env: Mapping[str, str]) -> str:
     """Return why the node has too few GPUs for its ranks; empty if it has enough."""
-    count = facts.visible_gpus(env)
-    if count is None or count >= plan.procs_per_node:
+    found, ranks = facts.visible_gpus(env), plan.procs_per_node
+    if found is None or found >= ranks:
         return ""
-    return f"{count} GPUs were given to this node, {plan.procs_per_node} ranks need one each"
+    return f"only {count(found, 'GPU')} for {ranks} ranks; each rank needs one"
 
 
 def open_link(
@@ -100,7 +101,7 @@ def open_link(
 def decided_parameters(
     attempt: Attempt, reports: Sequence[Report], address: str
 ) -> LaunchParameters:
-    """Decide, as the head, what all nodes launch with; the port was free when it was checked."""
+    """Decide, as the head, the launch parameters; the port was free when it was checked."""
     return LaunchParameters(
         precision=decided_precision(attempt.plan.precision, reports),
         address=address,
@@ -110,21 +111,21 @@ def decided_parameters(
 
 
 def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
-    """Return the plan's precision, or bf16 or fp16 by the head's GPUs. Raises NodeError."""
+    """Return the planned precision, else bf16 or fp16 by the head's GPUs. Raises NodeError."""
     if planned is not Precision.HEAD:
         return str(planned.value)
     head = reports[0]
     if not head.capabilities:
         text = (
-            f"{head.node}: the compute capability of its GPUs can't be read, which the choice of"
-            " bf16 and fp16 needs; name one with --mixed-precision"
+            f"{head.node}: cannot read the compute capability of its GPUs to choose bf16 or fp16;"
+            " set --mixed-precision"
         )
         raise NodeError(NodeExit.NODE_UNFIT, text)
     if not head.has_bf16:
         return Precision.FP16.value
     if unable := [report.node for report in reports if not report.has_bf16]:
-        text = f"the head node chose bf16, which the GPUs of {', '.join(unable)} do not have"
-        raise NodeError(NodeExit.NODE_UNFIT, f"{text}; give --mixed-precision fp16")
+        text = f"the head chose bf16, which the GPUs of {', '.join(unable)} do not support"
+        raise NodeError(NodeExit.NODE_UNFIT, f"{text}; set --mixed-precision fp16")
     return Precision.BF16.value
 
 
@@ -144,9 +145,9 @@ def _rendezvous_port(attempt: Attempt) -> int:
 
 
 def prepare_run_dir(attempt: Attempt) -> None:
-    """Record, as the head, which nodes have which ranks.
+    """Record, as the head, which node has which ranks, and make the checkpoint directory.
 
-    Make the checkpoint directory too, before a node's file system caches that there is none.
+    It must exist before a node's file system caches that it does not.
     """
     paths, plan = attempt.paths, attempt.plan
     paths.checkpoints_dir.mkdir(mode=0o700, exist_ok=True)

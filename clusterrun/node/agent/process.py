@@ -69,7 +69,7 @@ def run_agent(run_dir: Path, number: int) -> int:
 
 
 def _limits(plan: Plan) -> Limits:
-    """Return the limits by which all nodes together flush at most a thousand times a second."""
+    """Return the limits; all nodes together flush at most a thousand times a second."""
     return Limits(
         spool_bytes=plan.log_spool_bytes,
         lines_per_s=plan.log_lines_per_s,
@@ -79,14 +79,14 @@ def _limits(plan: Plan) -> Limits:
 
 
 def _signal_conductor(pid: str) -> None:
-    """Tell the conductor that all agents except the lost ones have left: srun may wait minutes."""
+    """Signal the conductor that all agents but the lost ones have exited; srun may wait minutes."""
     if pid.isdigit():
         with contextlib.suppress(OSError):
             os.kill(int(pid), signal.SIGURG)
 
 
 def missing_text(sizes: Mapping[Output, int]) -> str:
-    """Return how much of each output may be missing in the log."""
+    """Describe how much of each output may be missing from the log."""
     if not sizes:
         return ""
     text = f": up to {sum(sizes.values()):,} bytes of {count(len(sizes), 'output')} are missing"
@@ -106,7 +106,7 @@ def _spool(who: Identity, number: int) -> Spool:
     try:
         return create_spool(who.job_id, number, who.node_rank)
     except OSError as error:
-        text = f"no directory for temporary files can be made: {error}; see TMPDIR"
+        text = f"cannot make a temporary directory: {error}; check TMPDIR"
         raise NodeError(NodeExit.NODE_UNFIT, text) from error
 
 
@@ -115,15 +115,15 @@ def _page(spool: Spool, ranks: int) -> Page:
         return Page(ControlPage(spool.control, ranks), ranks)
     except OSError as error:
         spool.remove()
-        text = f"no page can be shared with the ranks: {error}; is the disk of TMPDIR full?"
+        text = f"cannot make the ranks' control page: {error}; check the disk space in TMPDIR"
         raise NodeError(NodeExit.NODE_UNFIT, text) from error
 
 
 async def _run(agent: Agent) -> int:
     """Run the agent; return the exit status."""
     loop = asyncio.get_running_loop()
-    # The loop's own handlers end with it, but Slurm may still send SIGTERM to a node that leaves
-    # after the others. Launcher and ranks ignore the warning signals.
+    # The loop's own handlers end with it, but Slurm may still send SIGTERM to a node that exits
+    # after the others. The launcher and the ranks ignore the warning signals.
     for number in CANCELLING:
         signal.signal(number, partial(_soon, loop, agent.end))
     for number in WARNINGS:

@@ -1,1 +1,1 @@
-"""What all rooms of a node share: identity, processes, tasks, ports, disk, and causes of an end."""
+"""What all node code shares: identity, processes, tasks, ports, disk, and causes of an end."""

@@ -18,7 +18,7 @@ from clusterrun.rundir.outcome import Reason
 class NodeError(Exception):
     """This node can't take part; `code` is the job's exit status.
 
-    If the head decided so (`is_told`), it reports it to the user as well.
+    If `is_told`, the head has decided this and reports it to the user.
     """
 
     def __init__(self, code: int, message: str, *, is_told: bool = False) -> None:
@@ -30,11 +30,11 @@ class NodeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One thing that went wrong; `at` is epoch seconds, `rank` is None if no rank is to blame.
+    """One failure; `at` is in epoch seconds, `rank` is None if no rank is to blame.
 
-    `code` is what the job's exit status would be; `signal` is 0 if none killed the rank. `where`
-    is the place in the user's code that raised an exception, as `train.py:120`. `has_lost_peer`
-    says that it was raised because another rank was gone.
+    `code` is the job's resulting exit status; `signal` is 0 if no signal killed the rank.
+    `where` is the place in the user's code that raised, as `train.py:120`. `has_lost_peer`: it
+    raised because another rank was gone.
     """
 
     at: float = field(default_factory=time.time)
@@ -48,13 +48,13 @@ class Failure:
     has_lost_peer: bool = False
 
     def __post_init__(self) -> None:
-        """Bound the message and make it text in UTF-8: it goes through the link and into files."""
+        """Shorten the message and make it valid UTF-8, for the link and for files."""
         text = shortened(self.message).encode(errors="replace").decode()
         object.__setattr__(self, "message", text)
 
     @property
     def is_consequence(self) -> bool:
-        """Whether something else must have come first, as when a launcher ended this rank."""
+        """Whether another failure must have come first, as when a launcher ended this rank."""
         is_passed_on = self.cause in (Cause.LAUNCHER, Cause.WORLD_ELSEWHERE)
         return self.signal == signal.SIGTERM or is_passed_on or self.has_lost_peer
 
@@ -71,22 +71,22 @@ class Failure:
 
 
 def lost_node(node: str, message: str) -> Failure:
-    """Describe a node whose agent is gone, as of now."""
+    """Return the failure of a node whose agent is now gone."""
     code = int(NodeExit.NODE_LOST)
     return Failure(node=node, code=code, cause=Cause.NODE_LOST, message=message)
 
 
 def cancelled(node: str) -> Failure:
-    """Describe that somebody ends the job, as of now."""
+    """Return the failure of a job that is now cancelled."""
     code = int(NodeExit.CANCELLED)
     return Failure(node=node, code=code, cause=Cause.CANCELLED, message="cancelled")
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure:
-    """Return the failure that came first, consequences last; there must be one.
+    """Return the earliest failure, with consequences last; `failures` must not be empty.
 
-    Next to a lost node a cancellation is a consequence, too: Slurm ends the other tasks when one
-    is gone, and its SIGTERM may arrive before the news.
+    If a node is lost, a cancellation is also a consequence: Slurm ends the other tasks, and its
+    SIGTERM may arrive before the loss is reported.
     """
     given = list(failures)
     is_node_lost = any(failure.cause is Cause.NODE_LOST for failure in given)
@@ -110,8 +110,8 @@ _CAUSES: Mapping[int, Cause] = {
 class Ending:
     """The end of an attempt on all nodes: its exit status and why.
 
-    `alike` counts the ranks whose script failed at the same place, as far as they could report
-    it in time; those that lost another rank there do not count.
+    `alike` counts the ranks that reported in time that their script failed at the same place.
+    Ranks that lost another rank there do not count.
     """
 
     code: int
@@ -123,24 +123,24 @@ class Ending:
 
     @classmethod
     def of(cls, failure: Failure) -> Ending:
-        """End because of a failure."""
+        """Return the ending that a failure causes."""
         reason = failure.sentence()
         return cls(code=failure.code, reason=reason, failure=failure, cause=failure.cause)
 
     @classmethod
     def refused(cls, error: NodeError) -> Ending:
-        """End before the launch."""
+        """Return the ending that an error before the launch causes."""
         cause = _CAUSES.get(error.code, Cause.EXIT)
         return cls(code=error.code, reason=error.message, cause=cause)
 
     @classmethod
     def completed(cls) -> Ending:
-        """End well."""
+        """Return the ending of a success."""
         return cls(code=0, reason="completed")
 
     @classmethod
     def of_first(cls, failures: Sequence[Failure]) -> Ending:
-        """End because of the first of several failures."""
+        """Return the ending that the first of several failures causes."""
         first = first_failure(failures)
         is_by_script = first.cause in (Cause.EXCEPTION, Cause.EXIT) and first.where
         own = [f for f in failures if not f.is_consequence]

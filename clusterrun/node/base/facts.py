@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from clusterrun.node.base.causes import NodeError, NodeExit
 
 LIBRARIES = ("torch", "accelerate")
-TORCH_ANSWER_S = 300  # a cold start from a file system that all nodes load
+TORCH_ANSWER_S = 300  # a cold import from a busy shared file system
 _ASK_TORCH = """
 import sys; sys.path[:] = filter(None, sys.path)
 import json, torch
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal on all nodes; an absent library is left out."""
+    """Return the versions that must be equal on all nodes; leave out a missing library."""
     found = {library: installed_version(library) for library in LIBRARIES}
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return {"python": python, **{name: version for name, version in found.items() if version}}
@@ -118,7 +118,7 @@ def _torch_capabilities() -> Capabilities:
         rows = json.loads(done.stdout.splitlines()[-1])
         return tuple((int(major), int(minor)) for major, minor in rows)
     except subprocess.TimeoutExpired as error:
-        text = f"{socket.gethostname()}: torch was not imported within {TORCH_ANSWER_S} s"
+        text = f"{socket.gethostname()}: importing torch took more than {TORCH_ANSWER_S} s"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
         return ()

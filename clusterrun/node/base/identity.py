@@ -42,7 +42,7 @@ class Attempt:
 
 
 def identity(env: Mapping[str, str], nodes: int) -> Identity:
-    """Read who this agent is; `nodes` is the plan's number.
+    """Return this agent's identity; `nodes` is the plan's number of nodes.
 
     Raises NodeError if the environment names no node, or another number of nodes. There is no
     fallback to this host: every node would train alone.
@@ -53,7 +53,7 @@ def identity(env: Mapping[str, str], nodes: int) -> Identity:
         return _slurm(env, nodes)
     raise NodeError(
         NodeExit.RENDEZVOUS_FAILED,
-        "this is no task of a job: neither SLURM_JOB_ID nor CLUSTERRUN_LOCAL_NODE_RANK is set",
+        "this is not a task of a job: neither SLURM_JOB_ID nor CLUSTERRUN_LOCAL_NODE_RANK is set",
     )
 
 
@@ -83,7 +83,7 @@ def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
         message = f"cannot read the node list {text!r}: {error.message}"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, message) from error
     if len(hosts) != nodes:
-        message = f"Slurm gave {len(hosts)} nodes ({text}), the job was planned for {nodes}"
+        message = f"Slurm gave {len(hosts)} nodes ({text}), but the job was planned for {nodes}"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, message)
     rank = _number(env, "SLURM_NODEID")
     if rank >= nodes:

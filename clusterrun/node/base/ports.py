@@ -1,4 +1,4 @@
-"""Ports that differ between jobs that share a node."""
+"""Choose ports that differ between jobs on one node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STRIDE = 797  # prime, so that the candidates of neighbouring jobs differ
 
 
 class Ports(NamedTuple):
-    """The ports to try for the agents' link and for torch's rendezvous; none is in both."""
+    """The ports to try for the agents' link and for torch's rendezvous; no port is in both."""
 
     link: tuple[int, ...]
     rendezvous: tuple[int, ...]
@@ -21,7 +21,7 @@ class Ports(NamedTuple):
 def candidate_ports(job: str, attempt: int, within: tuple[int, int]) -> Ports:
     """Derive the ports to try from job and attempt; `within` is the range, inclusive.
 
-    `job` is id and run directory: on this machine each directory of runs counts its own ids.
+    `job` is the id and the run directory, since local ids are unique only in one runs directory.
     """
     first, last = within
     size = last - first + 1
@@ -42,7 +42,7 @@ def listening_socket(port: int, host: str = "") -> socket.socket:
                 ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
             )
         except OSError as error:
-            # The kernel may have IPv6 switched off. But a port taken on IPv6 alone belongs to
+            # The kernel may have IPv6 disabled. But a port that is taken only on IPv6 belongs to
             # another program, which would get our connections.
             if error.errno == errno.EADDRINUSE:
                 raise

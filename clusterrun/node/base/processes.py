@@ -1,4 +1,4 @@
-"""The processes of this node's part of a job: adopt them, watch them, leave none behind."""
+"""Adopt, watch and kill the processes of a job on this node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 KILL_S = 5.0
-_STATE, _EXIT_CODE = 0, 49  # fields of /proc/<pid>/stat counted from the one after the name
+_STATE, _EXIT_CODE = 0, 49  # fields of /proc/<pid>/stat, counted after the name
 
 
 def adopt_orphans() -> None:
@@ -35,9 +35,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def wait_status(pid: int) -> int | None:
-    """Return the wait status of a process that ended and was not reaped yet; else None.
+    """Return the wait status of a process that has ended and is not yet reaped, else None.
 
-    The kernel shows it to the same user in the last field of /proc/<pid>/stat (proc(5)).
+    It is the last field of /proc/<pid>/stat, which the same user can read (proc(5)).
     """
     fields = _stat(pid)
     is_zombie = len(fields) > _EXIT_CODE and fields[_STATE] == "Z"
@@ -59,7 +59,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def exit_and_signal(status: int) -> tuple[int, int]:
-    """Turn a wait status into (exit status as a shell reports it, signal or 0)."""
+    """Convert a wait status to (exit status as a shell reports it, signal or 0)."""
     code = os.waitstatus_to_exitcode(status)
     return (code, 0) if code >= 0 else (128 - code, -code)
 
@@ -79,7 +79,7 @@ def kill_descendants(deadline_s: float = KILL_S) -> list[int]:
 
 
 def reap_adopted(besides: Collection[int]) -> None:
-    """Reap orphans that ended, but none of `besides`, which others wait for.
+    """Reap orphans that have ended, except those in `besides`, which others wait for.
 
     Call this only while no other thread waits for a child.
     """

@@ -1,4 +1,4 @@
-"""What a node reports before the launch, and the parameters that all nodes then launch with."""
+"""What a node reports before the launch, and the launch parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusterrun.shared.hostlist import fold_hosts
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One node before the launch; `problem` is empty if it is fit.
+    """A node's report before the launch; `problem` is empty if the node is fit.
 
     `capabilities` are the compute capabilities of the GPUs that it may use.
     """
@@ -26,7 +26,7 @@ class Report:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether every GPU of the node computes in bf16 natively."""
+        """Whether every GPU of the node supports bf16 natively."""
         return bool(self.capabilities) and has_bf16(min(self.capabilities))
 
     @classmethod
@@ -43,7 +43,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchParameters:
-    """What all nodes launch with; address and interface are the head's as this node sees them."""
+    """The launch parameters; `address` is the head's, and `interface` is this node's."""
 
     address: str
     port: int
@@ -52,7 +52,7 @@ class LaunchParameters:
 
 
 def problems(reports: Sequence[Report]) -> list[str]:
-    """Return what keeps these nodes from training together, with their names."""
+    """Return the problems that keep these nodes from training together, with node names."""
     nodes: dict[str, list[str]] = defaultdict(list)
     for report in reports:
         nodes[report.problem].append(report.node)

@@ -1,4 +1,4 @@
-"""Use the shared file system in a thread: the event loop must not stall with it."""
+"""Use the shared file system in a thread, so that it can't stall the event loop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _T = TypeVar("_T")
 
 
 class SharedDisk:
-    """One thread for an agent's work on the shared file system, in order.
+    """Run an agent's work on the shared file system in one thread, in order.
 
-    It is a daemon: a thread that hangs in the kernel must not keep the agent from exiting.
+    It is a daemon thread: if it hangs in the kernel, the agent can still exit.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class SharedDisk:
         threading.Thread(target=self._work, name="shared disk", daemon=True).start()
 
     def do(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Queue some work; return a future for its result."""
+        """Queue work; return a future for its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
         self._queue.put(partial(_do, work, loop, future))

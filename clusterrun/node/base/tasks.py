@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 class Tasks:
     """Tasks that run until they end or are cancelled.
 
-    An exception goes to the loop's handler at once, since nobody awaits the task.
+    The loop's handler gets an exception at once, since nobody awaits the task.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Tasks:
         return task
 
     def cancel(self) -> None:
-        """Cancel all that still run."""
+        """Cancel all running tasks."""
         for task in self:
             task.cancel()
 

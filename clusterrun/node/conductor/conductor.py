@@ -1,7 +1,7 @@
 """Run a job from attempt to attempt: one loop for Slurm and for this machine.
 
-The conductor takes an attempt, starts its step, handles signals and requests, asks the rule book
-what follows, and relaunches, requeues, submits a successor, or writes the end.
+The conductor takes an attempt, starts its step, handles signals and requests, and asks the rule
+book what follows. Then it relaunches, requeues, submits a successor, or writes end.json.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from clusterrun.node.recovery.rules import Decision
 
 LOOK_S = 0.5
-ROOM_S, ROOM_POLL_S = 600.0, 5.0  # how long to wait for a full disk
+ROOM_S, ROOM_POLL_S = 600.0, 5.0  # how long to wait for space on a disk
 SILENCE_S = 5.0  # between two calls of a scheduler that does not answer
 REQUEUE_TRIES = 6
-RELEASE_S = 3.0  # for a step to end once its agents have left
+RELEASE_S = 3.0  # for a step to end after its agents have exited
 
 _Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """How this job ends; if the state is None the run continues elsewhere."""
+    """How this job ends; if the state is None, the run continues elsewhere."""
 
     state: JobState | None
     code: int
@@ -53,7 +53,7 @@ ELSEWHERE = Finish(state=None, code=int(NodeExit.INTERRUPTED))
 
 
 class _OverError(Exception):
-    """The job ends here and now."""
+    """Raised to end the job now."""
 
     def __init__(self, finish: Finish) -> None:
         super().__init__(finish)
@@ -61,7 +61,7 @@ class _OverError(Exception):
 
 
 def ask_rule_book(run_dir: Path, attempt: int, code: int, environ: Mapping[str, str]) -> Decision:
-    """Return what follows an attempt. Raises OSError and ValueError."""
+    """Return the decision after an attempt. Raises OSError and ValueError."""
     from clusterrun.node.recovery.conclude import conclude
 
     return conclude(run_dir, attempt, code, environ)
@@ -86,19 +86,19 @@ class Conductor:
     agents_left: bool = False
     time_is_short: bool = False
     continues_elsewhere: bool = False
-    ends_at: float = float("inf")  # by the clock, if nobody else enforces the time limit
+    ends_at: float = float("inf")  # by `clock`, if only the conductor enforces the time limit
     due: dict[Callable[[], None], float] = field(default_factory=dict)
     owner: str = field(
         default_factory=lambda: f"{os.uname().nodename} {os.getpid()} {os.urandom(8).hex()}"
     )
 
     def run(self) -> int:
-        """Conduct the run; return the job's exit status."""
+        """Run attempts until the job ends; return its exit status."""
         try:
             finish = self._conduct()
         except _OverError as over:
             finish = over.finish
-        except Exception:  # noqa: BLE001 - the run needs an end whatever happens
+        except Exception:  # noqa: BLE001 - the run always needs an end
             print_trouble()
             finish = self.terminated or Finish(state=JobState.FAILED, code=1)
         if self.step is not None:
@@ -140,7 +140,7 @@ class Conductor:
     # Attempts
 
     def _take(self) -> None:
-        """Take the next attempt; leave if another job has taken it."""
+        """Take the next attempt; exit if another job has taken it."""
         try:
             if not self.attempt:
                 self.paths.attempts_dir.mkdir(mode=0o700, exist_ok=True)
@@ -150,7 +150,7 @@ class Conductor:
                     self._leave(f"attempt {number} of this run has begun elsewhere")
                 number += 1
         except OSError as error:
-            say_on_stderr(f"{self.paths.attempts_dir} cannot be written to: {error}")
+            say_on_stderr(f"cannot write to {self.paths.attempts_dir}: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=1)) from error
         self.attempt = number
 
@@ -160,7 +160,7 @@ class Conductor:
         try:
             self.step = self.host.start(self.attempt, is_relaunch=again, excluded=self.excluded)
         except (OSError, ClusterrunError) as error:
-            say_on_stderr(f"attempt {self.attempt} cannot be started: {error}")
+            say_on_stderr(f"cannot start attempt {self.attempt}: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=127)) from error
         while (code := self.step.poll()) is None and not self.agents_left:
             self._wait(LOOK_S)
@@ -169,7 +169,7 @@ class Conductor:
             self.code = self._agreed() or self.code
 
     def _agreed(self) -> int:
-        """Return the status that the agents wrote: they know which rank failed first."""
+        """Return the agents' exit status, or 0: they know which rank failed first."""
         with contextlib.suppress(OSError, ValueError):
             return int(self.paths.status(self.attempt).read_text(encoding="ascii"))
         return 0
@@ -192,15 +192,15 @@ class Conductor:
     def _await_scheduler(self) -> None:
         """Wait until the scheduler answers.
 
-        If this node alone has lost it, others continue the run meanwhile.
+        If only this node cannot reach it, others continue the run meanwhile.
         """
         is_reported = False
         while not self.host.answers():
             self._leave_if_followed()
             self._check()
             if not is_reported:
-                is_reported, what = True, f"what follows attempt {self.attempt}"
-                say_on_stderr(f"{what} waits: slurmctld does not answer")
+                is_reported, what = True, f"the decision after attempt {self.attempt}"
+                say_on_stderr(f"{what} waits until slurmctld answers")
             self._pause(SILENCE_S)
 
     def _claim(self) -> None:
@@ -224,7 +224,7 @@ class Conductor:
         return decision
 
     def _release_step(self, lost: tuple[str, ...]) -> None:
-        """Kill the rest of the step; unless nodes are lost, give it a moment to end."""
+        """Kill the rest of the step; unless nodes are lost, first wait briefly for it to end."""
         patience = self.clock() + (RELEASE_S if self.agents_left and not lost else 0.0)
         while self.step and self.step.poll() is None and self.clock() < patience:
             self._wait(0.2)
@@ -232,12 +232,12 @@ class Conductor:
             self.step.kill()
 
     def _hand_over(self, decision: Decision) -> Finish:
-        """Have Slurm start the run's next job, this one again or another."""
+        """Have Slurm start the run's next job: this one again, or a successor."""
         self.continues_elsewhere = True
         if decision.next is Next.REQUEUE and self._requeue():
             return ELSEWHERE
         if job_id := self._successor(decision.exclude):
-            say_on_stderr(f"job {job_id} goes on with the run")
+            say_on_stderr(f"job {job_id} continues the run")
             self.host.stay_down()
             return Finish(state=None, code=(self.terminated or ELSEWHERE).code)
         if decision.next is Next.SUCCESSOR and not self.terminated and self._requeue():
@@ -246,7 +246,7 @@ class Conductor:
         self.continues_elsewhere = False
         self._check()
         say_on_stderr(
-            f"the run does not go on by itself; continue it: clusterrun resume {self.host.job_id}"
+            f"the run does not continue automatically; run 'clusterrun resume {self.host.job_id}'"
         )
         return Finish(state=decision.state, code=self.code)
 
@@ -258,18 +258,18 @@ class Conductor:
                 break
             except SchedulerUnreachableError as error:
                 refusal = error.cause or str(error)
-                self._pause(SILENCE_S)  # raises if the requeue arrived and ended this job
+                self._pause(SILENCE_S)  # raises if the requeue succeeded and ended this job
         if refusal:
             say_on_stderr(f"Slurm does not requeue this job: {refusal}")
         return not refusal
 
     def _successor(self, excluded: tuple[str, ...]) -> str:
-        """Submit the next job; hold SIGTERM back, since nobody could cancel a job not recorded."""
+        """Submit the next job; block SIGTERM, since nobody could cancel an unrecorded job."""
         try:
             with held(signal.SIGTERM):
                 return self.host.submit_successor(excluded)
         except (ClusterrunError, OSError, ValueError) as error:
-            say_on_stderr(f"no successor: {describe(error)}")
+            say_on_stderr(f"cannot submit a successor: {describe(error)}")
         finally:
             self._wait(0)
         return ""
@@ -282,7 +282,7 @@ class Conductor:
     # Signals and time
 
     def _check(self) -> None:
-        """Handle the signals that have arrived; raise if the job was ended."""
+        """Handle pending signals; raise if the job was ended."""
         self._wait(0)
         if self.terminated:
             code = self.terminated.code if self.host.is_witness else self.code
@@ -295,7 +295,7 @@ class Conductor:
             self._check()
 
     def _wait(self, seconds: float) -> None:
-        """Wait for signals for at most some seconds; handle them, and what is due."""
+        """Wait at most `seconds` for signals; handle them, then do what is due."""
         for number in self.hear(seconds):
             self._handle(number)
         for deed, at in list(self.due.items()):
@@ -312,9 +312,9 @@ class Conductor:
             self.agents_left = True
 
     def _warn(self) -> None:
-        """Have the ranks save and leave: the time limit is near, or somebody requests it.
+        """Have the ranks save and exit: the time limit is near, or somebody requests it.
 
-        If nodes are excluded, the head may run on another one; its agent polls for requests.
+        If nodes are excluded, the head may be on another host; its agent polls for requests.
         """
         self.time_is_short = True
         if not self.attempt:
@@ -326,7 +326,7 @@ class Conductor:
                 os.kill(head, signal.SIGUSR2)
 
     def _terminate(self) -> None:
-        """End the job: Slurm, a person, or the time limit requires it."""
+        """End the job for Slurm, a person, or the time limit."""
         if self.terminated:
             return
         if self.attempt:
@@ -351,13 +351,13 @@ class Conductor:
 
             self.host.register()
         except Exception as error:  # noqa: BLE001 - a training needs no record
-            trouble = f"{self.paths.root} could not be registered"
-            say_on_stderr(f"{trouble}; clusterrun list will not show it: {error}")
+            trouble = f"cannot register {self.paths.root}"
+            say_on_stderr(f"{trouble}, so 'clusterrun list' does not show it: {error}")
 
     # Full disks
 
     def _with_room(self, deed: Callable[[], _Done], *, is_last: bool = False) -> _Done:
-        """Do something, retrying while the disk is full; if `is_last`, even after SIGTERM."""
+        """Run `deed`, retrying while the disk is full; if `is_last`, even after SIGTERM."""
         pause = self._wait if is_last else self._pause
         until, is_reported = self.clock() + ROOM_S, False
         while True:
@@ -368,11 +368,11 @@ class Conductor:
                     raise
                 if not is_reported:
                     is_reported = True
-                    say_on_stderr(f"{error}: waiting for room, ten minutes at most")
+                    say_on_stderr(f"{error}; retrying for up to {ROOM_S / 60:.0f} minutes")
             pause(ROOM_POLL_S)
 
     def _may_pass(self, error: OSError) -> bool:
-        """Whether to retry; a run that has begun survives any error of its disk."""
+        """Whether to retry; a run that has started survives any disk error."""
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return is_full or (self.attempt > 0 and self.paths.attempts_dir.is_dir())
 

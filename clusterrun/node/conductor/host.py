@@ -1,4 +1,4 @@
-"""The interface of the place a conductor runs in: Slurm and this machine implement it."""
+"""The conductor's interface to where it runs; Slurm and this machine implement it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Step(Protocol):
         """Return the exit status; None while it runs."""
 
     def end(self) -> None:
-        """End it with the job, by SIGTERM first; do nothing if Slurm does so."""
+        """End it with the job, first by SIGTERM; do nothing if Slurm does that."""
 
     def kill(self) -> None:
         """Kill all its processes."""
@@ -24,7 +24,7 @@ class Step(Protocol):
 class Host(Protocol):
     """Where a run's attempts run; the defaults are for a host without a queue.
 
-    `is_witness`: the host, not only end.json, knows how the job ended. The conductor enforces
+    `is_witness`: the host also records how the job ended, as end.json does. The conductor enforces
     `time_limit_s`. The submitter may take `register_after_s` to record the job.
     """
 
@@ -53,7 +53,7 @@ class Host(Protocol):
         return True
 
     def requeue(self) -> str:
-        """Requeue the job; return why that is refused. Raises SchedulerUnreachableError."""
+        """Requeue the job; return why that fails. Raises SchedulerUnreachableError."""
         return NO_QUEUE
 
     def submit_successor(self, excluded: tuple[str, ...]) -> str:
@@ -61,8 +61,8 @@ class Host(Protocol):
         raise ClusterrunError(NO_QUEUE)
 
     def stay_down(self) -> None:
-        """Keep the scheduler from restarting this job once it has ended."""
+        """Prevent the scheduler from restarting this job after it has ended."""
         return
 
 
-NO_QUEUE = "there is no queue here"
+NO_QUEUE = "this machine has no queue"

@@ -1,4 +1,4 @@
-"""Receive signals through a pipe: none is lost, none interrupts work."""
+"""Receive signals through a pipe, so that none is lost and none interrupts work."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HEARD = (
 
 
 class Signals:
-    """The signals that have arrived; create it first, in the main thread.
+    """The pending signals; create this first, in the main thread.
 
-    It sets handlers rather than SIG_IGN or a mask, which children would inherit.
+    It sets handlers: children would inherit SIG_IGN or a mask.
     """
 
     def __init__(self) -> None:
@@ -35,19 +35,19 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     def wait(self, seconds: float) -> list[int]:
-        """Return the signals that arrive within a time, as soon as one does."""
+        """Return the signals as soon as one arrives, or none after `seconds`."""
         readable, _, _ = select.select([self._reader], [], [], max(0.0, seconds))
         return list(os.read(self._reader, 4096)) if readable else []
 
     def ignore(self) -> None:
-        """Ignore them from now on: Python restores the defaults before it exits."""
+        """Ignore the signals from now on: Python restores the defaults before it exits."""
         for number in HEARD:
             signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def held(number: signal.Signals) -> Iterator[None]:
-    """Block a signal, for children too; it arrives afterwards."""
+    """Block a signal, also in children; it arrives afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
     try:
         yield

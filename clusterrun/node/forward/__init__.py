@@ -1,1 +1,1 @@
-"""Forward what ranks write in the spool to the run directory."""
+"""Forward what the ranks write to the spool into the run directory."""

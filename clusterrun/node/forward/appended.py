@@ -1,4 +1,4 @@
-"""A file in the run directory that only grows, on a disk that may be full for a while."""
+"""Append to a file in the run directory, whose disk may be full for a while."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class AppendedFile:
         self.problem = ""
 
     def add(self, data: bytes) -> None:
-        """Write data with the next flush."""
+        """Queue data for the next flush."""
         if data:
             self._waiting.append(data)
             self.pending_bytes += len(data)
 
     def flush(self) -> bool:
-        """Write what is pending; return whether nothing is left."""
+        """Write what is pending; return whether all was written."""
         if not self._waiting:
             return True
         data = memoryview(b"".join(self._waiting))

@@ -1,4 +1,4 @@
-"""Cap what a rank writes into the log, if the user wants that, and count what is lost."""
+"""Cap what a rank writes to the log, if configured, and count what is lost."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from clusterrun.node.forward.stamp import Piece, whole_characters
 
 
 class Loss(NamedTuple):
-    """How many bytes were not forwarded."""
+    """A number of bytes that were not forwarded, and why."""
 
     size: int
     reason: str
 
 
 class Caps:
-    """The caps of all ranks of a node; 0 means none. Launcher and agent have none."""
+    """The caps of all ranks of a node; 0 means no cap. Launcher and agent have none."""
 
     def __init__(self, lines_per_s: int, line_bytes: int) -> None:
         self._lines_per_s, self._line_bytes = lines_per_s, line_bytes
@@ -39,7 +39,7 @@ class Caps:
                 yield from length.allow(part)
 
     def forget(self, rank: str, stream: str) -> None:
-        """Treat what comes next as the beginning of a line: bytes before it were dropped."""
+        """Treat the next bytes as the beginning of a line: bytes before them were dropped."""
         self._lengths.pop((rank, stream), None)
 
 
@@ -52,7 +52,7 @@ class Rate:
         self._since = 0.0
 
     def allow(self, piece: Piece, now: float) -> Iterator[Piece | Loss]:
-        """Yield the lines for which there is room."""
+        """Yield the lines within the limit, then the loss if there are more."""
         if now - self._since >= 1:
             self._since, self._left = now, self.lines_per_s
         count = 1 if piece.is_cut else piece.text.count(b"\n")
@@ -68,15 +68,15 @@ class Rate:
 
 
 class LineLength:
-    """How long a line of one stream may be."""
+    """The limit on the length of one stream's lines."""
 
     def __init__(self, line_bytes: int) -> None:
         self._line_bytes = line_bytes
-        self._given = 0  # of a line whose end has not come yet
+        self._given = 0  # of an unfinished line
         self._is_over = False
 
     def allow(self, piece: Piece) -> Iterator[Piece | Loss]:
-        """Yield the lines, long ones cut; the end of such a line is lost with its newline."""
+        """Yield the lines, long ones cut; the end of a long line is lost with its newline."""
         run = b""
         for line in _lines(piece.text):
             is_ended = line.endswith(b"\n")

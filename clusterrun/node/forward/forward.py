@@ -1,7 +1,6 @@
-"""Forward what ranks and launcher write into the spool to the run directory, each line stamped.
+"""Forward the output of ranks and launcher from the spool to the run directory, with timestamps.
 
-A thread does it, so that a slow or full disk stops neither the ranks, which write to local files,
-nor the agent, which talks to the others over TCP.
+It runs in a thread, so that a slow or full disk stops neither the agent nor the ranks.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Forwarder(threading.Thread):
         self._leftovers = Leftovers(spool, paths, attempt, node)
         self._caps = Caps(limits.lines_per_s, limits.line_bytes)
         self._lanes: dict[Output, _Lane] = {}
-        self._listed = (0, 0)  # the spool's mtime then, and the time of the list
+        self._listed = (0, 0)  # the spool's mtime when it was listed, and when that was
         self._own_lines: deque[tuple[int, bytes]] = deque()
         self._new_events: deque[bytes] = deque()
         self._end: tuple[int, str] | None = None
@@ -73,10 +72,10 @@ class Forwarder(threading.Thread):
         self._ending = threading.Event()
         self._is_drained = False
 
-    # What the agent calls
+    # Called by the agent
 
     def say(self, text: str) -> None:
-        """Write lines of the agent itself into the log."""
+        """Write the agent's own lines to the log."""
         now_us = self._clock.corrected(self._clock.now_us())
         for line in text.splitlines():
             self._own_lines.append((now_us, line.encode(errors="replace") + b"\n"))
@@ -98,11 +97,11 @@ class Forwarder(threading.Thread):
 
     @property
     def problem(self) -> str:
-        """Why the run directory can't be written, "" if it can."""
+        """Why the run directory can't be written; "" if it can."""
         return self._log.problem or self._events.problem
 
     def unwritten(self) -> dict[Output, int]:
-        """Return how many bytes of each output may be missing in the log."""
+        """Return how many bytes of each output may be missing from the log."""
         left = {}
         for output in self._spool.outputs():
             lane, left[output] = self._lanes.get(output), size_of(output.path)
@@ -110,7 +109,7 @@ class Forwarder(threading.Thread):
                 left[output] += lane.waiting + lane.lost.size - lane.source.position
         return {output: size for output, size in left.items() if size > 0}
 
-    # What the thread does
+    # Run in the thread
 
     def run(self) -> None:
         """Forward until `finish`, then drain what is left."""
@@ -149,10 +148,10 @@ class Forwarder(threading.Thread):
                 self._complained = repr(error)
                 say_on_stderr(traceback.format_exc())
             time.sleep(POLL_S)
-            return True  # there may be more, and it is not written
+            return True  # there may be more, and not all is written
 
     def _forward(self) -> bool:
-        """Do one round; return whether there may be more right away."""
+        """Forward one round; return whether more may be waiting."""
         now_us = self._clock.now_us()
         self._find_files(now_us)
         if not self._events.pending_bytes:
@@ -172,14 +171,14 @@ class Forwarder(threading.Thread):
         return is_busy and not self._log.pending_bytes
 
     def _find_files(self, now_us: int) -> None:
-        """List the spool if it has changed; its mtime may be some ms coarse."""
+        """List the spool if it has changed; its mtime may be some milliseconds off."""
         try:
             changed_us = os.stat(self._spool.root).st_mtime_ns // 1000
         except OSError:
             changed_us = 0
         if self._listed[0] == changed_us and self._listed[1] - changed_us > PLAUSIBLE_US:
             return
-        since_us = self._listed[1] or now_us  # new files appeared after it
+        since_us = self._listed[1] or now_us  # new files appeared after that
         self._listed = (changed_us, now_us)
         self._leftovers.look()
         for output in self._spool.outputs():
@@ -203,7 +202,7 @@ class Forwarder(threading.Thread):
                 self._drop(lane, lane.source.unread - level, reason)
 
     def _take_turns(self, now_us: int) -> bool:
-        """Forward from each output that has grown, by mtime."""
+        """Forward from each output that has grown, in the order of mtime."""
         now, is_last = time.monotonic(), self._ending.is_set()
         lanes = sorted(self._lanes.values(), key=lambda lane: lane.source.mtime_us)
         is_busy = False
@@ -263,7 +262,7 @@ class Forwarder(threading.Thread):
         lane.lost = Loss(lane.lost.size + loss.size, loss.reason)
 
     def _write_loss(self, lane: _Lane, at_us: int, *, is_now: bool = False) -> None:
-        """Record what was lost, before the next line or, if there is none, once a second."""
+        """Record what was lost before the next line, or once a second if there is none."""
         if lane.lost.size and (is_now or at_us - lane.recorded_us >= 1_000_000):
             self._log.add_gap(lane.lost, at_us, lane.source.rank, lane.source.stream)
             lane.waiting += lane.lost.size
@@ -273,14 +272,14 @@ class Forwarder(threading.Thread):
         """Report once on stderr that the run directory can't be written."""
         if self.problem and self.problem != self._complained:
             self._complained = self.problem
-            say_on_stderr(f"cannot write logs: {self.problem}; trying on")
+            say_on_stderr(f"cannot write logs: {self.problem}; retrying")
 
 
 @dataclass
 class _Lane:
-    """One output being forwarded, and its lost bytes that are not yet recorded."""
+    """An output being forwarded, and its lost bytes that are not yet recorded."""
 
     source: SpoolReader
-    waiting: int = 0  # bytes that were given to the log but may not have reached it
+    waiting: int = 0  # bytes passed to the log that may not have reached it
     lost: Loss = Loss(0, "")  # noqa: RUF009 - it is a tuple
     recorded_us: int = 0

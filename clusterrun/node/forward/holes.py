@@ -1,4 +1,4 @@
-"""Free the space of a file's beginning while others still write to its end."""
+"""Free the space at the beginning of a file while others write to its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadSpace:
-    """The beginning of a file that was read; the file keeps its size, so no writer notices."""
+    """The part of a file that was read; the file keeps its size, so writers do not notice."""
 
     def __init__(self, every_bytes: int) -> None:
         self._every_bytes = every_bytes
@@ -18,19 +18,19 @@ class ReadSpace:
         self._can_give_back = True
 
     def give_back(self, descriptor: int, position: int) -> None:
-        """Free the bytes before a position, if they are enough and the file system can do that."""
+        """Free the bytes before a position, if they are enough and the file system supports it."""
         start, end = self._given_back, position // _PAGE_BYTES * _PAGE_BYTES
         if self._can_give_back and end - start >= self._every_bytes:
             self._can_give_back = _punch(descriptor, start, end - start)
             self._given_back = end
 
     def start_again(self) -> None:
-        """Begin at the first byte: the file was truncated."""
+        """Start at the first byte: the file was truncated."""
         self._given_back = 0
 
 
 def _punch(descriptor: int, offset: int, length: int) -> bool:
-    """Make a hole in a file (fallocate(2)); return whether its file system could."""
+    """Punch a hole into a file (fallocate(2)); return whether that succeeded."""
     mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
     result: int = _LIBC.fallocate(descriptor, mode, ctypes.c_long(offset), ctypes.c_long(length))
     return result == 0

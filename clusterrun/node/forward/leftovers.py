@@ -1,4 +1,4 @@
-"""Copy the ranks' other files from the spool: one file per node and kind."""
+"""Copy the ranks' other files from the spool, into one file per node and kind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from clusterrun.rundir.paths import RunPaths
 
 
 class Leftovers:
-    """Error files become JSON lines, NCCL's messages a text, the flight recorder's dumps a tar.
+    """Copy error files as JSON lines, NCCL's messages as text, flight recorder dumps as a tar.
 
-    Empty files are left out.
+    Leave out empty files.
     """
 
     def __init__(self, spool: Spool, paths: RunPaths, attempt: int, node: str) -> None:
@@ -27,21 +27,21 @@ class Leftovers:
 
     @property
     def is_written(self) -> bool:
-        """Whether nothing that was read still waits for the disk."""
+        """Whether everything that was read has been written."""
         return not (self._errors.pending_bytes or self._nccl.pending_bytes)
 
     def look(self) -> None:
-        """List the files that exist by now."""
+        """List the files that exist now."""
         self._errors.found(self._spool.error_files())
         self._nccl.found(self._spool.nccl_files())
 
     def copy(self, *, is_last: bool) -> None:
-        """Copy what was added since the last call: whole lines, at last everything."""
+        """Copy what was added since the last call: whole lines, or everything if `is_last`."""
         self._errors.copy(is_last=is_last)
         self._nccl.copy(is_last=is_last)
 
     def pack_dumps(self) -> bool:
-        """Pack the dumps once no rank is running; return whether the disk took them."""
+        """Pack the dumps once no rank is running; return whether that succeeded."""
         temporary = self._dumps.with_name(f".{self._dumps.name}.tmp")
         try:
             dumps = [path for path in self._spool.dumps() if path.stat().st_size]

@@ -24,7 +24,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class NodeLog:
-    """The log of one node and one attempt; its times never run backwards."""
+    """The log of one node and one attempt; its times never decrease."""
 
     def __init__(self, log: Path, index: Path, errors: Path) -> None:
         self._log, self._index = AppendedFile(log), AppendedFile(index)
@@ -47,31 +47,31 @@ class NodeLog:
 
     @property
     def problem(self) -> str:
-        """Why the log can't be written, "" if it can."""
+        """Why the log can't be written; "" if it can."""
         return self._log.problem
 
     def add(self, piece: Piece, time_us: int, rank: str, stream: str) -> None:
-        """Take a piece of a stream."""
+        """Add a piece of a stream."""
         time_us = self._next(time_us)
         self._errors.add(piece, time_us, rank, stream, self._offset)
         self._append(stamp(piece, time_us, rank, stream))
 
     def add_gap(self, loss: Loss, time_us: int, rank: str, stream: str) -> None:
-        """Record that bytes of a stream were lost at this place."""
+        """Record that bytes of a stream were lost here."""
         time_us = self._next(time_us)
         text = gap_text(stream, loss.size, loss.reason)
         self._errors.add_gap(time_us, rank, stream, text, self._offset)
         self._append(line_head(time_us, rank, Stream.GAP.value) + text + b"\n")
 
     def add_end(self, code: int, reason: str, time_us: int) -> None:
-        """Take the last line."""
+        """Add the last line."""
         time_us = self._next(time_us)
         text = end_text(code, reason)
         self._errors.add_end(time_us, text, self._offset)
         self._append(line_head(time_us, OF_NO_RANK, Stream.END.value) + text + b"\n")
 
     def _next(self, time_us: int) -> int:
-        """Clamp a time to what was written before, and index it if an entry is due."""
+        """Return a time, but at least the last one written; index it if an entry is due."""
         self._time_us = max(time_us, self._time_us)
         if self._indexed is None or (
             self._offset - self._indexed[0] >= INDEX_BYTES

@@ -1,4 +1,4 @@
-"""The side file of a node's log: its error lines, which are found here without the log."""
+"""The side file of a node's log: its error lines, so that readers need not read the log."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from clusterrun.node.forward.appended import AppendedFile
 from clusterrun.node.forward.stamp import Piece, whole_characters
 
 FILE_BYTES = 200_000
-SEVERE_BYTES = 50_000  # of them, for severe lines alone
+SEVERE_BYTES = 50_000  # of these, reserved for severe lines
 SEVERE = frozenset({"traceback", "exception", "oom", "nccl", "cuda", "signal"})
 REPEATS = 20
 HEAD_BYTES = 64  # of a record, at most
-RECORD_S = 5  # between two records of lines that were left out
+RECORD_S = 5  # between two records of left-out lines
 _DIGITS = b"0123456789"
 
 
 class _Place(NamedTuple):
-    """When and by whom a line was written, and where in the log it stands."""
+    """When and by whom a line was written, and where in the log it is."""
 
     time_us: int
     rank: str
@@ -39,7 +39,7 @@ class _Place(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Line:
-    """A line that belongs here: its kind, and how many bytes of it may still be taken."""
+    """A line to keep: its kind, and how many more bytes of it to keep."""
 
     kind: str
     room: int
@@ -47,19 +47,19 @@ class _Line:
 
 
 class SideFile:
-    """Error lines, and those of launcher and agent; bounded, with a count of what is left out."""
+    """Keep error lines and those of launcher and agent, up to a size; count those left out."""
 
     def __init__(self, path: Path) -> None:
         self.file = AppendedFile(path)
         self._classifier = Classifier()
         self._size = 0
         self._times: dict[tuple[str, bytes], int] = {}
-        self._begun: dict[tuple[str, str], _Line] = {}  # lines that belong here and are unfinished
+        self._begun: dict[tuple[str, str], _Line] = {}  # unfinished lines to keep
         self._left_out = self._recorded = 0
         self._recorded_us = 0
 
     def add(self, piece: Piece, time_us: int, rank: str, stream: str, offset: int) -> None:
-        """Take the lines that belong here; `offset` is the place of the first in the log."""
+        """Add the lines to keep; `offset` is the offset in the log of the first line of `piece`."""
         source = (rank, stream)
         is_inside = source in self._begun or self._classifier.is_in_traceback(source)
         if rank != "-" and not is_inside and not may_hold_errors(piece.text):
@@ -73,7 +73,7 @@ class SideFile:
             offset += head_bytes + len(text) + 1
 
     def _begin(self, source: tuple[str, str], text: bytes) -> _Line | None:
-        """Decide whether a line, or its beginning, is taken."""
+        """Decide whether to keep a line, or its beginning."""
         rank, stream = source
         kind = "" if stream == "a" else self._classifier.classify(source, text)
         if not kind and rank != "-":
@@ -82,7 +82,7 @@ class SideFile:
         return _Line(kind=kind, room=SIDE_TEXT_BYTES if is_taken else 0)
 
     def _go_on(self, line: _Line, place: _Place, text: bytes, *, is_cut: bool) -> None:
-        """Take more of a line; its last record shows that it ends, so that none is joined to it."""
+        """Add more of a line; its last record marks its end, so that readers stop joining."""
         if line.room:
             is_end = not is_cut or len(text) >= line.room
             has_more = len(text) > line.room or (is_cut and is_end)
@@ -97,7 +97,7 @@ class SideFile:
             self._begun[place.rank, place.stream] = line
 
     def _has_room(self, rank: str, kind: str, text: bytes) -> bool:
-        """Return whether a new line is taken; if not, count it."""
+        """Return whether to keep a new line; count it if not."""
         key = (rank, text.translate(None, _DIGITS))
         times = self._times.get(key, 0)
         if times >= REPEATS or not self._fits(kind, len(text)):
@@ -122,7 +122,7 @@ class SideFile:
         self.file.add(line)
 
     def add_gap(self, time_us: int, rank: str, stream: str, text: bytes, offset: int) -> None:
-        """Take a record of lost bytes, as one of a rank's lines; it ends a cut line."""
+        """Add a record of lost bytes, as one of a rank's lines; it ends a cut line."""
         line = self._begun.pop((rank, stream), None)
         if self._has_room(rank, "", text):
             self._write(_Place(time_us, rank, Stream.GAP.value, offset), "", text)
@@ -130,12 +130,12 @@ class SideFile:
             self._write(_Place(time_us, rank, stream, offset), line.kind, b"")
 
     def add_end(self, time_us: int, text: bytes, offset: int) -> None:
-        """Take the last record, after the last one of lines that were left out."""
+        """Add the last record, after the last count of left-out lines."""
         self._record_left_out(time_us, offset)
         self._write(_Place(time_us, OF_NO_RANK, Stream.END.value, offset), "", text)
 
     def record_left_out(self, time_us: int, offset: int) -> None:
-        """Record how many lines were left out once a tenth more are: a month has few records."""
+        """Record the number of left-out lines when it has grown by a tenth, to keep records few."""
         is_time = time_us - self._recorded_us >= RECORD_S * 1_000_000
         if is_time and self._left_out * 10 >= self._recorded * 11:
             self._record_left_out(time_us, offset)

@@ -1,4 +1,4 @@
-"""One file of output in the spool: read as it grows, freed behind the reader."""
+"""Read an output file in the spool as it grows, and free the space of what was forwarded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from clusterrun.node.forward.holes import ReadSpace
 from clusterrun.node.forward.spool import Output
 from clusterrun.node.forward.stamp import Piece, split_pieces
 
-BLOCK_BYTES = 1 << 17  # read and stamped at once: 3 MiB of memory where each line is empty
+BLOCK_BYTES = 1 << 17  # read and stamped at once: 3 MiB of memory if each line is empty
 HELD_S = 1.0  # how long the beginning of a line waits for its end
 GIVE_BACK_BYTES = 1 << 22
 
 
 class SpoolReader:
-    """Reads the output of a rank or the launcher as it grows.
+    """Read the output of a rank or the launcher as it grows.
 
     The file is never truncated: that could lose what its rank is writing.
     """
@@ -25,7 +25,7 @@ class SpoolReader:
         self.rank, self.stream = output.rank, output.stream
         self.size = self.position = 0
         self.mtime_us = 0
-        self.read_until_us = now_us  # what is unread was written after that
+        self.read_until_us = now_us  # unread bytes were written after that
         self._held: tuple[int, int, float] | None = None  # position, size, since when
         self._space = ReadSpace(GIVE_BACK_BYTES)
         self._descriptor = os.open(output.path, os.O_RDWR | os.O_CLOEXEC)
@@ -36,7 +36,7 @@ class SpoolReader:
         return self.size - self.position
 
     def look(self) -> None:
-        """Look how far the file has grown, and when."""
+        """Update the file's size and mtime."""
         found = os.fstat(self._descriptor)
         if found.st_size < self.position:  # the script truncated its own output
             self.position = 0
@@ -44,14 +44,14 @@ class SpoolReader:
         self.size, self.mtime_us = found.st_size, found.st_mtime_ns // 1000
 
     def is_due(self, now: float, *, is_last: bool) -> bool:
-        """Whether there is more to forward than a line's beginning that waits for its end."""
+        """Whether there is more to forward than the beginning of an unfinished line."""
         if not self.unread or self._held is None or is_last:
             return bool(self.unread)
         position, size, since = self._held
         return (position, size) != (self.position, self.size) or now - since >= HELD_S
 
     def read(self, now: float, *, is_last: bool) -> list[Piece]:
-        """Take the next lines; `now` in seconds of the monotonic clock."""
+        """Return the next lines; `now` in seconds of the monotonic clock."""
         data = os.pread(self._descriptor, min(BLOCK_BYTES, self.unread), self.position)
         is_end = len(data) == self.unread
         is_long_held = self._held is not None and self._held[0] == self.position
@@ -59,7 +59,7 @@ class SpoolReader:
         with_rest = is_end and (is_last or now - since >= HELD_S)
         pieces = split_pieces(data, with_rest=with_rest)
         taken = sum(len(piece.text) for piece in pieces)
-        if is_last and is_end and taken < len(data):  # half a character, and no more to come
+        if is_last and is_end and taken < len(data):  # part of a character, and no rest
             pieces.append(Piece(data[taken:], is_cut=True))
             taken = len(data)
         self.position += taken
@@ -78,7 +78,7 @@ class SpoolReader:
         return end - start
 
     def give_back(self) -> None:
-        """Free the space of what was forwarded, if the file system can do that."""
+        """Free the space of what was forwarded, if the file system supports it."""
         self._space.give_back(self._descriptor, self.position)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class SpoolReader:
 
 
 def _next_start(near: bytes) -> int:
-    """Return where the next line starts, else the next character."""
+    """Return the offset of the next line, else of the next character."""
     newline = near.find(b"\n")
     if newline >= 0:
         return newline + 1

@@ -1,4 +1,4 @@
-"""The node-local directory in which the ranks leave output, events and errors for the agent."""
+"""The node-local directory in which the ranks write output, events and errors for the agent."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from typing import Any
 from clusterrun.node.base.processes import is_running
 from clusterrun.node.forward.holes import ReadSpace
 
-NCCL, FLIGHT = "nccl", "flight"  # how the names of their files begin
+NCCL, FLIGHT = "nccl", "flight"  # prefixes of file names
 KEPT_S = 7 * 86400
-EVENT_BYTES = 1 << 20  # of events that were read, before their space is given back
+EVENT_BYTES = 1 << 20  # of events that were read, before their space is freed
 _NAME = re.compile(r"clusterrun-([0-9a-f]{8})-(\d+)-.+-[^-]+\Z")
 _KEPT = "clusterrun-kept-"
 _OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
@@ -41,12 +41,12 @@ class Output:
 
     @property
     def is_of_rank(self) -> bool:
-        """Whether a rank wrote it, not the launcher."""
+        """Whether a rank, not the launcher, writes it."""
         return self.rank != "-"
 
     @property
     def name(self) -> str:
-        """The name for people."""
+        """The name to show to users."""
         if self.stream == "l":
             return "the launcher"
         return f"rank {self.rank} {'stdout' if self.stream == 'o' else 'stderr'}"
@@ -54,13 +54,13 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Spool:
-    """The names of everything in the spool."""
+    """The paths of everything in the spool."""
 
     root: Path
 
     @property
     def launcher_output(self) -> Path:
-        """The launcher's own fd 1 and 2."""
+        """The launcher's own stdout and stderr."""
         return self.root / "launcher.out"
 
     @property
@@ -83,7 +83,7 @@ class Spool:
         return self.root / f"rank_{rank}.stacks"
 
     def outputs(self) -> list[Output]:
-        """List the files of output that exist by now."""
+        """List the output files that exist now."""
         found = [
             Output(path=self.root / name, rank=match[1], stream=match[2][0])
             for name in self._names()
@@ -94,7 +94,7 @@ class Spool:
         return found
 
     def silent_s(self) -> float | None:
-        """Return for how long no rank has printed anything; None before the first output."""
+        """Return for how many seconds no rank has printed; None before the first output."""
         times = []
         for output in self.outputs():
             with contextlib.suppress(OSError):
@@ -115,11 +115,11 @@ class Spool:
         return list(self._by_rank(_ERROR).values())
 
     def nccl_files(self) -> list[Path]:
-        """List NCCL's files of messages, one per process."""
+        """List NCCL's message files, one per process."""
         return [self.root / name for name in self._names() if name.startswith(f"{NCCL}.")]
 
     def dumps(self) -> list[Path]:
-        """List the dumps of the flight recorder."""
+        """List the flight recorder's dumps."""
         return [self.root / name for name in self._names() if name.startswith(f"{FLIGHT}_")]
 
     def _by_rank(self, pattern: re.Pattern[str]) -> dict[int, Path]:
@@ -129,11 +129,11 @@ class Spool:
     def _names(self) -> list[str]:
         try:
             return sorted(os.listdir(self.root))
-        except OSError:  # gone, or no descriptor is left: the next look may see more
+        except OSError:  # gone, or no descriptor is left: the next call may see more
             return []
 
     def locks(self) -> dict[int, Path]:
-        """Map each rank that compiles an extension, or died meanwhile, to its lock."""
+        """Map each rank that compiles an extension, or died doing so, to its lock."""
         found = {}
         for number, file in self._by_rank(_LOCK).items():
             with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ class Spool:
         for number, lock in self.locks().items():
             with contextlib.suppress(OSError):
                 lock.unlink()
-                lines.append(f"rank {number} died over a build: its lock {lock} was removed")
+                lines.append(f"rank {number} died while compiling: its lock {lock} was removed")
         return lines
 
     def remove(self) -> None:
@@ -154,7 +154,7 @@ class Spool:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def keep(self) -> Path:
-        """Keep the spool for a week under a name that no later agent takes for abandoned."""
+        """Keep the spool for a week, under a name that later agents do not clear as abandoned."""
         kept = self.root.with_name(_KEPT + self.root.name.removeprefix("clusterrun-"))
         with contextlib.suppress(OSError):
             return self.root.rename(kept)
@@ -162,7 +162,7 @@ class Spool:
 
 
 def create_spool(job_id: str, attempt: int, node_rank: int) -> Spool:
-    """Make a spool that only this user can read; remove those whose agents were killed."""
+    """Make a spool that only this user can read; remove the spools of killed agents."""
     base = Path(tempfile.gettempdir())
     _clear_abandoned(base)
     prefix = f"clusterrun-{_pid_space()}-{os.getpid()}-{job_id}.{attempt}.{node_rank}-"
@@ -184,7 +184,7 @@ def _clear_abandoned(base: Path) -> None:
 
 
 def _pid_space() -> str:
-    """Name the pid namespace of this boot: nodes may share TMPDIR, and containers /tmp."""
+    """Return an id of this boot's pid namespace: nodes may share TMPDIR, and containers /tmp."""
     place = socket.gethostname()
     with contextlib.suppress(OSError):
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -199,7 +199,7 @@ def _is_mine(entry: os.DirEntry[str]) -> bool:
 
 
 class EventReader:
-    """Read whole lines of a file of events as they come; each event has a time and a type."""
+    """Read a file of events as it grows, by whole lines; each event has a time and a type."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -207,7 +207,7 @@ class EventReader:
         self._space = ReadSpace(EVENT_BYTES)
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the events since the last call; skip other lines."""
+        """Yield the events added since the last call; skip other lines."""
         try:
             with open(self._path, "r+b") as file:
                 file.seek(self._offset)

@@ -8,7 +8,7 @@ from clusterrun.logformat.lines import LINE_BYTES, line_head
 
 
 class Piece(NamedTuple):
-    """Whole lines with their newlines; if `is_cut`, the beginning of one line without newline."""
+    """Whole lines with their newlines; if `is_cut`, the beginning of one line, without newline."""
 
     text: bytes
     is_cut: bool
@@ -17,10 +17,10 @@ class Piece(NamedTuple):
 def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
     """Split the bytes of one stream; an unfinished last line waits until it exceeds LINE_BYTES.
 
-    `with_rest` takes it too, except for part of a character. The pieces are in order.
+    `with_rest` also takes that line, except for part of a character. The pieces are in order.
     """
     pieces: list[Piece] = []
-    start = run = 0  # of the current line, of the whole lines before it
+    start = run = 0  # of the current line, and of the whole lines before it
     while (end := _line_end(data, start)) > start:
         if data[end - 1 : end] != b"\n":
             pieces += [Piece(data[run:start], is_cut=False)] if run < start else []
@@ -44,7 +44,7 @@ def _line_end(data: bytes, start: int) -> int:
 
 
 def whole_characters(data: bytes, end: int) -> int:
-    """Return the last place up to `end` that splits no UTF-8 character."""
+    """Return the last offset up to `end` that splits no UTF-8 character."""
     for back in range(1, min(4, end + 1)):
         byte = data[end - back]
         if byte & 0xC0 != 0x80:

@@ -1,4 +1,4 @@
-"""The head's time, in which all nodes stamp what they write."""
+"""The head's time, which all nodes use for their timestamps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 PINGS = 8
-LEAST_US = 1_000  # clocks that NTP keeps are closer than this
+LEAST_US = 1_000  # NTP keeps clocks closer than this
 
 
 def now_us() -> int:
@@ -33,7 +33,7 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """How far this clock is ahead of the head's, by one ping that took `rtt_us`."""
+    """How far this clock is ahead of the head's, measured by a ping that took `rtt_us`."""
 
     offset_us: int
     rtt_us: int
@@ -45,7 +45,7 @@ class Offset:
 
 
 class Comparison:
-    """Compare this clock with the head's; of several pings the fastest is the best (RFC 5905)."""
+    """Compare this clock with the head's; the fastest of several pings is the best (RFC 5905)."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -57,7 +57,7 @@ class Comparison:
         self._sent_us = self._clock.now_us()
 
     def pong(self, head_us: int) -> Offset | None:
-        """Take the head's time from an answer; return the offset after the last."""
+        """Take the head's time from an answer; return the offset after the last, else None."""
         now_us = self._clock.now_us()
         middle_us = (self._sent_us + now_us) // 2
         rtt_us = now_us - self._sent_us

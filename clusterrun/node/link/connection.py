@@ -15,17 +15,17 @@ from typing import Any
 from clusterrun.node.base.causes import Ending, Failure
 
 LINE_BYTES = 1 << 20
-STRANGER_BYTES = 4096  # of a line from a peer that has not proved to be an agent
+STRANGER_BYTES = 4096  # of a line from a peer that is not yet trusted
 TEXT_CHARS = 8192  # of each text in a message
-HELLO_CHARS = 512  # the same before the proof: the peer reads no more
+HELLO_CHARS = 512  # the same before the peer is trusted: it reads no more
 SETTLE_S = 0.4  # after the first failure: an earlier one may still arrive from another node
-CAUSE_S = 10.0  # the same if ranks only lost their peers, which may take long to die
-LEAVE_S = 12.0  # longer than an agent needs to end what ignores SIGTERM
-ANSWER_S = 60.0  # a busy node, or one whose file system stalls, is slow
+CAUSE_S = 10.0  # the same if ranks only lost their peers, which may die slowly
+LEAVE_S = 12.0  # longer than an agent needs to kill what ignores SIGTERM
+ANSWER_S = 60.0  # a busy node or a stalled file system is slow
 
 
 class Channel:
-    """Messages to and from another agent. Until it has proved to be one, it may send little.
+    """Exchange messages with a peer. Until it is trusted, it may send only short lines.
 
     `own_end` and `peer_end` are address and port in one text, for the proofs.
     """
@@ -44,7 +44,7 @@ class Channel:
         self._is_trusted = True
 
     async def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """Return the next message; None if the peer is gone, or is a stranger."""
+        """Return the next message; None if the peer is silent, gone, or a stranger."""
         try:
             return await asyncio.wait_for(self._message(), timeout_s)
         except (OSError, EOFError, asyncio.TimeoutError):
@@ -79,7 +79,7 @@ class Channel:
             self._is_skipping = True
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message with long texts cut; the reader notices a connection that is gone."""
+        """Send a message with long texts cut; the reader notices a closed connection."""
         with contextlib.suppress(OSError, RuntimeError):
             size = TEXT_CHARS if self._is_trusted else HELLO_CHARS
             message = {"type": kind, **_cut(fields, size)}
@@ -114,10 +114,10 @@ def _end(name: Any) -> str:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Have the kernel notice within a minute that the other host is gone."""
+    """Have the kernel detect within a minute that the other host is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # TCP_USER_TIMEOUT covers data under way, for which keepalive waits.
+    # TCP_USER_TIMEOUT covers unacknowledged data, for which keepalive waits.
     times = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 9, "TCP_USER_TIMEOUT": 60_000}
     for name, value in times.items():
         if hasattr(socket, name):
@@ -125,15 +125,15 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def plain_address(name: Any) -> str:
-    """Return a socket's numeric address; an IPv4-mapped one as IPv4."""
+    """Return a socket's numeric address, an IPv4-mapped one as IPv4."""
     text = str(name[0]).split("%", 1)[0] if name else ""
     return text.removeprefix("::ffff:") if "." in text else text
 
 
 class StopDecision:
-    """How the attempt ends: settled once, a moment after the first failure.
+    """How the attempt ends: settled once, shortly after the first failure.
 
-    `completion` names the ending if all ranks end well.
+    `completion` returns the ending if all ranks succeed.
     """
 
     def __init__(self) -> None:
@@ -144,27 +144,27 @@ class StopDecision:
 
     @property
     def is_made(self) -> bool:
-        """Whether the attempt's end is decided."""
+        """Whether the attempt's ending is settled."""
         return self._ending.done()
 
     def add(self, failure: Failure) -> None:
-        """Consider one more failure."""
+        """Add a failure."""
         self._failures.append(failure)
         if len(self._failures) == 1:
             asyncio.get_running_loop().call_later(SETTLE_S, self._decide)
 
     def complete(self) -> None:
-        """Decide that all ended well, unless something failed."""
+        """Settle on completion, unless something failed."""
         if not self._failures:
             self.make(self.completion())
 
     def make(self, ending: Ending) -> None:
-        """Decide, unless it is decided."""
+        """Settle on an ending, unless one is settled."""
         if not self._ending.done():
             self._ending.set_result(ending)
 
     async def wait(self) -> Ending:
-        """Wait for the decision."""
+        """Wait for the ending."""
         return await asyncio.shield(self._ending)
 
     def _decide(self) -> None:
@@ -175,7 +175,7 @@ class StopDecision:
         self.make(Ending.of_first(self._failures))
 
     def _patience_s(self) -> float:
-        """Return how long to wait for the cause, if all failures are consequences."""
+        """Return how many seconds to wait for the cause if all failures are consequences."""
         if not all(failure.is_consequence for failure in self._failures):
             return SETTLE_S
         has_lost_peer = any(failure.has_lost_peer for failure in self._failures)

@@ -1,7 +1,7 @@
 """Mutual proof that two agents belong to the same attempt, without sending the secret.
 
-Each proof covers the address and port of the head's end of the connection: a relay in between
-would have another.
+Each proof covers the address and port of the head's end of the connection: a relay would have
+others.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Realm:
 
     @property
     def secret_file(self) -> Path:
-        """Where the head leaves the secret."""
+        """The file in which the head writes the secret."""
         return self.paths.link_secret(self.attempt)
 
     async def watch(self, disk: SharedDisk, pause_s: float) -> None:
-        """Poll until a node finds that it can't take part. Raises NodeError with its status."""
+        """Poll until a node reports that it can't take part. Raises NodeError with its status."""
         while True:
             await disk.do(self._check_open)
             await asyncio.sleep(pause_s)
@@ -43,12 +43,12 @@ class Realm:
     def _check_open(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             code = int(self.paths.status(self.attempt).read_text(encoding="ascii"))
-            text = f"another node cannot take part: it left with status {code}"
+            text = f"another node cannot take part: it exited with status {code}"
             raise NodeError(code, text, is_told=True)
 
     @property
     def label(self) -> dict[str, Any]:
-        """Run and attempt, as both sides send them in the clear."""
+        """Run and attempt, which both sides send unencrypted."""
         root = self.paths.root
         return {"run": f"{root.parent.name}/{root.name}", "attempt": self.attempt}
 
@@ -57,7 +57,7 @@ class Realm:
         return all(message.get(name) == value for name, value in self.label.items())
 
     def create_secret(self) -> bytes:
-        """Write the attempt's secret, readable by its owner only; the head does this."""
+        """Write the attempt's secret, as the head; only its owner can read it."""
         secret = secrets.token_hex(32).encode()
         self.secret_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(self.secret_file, secret)
@@ -66,13 +66,13 @@ class Realm:
     def read_secret(self) -> bytes:
         """Return the attempt's secret. Call this only once the head has answered.
 
-        A network file system caches for a while that a file did not exist.
+        A network file system may cache that a file did not exist.
         """
         return self.secret_file.read_bytes()
 
 
 def nonce() -> str:
-    """Return a random text that was never used before."""
+    """Return a new random text."""
     return secrets.token_hex(16)
 
 
@@ -83,12 +83,12 @@ def nonce_in(message: Mapping[str, Any]) -> str:
 
 
 def proof(secret: bytes, *parts: str) -> str:
-    """Return the signature of some texts."""
+    """Return the HMAC of `parts`."""
     return hmac.new(secret, _bytes("\x00".join(parts)), hashlib.sha256).hexdigest()
 
 
 def is_proof(given: object, secret: bytes, *parts: str) -> bool:
-    """Check a signature in constant time, whatever was sent."""
+    """Check an HMAC in constant time; `given` may be anything."""
     right = _bytes(proof(secret, *parts))
     return isinstance(given, str) and hmac.compare_digest(_bytes(given), right)
 

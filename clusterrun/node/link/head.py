@@ -1,4 +1,4 @@
-"""The head's end of the link: gather the nodes, decide for all, and let them leave."""
+"""The head's end of the link: gather the nodes, decide for all, and wait for their end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, C
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Questions
 
-LOOK_S = 0.5  # between looks at what other nodes may have written
-RETURN_S = 20.0  # for a node that left before all had joined
-STRANGERS = 64  # handshakes that may be open besides those of all nodes
+LOOK_S = 0.5  # between checks of what other nodes have written
+RETURN_S = 20.0  # for a node to reconnect before all have joined
+STRANGERS = 64  # open handshakes allowed besides one of each node
 BACKLOG = 1024
 Decide = Callable[[Sequence[Report], str], LaunchParameters]
 
@@ -39,7 +39,7 @@ class Peer:
 
 
 class Head:
-    """Node 0: it welcomes the members, if there are any, and decides how the attempt ends.
+    """Node 0: welcome the members, if any, and decide how the attempt ends.
 
     `left_behind`: a member did not report that all its processes are gone.
     """
@@ -56,7 +56,7 @@ class Head:
         self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
         self._timeout_s, self._decide = timeout_s, decide
         self._peers: dict[int, Peer] = {}
-        self._left: dict[int, float] = {}  # by node rank, when it left before the launch
+        self._left: dict[int, float] = {}  # by node rank: when it disconnected before the launch
         self._is_launched = False
         self._changed = asyncio.Event()
         self._all_done = asyncio.Event()
@@ -96,14 +96,14 @@ class Head:
             await asyncio.sleep(LOOK_S)
 
     async def _agree(self, report: Report) -> LaunchParameters:
-        """Wait for all nodes, then welcome them before one can leave unnoticed."""
+        """Wait for all nodes, then welcome them before one can disconnect unnoticed."""
         deadline = time.monotonic() + self._timeout_s
         while not self._is_complete:
             self._changed.clear()
             now = time.monotonic()
             gone = [self._who.nodes[n] for n, at in self._left.items() if now - at > RETURN_S]
             if gone:
-                text = f"{', '.join(gone)} left before the launch"
+                text = f"{', '.join(gone)} disconnected before the launch"
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
             if now > deadline:
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, self._missing())
@@ -135,12 +135,12 @@ class Head:
             return await asyncio.start_server(
                 self._knocked, sock=listener, limit=STRANGER_BYTES, backlog=BACKLOG
             )
-        text = f"{self._who.node}: none of the ports {self._ports[0]}… is free to meet the others"
-        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+        text = f"{self._who.node}: no free port for the agents ({self._ports[0]}, …)"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}; set --port-range")
 
     def _missing(self) -> str:
         absent = [n for i, n in enumerate(self._who.nodes) if i and i not in self._peers]
-        return f"waited {self._timeout_s:.0f} s for {', '.join(absent)}"
+        return f"{', '.join(absent)} did not join within {self._timeout_s:.0f} s"
 
     def _address(self) -> str:
         """Return the address at which most nodes reached this one."""
@@ -148,7 +148,7 @@ class Head:
         return max(reached, key=reached.__getitem__, default=LOOPBACK)
 
     def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Begin a handshake; if strangers hold too many open, the oldest gives way."""
+        """Start a handshake; if too many are open, cancel the oldest."""
         for oldest in list(self._handshakes)[: 1 - len(self._who.nodes) - STRANGERS]:
             oldest.cancel()
         self._handshakes.start(self._admit(reader, writer))
@@ -167,7 +167,7 @@ class Head:
             self._readers.start(self._listen_to(peer))
 
     async def _handshake(self, channel: Channel) -> Peer | None:
-        """Admit a missing node that proves to know the attempt's secret."""
+        """Admit a missing node that can prove it knows the attempt's secret."""
         challenge = nonce()
         channel.send("challenge", nonce=challenge, **self._realm.label)
         hello = await channel.receive(ANSWER_S)
@@ -181,7 +181,7 @@ class Head:
         except (KeyError, TypeError, ValueError):
             return None
         if not 0 < report.node_rank < len(self._who.nodes) or report.node_rank in self._peers:
-            channel.send("refused", reason=f"there already is a node {report.node_rank}")
+            channel.send("refused", reason=f"node rank {report.node_rank} has already joined")
             return None
         channel.send("joined", proof=proof(self._secret, "head", theirs, own_end))
         channel.trust()
@@ -197,7 +197,7 @@ class Head:
             return
         peer.is_gone = True
         if not peer.is_done and not self.decision.is_made:
-            text = "its agent is gone: the connection to it closed"
+            text = "its agent is gone: the connection closed"
             self.decision.add(lost_node(peer.report.node, text))
         self._look_around()
 
@@ -226,20 +226,20 @@ class Head:
 
     @property
     def has_leavers(self) -> bool:
-        """Whether all ranks of some node have ended well."""
+        """Whether all ranks of any node have succeeded."""
         return self._is_done or any(peer.is_done for peer in self._peers.values())
 
     def report_failure(self, failure: Failure) -> None:
-        """Stop the attempt for this failure, or for one that came before it on another node."""
+        """Stop the attempt for this failure, or for an earlier one on another node."""
         self.decision.add(failure)
 
     def report_done(self) -> None:
-        """Record that the ranks of this node ended well."""
+        """Record that the ranks of this node have succeeded."""
         self._is_done = True
         self._look_around()
 
     async def ending(self) -> Ending:
-        """Wait for the decision how the attempt ends, and broadcast it."""
+        """Wait for the attempt's ending, and broadcast it."""
         ending = await self.decision.wait()
         self._broadcast(ending)
         return ending
@@ -269,8 +269,8 @@ class Head:
 
 
 def _failure_in(message: Mapping[str, Any], node: str) -> Failure:
-    """Parse a node's `failed` message, whatever it holds."""
+    """Parse a node's `failed` message; an unreadable one counts as a lost node."""
     try:
         return Failure.from_data(message)
     except (KeyError, TypeError, ValueError):
-        return lost_node(node, "its agent sent a message that cannot be read")
+        return lost_node(node, "its agent sent an unreadable message")

@@ -1,4 +1,4 @@
-"""A member's end of the link: find the head, report failures, and stop when it decides so."""
+"""A member's end of the link: find the head, report failures, and stop when the head decides."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from clusterrun.node.recovery import reach
 
 RETRY_S = 0.1
 RETRY_MOST_S = 2.0
-PATIENCE_S = 0.2  # for one port to answer before the next is tried as well
-BUSY_S = 0.005  # added for each node: the head may be busy with them
+PATIENCE_S = 0.2  # for one port to answer before the next is also tried
+BUSY_S = 0.005  # added per node: the head may be busy with them
 HEAD_DECIDES_S = 5.0
 ALIVE_S = 15.0  # between two heartbeats
-UNANSWERED = 20  # heartbeats until the head counts as lost; Slurm or a debugger may halt it
+UNANSWERED = 20  # heartbeats until the head counts as lost; Slurm or a debugger may suspend it
 
 
 class Member:
@@ -65,7 +65,7 @@ class Member:
         joining = self._join(report, time.monotonic() + self._timeout_s)
         channel = await guarded(joining, self._realm.watch(self._disk, RETRY_MOST_S))
         self._channel = channel
-        # From here on the head enforces the timeout: it may have started later.
+        # From now on the head enforces the timeout: it may have started later.
         self._ping(channel)
         message = await guarded(self._welcome(channel), self._give_up(channel))
         if message.get("type") != "welcome":
@@ -87,7 +87,7 @@ class Member:
             if message.get("type") in ("welcome", "stop"):
                 return message
             self._pong(channel, message)
-        raise self._lost("left before the launch")
+        raise self._lost("disconnected before the launch")
 
     def _lost(self, how: str) -> NodeError:
         text = f"{self._who.node}: the head {self._who.nodes[0]} {how}"
@@ -100,7 +100,7 @@ class Member:
         self._head_is_lost(f"its agent {await self._silence(channel)}")
 
     async def _silence(self, channel: Channel) -> str:
-        """Wait until the head no longer answers heartbeats, and describe that.
+        """Wait until the head no longer answers heartbeats; return a description.
 
         Count heartbeats, not seconds: Slurm may suspend a job for hours.
         """
@@ -115,7 +115,7 @@ class Member:
         self._closed.set()
 
     async def _join(self, report: Report, deadline: float) -> Channel:
-        """Try one port after the other; keep waiting for the silent ones.
+        """Try the ports in turn; keep waiting for the silent ones.
 
         A silent listener may be a stranger, or a head that is busy with many nodes.
         """
@@ -138,7 +138,7 @@ class Member:
             for knock in knocks.values():
                 knock.cancel()
         head = self._who.nodes[0]
-        text = f"{self._who.node}: cannot reach the head {head} in {self._timeout_s:.0f} s"
+        text = f"{self._who.node}: cannot reach the head {head} within {self._timeout_s:.0f} s"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}: {self._last}")
 
     async def _answered(
@@ -153,7 +153,7 @@ class Member:
             try:
                 if channel := knocks.pop(port).result():
                     return channel
-            except Exception as error:  # noqa: BLE001 - what a stranger answers must not end us
+            except Exception as error:  # noqa: BLE001 - a stranger's answer must not end us
                 self._last = str(error)
         return None
 
@@ -208,7 +208,7 @@ class Member:
             elif message.get("type") == "stop":
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     self._decision.make(Ending.from_data(message))
-        self._head_is_lost("its agent is gone: the connection to it closed")
+        self._head_is_lost("its agent is gone: the connection closed")
 
     def _ping(self, channel: Channel) -> None:
         self._comparison.ping()
@@ -239,7 +239,7 @@ class Member:
         self._decision.make(ending)
 
     def report_done(self) -> None:
-        """Report to the head that the ranks of this node ended well, or are gone."""
+        """Report to the head that the ranks of this node have succeeded, or are gone."""
         if self._channel is not None and not self._is_done:
             self._is_done = True
             self._channel.send("done")
@@ -250,11 +250,11 @@ class Member:
             self._channel.send("interrupt")
 
     async def ending(self) -> Ending:
-        """Wait for the head's decision."""
+        """Wait for the ending that the head decides."""
         return await self._decision.wait()
 
     async def leave(self) -> None:
-        """Report that nothing runs here any more, and wait until the head closes the link."""
+        """Report that nothing runs here now, and wait until the head closes the link."""
         self.report_done()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._closed.wait(), LEAVE_S)
@@ -264,6 +264,6 @@ class Member:
 
 
 def _pass_over(knock: asyncio.Task[Channel | None]) -> None:
-    """Retrieve a knock's exception: asyncio reports one that nobody retrieved."""
+    """Retrieve a knock's exception: asyncio reports any that nobody retrieves."""
     if not knock.cancelled():
         knock.exception()

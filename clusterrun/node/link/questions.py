@@ -1,4 +1,4 @@
-"""Questions of the head to all members while the ranks run, and their answers."""
+"""Questions from the head to all members while the ranks run, and the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Send(Protocol):
     """Send a message, to one node or to all."""
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        """Send one message of a kind."""
+        """Send one message."""
 
 
 Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -23,14 +23,14 @@ Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The members' answers by node rank, and the node ranks of those that gave none."""
+    """The members' answers by node rank, and the node ranks that did not answer."""
 
     given: Mapping[int, Mapping[str, Any]]
     silent: frozenset[int]
 
 
 class Questions:
-    """Ask all members at once, one question after the other."""
+    """Ask all members at once, one question at a time."""
 
     def __init__(self, send: Send, members: Callable[[], Iterable[int]]) -> None:
         self._send, self._members = send, members
@@ -66,7 +66,7 @@ class Questions:
 
 
 async def answer(message: Mapping[str, Any], answerers: Mapping[str, Answerer], send: Send) -> None:
-    """Answer a question as a member, unless it is unknown."""
+    """Answer a question as a member; ignore an unknown one."""
     answerer = answerers.get(str(message.get("what")))
     if answerer is not None:
         send("answer", question=message.get("question"), **await answerer(message))

@@ -1,4 +1,4 @@
-"""What the agents record of an attempt for the rule book."""
+"""Record an attempt for the rule book."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clusterrun.shared import files
 
 
 class Account:
-    """Record how far the training got; rank 0, which reports it, is on the head's node."""
+    """Record how far the training got; rank 0, on the head's node, reports it."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -37,7 +37,7 @@ class Account:
         )
         vanished = [outcome for outcome in before[-LOSSES:] if outcome.cause is Cause.VANISHED]
         if len(vanished) == LOSSES:
-            text = f"{LOSSES} attempts in a row left no word: each took the batch host with it"
+            text = f"{LOSSES} attempts in a row left no report: each lost its batch host"
             raise NodeError(NodeExit.NODE_LOST, text)
         with contextlib.suppress(OSError):
             files.create(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
@@ -55,7 +55,7 @@ class Account:
                 write_outcome(self._attempt.paths, mended)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Note a step, a checkpoint, or the step from which the attempt resumed."""
+        """Record a step, a checkpoint, or the step from which the attempt resumed."""
         step = event.get("step")
         if not isinstance(step, int):
             return
@@ -67,13 +67,13 @@ class Account:
                 self._step = max(step, self._step)
             self.checkpoint = max(step, self.checkpoint or 0)
         elif event.get("type") == "resumed":
-            with contextlib.suppress(OSError):  # it may have asked before
+            with contextlib.suppress(OSError):  # the first one counts
                 files.create(self._attempt.paths.resumed(self._attempt.number), f"{step}\n")
 
     def close(self, ending: Ending) -> None:
         """Write exit status and outcome, as the head or as the first node that lost the head.
 
-        srun's own status is that of the task that it killed last.
+        srun's own exit status is that of the task that it killed last.
         """
         paths, number = self._attempt.paths, self._attempt.number
         outcome = self._outcome(ending)

@@ -33,18 +33,18 @@ from clusterrun.shared import checkpoint_files
 from clusterrun.shared.files import size_of
 from clusterrun.shared.hostlist import parse_hostlist
 
-# What a status means if the agents left no outcome, as after a setup line that failed.
+# The causes of exit statuses if the agents left no outcome, as after a failed setup line.
 _CAUSES = {
     int(NodeExit.NODE_UNFIT): Cause.NODE_UNFIT,
     int(NodeExit.RENDEZVOUS_FAILED): Cause.RENDEZVOUS,
 }
 _KILLED = (Cause.SIGNAL, Cause.LAUNCHER, Cause.CANCELLED)
-_INTERRUPTIONS = (Reason.TIME_LIMIT, Reason.PREEMPT, Reason.SIGNAL)  # the job leaves its nodes
-EARLY_S = 120.0  # Slurm warns up to a minute early, and the ranks take their time to leave
+_INTERRUPTIONS = (Reason.TIME_LIMIT, Reason.PREEMPT, Reason.SIGNAL)  # the job gives up its nodes
+EARLY_S = 120.0  # Slurm warns up to a minute early, and the ranks need time to exit
 
 
 def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> Decision:
-    """Decide what follows an attempt that ended with a status, and write it down.
+    """Decide what follows an attempt that ended with exit status `code`, and record it.
 
     Raises OSError or ValueError if the run's files can't be read.
     """
@@ -79,7 +79,7 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
 
 
 def past(paths: RunPaths, number: int) -> list[Outcome]:
-    """Read the outcomes of the attempts before one, oldest first, since a person resumed the run.
+    """Return the outcomes before attempt `number` since a person resumed the run, oldest first.
 
     An attempt without an outcome was lost with its batch host.
     """
@@ -129,16 +129,16 @@ def _unreported(
 
 
 def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Outcome:
-    """Blame the interruption if ranks were killed that did not leave in time.
+    """Blame the interruption if ranks that did not exit in time were killed.
 
-    A run that a person ends does not continue, whatever its ranks died of while they saved.
+    A run that a person ends does not continue, even if its ranks failed while they saved.
     """
     requested = read_request(paths.request(found.attempt))
     if requested is Reason.CANCEL and found.cause is not Cause.INTERRUPTED:
         return dataclasses.replace(found, cause=Cause.CANCELLED)
     if found.cause not in _KILLED:
         return found
-    # Slurm signals a preemption to the agents alone, all other ends to the conductor too.
+    # Slurm signals a preemption to the agents only, all other ends also to the conductor.
     if requested is None and found.cause is Cause.CANCELLED and cluster is Cluster.SLURM:
         requested = Reason.PREEMPT
     return _interrupted(found, requested) if requested in _INTERRUPTIONS else found
@@ -155,7 +155,7 @@ def _interrupted(found: Outcome, reason: Reason) -> Outcome:
 
 
 def _unless_signalled(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> Outcome:
-    """Correct a warning without a request if the agents did not know how much time was left."""
+    """Correct the reason of a warning if the agents did not know how much time was left."""
     newest = history[-1]
     if newest.interruption is not Reason.TIME_LIMIT:
         return newest
@@ -163,18 +163,18 @@ def _unless_signalled(history: Sequence[Outcome], plan: Plan, env: Mapping[str, 
 
 
 def warning_reason(left_s: float, warning_s: float) -> Reason:
-    """Return whether a warning is Slurm's, by the time that is left, or a person's signal."""
+    """Return whether a warning is Slurm's or a person's signal, by the time left."""
     return Reason.TIME_LIMIT if left_s <= warning_s + EARLY_S else Reason.SIGNAL
 
 
 def time_left_s(env: Mapping[str, str], now: float) -> float | None:
-    """Return how much time Slurm leaves the job; None if it does not say (before 22.05)."""
+    """Return the job's time left in seconds; None if Slurm does not report it (before 22.05)."""
     end = env.get("SLURM_JOB_END_TIME", "")
     return int(end) - now if end.isdigit() else None
 
 
 def _left_s(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> float:
-    """Return how much of the job's time was left when its newest attempt ended."""
+    """Return the job's time left in seconds when its newest attempt ended."""
     newest = history[-1]
     if (left_s := time_left_s(env, newest.ended_at)) is not None:
         return left_s
@@ -185,9 +185,9 @@ def _left_s(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> f
 
 
 def _saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> int | None:
-    """Return the step of the newest checkpoint, also one that no outcome has.
+    """Return the step of the newest checkpoint, even if no outcome has it.
 
-    Agents may die before they report it; a run that was resumed has it on disk.
+    Agents may die before they report it; a resumed run has it on disk.
     """
     known = [record.newest(history[-1].attempt), *(outcome.checkpoint for outcome in history)]
     steps = [step for step in known if step is not None]
@@ -196,7 +196,7 @@ def _saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> i
 
 
 def _with_checkpoint(outcome: Outcome, record: StepRecord) -> Outcome:
-    """Add what was saved by the end of an attempt if its agents did not report it."""
+    """Add the newest checkpoint at the end of an attempt if its agents did not report it."""
     newest = record.newest(outcome.attempt)
     if outcome.checkpoint is not None:
         newest = max(outcome.checkpoint, *record.saved.get(outcome.attempt, ()), 0)
@@ -204,7 +204,7 @@ def _with_checkpoint(outcome: Outcome, record: StepRecord) -> Outcome:
 
 
 def _saved_before(paths: RunPaths, number: int) -> int:
-    """Return the newest checkpoint of the attempts that no longer count; -1 if there is none."""
+    """Return the newest checkpoint from before a person resumed the run; -1 if there is none."""
     earlier = [read_outcome(paths, n) for n in range(1, _first(paths, number))]
     return max((o.checkpoint for o in earlier if o and o.checkpoint is not None), default=-1)
 

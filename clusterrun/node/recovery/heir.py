@@ -1,7 +1,7 @@
-"""Continue a run whose head's node is lost, and the conductor with it.
+"""Continue a run that has lost the head's node and with it the conductor.
 
-Slurm requeues such a job minutes later, when it gives the node up; a job that may lose nodes
-(--no-kill) it keeps, although nothing runs in it.
+Slurm requeues such a job minutes later, when it marks the node down. It keeps a job that may lose
+nodes (--no-kill), although nothing runs in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clusterrun.shared import shell
 from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.state import JobState
 
-HEIRS = 3  # nodes after the head's: more are hardly lost at once, and each one asks Slurm
+HEIRS = 3  # nodes after the head's: more are rarely lost at once, and each one asks Slurm
 SUBMIT_S = 60.0
 LOST = int(NodeExit.NODE_LOST)
 ENDING = (Reason.CANCEL.value, Reason.END.value)
@@ -33,19 +33,19 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
     """On the next surviving node, act for the lost conductor: submit what follows, or end the run.
 
     Then cancel this job: nothing more can start in it. If no job can be submitted from here,
-    requeue one that Slurm keeps. `say` writes into this node's log.
+    requeue this one if Slurm keeps it. `say` writes to this node's log.
     """
     is_ours = False
     try:
         is_ours = _is_orphaned(attempt) and claim(attempt.paths, attempt.number, attempt.who.node)
         if not is_ours:
             return  # somebody ends the run, or its conductor is still alive
-        env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # of no use without the batch host
+        env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # useless without the batch host
         decision = conclude(attempt.paths.root, attempt.number, LOST, env)
     except (ClusterrunError, OSError, ValueError) as error:
-        if is_ours:  # its conductor, if it is alive after all, may decide
+        if is_ours:  # the conductor may decide, if it is alive after all
             attempt.paths.followed(attempt.number).unlink(missing_ok=True)
-        say(f"what follows cannot be decided here: {error}")
+        say(f"cannot decide what follows attempt {attempt.number}: {error}")
         return
     say(f"attempt {attempt.number}: {decision.next.value}: {decision.why}")
     try:
@@ -53,10 +53,10 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
             code = 0 if decision.state is JobState.COMPLETED else LOST
             write_end(attempt.paths, decision.state, code)
         else:
-            say(f"job {_successor(attempt, decision)} goes on with the run")
+            say(f"job {_successor(attempt, decision)} continues the run")
     except (ClusterrunError, OSError) as error:
         attempt.paths.followed(attempt.number).unlink(missing_ok=True)
-        say(f"that cannot be done from here: {error}")
+        say(f"cannot carry out this decision: {error}")
         if decision.next is not Next.STOP and attempt.plan.spare_nodes:
             _scheduler(say, "scontrol", "requeue", attempt.who.job_id)
     else:
@@ -66,7 +66,7 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
 def _is_orphaned(attempt: Attempt) -> bool:
     """Whether all nodes before this one are lost, and nobody else ends or continues the run.
 
-    Once a first node was lost and left out, the conductor is no longer on the head's node.
+    If an earlier attempt lost its first node, the conductor is not on the head's node.
     """
     who = attempt.who
     if not 0 < who.node_rank <= HEIRS:
@@ -88,11 +88,11 @@ def _is_ended(attempt: Attempt) -> bool:
 
 def _successor(attempt: Attempt, decision: Decision) -> str:
     argv = [sys.executable, "-m", "clusterrun.backends.slurm.successor", str(attempt.paths.root)]
-    # Not from the working directory: the user's modules may have the names of ours.
+    # Not in the working directory: the user's modules may shadow ours.
     cwd = attempt.paths.root
     done = shell.run([*argv, ",".join(decision.exclude)], timeout_s=SUBMIT_S, cwd=cwd)
     if done.rc:
-        raise ClusterrunError(" ".join(done.stderr.split()) or f"status {done.rc}")
+        raise ClusterrunError(" ".join(done.stderr.split()) or f"exit status {done.rc}")
     return done.stdout.strip()
 
 

@@ -1,4 +1,4 @@
-"""Why an attempt failed before an agent could report it: what its nodes printed."""
+"""Find why an attempt failed before an agent could report it, from what its nodes printed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LAST_BYTES = 64 * 1024
 
 
 def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
-    """Return the nodes' last line of their own from an offset on, else the last error, or ""."""
+    """Return clusterrun's last line for a node after byte `since`, else the last error, or ""."""
     lines = _lines(output, since)
     own = _own(lines, tuple(f"{PREFIX}{node}: " for node in nodes))
     return next((found[-1] for found in (own, _errors(lines)) if found), "")
 
 
 def last_word(output: Path) -> str:
-    """Return the last line that one of our scripts printed; "" if there is none."""
+    """Return clusterrun's last line; "" if there is none."""
     return next(reversed(_own(_lines(output, 0), (PREFIX,))), "")
 
 

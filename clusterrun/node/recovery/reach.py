@@ -1,4 +1,4 @@
-"""Find out which nodes of a job can't be reached."""
+"""Find the nodes of a job that can't be reached."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _SITE_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d+)", re.MULTILINE)
 
 
 def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes on which Slurm's daemon takes no connection; ask slurmctld twice in all.
+    """Return the nodes on which slurmd accepts no connection; ask slurmctld twice in all.
 
-    Nothing is known of a node without an address and a port, nor if no node at all answers.
+    Leave out nodes without a known address and port. Return none if no node answers.
     """
     places = _places(nodes)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = dict(zip(places, pool.map(_answers, places.values()), strict=True))
     if not any(answers.values()):
-        return ()  # not even the node that this runs on
+        return ()  # not even this node
     return tuple(node for node in nodes if not answers.get(node, True))
 
 
 def known_address(node: str) -> str:
-    """Return a node's name if it resolves, else the address that Slurm has for it (NodeAddr)."""
+    """Return a node's name if it resolves, else its address in Slurm (NodeAddr)."""
     try:
         socket.getaddrinfo(node, None)
     except (OSError, UnicodeError):

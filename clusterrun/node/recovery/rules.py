@@ -1,4 +1,4 @@
-"""Decide what follows an attempt that did not end well, on Slurm as on this machine."""
+"""Decide what follows an attempt, on Slurm and on this machine."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 
 FRUITLESS = 2  # consecutive attempts that may die without a new checkpoint
-LOSSES = 5  # the same, including those that lost a node or only made up for lost checkpoints
-PREEMPTIONS = 20  # the same, of preemptions: any SIGTERM looks like Slurm's
-MEETINGS = 2  # tries to bring the nodes together
+LOSSES = 5  # the same, including those that lost a node or only regained lost checkpoints
+PREEMPTIONS = 20  # the same, for preemptions: any SIGTERM looks like Slurm's
+MEETINGS = 2  # attempts in which the nodes do not meet
 
-_NO_WORLD = "the ranks did not become one world; another try would not either"
-# What another try would only repeat.
+_NO_WORLD = "the ranks did not become one world; a restart would not help"
+# Failures that a restart would repeat.
 _LASTING = {
     Cause.WORLD: _NO_WORLD,
     Cause.WORLD_ELSEWHERE: _NO_WORLD,
-    Cause.ENGINE: "the ranks would not train as was asked; another try would not either",
-    Cause.NODE_UNFIT: "a node is unfit, as another try would find too",
+    Cause.ENGINE: "the ranks would not train with the requested engine; a restart would not help",
+    Cause.NODE_UNFIT: "a node is unfit; a restart would not help",
 }
 _LOST = (Cause.NODE_LOST, Cause.VANISHED)
-# What may be the first sign of a lost node.
+# Possible first signs of a lost node.
 _LOSS_SIGNS = (*_LOST, Cause.LAUNCHER, Cause.HUNG, Cause.HALTED, Cause.RENDEZVOUS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What comes next, why, which nodes are left out of it, and the job's state if it ends here."""
+    """What comes next, why, which nodes to leave out, and the job's state if it ends here."""
 
     next: Next
     why: str
@@ -45,10 +45,10 @@ class Decision:
 class Ground:
     """What the decision depends on besides the attempts.
 
-    `saved_before` is the newest checkpoint from before these attempts, -1 without one; `savers` are
-    the attempts that saved steps of their own, even if later ones had been saved and were lost;
-    `allocated` are the job's nodes, and `is_ending` says that Slurm is about to take them;
-    `unreachable` returns those of some nodes that can't be reached.
+    `saved_before` is the newest checkpoint before these attempts, -1 without one. `savers` are the
+    attempts that saved a step after their first, even if later steps had been saved and lost.
+    `allocated` are the job's nodes; if `is_ending`, Slurm is about to take them. `unreachable`
+    returns the nodes that can't be reached.
     """
 
     plan: Plan
@@ -60,7 +60,7 @@ class Ground:
 
 
 def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
-    """Decide what follows the newest of a run's attempts, the oldest first; there must be one."""
+    """Decide what follows the newest attempt; `history` has the oldest first and is not empty."""
     newest = history[-1]
     if newest.code == 0:
         return _stop("complete")
@@ -100,9 +100,9 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
         return _stop("cancelled")
     if newest.interruption is Reason.PREEMPT:
         if len(_unsaved(history, ground)) >= PREEMPTIONS:
-            return _stop(f"{PREEMPTIONS} attempts were ended without a new checkpoint")
+            return _stop(f"{PREEMPTIONS} attempts ended without a new checkpoint")
     elif len(_blamed(_fruitless(history, ground))) >= FRUITLESS:
-        return _stop(f"{FRUITLESS} attempts ended without a new checkpoint, the last at its limit")
+        return _stop(f"{FRUITLESS} attempts ended without a new checkpoint; last: {newest.reason}")
     return _in_the_queue(ground, newest.reason)
 
 
@@ -119,7 +119,7 @@ def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> De
 
 
 def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str:
-    """Return why another try is useless; "" if it is not."""
+    """Return why a restart would be useless; "" if it would not."""
     plan = ground.plan
     newest = history[-1]
     failed = [outcome for outcome in history if _is_failure(outcome)]
@@ -129,7 +129,7 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
     world = len(newest.nodes) * plan.procs_per_node
     if newest.alike > world / 2:
         what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
-        return f"{what} failed alike at {newest.where}: a fault of the script"
+        return f"{what} failed at {newest.where}: an error in the script"
     fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
     if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:
         return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
@@ -146,13 +146,13 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
 
 
 def _is_failure(outcome: Outcome) -> bool:
-    """Whether an end counts against --max-restarts: only those of the training itself do."""
+    """Whether an end counts against --max-restarts: only failures of the training do."""
     is_from_outside = outcome.cause in (Cause.INTERRUPTED, Cause.CANCELLED, *_LOST)
     return outcome.code != 0 and not is_from_outside and not _is_unstarted(outcome)
 
 
 def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
-    """Return those of `_unsaved` that were not preempted: that says nothing about the training."""
+    """Leave preempted attempts out of `_unsaved`: they say nothing about the training."""
     return _not_preempted(_unsaved(history, ground))
 
 
@@ -193,22 +193,22 @@ def _repeated(history: Sequence[Outcome]) -> int:
 
 
 def _again(newest: Outcome, ground: Ground, lost: tuple[str, ...]) -> Decision:
-    """Start again at once on the nodes that are left, otherwise through the queue."""
+    """Relaunch on the remaining nodes if they are enough, otherwise go through the queue."""
     exclude = tuple(dict.fromkeys((*newest.exclude, *lost)))
     if ground.is_ending:
         return _in_the_queue(ground, newest.reason, exclude)
     if not lost:
         return Decision(next=Next.RELAUNCH, why=newest.reason, exclude=exclude)
+    why = f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost"
     left = [node for node in ground.allocated if node not in exclude]
     if len(left) >= ground.plan.nodes:
-        return Decision(next=Next.RELAUNCH, why=f"{', '.join(lost)} is lost", exclude=exclude)
-    return _in_the_queue(ground, f"{', '.join(lost)} is lost", exclude)
+        return Decision(next=Next.RELAUNCH, why=why, exclude=exclude)
+    return _in_the_queue(ground, why, exclude)
 
 
 def _lost(newest: Outcome, ground: Ground) -> tuple[str, ...]:
     """Return the nodes that are gone; a node whose agent died may still be up.
 
-    All are asked: both sides of a broken network blame the other, and a lost node may first show
-    as a hang.
+    Ask all: each side of a broken network blames the other, and a lost node may look like a hang.
     """
     return ground.unreachable(newest.nodes) if newest.cause in _LOSS_SIGNS else ()

@@ -14,14 +14,14 @@ from clusterrun.rundir.world import read_world
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import IncompleteError
 
-MARKERS = 8  # of a run that keeps hundreds, each lists all files of all ranks
+MARKERS = 8  # a run may keep hundreds, and each lists all files of all ranks
 
 
 @dataclass(kw_only=True)
 class StepRecord:
     """By attempt: the first and the last step, and the steps that were saved.
 
-    It is read once: a run of a month has millions of steps.
+    Read this once: a run of a month has millions of steps.
     """
 
     began: dict[int, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Find a training that hangs, and the rank that the others wait for: the head's task."""
+"""Detect, as the head, a training that hangs, and the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from clusterrun.node.watch.saving import Page
 from clusterrun.shared.files import size_of
 from clusterrun.shared.wording import count
 
-AGAIN_S = 5.0  # between two looks at where the ranks are
-LEAVERS_LOOK_S = 10.0  # between two looks at ranks that outlive others
+AGAIN_S = 5.0  # between two checks of where the ranks are
+LEAVERS_LOOK_S = 10.0  # between two checks of ranks that run after others have ended
 
 
 @dataclass(kw_only=True)
 class HangWatch:
-    """Watch the ranks of the head's node: if any rank hangs, these soon stop too.
+    """Watch the ranks of the head's node: if any rank hangs, these also stop soon.
 
-    `floor_s` is the least time without a step that is a hang, `silence_s` the time without output
-    or report of any rank, counted from the first; 0 switches either off.
+    `floor_s` is the least time without a step that counts as a hang. `silence_s` is the same
+    without output or events of any rank, after the first. 0 switches either off.
     """
 
     floor_s: float
@@ -48,12 +48,12 @@ class HangWatch:
     _tasks: Tasks = field(default_factory=Tasks)
 
     def __post_init__(self) -> None:
-        """Start to measure."""
+        """Start measuring."""
         self._progress = Progress(floor_s=self.floor_s)
         self._silence = Progress(floor_s=self.silence_s)
 
     def heard(self, event: Mapping[str, Any]) -> None:
-        """Count a rank's event; after the last step hangs are not looked for."""
+        """Count a rank's event; stop looking for hangs after the last step."""
         if event.get("type") == "step":
             self._steps_reported += 1
             self._is_through = event.get("step") == event.get("total")
@@ -61,7 +61,7 @@ class HangWatch:
             self._others_reported += 1
 
     def look(self) -> None:
-        """Report once that nothing has moved for too long."""
+        """Report once if there was no progress for too long."""
         now = time.monotonic()
         is_off = self._is_through or self._is_leaving or self._is_reported
         if is_off or len(self._tasks):
@@ -78,13 +78,13 @@ class HangWatch:
             self._tasks.start(self._report_silence(silent_s))
 
     def leaving(self) -> None:
-        """Once ranks have ended well, watch whether the others follow instead of their steps."""
+        """Watch, once ranks have succeeded, whether the others end instead of their steps."""
         if not self._is_leaving and self.floor_s:
             self._tasks.start(self._watch_leavers())
         self._is_leaving = True
 
     async def _watch_leavers(self) -> None:
-        """Find a stuck rank: it does nothing, while others may save or compute for long."""
+        """Find a stuck rank: it does nothing, while others may save or compute for a long time."""
         is_stuck = False
         while not is_stuck:
             progress = Progress(floor_s=self.floor_s)
@@ -93,11 +93,11 @@ class HangWatch:
                 await asyncio.sleep(min(LEAVERS_LOOK_S, self.floor_s / 4))
             found, unheard, is_moving = await self._look_twice()
             is_stuck = not is_moving
-        text = f"other ranks have ended, nothing has moved for {progress.stalled_s:.0f} s"
+        text = f"other ranks have ended, no progress for {progress.stalled_s:.0f} s"
         self._fail(text, found, unheard)
 
     async def _signs(self) -> int:
-        """Count what the ranks that are left have read, written and asked."""
+        """Count the reads, writes and calls of the ranks that are left."""
         answers = await self.questions.ask("signs")
         given = (message.get("signs") for message in answers.given.values())
         return self.own_signs() + sum(signs for signs in given if isinstance(signs, int))
@@ -127,7 +127,7 @@ class HangWatch:
             self._fail(text, found, unheard)
 
     async def _report_silence(self, silent_s: float) -> None:
-        """Report where the ranks are, unless those of another node have printed something."""
+        """Report where the ranks are, unless a rank on another node has printed something."""
         answers = await self.questions.ask("silence")
         ages = [message.get("silent_s") for message in answers.given.values()]
         if any(isinstance(age, float) and age < self.silence_s for age in ages):
@@ -141,7 +141,7 @@ class HangWatch:
         try:
             return await self._look_twice()
         except Exception as error:
-            self._fail(f"{text}; where the ranks are cannot be found: {error}", [], 0)
+            self._fail(f"{text}; cannot find where the ranks are: {error}", [], 0)
             raise
 
     def _fail(self, text: str, found: list[stacks.RankPlace], unheard: int) -> None:

@@ -1,4 +1,4 @@
-"""Interruptions from outside, and how the ranks learn of them: the head's task."""
+"""Handle interruptions from outside, as the head: have the ranks save and exit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from clusterrun.rundir.request import Reason, read_request, write_request
 LOOK_S = 0.05
 WORD_S = 0.5  # how long the conductor may take to request an end when Slurm sends SIGTERM
 REQUEST_S = 5.0  # how long the disk may take to show which request was first
-LEAVE_S = 60.0  # how long ranks may run on after a save
-LAST_S = 30.0  # of a long warning, to end the ranks and what follows; of a short one a fifth
-TRIES = 3  # to have all ranks save if nodes do not answer
+LEAVE_S = 60.0  # how long ranks may keep running after a save
+LAST_S = 30.0  # of a long warning, to end the ranks and the job; a fifth of a short one
+TRIES = 3  # attempts to have all ranks save if nodes do not answer
 
 
 @dataclass(kw_only=True)
@@ -33,7 +33,7 @@ class Interruption:
 
     `cancel` ends the attempt without one. Slurm warns `warning_s` before the time limit.
     `has_saved` returns whether there is a checkpoint to continue from, `is_through` whether the
-    last step is done. `reason` is None until the ranks are to leave.
+    last step is done. `reason` is None until the ranks must exit.
     """
 
     request: Path
@@ -59,7 +59,7 @@ class Interruption:
         self.leader.decision.completion = self._completion
 
     def warned(self) -> None:
-        """Do what is requested; without a request, the time limit is near, or a person asks."""
+        """Handle a request, or without one the time limit or a person's signal."""
         left_s = time_left_s(os.environ, time.time()) or 0.0
         self._tasks.start(self._request(warning_reason(left_s, self.warning_s)))
 
@@ -72,7 +72,7 @@ class Interruption:
             self._tasks.start(self._end_or_leave())
 
     async def look(self) -> None:
-        """Do what is requested; signals only make that quicker. Note the first rank that hears."""
+        """Handle a request, even without a signal. Record when the first rank can be asked."""
         if self._is_unheard and self.reason and self.page.is_used:
             self._is_unheard = False
             self.happened("interrupted", reason=self.reason.value, heard=True)
@@ -81,7 +81,7 @@ class Interruption:
 
     def _interrupt(self, reason: Reason) -> None:
         if reason is Reason.END and self.reason is Reason.TIME_LIMIT:
-            why, code = f"{self.reason.text}: the ranks had not left by then", NodeExit.CANCELLED
+            why, code = f"{self.reason.text}: the ranks did not exit in time", NodeExit.CANCELLED
             ending = Ending(code=int(code), reason=why, cause=Cause.CANCELLED)
             self.leader.decision.make(ending)
         elif reason is Reason.END:
@@ -91,7 +91,7 @@ class Interruption:
             self._tasks.start(self._leave(reason))
 
     def saved(self) -> None:
-        """Note that a checkpoint is complete."""
+        """Record that a checkpoint is complete."""
         if self.reason is not None:
             self._after(LEAVE_S)
 
@@ -106,7 +106,7 @@ class Interruption:
             await asyncio.sleep(LOOK_S)
 
     async def _request(self, reason: Reason) -> None:
-        """Request an interruption and do what the first request says, if the disk answers."""
+        """Request an interruption, but handle an earlier request if the disk has one."""
 
         def first_request() -> Reason | None:
             write_request(self.request, reason)
@@ -118,23 +118,23 @@ class Interruption:
         self._interrupt(first or reason)
 
     async def _leave(self, reason: Reason) -> None:
-        self.say(f"{reason.text}: the ranks are asked to save and leave")
+        self.say(f"{reason.text}: the ranks are asked to save and exit")
         self.happened("interrupted", reason=reason.value, heard=self.page.is_used)
         if reason in (Reason.TIME_LIMIT, Reason.SIGNAL):
             self._after(max(0.8 * self.warning_s, self.warning_s - LAST_S))
         if not self.page.is_used:
-            self.say("no rank has called runtime.should_checkpoint() yet; none saves until it does")
+            self.say("no rank has called runtime.should_checkpoint() yet; ranks save when they do")
             self._is_unheard = True
         for _ in range(TRIES):
             if await self._saving.agree():
                 return
-            self.say("not all nodes answered: the ranks could not be told to save")
+            self.say("not all nodes answered: the ranks could not be asked to save")
 
     def _after(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._end_as_interrupted)
 
     def _end_as_interrupted(self) -> None:
-        """End ranks that did not leave, if there is a checkpoint to continue from."""
+        """End ranks that did not exit, if there is a checkpoint to continue from."""
         if self.has_saved():
             self.leader.decision.make(self._interrupted())
 

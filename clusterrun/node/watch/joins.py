@@ -1,4 +1,4 @@
-"""Find out, as the head, that ranks run for long and none has joined a process group."""
+"""Detect, as the head, that ranks run and none has joined a process group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from clusterrun.node.link.questions import Questions
 from clusterrun.shared.joined import Unjoined
 
-AFTER_S = 120.0  # importing torch, and most scripts' preparations, take less
+AFTER_S = 120.0  # importing torch, and the setup of most scripts, take less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Joins:
 
 
 async def unjoined(questions: Questions, own: Callable[[], Joins]) -> Unjoined | None:
-    """Wait two minutes, and until ranks run; ask all nodes. None if a rank has joined."""
+    """Ask all nodes after two minutes, once ranks run; return None if a rank has joined."""
     while True:
         await asyncio.sleep(AFTER_S)
         answers = await questions.ask("joins")

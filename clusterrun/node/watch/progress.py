@@ -1,4 +1,4 @@
-"""Measure for how long the ranks of this node have made no progress."""
+"""Measure how long the ranks of this node have made no progress."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 STEPS_MEASURED = 50
 PATIENCE = 10  # times a usual step
 EXTENSIONS = 3  # of the limit, for ranks that work without a step: an evaluation, an upload
-LOOK_MOST_S = 10.0  # looks that are further apart show that the whole job was halted
+LOOK_MOST_S = 10.0  # a longer time between looks means that the whole job was suspended
 
 
 @dataclass(kw_only=True)
 class Progress:
     """Watch a count that grows with the steps, and the bytes that ranks print.
 
-    `floor_s` is the least time without either that counts as a hang; 0 switches this off. Time in
-    which the scheduler suspended the job does not count.
+    `floor_s` is the least time without either that counts as a hang; 0 switches this off. Time
+    while the scheduler suspends the job does not count.
     """
 
     floor_s: float
@@ -31,7 +31,7 @@ class Progress:
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_MEASURED))
 
     def look(self, now: float, *, steps: int, printed: int) -> None:
-        """Note how far the ranks are; `now` in seconds of a monotonic clock."""
+        """Record how far the ranks are; `now` in seconds of a monotonic clock."""
         if self._looked_at is not None:
             self._watched_s += min(now - self._looked_at, LOOK_MOST_S)
         self._looked_at = now
@@ -52,15 +52,15 @@ class Progress:
 
     @property
     def limit_s(self) -> float:
-        """The time without progress that is too long."""
+        """The time without progress that counts as a hang."""
         usual_s = statistics.median(self._durations) if self._durations else 0.0
         return max(self.floor_s, PATIENCE * usual_s)
 
     @property
     def stalled_s(self) -> float:
-        """For how long nothing had moved at the last look, if that is too long; else 0.
+        """The time without progress at the last look if it is above the limit, else 0.
 
-        Before the first step torch's own timeouts hold: a start may take any time.
+        Before the first step only torch's own timeouts apply: a start may take any time.
         """
         if not self.floor_s or not self._steps:
             return 0.0

@@ -16,9 +16,9 @@ from clusterrun.node.base.causes import Cause, Failure
 from clusterrun.node.base.processes import exit_and_signal, is_running, wait_status
 from clusterrun.node.forward.spool import EventReader, Spool
 
-LEAVE_S = 3.0  # how long a rank that has reported its failure may take to leave
+LEAVE_S = 3.0  # how long a rank that has reported its failure may take to exit
 _CAUSES = {cause.value: cause for cause in Cause}
-# What gloo, NCCL and torch's store raise in a rank that has lost another one (torch 2.13).
+# What gloo, NCCL and torch's store raise in a rank that has lost a peer (torch 2.13).
 _LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Connection was likely closed|pair closure|Broken pipe"
     r"|remote process exited|communicator was aborted|recvValue"
@@ -75,14 +75,14 @@ class Ranks:
             self.happened(event)
 
     def _follow(self, rank: Rank, pid: int) -> None:
-        """Have the kernel wake us when the process ends, so that its status can still be read."""
+        """Watch for the end of the process, so that its status can still be read."""
         rank.pid = pid
         with contextlib.suppress(OSError, AttributeError):  # Linux before 5.3: polled instead
             rank.pidfd = os.pidfd_open(pid)
             asyncio.get_running_loop().add_reader(rank.pidfd, self._ended, rank)
 
     def _ended(self, rank: Rank) -> None:
-        """Note when and how a process ended, before its parent reaps it."""
+        """Record when and how a process ended, before its parent reaps it."""
         if rank.ended_at == 0.0:
             rank.ended_at = time.time()
             rank.status = wait_status(rank.pid)
@@ -120,7 +120,7 @@ class Ranks:
             self.failed(failure)
 
     def settle_by_launcher(self, failures: list[dict[str, Any]]) -> None:
-        """Believe the launcher about ranks whose end was not noticed."""
+        """Use the launcher's report for ranks whose end was not noticed."""
         for entry in failures:
             rank, code = self._rank(int(entry["rank"])), int(entry["exitcode"])
             if not rank.is_settled:
@@ -130,22 +130,22 @@ class Ranks:
 
     @property
     def pids(self) -> dict[int, int]:
-        """The processes of the ranks that run, by rank."""
+        """The pids of the running ranks, by rank."""
         return {r.number: r.pid for r in self._ranks.values() if r.pid and not r.ended_at}
 
     def terminate(self) -> None:
-        """Send SIGTERM to the ranks that run."""
+        """Send SIGTERM to the running ranks."""
         for pid in self.pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
     @property
     def heard_of(self) -> int:
-        """The number of ranks with events; on a full disk a rank has none."""
+        """The number of ranks with events; a rank on a full disk has none."""
         return len(self._ranks)
 
     def all_ended(self, count: int) -> bool:
-        """Whether so many ranks were heard of, and all of them have ended."""
+        """Whether at least `count` ranks have events, and all of these have ended."""
         ended = [rank for rank in self._ranks.values() if rank.ended_at]
         return len(ended) == len(self._ranks) >= count
 
@@ -186,7 +186,7 @@ def _failure(rank: Rank, node: str) -> Failure | None:
 
 
 def _how(code: int, number: int, *, ended_well: bool) -> str:
-    when = " while leaving, after the script had ended well" if ended_well else ""
+    when = " after the script had completed" if ended_well else ""
     if not number:
         return f"exited with status {code}{when}"
     try:

@@ -1,4 +1,4 @@
-"""Have all ranks save at the same step, by means of the control page."""
+"""Have all ranks save at the same step, through the control page."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 from clusterrun.node.link.questions import Questions
 from clusterrun.shared.control_page import ControlPage, Joining, SavePoint
 
-SETTLE_S = 0.02  # then a rank that looked just before the hold has published its count
+SETTLE_S = 0.02  # for a rank that looked just before the hold to publish its count
 
 
 class Page:
-    """The page of this node's ranks."""
+    """The control page of this node's ranks."""
 
     def __init__(self, page: ControlPage, ranks: int) -> None:
         self._page, self._ranks = page, range(ranks)
 
     @property
     def is_used(self) -> bool:
-        """Whether a rank has ever asked whether to save."""
+        """Whether any rank has called should_checkpoint()."""
         return any(self._page.calls(rank) for rank in self._ranks)
 
     @property
     def has_left(self) -> bool:
-        """Whether a rank leaves because it was asked to."""
+        """Whether a rank exits because it was asked to."""
         return any(self._page.has_stopped(rank) for rank in self._ranks)
 
     @property
@@ -34,11 +34,11 @@ class Page:
         return all(self._page.is_shielded(rank) for rank in self._ranks)
 
     def joining(self) -> list[Joining]:
-        """Return how far each rank is on the way into its process group."""
+        """Return how far each rank is in joining its process group."""
         return [self._page.joining(rank) for rank in self._ranks]
 
     def calls(self) -> int:
-        """Return the calls of all ranks: they grow with the steps."""
+        """Return the number of calls of all ranks, which grows with the steps."""
         return sum(self._page.calls(rank) for rank in self._ranks)
 
     async def hold(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Page:
         return {"calls": max(self._page.calls(rank) for rank in self._ranks)}
 
     async def decide(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Let the ranks continue to the call at which they save and leave."""
+        """Let the ranks continue to the call at which they save and exit."""
         self._page.decide(SavePoint(int(message["request"]), int(message["at"])))
         return {}
 
@@ -62,7 +62,7 @@ class Saving:
         self._lock = asyncio.Lock()
 
     async def agree(self) -> int:
-        """Have all ranks save and leave at one call; return it, 0 if a node does not answer."""
+        """Have all ranks save and exit at one call; return it, 0 if a node does not answer."""
         async with self._lock:
             self._request += 1
             held = {"request": self._request}

@@ -1,4 +1,4 @@
-"""Where the ranks of a node are when no step ends: states of processes and Python's stacks."""
+"""Find where the ranks of a node are when no step ends: process states and Python stacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWER_S = 2.0
 NAMED_GROUPS = 4
 _STACK = "Stack (most recent call first):"
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
-# Where ranks wait for others: in a collective, or in the backward pass, whose end is one.
+# Where ranks wait for others: in a collective, or in the backward pass, which ends in one.
 _WAITING = re.compile(
     r"distributed_c10d\.py|_engine_run_backward|/torch/distributed/|/deepspeed/comm/|store\.py"
     r"|synchronize|_cuda_synchronize"
@@ -38,10 +38,9 @@ _CERTAIN = ("gone", _STATES[psutil.STATUS_STOPPED], _STATES[psutil.STATUS_TRACIN
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Where one rank is: in the user's code (`train.py:120 in step`), and whether it waits there.
+    """Where a rank is in the user's code (`train.py:120 in step`), and whether it waits for others.
 
-    `state` names what keeps the process from running, "" if nothing does; different stacks have a
-    different `stack`.
+    `state` is why the process does not run, "" if it runs; `stack` is a checksum of the stack.
     """
 
     rank: int
@@ -53,12 +52,12 @@ class RankPlace:
 
     @property
     def is_halted(self) -> bool:
-        """Whether the process exists and does not run."""
+        """Whether the process exists but does not run."""
         return self.state in _STATES.values()
 
 
 async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankPlace]:
-    """Ask the ranks for their stacks; return where each is after a moment."""
+    """Ask the ranks for their stacks; return where each is after ANSWER_S."""
     before = {rank: size_of(spool.stacks(rank)) for rank in pids}
     states = {rank: _state(pid) for rank, pid in pids.items()}
     for pid in pids.values():
@@ -73,7 +72,7 @@ async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankP
 
 
 def bytes_moved(pids: Iterable[int]) -> int:
-    """Count the bytes that processes have read and written: they save or print."""
+    """Count the bytes that processes have read and written, as when they save or print."""
     total = 0
     for pid in pids:
         with contextlib.suppress(psutil.Error, OSError):
@@ -96,7 +95,7 @@ def _state(pid: int) -> str:
 
 
 def _lasting(before: str, now: str) -> str:
-    """Ignore a brief state: a process that reads a file is in the kernel for moments."""
+    """Ignore a brief state: a process that reads a file is briefly blocked in the kernel."""
     return now if now in (before, *_CERTAIN) else ""
 
 
@@ -117,7 +116,7 @@ def main_frames(text: str) -> list[str]:
 
 
 def is_moving(before: Iterable[RankPlace], now: Iterable[RankPlace]) -> bool:
-    """Whether a rank has moved to another place."""
+    """Whether the stack of any rank has changed."""
     stacks = {place.rank: place.stack for place in before}
     return any(stacks.get(place.rank, place.stack) != place.stack for place in now)
 
@@ -133,7 +132,7 @@ def suspect(found: Iterable[RankPlace]) -> RankPlace | None:
 
 
 def sentence(found: Iterable[RankPlace]) -> str:
-    """Return which ranks are where, the largest group first."""
+    """Describe which ranks are where, the largest group first."""
     groups: dict[str, list[int]] = {}
     for place in found:
         where = f"at {place.where}" if place.where else "at an unknown place"
@@ -145,7 +144,7 @@ def sentence(found: Iterable[RankPlace]) -> str:
 def _ranks(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    return f"{len(ranks)} ranks (as rank {min(ranks)})"
+    return f"{len(ranks)} ranks (e.g. rank {min(ranks)})"
 
 
 def to_data(found: Iterable[RankPlace]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 # Rendered by clusterrun VERSION: sourced by the batch script and on every node.
 
-# What the job was given: a job that is submitted from inside this one starts from that, too.
+# The environment that the job was given: a job submitted from inside this one also gets it.
 declare -A clusterrun_given=()
 if [[ -z ${CLUSTERRUN_GIVEN:-} ]]; then
   for clusterrun_name in $(compgen -e); do
@@ -9,7 +9,7 @@ if [[ -z ${CLUSTERRUN_GIVEN:-} ]]; then
   export CLUSTERRUN_GIVEN="${!clusterrun_given[*]}"
 fi
 
-# Leftovers of another launcher, or of the step around us, would change who a rank is.
+# Variables of another launcher, or of the step around us, would change the ranks' identity.
 unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE NODE_RANK
 unset ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT MPI_LOCALRANKID MPI_LOCALNRANKS
 unset "${!PET_@}" "${!TORCHELASTIC_@}" "${!PMI_@}" "${!PMIX_@}" "${!OMPI_COMM_@}" "${!MV2_COMM_@}"
@@ -25,7 +25,7 @@ clusterrun_say() {
 clusterrun_venv() {
   set +u
   source "$1/bin/activate" ||
-    clusterrun_say "there is no virtual environment $1 on this node; do the nodes share its directory?"
+    clusterrun_say "there is no virtual environment $1 on this node; put it where all nodes can read it"
 }
 clusterrun_conda() {
   local clusterrun_exe
@@ -36,11 +36,11 @@ clusterrun_conda() {
       [[ ! -x $clusterrun_exe ]] || break
     done
     [[ -x $clusterrun_exe ]] ||
-      { clusterrun_say "there is no conda on this node; a setup line before must put it on PATH"; return; }
+      { clusterrun_say "there is no conda on this node; put it on PATH in an earlier setup line"; return; }
     eval "$("$clusterrun_exe" shell.bash hook)"
   fi
   conda activate "$1" ||
-    clusterrun_say "conda can't activate $1 on this node; 'conda env list' shows what is there"
+    clusterrun_say "conda can't activate $1 on this node; list its environments with 'conda env list'"
 }
 clusterrun_modules() {
   local clusterrun_init
@@ -51,27 +51,27 @@ clusterrun_modules() {
     [[ ! -r $clusterrun_init ]] || source "$clusterrun_init"
   done
   [[ -n $(type -t module) ]] ||
-    { clusterrun_say "there is no module command on this node; a setup line before must define it"; return; }
+    { clusterrun_say "there is no module command on this node; define it in an earlier setup line"; return; }
   module load "$@" ||
-    clusterrun_say "these modules can't be loaded on this node: $*; 'module avail' shows those that can"
+    clusterrun_say "cannot load these modules on this node: $*; list those available with 'module avail'"
 }
 
 clusterrun_setup_failed() {
   local hint=
-  # Only login shells define such commands, and SBATCH_EXPORT=NONE keeps them from a job.
+  # Only login shells define such commands, and SBATCH_EXPORT=NONE keeps them out of a job.
   case $2:$3 in
     *:*'conda activate'*) hint="; a job's shell has no 'conda activate': write setup: {conda: NAME}" ;;
     127:module\ * | 127:ml\ *) hint="; a job's shell has no 'module': write setup: {modules: [NAME]}" ;;
-    127:*) hint="; a command that login shells define needs 'source /etc/profile' before it" ;;
+    127:*) hint="; if login shells define the command, add 'source /etc/profile' before it" ;;
   esac
-  clusterrun_say "setup line $1 ended with status $2: $3$hint"
+  clusterrun_say "setup line $1 failed with status $2: $3$hint"
 }
 
 clusterrun_modules cuda/12 nccl || return 122
 clusterrun_conda $'it\'s mine' || return 122
 eval $'source \'my env/bin/activate\'' ||
   { clusterrun_setup_failed 3 "$?" $'source \'my env/bin/activate\''; return 122; }
-# Whatever those lines have switched on is not for what follows.
+# Undo shell options that those lines have set.
 set +e +u +o pipefail
 
 # stacks at SIGSEGV, SIGABRT and SIGBUS
@@ -85,15 +85,15 @@ export NCCL_NET=IB
 export GREETING=$'it\'s $HOME\n#PBS -N evil'
 export NCCL_DEBUG=INFO
 
-# Handed on by name from the shell that submitted; never written down.
+# Passed by name from the submitting shell; the values are never written to a file.
 if [[ -n ${HF_TOKEN+set} ]]; then
   export HF_TOKEN
 else
-  printf 'clusterrun: %s: %s is not set in the environment of the job\n' \
+  printf 'clusterrun: %s: %s is not set in the environment of the job; export it where you submit\n' \
     "${SLURMD_NODENAME:-$HOSTNAME}" HF_TOKEN >&2
 fi
 
-# Values that were changed; not those of secrets.
+# Keep the original values of changed variables, except secrets.
 for clusterrun_name in "${!clusterrun_given[@]}"; do
   [[ ${!clusterrun_name-} == "${clusterrun_given[$clusterrun_name]}" ||
     $clusterrun_name =~ ^(_|PWD|OLDPWD|SHLVL)$|KEY|TOKEN|SECRET|PASS ]] ||

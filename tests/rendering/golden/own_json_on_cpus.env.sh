@@ -1,6 +1,6 @@
 # Rendered by clusterrun VERSION: sourced by the batch script and on every node.
 
-# What the job was given: a job that is submitted from inside this one starts from that, too.
+# The environment that the job was given: a job submitted from inside this one also gets it.
 declare -A clusterrun_given=()
 if [[ -z ${CLUSTERRUN_GIVEN:-} ]]; then
   for clusterrun_name in $(compgen -e); do
@@ -9,7 +9,7 @@ if [[ -z ${CLUSTERRUN_GIVEN:-} ]]; then
   export CLUSTERRUN_GIVEN="${!clusterrun_given[*]}"
 fi
 
-# Leftovers of another launcher, or of the step around us, would change who a rank is.
+# Variables of another launcher, or of the step around us, would change the ranks' identity.
 unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE NODE_RANK
 unset ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT MPI_LOCALRANKID MPI_LOCALNRANKS
 unset "${!PET_@}" "${!TORCHELASTIC_@}" "${!PMI_@}" "${!PMIX_@}" "${!OMPI_COMM_@}" "${!MV2_COMM_@}"
@@ -28,7 +28,7 @@ export DS_ACCELERATOR=cpu
 # --timeout, in minutes
 export DEEPSPEED_TIMEOUT=30
 
-# Values that were changed; not those of secrets.
+# Keep the original values of changed variables, except secrets.
 for clusterrun_name in "${!clusterrun_given[@]}"; do
   [[ ${!clusterrun_name-} == "${clusterrun_given[$clusterrun_name]}" ||
     $clusterrun_name =~ ^(_|PWD|OLDPWD|SHLVL)$|KEY|TOKEN|SECRET|PASS ]] ||
