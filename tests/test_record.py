@@ -119,7 +119,7 @@ def test_a_directory_in_which_others_can_replace_a_run_is_refused(
     if not is_refused:
         assert laid_out(runs, "r1").script.exists()
         return
-    with pytest.raises(UsageError, match="others can write in") as refused:
+    with pytest.raises(UsageError, match="other users can write to") as refused:
         laid_out(runs, "r1")
     assert f"--run-dir {runs.root}/{record.current_user()}" in refused.value.hints[0]
     assert not any(path.is_file() for path in runs.root.rglob("*"))
@@ -138,7 +138,7 @@ def test_a_colleagues_directory_is_named_before_anything_is_submitted(
     runs.root.chmod(0o1777 if place else 0o700)
     os.seteuid(65534)
     try:
-        with pytest.raises(UsageError, match=f"{runs.root / place} belongs to root") as refused:
+        with pytest.raises(UsageError, match=f"{runs.root / place}, which belongs to root") as refused:
             create.create_run(runs, "other", "r1", Bundle(files={}))
     finally:
         os.seteuid(0)
@@ -168,14 +168,14 @@ def test_a_place_that_is_no_directory_is_told_with_path_and_reason(tmp_path: Pat
 
 
 def test_a_place_that_cannot_be_written_is_told() -> None:
-    with pytest.raises(ClusterrunError, match="cannot make the run directory /sys/") as failed:
+    with pytest.raises(ClusterrunError, match="cannot create the run directory /sys/") as failed:
         create.create_run(RunsDir(root=Path("/sys/runs")), "demo", "r1", Bundle(files={}))
     assert "/sys/runs" in str(failed.value.cause)  # not even root may
 
 
 def test_the_same_run_is_never_made_twice(runs: RunsDir) -> None:
     first = make(runs)
-    with pytest.raises(ClusterrunError, match="cannot make the run directory"):
+    with pytest.raises(ClusterrunError, match="cannot create the run directory"):
         make(runs)
     assert first.paths.record.exists()
 
@@ -340,7 +340,7 @@ def test_an_id_that_two_other_projects_have_is_not_guessed(runs: RunsDir, tmp_pa
         make(place, job_id="L1")
     with pytest.raises(UsageError) as raised:
         record.resolve_job("L1", [runs, one, other])
-    assert raised.value.message == f"L1 is the id of 2 jobs, and of none in {runs.root}"
+    assert raised.value.message == f"2 jobs have the id L1, but none in {runs.root}"
     assert [str(one.root) in raised.value.hints[0], len(raised.value.hints)] == [True, 2]
     assert record.resolve_job("L1", [runs, one]).run_dir.startswith(str(one.root))
 

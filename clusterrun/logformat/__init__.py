@@ -1,1 +1,1 @@
-"""The format of log lines, and the classes of error lines."""
+"""The format of log lines, and the kinds of error lines."""

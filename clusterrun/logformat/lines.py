@@ -11,7 +11,7 @@ from typing import NamedTuple
 class Stream(str, Enum):
     """Where a line came from; the value is the letter in the log file.
 
-    GAP and END are the agent's records of lost bytes and of the log's end.
+    GAP and END are the agent's records of lost bytes and of the end of the log.
     """
 
     OUT = "o"
@@ -34,14 +34,14 @@ RECORDS = frozenset({Stream.GAP, Stream.END})
 OF_NO_RANK = "-"  # the rank of a line of the launcher or the agent
 BEFORE_ALL = b"0" * 16  # a stamp
 MAX_HEAD_BYTES = 32
-MAX_SPEAKERS = 20_000  # that are remembered: a damaged file may name any number of ranks
+MAX_SPEAKERS = 20_000  # to remember: a damaged file may name any number of ranks
 LINE_BYTES = 1 << 16  # agents cut longer lines
 SIDE_TEXT_BYTES = 4096  # of a line in a side file
-STAMPED = re.compile(  # the head of a line; 16 digits of µs: until 2286, which datetime can write
+STAMPED = re.compile(  # the head of a line; 16 digits of µs last until 2286
     rb"([0-9]{16}) (-|[0-9]{1,9}) ([oelagzOELAGZ])(?= |\n|\Z)"
 )
 _STAMPED_LINE = re.compile(rb"^" + STAMPED.pattern, re.MULTILINE)
-# What a block holds if a line of this kind is in it.
+# Bytes that a block contains if it has a line of this kind.
 GAP_LITERAL, END_LITERAL = b" g ", b" z "
 SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
 
@@ -58,7 +58,7 @@ INDEX_ENTRY_BYTES = INDEX_ENTRY.size
 class LogLine(NamedTuple):
     """A line as its node's agent stamped it.
 
-    `rank` is None for the launcher and the agent. `text` has no newline; `partial` says that the
+    `rank` is None for the launcher and the agent. `text` has no newline; `partial` means that the
     next line of this rank and stream continues it. `offset` is the line's place in its node's log.
     """
 
@@ -72,15 +72,15 @@ class LogLine(NamedTuple):
 
 
 def line_head(time_us: int, rank: str, stream: str) -> bytes:
-    """Return what precedes a text; a stream in upper case means that the line was cut."""
+    """Return the head of a line; a stream in upper case means that the line was cut."""
     return b"%016d %s %s " % (time_us, rank.encode(), stream.encode())
 
 
 def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
-    """Parse `<epoch µs> <rank> <stream> <text>`, the newline taken off.
+    """Parse `<epoch µs> <rank> <stream> <text>` without its newline.
 
-    A line without that head (a torn write, a hole) becomes a whole one of the launcher, at
-    `near_us`.
+    A line without that head (a torn write, a hole) becomes a whole line of the launcher, with the
+    time `near_us`.
 
     >>> line = parse_line(b"1700000000000000 3 E 50 %", node="n1", offset=0, near_us=0)
     >>> line.rank, line.stream.label, line.text, line.partial
@@ -94,22 +94,22 @@ def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
 
 
 def who_wrote(head: re.Match[bytes]) -> tuple[int | None, Stream, bool]:
-    """Read rank and stream of a head, and whether the line was cut."""
+    """Return the rank and stream of a head, and whether the line was cut."""
     stream, partial = _LETTERS[head[3]]
     return None if head[2] == b"-" else int(head[2]), stream, partial
 
 
 def find_stamped(data: bytes, start: int = 0) -> int:
-    """Return where the first line with a head starts, at `start` or later; -1 if there is none.
+    """Return where the first line with a head starts, at `start` or later; -1 if nowhere.
 
-    A line starts at `start`.
+    `start` must be the start of a line.
     """
     found = _STAMPED_LINE.search(data, start)
     return found.start() if found else -1
 
 
 def last_stamp(data: bytes) -> bytes | None:
-    """Return the stamp of the last line that has a head; `data` starts with a line."""
+    """Return the stamp of the last line with a head; `data` starts with a line."""
     end = len(data)
     while end > 0:
         end = data.rfind(b"\n", 0, end - 1) + 1
@@ -119,7 +119,7 @@ def last_stamp(data: bytes) -> bytes | None:
 
 
 def pattern_of_lines(rank: int | None, stream: Stream) -> re.Pattern[bytes]:
-    """Return a pattern of the lines of a rank, or of a stream of no rank, within a block."""
+    """Return a pattern for the lines of a rank (None: of a stream without ranks) in a block."""
     speaker = OF_NO_RANK.encode() if rank is None else b"%d" % rank
     letters = b"oe" if rank is not None else stream.value.encode()
     letters += letters.upper()
@@ -127,7 +127,7 @@ def pattern_of_lines(rank: int | None, stream: Stream) -> re.Pattern[bytes]:
 
 
 class Gap(NamedTuple):
-    """How many bytes of a stream are missing at a place, and why."""
+    """The number of bytes of a stream that are missing at a place, and the reason."""
 
     stream: Stream
     size_bytes: int
@@ -135,12 +135,12 @@ class Gap(NamedTuple):
 
 
 def gap_text(stream: str, size_bytes: int, reason: str) -> bytes:
-    """Return the text of a line of stream GAP."""
+    """Return the text of a GAP line."""
     return f"{stream} {size_bytes} {reason}".encode()
 
 
 def parse_gap(text: bytes) -> Gap | None:
-    """Parse the text of a line of stream GAP; None for a damaged one or a side file's own."""
+    """Parse the text of a GAP line; None for a damaged one and for records of side files."""
     found = _GAP.match(text)
     if found is None:
         return None
@@ -149,17 +149,17 @@ def parse_gap(text: bytes) -> Gap | None:
 
 
 def left_out_text(lines: int) -> bytes:
-    """Return the text of a side file's record of lines that it leaves out."""
+    """Return the text of a side file's record of omitted lines."""
     return _LEFT_OUT_TEXT + b"%d repeated, or more than this file may hold" % lines
 
 
 def is_left_out(line: LogLine) -> bool:
-    """Whether a line is a side file's record of lines that it leaves out."""
+    """Return whether a line is a side file's record of omitted lines."""
     return line.stream is Stream.GAP and line.text.startswith(_LEFT_OUT_TEXT)
 
 
 def holds_left_out(data: bytes) -> bool:
-    """Whether a block of a side file has such a record."""
+    """Return whether a block of a side file has a record of omitted lines."""
     return b" - g - " in data and _LEFT_OUT.search(data) is not None
 
 
@@ -169,21 +169,21 @@ def end_text(code: int, reason: str) -> bytes:
 
 
 def parse_end(text: bytes) -> tuple[int, str]:
-    """Parse the text of a line of stream END: exit status and reason; 0 for a damaged status."""
+    """Parse the text of an END line: exit status and reason; 0 for a damaged status."""
     code, _, reason = text.partition(b" ")
     number = int(code) if re.fullmatch(rb"[0-9]{1,9}", code) else 0
     return number, reason.decode("utf-8", "replace")
 
 
 def is_complete(tail: bytes) -> bool:
-    """Whether the last bytes of a log are the record of its end."""
+    """Return whether the last bytes of a log are its end record."""
     return _END.search(tail) is not None
 
 
 class SideEntry(NamedTuple):
-    """The text of a side file's line: its class ("" for none), its place in the log, and itself.
+    """The fields of a side file's line: its class ("" for none), its place in the log, its text.
 
-    `has_more` says that the log has more of the line.
+    `has_more` means that the log has more of the line.
     """
 
     kind: str
@@ -193,7 +193,7 @@ class SideEntry(NamedTuple):
 
 
 def side_text(entry: SideEntry) -> bytes:
-    """Return the text of a line in a side file."""
+    """Format an entry as the text of a side file's line."""
     kind = (entry.kind.encode() or _NO_CLASS) + b"+" * entry.has_more
     return b"%s %d %s" % (kind, entry.offset, entry.text)
 
@@ -216,5 +216,5 @@ class IndexEntry(NamedTuple):
 
 
 def unpack_index_entry(raw: bytes) -> IndexEntry | None:
-    """Read an entry; None for a part of one."""
+    """Unpack an index entry; None if it is incomplete."""
     return IndexEntry(*INDEX_ENTRY.unpack(raw)) if len(raw) == INDEX_ENTRY_BYTES else None

@@ -1,4 +1,4 @@
-"""Which lines of a log report an error, and of what kind."""
+"""Find the lines of a log that report an error, and classify them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ TRACEBACK, EXCEPTION, ERROR = "traceback", "exception", "error"
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """A kind of error line: `pattern` decides, if a block holds one of `literals` at all.
+    """A kind of error line: `pattern` decides, once a block holds one of `literals`.
 
-    Literals match letters alone, in upper or lower case (see `may_hold_errors`).
+    Literals match letters only, in upper or lower case (see `may_hold_errors`).
     """
 
     id: str
@@ -26,8 +26,8 @@ _NO_NUMBER = rb"(?!\s*[-+]?(?:\d+\.|\.\d|\d+(?:e[-+]?\d+)?\s*(?:$|,)|nan\b|inf\b
 _NO_METRIC = rb"(?!\s*[-+]?(?:\d*\.\d|nan\b|inf\b))"
 _LEVEL = rb"(?:ERROR|CRITICAL|FATAL)"
 
-# The more exact a symptom, the earlier it comes. No pattern may backtrack without bounds: the agent
-# reads whatever a rank writes.
+# More specific symptoms come first. No pattern may backtrack without bounds: the agent reads
+# everything that a rank writes.
 SYMPTOMS = (
     Symptom(
         id="oom",
@@ -100,7 +100,7 @@ _PREFIX = re.compile(
 _TRACEBACK_START = b"Traceback (most recent call last):"
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 
-_LOOKED_AT = 4096  # bytes of a line
+_LOOKED_AT = 4096  # bytes of a line that are searched
 _ZEROES = bytes.maketrans(b"123456789", b"000000000")
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NOT_KEPT = bytes(set(range(256)) - set(_LETTERS + b"\n"))
@@ -111,7 +111,7 @@ def _letters(text: bytes) -> bytes:
 
 
 def _shortest(literals: set[bytes]) -> tuple[bytes, ...]:
-    """Leave out literals that contain another one."""
+    """Return the literals that contain no other one."""
     return tuple(sorted(a for a in literals if not any(b in a for b in literals - {a})))
 
 
@@ -122,10 +122,10 @@ _LITERALS = _shortest(
 
 
 def may_hold_errors(block: bytes) -> bool:
-    """Whether these lines, with or without stamps, may hold one that reports an error.
+    """Return whether these lines, with or without stamps, may include one that reports an error.
 
-    Without digits and bars most lines of a training are equal: only different ones are searched,
-    three times as fast. `E0801 …` (glog) has no letters to find it by.
+    Without digits and bars most lines of a training are equal. Searching only distinct ones is
+    three times as fast. `E0801 …` (glog) has no letters to search for.
     """
     forms = b"\n".join(set(block.translate(None, _NOT_KEPT).split(b"\n")))
     if b"E" in forms and (b"E0" in block or b"E1" in block):
@@ -134,19 +134,19 @@ def may_hold_errors(block: bytes) -> bool:
 
 
 class Classifier:
-    """Names the kind of each line, for many sources whose lines come in turns."""
+    """Classifies lines of many sources that arrive interleaved."""
 
     def __init__(self) -> None:
         self._in_traceback: set[Hashable] = set()
 
     def is_in_traceback(self, source: Hashable) -> bool:
-        """Whether the next line of a source continues a traceback."""
+        """Return whether the next line of a source continues a traceback."""
         return source in self._in_traceback
 
     def classify(self, source: Hashable, text: bytes) -> str:
-        """Return the id of a line's kind, "" for a line that reports no error.
+        """Return the id of a line's kind; "" for a line that reports no error.
 
-        A traceback ends with its first line that is not indented, which names what was raised.
+        A traceback ends with its first line without indentation, which names the exception.
 
         >>> classifier = Classifier()
         >>> lines = [b"Traceback (most recent call last):", b'  File "a.py"', b"KeyError: 3", b"x"]
@@ -189,7 +189,7 @@ def _kind(shown: bytes) -> str:
 
 @lru_cache(maxsize=512)
 def _kind_of_form(form: bytes) -> str:
-    """Return the kind of all lines that differ only in their digits: errors come in floods."""
+    """Return the kind of all lines that differ only in digits; cached, since errors repeat."""
     if _PYTHON_WARNING.search(form):
         return ""
     for symptom in SYMPTOMS:

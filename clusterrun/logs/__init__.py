@@ -1,1 +1,1 @@
-"""Read the log lines that a run left behind."""
+"""Read the log lines of a run."""

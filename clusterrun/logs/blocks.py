@@ -1,7 +1,7 @@
 """Turn stretches of a file into the wanted lines.
 
-Most of the reading time is spent here, so blocks are decided by the literals of a search, a line
-by the bytes of its head (` 149 o `); only wanted lines become objects.
+Most of the reading time is spent here. So a search first looks for its literals in a whole block,
+then at the bytes of each line's head (` 149 o `). Only wanted lines become objects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles, stat_file
 from clusterrun.logs.scan import find_stretches, holds_any
 from clusterrun.logs.sources import Part, Source, Takes
 
-_FULL_BYTES = 16 * 1024  # to read first of a line whose beginning is in the side file
+_FULL_BYTES = 16 * 1024  # first read of a line whose beginning is in the side file
 _CUT = "…".encode()
 _RECORD_LITERALS = (GAP_LITERAL, END_LITERAL)
 
@@ -36,7 +36,7 @@ Head = tuple[bool, "int | None", Stream, bool]
 
 
 class LineHeads(dict[bytes, "Head | None"]):
-    """What `<space><rank><space><stream><space>` means, and whether such lines are wanted."""
+    """Maps ` <rank> <stream> ` to its meaning, and to whether such lines are wanted."""
 
     def __init__(self, takes: Takes) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class LineHeads(dict[bytes, "Head | None"]):
             return None
         rank, stream, partial = who_wrote(match)
         head = (self._takes(rank, stream), rank, stream, partial)
-        if len(self) < MAX_SPEAKERS:  # a damaged file may hold any number of them
+        if len(self) < MAX_SPEAKERS:  # a damaged file may hold any number
             self[key] = head
         return head
 
@@ -56,10 +56,11 @@ class LineHeads(dict[bytes, "Head | None"]):
 def parse_log(
     data: bytes, *, node: str, offset: int, near: bytes, heads: LineHeads, torn: bool
 ) -> tuple[list[LogLine], bytes]:
-    """Read whole lines that begin at `offset`; `near` is the stamp before them.
+    """Return the wanted lines of `data` and the last stamp.
 
-    Return the wanted ones and the last stamp. If stamps run backwards, lines get the time of those
-    before them. So do lines without a head (a torn write, a hole), which count as the launcher's.
+    `data` holds whole lines and begins at `offset`; `near` is the stamp before it. A line whose
+    stamp runs backwards gets the time of the line before it. So does a line without a head (a torn
+    write, a hole), which counts as the launcher's.
     """
     lines: list[LogLine] = []
     add, new = lines.append, tuple.__new__
@@ -83,8 +84,8 @@ def parse_log(
 class Sieve:
     """Picks the wanted lines of one source out of blocks that come in order.
 
-    If lines are chosen by their text, each wanted piece of a cut line becomes a line of its own,
-    with a mark: the next piece may not be wanted.
+    If lines are chosen by their text, each wanted piece of a cut line becomes a separate line with
+    a mark: the next piece may not be wanted.
     """
 
     def __init__(self, source: Source, files: OpenFiles) -> None:
@@ -99,7 +100,7 @@ class Sieve:
             self.near = b"%016d" % (found.st_mtime_ns // 1000)
 
     def skips(self, data: bytes, offset: int) -> bool:
-        """Return whether whole lines hold nothing wanted; if so, move past them."""
+        """Return whether these whole lines hold nothing wanted; if so, move past them."""
         if self._errors is not None:
             is_empty = not self._errors.may_be_in(data) and not holds_any(data, self._errors.others)
         else:
@@ -116,9 +117,9 @@ class Sieve:
             self.place = offset + len(data)
 
     def pick(self, data: bytes, offset: int) -> list[LogLine]:
-        """Return the wanted ones of whole lines that begin at `offset`.
+        """Return the wanted lines of `data`, which holds whole lines and begins at `offset`.
 
-        Then `near` is the last stamp, `place` where the next line may be in its node's log.
+        Set `near` to the last stamp and `place` to the next line's place in its node's log.
         """
         kind = self._source.file.kind
         lines = (
@@ -173,7 +174,7 @@ class Sieve:
         return lines
 
     def _without_class(self, lines: list[LogLine]) -> Iterator[LogLine]:
-        """Take `<class> <offset>` off the lines of a side file; damaged ones stay whole."""
+        """Yield the lines of a side file without `<class> <offset>`; damaged ones stay whole."""
         is_all = self._source.part is not Part.ERRORS
         for line in lines:
             entry = parse_side_text(line.text)
@@ -186,7 +187,7 @@ class Sieve:
                 yield self._in_full(noted) if entry.has_more else noted
 
     def _in_full(self, noted: LogLine) -> LogLine:
-        """Read the whole line from the log; one that is missing there ends with a mark."""
+        """Read the whole line from the log; mark it as cut if the log lacks it."""
         log = self._source.file.log
         size, raw = _FULL_BYTES, b""
         while log is not None and b"\n" not in raw and size <= MAX_LINE_BYTES:
@@ -200,7 +201,7 @@ class Sieve:
 
 
 class _ErrorLines:
-    """Decides which lines of a log its side file would hold."""
+    """Decides which lines of a log would be in its side file."""
 
     def __init__(self, part: Part) -> None:
         self._takes_speakers = part is Part.NOTES
@@ -210,12 +211,12 @@ class _ErrorLines:
         self._begun: set[Hashable] = set()  # sources of cut error lines
 
     def may_be_in(self, data: bytes) -> bool:
-        """Return whether some of these lines may be errors, or belong to an earlier one."""
+        """Return whether some of these lines may be errors, or continue an earlier one."""
         is_inside = any(self._classifier.is_in_traceback(source) for source in self._sources)
         return is_inside or bool(self._begun) or may_hold_errors(data)
 
     def holds(self, line: LogLine) -> bool:
-        """Return whether the next line belongs there."""
+        """Return whether the next line would be in the side file."""
         if line.stream in RECORDS:
             return True
         source = (line.rank, line.stream)

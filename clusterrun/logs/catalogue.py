@@ -28,13 +28,13 @@ class RunFiles:
         return self.paths.newest_attempt()
 
     def files(self, attempt: int) -> list[LogFile]:
-        """List the logs that an attempt has by now, and their side files."""
+        """List the logs that an attempt has now, and their side files."""
         return find_files(self.paths, attempt, self.nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlainFiles:
-    """Files that no agent stamped, all of one attempt: a batch script's output, another tool's."""
+    """Files without stamps, all of one attempt: the output of a batch script or of another tool."""
 
     candidates: Callable[[], Iterable[LogFile]]
 
@@ -43,7 +43,7 @@ class PlainFiles:
         return 1
 
     def files(self, attempt: int) -> list[LogFile]:
-        """List the regular files that exist by now."""
+        """List the regular files that exist now."""
         stats = ((file, stat_file(file.path)) for file in self.candidates())
         return [file for file, found in stats if found and stat.S_ISREG(found.st_mode)]
 
@@ -52,9 +52,9 @@ Catalogue = RunFiles | PlainFiles
 
 
 def files_of_parts(parts: Iterable[ForeignPart]) -> list[LogFile]:
-    """List the files that Slurm writes a job's output to, each once.
+    """List the files that Slurm writes a job's output to, without duplicates.
 
-    A job that has not started has none: a file of that name is an earlier job's.
+    A job that has not started has none: a file with its name belongs to an earlier job.
     """
     files: dict[str, LogFile] = {}
     for part in parts:

@@ -16,7 +16,7 @@ _REACH_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Break:
-    """The lines before and those after are not neighbours."""
+    """A mark between lines that are not neighbours."""
 
 
 BREAK: Final = Break()
@@ -25,7 +25,7 @@ Writer = tuple[str, "int | None", "Stream | None"]
 
 
 def writer_of(line: LogLine) -> Writer:
-    """Return who wrote a line; stdout and stderr of a rank belong together."""
+    """Return who wrote a line; a rank's stdout and stderr have one writer."""
     return line.node, line.rank, line.stream if line.rank is None else None
 
 
@@ -35,7 +35,7 @@ class _Recent:
 
     lines: deque[LogLine]
     wanted: int = 0
-    is_torn: bool = True  # between the lines and what was shown last
+    is_torn: bool = True  # a gap between the lines and what was shown last
 
 
 def with_context(
@@ -66,9 +66,9 @@ def with_context(
 def context_of(
     lines: Iterable[LogLine], files: Mapping[str, LogFile], count: int
 ) -> Iterator[LogLine | Break]:
-    """Yield lines that were found in files, by node, with their neighbours there.
+    """Yield lines with their neighbours in `files`, which are keyed by node.
 
-    No line comes twice if those of a source come in the order of their file.
+    No line is repeated if the lines of each source are in file order.
     """
     shown_to: dict[Writer, int] = {}
     for line in lines:
@@ -86,7 +86,7 @@ def context_of(
 def around(file: LogFile, line: LogLine, count: int) -> tuple[list[LogLine], list[LogLine]]:
     """Find up to `count` lines of the same source before and after a line, oldest first.
 
-    Looks no farther than 1 MiB. Raises ClusterrunError for a file that can't be read.
+    Search at most 1 MiB each way. Raises ClusterrunError for a file that can't be read.
     """
     return _before(file, line, count), _after(file, line, count)
 
@@ -119,7 +119,7 @@ def _after(file: LogFile, line: LogLine, count: int) -> list[LogLine]:
 
 
 def _lines_of(line: LogLine, block: bytes, offset: int) -> Iterator[LogLine]:
-    """Read the lines of a block that are of the source of another line."""
+    """Yield the lines of a block that `line`'s source wrote."""
     for match in pattern_of_lines(line.rank, line.stream).finditer(block):
         yield parse_line(
             match[0], node=line.node, offset=offset + match.start(), near_us=line.epoch_us

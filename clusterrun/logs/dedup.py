@@ -1,4 +1,4 @@
-"""Fold lines that many ranks wrote alike into one."""
+"""Fold equal lines of many ranks into one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from functools import lru_cache
 
 from clusterrun.logformat.lines import LogLine, Stream
 
-LEAST_COPIES = 3  # of a rank's line; fewer stay separate
-LEAST_WRITERS = 2  # of a traceback, or of a line of launchers and agents
+LEAST_COPIES = 3  # to fold lines of ranks; fewer stay separate
+LEAST_WRITERS = 2  # to fold tracebacks, and lines of launchers and agents
 WINDOW_US = 2_000_000
 QUIET_US = 300_000
 HELD_LINES = 10_000
 HELD_CHARS = 16 * 1024 * 1024
-REMEMBERED = 1_000  # folded texts whose late copies are known as such
+REMEMBERED = 1_000  # folded texts whose late copies are recognized
 
 # Numbers, versions, hexadecimal addresses. Line numbers of tracebacks must not differ.
 _NUMBER = r"([0-9](?:x[0-9a-fA-F]+|[0-9]*(?:[.,][0-9]+)*(?:e[-+]?[0-9]+)?))"
@@ -24,11 +24,11 @@ _NUMBERS = re.compile(_NUMBER)
 _NUMBERS_BUT_LINES = re.compile(rf"(?<!, line )(?<![0-9]){_NUMBER}")
 _PROGRESS = re.compile(r"(?:step|loss|epoch)\w*\W{0,3}[0-9]|[0-9]\s*(?:it/s|s/it)")
 _LETTER = re.compile(r"[^\W\d_]")
-_SEPARATOR = "\udc00"  # no decoded text holds it
+_SEPARATOR = "\udc00"  # in no decoded text
 
 
 class Copies:
-    """A text and its writers: lines of different ranks that differ only in numbers."""
+    """A text and its writers: lines of several ranks that differ only in numbers."""
 
     count = 1
     is_open = True
@@ -46,7 +46,7 @@ class Copies:
 
     @property
     def is_folded(self) -> bool:
-        """Whether there are enough of them to become one; a late traceback is always one more."""
+        """Whether there are enough to fold; a late traceback is always folded."""
         if self._is_block and self.is_late:
             return True
         few = self._is_block or self.line.rank is None
@@ -54,12 +54,12 @@ class Copies:
 
     @property
     def is_late(self) -> bool:
-        """Whether others were shown before these came."""
+        """Whether earlier copies were already shown."""
         return self.before != 0
 
     @property
     def members(self) -> Iterator[int]:
-        """The ranks, or for lines of launcher and agents the places of their nodes."""
+        """The ranks, or the node numbers for lines of launchers and agents."""
         digits = bin(self.taken & ~self.before)[:1:-1]
         place = digits.find("1")
         while place >= 0:
@@ -68,7 +68,7 @@ class Copies:
 
     @property
     def text(self) -> str:
-        """The text with `<n>` for numbers that differ between copies."""
+        """The text with `<n>` for each number that differs between copies."""
         if not self.varying:
             return self.body
         parts = _numbers_of(self.body).split(self.body)
@@ -77,7 +77,7 @@ class Copies:
         return "".join(parts)
 
     def add(self, line: LogLine, numbers: Sequence[str], bit: int) -> None:
-        """Count one more."""
+        """Add a copy."""
         self.taken |= bit
         self.count += 1
         if line.epoch_us > self.last_us:
@@ -93,9 +93,9 @@ Write = Callable[[LogLine, str, Copies | None], None]
 class Dedup:
     """Holds lines for a moment of log time, and calls `write` once for all copies of a text.
 
-    Lines keep the order in which they, or their first copies, came. Copies of one rank stay
-    separate. Copies that come too late for their line make another one. `nodes` numbers the nodes
-    whose launcher or agent wrote a line.
+    Lines keep their order; folded ones have the place of their first copy. Copies of one rank stay
+    separate. Late copies make another folded line. `nodes` numbers the nodes whose launcher or
+    agent wrote a line.
     """
 
     def __init__(self, *, write: Write, world_size: int) -> None:
@@ -103,13 +103,13 @@ class Dedup:
         self._write, self._world_size = write, world_size
         self._queue: deque[tuple[Copies, LogLine, str]] = deque()
         self._queued_chars = 0
-        # Copies in the queue: a rank's nth line of a text is in the nth copies.
+        # Copies in the queue: a rank's nth line with a text is in its nth entry.
         self._open: dict[tuple[Stream, str], list[Copies]] = {}
         self._shown: dict[tuple[Stream, str], int] = {}
         self._now_us = self._due_us = 0
 
     def feed(self, line: LogLine, body: str) -> None:
-        """Take a line; lines that have waited long enough are written first."""
+        """Take a line; first write the lines that have waited long enough."""
         if line.epoch_us > self._now_us:
             self._now_us = line.epoch_us
             if self._now_us >= self._due_us:
@@ -117,7 +117,7 @@ class Dedup:
         place = line.rank
         if place is None:
             place = self.nodes.setdefault(line.node, len(self.nodes))
-        elif place >= self._world_size:  # of a damaged file
+        elif place >= self._world_size:  # from a damaged file
             lone = Copies(line, body, "", (), 0)
             lone.is_open = False
             self._enqueue(lone, line, body)
@@ -145,7 +145,7 @@ class Dedup:
         return copies
 
     def drain(self) -> None:
-        """Write all that is held."""
+        """Write all held lines."""
         self._release(is_last=True)
 
     def _enqueue(self, copies: Copies, line: LogLine, body: str) -> None:
@@ -158,7 +158,7 @@ class Dedup:
             self._release()
 
     def _release(self, *, is_last: bool = False) -> None:
-        """Write what has waited long enough or is too much to hold; the last time all."""
+        """Write lines that have waited long enough or exceed the limits; all if `is_last`."""
         queue = self._queue
         at_most = 0 if is_last else HELD_LINES
         quiet_us, old_us = self._now_us - QUIET_US, self._now_us - WINDOW_US
@@ -183,7 +183,7 @@ class Dedup:
                 self._write(line, copies.text, copies)
 
     def _close(self, copies: Copies) -> None:
-        """Take no more lines; copies of one text close in the order in which they began."""
+        """Take no more lines; entries of one text close in the order in which they began."""
         copies.is_open = False
         text = (copies.line.stream, copies.key)
         self._open[text].pop(0)
@@ -196,9 +196,9 @@ class Dedup:
 
 
 class LineCount:
-    """Counts lines, the newest first; `folded` counts copies of many ranks as one.
+    """Counts lines, newest first; `folded` counts copies of many ranks as one.
 
-    The pieces of a line, such as the states of a progress bar, count as one line.
+    The pieces of a line, such as the states of a progress bar, count as one.
     """
 
     def __init__(self, *, folded: bool) -> None:
@@ -208,9 +208,9 @@ class LineCount:
         self._sources: set[tuple[str, int | None, Stream]] = set()
 
     def add(self, line: LogLine) -> None:
-        """Take the line before."""
+        """Add the next older line."""
         if line.partial and (line.node, line.rank, line.stream) in self._sources:
-            return  # what it begins is counted
+            return  # the line that it begins is counted
         self._sources.add((line.node, line.rank, line.stream))
         if not self._folded:
             self.count += 1
@@ -237,7 +237,7 @@ def _shape(body: str) -> tuple[str, Sequence[str]]:
     if len(parts) == 1:
         return body, ()
     key = _SEPARATOR.join(parts[::2])
-    if not (key[0].isalpha() or _LETTER.search(key)):  # there is nothing but numbers
+    if not (key[0].isalpha() or _LETTER.search(key)):  # only numbers
         return body, ()
     return key, parts[1::2]
 

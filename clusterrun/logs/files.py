@@ -18,12 +18,12 @@ from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.hostlist import natural_key
 
 BLOCK_BYTES = 64 * 1024
-MAX_LINE_BYTES = 1024 * 1024  # of a damaged file: agents cut lines long before
+MAX_LINE_BYTES = 1024 * 1024  # reached only in damaged files: agents cut lines far earlier
 _SPARE_DESCRIPTORS = 64  # for everything else that this process opens
 
 
 class FileKind(Enum):
-    """What a file's lines look like: PLAIN is what no agent stamped."""
+    """The format of a file's lines: PLAIN lines have no stamp."""
 
     LOG = "log"
     ERRORS = "errors"
@@ -34,7 +34,7 @@ class FileKind(Enum):
 class LogFile:
     """A file of one node's log lines; `ranks` is None if unknown.
 
-    `stream` is that of all lines of a PLAIN file; `log` is the file that one of ERRORS points into.
+    `stream` applies to all lines of a PLAIN file; `log` is the log of an ERRORS file.
     """
 
     node: str
@@ -47,9 +47,9 @@ class LogFile:
 
 
 def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = None) -> list[LogFile]:
-    """List the logs of an attempt, or of some of its nodes, and then their side files.
+    """List the logs of an attempt, or of some of its nodes, followed by their side files.
 
-    Each in the order of nodes, node2 before node10.
+    Both are sorted by node, node2 before node10.
     """
     directory = paths.log(attempt, "any").parent
     try:
@@ -87,9 +87,9 @@ def _nodes_with(suffix: str, names: list[str], nodes: frozenset[str] | None) -> 
 
 
 def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:
-    """Look at a file; None when it is not there.
+    """Return the stat of a file; None if it does not exist.
 
-    `fresh` opens it first, as an NFS client may answer stat from its cache for seconds.
+    `fresh` opens it first, since an NFS client may answer stat from its cache for seconds.
     """
     try:
         if not fresh:
@@ -106,16 +106,16 @@ def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:
 
 
 def file_size(path: Path) -> int:
-    """Measure a file in bytes; 0 when it is not there."""
+    """Return the size of a file in bytes; 0 if it does not exist."""
     found = stat_file(path)
     return found.st_size if found else 0
 
 
 class OpenFiles:
-    """Read from many files, which stay open as far as the descriptor limit allows.
+    """Reads from many files, and keeps as many open as the descriptor limit allows.
 
-    On a network file system each open asks the server. The soft limit is raised while this is in
-    use; files beyond it are opened for each read.
+    On a network file system each open asks the server. The soft limit is raised while this object
+    is in use; files beyond it are opened for each read.
     """
 
     def __init__(self, count: int) -> None:
@@ -133,13 +133,13 @@ class OpenFiles:
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
 
     def read(self, path: Path, offset: int, size: int) -> bytes:
-        """Read up to `size` bytes; none if the file does not exist or is shorter.
+        """Read up to `size` bytes; b"" if the file does not exist or is shorter than `offset`.
 
         Raises ClusterrunError for a file that can't be read.
         """
         try:
             descriptor = self._descriptors.get(path)
-            if descriptor is None:  # 0 is one, too
+            if descriptor is None:  # 0 is valid
                 descriptor = self._open(path)
             found = os.pread(descriptor, size, offset)
         except FileNotFoundError:
@@ -158,7 +158,7 @@ class OpenFiles:
         except OSError as error:
             if error.errno != errno.EMFILE or not self._descriptors:
                 raise
-            self._room = 0  # the rest of this process has many files open, too
+            self._room = 0  # the rest of this process also has many files open
             for held in list(self._descriptors):
                 self.close(held)
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -166,7 +166,7 @@ class OpenFiles:
         return descriptor
 
     def close(self, path: Path) -> None:
-        """Close a file that will not be read on."""
+        """Close a file that is no longer needed."""
         descriptor = self._descriptors.pop(path, None)
         if descriptor is not None:
             with contextlib.suppress(OSError):
@@ -174,9 +174,9 @@ class OpenFiles:
 
 
 def find_line_end(path: Path, start: int, end: int) -> int:
-    """Return where the last whole line between two offsets ends; `start` if there is none yet.
+    """Return where the last whole line between two offsets ends; `start` if there is none.
 
-    A stretch that is too long for a line counts as whole, so that a reader gets on.
+    A stretch that is too long for a line counts as whole, so that a reader makes progress.
     """
     position = end
     while position > start:
@@ -192,7 +192,7 @@ def find_line_end(path: Path, start: int, end: int) -> int:
 
 
 def read_once(path: Path, offset: int, size: int) -> bytes:
-    """Read as `OpenFiles.read` does, without keeping the file open."""
+    """Read like `OpenFiles.read`, but do not keep the file open."""
     try:
         with path.open("rb", buffering=0) as file:
             return os.pread(file.fileno(), size, offset)

@@ -19,23 +19,23 @@ from clusterrun.logs.sources import Part, Source, Takes, sources_of
 from clusterrun.logs.tail import last_lines
 
 INTERVAL_S = 0.2
-INTERVAL_OF_MANY_S = 1.0  # each look asks the file server once per file
+INTERVAL_OF_MANY_S = 1.0  # each poll asks the file server once per file
 MANY_FILES = 200
-REORDER_US = 100_000  # agents forward ten times a second, so the next lines may be this old
+REORDER_US = 100_000  # agents forward ten times a second: new lines may be this old
 MAX_HELD = 10_000
 _time = attrgetter("epoch_us")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewAttempt:
-    """The run was started again; what follows is of this attempt."""
+    """The run was started again; the following lines are from this attempt."""
 
     attempt: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """Logs of these nodes have appeared since the last look."""
+    """Logs of these nodes have appeared since the last poll."""
 
     files: tuple[LogFile, ...]
 
@@ -65,7 +65,7 @@ class Truncated:
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """Everything available was yielded; the next look comes after the interval."""
+    """Everything available was yielded; the next poll comes after the interval."""
 
 
 Entry = LogLine | NewAttempt | Joined | Left | LeftOut | Truncated | Pause
@@ -83,11 +83,11 @@ def follow(
     interval_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Entry]:
-    """Yield the last `tail` lines (all for None), then each line as it comes, until the end.
+    """Yield the last `tail` lines (all for None), then each new line until the end.
 
-    `folded` counts lines that many ranks wrote alike once. Starts at `attempt` (default: the
-    newest) and continues with later ones unless it `is_chosen`. Stops once everything was read
-    after `ended()` returned True. Waits for files that do not exist yet.
+    `folded` counts equal lines of many ranks once. Start at `attempt` (default: the newest), and
+    continue with later ones unless it `is_chosen`. Stop once `ended()` returned True and everything
+    was read. Wait for files that do not exist yet.
     """
     number = attempt or catalogue.newest_attempt()
     current = _Attempt(catalogue=catalogue, number=number, query=query)
@@ -122,7 +122,7 @@ class _Position:
     size: int = 0
 
     def advance(self, size: int, *, last: bool) -> Source | None:
-        """Move to the end of the last whole line, or of the file; return what lies between."""
+        """Move to the end of the last whole line, or of the file; return the stretch passed."""
         if size == self.size and not last:
             return None
         start, self.size = self.offset, size
@@ -132,7 +132,7 @@ class _Position:
 
 @dataclass(kw_only=True)
 class _Attempt:
-    """The files of one attempt, and how far each was read."""
+    """The files of one attempt, and how far each has been read."""
 
     catalogue: Catalogue
     number: int
@@ -144,11 +144,11 @@ class _Attempt:
 
     @property
     def interval_s(self) -> float:
-        """How long to wait between two looks."""
+        """The seconds between two polls."""
         return INTERVAL_S if len(self._places) < MANY_FILES else INTERVAL_OF_MANY_S
 
     def news(self, *, last: bool) -> Iterator[Entry]:
-        """Yield what was written since the last look, in order; the last look holds nothing."""
+        """Yield what was written since the last poll, in order; the last poll holds no lines."""
         stretches, news = self.look(last=last)
         yield from news
         lines = merge_sources(stretches)
@@ -157,7 +157,7 @@ class _Attempt:
         yield from _entries(lines)
 
     def look(self, *, last: bool) -> tuple[list[Source], list[Entry]]:
-        """Find what was written since the last look; the last look takes torn lines too."""
+        """Find what was written since the last poll; the last poll also takes torn lines."""
         joined = self._join()
         news: list[Entry] = [Joined(files=joined)] if joined else []
         stretches = []
@@ -179,7 +179,7 @@ class _Attempt:
     def _join(self) -> tuple[LogFile, ...]:
         """Add the files that have appeared.
 
-        The choice between a node's side file and its log for errors is made once, at its log.
+        Whether a node's errors come from its side file or its log is decided once, at its log.
         """
         files = self.catalogue.files(self.number)
         changed = {file.node for file in files if file.path not in self._known}
@@ -201,7 +201,7 @@ class _Attempt:
         return tuple(file for file in new if file.kind is not FileKind.ERRORS)
 
     def _in_order(self, lines: Iterable[LogLine], *, holds: bool) -> Iterator[LogLine]:
-        """Hold the newest lines until the next look: another node's may belong before them."""
+        """Hold the newest lines until the next poll: another node's may belong before them."""
         held, waiting = self._held, deque(self._held)
         held.clear()
         for line in heapq.merge(waiting, lines, key=_time):

@@ -25,9 +25,9 @@ _NOWHERE = 2**62
 
 
 def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
-    """Return the offset of the first line that is not older than a time, at most `end`.
+    """Return the offset of the first line at or after a time, at most `end`.
 
-    The index is used only if the log confirms it. Side files have no index.
+    Use the index only if the log confirms it. Side files have no index.
     """
     stamp = b"%016d" % min(max(epoch_us, 0), 10**16 - 1)
     with OpenFiles(2) as files:
@@ -53,7 +53,7 @@ def _stamp_at(files: OpenFiles, path: Path, offset: int) -> bytes | None:
 
 
 def _neighbours(files: OpenFiles, index: Path, epoch_us: int) -> tuple[int, int]:
-    """Find the offsets of the last entry before a time and of the first one after it."""
+    """Return the offsets of the last entry before a time and of the first at or after it."""
 
     def time_us(number: int) -> int:
         entry = _entry(files, index, number)
@@ -71,7 +71,7 @@ def _entry(files: OpenFiles, index: Path, number: int) -> IndexEntry | None:
 
 
 def _bisect(files: OpenFiles, path: Path, stamp: bytes, low: int, high: int) -> int:
-    """Bisect: lines that begin before `low` are older, the one at `high` is not."""
+    """Bisect: lines that begin before `low` are older than `stamp`, the one at `high` is not."""
     reach = high  # no line with a head begins from here to `high`
     while reach - low > _LOOK_BYTES:
         middle = (low + reach) // 2
@@ -91,7 +91,7 @@ def _bisect(files: OpenFiles, path: Path, stamp: bytes, low: int, high: int) -> 
 def _stamped_lines(
     files: OpenFiles, path: Path, start: int, end: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and stamp of the lines with a head that begin between two offsets."""
+    """Yield the offset and stamp of each line with a head between two offsets."""
     while start < end:
         size = min(_LOOK_BYTES, end - start)
         before = 1 if start else 0  # a line begins after a newline
@@ -111,7 +111,7 @@ def _stamped_lines(
 
 
 def count_lines(file: LogFile) -> int:
-    """Count the whole lines of a file but its end record, from the last entry of its index on."""
+    """Count the whole lines of a file without its end record, starting at its last index entry."""
     with OpenFiles(2) as files:
         number, position = _last_entry(files, file)
         while block := files.read(file.path, position, _COUNT_BYTES):
@@ -122,7 +122,7 @@ def count_lines(file: LogFile) -> int:
 
 
 def _last_entry(files: OpenFiles, file: LogFile) -> tuple[int, int]:
-    """Return number and offset of the last line of the index, if the log confirms it."""
+    """Return the number and offset of the last index entry; (0, 0) unless the log confirms it."""
     count = file_size(file.index) // INDEX_ENTRY_BYTES if file.index else 0
     entry = _entry(files, file.index, count - 1) if file.index and count else None
     if entry is None:
@@ -137,12 +137,12 @@ def has_left_out(side: LogFile) -> bool:
 
 
 def has_gaps(side: LogFile) -> bool:
-    """Return whether a side file has records of lost bytes or lines."""
+    """Return whether a side file records lost bytes or lines."""
     return any(GAP_LITERAL in data for data in _overlapping(side))
 
 
 def _overlapping(file: LogFile) -> Iterator[bytes]:
-    """Read a file in blocks; each begins with the end of the one before."""
+    """Yield a file in blocks; each begins with the end of the one before."""
     position, rest = 0, b""
     with OpenFiles(1) as files:
         while block := files.read(file.path, position, _COUNT_BYTES):

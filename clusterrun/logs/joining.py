@@ -9,19 +9,19 @@ from clusterrun.logformat.lines import LogLine, Stream
 
 SHOWN_BYTES = 64 * 1024  # of a line for people
 WHOLE_BYTES = 1024 * 1024  # of a line for programs; a longer one is passed on in pieces
-HELD_BYTES = 64 * 1024 * 1024  # of all lines without end; beyond that, none waits for its end
-# For how many pauses a line may wait for its end: without any new piece, and in all.
+HELD_BYTES = 64 * 1024 * 1024  # of all unfinished lines; beyond that, pieces are passed on
+# The pauses that a line may wait for its end: without a new piece, and in total.
 QUIET_PAUSES = 3
 OPEN_PAUSES = 9
 BAR_PAUSES = 50  # between two states of a progress bar
 
-# BEL ends a control string that the cut left open, and is itself never shown.
+# BEL ends a control string that the cut left open; it is never shown.
 _MARK = b"\x07" + "…".encode()
 
 
 @dataclass(kw_only=True)
 class _Open:
-    """A line that was cut, its bytes so far, with the time of its last piece."""
+    """A cut line: its bytes so far, and the time of its last piece."""
 
     first: LogLine
     epoch_us: int = 0
@@ -47,7 +47,7 @@ class _Open:
 
 @dataclass(kw_only=True)
 class _Shown(_Open):
-    """A line for people: the beginning of a long one, without what was overwritten."""
+    """A line for people: only the beginning if it is long, without overwritten text."""
 
     size: int = 0
     returned: bool = False
@@ -55,7 +55,7 @@ class _Shown(_Open):
 
     @property
     def is_due(self) -> bool:
-        """Whether it has waited long enough; a progress bar is written again and again."""
+        """Whether it has waited long enough; a progress bar may wait longer."""
         return self.pauses > BAR_PAUSES if self.is_bar else super().is_due
 
     def add(self, text: bytes) -> None:
@@ -78,9 +78,9 @@ class _Shown(_Open):
 class Joiner:
     """Turns lines and pieces of lines into whole lines.
 
-    `begun` holds the lines that wait for their ends, at most `most_held` bytes. A line that is
-    returned with `partial` has no end yet. For people (`exact` False) it ends with a mark, as does
-    a long one, and a progress bar shows its last state. `exact` drops and adds nothing.
+    `begun` holds unfinished lines, at most `most_held` bytes. A returned line with `partial` has no
+    end yet. For people (`exact` False) an unfinished or long line ends with a mark, and a progress
+    bar shows its last state. `exact` drops and adds nothing.
     """
 
     exact: bool = False
@@ -89,7 +89,7 @@ class Joiner:
     _held_bytes: int = 0
 
     def feed(self, line: LogLine) -> LogLine | None:
-        """Return the line that this one completes, or a piece that can't wait."""
+        """Return the line that this piece completes, or a piece that can't wait; else None."""
         source = (line.node, line.rank, line.stream)
         entry = self.begun.get(source)
         if entry is None:
@@ -106,13 +106,13 @@ class Joiner:
         return self._take(source, ends=not line.partial)
 
     def cut_off(self, node: str, rank: int | None, stream: Stream) -> Iterator[LogLine]:
-        """Yield the line that a source has begun, as its rest was lost."""
+        """Yield the unfinished line of a source, whose rest was lost."""
         source = (node, rank, stream)
         if source in self.begun:
             yield self._take(source, ends=False)
 
     def pause(self) -> Iterator[LogLine]:
-        """Yield what has waited long for its end: prompts, progress bars."""
+        """Yield the lines that have waited too long for their end: prompts, progress bars."""
         for source, entry in list(self.begun.items()):
             entry.pauses += 1
             entry.quiet_pauses += 1
@@ -120,12 +120,12 @@ class Joiner:
                 yield self._take(source, ends=False)
 
     def drain(self) -> Iterator[LogLine]:
-        """Yield every line that has no end yet."""
+        """Yield every unfinished line."""
         for source in list(self.begun):
             yield self._take(source, ends=False)
 
     def unfinished(self) -> LogLine | None:
-        """Return the line that was written to last, as it is so far; keep waiting for the rest."""
+        """Return the newest unfinished line as it is, and keep waiting for the rest."""
         newest_first = reversed(self.begun.values())
         entry = max(newest_first, key=lambda entry: entry.epoch_us, default=None)
         return entry.line(ends=True) if entry else None

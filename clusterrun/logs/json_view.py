@@ -15,11 +15,11 @@ from clusterrun.logs.stamps import utc_time
 from clusterrun.logs.view import View
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 
-_LEVELS = {"!": '"error"', " ": "null"}  # a mark goes with the text, so that copies agree in it
+_LEVELS = {"!": '"error"', " ": "null"}  # the mark is part of the text, so that copies share it
 
 
 def to_json(data: Mapping[str, Any]) -> bytes:
-    """Write an object on a line of its own."""
+    """Return an object as one line of JSON."""
     return json.dumps(data, separators=(",", ":")).encode() + b"\n"
 
 
@@ -49,7 +49,7 @@ class JsonView(View):
         self._frames: dict[tuple[str, int | None, Stream], tuple[str, str]] = {}
 
     def start_attempt(self, attempt: int) -> None:
-        """Write all that is left of the attempt before."""
+        """Write what is left of the previous attempt."""
         super().start_attempt(attempt)
         self._frames.clear()
 
@@ -87,7 +87,7 @@ class JsonView(View):
         )
 
     def _new_frame(self, source: tuple[str, int | None, Stream]) -> tuple[str, str]:
-        """Write what all lines of a source have: there are many of them."""
+        """Format once the fields that all lines of a source share."""
         node, rank, stream = source
         before = {
             "node": node,

@@ -15,13 +15,13 @@ from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
 from clusterrun.logs.sources import Source
 from clusterrun.shared.hostlist import natural_key
 
-_BLOCK_BUDGET_BYTES = 6 * 1024 * 1024  # over all files: one block of each
+_BLOCK_BUDGET_BYTES = 6 * 1024 * 1024  # for one block of each file
 _MIN_BLOCK_BYTES = 2 * 1024
 _MAX_BLOCK_BYTES = 256 * 1024
-_MAX_SKIP_BYTES = 128 * 1024  # a block where nothing is wanted; larger ones leave the cache
+_MAX_SKIP_BYTES = 128 * 1024  # a block without wanted lines; larger ones exceed the cache
 _MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines that wait for those of other files
 _SHORT_LINE_BYTES = 32
-LINE_BYTES = 240  # what a line weighs beside its text
+LINE_BYTES = 240  # memory of a line in addition to its text
 
 Place = tuple[int, int, int]  # time, node, place in its log: the order of all lines
 _AT_THE_END: Place = (2**62, 0, 0)
@@ -47,10 +47,10 @@ def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
 def merge_rounds(
     sources: Iterable[Source], report: Report = report_nothing
 ) -> Iterator[list[LogLine]]:
-    """Yield the lines of `merge_sources`, many at once, since a line at a time is slow.
+    """Yield the lines of `merge_sources` in batches: one line at a time is slow.
 
-    In each round all files are read beyond some moment, and the lines before it are sorted. Memory
-    is bounded over all files. `report` gets the progress while no lines are found, and the end
+    Each round reads all files up to some moment and sorts the lines before it. The memory of all
+    files together is bounded. `report` gets the progress while no lines are found, and the total
     before lines are yielded.
     """
     sources = list(sources)
@@ -84,27 +84,27 @@ def merge_rounds(
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep Python from looking for cycles among the lines of a round: a third of the time."""
+    """Disable garbage collection for a round; it would take a third of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if gc.get_freeze_count() == 0:  # else other code uses it
-            gc.freeze()  # both make all lines old without visiting them
+            gc.freeze()  # together they make all lines old without visiting them
             gc.unfreeze()
         if was_enabled:
             gc.enable()
 
 
 def number_nodes(sources: Iterable[Source]) -> dict[str, int]:
-    """Number the nodes of sources in natural order."""
+    """Return the nodes of sources, numbered in natural order."""
     nodes = {source.file.node for source in sources}
     return {node: number for number, node in enumerate(sorted(nodes, key=natural_key))}
 
 
 def total_bytes(sources: Iterable[Source]) -> int:
-    """Return how many bytes are to be read."""
+    """Return the number of bytes to read."""
     return sum(source.end - source.start for source in sources)
 
 
@@ -117,8 +117,8 @@ def count_files(sources: Iterable[Source]) -> int:
 def _read_ahead(live: list[_Reader]) -> None:
     """Read the files that lag behind, up to the median of all, within the memory bound.
 
-    So a round advances many files, or one that lags far behind. Long lines are read if there is
-    room for them, or if all others wait for that file.
+    So a round advances many files, or one that lags far behind. Read a long line if there is room
+    for it, or if all others wait for its file.
     """
     first = min(live, key=lambda reader: reader.reached)
     room = _MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
@@ -146,7 +146,7 @@ class _Reader:
         self._block_bytes = _MAX_SKIP_BYTES if source.literals else block_bytes
         self._position = source.start
         self._rest = b""
-        self._long_bytes = 0  # to read at once, where the next line is longer than a block
+        self._long_bytes = 0  # to read at once if the next line is longer than a block
         self._line_bytes = 0
         self.lines: list[LogLine] = []
         # All unread lines come after this.
@@ -155,7 +155,7 @@ class _Reader:
 
     @property
     def held_bytes(self) -> int:
-        """The estimated memory of the lines that wait."""
+        """The estimated memory of the waiting lines."""
         return len(self.lines) * self._line_bytes
 
     @property
@@ -164,7 +164,7 @@ class _Reader:
         return self._long_bytes > 0
 
     def read(self) -> None:
-        """Read the next block, a larger one if nothing was wanted in the last."""
+        """Read the next block, a larger one if the last held nothing wanted."""
         if self.is_done:
             return
         size = min(max(self._block_bytes, self._long_bytes), self._source.end - self._position)
@@ -176,10 +176,10 @@ class _Reader:
         whole = len(data) if self.is_done else data.rfind(b"\n") + 1
         read, picked = self._pick(data, whole, offset)
         self._rest = data[read:]
-        if read < whole:  # enough for now: what is left of a large block is not kept
+        if read < whole:  # enough for now: drop the rest of a large block
             self._position, self._rest, self.is_done = offset + read, b"", False
             self._block_bytes = self._usual_bytes
-        elif len(self._rest) > self._usual_bytes:  # not kept, but read again later
+        elif len(self._rest) > self._usual_bytes:  # read again later
             self._position, self._rest = offset + read, b""
         elif not picked:
             self._block_bytes = min(self._block_bytes * 2, _MAX_SKIP_BYTES)
@@ -193,19 +193,19 @@ class _Reader:
             self._files.close(self._source.file.path)
 
     def _text_bytes(self, data: bytes, picked: list[LogLine]) -> int:
-        """Estimate the bytes of a line's text; a side file may hold only its beginning."""
+        """Return the estimated bytes of a line's text; a side file may hold only its beginning."""
         if self._source.file.kind is FileKind.ERRORS:
             return sum(len(line.text) for line in picked) // len(picked)
         return len(data) // (data.count(b"\n") + 1)
 
     def _pick(self, data: bytes, whole: int, offset: int) -> tuple[int, list[LogLine]]:
-        """Pick wanted lines until there are enough; return how far that was, and the lines."""
+        """Pick wanted lines until there are enough; return the bytes read, and the lines."""
         picked: list[LogLine] = []
         start = whole if self._sieve.skips(data[:whole], offset) else 0
         while start < len(data) and len(picked) * _SHORT_LINE_BYTES < self._usual_bytes:
             newline = data.find(b"\n", start, start + MAX_LINE_BYTES + 1)
             if newline < 0 and len(data) - start > MAX_LINE_BYTES:
-                end = start + MAX_LINE_BYTES  # too long for a line
+                end = start + MAX_LINE_BYTES  # too long to be a line
             elif start >= whole:
                 break
             else:
@@ -215,7 +215,7 @@ class _Reader:
         return start, picked
 
     def take(self, bound: Place) -> list[LogLine]:
-        """Take the lines that come before a place."""
+        """Remove and return the lines before a place."""
         if self.reached <= bound:
             taken, self.lines = self.lines, []
             return taken

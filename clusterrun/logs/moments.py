@@ -1,4 +1,4 @@
-"""Moments as people name them: an age, a date, a time of day, a step of the training."""
+"""Parse a point in time: an age, a date, a time of day or a training step."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ Steps = Callable[[int], int]
 
 
 def parse_moment(text: str, *, now: datetime, find_step: Steps) -> int:
-    """Read a moment as epoch µs.
+    """Return a moment as epoch µs.
 
-    `now` carries the zone that times without one are in (none: this machine's); a time of day is
-    the latest one that is not in the future. `find_step` turns a step into its moment. Raises
-    UsageError.
+    Times without a zone are in that of `now` (none: this machine's). A time of day is the latest
+    one that is not in the future. `find_step` returns the moment of a step. Raises UsageError.
     """
     stripped = text.strip()
     if step := _STEP.match(stripped):
@@ -34,14 +33,14 @@ def parse_moment(text: str, *, now: datetime, find_step: Steps) -> int:
     moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
     epoch_us = None if moment is None else _microseconds(moment)
     if epoch_us is None:
-        raise UsageError(f"'{text}' is not a moment", hint=_HINT)
+        raise UsageError(f"'{text}' is not a time", hint=_HINT)
     return epoch_us
 
 
 def _microseconds(moment: datetime) -> int | None:
     try:
         return int(moment.timestamp()) * 1_000_000 + moment.microsecond
-    except (OverflowError, ValueError, OSError):  # a year that this machine's zone can't place
+    except (OverflowError, ValueError, OSError):  # a year beyond this machine's zone
         return None
 
 
@@ -62,7 +61,7 @@ def _clock(text: str, now: datetime) -> datetime | None:
 
 def _date(text: str, now: datetime) -> datetime | None:
     try:
-        # Python 3.10 does not know the Z.
+        # Python 3.10 does not accept the Z.
         moment = datetime.fromisoformat(re.sub(r"[Zz]\Z", "+00:00", text))
     except ValueError:
         return None
@@ -70,19 +69,19 @@ def _date(text: str, now: datetime) -> datetime | None:
 
 
 def parse_zone(name: str) -> tzinfo:
-    """Find a time zone by its name, as UTC or Europe/Berlin. Raises UsageError."""
+    """Return a time zone by name, such as UTC or Europe/Berlin. Raises UsageError."""
     try:
         return ZoneInfo(name)
     except (ValueError, OSError, KeyError) as error:
-        hint = "write UTC, or a name as Europe/Berlin"
+        hint = "write UTC or a name such as Europe/Berlin"
         raise UsageError(f"no time zone '{name}'", hint=hint) from error
 
 
 def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:
     """Return a function that finds when a step was reached, from the reports of rank 0.
 
-    Rank 0 reports at most one step a second. `before` takes the last report before the step, so
-    that all its lines come after it; else the first report of it or a later one.
+    Rank 0 reports at most one step a second. `before` uses the last report before the step, so that
+    all lines of the step come after it. Otherwise use the first report of that step or a later one.
     """
 
     def find(step: int) -> int:
@@ -93,16 +92,16 @@ def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:
             last_us, newest = epoch_us, reported
         if newest is None:
             raise UsageError(
-                f"attempt {attempt} told of no step",
-                hint="a script tells of one with clusterrun.runtime.step(); give a time instead",
+                f"attempt {attempt} reported no step",
+                hint="give a time instead; a script reports steps with clusterrun.runtime.step()",
             )
-        raise UsageError(f"step {step} was not reached; the newest that was told of is {newest}")
+        raise UsageError(f"step {step} was not reached; the newest reported step is {newest}")
 
     return find
 
 
 def _reports(paths: RunPaths, attempt: int) -> Iterator[tuple[int, int]]:
-    """Yield (epoch µs, step) of an attempt in the order in which rank 0 reported them."""
+    """Yield (epoch µs, step) for each report of rank 0 in an attempt, in order."""
     for path in sorted(paths.events_dir.glob("*.jsonl")):
         found = False
         for event in read(path, (EventType.STEP,)):
@@ -110,4 +109,4 @@ def _reports(paths: RunPaths, attempt: int) -> Iterator[tuple[int, int]]:
                 found = True
                 yield round(event.at * 1_000_000), event.step
         if found:
-            return  # rank 0 alone reports steps, and is on one node
+            return  # only rank 0 reports steps, and it is on one node

@@ -1,4 +1,4 @@
-"""Find the newest lines of many files, reading each backwards and only as far as necessary."""
+"""Find the newest lines of many files: read each backwards, only as far as necessary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_LINES = 200_000
 _MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines
 _FIRST_BYTES = 4 * 1024
 _BLOCK_BYTES = 16 * 1024
-_MAX_BLOCK_BYTES = 128 * 1024  # where nothing is wanted; larger ones leave the cache
+_MAX_BLOCK_BYTES = 128 * 1024  # if nothing is wanted; larger ones exceed the cache
 _SHORT_LINE_BYTES = 32
 _ANYWHERE = 2**62
 _CONTEXT_BYTES = 64 * 1024  # enough to see that a line belongs to an error before it
@@ -44,7 +44,7 @@ Order = tuple[int, int, int]  # minus time, minus node, minus place: the newest 
 
 @dataclass(frozen=True, kw_only=True)
 class Newest:
-    """The last lines of some sources (a list if they are held), and whether these are all."""
+    """The last lines of some sources (a list if held in memory), and whether these are all."""
 
     lines: Iterable[LogLine]
     is_all: bool
@@ -57,11 +57,11 @@ def find_newest(
     folded: bool = False,
     report: Report = report_nothing,
 ) -> Newest:
-    """Find the last `count` lines of `merge_sources`, in its order.
+    """Return the last `count` lines of `merge_sources`, in its order.
 
-    If they are too many to hold, all lines are read twice: counted, then passed over. `folded`
-    counts a line that many ranks wrote alike once, as `dedup` shows it, and returns no more than
-    MOST_LINES, nor more than can be held. Raises ClusterrunError for a file that can't be read.
+    If they do not fit in memory, read all lines twice: count them, then skip to the last ones.
+    `folded` counts equal lines of many ranks once, as `dedup` shows them, and returns at most
+    MOST_LINES, or fewer if memory is full. Raises ClusterrunError for a file that can't be read.
     """
     sources = list(sources)
     found = _newest(sources, count, report, folded=folded)
@@ -72,7 +72,7 @@ def find_newest(
 
 
 def _start_of_last(lines: Iterable[LogLine], count: int) -> int:
-    """Return the place of the first of the last `count` lines, which may be pieces of lines."""
+    """Return the index of the first of the last `count` lines; pieces of a line count once."""
     ends: deque[int] = deque(maxlen=count + 1)
     begun: dict[tuple[str, int | None, Stream], int] = {}
     for place, line in enumerate(lines):
@@ -87,7 +87,7 @@ def _start_of_last(lines: Iterable[LogLine], count: int) -> int:
 
 
 def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) -> Newest | None:
-    """Return them; None if too many would be held."""
+    """Return the last lines; None if they do not fit in memory."""
     total = total_bytes(sources)
     number_of = number_nodes(sources)
     found: list[LogLine] = []
@@ -101,7 +101,7 @@ def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) 
             _, place, reader = heap[0]
             if reader.lines:
                 counted.add(reader.lines[-1])
-                if counted.count > count:  # it is not a piece of the oldest line that is wanted
+                if counted.count > count:  # not a piece of the oldest wanted line
                     break
                 found.append(reader.lines.pop())
                 if folded and len(found) >= MOST_LINES:
@@ -123,7 +123,7 @@ def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) 
 
 
 class _Backward:
-    """Reads one source backwards; `lines` are read and not yet taken, the newest last."""
+    """Reads one source backwards; `lines` were read but not taken yet, the newest last."""
 
     def __init__(self, source: Source, number: int, files: OpenFiles) -> None:
         self._source, self._number, self._files = source, number, files
@@ -131,7 +131,7 @@ class _Backward:
         self._position, self._start = source.end, source.start
         self._rest = b""
         self._block_bytes = _FIRST_BYTES
-        self._long_bytes = 0  # to read at once, where no line begins in a block
+        self._long_bytes = 0  # to read at once if no line begins in a block
         self._first: tuple[bytes, int] | None = self._fetch()
         self.lines: list[LogLine] = []
 
@@ -142,14 +142,14 @@ class _Backward:
 
     @property
     def order(self) -> Order:
-        """The place of the newest line that is not yet taken, or a bound for it."""
+        """The place of the newest line not taken yet, or a bound for it."""
         if self.lines:
             line = self.lines[-1]
             return -line.epoch_us, -self._number, -line.offset
         return -self._newest_us, -self._number, -_ANYWHERE
 
     def read(self) -> int:
-        """Read the block before, a larger one if nothing was wanted; return the lines' weight."""
+        """Read the previous block, a larger one if nothing was wanted; return the lines' bytes."""
         data, offset = self._first or self._fetch()
         self._first = None
         end = 0 if self._sieve_at(data, offset).skips(data, offset) else len(data)
@@ -162,7 +162,7 @@ class _Backward:
             weight += sum(LINE_BYTES + len(line.text) for line in picked)
             self.lines = picked + self.lines
             end = start
-        if end > 0:  # enough for now: what is left of a large block is not kept
+        if end > 0:  # enough for now: drop the rest of a large block
             self._position, self._rest, self._block_bytes = offset + end, b"", _BLOCK_BYTES
         elif not self.lines:
             self._block_bytes = min(max(self._block_bytes * 2, _BLOCK_BYTES), _MAX_BLOCK_BYTES)
@@ -171,7 +171,7 @@ class _Backward:
         return weight
 
     def _fetch(self) -> tuple[bytes, int]:
-        """Read lines up to where the last ones began, from one with a head on."""
+        """Return the lines before the last ones, from one with a head, and their offset."""
         size = min(max(self._block_bytes, self._long_bytes), self._position - self._start)
         block = self._files.read(self._source.file.path, self._position - size, size)
         if len(block) < size:  # the file was truncated meanwhile
@@ -192,14 +192,14 @@ class _Backward:
         return data[start:], offset
 
     def _keep(self, rest: bytes) -> None:
-        """Keep the rest of a line that begins before it; a long one is read again."""
+        """Keep the rest of a line that begins in an earlier block; read a long one again."""
         if len(rest) > _BLOCK_BYTES:
             self._position += len(rest)
             rest = b""
         self._rest = rest
 
     def _line_start(self, data: bytes, position: int) -> int:
-        """Return where the first line with a head begins at or after `position`."""
+        """Return where the first line with a head begins at or after `position`; -1 if nowhere."""
         if position <= 0:
             return 0
         newline = data.find(b"\n", position - 1)
@@ -209,7 +209,7 @@ class _Backward:
         return newline + 1 if is_plain else find_stamped(data, newline + 1)
 
     def _sieve_at(self, data: bytes, offset: int) -> Sieve:
-        """Return a sieve that has read enough of what comes before to classify lines."""
+        """Return a sieve that has read enough of the preceding lines to classify the next ones."""
         source = self._source
         sieve = Sieve(source, self._files)
         if source.part is not Part.ALL and source.file.kind is not FileKind.ERRORS:
@@ -223,7 +223,7 @@ class _Backward:
         return sieve
 
     def _near(self, data: bytes) -> bytes:
-        """Return the time of the first line, or of the next if it is too long to find its head."""
+        """Return the stamp of the first line; of the line after it if its head is out of reach."""
         if STAMPED.match(data):
             return data[:16]
         is_first = self._position <= self._source.start

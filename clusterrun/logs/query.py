@@ -12,12 +12,12 @@ STREAMS = frozenset({Stream.OUT, Stream.ERR, Stream.LAUNCHER, Stream.AGENT})
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A choice of lines; every part that is given must hold.
+    """A choice of lines; every given condition must hold.
 
-    `ranks` None means all ranks, the launcher and the agents; a set of ranks leaves those two out.
+    `ranks` None means all ranks, the launcher and the agents; a set of ranks excludes those two.
     `overview` is rank 0, launcher and agents, and the error lines of every rank; `errors` is error
-    lines alone. A line is taken when one of `include` is found in it and none of `exclude`.
-    Times are in epoch µs, `until_us` not included.
+    lines only. A line is taken if one of `include` matches it and none of `exclude` does.
+    Times are in epoch µs; `until_us` is excluded.
     """
 
     ranks: frozenset[int] | None = None

@@ -13,8 +13,8 @@ from clusterrun.logs.view import View
 class RawView(View):
     """Writes the bytes of lines, in order for every rank and stream.
 
-    Lines of several sources are not torn into each other; only one source can be passed on piece
-    by piece. `note` reports what was lost, as stdout is for the bytes alone.
+    Lines of several sources are never interleaved; a single source is passed on piece by piece.
+    `note` reports what was lost: stdout is for the bytes only.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class RawView(View):
         self._note = note
 
     def show_all(self, lines: Sequence[LogLine]) -> None:
-        """Take many lines or pieces, of which nearly all are whole."""
+        """Write many lines or pieces; nearly all are whole."""
         _, nodes, ranks, streams, texts, partials, _ = zip(*lines, strict=True)
         is_whole = True not in partials and RECORDS.isdisjoint(streams)
         if is_whole and self._joiner.begun:

@@ -16,13 +16,13 @@ else:
     import sre_constants as sre
     import sre_parse as parser
 
-_MAX_LITERALS = 8  # more are slower to search for than lines are to read
+_MAX_LITERALS = 8  # searching for more takes longer than reading the lines
 
 Literals = tuple[bytes, ...]
 
 
 def required_literals(patterns: Iterable[re.Pattern[bytes]]) -> Literals:
-    """Find literals of which each match of any of the patterns contains one; () for none known.
+    """Return literals such that each match of a pattern contains one; () if there are none.
 
     >>> required_literals([re.compile(rb"loss=\\d+"), re.compile(rb"(?:step|epoch) 3")])
     (b'loss=', b'step', b'epoch')
@@ -31,7 +31,7 @@ def required_literals(patterns: Iterable[re.Pattern[bytes]]) -> Literals:
     for pattern in patterns:
         if pattern.flags & re.IGNORECASE:
             return ()
-        source: Any = pattern.pattern  # typeshed knows of text alone
+        source: Any = pattern.pattern  # typeshed knows only str patterns
         literals = _required(parser.parse(source, pattern.flags))
         if not literals:
             return ()
@@ -41,7 +41,7 @@ def required_literals(patterns: Iterable[re.Pattern[bytes]]) -> Literals:
 
 
 def _required(tree: Any) -> Literals:
-    """Find what each match of a sequence contains: its longest run of letters, or a choice."""
+    """Return what each match of a sequence contains: its longest run of letters, or a choice."""
     runs: list[bytearray] = [bytearray()]
     choices: list[Literals] = []
     _collect(tree, runs, choices)
@@ -56,7 +56,7 @@ def _collect(tree: Any, runs: list[bytearray], choices: list[Literals]) -> None:
         elif kind is sre.SUBPATTERN and not value[1] & re.IGNORECASE:
             _collect(value[3], runs, choices)
         elif kind in (sre.AT, sre.ASSERT, sre.ASSERT_NOT):
-            pass  # takes no room: what comes after it follows what came before
+            pass  # it matches no characters: its neighbours are adjacent
         else:
             runs.append(bytearray())
             choices.append(_choice(kind, value))
@@ -84,7 +84,7 @@ def holds_any(data: bytes, literals: Literals) -> bool:
 
 
 def find_stretches(data: bytes, literals: tuple[bytes, ...]) -> list[tuple[int, int]]:
-    """Find the lines that hold a literal, each with the lines before it up to one with a head."""
+    """Return the lines that hold a literal, each with the lines before it up to one with a head."""
     hits = [(literal, data.find(literal)) for literal in literals]
     found: list[tuple[int, int]] = []
     end = 0

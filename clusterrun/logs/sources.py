@@ -20,8 +20,8 @@ Takes = Callable[["int | None", Stream], bool]
 class Part(Enum):
     """Which lines of a file are read.
 
-    NOTES is what a side file holds: error lines, lines of launcher and agent, and records; ERRORS
-    is error lines and records alone. Both are found in a log by classifying its lines.
+    NOTES is what a side file holds: error lines, lines of launcher and agent, and records. ERRORS
+    is error lines and records only. In a log, both are found by classifying its lines.
     """
 
     ALL = "all"
@@ -31,10 +31,10 @@ class Part(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A stretch of a file, from the beginning of a line, and which of its lines are wanted.
+    """A stretch of a file from the beginning of a line, and which of its lines are wanted.
 
-    `takes` decides by rank and stream, `wants` on the lines that are left. Each wanted line
-    holds one of `literals`, if there are any.
+    `takes` decides by rank and stream; `wants` decides on the remaining lines. If `literals` is not
+    empty, each wanted line holds one of them.
     """
 
     file: LogFile
@@ -49,11 +49,10 @@ class Source:
 def sources_of(
     files: Iterable[LogFile], query: Query, *, ends: bool = False, live: bool = False
 ) -> list[Source]:
-    """Choose what to read of some files, up to their present ends.
+    """Choose what to read of some files, up to their current ends.
 
-    A side file can replace its node's log. `ends` takes the records of the logs' ends too; `live`
-    also chooses files that hold nothing wanted yet. Raises ClusterrunError for a file that can't be
-    read.
+    A side file can replace its node's log. `ends` includes the logs' end records; `live` includes
+    files that hold nothing wanted yet. Raises ClusterrunError for a file that can't be read.
     """
     chosen = []
     files = list(files)
@@ -71,7 +70,7 @@ def sources_of(
                 part=part,
                 takes=takes,
                 wants=_wants(query),
-                # To classify lines all are needed, and a side file may lack a line's end.
+                # Classifying needs all lines, and a side file may lack a line's end.
                 literals=_literals(file, sides, searched, ends=ends) if part is Part.ALL else (),
             )
         )
@@ -79,7 +78,7 @@ def sources_of(
 
 
 def errors_of(sources: Iterable[Source], query: Query) -> list[Source]:
-    """Choose the error lines alone of all ranks, as the side files of an overview have them."""
+    """Return the sources of an overview reduced to the error lines of all ranks."""
     streams = query.streams
     return [
         replace(source, part=Part.ERRORS, takes=lambda rank, stream: stream in streams)
@@ -109,14 +108,14 @@ def _parts(
 
 
 def _notes(log: LogFile, side: LogFile | None, query: Query) -> LogFile | None:
-    """Choose the file from which a node's error lines are read; None if it has none.
+    """Return the file from which to read a node's error lines; None if it has none.
 
-    An overview takes a side file that had no room for all, and shows how many it lacks.
+    An overview uses a side file even if it had no room for all, and shows how many it lacks.
     """
     if side is not None and (query.overview or not has_left_out(side)):
         return side
     has_none = side is None and log.index is not None and file_size(log.index) > 0
-    return None if has_none else log  # an agent that writes an index writes side files too
+    return None if has_none else log  # an agent that writes an index also writes side files
 
 
 def _may_hold(file: LogFile, query: Query) -> bool:
@@ -154,7 +153,7 @@ def _wants(query: Query) -> Callable[[LogLine], bool] | None:
 
 
 def matches(query: Query) -> Callable[[LogLine], bool]:
-    """Return a test of whether a line of the right rank and stream matches a query."""
+    """Return a function that tests whether a line of the right rank and stream matches a query."""
     wants = _wants(query)
     classifier = Classifier() if query.errors else None
 
@@ -170,10 +169,10 @@ def matches(query: Query) -> Callable[[LogLine], bool]:
 def _literals(
     log: LogFile, sides: Mapping[str, LogFile], searched: Literals, *, ends: bool
 ) -> Literals:
-    """Add the records that are shown whatever is searched for.
+    """Return the literals to search for, with those of the records that are always shown.
 
-    Gap records are left out if the side file has none: it takes four times as long to search for so
-    short a literal as for a word.
+    Leave out gap records if the side file has none: searching for such a short literal takes four
+    times as long as for a word.
     """
     if not searched:
         return ()

@@ -1,4 +1,4 @@
-"""Write the time of a line: for people in their zone, for programs in UTC."""
+"""Format the time of a line: for people in their zone, for programs in UTC."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Stamp = Callable[[int], str]
 
 
 def stamp_writer(form: str, zone: tzinfo | None = None) -> Stamp:
-    """Return a function that formats the time in front of a line from epoch µs.
+    """Return a function that formats epoch µs as the time in front of a line.
 
-    `zone` None is the local one; `delta` counts from the line before.
+    `zone` None means local time; `delta` is the time since the previous line.
     """
     if form == "none":
         return lambda epoch_us: ""
@@ -25,7 +25,7 @@ def stamp_writer(form: str, zone: tzinfo | None = None) -> Stamp:
 
 
 def clock_time(epoch_us: int, zone: tzinfo | None = None) -> str:
-    """Write a time of day with ms; dashes if no time is known."""
+    """Format a time of day with ms; dashes if the time is unknown."""
     if not epoch_us:
         return "--:--:--.---"
     seconds, us = divmod(epoch_us, 1_000_000)
@@ -33,7 +33,7 @@ def clock_time(epoch_us: int, zone: tzinfo | None = None) -> str:
 
 
 def iso_time(epoch_us: int, zone: tzinfo | None = None) -> str:
-    """Write an RFC 3339 time with its zone; a dash if no time is known."""
+    """Format an RFC 3339 time with its zone; a dash if the time is unknown."""
     if not epoch_us:
         return "-"
     seconds, us = divmod(epoch_us, 1_000_000)
@@ -42,7 +42,7 @@ def iso_time(epoch_us: int, zone: tzinfo | None = None) -> str:
 
 
 def utc_time(epoch_us: int) -> str | None:
-    """Write an RFC 3339 time in UTC, as our JSON has it; None if no time is known."""
+    """Format an RFC 3339 time in UTC for our JSON; None if the time is unknown."""
     if not epoch_us:
         return None
     seconds, us = divmod(epoch_us, 1_000_000)
@@ -63,5 +63,5 @@ def _delta_writer() -> Stamp:
 
 @lru_cache(maxsize=256)
 def _moment(seconds: int, zone: tzinfo | None) -> str:
-    """Write a whole second as `2026-08-01T12:41:15+02:00`."""
+    """Format a whole second as `2026-08-01T12:41:15+02:00`."""
     return datetime.fromtimestamp(seconds, tz=timezone.utc).astimezone(zone).isoformat()

@@ -1,4 +1,4 @@
-"""Choose the last lines; for an overview also earlier error lines: the cause may be old."""
+"""Choose the last lines, and for an overview also earlier error lines: the cause may be old."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cut(Flag):
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """The last lines, many at once; `errors` are error lines from before the first of them."""
+    """The last lines in batches; `errors` are the error lines before the first of them."""
 
     rounds: Iterable[Sequence[LogLine]]
     errors: Sequence[LogLine] = ()
@@ -45,9 +45,9 @@ def last_lines(
     folded: bool = False,
     report: Report = report_nothing,
 ) -> Tail:
-    """Find the last `count` lines (None: all) of the sources of a query.
+    """Return the last `count` lines (None: all) of the sources of a query.
 
-    Of an overview half of them, if there are as many, are the newest error lines of all ranks.
+    In an overview up to half of them are the newest error lines of all ranks.
     """
     sources = list(sources)
     if count is None:
@@ -69,9 +69,9 @@ def last_lines(
 def _with_room(
     lines: list[LogLine], errors: list[LogLine], count: int, *, folded: bool
 ) -> list[LogLine]:
-    """Leave out the oldest of the last lines if older error lines need room.
+    """Drop the oldest of the last lines if older error lines need room.
 
-    All error lines among the rest are in `errors` too.
+    All error lines among the rest are also in `errors`.
     """
     if not _before(lines, errors):
         return lines
@@ -88,7 +88,7 @@ def _with_room(
 
 
 def _before(lines: list[LogLine], errors: list[LogLine]) -> list[LogLine]:
-    """Return the error lines that are older than all lines."""
+    """Return the error lines that are older than all of `lines`."""
     shown = set(map(_place, lines))
     return [e for e in errors if e.epoch_us <= lines[0].epoch_us and _place(e) not in shown]
 

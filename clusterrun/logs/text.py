@@ -10,8 +10,8 @@ _ON, _OFF = b"\x1b[7m", b"\x1b[27m"
 _RUNS = re.compile(rb"\x00+|\x01+")
 
 # ECMA-48: control strings (with or without their end), control sequences, other escapes;
-# then the rest of the C0 and C1 sets but the tab. Last Unicode's Bidi_Control: it reverses text, so
-# that people would see another line than the one that was written.
+# then the rest of the C0 and C1 sets except the tab. Last Unicode's Bidi_Control: it reverses text,
+# and people would see a different line than the one that was written.
 _CONTROL = re.compile(
     r"\x1b[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|(?P<sgr>\x1b\[[0-9;:]*m)"
@@ -24,17 +24,17 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 
 def readable(text: bytes, *, keep_colours: bool) -> str:
-    """Decode a text for people: no control sequences, a progress bar's last state."""
+    """Decode a text for people: without control sequences, only a progress bar's last state."""
     body = text.decode("utf-8", "replace")
-    if body.isprintable():  # as in most lines: nothing to remove
+    if body.isprintable():  # true for most lines: nothing to remove
         return body
     return strip_controls(last_state(body), keep_colours=keep_colours)
 
 
 def strip_controls(text: str, *, keep_colours: bool) -> str:
-    """Remove what could move a terminal's cursor, rename it, make it answer or reverse text.
+    """Remove what could move a terminal's cursor, set its title, make it answer or reverse text.
 
-    Colours (SGR) stay if wanted, and end with the line.
+    Keep colours (SGR) if wanted, and reset them at the end.
 
     >>> strip_controls("a\\x1b[2Jb\\x1b]0;title\\x07c", keep_colours=True)
     'abc'
@@ -46,12 +46,12 @@ def strip_controls(text: str, *, keep_colours: bool) -> str:
 
 
 def last_state(text: str) -> str:
-    """Return the last state of a progress bar: what follows the last carriage return."""
+    """Return the last state of a progress bar: the text after the last carriage return."""
     return text.rstrip("\r").rpartition("\r")[2]
 
 
 def highlighted(body: str, patterns: Iterable[re.Pattern[bytes]]) -> str:
-    """Mark what the patterns find in a readable text; its own colours stay intact."""
+    """Highlight what the patterns match in a readable text; keep its colours."""
     parts = [part.encode() for part in _COLOUR.split(body)]
     found = _found(b"".join(parts[::2]), patterns)
     if not any(found):
@@ -69,7 +69,7 @@ def highlighted(body: str, patterns: Iterable[re.Pattern[bytes]]) -> str:
 
 
 def _found(text: bytes, patterns: Iterable[re.Pattern[bytes]]) -> bytearray:
-    """Return for each byte whether a pattern matched it or a part of its character."""
+    """Return for each byte whether a pattern matched any byte of its character."""
     found = bytearray(len(text))
     for pattern in patterns:
         for match in pattern.finditer(text):

@@ -1,4 +1,4 @@
-"""Log lines as people read them: with a prefix, equal ones folded, safe for a terminal."""
+"""Log lines for people: with a prefix, equal ones folded, safe for a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clusterrun.logs.tracebacks import Tracebacks
 from clusterrun.logs.view import View
 from clusterrun.shared.wording import count
 
-_SPREAD_US = 100_000  # between the first and the last copy: less is not shown
+_SPREAD_US = 100_000  # between the first and last copy; less is not shown
 
 # Bright black and white are left to the terminal, red to errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
@@ -27,7 +27,7 @@ _MARKS = {Stream.ERR: "!", Stream.GAP: "~"}
 
 
 def node_colour(node: str) -> int:
-    """Return a node's colour, chosen by a hash of its name (FNV-1a), the same in every run."""
+    """Return a node's colour, chosen by a hash of its name (FNV-1a): the same in every run."""
     value = 2166136261
     for byte in node.encode("utf-8", "surrogateescape"):
         value = ((value ^ byte) * 16777619) % 2**32
@@ -41,7 +41,7 @@ def source_name(line: LogLine) -> str:
 
 
 def gap_sentence(gap: Gap) -> str:
-    """Return the line that is shown where bytes are missing."""
+    """Return the line to show in place of lost bytes."""
     name = _STREAM_NAMES.get(gap.stream, "output")
     why = f": {gap.reason}" if gap.reason else ""
     return f"{gap.size_bytes:,} bytes of {name} lost{why}"
@@ -53,7 +53,7 @@ def _printable(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How lines are written; `prefix` is auto, full or none."""
+    """How to format lines; `prefix` is auto, full or none."""
 
     prefix: str = "auto"
     colour: bool = False
@@ -65,10 +65,10 @@ PLAIN = Style()
 
 
 class TextView(View):
-    """Writes lines for people; one whose end has not come gets a mark.
+    """Writes lines for people; an unfinished line gets a mark.
 
-    The prefix is as wide as the longest name in `nodes` with the highest rank, and grows only for
-    a longer name that comes later.
+    The prefix is as wide as the longest name in `nodes` with the highest rank; it grows only for a
+    longer name that appears later.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class TextView(View):
             self._make_room_for(node)
 
     def show_break(self) -> None:
-        """Write that the next line does not follow the last directly."""
+        """Write a mark: the next line does not directly follow the last."""
         self.write_held()
         self._put(b"--\n")
 
     def start_attempt(self, attempt: int) -> None:
-        """Write all that is left of the attempt before."""
+        """Write what is left of the previous attempt."""
         super().start_attempt(attempt)
         self._heads.clear()
 
     def unfinished(self) -> str | None:
-        """Return the unfinished line that was written to last, without colours or newline."""
+        """Return the newest unfinished line, without colours or newline."""
         line = self._joiner.unfinished()
         if line is None:
             return None
@@ -130,7 +130,7 @@ class TextView(View):
             return
         texts = body.split("\n")
         if copies and copies.is_late:
-            texts = texts[-1:]  # of a traceback; the rest was shown before
+            texts = texts[-1:]  # the end of a traceback; the rest was shown before
         if style.highlight and style.colour:
             texts = [highlighted(text, style.highlight) for text in texts]
         if copies and style.prefix != "none":

@@ -24,14 +24,14 @@ class _Block:
 
 @dataclass(kw_only=True)
 class Tracebacks:
-    """Passes lines on to `take`, those of a traceback as one text at its last line."""
+    """Passes lines to `take`; a traceback as one text, once its last line has come."""
 
     take: Take
     _classifier: Classifier = field(default_factory=Classifier)
     _open: dict[tuple[str, int | None, Stream], _Block] = field(default_factory=dict)
 
     def feed(self, line: LogLine, body: str) -> None:
-        """Pass a line on, or keep it with those of its traceback."""
+        """Pass a line on, or hold it with the rest of its traceback."""
         if not self._open and "Traceback (most" not in body:
             self.take(line, body)
             return
@@ -49,7 +49,7 @@ class Tracebacks:
             self._give(source)
 
     def drain(self) -> None:
-        """Pass on tracebacks that are not complete."""
+        """Pass on incomplete tracebacks."""
         for source in list(self._open):
             self._give(source)
 

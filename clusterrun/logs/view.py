@@ -1,4 +1,4 @@
-"""What the views of log lines share: they show whole lines, joined from the pieces in the log."""
+"""The base of all views: they show whole lines, joined from the pieces in the log."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from clusterrun.logs.tracebacks import Tracebacks
 
 
 class View(ABC):
-    """Calls `write` with what is to be shown, newlines included."""
+    """Calls `write` with the text to show, newlines included."""
 
     def __init__(self, write: Callable[[bytes], None], joiner: Joiner, attempt: int = 0) -> None:
         self._put, self._joiner, self._attempt = write, joiner, attempt
-        self._folders: tuple[Tracebacks | Dedup, ...] = ()  # hold lines back for their copies
+        self._folders: tuple[Tracebacks | Dedup, ...] = ()  # hold lines until their copies come
 
     def show(self, line: LogLine) -> None:
-        """Take a line or a piece; what can be shown now is written."""
+        """Take a line or a piece, and write what can be shown now."""
         if line.stream in RECORDS:
             gap = parse_gap(line.text) if line.stream is Stream.GAP else None
             if gap:
@@ -36,22 +36,22 @@ class View(ABC):
             self.show(line)
 
     def pause(self) -> None:
-        """Write what has come, and pieces that have waited long for their end."""
+        """Write what has come, and pieces that have waited too long for their end."""
         self._show_joined(self._joiner.pause())
         self.write_held()
 
     def drain(self) -> None:
-        """Write all, also lines that have no end yet."""
+        """Write everything, including unfinished lines."""
         self._show_joined(self._joiner.drain())
         self.write_held()
 
     def start_attempt(self, attempt: int) -> None:
-        """Write all that is left of the attempt before."""
+        """Write what is left of the previous attempt."""
         self.drain()
         self._attempt = attempt
 
     def write_held(self) -> None:
-        """Write the lines that wait for their copies."""
+        """Write the lines that are held for their copies."""
         for folder in self._folders:
             folder.drain()
 
@@ -61,8 +61,8 @@ class View(ABC):
 
     @abstractmethod
     def _show_line(self, line: LogLine) -> None:
-        """Show a line, or a piece (`partial`) whose end has not come."""
+        """Show a line, or an unfinished piece (`partial`)."""
 
     @abstractmethod
     def _show_gap(self, line: LogLine, gap: Gap) -> None:
-        """Show that bytes were lost."""
+        """Show a record of lost bytes."""

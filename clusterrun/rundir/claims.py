@@ -1,6 +1,6 @@
-"""Which process continues a run.
+"""Decide which process continues a run.
 
-The first to write `owner` has the attempt, the first to write `followed` decides what follows.
+The first to write `owner` has the attempt; the first to write `followed` decides what follows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from clusterrun.shared import files
 def take_attempt(paths: RunPaths, number: int, owner: str) -> bool:
     """Take an attempt; return False if another process has it. Raises OSError.
 
-    A directory can't tell who made it: NFS repeats a mkdir whose answer was lost, and reports
-    EEXIST. Its file `owner` can.
+    The directory does not show who created it: NFS repeats a mkdir whose answer was lost, and then
+    reports EEXIST. The file `owner` does.
     """
     paths.attempt(number).mkdir(mode=0o700, exist_ok=True)
     try:
@@ -27,7 +27,7 @@ def take_attempt(paths: RunPaths, number: int, owner: str) -> bool:
 
 
 def claim(paths: RunPaths, attempt: int, node: str = "") -> bool:
-    """Claim what follows an attempt; return False if another process has. Raises OSError.
+    """Claim the decision on what follows an attempt; return False if it is taken. Raises OSError.
 
     An heir writes its node's name; the conductor's claim is empty.
     """
@@ -39,11 +39,11 @@ def claim(paths: RunPaths, attempt: int, node: str = "") -> bool:
 
 
 def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
-    """Return a sentence on who else continues the run after an attempt; empty if none does."""
+    """Return who else continues the run after an attempt, as a sentence; "" if nobody does."""
     if not attempt:
         return ""
     if node := _text(paths.followed(attempt)):
-        return f"{node} could not reach this node and continues the run after attempt {attempt}"
+        return f"{node} could not reach this node, and continues the run after attempt {attempt}"
     newest = 0
     with contextlib.suppress(OSError):
         newest = paths.newest_attempt()

@@ -1,4 +1,4 @@
-"""Lay out the directory of a run: made whole or not at all, private to its user."""
+"""Create the directory of a run: completely or not at all, private to its user."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
 def new_run_id(now: datetime, rng: random.Random) -> str:
-    """Name a run by its time and four random letters: `1121-103252-k3fq`."""
+    """Return a run id from the time and four random letters: `1121-103252-k3fq`."""
     return f"{now:%m%d-%H%M%S}-{''.join(rng.choices(_LETTERS, k=4))}"
 
 
 def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> RunPaths:
-    """Make the directory of a run with all files of its bundle, private to the user.
+    """Create the directory of a run with all files of its bundle, private to the user.
 
     An error leaves nothing behind. Raises ClusterrunError with the path and the reason,
-    UsageError for a place where others can write.
+    UsageError for a directory that others can write to.
     """
     root = RunsDir(root=runs_dir.root.absolute())
     paths = root.run(directory_name(name), run_id)
@@ -52,18 +52,18 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
         undo(paths)
         if isinstance(error, OSError):
             raise ClusterrunError(
-                f"cannot make the run directory {paths.root}",
+                f"cannot create the run directory {paths.root}",
                 cause=str(error),
-                hint="choose another place with --run-dir",
+                hint="choose another directory with --run-dir",
             ) from error
         raise
     return paths
 
 
 def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
-    """Make the directories of all runs, private; those above them by the umask.
+    """Create the directories of all runs as private; those above them follow the umask.
 
-    Raises UsageError for one in which another user could replace our run.
+    Raises UsageError for a directory in which another user could replace our run.
     """
     own = f"use a directory of your own: --run-dir {runs_dir.root / current_user()}"
     runs_dir.root.parent.mkdir(parents=True, exist_ok=True)
@@ -71,18 +71,16 @@ def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
             owner = user_name(directory.stat().st_uid)
-            raise UsageError(
-                f"{directory} belongs to {owner}, and you cannot write in it", hint=own
-            )
+            raise UsageError(f"you cannot write to {directory}, which belongs to {owner}", hint=own)
         if _is_shared(directory.stat()):
             raise UsageError(
-                f"others can write in {directory}, and could replace your run by theirs",
-                hint=(own, f"or close it: chmod go-w {directory}"),
+                f"other users can write to {directory} and could replace your run",
+                hint=(own, f"or remove their permission: chmod go-w {directory}"),
             )
 
 
 def _is_shared(found: os.stat_result) -> bool:
-    """Whether other users can rename what is in a directory."""
+    """Return whether other users can rename entries of a directory."""
     if found.st_mode & stat.S_ISVTX:
         return False
     by_group = found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid)
@@ -90,7 +88,7 @@ def _is_shared(found: os.stat_result) -> bool:
 
 
 def _is_private(group_id: int) -> bool:
-    """Whether a group is a user's own, as with a umask of 002."""
+    """Return whether a group is the user's private one, as is usual with a umask of 002."""
     try:
         return grp.getgrgid(group_id).gr_name == current_user()
     except KeyError:
@@ -98,15 +96,15 @@ def _is_private(group_id: int) -> bool:
 
 
 def write_config(path: Path, text: str) -> None:
-    """Write a file of a bundle, private; scripts can be executed."""
+    """Write a private file of a bundle; scripts are executable."""
     is_script = path.suffix in (".sh", ".sbatch")
     files.write_whole(path, text, mode=files.PRIVATE_EXECUTABLE if is_script else files.PRIVATE)
 
 
 def remove_run(paths: RunPaths) -> None:
-    """Remove a run that was never submitted, and the empty directories that it made above it.
+    """Remove a run that was never submitted, and the empty directories created above it.
 
-    Only the paths that `create_run` returned name those.
+    Only the paths that `create_run` returned list those directories.
     """
     shutil.rmtree(paths.root, ignore_errors=True)
     _remove_made(paths)

@@ -23,7 +23,7 @@ class End:
 
 
 def write_end(paths: RunPaths, state: JobState, exit_code: int) -> None:
-    """Write end.json whole, readable by its owner only. Raises OSError."""
+    """Write end.json atomically, readable by its owner only. Raises OSError."""
     data = {
         "schema": SCHEMA,
         "state": state.value,
@@ -52,7 +52,7 @@ def read_end(paths: RunPaths) -> End | None:
 
 
 def _begun_after(paths: RunPaths, ended_ns: int) -> bool:
-    """Whether an attempt began later; both times are the file server's."""
+    """Return whether an attempt began later; both times are the file server's."""
     try:
         return paths.attempts_dir.stat().st_mtime_ns > ended_ns
     except OSError:

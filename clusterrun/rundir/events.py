@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-FIRST_BYTES = 256 * 1024  # started, rendezvous, world_ready: they name all nodes, maybe thousands
+FIRST_BYTES = 256 * 1024  # started, rendezvous, world_ready: they may name thousands of nodes
 LAST_BYTES = 64 * 1024  # the last steps and saves
 
 
@@ -34,7 +34,7 @@ class EventType(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One event; a field that is missing or of another type is None."""
+    """One event; a field that is missing or has another type is None."""
 
     at: float
     type: EventType
@@ -65,7 +65,7 @@ _TYPES: Mapping[str, type] = {
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
-    """Parse a line as a JSON object; None for anything else, such as half a line."""
+    """Parse a line as a JSON object; None for anything else, such as a partial line."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
@@ -74,7 +74,7 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 def parse(line: bytes) -> Event | None:
-    """Parse one event; None for any other line, and for events of other types."""
+    """Parse one event; None for other lines and for events of other types."""
     data = parse_object(line) or {}
     try:
         kind = EventType(data["type"])
@@ -90,9 +90,9 @@ def parse(line: bytes) -> Event | None:
 
 
 def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
-    """Yield the events of some types in the order of the file; none if it can't be read.
+    """Yield the events of some types in file order; nothing if the file can't be read.
 
-    Other lines are not parsed: a run of a month reports millions of steps.
+    Skip other lines without parsing: a month-long run reports millions of steps.
     """
     names = tuple(f'"{kind.value}"'.encode() for kind in types)
     try:
@@ -105,7 +105,7 @@ def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
 
 
 def read_ends(path: Path, attempt: int) -> Iterator[Event]:
-    """Yield the first and last events of an attempt; of the first steps only one."""
+    """Yield the first and last events of an attempt, but only one of the first steps."""
     first, last = _ends(path, attempt)
     has_step = False
     for line in first.split(b"\n"):
@@ -119,7 +119,7 @@ def read_ends(path: Path, attempt: int) -> Iterator[Event]:
 
 
 def _ends(path: Path, attempt: int) -> tuple[bytes, bytes]:
-    """Read the first and the last part of an attempt's lines, whole lines only."""
+    """Return the first and last part of an attempt's lines, without partial lines."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -136,9 +136,9 @@ def _ends(path: Path, attempt: int) -> tuple[bytes, bytes]:
 
 
 def _start(file: BinaryIO, size: int, attempt: int) -> int:
-    """Find by bisection an offset before the first line of an attempt.
+    """Return an offset at or before the first line of an attempt, found by bisection.
 
-    A file holds one attempt after the other. Stop at a small rest: a scan is as quick.
+    A file holds the attempts in order. Stop at a small rest: a scan is as quick.
     """
     low, high = 0, size
     while attempt > 1 and high - low > LAST_BYTES:

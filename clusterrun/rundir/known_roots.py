@@ -1,4 +1,4 @@
-"""Where this user has runs, remembered between commands."""
+"""Remember between commands where this user has runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REMEMBERED_ROOTS = 50
 
 
 def remember_root(runs_dir: RunsDir) -> None:
-    """Remember where this user has runs, so that commands work from elsewhere; best effort."""
+    """Remember a directory of runs, so that commands work from elsewhere; ignore write errors."""
     root = str(runs_dir.root.absolute())
     roots = dict.fromkeys((root, *(str(known.root) for known in remembered_roots())))
     path = _roots_file()
@@ -24,7 +24,7 @@ def remember_root(runs_dir: RunsDir) -> None:
 
 
 def remembered_roots() -> list[RunsDir]:
-    """Return the existing places of runs, the last used first."""
+    """Return the remembered directories of runs that still exist, the last used first."""
     try:
         roots = (read_json(_roots_file()) or {})["roots"]
         return [RunsDir(root=Path(root)) for root in roots if Path(root).is_dir()]
@@ -37,6 +37,6 @@ def _roots_file() -> Path:
 
 
 def state_dir() -> Path:
-    """Return the directory for what clusterrun remembers between commands."""
+    """Return the directory for state that clusterrun keeps between commands."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(base) / "clusterrun"

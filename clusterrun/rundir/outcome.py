@@ -36,8 +36,8 @@ class Cause(str, Enum):
     EXIT = "exit"
     SIGNAL = "signal"
     WORLD = "world"
-    WORLD_ELSEWHERE = "world_elsewhere"  # broken on another node than the one that noticed
-    ENGINE = "engine"  # the ranks would not train with what was asked for
+    WORLD_ELSEWHERE = "world_elsewhere"  # broken on a different node than the one that noticed
+    ENGINE = "engine"  # the ranks would train with a different engine than requested
     LAUNCHER = "launcher"
     NODE_LOST = "node_lost"
     VANISHED = "vanished"  # no agent could write an outcome: the batch host was lost
@@ -46,7 +46,7 @@ class Cause(str, Enum):
     CANCELLED = "cancelled"
     HUNG = "hung"
     HALTED = "halted"  # hung without running: stopped, or blocked in the kernel
-    INTERRUPTED = "interrupted"  # the ranks saved and left, or had to
+    INTERRUPTED = "interrupted"  # the ranks were to save and exit
     COMPLETED = "completed"
 
     @property
@@ -62,11 +62,11 @@ class Reason(str, Enum):
     CANCEL = "cancel"
     TIME_LIMIT = "time-limit"
     PREEMPT = "preempt"
-    SIGNAL = "signal"  # a warning like that of the time limit, when that is not near
+    SIGNAL = "signal"  # the warning signal of the time limit, when the limit is not near
 
     @property
     def text(self) -> str:
-        """The reason in words for people."""
+        """The reason for people."""
         return _TEXTS[self]
 
 
@@ -75,7 +75,7 @@ _TEXTS = {
     Reason.CANCEL: "cancelled, after a checkpoint",
     Reason.TIME_LIMIT: "the time limit",
     Reason.PREEMPT: "preempted",
-    Reason.SIGNAL: "asked to save and leave by SIGUSR2",
+    Reason.SIGNAL: "asked to save and exit by SIGUSR2",
 }
 
 
@@ -83,12 +83,12 @@ _TEXTS = {
 class Outcome:
     """The end of one attempt.
 
-    Times are seconds of the epoch, `code` is the exit status of the job if it ended here.
-    `interruption` is why the ranks were to leave. `node`, `rank` and `where` (file:line) name the
-    first failure, `signal` is what killed that rank (0: none), `message` its own error, `alike`
-    how many ranks raised the same there; `reason` is the whole sentence. `step` is the last that
-    rank 0 reported, `checkpoint` the newest complete one, of this attempt or an earlier one.
-    `exclude` are nodes for the next attempt to leave out, `why` explains `next` in one line.
+    Times are epoch seconds; `code` is the job's exit status if it ends here. `interruption` is why
+    the ranks were to exit. `node`, `rank` and `where` (file:line) name the first failure; `signal`
+    killed that rank (0: none); `message` is its error; `alike` is the number of ranks that raised
+    the same error there. `reason` is the whole sentence. `step` is the last one that rank 0
+    reported; `checkpoint` is the newest complete one of this attempt or an earlier one. `exclude`
+    lists nodes that the next attempt must not use; `why` explains `next` in one line.
     `printed_bytes` is the size of the batch output at the end.
     """
 
@@ -116,7 +116,7 @@ class Outcome:
 
     @property
     def state(self) -> JobState:
-        """The job's state if it ends here, by cause: a script may exit with one of our codes."""
+        """The job's state if it ends here; by cause, since a script may exit with our statuses."""
         if self.code == 0:
             return JobState.COMPLETED
         if self.cause not in (Cause.CANCELLED, Cause.INTERRUPTED):
@@ -130,7 +130,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
-        """Parse the text of `to_json`. Raises KeyError, TypeError or ValueError for any other."""
+        """Parse the result of `to_json`. Raises KeyError, TypeError or ValueError for others."""
         data: Mapping[str, Any] = json.loads(text)
         if data["schema"] != SCHEMA:
             raise ValueError(f"an outcome of schema {data['schema']!r}")
@@ -148,7 +148,7 @@ class Outcome:
 
 
 def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
-    """Read how an attempt ended; None if that was not written, or only in part."""
+    """Read how an attempt ended; None if the file is missing or damaged."""
     try:
         return Outcome.from_json(paths.outcome(attempt).read_text(encoding="utf-8"))
     except (OSError, KeyError, TypeError, ValueError):

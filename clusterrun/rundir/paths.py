@@ -16,7 +16,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 class RunPaths:
     """The layout of one run directory, `<runs>/<name>/<run id>/`.
 
-    `made` are the directories above it that its submission made, the innermost first.
+    `made` lists the directories above it that its submission created, innermost first.
     """
 
     root: Path
@@ -29,12 +29,12 @@ class RunPaths:
 
     @property
     def record_lock(self) -> Path:
-        """Held while job.json is read, changed and written."""
+        """The lock that is held while job.json is read, changed and written."""
         return self.root / ".job.lock"
 
     @property
     def resume_lock(self) -> Path:
-        """Held while the run is resumed."""
+        """The lock that is held while the run is resumed."""
         return self.root / ".resume.lock"
 
     @property
@@ -64,7 +64,7 @@ class RunPaths:
 
     @property
     def accelerate(self) -> Path:
-        """accelerate.yaml: accelerate's configuration, machine facts left to the node."""
+        """accelerate.yaml: accelerate's configuration, without what only the node knows."""
         return self.root / "accelerate.yaml"
 
     @property
@@ -74,13 +74,13 @@ class RunPaths:
 
     @property
     def config_files(self) -> tuple[Path, ...]:
-        """The files that a run is started from, those of its bundle."""
+        """The files of the bundle, from which a run is started."""
         shell = (self.script, self.node_script, self.env_script)
         return (*shell, self.resolved, self.plan, self.accelerate, self.deepspeed)
 
     @property
     def slurm_dir(self) -> Path:
-        """The folder of submitit, and of the batch script's output."""
+        """The folder of submitit and of the batch script's output."""
         return self.root / "slurm"
 
     @property
@@ -119,7 +119,7 @@ class RunPaths:
         return self.root / "checkpoints"
 
     def set_aside_dir(self, when: str) -> Path:
-        """Where checkpoints go that must not be preferred to an older one."""
+        """The directory for checkpoints that must not be preferred to an older one."""
         return self.checkpoints_dir / f"set-aside-{when}"
 
     def attempt(self, attempt: int) -> Path:
@@ -127,23 +127,23 @@ class RunPaths:
         return self.attempts_dir / str(attempt)
 
     def owner(self, attempt: int) -> Path:
-        """The process that has taken one attempt: the first to write this."""
+        """The process that has taken one attempt: the first to write this file."""
         return self.attempt(attempt) / "owner"
 
     def earlier_end(self, attempt: int) -> Path:
-        """end.json after one attempt, kept when the run is resumed; empty without one."""
+        """end.json after one attempt, kept when the run is resumed; empty if there was none."""
         return self.attempt(attempt) / self.end.name
 
     def earlier_config(self, attempt: int) -> Path:
-        """The files that one attempt was started from, kept when the run is resumed with others."""
+        """The files that started one attempt, kept when the run is resumed with others."""
         return self.attempt(attempt) / "config"
 
     def link_secret(self, attempt: int) -> Path:
-        """The secret by which the agents of one attempt authenticate each other, mode 0600."""
+        """The secret that authenticates the agents of one attempt to each other, mode 0600."""
         return self.attempt(attempt) / "link.secret"
 
     def status(self, attempt: int) -> Path:
-        """The exit status of one attempt, as digits: the first to write it decides."""
+        """The exit status of one attempt, in digits; the first process to write it decides."""
         return self.attempt(attempt) / "status"
 
     def outcome(self, attempt: int) -> Path:
@@ -151,19 +151,19 @@ class RunPaths:
         return self.attempt(attempt) / "outcome.json"
 
     def resumed(self, attempt: int) -> Path:
-        """The step that one attempt resumed from, as digits; 0 is the beginning."""
+        """The step that one attempt resumed from, in digits; 0 is the beginning."""
         return self.attempt(attempt) / "resumed"
 
     def followed(self, attempt: int) -> Path:
-        """The claim to what follows one attempt; an heir writes its node's name."""
+        """The claim to decide what follows one attempt; an heir writes its node's name."""
         return self.attempt(attempt) / "followed"
 
     def request(self, attempt: int) -> Path:
-        """Why one attempt is interrupted, one word."""
+        """Why one attempt is interrupted, in one word."""
         return self.attempt(attempt) / "request"
 
     def head_pid(self, attempt: int) -> Path:
-        """The pid of the head's agent, for signals from the conductor on the same host."""
+        """The pid of the head, for signals from the conductor on the same host."""
         return self.attempt(attempt) / "head.pid"
 
     def world(self, attempt: int) -> Path:
@@ -187,7 +187,7 @@ class RunPaths:
         return self.logs_dir / f"a{attempt}" / f"{node}.err"
 
     def nccl_log(self, attempt: int, node: str) -> Path:
-        """NCCL's own log files of one node."""
+        """NCCL's log files of one node."""
         return self.logs_dir / f"a{attempt}" / "nccl" / f"{node}.log"
 
     def flight_dumps(self, attempt: int, node: str) -> Path:
@@ -195,7 +195,7 @@ class RunPaths:
         return self.root / "fr" / f"a{attempt}" / f"{node}.tar"
 
     def rank_errors(self, attempt: int, node: str) -> Path:
-        """One node's error files as torchelastic writes them, a line for each rank."""
+        """One node's torchelastic error files, one line for each rank."""
         return self.root / "errors" / f"a{attempt}" / f"{node}.jsonl"
 
     def newest_attempt(self) -> int:
@@ -223,7 +223,7 @@ class RunsDir:
         return RunPaths(root=self.root / name / run_id)
 
     def scaling(self, name: str) -> Path:
-        """scaling.json: what `clusterrun scaling` measured by the runs of a name."""
+        """scaling.json: what `clusterrun scaling` measured with the runs of a name."""
         return self.root / directory_name(name) / "scaling.json"
 
     def job_link(self, job_id: str) -> Path:
@@ -232,7 +232,7 @@ class RunsDir:
 
 
 def directory_name(name: str) -> str:
-    """Return a directory name for a job name: itself if it is plain, else similar with a hash.
+    """Return a directory name for a job name: the same if it is plain, else similar with a hash.
 
     >>> directory_name("llama3-sft"), directory_name("../a b")
     ('llama3-sft', 'a-b-adb82b')

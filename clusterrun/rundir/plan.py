@@ -1,4 +1,4 @@
-"""What all attempts of a run follow: `plan.json`."""
+"""The plan that all attempts of a run follow: `plan.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a run, job.json, and how a run is found by any of its names."""
+"""The record of a run, job.json, and how to find a run by any of its names."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ SCHEMA = "clusterrun.job/1"
 _JOB_LISTS = ("earlier_job_ids", "chained_job_ids")
 LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
 
-# 4711, L3; an array's task, a part of a heterogeneous job and a step belong to their job.
+# 4711, L3; array tasks, components of heterogeneous jobs and steps belong to their job.
 _JOB_ID = re.compile(r"(L?[0-9]+)(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """What job.json holds: where a run went and what was asked for, never its state.
+    """The contents of job.json: where a run was submitted and what was requested, never its state.
 
-    `job_id` is the run's newest job, or the first of a chain that is still to run, followed by
-    `chained_job_ids`. It is empty until the scheduler has assigned one. `submitted_at` is seconds
-    of the epoch; `time_minutes` is 0 without a limit, `chain_length` without a chain.
+    `job_id` is the run's newest job, or the next job of a chain; `chained_job_ids` follow it. It
+    is empty until the scheduler has assigned one. `submitted_at` is in epoch seconds.
+    `time_minutes` is 0 without a limit, `chain_length` is 0 without a chain.
     """
 
     job_id: str
@@ -74,7 +74,7 @@ class JobRecord:
 
     @property
     def job_ids(self) -> tuple[str, ...]:
-        """All jobs of the run, past and future, in their order."""
+        """All jobs of the run, past and future, in order."""
         own = (self.job_id,) if self.job_id else ()
         return (*self.earlier_job_ids, *own, *self.chained_job_ids)
 
@@ -90,12 +90,12 @@ class JobRecord:
 
     @property
     def runs_dir(self) -> RunsDir:
-        """The directory of all runs that this one is in."""
+        """The directory of runs that contains this one."""
         return RunsDir(root=self.paths.root.parent.parent)
 
 
 def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) -> JobRecord:
-    """Return the record of a run that is about to be submitted, without a job id."""
+    """Return the record of a run before its submission, without a job id."""
     return JobRecord(
         job_id="",
         cluster=plan.cluster,
@@ -115,7 +115,7 @@ def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) 
 
 
 def planned_anew(record: JobRecord, plan: Plan) -> JobRecord:
-    """Return the record of a run whose next attempt has another plan."""
+    """Return the record with another plan for the next attempt."""
     return dataclasses.replace(record, **_shape(plan))
 
 
@@ -145,7 +145,7 @@ def chained_by(record: JobRecord, job_id: str) -> JobRecord:
 
 
 def continued_by(record: JobRecord, job_id: str) -> JobRecord:
-    """Make another job the run's own; the jobs of the chain before it are over."""
+    """Make another job the run's current one; the jobs of the chain before it have ended."""
     ids = record.job_ids
     if job_id in (record.job_id, *record.earlier_job_ids):
         return record
@@ -177,12 +177,12 @@ def _git_commit(workdir: str) -> str | None:
 
 
 def current_user() -> str:
-    """Return the user's name, or the number without one."""
+    """Return the name of the current user, or the number if there is no name."""
     return user_name(os.getuid())
 
 
 def user_name(user_id: int) -> str:
-    """Return a user's name, or the number: containers run users that have no name."""
+    """Return a user's name, or the number: users in containers may have no name."""
     try:
         return pwd.getpwuid(user_id).pw_name
     except KeyError:
@@ -193,7 +193,7 @@ def user_name(user_id: int) -> str:
 
 
 def write(record: JobRecord) -> None:
-    """Write job.json whole, readable by its owner only."""
+    """Write job.json atomically, readable by its owner only."""
     data = {"schema": SCHEMA, **dataclasses.asdict(record)}
     files.write_whole(record.paths.record, json.dumps(data, indent=2, sort_keys=True) + "\n")
 
@@ -209,18 +209,18 @@ def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobReco
 
 
 def read(paths: RunPaths) -> JobRecord:
-    """Read job.json; `run_dir` becomes the directory that it is in now.
+    """Read job.json, and set `run_dir` to its current directory.
 
-    Raises ClusterrunError when it is not there, is damaged or has another schema.
+    Raises ClusterrunError if it is missing, damaged or has another schema.
     """
     try:
         data = json.loads(paths.record.read_text())
         if data.pop("schema") != SCHEMA:
-            raise ValueError("it was written by another version of clusterrun")
+            raise ValueError("another version of clusterrun wrote it")
         return _from_data(data, paths)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterrunError(
-            f"cannot read {paths.record}", cause=str(error), hint="it was not written by clusterrun"
+            f"cannot read {paths.record}", cause=str(error), hint="name a run of this version"
         ) from error
 
 
@@ -241,7 +241,7 @@ def _from_data(data: dict[str, Any], paths: RunPaths) -> JobRecord:
 
 
 def link_job(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
-    """Link by-job/<job id> to the run, in place of an older run of the same id."""
+    """Link by-job/<job id> to the run; replace the link of an older run with the same id."""
     runs_dir.by_job.mkdir(mode=0o700, parents=True, exist_ok=True)
     link = runs_dir.job_link(job_id)
     with files.replacing(link) as temporary:
@@ -256,8 +256,8 @@ def link_target(runs_dir: RunsDir, paths: RunPaths) -> str:
 def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = None) -> JobRecord:
     """Record a job from inside it: the run may have been submitted by hand.
 
-    An existing record is kept; one without a job id gets it, and a job that continues the run
-    becomes the run's own.
+    Keep an existing record; add the job id if it has none. A job that continues the run becomes
+    its current one.
     """
     paths = RunPaths(root=run_dir.absolute())
     plan = read_plan(paths)
@@ -282,7 +282,7 @@ def _registered(record: JobRecord, environ: Mapping[str, str]) -> JobRecord:
 
 
 def list_records(runs_dir: RunsDir) -> list[JobRecord]:
-    """Return the records of a directory of runs, newest first, without the unreadable ones."""
+    """Return the readable records of a directory of runs, newest first."""
     found = [record for path in _record_files(runs_dir) if (record := _readable(path.parent))]
     return sorted(found, key=lambda record: (record.submitted_at, record.run_id), reverse=True)
 
@@ -320,9 +320,9 @@ def _readable(root: Path) -> JobRecord | None:
 
 
 def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
-    """Find a run by job id, name, run id or a path in it; by None the newest of the first place.
+    """Find a run by job id, name, run id or a path in it; None means the newest of the first place.
 
-    Of several runs of a name return the newest. Raises JobNotFoundError.
+    Return the newest of several runs with a name. Raises JobNotFoundError.
     """
     if text is None:
         newest = list_records(runs_dirs[0]) if runs_dirs else []
@@ -350,7 +350,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
                 break
     if len(found) > 1:
         raise UsageError(
-            f"{text} is the id of {len(found)} jobs, and of none in {runs_dirs[0].root}",
+            f"{len(found)} jobs have the id {text}, but none in {runs_dirs[0].root}",
             hint=tuple(f"name one by its run directory: {record.run_dir}" for record in found[:5]),
         )
     return found[0] if found else None
@@ -359,7 +359,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
 def _job_in(runs_dir: RunsDir, job_id: str, slurm_cluster: str | None) -> JobRecord | None:
     linked = _readable(_followed(runs_dir.job_link(job_id)))
     candidates = [linked] if linked else []
-    if slurm_cluster or not candidates:  # the link leads to the newest run with the id
+    if slurm_cluster or not candidates:  # the link points to the newest run with the id
         candidates += list_records(runs_dir)
     for record in candidates:
         if job_id in record.job_ids and slurm_cluster in (None, record.slurm_cluster):
@@ -378,7 +378,7 @@ def _by_path(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
 
 
 def _followed(link: Path) -> Path:
-    """Follow a link to a run, but no other: keep the path as the user spells it."""
+    """Follow a link to a run, but no other link: keep the path as the user spelled it."""
     try:
         return Path(os.path.normpath(link.parent / os.readlink(link)))
     except OSError:
@@ -406,8 +406,8 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
     known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)
     others = f" or in {count(len(runs_dirs) - 1, 'other project')}" if len(runs_dirs) > 1 else ""
     return JobNotFoundError(
-        f"{message} in {runs_dirs[0].root if runs_dirs else 'any place'}{others}",
+        f"{message} in {runs_dirs[0].root if runs_dirs else 'any known directory'}{others}",
         hint=f"newest runs: {known}"
         if known
-        else "runs are looked for in the project here and where you submitted before",
+        else "run it in the directory you submitted from, or name the run by its path",
     )

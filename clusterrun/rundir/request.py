@@ -10,7 +10,7 @@ from clusterrun.shared import files
 
 
 def read_request(path: Path) -> Reason | None:
-    """Return why an attempt is interrupted; None without a request."""
+    """Return why an attempt is to be interrupted; None if there is no request."""
     try:
         return Reason(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError):
@@ -18,7 +18,7 @@ def read_request(path: Path) -> Reason | None:
 
 
 def write_request(path: Path, reason: Reason) -> None:
-    """Request an interruption: the first request counts, but END replaces any other."""
+    """Request an interruption; the first request counts, but END replaces any other."""
     write = files.write_whole if reason is Reason.END else files.create
     with contextlib.suppress(OSError):  # FileExistsError: another request was first
         write(path, f"{reason.value}\n")

@@ -1,4 +1,4 @@
-"""Which nodes an attempt has, and which ranks are on each: `attempts/<n>/world.json`."""
+"""The nodes of an attempt and the ranks on each: `attempts/<n>/world.json`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def write_world(paths: RunPaths, attempt: int, nodes: Sequence[str], procs_per_n
 
 
 def read_world(paths: RunPaths, attempt: int) -> tuple[str, ...]:
-    """Return the nodes of an attempt in rank order; none before they have met."""
+    """Return the nodes of an attempt in rank order; () until the rendezvous."""
     nodes = (read_json(paths.world(attempt)) or {}).get("nodes", ())
     return tuple(map(str, nodes)) if isinstance(nodes, list) else ()
 
 
 def ranks_by_node(paths: RunPaths, attempt: int) -> dict[str, range]:
-    """Return the ranks of each node; none before the nodes have met."""
+    """Return the ranks of each node; {} until the rendezvous."""
     world = read_json(paths.world(attempt)) or {}
     nodes, procs = world.get("nodes"), world.get("procs_per_node")
     if not isinstance(nodes, list) or not isinstance(procs, int):

@@ -211,10 +211,10 @@ def test_run_directory_that_cannot_be_made(here: CommandLine) -> None:
     (here.path / "taken").write_text("")
     err = refused(here, *LOCAL, "--run-dir", "taken", "train.py", code=1)
     assert err.splitlines()[-3].startswith(
-        f"error: cannot make the run directory {here.path}/taken/train/"
+        f"error: cannot create the run directory {here.path}/taken/train/"
     )
     assert err.splitlines()[-2].startswith("  cause: [Errno ")
-    assert err.splitlines()[-1] == "  hint: choose another place with --run-dir"
+    assert err.splitlines()[-1] == "  hint: choose another directory with --run-dir"
 
 
 def test_run_directory_that_the_nodes_do_not_share_is_told(here: CommandLine) -> None:
@@ -304,7 +304,7 @@ def test_unknown_job(here: CommandLine, verb: str) -> None:
     assert (said.code, said.out) == (4, "")
     assert said.err == (
         f"error: no job or run '47111' in {here.path}/runs\n"
-        "  hint: runs are looked for in the project here and where you submitted before\n"
+        "  hint: run it in the directory you submitted from, or name the run by its path\n"
     )
     assert here.files() == PROJECT
 

@@ -79,7 +79,7 @@ def test_of_several_runs_elsewhere_none_is_guessed_but_the_job_at_hand_is_found(
     remember(elsewhere, tmp_path / "old" / "runs", tmp_path / "other" / "runs")
     done = elsewhere.logs("3")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: 3 is the id of 2 jobs, and of none in ")
+    assert done.stderr.startswith("error: 2 jobs have the id 3, but none in ")
     slurm_knows(elsewhere, records.current_user(), elsewhere.path)
     (elsewhere.path / "slurm-3.out").write_text("of the job here\n")
     assert elsewhere.lines("3", "--prefix", "none") == ["of the job here"]

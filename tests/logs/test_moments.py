@@ -55,7 +55,7 @@ def test_forms_of_a_moment(text: str, meant: str) -> None:
 def test_other_texts_are_no_moments(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         moment(text)
-    assert caught.value.message == f"'{text}' is not a moment"
+    assert caught.value.message == f"'{text}' is not a time"
     assert "step:4000" in caught.value.hints[0]
 
 
@@ -135,7 +135,7 @@ def test_until_a_step_ends_where_it_was_reached(paths: RunPaths) -> None:
 
 
 def test_a_step_that_was_not_reached_is_told(paths: RunPaths) -> None:
-    with pytest.raises(UsageError, match="step 81 was not reached; the newest that was told of is"):
+    with pytest.raises(UsageError, match="step 81 was not reached; the newest reported step is"):
         step_finder(paths, 1, before=True)(81)
-    with pytest.raises(UsageError, match="attempt 3 told of no step"):
+    with pytest.raises(UsageError, match="attempt 3 reported no step"):
         step_finder(paths, 3, before=True)(1)

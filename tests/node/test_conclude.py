@@ -282,7 +282,7 @@ def test_attempts_whose_outcomes_a_full_disk_took_do_not_go_on_for_ever(
     [
         ("time-limit", "the time limit"),
         ("preempt", "preempted"),
-        ("signal", "asked to save and leave by SIGUSR2"),
+        ("signal", "asked to save and exit by SIGUSR2"),
     ],
 )
 @pytest.mark.parametrize("cause", ["signal", "launcher", "cancelled"])
