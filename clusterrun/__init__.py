@@ -1,6 +1,6 @@
-"""clusterrun: one command takes a training script to N nodes and proves that they are one world.
+"""clusterrun: train a script on N nodes with one command, checked to be one world.
 
-From Python, the verbs of the command line:
+The verbs of the command line from Python:
 
     from clusterrun import JobSpec, submit
 
@@ -48,7 +48,7 @@ __all__ = [
     "wait",
 ]
 
-_HOMES = {  # of all others: the module of their name in `verbs`
+_HOMES = {  # all others are in the module of their name in `verbs`
     "ClusterrunError": "errors",
     "Job": "verbs.job",
     "JobSpec": "config.spec",
@@ -61,7 +61,7 @@ _HOMES = {  # of all others: the module of their name in `verbs`
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: a training script pays for none of them."""
+    """Import a name on first use: a training script needs none of them."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES.get(name, f"verbs.{name}")

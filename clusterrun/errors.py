@@ -1,4 +1,4 @@
-"""The errors that clusterrun raises for people, each with its exit code and a hint."""
+"""The errors that clusterrun reports to people, each with an exit status and hints."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Exit(IntEnum):
 
 
 class NodeExit(IntEnum):
-    """Exit statuses of a node agent when no rank's status gives the cause.
+    """The exit statuses of a node agent if no rank's status shows the cause.
 
-    Above those that programs commonly use, and below 128 + signal.
+    They are above those that programs commonly use, and below 128 + signal.
     """
 
     WORLD_BROKEN = 120
@@ -35,8 +35,8 @@ class NodeExit(IntEnum):
 class ClusterrunError(Exception):
     """A failure that the user can act on.
 
-    `message` names the failure (lower case, no full stop), `cause` quotes the program that failed,
-    `where` is `file:line`, and each hint is a next step.
+    `message` names the failure (lower case, no full stop); `cause` quotes the program that failed;
+    `where` is `file:line`; each hint is a next step.
     """
 
     code = "failed"
@@ -58,19 +58,19 @@ class ClusterrunError(Exception):
 
     @property
     def hint(self) -> str:
-        """All hints, a line each."""
+        """All hints, one per line."""
         return "\n".join(self.hints)
 
 
 class UsageError(ClusterrunError):
-    """An option, a value or a file that the user gave cannot be used."""
+    """An option, value or file from the user cannot be used."""
 
     code = "usage"
     exit_code = Exit.USAGE
 
 
 class ConfigError(UsageError):
-    """A configuration file has contents that cannot be used."""
+    """The contents of a configuration file cannot be used."""
 
     code = "config"
 
@@ -82,7 +82,7 @@ class SubmissionError(ClusterrunError):
 
 
 class JobNotFoundError(ClusterrunError):
-    """No such job or run."""
+    """The job or run does not exist."""
 
     code = "job_not_found"
     exit_code = Exit.NOT_FOUND
@@ -96,13 +96,13 @@ class SchedulerUnreachableError(ClusterrunError):
 
 
 class WorldContractError(ClusterrunError):
-    """The ranks did not become the one world that was asked for."""
+    """The ranks did not become the one world that the job asked for."""
 
     code = "world_broken"
 
 
 def describe(error: Exception) -> str:
-    """Return an error and its cause in one line."""
+    """Return an error and its cause on one line."""
     cause = getattr(error, "cause", "") or ""
     return ": ".join(filter(None, (str(error), " ".join(cause.split()))))
 
@@ -111,7 +111,7 @@ MESSAGE_LETTERS = 4096
 
 
 def shortened(text: str, letters: int = MESSAGE_LETTERS) -> str:
-    """Return a text for another process; of a long one only the beginning and the end.
+    """Return a text for another process; only the beginning and end if it is long.
 
     >>> shortened("a tensor of 100 numbers", 19)
     'a ten ... numbers'

@@ -1,6 +1,6 @@
-"""What a training script may import: where it runs, how to report progress, when to save.
+"""The interface for training scripts: where they run, how to report progress, when to save.
 
-The functions do nothing outside a run and never raise into the training.
+Outside a run the functions do nothing. They never raise into the training.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEP_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """Where this process is: run, attempt, job, node, rank and size of the world."""
+    """Where this process runs: run, attempt, job, node, rank and world size."""
 
     run_dir: Path
     attempt: int
@@ -75,7 +75,7 @@ class Planned:
 
 
 def planned() -> Planned | None:
-    """Return how this rank is to train; None if it was not planned."""
+    """Return how this rank should train; None unless it was submitted with --plan."""
     env = os.environ
     try:
         return Planned(
@@ -88,19 +88,19 @@ def planned() -> Planned | None:
 
 
 def checkpoint_dir() -> Path | None:
-    """Return a directory of this run that all its attempts share; None outside a run."""
+    """Return the checkpoint directory that all attempts of this run share; None outside a run."""
     path = os.environ.get("CLUSTERRUN_CHECKPOINT_DIR")
     return Path(path) if path else None
 
 
 def step(step: int, total: int | None = None, **metrics: Any) -> None:
-    """Report that a step is done; rank 0 writes at most one event a second, and the last."""
+    """Report a completed step; rank 0 writes at most one event a second, and always the last."""
     if _reports():
         _steps.report(step, total, metrics)
 
 
 def follow_trainer(step: int, total: int | None = None, **metrics: Any) -> None:
-    """Report a step as `step` does, for the callbacks that each trainer gets in a run."""
+    """Report a step like `step`, for the callbacks that each trainer gets in a run."""
     if _reports():
         _steps.follow(step, total, metrics)
 
@@ -118,16 +118,17 @@ def checkpoint(path: str | os.PathLike[str], step: int) -> None:
 def should_checkpoint() -> bool:
     """Return whether to save now; call it once a step, on every rank at the same place.
 
-    True at the same call on all ranks, when the time limit or a preemption is near or a person
-    ended the job; from then on `should_stop` is true too. Reads shared memory: no collective.
+    Return True at the same call on all ranks if the time limit or a preemption is near, or if a
+    person ended the job; from then on `should_stop` is also true. Read shared memory only: this
+    needs no collective.
     """
     return _save_point().should_checkpoint()
 
 
 def should_stop() -> bool:
-    """Return whether to leave the training loop after this save, and end with status 0.
+    """Return whether to leave the training loop after this save and exit with status 0.
 
-    Changes with `should_checkpoint`, and so at the same call on all ranks.
+    It changes with `should_checkpoint`, and so at the same call on all ranks.
     """
     return _save_point().should_stop()
 
@@ -138,9 +139,9 @@ def _save_point() -> CallCounter:
 
 
 class _Steps:
-    """Passes one step a second on, and keeps the newest for the end.
+    """Writes one step a second, and keeps the newest for the exit.
 
-    Steps that a trainer's callback reports (`follow`) count until the script reports its own.
+    Steps from a trainer's callback (`follow`) count until the script itself reports one.
     """
 
     def __init__(self) -> None:

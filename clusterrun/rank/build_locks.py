@@ -1,6 +1,6 @@
 """Note the lock that this rank holds while it compiles a torch extension.
 
-Other ranks wait until the lock file is gone, on all nodes and in later jobs too. If the rank is
+Other ranks wait until the lock file is gone, on all nodes and also in later jobs. If the rank is
 killed while it compiles, its agent removes the file.
 """
 
@@ -30,7 +30,7 @@ def watch_locks(module: ModuleType) -> None:
         path = os.path.abspath(self.lock_file_path)
         if is_mine:
             _note(path)
-        if rank() == 0:  # whether it compiles or waits
+        if rank() == 0:  # it compiles or waits
             _announce(Path(path).parent)
         return is_mine
 
@@ -44,9 +44,9 @@ def watch_locks(module: ModuleType) -> None:
 
 
 def _announce(build: Path) -> None:
-    """Print that an extension is compiled, unless it was before."""
+    """Print that an extension is being compiled, unless it exists already."""
     if not any(build.glob("*.so")):
-        say_once(f"compiling {build.name}, which takes minutes the first time")
+        say_once(f"compiling {build.name}; this takes minutes the first time")
 
 
 def _note_path() -> str:

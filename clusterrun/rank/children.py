@@ -1,7 +1,7 @@
-"""Watch the processes that a rank starts by multiprocessing: they must not train on their own.
+"""Watch the processes that a rank starts with multiprocessing: they must not train separately.
 
-A forked process inherits the checks of its rank. A spawned one is a new interpreter: it makes its
-own when it reads the first data that its parent sends, before it imports anything of the script.
+A forked process inherits the checks of its rank. A spawned one is a new interpreter: it installs
+them when it reads the first data from its parent, before it imports anything from the script.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clusterrun.rank.import_hooks import patch_on_import
 if TYPE_CHECKING:
     from clusterrun.rank.contract import Contract
 
-# Without the working directory, as the ranks have it: a project's own modules come later.
+# Without the working directory, as in the ranks: a project's modules come later.
 _INSTALL = """
 import sys
 path = sys.path[:]
@@ -37,7 +37,7 @@ class _Install:
 
 
 def pass_on(module: ModuleType) -> None:
-    """Add the checks to what `multiprocessing.spawn` sends to a new process."""
+    """Add the checks to the data that `multiprocessing.spawn` sends to a new process."""
     original = module.get_preparation_data
 
     @functools.wraps(original)
@@ -48,14 +48,14 @@ def pass_on(module: ModuleType) -> None:
 
 
 def install() -> None:
-    """Watch this process, which a rank has spawned; it costs nothing until it imports torch."""
+    """Watch this process, which a rank spawned; this costs nothing until torch is imported."""
     names = ("torch.distributed.distributed_c10d", "torch.optim.optimizer")
     patches = {name: functools.partial(_patch, name) for name in names}
     patch_on_import({**patches, "multiprocessing.spawn": pass_on})
 
 
 def is_mp_spawned() -> bool:
-    """Whether torch.multiprocessing.spawn, or what is built on it, has started this process."""
+    """Return whether torch.multiprocessing.spawn started this process, directly or not."""
     multiprocessing: Any = sys.modules.get("multiprocessing")
     process = multiprocessing.current_process() if multiprocessing else None
     target = getattr(process, "_target", None)

@@ -1,8 +1,8 @@
 """The world contract: check in each rank that the training has the world the job asked for.
 
-It is checked when the rank starts, when it joins a process group, when an optimizer first steps,
-and when the rank ends. Import hooks patch `torch.distributed` and `accelerate.state`; a script that
-does not import them is not touched.
+Check when the rank starts, when it joins a process group, when an optimizer first steps, and when
+the rank ends. Import hooks patch `torch.distributed` and `accelerate.state`; a script that does not
+import them is unaffected.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from clusterrun.rank.save_point import control_page
 from clusterrun.shared.control_page import Joining
 
 PUBLISH_TIMEOUT_S = 60
-SWITCH_OFF = "--no-world-contract switches this check off"
+SWITCH_OFF = "use --no-world-contract to switch this check off"
 JOIN = (
-    "call torch.distributed.init_process_group(), or make an accelerate.Accelerator(), before the"
-    " training, and wrap the model in DDP or by prepare()"
+    "call torch.distributed.init_process_group() or create an accelerate.Accelerator() before the"
+    " training, and wrap the model with DDP or prepare()"
 )
 DO_NOT_SPAWN = (
     "call the training function directly instead of through spawn(), with"
-    " int(os.environ['LOCAL_RANK']) as its index, and init_process_group() without rank and"
+    " int(os.environ['LOCAL_RANK']) as its index, and call init_process_group() without rank and"
     " world_size"
 )
-KEEP_ENVIRONMENT = "leave these variables in os.environ: the launcher sets them for accelerate"
+KEEP_ENVIRONMENT = "keep these variables in os.environ: the launcher sets them for accelerate"
 OnBroken = Callable[[WorldContractError, str], NoReturn]
 
 
 class Contract:
-    """The world that this rank must join, and whether it has.
+    """The world that this rank must join, and whether it has joined.
 
-    `is_child`: this process is not the rank, but was started by it.
+    `is_child` means that this process is not the rank but was started by it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Contract:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this is the rank's own process, not one that it started."""
+        """Whether this process is the rank, not one that the rank started."""
         return os.getpid() == self._pid
 
     @property
@@ -80,12 +80,12 @@ class Contract:
 
     @property
     def has_joined(self) -> bool:
-        """Whether the rank, or a process that it started in its place, has joined its world."""
+        """Whether the rank, or a process that acts for it, has joined its world."""
         page = self._page
         return self.had_group or (page is not None and page.joining(self._slot) is Joining.JOINED)
 
     def note(self, joining: Joining) -> None:
-        """Note how far the rank is, for its agent and for the processes that it starts."""
+        """Publish how far the rank is, for its agent and for the processes that it starts."""
         self.had_group |= joining is Joining.JOINED
         if self._page is not None:
             self._page.note_joining(self._slot, joining)
@@ -104,14 +104,15 @@ class Contract:
             return  # one process needs no launcher variables
         if "WORLD_SIZE" not in env:
             self.break_off(
-                f"this process is a world of 1, the job asked for {self.expected}",
-                cause="the launcher set no WORLD_SIZE: it started this process on its own",
+                f"this process is a world of 1, but the job asked for {self.expected}",
+                cause="the launcher set no WORLD_SIZE: it started this process alone",
             )
-        # This node's number first: if it is right, the fault is on another node.
+        # This node first: if its number is right, the fault is on another node.
         self._check_count(env, "LOCAL_WORLD_SIZE", self.local, "on this node", "world")
-        self._check_count(env, "WORLD_SIZE", self.expected, "in all", "world_elsewhere")
+        self._check_count(env, "WORLD_SIZE", self.expected, "in total", "world_elsewhere")
         if not env.get("RANK", "").isdigit() or int(env["RANK"]) >= self.expected:
-            self.break_off(f"RANK={env.get('RANK', '(not set)')} is no rank of {self.expected}")
+            rank = env.get("RANK", "(not set)")
+            self.break_off(f"RANK={rank} is not valid in a world of {self.expected}")
 
     def _check_count(
         self, env: Mapping[str, str], name: str, expected: int, where: str, kind: str
@@ -119,36 +120,36 @@ class Contract:
         value = env.get(name, "")
         if value != str(expected):
             self.break_off(
-                f"the launcher made {value or 'no'} ranks {where}, the job asked for {expected}",
+                f"the launcher made {value or 0} ranks {where}, but the job asked for {expected}",
                 cause=f"{name} is {value or 'not set'} on {_node(env)}",
                 kind=kind,
             )
 
     def check_step(self, _: object = None) -> None:
-        """Break off if the rank, or a process that it started, trains a model of its own."""
+        """Break off if the rank, or a process that it started, trains a separate model."""
         if self.has_joined:
             return
         if self.is_mine and (size := _group_size()):
             self.check_size(size, "torch.distributed")
             self.note(Joining.JOINED)
         elif self.is_mine:
-            message = f"this rank trains alone, the job asked for a world of {self.expected}"
+            message = f"this rank trains alone, but the job asked for a world of {self.expected}"
             cause = "an optimizer stepped before the rank joined a process group"
             self.break_off(message, cause=cause, hint=JOIN)
         else:
             self.break_off_child()
 
     def break_off_child(self) -> None:
-        """End the rank because a process that it started trains on its own."""
+        """End the rank because a process that it started trains separately."""
         apart = f"apart from the job's world of {self.expected}"
-        cause = "the script starts ranks itself, and clusterrun has started it once for each rank"
+        cause = "the script starts ranks itself, but clusterrun already runs it once for each rank"
         message = f"this rank started a process that trains {apart}"
         self.break_off(message, cause=cause, hint=DO_NOT_SPAWN)
 
     def check_end(self) -> None:
-        """Break off if the rank ended well but never joined the others, or trained otherwise."""
+        """Break off if the rank completed but never joined, or trained with another engine."""
         if self.expected > 1 and not self.has_joined and not _group_size():
-            cause = "the script ended well, but no process group was ever initialised in this rank"
+            cause = "the script completed, but no process group was initialised in this rank"
             message = f"this rank never joined the world of {self.expected}"
             self.break_off(message, cause=cause, hint=JOIN)
         self.engine.check_end()
@@ -156,11 +157,11 @@ class Contract:
     def check_size(self, size: int, what: str, cause: str | None = None, *, hint: str = "") -> None:
         """Check the size of a world against the job."""
         if size != self.expected and self.expected:
-            message = f"{what} has a world of {size}, the job asked for {self.expected}"
+            message = f"{what} has a world of {size}, but the job asked for {self.expected}"
             self.break_off(message, cause=cause, hint=hint)
 
     def patches(self) -> dict[str, Patch]:
-        """Return what to patch in which module, in each process that may train."""
+        """Return the patch of each module, for every process that may train."""
         return {
             "torch.distributed.distributed_c10d": functools.partial(_watch_torch, self),
             first_step.MODULE: self.first_step.listen,
@@ -175,7 +176,7 @@ def _group_size() -> int:
 
 
 def install(contract: Contract) -> None:
-    """Patch the modules that are watched: now if they are imported, else on import."""
+    """Patch the watched modules: now if they are imported, else on import."""
     patches = contract.patches()
     patches |= {
         "accelerate.state": functools.partial(_watch_accelerate, contract),
@@ -208,8 +209,8 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
         _group_made(contract, module)
         return result
 
-    # `torch.distributed` has a copy of the name: made from the patched one if it is imported after
-    # its submodule, else replaced here.
+    # `torch.distributed` has a copy of the name. It copies the patched function if it is imported
+    # after its submodule; otherwise replace it here.
     module.init_process_group = init_process_group  # type: ignore[attr-defined]
     package = sys.modules.get("torch.distributed")
     if package is not None and getattr(package, "init_process_group", None) is original:
@@ -217,7 +218,7 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
 
 
 class _Call:
-    """A call of init_process_group: the rank and the size of the world that it names."""
+    """A call of init_process_group: the rank and world size that it asks for."""
 
     def __init__(self, original: Any, args: Any, kwargs: Any) -> None:
         self._given: Mapping[str, Any] = {}
@@ -227,7 +228,7 @@ class _Call:
         self.size = self._number("world_size", "WORLD_SIZE")
 
     def _number(self, name: str, variable: str) -> int | None:
-        """Return a number that is given or in the environment; None if only torch knows it."""
+        """Return a number from the call or the environment; None if only torch knows it."""
         given = self._given.get(name)
         if isinstance(given, int) and given >= 0:
             return given
@@ -237,12 +238,12 @@ class _Call:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Add a hint where torch refuses a backend that this machine cannot have."""
+        """Add a hint if torch refuses a backend that cannot work on this machine."""
         try:
             yield
         except Exception as error:
             if "nccl" in str(self._given.get("backend")).lower() and not _has_gpu():
-                add_hint(error, "NCCL needs GPUs: give init_process_group() no backend, or 'gloo'")
+                add_hint(error, "omit the backend or use 'gloo': NCCL needs GPUs")
             raise
 
 
@@ -253,7 +254,7 @@ def _has_gpu() -> bool:
 
 
 def _is_for_rank(contract: Contract, call: _Call) -> bool:
-    """Whether a process joins as its rank; break off before a join that would wait in vain."""
+    """Return whether a process joins as its rank; break off a join that could never finish."""
     if contract.is_mine:
         if call.size is not None:
             contract.check_size(call.size, "init_process_group()")
@@ -264,11 +265,11 @@ def _is_for_rank(contract: Contract, call: _Call) -> bool:
         return True
     if call.size is not None and children.is_mp_spawned():
         contract.break_off_child()
-    return False  # such as a server for inference, which may join what it likes
+    return False  # such as an inference server, which may join any group
 
 
 def _be_alone() -> None:
-    """Set the variables that a launcher would set, for a script that joins a world of one."""
+    """Set the launcher's variables for a script that joins a world of one."""
     import socket
 
     with socket.socket() as free:
@@ -286,12 +287,12 @@ def _group_made(contract: Contract, module: ModuleType) -> None:
     contract.first_step.drop(contract.check_step)
     if contract.is_mine and str(module.get_backend()) == "gloo":
         # Never free the group: its destructor holds the GIL and waits for a thread that may need
-        # it. Ranks that freed a model after `destroy_process_group` hung (torch 2.13).
+        # the GIL. Ranks that freed a model after `destroy_process_group` hung (torch 2.13).
         contract.gloo_groups.append(module._get_default_group())
     try:
         _prove_distinct(contract, module, size)
-    except Exception as error:  # noqa: BLE001 - the proof must not end a training that works
-        say(f"could not prove that the ranks are distinct: {error}")
+    except Exception as error:  # noqa: BLE001 - the check must not end a working training
+        say(f"could not check that the ranks are distinct: {error}")
 
 
 def _prove_distinct(contract: Contract, module: ModuleType, size: int) -> None:
@@ -324,7 +325,7 @@ def _node(env: Mapping[str, str]) -> str:
 
 
 def _device(backend: str) -> str:
-    """Identify the GPU of this rank by its local rank; `cpu` without NCCL."""
+    """Return the identity of this rank's GPU, chosen by local rank; `cpu` without NCCL."""
     if "nccl" not in backend:
         return "cpu"
     import torch
@@ -343,7 +344,7 @@ def _compare(contract: Contract, places: list[list[str]]) -> None:
     gpus = Counter(device for _, _, device in places if device.startswith("cuda "))
     for (host, local), count in seats.items():
         if count > 1:
-            contract.break_off(f"{count} ranks say that they are local rank {local} of {host}")
+            contract.break_off(f"{count} ranks have LOCAL_RANK={local} on {host}")
     for gpu, count in gpus.items():
         if count > 1:
             ranks = [rank for rank, place in enumerate(places) if place[2] == gpu]
@@ -357,7 +358,7 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
     def __init__(self: Any, cpu: bool = False, **kwargs: Any) -> None:
         mine = contract.is_mine and not self._shared_state
         if mine and contract.backend and kwargs.get("backend") is None:
-            kwargs["backend"] = contract.backend  # the Trainer passes None unless one was chosen
+            kwargs["backend"] = contract.backend  # the Trainer passes None by default
         # Accelerator() reads ACCELERATE_USE_CPU, a bare PartialState() does not.
         original(self, cpu or (mine and is_forced_to_cpu()), **kwargs)
         if mine:
@@ -368,19 +369,19 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
 
 
 def _why_alone(size: int) -> tuple[str | None, str]:
-    """Return the usual reason why accelerate made a world of one, and the way out."""
+    """Return the usual reason why accelerate made a world of one, and a hint."""
     if size != 1:
         return None, ""
     gone = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name not in os.environ]
     if gone:
-        return f"the script has removed {', '.join(gone)} from its environment", KEEP_ENVIRONMENT
+        return f"the script removed {', '.join(gone)} from its environment", KEEP_ENVIRONMENT
     import torch
 
     if is_forced_to_cpu() or torch.cuda.is_available():
-        cause = "accelerate chose no distributed backend, so every rank would train a model alone"
+        cause = "accelerate chose no distributed backend: each rank would train a separate model"
     else:
         cause = (
-            "no GPU is usable here and ACCELERATE_USE_CPU is not true, so accelerate would train a"
-            " model in every rank alone (use_cpu in its configuration is not enough)"
+            "no GPU is usable here and ACCELERATE_USE_CPU is not true: accelerate would train a"
+            " separate model in each rank (use_cpu in its configuration is not enough)"
         )
     return cause, ""

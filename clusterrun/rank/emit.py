@@ -1,4 +1,4 @@
-"""Report what happens in this rank: to the agent by events in the spool, to people on stderr."""
+"""Report what happens in this rank: to the agent with events in the spool, to people on stderr."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rank() -> int:
 
 
 def own_rank() -> int:
-    """Return the rank of this job that the process is, or that has started it."""
+    """Return this process's rank in the job, or that of the rank that started it."""
     return _first_number(OWN_RANK, "RANK")
 
 
@@ -31,9 +31,9 @@ def _first_number(*names: str) -> int:
 
 
 def emit(kind: str, /, **fields: Any) -> None:
-    """Append one event, a line of JSON, to the rank's file in the spool, if there is one.
+    """Append one event, a line of JSON, to the rank's file in the spool, if there is a spool.
 
-    Fields can't replace `type` and `rank`. The middle of a long text is left out.
+    Fields can't replace `type` and `rank`. The middle of a long text is dropped.
     """
     spool = os.environ.get("CLUSTERRUN_SPOOL")
     if not spool:
@@ -58,13 +58,13 @@ def _short(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def say(line: str) -> None:
-    """Print a line on the rank's own stderr."""
-    print(f"clusterrun: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the rank's own stderr
+    """Print a line on the rank's stderr."""
+    print(f"clusterrun: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the rank's stderr
 
 
 @functools.cache
 def say_once(line: str) -> None:
-    """Print a line as `say` does, the first time only."""
+    """Print a line like `say`, but only the first time."""
     say(line)
 
 
@@ -75,13 +75,13 @@ def add_hint(error: BaseException, hint: str) -> None:
 
 
 def number(value: Any) -> Any:
-    """Convert a tensor or NumPy scalar to a number, other objects to text."""
+    """Convert a tensor or NumPy scalar to a number, and other objects to text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     with contextlib.suppress(Exception):
         return operator.index(value)
     try:
         number = float(value)
-    except Exception:  # noqa: BLE001 - a value of the user's own class may raise anything
+    except Exception:  # noqa: BLE001 - a value of a user's class may raise anything
         return str(type(value).__name__)
-    return number if number - number == 0 else str(number)  # JSON has no inf and no nan
+    return number if number - number == 0 else str(number)  # JSON has no inf or nan

@@ -1,9 +1,8 @@
-"""The engine that spreads a training over the ranks: check that the one that was asked for runs.
+"""Check that the engine that was asked for trains: DDP, FSDP or DeepSpeed.
 
-The launch asks for one (CLUSTERRUN_ENGINE), and so may the script: by a plugin, or by a variable of
-accelerate. On a CPU accelerate leaves both DeepSpeed and FSDP out and trains DDP without a word,
-and a script under any launch may wrap nothing. A script that does more than plain DDP on its own
-may do so.
+The launch asks for one (CLUSTERRUN_ENGINE), and so may the script, with a plugin or a variable of
+accelerate. On a CPU accelerate ignores DeepSpeed and FSDP and silently trains with DDP, and a
+script under any launch may wrap nothing. A script may always do more than plain DDP.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from clusterrun.rank.first_step import FirstStep
 
 
 class Engine(str, Enum):
-    """What makes one training of the ranks' models, if anything does."""
+    """What keeps the models of all ranks in step, if anything."""
 
     NONE = "none"
     DDP = "ddp"
@@ -32,7 +31,7 @@ class Engine(str, Enum):
 
     @property
     def is_sharding(self) -> bool:
-        """Whether it spreads the state over the ranks."""
+        """Whether it shards the state over the ranks."""
         return self in (Engine.FSDP, Engine.DEEPSPEED)
 
 
@@ -51,12 +50,12 @@ _PLUGINS = {
     "deepspeed_plugins": Engine.DEEPSPEED,
     "fsdp_plugin": Engine.FSDP,
 }
-ONE_MODEL = "use --strategy ddp, or make one torch.nn.Module of all models"
+ONE_MODEL = "use --strategy ddp, or combine all models in one torch.nn.Module"
 _LAUNCH, _SCRIPT = "the launch", "the script itself"
 
 
 class _World(Protocol):
-    """What is needed of the world contract."""
+    """The part of the world contract that is used here."""
 
     expected: int
     holds: bool
@@ -76,14 +75,14 @@ class EngineWatch:
         self._world, self._first_step = world, first_step
         named = env.get("CLUSTERRUN_ENGINE", "")
         self._launched = Engine(named) if named in {engine.value for engine in Engine} else None
-        self._awaited: dict[Engine, str] = {}  # and who asked
-        self._promised: set[Engine] = set()  # by accelerate, which makes them in `prepare`
+        self._awaited: dict[Engine, str] = {}  # with the one who asked
+        self._promised: set[Engine] = set()  # accelerate makes them in `prepare`
         self._made: set[Engine] = set()
         if self._launched is not None:
             self._await(self._launched, _LAUNCH)
 
     def patches(self) -> dict[str, Callable[[ModuleType], None]]:
-        """Return what to patch in which module, once it is imported."""
+        """Return the patch of each module, to apply once it is imported."""
         watched = functools.partial(functools.partial, self._watch_class)
         return {
             "accelerate.accelerator": self._watch_accelerate,
@@ -98,16 +97,16 @@ class EngineWatch:
         }
 
     def check_end(self) -> None:
-        """Break off if the script ended well with DDP; warn if it trained nothing."""
+        """Break off if the script completed with DDP instead; warn if it trained nothing."""
         for engine in self._awaited.keys() - self._promised:
             who = self._awaited[engine]
             if Engine.DDP in self._made:
                 self._break_off(engine, who, Engine.DDP)
-            # No optimizer has stepped: an evaluation, or a training that was complete.
-            say(f"{who} asked for {_SPOKEN[engine]}, and the script ended without it")
+            # No optimizer has stepped: an evaluation, or a training that was already complete.
+            say(f"{who} asked for {_SPOKEN[engine]}, but the script ended without it")
 
     def _await(self, engine: Engine, who: str) -> None:
-        # Sharded over a world of one is not sharded.
+        # Sharding over a world of one shards nothing.
         is_alone = engine is Engine.FSDP and self._world.expected == 1
         is_due = engine.is_sharding and engine not in self._made
         if is_due and self._world.holds and not is_alone:
@@ -123,13 +122,13 @@ class EngineWatch:
                 self._break_off(engine, who, runs)
 
     def _begun(self, engine: Engine) -> None:
-        """Note that an engine is made; `status` shows the last that rank 0 reported."""
+        """Note that an engine is being made; `status` shows the last that rank 0 reported."""
         self._note(engine)
         if not self._awaited:
             self._first_step.drop(self._check_step)
 
     def _note(self, engine: Engine) -> None:
-        # Also called at a step, from where nothing may be dropped.
+        # Also called at a step, where no check may be dropped.
         self._awaited.pop(engine, None)
         if engine not in self._made and rank() == 0:
             runtime.emit("engine", engine=engine.value)
@@ -137,7 +136,7 @@ class EngineWatch:
 
     def _break_off(self, asked: Engine, who: str, runs: Engine) -> None:
         cause, hint = _why(asked, runs, who)
-        message = f"{who} asked for {_SPOKEN[asked]}, and {_SPOKEN[runs]} would train instead"
+        message = f"{who} asked for {_SPOKEN[asked]}, but {_SPOKEN[runs]} would train instead"
         self._world.break_off(message, cause=cause, hint=hint, kind="engine")
 
     def _watch_class(self, name: str, engine: Engine, module: ModuleType) -> None:
@@ -148,7 +147,7 @@ class EngineWatch:
 
         @functools.wraps(original)
         def __init__(made: Any, *args: Any, **kwargs: Any) -> None:
-            # Before: DeepSpeed steps its optimizer once while it is made.
+            # Before the call: DeepSpeed steps its optimizer once in its constructor.
             if self._world.is_mine:
                 # torch's composable DDP derives its state from FSDP's.
                 is_replica = type(made).__name__ == "_ReplicateState"
@@ -175,7 +174,7 @@ class EngineWatch:
     def _wish(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Engine, str] | None:
-        """Return what a call of Accelerator() asks for, and who: the Trainer passes plugins on."""
+        """Return the engine that a call of Accelerator() asks for, and who asks for it."""
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -200,7 +199,7 @@ class EngineWatch:
                 self._break_off(engine, who, used)
 
     def _watch_plugin(self, module: ModuleType) -> None:
-        """Say how to put it right where accelerate finds a strategy beside the script's JSON."""
+        """Add a hint if accelerate finds both a strategy and the script's DeepSpeed JSON."""
         plugin: Any = getattr(module, "DeepSpeedPlugin", None)
         original = getattr(plugin, "_deepspeed_config_checks", None)
         if original is None:
@@ -211,8 +210,8 @@ class EngineWatch:
             try:
                 return original(made)
             except ValueError:
-                message = "the script has a DeepSpeed JSON of its own, beside that of the launch"
-                hint = "give the launch that file in place of --strategy: --deepspeed-config FILE"
+                message = "both the script and the launch have a DeepSpeed JSON"
+                hint = "replace --strategy with --deepspeed-config FILE, and name the script's JSON"
                 self._world.break_off(message, hint=hint, kind="engine")
                 raise
 
@@ -220,7 +219,7 @@ class EngineWatch:
 
 
 def _explained(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Add a hint where an engine that shards refuses several models."""
+    """Add a hint if an engine that shards refuses several models."""
 
     @functools.wraps(prepare)
     def explained(made: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,7 +230,7 @@ def _explained(prepare: Callable[..., Any]) -> Callable[..., Any]:
             used = _used(made)
             models = sum(isinstance(given, torch.nn.Module) for given in args)
             if used is not None and used.is_sharding and models > 1:
-                add_hint(error, f"accelerate trains one model with {_SPOKEN[used]}: {ONE_MODEL}")
+                add_hint(error, f"{ONE_MODEL}: accelerate trains one model with {_SPOKEN[used]}")
             raise
 
     return explained
@@ -256,25 +255,25 @@ def _used(accelerator: Any) -> Engine | None:
 
 
 def _why(asked: Engine, runs: Engine, who: str) -> tuple[str | None, str]:
-    """Return the usual cause, and the way out."""
+    """Return the usual cause and a hint."""
     if runs.is_sharding:
-        return None, "ask for one of them: drop --strategy, or what the script says itself"
+        return None, "ask for one of them: remove --strategy, or the script's plugin or variable"
     if asked is Engine.FSDP and is_forced_to_cpu():
-        hint = "use --strategy zero2, which shards on a CPU too, and leave FSDP out of the script"
+        hint = "use --strategy zero2, which also shards on a CPU, and remove FSDP from the script"
         return "accelerate shards with FSDP on GPUs only", hint
     if asked is Engine.DEEPSPEED and who == _LAUNCH and "accelerate" in sys.modules:
         cause = "usually cpu=True or use_cpu=True in the script, or a model that was not prepared"
-        return cause, "leave it out (--device cpu chooses the CPU), and pass the model to prepare()"
+        return cause, "remove it (--device cpu selects the CPU), and pass the model to prepare()"
     if asked is Engine.DEEPSPEED and is_forced_to_cpu():
-        cause = "the launch is plain DDP on a CPU, where accelerate leaves DeepSpeed out"
-        file = "--deepspeed-config FILE, or FILE as the script's own argument --deepspeed"
-        return cause, f"name its JSON to the launch: clusterrun submit {file}"
-    hint = "wrap the model: accelerator.prepare(), fully_shard() or deepspeed.initialize()"
-    return None, f"{hint}; or use --strategy ddp"
+        cause = "the launch is plain DDP on a CPU, and accelerate ignores DeepSpeed there"
+        file = "--deepspeed-config FILE, or the script's argument --deepspeed FILE"
+        return cause, f"pass the JSON to the launch: clusterrun submit {file}"
+    hint = "wrap the model with accelerator.prepare(), fully_shard() or deepspeed.initialize()"
+    return None, f"{hint}, or use --strategy ddp"
 
 
 def is_forced_to_cpu() -> bool:
-    """Whether ACCELERATE_USE_CPU is set, read as accelerate reads it."""
+    """Return whether ACCELERATE_USE_CPU is set, parsed as accelerate does."""
     return _is_true("ACCELERATE_USE_CPU")
 
 

@@ -1,4 +1,4 @@
-"""Check a rank when an optimizer first steps: what trains then is what will train for days."""
+"""Check a rank when an optimizer first steps: the same setup will then train for days."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Check = Callable[[Any], None]
 
 
 class FirstStep:
-    """The checks that are due; torch calls them before a step until none is left."""
+    """The pending checks; torch calls them before each step until none is left."""
 
     def __init__(self) -> None:
         self._checks: dict[Check, None] = {}
@@ -23,20 +23,20 @@ class FirstStep:
         self.listen()
 
     def drop(self, check: Check) -> None:
-        """Stop calling `check`; not from within a check, since torch iterates over its hooks."""
+        """Stop calling `check`; never call this in a check, since torch iterates over its hooks."""
         self._checks.pop(check, None)
         if self._hook is not None and not self._checks:
             self._hook.remove()
             self._hook = None
 
     def listen(self, _: object = None) -> None:
-        """Have torch call if a check is due and torch is imported."""
+        """Register a hook with torch if a check is pending and torch is imported."""
         module: Any = sys.modules.get(MODULE)
         if self._checks and self._hook is None and hasattr(module, "Optimizer"):
             self._hook = module.register_optimizer_step_pre_hook(self._before)
 
     def _before(self, optimizer: Any, *_: Any) -> None:
-        # Without gradients it trains nothing: some step so to please a scheduler.
+        # A step without gradients trains nothing: some scripts do it to please a scheduler.
         if _has_gradients(optimizer):
             for check in tuple(self._checks):
                 check(optimizer)

@@ -1,4 +1,4 @@
-"""Patch a module of the script's right after it was imported."""
+"""Patch modules right after the script imports them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def patch_on_import(patches: Mapping[str, Patch]) -> None:
 
 
 class _Hook:
-    """Finds a watched module as Python does, and patches it right after it was executed."""
+    """Finds a watched module as Python does, and patches it right after its execution."""
 
     def __init__(self, patches: Mapping[str, Patch]) -> None:
         self._patches = patches

@@ -1,4 +1,4 @@
-"""Keep a full disk from ending a training: output that can't be written is counted."""
+"""Keep a full disk from ending a training: count the output that can't be written."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _Write = Callable[[Any], "int | None"]
 def forgive_full_disk(*given: io.TextIOWrapper) -> None:
     """Let prints to the standard streams succeed when their disk is full.
 
-    Only the `write` of the stream's binary buffer is replaced, which costs 0.1 µs a write; a stream
-    class of our own would lose the fast paths that `io` has for its own classes.
+    Replace only the `write` of the stream's binary buffer, which costs 0.1 µs a write; a custom
+    stream class would lose the fast paths that `io` has for its classes.
 
-    Bytes that a script writes to the binary buffer are not buffered any more: on a full disk they
+    Bytes that a script writes to the binary buffer are no longer buffered: on a full disk they
     would stay in the buffer and raise at each later flush.
     """
     for stream in given:
@@ -28,7 +28,7 @@ def forgive_full_disk(*given: io.TextIOWrapper) -> None:
 
 
 class _Losses:
-    """The bytes that a stream has lost since it last reported a loss."""
+    """The bytes that a stream has lost since its last report."""
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
@@ -52,9 +52,9 @@ class _Losses:
         return write
 
     def _finish(self, data: Any, written: int | None) -> int | None:
-        """Write the rest after a short write; count what the disk does not take as lost."""
+        """Write the rest after a short write; count as lost what the disk refuses."""
         if written is None:
-            return None  # only the script can have made it non-blocking
+            return None  # only the script can make it non-blocking
         rest = memoryview(data).cast("B")
         size = len(rest)
         rest = rest[written:]
@@ -89,6 +89,6 @@ class _Losses:
         return self._finish(given, written - len(notice))
 
     def report(self) -> None:
-        """Report at the end what was lost, if there is room."""
+        """Report at exit what was lost, if there is room."""
         if self._lost:
             self._write_after_loss(b"")

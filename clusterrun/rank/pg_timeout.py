@@ -1,4 +1,4 @@
-"""The timeout of the process group: the job's `--timeout` replaces the script's."""
+"""Replace the script's process-group timeout with the job's `--timeout`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusterrun.rank.emit import rank, say_once
 def with_timeout(
     init_process_group: Callable[..., Any], args: Any, kwargs: Any, timeout_s: int
 ) -> tuple[Any, Any]:
-    """Return the arguments of a call with the job's timeout; rank 0 reports a different one."""
+    """Return a call's arguments with the job's timeout; rank 0 reports the replaced one."""
     try:
         bound = inspect.signature(init_process_group).bind(*args, **kwargs)
     except TypeError:
@@ -21,6 +21,6 @@ def with_timeout(
     timeout = timedelta(seconds=timeout_s)
     given = bound.arguments.get("timeout")
     if given not in (None, timeout) and rank() == 0:
-        say_once(f"--timeout {timeout_s} s holds, not the {given} that the script asks for")
+        say_once(f"--timeout {timeout_s} s replaces the script's {given}")
     bound.arguments["timeout"] = timeout
     return bound.args, bound.kwargs

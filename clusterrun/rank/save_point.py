@@ -1,4 +1,4 @@
-"""The rank's side of the control page: count calls, and read at which one to save."""
+"""The rank's side of the control page: count calls, and read the call at which to save."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DECISION_TIMEOUT_S = 60.0
 
 
 class CallCounter:
-    """The calls of this rank, and the one at which all ranks save and stop."""
+    """Counts the calls of this rank up to the one at which all ranks save and stop."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        # A launcher of one process sets no LOCAL_RANK.
+        # A launcher of a single process sets no LOCAL_RANK.
         text = os.environ.get("LOCAL_RANK", "0")
         self._rank = int(text) if text.isdigit() else 0
         self._page = control_page(self._rank) if text.isdigit() else None
@@ -31,7 +31,7 @@ class CallCounter:
     def should_checkpoint(self) -> bool:
         """Count this call, and return whether it is the one to save at."""
         if self._page is None or os.getpid() != self._pid:
-            return False  # a process that the rank forked is not counted
+            return False  # a forked process is not counted
         self._calls += 1
         if self._calls == 1:
             self._leave_sigterm_to_agent(self._page)
@@ -45,32 +45,32 @@ class CallCounter:
         return True
 
     def should_stop(self) -> bool:
-        """Return whether the save point was reached; the agent then knows that the rank stops."""
+        """Return whether the save point was reached; if so, tell the agent that the rank stops."""
         if self._is_reached and self._page is not None and os.getpid() == self._pid:
             self._page.stopping(self._rank)
         return self._is_reached
 
     def _leave_sigterm_to_agent(self, page: ControlPage) -> None:
-        """Ignore SIGTERM from now on: the agent gets it too, and has all ranks save and stop.
+        """Ignore SIGTERM from now on: the agent also gets it, and has all ranks save and stop.
 
-        Slurm may signal every process of a step. The script's own handler stays, and child
+        Slurm may signal every process of a step. A handler of the script stays, and child
         processes get the default action back.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _nothing)
-            signal.siginterrupt(signal.SIGTERM, False)  # C libraries of the script see no EINTR
+            signal.siginterrupt(signal.SIGTERM, False)  # no EINTR in the script's C libraries
             os.register_at_fork(after_in_child=_restore_sigterm)
             page.shielded(self._rank)
 
     def _await_decision(self, page: ControlPage, held: int) -> None:
-        """Wait until the agents have chosen the call; an agent may be dead or stopped."""
+        """Wait until the agents have chosen the call, up to a limit: an agent may be dead."""
         self._dealt_with = held
         deadline = time.monotonic() + DECISION_TIMEOUT_S
         while (decided := page.save_point).request < held:
             if time.monotonic() > deadline:
-                waited = f"no decision on when to save came within {DECISION_TIMEOUT_S:.0f} s"
-                say(f"{waited}; training goes on")
+                waited = f"no save point was chosen within {DECISION_TIMEOUT_S:.0f} s"
+                say(f"{waited}; training continues")
                 return
             time.sleep(0.001)
         if decided.at:
@@ -93,4 +93,4 @@ def control_page(local_rank: int) -> ControlPage | None:
     try:
         return ControlPage(path, local_rank + 1) if spool and path.is_file() else None
     except (OSError, ValueError):
-        return None  # the training runs on and is never asked to save
+        return None  # the training continues and is never asked to save

@@ -21,9 +21,9 @@ from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError, Sums
 from clusterrun.shared.files import DISK_FAULTS
 
-# A shared file system may show a directory late that another node made.
+# A shared file system may show late a directory that another node created.
 SHOWN_WITHIN_S = 120.0
-# What torch (without an errno) and safetensors (written in Rust) put into the errors of a disk.
+# The words of torch (without an errno) and safetensors (written in Rust) for disk errors.
 _WORDS = (
     *("PytorchStreamWriter", "inline_container.cc"),
     *(f"(os error {number})" for number in DISK_FAULTS),
@@ -35,10 +35,10 @@ _Part = TypeVar("_Part")
 class Checkpoints:
     """The checkpoints of one training, in a directory that all its nodes share.
 
-    `directory` is by default the run's own, which later attempts use too; the newest `keep`
-    complete checkpoints are kept. `settings` is what must be equal for a resumed run to be the same
-    training, such as the effective batch. It is stored in each checkpoint as JSON. Those named in
-    `override` may differ on a resume: the change is reported, and stored in later checkpoints.
+    `directory` defaults to that of the run, which all attempts share. The newest `keep` complete
+    checkpoints are kept. `settings` are the values that must not change on a resume, such as the
+    effective batch; each checkpoint stores them as JSON. Settings named in `override` may change:
+    the change is reported, and stored in later checkpoints.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Checkpoints:
     ) -> None:
         found = directory or os.environ.get("CLUSTERRUN_CHECKPOINT_DIR")
         if not found:
-            raise ValueError("outside a run of clusterrun a directory must be given")
+            raise ValueError("a directory is required outside a run of clusterrun")
         if keep < 1:
-            raise ValueError(f"keep={keep}: at least one checkpoint must be kept")
+            raise ValueError(f"keep={keep}: keep at least 1 checkpoint")
         self.directory = Path(os.path.abspath(found))
         self._tidying = Tidying(self.directory, keep)
         self._settings = dict(settings or {})
@@ -63,8 +63,8 @@ class Checkpoints:
     def newest(self) -> Checkpoint | None:
         """Return the newest complete checkpoint, the same on all ranks; each verifies its share.
 
-        Rank 0 reports on its stderr newer ones that are incomplete, and settings that `override`
-        lets differ. Raises ClusterrunError for a name in `override` that is no setting.
+        Rank 0 reports newer incomplete ones and overridden settings on its stderr. Raises
+        ClusterrunError for a name in `override` that is not a setting.
         """
         found = self._newest()
         self._note_overrides(found)
@@ -91,14 +91,14 @@ class Checkpoints:
     def resumable(
         self, world_size: int | None = None, *, overridable: Collection[str] = ()
     ) -> Checkpoint | None:
-        """Return the checkpoint to resume from, the same on all ranks; None to start.
+        """Return the checkpoint to resume from, the same on all ranks; None to start anew.
 
-        `world_size`: what the checkpoint's must be (None: any). `overridable`: the settings that
-        the script's flag --override may name.
-        Raises SystemExit with reason and hint, on all ranks, if the settings differ.
+        `world_size` is the required world size (None: any). `overridable` lists the settings that
+        the script's flag --override may name. Raises SystemExit with reason and hint, on all ranks,
+        if the settings differ.
         """
         if wrong := sorted({*self._override} - {*overridable}):
-            allowed = f"--override takes {', '.join(overridable)}" if overridable else ""
+            allowed = f"override only {', '.join(overridable)}" if overridable else ""
             raise refusal(f"can't override {', '.join(wrong)}", allowed)
         try:
             found = self._newest()
@@ -115,13 +115,13 @@ class Checkpoints:
     def save(self, step: int, write: Callable[[Path], object]) -> Path | None:
         """Call `write(directory)` on all ranks, and publish what they wrote as a checkpoint.
 
-        Return its path, or None on all ranks if the disk is full: rank 0 reports it, nothing is
-        left behind, and the training continues. The same happens if a later attempt of the run has
-        begun: this one must not touch its checkpoints.
+        Return its path. If the disk is full, return None on all ranks: rank 0 reports it, nothing
+        is left behind, and the training continues. Also return None if a later attempt of the run
+        has begun: this one must not touch its checkpoints.
         Raises TypeError for a step that is not a whole number, ClusterrunError on all ranks if
         nothing was written.
         """
-        step = operator.index(step)  # JSON takes no tensor or NumPy scalar
+        step = operator.index(step)  # JSON accepts no tensor or NumPy scalar
         if is_superseded():
             return None
         here, _ = joined_world()
@@ -138,9 +138,9 @@ class Checkpoints:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise ClusterrunError(
                 f"step {step} was not saved: nothing was written to {unfinished} "
-                "(accelerate's automatic_checkpoint_naming writes elsewhere: leave it off)"
+                "(turn off accelerate's automatic_checkpoint_naming: it writes elsewhere)"
             )
-        is_late = is_superseded()  # asked again, since writing takes long
+        is_late = is_superseded()  # check again: writing takes long
         if not (problem or is_late):
             problem = agreed_problem(publish if here == 0 else None)
         if problem or is_late:
@@ -186,7 +186,7 @@ def overridden(
 ) -> Sequence[Mapping[str, Any]]:
     """Return the checkpoint's overrides and those of this resume, which rank 0 reports.
 
-    A resume that is to be refused overrides nothing.
+    A resume that will be refused overrides nothing.
     """
     refused = found.difference(None, settings, override=override)
     if refused or not (changed := found.changed(settings)):
@@ -194,13 +194,13 @@ def overridden(
     here, _ = joined_world()
     if here == 0:
         words = ", ".join(f"{name} {now} instead of {was}" for name, (was, now) in changed.items())
-        say(f"resumes with {words} (override)")
+        say(f"resuming with {words} (override)")
         emit("overridden", step=found.step, settings=changed)
     return (*found.overrides, {"step": found.step, "settings": changed})
 
 
 def refusal(reason: str, *hints: str) -> SystemExit:
-    """Return what ends a script with a line, and hints below it."""
+    """Return the SystemExit that ends a script with an error line and hints below it."""
     return SystemExit(
         "\n".join([f"error: {reason}", *(f"  hint: {hint}" for hint in hints if hint)])
     )
@@ -212,24 +212,23 @@ def _advice(
     changed: Mapping[str, Sequence[Any]],
     overridable: Collection[str],
 ) -> str:
-    """Return how to resume from a checkpoint that differs."""
+    """Return a hint on how to resume from a checkpoint that differs."""
     parts = []
     if "effective_batch" in changed:
         was = changed["effective_batch"][0]
         parts.append(f"keep batch size x accumulation x ranks = {was}")
     if world_size not in (None, found.world_size):
-        parts.append(f"start {found.world_size} ranks")
+        parts.append(f"keep the number of ranks at {found.world_size}")
     if names := [name for name in changed if name in overridable]:
-        parts.append(f"--override {','.join(names)} accepts the change")
-    return "; ".join([*parts, "another directory starts anew"])
+        parts.append(f"accept the change with --override {','.join(names)}")
+    return "; ".join([*parts, "or " * bool(parts) + "start anew in another directory"])
 
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[list[str]]:
-    """Collect the disk errors of torch.save, which returns as if it had saved.
+    """Collect the disk errors of torch.save instead of raising them.
 
-    DeepSpeed and FSDP save between collectives: a rank that raised there would leave the others
-    waiting.
+    DeepSpeed and FSDP save between collectives: if a rank raised there, the others would wait.
     """
     torch: Any = sys.modules.get("torch")
     refused: list[str] = []
@@ -247,7 +246,7 @@ def _refusals() -> Iterator[list[str]]:
                 raise
             refused.append(problem)
             with contextlib.suppress(OSError, TypeError):
-                os.truncate(file, 0)  # room for the small files that are written next
+                os.truncate(file, 0)  # make room for the small files that follow
 
     torch.save = saved
     try:
@@ -264,14 +263,14 @@ def joined_world() -> tuple[int, int]:
     size = os.environ.get("WORLD_SIZE", "1")
     if size != "1":
         raise ClusterrunError(
-            f"{size} ranks save and resume together, and this one has not joined the others: "
-            "call torch.distributed.init_process_group, or make the Accelerator, first"
+            f"this rank has not joined the {size} ranks with which it saves and resumes: "
+            "call torch.distributed.init_process_group or create the Accelerator first"
         )
     return 0, 1
 
 
 def gathered(value: Any) -> list[Any]:
-    """Return the values of all ranks in order; waits for all of them."""
+    """Return the values of all ranks in order, once all have called."""
     distributed = _distributed()
     if distributed is None:
         return [value]
@@ -291,9 +290,9 @@ def broadcast(value: _Part) -> _Part:
 
 
 def gathered_parts(part: Callable[[], _Part]) -> tuple[list[_Part], str]:
-    """Call `part` on this rank; return the parts of all ranks and the first error, on all alike.
+    """Call `part` on this rank; on all ranks return the parts of all, and the first error.
 
-    A rank that raised alone would leave the others waiting.
+    If one rank raised alone, the others would wait.
     """
     done, problem = [], ""
     try:
@@ -313,7 +312,7 @@ def _first(problems: Iterable[str]) -> str:
 def settled_together(path: Path) -> tuple[Sums, str]:
     """Sync all files below a directory to the disk, each rank its share, once all have written.
 
-    Return their sizes and checksums, and what went wrong ("": nothing), on all ranks alike.
+    On all ranks return their sizes and checksums, and the error ("" for none).
     """
     here, world_size = joined_world()
     names, problem = broadcast(_named(path) if here == 0 else ([], ""))
@@ -358,20 +357,20 @@ def _own_attempt() -> int:
 
 
 def is_superseded() -> bool:
-    """Return, on all ranks alike, whether a later attempt of the run has begun.
+    """Return on all ranks whether a later attempt of the run has begun.
 
-    Slurm requeues the job of a node that it can't reach, and the ranks there may run on.
+    Slurm requeues the job of a node that it can't reach, while the ranks there may still run.
     """
     here, _ = joined_world()
     run_dir, later = os.environ.get("CLUSTERRUN_RUN_DIR", ""), _own_attempt() + 1
     is_late = broadcast(here == 0 and bool(run_dir) and _has_begun(run_dir, later))
     if is_late and here == 0:
-        say_once(f"attempt {later} of this run has begun: attempt {later - 1} saves no more")
+        say_once(f"attempt {later} of this run has begun: attempt {later - 1} no longer saves")
     return is_late
 
 
 def _has_begun(run_dir: str, attempt: int) -> bool:
-    try:  # NFS caches for a minute that a name was missing, but a listing is fresh
+    try:  # NFS caches for a minute that a name is missing, but a listing is fresh
         return str(attempt) in os.listdir(f"{run_dir}/attempts")
     except OSError:
         return False
@@ -379,12 +378,12 @@ def _has_begun(run_dir: str, attempt: int) -> bool:
 
 def say_unsaved(step: int, problem: str) -> None:
     """Report to people and the agent that a step was not saved."""
-    say(f"step {step} was not saved: {problem}; training goes on")
+    say(f"step {step} was not saved: {problem}; training continues")
     emit("unsaved", step=step, reason=problem)
 
 
 def _verified(path: Path) -> tuple[Checkpoint | None, str]:
-    """Verify a checkpoint, each rank its share of the files: return it, or what is wrong with it.
+    """Verify a checkpoint, each rank its share of the files; return it, or None and the problem.
 
     Raises ClusterrunError on all ranks if one of them can't read its share.
     """
@@ -407,7 +406,7 @@ def _verified(path: Path) -> tuple[Checkpoint | None, str]:
         if problem:
             raise ClusterrunError(f"{path.name} can't be read: {problem}")
         if any(faults):
-            return None, min(filter(None, faults))  # by file name, as one rank would
+            return None, min(filter(None, faults))  # in file order, as with one rank
     return found, ""
 
 
@@ -419,7 +418,7 @@ def _marker(path: Path) -> tuple[Checkpoint | None, Sums, str]:
 
 
 def disk_problem(error: BaseException) -> str:
-    """Return in one line why the disk failed; "" if the error is about something else."""
+    """Return in one line why the disk failed; "" for any other error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in DISK_FAULTS:
@@ -427,7 +426,7 @@ def disk_problem(error: BaseException) -> str:
         cause = cause.__cause__ or cause.__context__
     text = str(error)
     is_disk = any(words in text for words in _WORDS)
-    return f"the disk took no more ({text.splitlines()[0]})" if is_disk else ""
+    return f"the disk refused a write ({text.splitlines()[0]})" if is_disk else ""
 
 
 def _distributed() -> Any:
@@ -438,7 +437,7 @@ def _distributed() -> Any:
 
 
 def agreed_problem(deed: Callable[[], object] | None) -> str:
-    """Call `deed` on this rank; return the first disk error of any rank, on all ranks alike."""
+    """Call `deed` on this rank; on all ranks return the first disk error of any rank."""
     problem = ""
     try:
         if deed is not None:
@@ -451,19 +450,19 @@ def agreed_problem(deed: Callable[[], object] | None) -> str:
 
 
 def _await_directory(path: Path) -> None:
-    """Wait until this node sees a directory that rank 0 made or found."""
+    """Wait until this node sees a directory that rank 0 created or found."""
     deadline = time.monotonic() + SHOWN_WITHIN_S
     while not _is_listed(path):
         if time.monotonic() > deadline:
             raise ClusterrunError(
-                f"{path} is on rank 0's node and not on this one: "
-                "checkpoints need a directory that all nodes share"
+                f"{path} exists on rank 0's node but not on this one: "
+                "choose a checkpoint directory that all nodes share"
             )
         time.sleep(0.05)
 
 
 def _is_listed(path: Path) -> bool:
-    """Look a directory up in its parent: NFS caches single names, but a listing is fresh."""
+    """Return whether its parent lists a directory: NFS caches names, but a listing is fresh."""
     try:
         return path.name in os.listdir(path.parent)
     except OSError:

@@ -10,18 +10,18 @@ from pathlib import Path
 from clusterrun.rank.emit import say
 from clusterrun.shared import checkpoint_files
 
-LEAVING_S = 20.0  # how long a process that ends waits for the removal
+LEAVING_S = 20.0  # for which an exiting process waits for the removal
 
 
 class Tidying:
-    """Runs one thread at a time; if one is cut short, the next removes what it left."""
+    """Runs one thread at a time; if one is interrupted, the next removes what it left."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self._directory, self._keep = directory, keep
         self._thread: threading.Thread | None = None
 
     def start(self, up_to: int) -> None:
-        """Begin to remove what is older than the newest complete checkpoints up to a step."""
+        """Start removing what is older than the newest complete checkpoints up to a step."""
         if self._thread is None:
             atexit.register(self.wait, LEAVING_S)
         arguments = (self._thread, up_to)
@@ -29,7 +29,7 @@ class Tidying:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the removal is over."""
+        """Wait until the removal is complete."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -41,4 +41,4 @@ class Tidying:
             for path in checkpoint_files.awaiting_removal(self._directory):
                 shutil.rmtree(path)
         except OSError as error:
-            say(f"an older checkpoint could not be removed: {error}")
+            say(f"could not remove an older checkpoint: {error}")

@@ -1,1 +1,1 @@
-"""Small things that several rooms use."""
+"""Small modules that several rooms use."""

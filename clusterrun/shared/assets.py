@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterrun.errors import ClusterrunError
 
-# Found beside the package in a checkout and in an editable install, inside it in a wheel.
+# Beside the package in a checkout or an editable install, inside it in a wheel.
 _PACKAGE = Path(__file__).resolve().parents[1]
 _DIRECTORIES = {"templates": "job.sbatch.j2", "accelerate_configs": "ddp.yaml.j2"}
 
@@ -19,7 +19,7 @@ def template_directories() -> tuple[Path, ...]:
 
 
 def read_json(name: str) -> Any:
-    """Return what a JSON file of the package holds."""
+    """Return the contents of a JSON file of the package."""
     return json.loads((_PACKAGE / name).read_text(encoding="utf-8"))
 
 
@@ -29,5 +29,5 @@ def _find(name: str, witness: str) -> Path:
             return parent / name
     raise ClusterrunError(
         f"this installation of clusterrun has no {name}",
-        hint="install it again: pip install --force-reinstall clusterrun",
+        hint="reinstall it: pip install --force-reinstall clusterrun",
     )

@@ -1,8 +1,8 @@
 """Checkpoints on disk: which are complete, which is the newest, which to remove.
 
 A checkpoint is a directory `step-00000100`, or `checkpoint-100` as Hugging Face's Trainer names it.
-It is complete once it holds a valid `.complete`, written last, which lists every file with its
-size and checksum. A save that was cut short leaves a directory that is skipped.
+It is complete once it holds a valid `.complete`. That file is written last, and lists every file
+with its size and checksum. An interrupted save leaves a directory that is skipped.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from clusterrun.shared.files import BY_UMASK, open_new, replacing
 
 SCHEMA = "clusterrun.checkpoint/1"
 MARKER = ".complete"
-WHOLE_BYTES = 64 << 20  # larger files are sampled: reading terabytes takes too long
+WHOLE_BYTES = 64 << 20  # sample larger files: reading terabytes takes too long
 SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
 _CHUNK = 1 << 20
-_UNABLE = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # of file systems that sync no directories
+_UNABLE = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # file systems that can't sync directories
 _Result = TypeVar("_Result")
 _THREADS = 8
 _NAME = re.compile(r"(?:step|checkpoint)-(\d+)", re.ASCII)
 _UNFINISHED = re.compile(r"\.step-\d+\.a(\d+)\.tmp", re.ASCII)
-# Files of a rank as torch, accelerate and DeepSpeed name them: rank_3, __3_0.distcp, states_3.pkl.
+# A rank's files as torch, accelerate and DeepSpeed name them: rank_3, __3_0.distcp, states_3.pkl.
 _OWNER = re.compile(r"(?:rank_?|__)(\d+)|(?<!-of)[_-](\d+)\.\w+$", re.ASCII)
 _GONE = ".gone"
 Sums = Mapping[str, tuple[int, int]]  # name: size and checksum
@@ -42,10 +42,10 @@ Sums = Mapping[str, tuple[int, int]]  # name: size and checksum
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A complete checkpoint; `settings` are the script's own when it saved.
+    """A complete checkpoint; `settings` are those of the script when it saved.
 
-    `overrides` lists the resumes that changed settings on purpose, the oldest first:
-    {"step": 60, "settings": {"lr": [0.0001, 5e-05]}}, each with what it was and became.
+    `overrides` lists the resumes that changed settings on purpose, oldest first, each setting with
+    its old and new value: {"step": 60, "settings": {"lr": [0.0001, 5e-05]}}.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class Checkpoint:
     overrides: Sequence[Mapping[str, Any]] = ()
 
     def changed(self, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Return the settings that differ, each with what it was and is (None: not set)."""
+        """Return the settings that differ, each with its old and new value (None: not set)."""
         now = json.loads(json.dumps(dict(settings), default=str))
         names = sorted({*self.settings, *now})
         pairs = {name: [self.settings.get(name), now.get(name)] for name in names}
@@ -70,16 +70,16 @@ class Checkpoint:
         *,
         override: Collection[str] = (),
     ) -> str:
-        """Describe how this world and its settings differ from those that saved; "" if equal.
+        """Describe how this world and its settings differ from the saved ones; "" if equal.
 
-        With `world_size` None any world will do; settings named in `override` may differ.
-        Raises ClusterrunError for a name in `override` that is no setting.
+        `world_size` None accepts any world; settings named in `override` may differ.
+        Raises ClusterrunError for a name in `override` that is not a setting.
         """
         if unknown := sorted({*override} - {*self.settings, *settings}):
             known = ", ".join(sorted({*self.settings, *settings}))
             raise ClusterrunError(
                 f"there is no setting {', '.join(unknown)} to override",
-                hint=f"the settings are {known}" if known else (),
+                hint=f"use one of these settings: {known}" if known else (),
             )
         words = [
             f"{name} was {was} and is {now}"
@@ -87,7 +87,7 @@ class Checkpoint:
             if name not in override
         ]
         if world_size not in (None, self.world_size):
-            words.append(f"it was saved by {self.world_size} ranks and these are {world_size}")
+            words.append(f"the number of ranks was {self.world_size} and is {world_size}")
         return "; ".join(words)
 
 
@@ -102,7 +102,7 @@ def unfinished_directory(directory: Path, step: int, attempt: int) -> Path:
 
 
 def listed(directory: Path) -> list[tuple[int, Path]]:
-    """Return step and path of all checkpoints, complete or not, newest first."""
+    """Return the step and path of all checkpoints, complete or not, newest first."""
     if not directory.is_dir():
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
@@ -110,9 +110,9 @@ def listed(directory: Path) -> list[tuple[int, Path]]:
 
 
 def newest(directory: Path, *, contents: bool = True) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest complete checkpoint, and a line about each newer one that is not.
+    """Return the newest complete checkpoint, and a line about each newer incomplete one.
 
-    Without `contents` check markers and sizes only: one process can't read what thousands wrote.
+    Without `contents`, check only markers and sizes: one process can't read what thousands wrote.
     """
     notes: list[str] = []
     for _, path in listed(directory):
@@ -125,21 +125,21 @@ def newest(directory: Path, *, contents: bool = True) -> tuple[Checkpoint | None
 
 def passed_over(path: Path, problem: str) -> str:
     """Return a line on why a checkpoint is not used."""
-    return f"checkpoint {path.name} is incomplete and passed over: {problem}"
+    return f"checkpoint {path.name} is incomplete and was skipped: {problem}"
 
 
 def check_room(directory: Path) -> None:
     """Raise OSError if the disk has less room than the newest checkpoint takes.
 
-    Check before a save: a rank that fails alone in a save leaves the others waiting in the
-    collectives of DeepSpeed and FSDP.
+    Check before a save: if one rank fails during a save, the others wait in the collectives of
+    DeepSpeed and FSDP.
     """
     markers = (_marked(path) for _, path in listed(directory))
     last = next(filter(None, markers), None)
     if last is None:
         return
     needed = sum(size for size, _ in last.values())
-    disk = shutil.disk_usage(directory)  # 0 bytes if the file system does not report it
+    disk = shutil.disk_usage(directory)  # 0 bytes if the file system reports no size
     if disk.total and disk.free < needed:
         unit, bits = ("MiB", 20) if needed >= 1 << 20 else ("KiB", 10)
         words = f"{-(-needed >> bits)} {unit} are needed, {disk.free >> bits} {unit} are free"
@@ -156,9 +156,9 @@ def mark(
     overrides: Sequence[Mapping[str, Any]] = (),
     files: Sums | None = None,
 ) -> None:
-    """Write the marker of a checkpoint, after its files are on the disk.
+    """Write the marker of a checkpoint after its files are on the disk.
 
-    `files` is what `settled` returned for all of them, if that was done already.
+    `files` is the result of `settled` for all of them, if it was called already.
     Raises OSError if the disk is full.
     """
     marker = {
@@ -180,7 +180,7 @@ def mark(
 
 
 def publish(unfinished: Path, final: Path) -> None:
-    """Give a marked checkpoint its name; set an older one of that name aside."""
+    """Give a marked checkpoint its final name; set aside an older one with that name."""
     older = _aside(final)
     with contextlib.suppress(FileNotFoundError):
         final.rename(older)
@@ -196,8 +196,8 @@ def publish(unfinished: Path, final: Path) -> None:
 def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
     """Set aside what is older than the newest `keep` complete checkpoints.
 
-    Those beyond step `up_to`, left by a training that was set back, are not counted and stay.
-    Markers and sizes decide what is complete; contents are not read.
+    Ignore those beyond step `up_to`, from before the training was set back. Markers and sizes
+    decide what is complete; contents are not read.
     """
     found = [path for step, path in listed(directory) if up_to is None or step <= up_to]
     complete = 0
@@ -209,7 +209,7 @@ def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
 
 
 def set_unfinished_aside(directory: Path, attempt: int) -> None:
-    """Set aside what interrupted saves of this attempt and of earlier ones have left."""
+    """Set aside the remains of interrupted saves of this attempt and earlier ones."""
     for path in directory.iterdir() if directory.is_dir() else ():
         match = _UNFINISHED.fullmatch(path.name)
         if match and int(match[1]) <= attempt:
@@ -218,17 +218,17 @@ def set_unfinished_aside(directory: Path, attempt: int) -> None:
 
 
 def _aside(path: Path) -> Path:
-    """Return where to move a checkpoint before its removal, which may be interrupted."""
+    """Return the path for a checkpoint before its removal, which may be interrupted."""
     return path.with_name(f".{path.name.lstrip('.')}.{time.time_ns()}{_GONE}")
 
 
 def awaiting_removal(directory: Path) -> list[Path]:
-    """Return what was set aside and still exists."""
+    """Return the checkpoints that were set aside and still exist."""
     return [path for path in directory.iterdir() if path.name.endswith(_GONE)]
 
 
 class IncompleteError(Exception):
-    """Why a checkpoint can't be used."""
+    """A checkpoint can't be used."""
 
 
 def read(path: Path, *, contents: bool = True) -> Checkpoint:
@@ -255,9 +255,9 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
             overrides=tuple(marker.get("overrides", ())),
         )
         if marker["schema"] != SCHEMA:
-            raise IncompleteError(f"its {MARKER} is of another kind: {marker['schema']}")
+            raise IncompleteError(f"its {MARKER} has an unknown schema: {marker['schema']}")
     except FileNotFoundError:
-        words = "it was never saved to its end, or by another program"
+        words = "the save did not finish, or another program wrote it"
         raise IncompleteError(f"it has no {MARKER}: {words}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise IncompleteError(f"its {MARKER} can't be read") from None
@@ -265,7 +265,7 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
 
 
 def check_sizes(path: Path, files: Sums) -> None:
-    """Raise IncompleteError if one of these files is missing or of another size."""
+    """Raise IncompleteError if one of these files is missing or has another size."""
     _at_once(lambda name: _check_size(path, name, files[name][0]), files)
 
 
@@ -280,7 +280,7 @@ def settled(path: Path, names: Sequence[str]) -> dict[str, tuple[int, int]]:
 
 
 def file_names(path: Path) -> list[str]:
-    """Return all files below a checkpoint, sorted, without the marker. Raises OSError."""
+    """Return the sorted names of all files below a checkpoint but the marker. Raises OSError."""
     walk = os.walk(path, onerror=_refuse)
     found = (os.path.join(folder, name) for folder, _, names in walk for name in names)
     return sorted({os.path.relpath(file, path) for file in found} - {MARKER})
@@ -289,7 +289,7 @@ def file_names(path: Path) -> list[str]:
 def own_share(names: Sequence[str], here: int, world_size: int) -> list[str]:
     """Return the files that this rank handles: those named for it, and a share of the rest.
 
-    Its node wrote its own files, and has them in memory.
+    A rank's node wrote the files named for it, and has them in memory.
     """
     owners = [match and int(match[1] or match[2]) for match in map(_OWNER.search, names)]
     return [
@@ -336,12 +336,12 @@ def _check_contents(path: Path, name: str, crc: int) -> None:
     except OSError as error:
         raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
     if found != crc:
-        raise IncompleteError(f"{name} is damaged: its checksum is another than when it was saved")
+        raise IncompleteError(f"{name} is damaged: its checksum differs from the saved one")
 
 
 def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Result]:
-    """Handle several files at a time: a remote disk answers late."""
-    from concurrent.futures import ThreadPoolExecutor  # brings `logging`: not at each start
+    """Handle several files at a time, since a remote disk is slow to answer."""
+    from concurrent.futures import ThreadPoolExecutor  # imports `logging`: only if needed
 
     with ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(deed, names))
@@ -358,7 +358,7 @@ def _settled(file: Path) -> tuple[int, int]:
 
 
 def _checksum(file: Path) -> int:
-    """Return the CRC-32 of a file; of a large one, that of evenly spread blocks."""
+    """Return the CRC-32 of a file, or of evenly spaced blocks if it is large."""
     crc = 0
     with open(file, "rb", buffering=0) as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -373,7 +373,7 @@ def _checksum(file: Path) -> int:
 
 
 def _sync_directory(path: Path) -> None:
-    """Sync the names in a directory to the disk."""
+    """Sync the entries of a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,17 +1,17 @@
-"""The page of shared memory by which the agent of a node and its ranks agree on a save point.
+"""The page of shared memory with which the agent of a node and its ranks agree on a save point.
 
-The ranks also note there how far they are on the way into their process group.
+The ranks also note there how far they are in joining their process group.
 
-A file in the spool, mapped by both: 8-byte words, each written by one side alone. All ranks must
-save at the same step, and no collective is spent on that. Each rank counts its calls of
-`runtime.should_checkpoint()`. To ask, the agents raise `hold`: a rank that sees it waits in its
-next call. The head takes the highest count of all ranks, n, and makes n + 1 the save point, `at`:
-no rank can be beyond it, since a rank at call n waits at n + 1 at the latest. Ranks that are
-behind continue to it. The page holds one save point, so another request follows only one that was
-called off (`at` 0).
+The page is a file in the spool that both sides map. It holds 8-byte words; only one side writes
+each. All ranks must save at the same step without a collective. Each rank counts its calls of
+`runtime.should_checkpoint()`. To request a save, the agents raise `hold`: a rank that sees it waits
+in its next call. The head takes the highest count of all ranks, n, and makes n + 1 the save point,
+`at`. No rank can be beyond it, since a rank at call n waits at n + 1 at the latest. Ranks that are
+behind continue up to it. The page holds one save point, so a new request can follow only one that
+was called off (`at` 0).
 
-A save point is a single word, so that a CPU which reorders stores shows a rank all of it or
-nothing. From its highest bit: request (22 bits), at (42).
+A save point is a single word: even if a CPU reorders stores, a rank sees all of it or nothing.
+From the highest bit: request (22 bits), at (42).
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ HEADER_WORDS = 8
 SLOT_WORDS = 8
 _HOLD, _SAVE_POINT = range(2)
 _CALLS, _STOPPED, _SHIELDED, _JOINING = range(4)
-_WORD = struct.Struct("@Q")  # native: copied as one word; other formats may go by bytes
+_WORD = struct.Struct("@Q")  # native: copied as one word; other formats may copy bytes
 
 
 class Joining(IntEnum):
-    """How far a rank is on the way into its process group."""
+    """How far a rank is in joining its process group."""
 
     NOT_YET = 0
-    WAITS = 1  # in init_process_group(), for the others
-    JOINED = 2  # for good, also if it destroys the group
+    WAITS = 1  # for the others, in init_process_group()
+    JOINED = 2  # stays, even if it destroys the group
 
 
 @dataclass(frozen=True)
 class SavePoint:
-    """The call of `should_checkpoint` at which all ranks save and leave; none if `at` is 0."""
+    """The call of `should_checkpoint` at which all ranks save and stop; none if `at` is 0."""
 
     request: int
     at: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError for numbers that do not fit into a word."""
+        """Raise ValueError for numbers that do not fit in a word."""
         if self.request >> REQUEST_BITS or self.at >> AT_BITS:
-            raise ValueError(f"request {self.request} at call {self.at} is beyond the page's words")
+            raise ValueError(f"request {self.request} at call {self.at} does not fit in a word")
 
     def to_word(self) -> int:
         """Pack the save point into 64 bits."""
@@ -59,7 +59,7 @@ class SavePoint:
 
     @classmethod
     def from_word(cls, word: int) -> SavePoint:
-        """Unpack what `to_word` packed."""
+        """Unpack the result of `to_word`."""
         return cls(*divmod(word, 1 << AT_BITS))
 
 
@@ -83,29 +83,29 @@ class ControlPage:
         self._set(_HOLD, request)
 
     def decide(self, save_point: SavePoint) -> None:
-        """Tell the ranks at which call to save and leave."""
+        """Tell the ranks at which call to save and stop."""
         self._set(_SAVE_POINT, save_point.to_word())
 
     def calls(self, rank: int) -> int:
-        """Return how often a rank (a local number) has called; 0 before its first."""
+        """Return how often a rank (its local rank) has called; 0 before the first call."""
         return self._get(_slot(rank, _CALLS))
 
     def has_stopped(self, rank: int) -> bool:
-        """Whether `should_stop` returned True in a rank."""
+        """Return whether `should_stop` returned True in a rank."""
         return bool(self._get(_slot(rank, _STOPPED)))
 
     def is_shielded(self, rank: int) -> bool:
-        """Whether a rank ignores SIGTERM, because its agent handles it."""
+        """Return whether a rank ignores SIGTERM because its agent handles it."""
         return bool(self._get(_slot(rank, _SHIELDED)))
 
     def joining(self, rank: int) -> Joining:
-        """Return how far a rank is on the way into its process group."""
+        """Return how far a rank is in joining its process group."""
         return Joining(self._get(_slot(rank, _JOINING)))
 
     # The rank's side
 
     def count(self, rank: int, calls: int) -> None:
-        """Publish that this is the rank's call number `calls`, from 1."""
+        """Publish that this is the rank's call number `calls`, counted from 1."""
         self._set(_slot(rank, _CALLS), calls)
 
     def stopping(self, rank: int) -> None:
@@ -122,7 +122,7 @@ class ControlPage:
 
     @property
     def held(self) -> int:
-        """The newest request, decided or not; 0 before the first."""
+        """The newest request, whether decided or not; 0 before the first."""
         return self._get(_HOLD)
 
     @property

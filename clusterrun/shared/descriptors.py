@@ -1,16 +1,16 @@
-"""Raise the limit of open files: the usual 1,024 suffice for small jobs only."""
+"""Raise the limit of open files: the usual 1,024 are enough only for small jobs."""
 
 from __future__ import annotations
 
 import resource
 
-ENOUGH = 1 << 20  # a limit of 10^9, as in containers, slows down programs that close all of them
+ENOUGH = 1 << 20  # a limit of 10^9, as in containers, slows programs that close all descriptors
 
 
 def raise_descriptor_limit(wanted: int = ENOUGH) -> int:
-    """Raise the soft limit to what is wanted, as far as the hard limit allows; return it.
+    """Raise the soft limit to `wanted`, or to the hard limit if that is lower; return it.
 
-    Processes that are started later inherit it.
+    Processes started later inherit it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

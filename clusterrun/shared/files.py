@@ -1,4 +1,4 @@
-"""Write files whole or not at all, private by default.
+"""Write files completely or not at all, private by default.
 
 Agents, ranks and commands share this module, so it imports little.
 """
@@ -19,13 +19,13 @@ PRIVATE = 0o600
 PRIVATE_EXECUTABLE = 0o700
 BY_UMASK = 0o666
 TAIL_BYTES = 4096
-# Full, over quota, failing, or remounted read-only.
+# Full, over quota, failing or remounted read-only.
 DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside a path; rename it to the path if the block succeeds.
+    """Yield a temporary path beside `path`, and rename it to `path` if the block succeeds.
 
     A failure leaves nothing behind. Nodes that share the directory get different names.
     """
@@ -44,7 +44,7 @@ def open_new(path: Path, mode: int = PRIVATE) -> BinaryIO:
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = PRIVATE) -> None:
-    """Replace a file, so that no reader sees half of it."""
+    """Replace a file atomically: no reader sees part of it."""
     with replacing(path) as temporary, open_new(temporary, mode) as file:
         file.write(_encoded(content))
 
@@ -57,7 +57,7 @@ def create(path: Path, content: str | bytes = b"", *, mode: int = PRIVATE) -> No
             file.write(_encoded(content))
         os.link(temporary, path)
     except FileExistsError:
-        # NFS repeats a request whose answer was lost, and then finds its own link.
+        # NFS repeats a request whose answer was lost, and then finds the link that it made.
         if temporary.stat().st_nlink != 2:
             raise
     finally:
@@ -69,7 +69,7 @@ def _beside(path: Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file is missing, damaged or holds something else."""
+    """Read a JSON object; None if the file is missing, damaged or not an object."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -78,7 +78,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def last_line(path: Path, letters: int = 300) -> str:
-    """Return the last line of a file that is not empty, shortened; "" without one."""
+    """Return the last non-empty line of a file, shortened; "" if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, size_of(path) - TAIL_BYTES))
@@ -89,7 +89,7 @@ def last_line(path: Path, letters: int = 300) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a file; 0 if there is none."""
+    """Return the size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:

@@ -1,8 +1,8 @@
-"""The environment that a job was given, from which a submission inside the job starts.
+"""The environment that a job was given; a submission inside the job starts from it.
 
-env.sh notes it before it adds anything: the names in CLUSTERRUN_GIVEN, and each value that is
-changed later in CLUSTERRUN_WAS_<name>. A rank notes what its script starts with, as checksums: they
-show what the script sets itself, and copy no secret.
+Before env.sh adds anything, it notes the names in CLUSTERRUN_GIVEN and each value that it will
+change in CLUSTERRUN_WAS_<name>. A rank notes checksums of the values with which its script starts:
+they show what the script changes, and copy no secret.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TASK = {  # a rank gives what Slurm sets for a task the value of torch's launche
 
 
 def noting_changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """Return `after` with notes of the values of `before` that it changes."""
+    """Return `after` with notes on the values of `before` that it changes."""
     given = before.get(GIVEN, "").split()
     changed = {name: before[name] for name in given if name in before}
     changed = {name: old for name, old in changed.items() if after.get(name) != old}
@@ -36,15 +36,15 @@ def _noted(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def note_start(environ: MutableMapping[str, str]) -> None:
-    """Note what a rank's script starts with."""
+    """Note the environment with which a rank's script starts."""
     started = {name: _checksum(value) for name, value in environ.items() if name != STARTED}
     environ[STARTED] = json.dumps(started)
 
 
 def as_given(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the job of this process was given, and what its script has set since.
+    """Return the environment that this job was given, with what its script has set since.
 
-    Outside a job return the whole environment.
+    Outside a job, return the whole environment.
     """
     if GIVEN not in environ:
         return dict(environ)
@@ -60,7 +60,7 @@ def as_given(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_no_name(name: str) -> bool:
-    """Whether bash can't have a variable of this name, as for exported functions."""
+    """Return whether bash allows no variable of this name, as for exported functions."""
     return not (name.isascii() and name.isidentifier())
 
 

@@ -1,4 +1,4 @@
-"""Parse and fold lists of hosts in Slurm's short form, and sets of ranks."""
+"""Parse and fold Slurm host lists and sets of ranks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _RANKS = re.compile(r"(?P<low>[0-9]+)(?:-(?P<high>[0-9]+))?|(?P<slice>[0-9]*:[0-
 
 
 def parse_hostlist(text: str) -> list[str]:
-    """Return the hosts of a Slurm host list, in its order, with repetitions.
+    """Return the hosts of a Slurm host list in order, with repetitions.
 
-    A text may follow a bracket (Slurm from 23.11); the last bracket varies fastest.
-    Raises UsageError with the position (from 1) of what can't be read.
+    Text may follow a bracket (Slurm 23.11 and later); the last bracket varies fastest.
+    Raises UsageError with the position (from 1) of the first error.
 
     >>> parse_hostlist("a[001-003,7]-ib,login")
     ['a001-ib', 'a002-ib', 'a003-ib', 'a7-ib', 'login']
@@ -33,7 +33,7 @@ def parse_hostlist(text: str) -> list[str]:
     """
     hosts = ["".join(parts) for item in _items(text) for parts in itertools.product(*item)]
     if not hosts:
-        raise UsageError("host list is empty", hint="name nodes as in node[01-04,7]")
+        raise UsageError("the host list is empty", hint="name nodes as in node[01-04,7]")
     return hosts
 
 
@@ -43,7 +43,7 @@ def _items(text: str) -> Iterator[list[list[str]]]:
     for token in _TOKEN.finditer(text):
         position = token.start() + 1
         if token["stray"]:
-            _refuse(text, f"{token['stray']!r} has no partner", position)
+            _refuse(text, f"{token['stray']!r} is unmatched", position)
         if token["gap"] and item:
             yield item
             item = []
@@ -68,7 +68,7 @@ def _choices(text: str, ranges: str, position: int) -> list[str]:
 def _numbers(text: str, part: str, position: int, *, room: int) -> list[str]:
     match = _RANGE.fullmatch(part)
     if match is None or len(part) > 2 * _MAX_DIGITS:
-        _refuse(text, f"{part!r} is no number and no range", position)
+        _refuse(text, f"{part!r} is neither a number nor a range", position)
     low, high = match["low"], match["high"] or match["low"]
     first, last = int(low), int(high)
     if last < first:
@@ -87,10 +87,10 @@ def _refuse(text: str, reason: str, position: int) -> NoReturn:
 
 
 def fold_hostlist(names: Iterable[str]) -> str:
-    """Return host names in Slurm's short form, from which parse_hostlist returns the same list.
+    """Return host names in Slurm's short form; parse_hostlist returns the same list.
 
-    Neighbours that differ in one number share a bracket. Raises UsageError for a text that can't
-    be a host name.
+    Neighbours that differ in one number share a bracket. Raises UsageError for text that can't be a
+    host name.
 
     >>> fold_hostlist(["n09", "n10", "n12", "gpu-1-ib", "gpu-2-ib"])
     'n[09-10,12],gpu-[1-2]-ib'
@@ -99,7 +99,7 @@ def fold_hostlist(names: Iterable[str]) -> str:
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Return a set of hosts in Slurm's short form: each once, node2 before node10.
+    """Return a set of hosts in Slurm's short form, without duplicates, node2 before node10.
 
     >>> fold_hosts(["n10", "n2", "n1", "n2"])
     'n[1-2,10]'
@@ -113,7 +113,7 @@ def natural_key(name: str) -> tuple[str, str]:
 
 
 def _groups(names: Iterable[str]) -> Iterator[tuple[list[list[str]], int]]:
-    """Yield neighbours that differ in one number, split at numbers, with that number's index.
+    """Yield groups of neighbours that differ in one number, split at numbers, with its index.
 
     The index is -1 for a single name.
     """
@@ -134,7 +134,7 @@ def _groups(names: Iterable[str]) -> Iterator[tuple[list[list[str]], int]]:
 
 
 def _differing_field(left: list[str], right: list[str]) -> int:
-    """Return the index of the only part that differs, if it is a number; else -1."""
+    """Return the index of the only part that differs if it is a number; else -1."""
     if len(left) != len(right):
         return -1
     fields = [index for index, pair in enumerate(zip(left, right, strict=True)) if len({*pair}) > 1]
@@ -152,7 +152,7 @@ def _written(group: list[list[str]], field: int) -> str:
 
 
 def _ranges(numbers: list[str]) -> Iterator[str]:
-    """Fold runs of numbers of one width: 08, 09, 10 become 08-10, but 8, 09 stay."""
+    """Yield runs of numbers of equal width: 08, 09, 10 become 08-10, but 8, 09 stay."""
     first, count = numbers[0], 1
     for number in numbers[1:]:
         if number == str(int(first) + count).zfill(len(first)):
@@ -169,9 +169,9 @@ def _range(first: str, count: int) -> str:
 
 
 def parse_ranks(text: str, world_size: int, *, of: str = "the ranks are") -> frozenset[int]:
-    """Parse a set of global ranks: numbers, ranges with both ends, slices as Python's.
+    """Parse a set of global ranks: numbers, inclusive ranges, and slices as in Python.
 
-    `of` begins an error's list of existing ranks. Raises UsageError for a rank that does not exist
+    `of` introduces the existing ranks in an error. Raises UsageError for a rank that does not exist
     and for an empty set.
 
     >>> sorted(parse_ranks("0,3-5,::8", 20))
@@ -188,11 +188,11 @@ def parse_ranks(text: str, world_size: int, *, of: str = "the ranks are") -> fro
 def _rank_range(part: str, world_size: int, of: str) -> range:
     match = _RANKS.fullmatch(part)
     if match is None or max(map(len, re.split("[-:]", part))) > _MAX_DIGITS:
-        raise UsageError(f"{part!r} is no rank", hint="write ranks as 0,8-15 or ::8")
+        raise UsageError(f"{part!r} is not a rank", hint="write ranks as 0,8-15 or ::8")
     if match["slice"]:
         start, stop, step = (*(int(end) if end else None for end in part.split(":")), None)[:3]
         if step == 0:
-            raise UsageError(f"the step of {part!r} is 0", hint="::8 takes every eighth rank")
+            raise UsageError(f"the step of {part!r} is 0", hint="write ::8 for every eighth rank")
         return range(world_size)[start:stop:step]
     low = int(match["low"])
     high = int(match["high"] or low)
@@ -204,7 +204,7 @@ def _rank_range(part: str, world_size: int, of: str) -> range:
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """Return a set of ranks in its shortest form, ascending; empty for none.
+    """Return a set of ranks in its shortest form, ascending; "" for an empty set.
 
     >>> fold_ranks([3, 0, 1, 2, 7])
     '0-3,7'

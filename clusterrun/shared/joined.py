@@ -1,4 +1,4 @@
-"""Ranks that run, and have joined no process group: what people are shown of them."""
+"""Report ranks that run but have not joined a process group."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from clusterrun.shared.wording import count
 
 HINT = (
-    "a script that trains must call init_process_group() or make an Accelerator(); if it is still"
-    " preparing its data, wait"
+    "wait if the script still prepares its data; to train, it must call init_process_group() or"
+    " create an Accelerator()"
 )
 HINT_WAITING = (
-    "the others have not come to init_process_group() yet: 'clusterrun logs -a' shows what they do"
+    "run 'clusterrun logs -a' to see what the ranks do that have not called init_process_group()"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unjoined:
-    """How many ranks of the job run, and how many of them wait in init_process_group()."""
+    """The number of ranks that run, and of those that wait in init_process_group()."""
 
     running: int
     waiting: int
 
     def text(self, ranks: int) -> str:
-        """Return the fact about a world of so many ranks."""
+        """Return a sentence about a world of `ranks` ranks."""
         waiting = f"; {self.waiting} in init_process_group()" if self.waiting else ""
         some = f"{self.running} of {count(ranks, 'rank')}"
         verb = "is" if self.running == 1 else "are"
@@ -31,5 +31,5 @@ class Unjoined:
 
     @property
     def hint(self) -> str:
-        """What to do about it."""
+        """The next step for the user."""
         return HINT_WAITING if self.waiting else HINT

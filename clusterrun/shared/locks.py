@@ -1,4 +1,4 @@
-"""Locks between processes and nodes, by files that are never replaced."""
+"""Locks between processes and nodes, with files that are never replaced."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PAUSE_S = 0.05
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if needed and stays.
+    """Hold the lock of a file; create the file if needed, and keep it.
 
-    A file system without locks locks nothing. Raises ClusterrunError if another process holds it
-    for longer than WAIT_S: a stopped process must not block all others. Raises OSError if the file
-    can't be opened.
+    Without locks in the file system this locks nothing. Raises ClusterrunError if another process
+    holds the lock for longer than WAIT_S: a stopped process must not block all others. Raises
+    OSError if the file can't be opened.
     """
-    # NFS locks only what is open for writing.
+    # NFS locks only files that are open for writing.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _take(descriptor, path, time.monotonic() + WAIT_S)
@@ -57,5 +57,5 @@ def _sign(descriptor: int) -> None:
 def _held(descriptor: int, path: Path) -> ClusterrunError:
     holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
     return ClusterrunError(
-        f"{holder} holds the lock {path}", hint="wait for it to end; end it if it is stopped"
+        f"{holder} holds the lock {path}", hint="wait until it ends, or kill it if it is stopped"
     )

@@ -1,4 +1,4 @@
-"""Run a command and collect its output: the scheduler's (not srun), git, bash, nvidia-smi."""
+"""Run a command and collect its output: Slurm's (except srun), git, bash, nvidia-smi."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from clusterrun.errors import SchedulerUnreachableError
 
-TIMEOUT_S = 30.0  # Slurm's own clients give up after about 10 s without slurmctld
+TIMEOUT_S = 30.0  # Slurm's clients give up after about 10 s without slurmctld
 PAUSES_S = (0.5, 2.0)  # between tries
 TRIES = 1 + len(PAUSES_S)
-PATIENCE_S = 5.0  # no new try begins after this: each takes 9 s if slurmctld is down
+PATIENCE_S = 5.0  # no new try after this: each takes 9 s if slurmctld is down
 TIMED_OUT = -1000  # not a possible exit status
 
-# What Slurm's clients print if the fault may pass, and if it will not.
+# Messages of Slurm's clients for temporary faults, and for lasting ones.
 PASSING = (
     "Unable to contact slurm controller",
     "Socket timed out",
@@ -27,7 +27,7 @@ PASSING = (
     "Slurm backup controller in standby mode",
 )
 LASTING = (
-    "cannot stat file",  # slurm.conf; Slurm itself would look for it for a minute
+    "cannot stat file",  # slurm.conf; Slurm would look for it for a minute
     "Could not establish a configuration source",
     "Unable to process configuration file",
     "Protocol authentication error",
@@ -37,7 +37,7 @@ LASTING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """The exit status of a command and what it wrote."""
+    """The exit status and output of a command."""
 
     rc: int
     stdout: str
@@ -58,11 +58,11 @@ def run(
     cwd: Path | None = None,
     tries: int = TRIES,
 ) -> Completed:
-    """Run a command, again if the scheduler did not answer; never through a shell.
+    """Run a command, never through a shell; try again if the scheduler did not answer.
 
-    Return a status other than 0. Raises SchedulerUnreachableError if the program is not found,
-    takes longer than `timeout_s` (default: TIMEOUT_S), or reports that the scheduler does not
-    answer.
+    A status other than 0 is not an error. Raises SchedulerUnreachableError if the program is not
+    found, takes longer than `timeout_s` (default: TIMEOUT_S), or reports that the scheduler does
+    not answer.
     """
     begin = time.monotonic()
     for number in range(1, tries + 1):
@@ -98,7 +98,7 @@ def _run_once(
         raise SchedulerUnreachableError(
             f"cannot start {argv[0]}",
             cause=str(error),
-            hint="is this a login node of the cluster? '--cluster local' needs no scheduler",
+            hint="run it on a login node of the cluster, or use '--cluster local'",
         ) from error
     data = None if input is None else input.encode("utf-8", "surrogateescape")
     with process:
@@ -116,7 +116,7 @@ def _run_once(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the command and its children: one that keeps our pipes would keep us waiting."""
+    """Kill the command and its children: a child that holds our pipes would make us wait."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -124,7 +124,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _rest(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Read what a killed command has written; a process that escaped may still hold the pipes."""
+    """Read the output of a killed command; an escaped child may still hold the pipes."""
     try:
         return process.communicate(timeout=1)
     except subprocess.TimeoutExpired as error:
@@ -136,7 +136,7 @@ def _text(data: bytes) -> str:
 
 
 def _silence(done: Completed) -> str:
-    """Return the line that reports a silent scheduler; empty if it answered."""
+    """Return the line that reports an unreachable scheduler; "" if it answered."""
     if done.rc == 0:
         return ""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -149,7 +149,7 @@ def _silence(done: Completed) -> str:
 
 
 def may_pass(cause: str) -> bool:
-    """Whether another try may help."""
+    """Return whether another try may help."""
     return not any(words in cause for words in LASTING)
 
 
@@ -167,8 +167,8 @@ def _error(
         message,
         cause=cause,
         hint=(
-            "jobs that are already in the queue are not affected"
+            "try again later; jobs that are already in the queue are not affected"
             if may_pass(cause)
-            else "Slurm's configuration or munge does not work here; is SLURM_CONF right?"
+            else "check SLURM_CONF and munge on this machine"
         ),
     )

@@ -6,10 +6,10 @@ from enum import Enum
 
 
 class JobState(str, Enum):
-    """The state of a job, by Slurm's names: its base states, CONFIGURING and COMPLETING.
+    """The state of a job by Slurm's names: the base states, CONFIGURING and COMPLETING.
 
-    PREEMPTED and NODE_FAIL end a job only if it was not requeued: a scheduler that still lists
-    it as pending is right.
+    PREEMPTED and NODE_FAIL end a job only if it was not requeued: if the scheduler still lists it
+    as pending, it is pending.
     """
 
     PENDING = "PENDING"
@@ -44,9 +44,9 @@ _ACTIVE = (
     *(JobState.COMPLETING, JobState.UNKNOWN),
 )
 
-# (long form, short form, ours): the man pages of squeue and sacct, Slurm 22.05 to 25.05.
-# It has the flags that squeue shows instead of the base state, without those that only debugging
-# shows (LAUNCH_FAILED, RECONFIG_FAIL, UPDATE_DB): they do not tell the state.
+# (long form, short form, ours), from the man pages of squeue and sacct, Slurm 22.05 to 25.05.
+# The table has the flags that squeue shows instead of the base state. It leaves out those shown
+# only for debugging (LAUNCH_FAILED, RECONFIG_FAIL, UPDATE_DB): they say nothing about the state.
 _SLURM_STATES: tuple[tuple[str, str, JobState], ...] = (
     ("BOOT_FAIL", "BF", JobState.BOOT_FAIL),
     ("CANCELLED", "CA", JobState.CANCELLED),
@@ -79,9 +79,9 @@ _BY_NAME = {name: state for long, short, state in _SLURM_STATES for name in (lon
 
 
 def parse_slurm_state(text: str) -> JobState:
-    """Parse a state as squeue, sacct and scontrol print it, cut off or with a remark.
+    """Parse a state as squeue, sacct and scontrol print it, maybe truncated or with a remark.
 
-    A state that is not in the table is UNKNOWN, never an error.
+    A state that is not in the table becomes UNKNOWN, never an error.
 
     >>> parse_slurm_state("CANCELLED by 0"), parse_slurm_state("OUT_OF_ME+")
     (<JobState.CANCELLED: 'CANCELLED'>, <JobState.OUT_OF_MEMORY: 'OUT_OF_MEMORY'>)
@@ -94,7 +94,7 @@ def parse_slurm_state(text: str) -> JobState:
 
 
 def _parse_cut(start: str) -> JobState:
-    """Parse a state that sacct cut to the width of its column."""
+    """Parse a state that sacct truncated to the width of its column."""
     if start in _BY_NAME:
         return _BY_NAME[start]
     states = {state for long, _, state in _SLURM_STATES if long.startswith(start)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def count(number: int | str, thing: str) -> str:
-    """Return a number with its noun; a text is a number as another program printed it.
+    """Return a number with its noun; a string is a number that another program formatted.
 
     >>> count(1, "rank"), count(8, "rank"), count("1", "node"), count("1.2K", "node")
     ('1 rank', '8 ranks', '1 node', '1.2K nodes')

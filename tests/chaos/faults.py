@@ -317,7 +317,7 @@ FAULTS = {
             options=RESTARTS,
             steps=360,  # several checkpoints while it is full, and some after
             attempts=None,
-            trace="training goes on",
+            trace="training continues",
         ),
         Fault(
             name="checkpoint corrupted",

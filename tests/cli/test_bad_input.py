@@ -253,7 +253,7 @@ def test_slurm_that_cannot_be_reached(here: CommandLine) -> None:
     assert without_times(err[err.index("error:") :]) == (
         "error: sbatch could not reach Slurm (1 try)\n"
         f"  cause: sbatch: error: {words}\n"
-        "  hint: jobs that are already in the queue are not affected\n"
+        "  hint: try again later; jobs that are already in the queue are not affected\n"
     )
 
 
@@ -341,7 +341,7 @@ def test_scheduler_that_is_silent_is_not_an_unknown_job(
     assert without_times(said.err).endswith(
         "error: squeue could not reach Slurm (3 tries)\n"
         f"  cause: {words}\n"
-        "  hint: jobs that are already in the queue are not affected\n"
+        "  hint: try again later; jobs that are already in the queue are not affected\n"
     )
     listed = here("list")
     assert listed.code == 5

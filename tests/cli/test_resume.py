@@ -92,7 +92,7 @@ def test_a_newer_checkpoint_that_is_damaged_is_named_with_its_fault(here: Comman
     (newer / "model.pt").write_text("weights 14")
     said = here("resume", "4711")
     assert f"  from       {root}/checkpoints/step-00000100\n" in said.err
-    assert "step-00000140 is incomplete and passed over: model.pt has" in said.err
+    assert "step-00000140 is incomplete and was skipped: model.pt has" in said.err
 
 
 def test_a_run_that_is_active_is_refused_unless_forced(here: CommandLine) -> None:

@@ -228,7 +228,7 @@ def test_half_the_batch_and_twice_the_accumulation_go_on_and_more_epochs_are_rec
 ) -> None:
     out = readme.run(blocks("memory"), tmp_path)
     assert "batch 8 x 8 accumulation x 1 ranks = 64 samples a step, 4 steps an epoch" in out
-    assert "resumes with epochs 5 instead of 2 (override)" in out
+    assert "resuming with epochs 5 instead of 2 (override)" in out
     assert "batch 4 x 16 accumulation x 1 ranks = 64 samples a step, 4 steps an epoch" in out
     output = tmp_path / "examples/finetune_lora/output/paper_r64"
     record = json.loads((output / "run_config.json").read_text())
@@ -262,7 +262,7 @@ def test_another_division_of_the_same_batch_goes_on_to_the_same_losses(tmp_path:
     assert "effective_batch was 16 and is 8; lr was 0.005 and is 0.001\n" in refused.stderr
     slower = (*whole, "--resume", "--lr", "1e-3", "--warmup", "1", "--override", "lr,warmup")
     text = printed(by_hand(tmp_path / "rate", *slower))
-    assert "resumes with lr 0.001 instead of 0.005 (override)" in text
+    assert "resuming with lr 0.001 instead of 0.005 (override)" in text
     rates = [float(line.rsplit(" ", 1)[1]) for line in losses(text).values()]
     assert rates == sorted(rates, reverse=True)  # past the warm-up
     assert 5e-4 < rates[0] < 1e-3

@@ -291,7 +291,7 @@ def test_what_would_be_another_training_is_refused(here: Project, whole: Whole) 
     (here.path / "saved/step-00000012/.complete").unlink()
     asked = ("--resume", "--lr", "0.001", "--override", "lr")
     slower = alone(here, *ALONE, "--output", "saved", *asked)
-    assert "resumes with lr 0.001 instead of 0.002 (override)" in slower.stderr
+    assert "resuming with lr 0.001 instead of 0.002 (override)" in slower.stderr
     assert list(steps(slower.stdout)) == [11, 12]
     marker = json.loads((here.path / "saved/step-00000012/.complete").read_text())
     assert marker["overrides"] == [{"step": 10, "settings": {"lr": [0.002, 0.001]}}]

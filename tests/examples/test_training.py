@@ -160,7 +160,7 @@ def test_the_same_effective_batch_goes_on_with_the_same_windows_rates_and_losses
     set_back(tmp_path)
     run = train(tmp_path, *after[:2], *flags(TINY, SAVING, "--resume", after[2]))
     resumed = printed(run)
-    assert "checkpoint step-00000008 is incomplete and passed over: it has no" in run.stderr
+    assert "checkpoint step-00000008 is incomplete and was skipped: it has no" in run.stderr
     assert steps(resumed) == {step: values for step, values in steps(text).items() if step > 3}
     assert held_out(resumed) == held_out(text)
 
@@ -173,10 +173,10 @@ def test_another_batch_or_rate_is_refused_and_a_rate_may_be_overridden(tmp_path:
     refused = train(tmp_path, "none", 1, *again, "--batch-size", "2")
     assert refused.returncode == 1
     assert "effective_batch was 4 and is 2; lr was 0.002 and is 0.001\n" in refused.stderr
-    assert "accumulation x ranks = 4; --override lr accepts the change" in refused.stderr
+    assert "accumulation x ranks = 4; accept the change with --override lr" in refused.stderr
     assert "Traceback" not in refused.stderr
     run = train(tmp_path, "none", 1, *again, "--override", "lr")
-    assert "resumes with lr 0.001 instead of 0.002 (override)" in run.stderr
+    assert "resuming with lr 0.001 instead of 0.002 (override)" in run.stderr
     assert max(rate for _, rate in steps(printed(run)).values()) == pytest.approx(1e-3)
     marker = json.loads((tmp_path / "out/step-00000008/.complete").read_text())
     assert marker["overrides"] == [{"step": 3, "settings": {"lr": [0.002, 0.001]}}]

@@ -38,7 +38,7 @@ def _here(tmp_path: Path) -> Project:
     [
         ("loop", "this rank trains alone"),
         ("spawn", "this rank started a process that trains apart from the job's world of 4"),
-        ("environment", "the script has removed RANK, WORLD_SIZE, LOCAL_RANK"),
+        ("environment", "the script removed RANK, WORLD_SIZE, LOCAL_RANK"),
     ],
 )
 def test_a_script_that_joins_nothing_fails_soon_after_its_first_step(

@@ -94,7 +94,7 @@ def test_a_setting_that_is_overridden_is_said_reported_and_remembered(
     store = store_with(tmp_path, override=["lr"], lr=5e-5, batch=8)
     assert store.resumable(overridable=["lr"])
     said = capsys.readouterr().err
-    assert said == "clusterrun: resumes with lr 5e-05 instead of 0.0001 (override)\n"
+    assert said == "clusterrun: resuming with lr 5e-05 instead of 0.0001 (override)\n"
     told = [event for event in events(tmp_path) if event["type"] == "overridden"]
     record = {"step": 7, "settings": {"lr": [1e-4, 5e-5]}}
     assert [{name: event[name] for name in record} for event in told] == [record]
@@ -118,22 +118,22 @@ def test_a_setting_that_is_overridden_is_said_reported_and_remembered(
             {"lr": 5e-5},
             (),
             None,
-            ("lr was 0.0001 and is 5e-05", "--override lr accepts the change; another directory"),
+            ("lr was 0.0001 and is 5e-05", "accept the change with --override lr; or start"),
         ),
         (
             {"effective_batch": 4, "lr": 5e-5},
             ("lr",),
             None,
-            ("effective_batch was 8 and is 4", "accumulation x ranks = 8; another directory"),
+            ("effective_batch was 8 and is 4", "accumulation x ranks = 8; or start anew"),
         ),
-        ({}, (), 2, ("it was saved by 1 ranks and these are 2", "start 1 ranks; another")),
+        ({}, (), 2, ("the number of ranks was 1 and is 2", "ranks at 1; or start anew")),
         (
             {"lr": 5e-5},
             ("lr",),
             2,
-            ("it was saved by 1 ranks and these are 2", "start 1 ranks; another"),
+            ("the number of ranks was 1 and is 2", "ranks at 1; or start anew"),
         ),
-        ({}, ("width",), None, ("can't override width", "--override takes lr")),
+        ({}, ("width",), None, ("can't override width", "override only lr")),
     ],
 )
 def test_another_training_is_refused_with_what_would_help(
@@ -153,7 +153,7 @@ def test_another_training_is_refused_with_what_would_help(
     assert reason.startswith("error: can't ")
     assert words[0] in reason
     assert words[1] in hint
-    assert "resumes with" not in capsys.readouterr().err
+    assert "resuming with" not in capsys.readouterr().err
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_newer_checkpoint_that_is_passed_over_is_said(
     (store.directory / "step-00000007").mkdir(parents=True)
     assert store.newest() is None
     said = capsys.readouterr().err
-    assert said.startswith("clusterrun: checkpoint step-00000007 is incomplete and passed over: ")
+    assert said.startswith("clusterrun: checkpoint step-00000007 is incomplete and was skipped: ")
 
 
 def plain(folder: Path) -> None:
@@ -271,9 +271,9 @@ def test_a_full_disk_leaves_nothing_and_ends_nothing(
     assert store.save(2, write_on_a_full_disk) is None
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith("clusterrun: step 2 was not saved: ")
-    assert said.endswith(" (rank 0); training goes on")
+    assert said.endswith(" (rank 0); training continues")
     told = events(tmp_path)[-1]
-    assert said == f"clusterrun: step 2 was not saved: {told['reason']}; training goes on"
+    assert said == f"clusterrun: step 2 was not saved: {told['reason']}; training continues"
     assert (told["type"], told["step"]) == ("unsaved", 2)
     assert names(store) == ["step-00000001"]
     assert store.save(3, weights)
@@ -287,7 +287,7 @@ def test_a_disk_that_can_not_take_the_directory_is_said_before_anything_is_writt
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     assert store.save(2, lambda _: pytest.fail("nothing can be written")) is None
-    text = "clusterrun: step 2 was not saved: Disk quota exceeded (rank 0); training goes on\n"
+    text = "clusterrun: step 2 was not saved: Disk quota exceeded (rank 0); training continues\n"
     assert capsys.readouterr().err == text
 
 
@@ -302,7 +302,7 @@ def test_a_disk_without_room_for_another_one_is_said_before_anything_is_written(
     said = capsys.readouterr().err
     assert said == (
         "clusterrun: step 2 was not saved: 3 MiB are needed, 2 MiB are free (rank 0); "
-        "training goes on\n"
+        "training continues\n"
     )
     assert names(store) == ["step-00000001"]
 
@@ -353,7 +353,7 @@ def test_a_directory_that_can_not_be_listed_makes_no_complete_checkpoint(
 
     assert store.save(1, write) is None
     monkeypatch.undo()
-    assert f"{os.strerror(number)} (rank 0); training goes on" in capsys.readouterr().err
+    assert f"{os.strerror(number)} (rank 0); training continues" in capsys.readouterr().err
     assert store.newest() is None
 
 
@@ -363,7 +363,7 @@ def test_a_save_that_wrote_nothing_is_an_error_and_costs_no_older_one(store: Che
         store.save(2, lambda _: None)
     said = str(error.value)  # a traceback shows no hint
     assert said.startswith(f"step 2 was not saved: nothing was written to {store.directory}/")
-    assert said.endswith("automatic_checkpoint_naming writes elsewhere: leave it off)")
+    assert said.endswith("automatic_checkpoint_naming: it writes elsewhere)")
     assert names(store) == ["step-00000001"]
 
 
@@ -426,7 +426,7 @@ def test_what_a_full_disk_cut_short_makes_room_for_what_follows(
 def test_the_runs_own_directory_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="outside a run of clusterrun a directory must be given"):
+    with pytest.raises(ValueError, match="a directory is required outside a run of clusterrun"):
         Checkpoints()
     monkeypatch.setenv("CLUSTERRUN_CHECKPOINT_DIR", str(tmp_path / "own"))
     assert Checkpoints().directory == tmp_path / "own"
@@ -441,7 +441,7 @@ def test_ranks_that_have_not_joined_each_other_save_nothing(
     store: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ClusterrunError, match="2 ranks save and resume together"):
+    with pytest.raises(ClusterrunError, match="has not joined the 2 ranks with which"):
         store.save(1, weights)
 
 
@@ -457,7 +457,7 @@ def _attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "attempts"
 
 
-LATE = "clusterrun: attempt 4 of this run has begun: attempt 3 saves no more\n"
+LATE = "clusterrun: attempt 4 of this run has begun: attempt 3 no longer saves\n"
 
 
 def test_the_newest_attempt_saves(store: Checkpoints, attempts: Path) -> None:
@@ -546,7 +546,7 @@ def test_two_ranks_agree_on_what_is_saved_and_what_is_newest(tmp_path: Path) -> 
     expected = [True, "step-00000001", None, None, "step-00000004", 4, 2, whole]
     assert [json.loads(out) for out, _ in ranks] == [expected, expected], ranks
     for step in (2, 3):
-        said = f"step {step} was not saved: No space left on device (rank 1); training goes on\n"
+        said = f"step {step} was not saved: No space left on device (rank 1); training continues\n"
         assert f"clusterrun: {said}" in ranks[0][1]
     assert "not saved" not in ranks[1][1]
 
@@ -556,7 +556,7 @@ def test_a_directory_that_the_nodes_do_not_share_is_refused(tmp_path: Path) -> N
     ranks = two_ranks(tmp_path, "mine", "yours")
     _, said = ranks[1].communicate(timeout=100 * PATIENCE)
     assert ranks[1].returncode == 1
-    assert "is on rank 0's node and not on this one: checkpoints need a directory" in said
+    assert "exists on rank 0's node but not on this one: choose a checkpoint directory" in said
     ranks[0].kill()
     ranks[0].communicate()
     assert not list((tmp_path / "mine").glob("step-*"))
@@ -681,7 +681,7 @@ def test_an_error_in_one_ranks_share_is_known_to_all_and_the_next_save_succeeds(
     _, told, said = three
     assert [(t["unsettled"], t["settled again"]) for t in told] == [(None, 3)] * 3
     why = "RuntimeError: can't start new thread (rank 2)"
-    assert f"clusterrun: step 3 was not saved: {why}; training goes on\n" in said
+    assert f"clusterrun: step 3 was not saved: {why}; training continues\n" in said
 
 
 @pytest.mark.torch
@@ -694,7 +694,7 @@ def test_a_rank_that_can_not_read_its_share_ends_the_search_on_all(three: Three)
 def test_a_rank_that_does_not_see_the_checkpoint_ends_the_search_on_all(three: Three) -> None:
     folder, told, _ = three
     said = {t["unshared"] for t in told}
-    place = f"{folder}/out/step-00000003 is on rank 0's node and not on this one"
+    place = f"{folder}/out/step-00000003 exists on rank 0's node but not on this one"
     assert len(said) == 1
     assert said.pop().startswith(f"ClusterrunError: step-00000003 can't be read: {place}")
 
@@ -709,7 +709,7 @@ def test_what_one_rank_finds_damaged_is_passed_over_by_all_with_the_words_of_one
     newest, notes = checkpoint_files.newest(folder / "out")
     assert newest is not None
     assert newest.step == 1
-    lines = [line for line in said.splitlines() if "passed over" in line]
+    lines = [line for line in said.splitlines() if "was skipped" in line]
     assert lines == [f"clusterrun: {note}" for note in (notes[0], *notes)]
     assert "model_1 is damaged" in notes[0]
 
@@ -718,5 +718,5 @@ def test_what_one_rank_finds_damaged_is_passed_over_by_all_with_the_words_of_one
 def test_all_ranks_save_no_more_where_rank_0_sees_a_later_attempt(three: Three) -> None:
     folder, told, said = three
     assert [t["superseded"] for t in told] == [None] * 3
-    assert said.count("attempt 2 of this run has begun: attempt 1 saves no more") == 1
+    assert said.count("attempt 2 of this run has begun: attempt 1 no longer saves") == 1
     assert not (folder / "out/step-00000004").exists()

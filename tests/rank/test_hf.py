@@ -113,7 +113,7 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     assert (found.path.name, found.step, found.world_size) == ("checkpoint-4", 4, 2)
     assert found.settings == {"effective_batch": 4}
     assert [note.split(":")[0] for note in notes] == [
-        "checkpoint checkpoint-5 is incomplete and passed over"
+        "checkpoint checkpoint-5 is incomplete and was skipped"
     ]
     assert train(cut, strategy)[0] == ["step 9 stopped False"] * 2
     marked = [
@@ -169,7 +169,7 @@ def test_a_trainer_with_another_effective_batch_is_refused_unless_it_is_overridd
         CheckpointCallback().on_train_begin(args, state, None)
     callback = CheckpointCallback(override=["effective_batch"])
     callback.on_train_begin(args, state, None)
-    said = "clusterrun: resumes with effective_batch 4 instead of 2 (override)\n"
+    said = "clusterrun: resuming with effective_batch 4 instead of 2 (override)\n"
     assert capsys.readouterr().err == said
     (tmp_path / "checkpoint-7").mkdir()
     callback.on_save(args, SimpleNamespace(global_step=7), SimpleNamespace())

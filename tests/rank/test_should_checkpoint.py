@@ -144,7 +144,7 @@ def test_a_request_that_nobody_decides_is_given_up_and_said_once(
     monkeypatch.setattr(save_point, "DECISION_TIMEOUT_S", 0.05)
     page.hold(1)
     assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
-    text = "clusterrun: no decision on when to save came within 0 s; training goes on\n"
+    text = "clusterrun: no save point was chosen within 0 s; training continues\n"
     assert capsys.readouterr().err == text
     page.hold(2)
     page.decide(SavePoint(2, 5))
@@ -208,7 +208,7 @@ def test_a_decision_is_one_word() -> None:
 
 @pytest.mark.parametrize(("request_", "at"), [(LARGEST[0] + 1, 1), (1, LARGEST[1] + 1), (-1, 1)])
 def test_a_decision_that_fits_no_word_is_refused(request_: int, at: int) -> None:
-    with pytest.raises(ValueError, match="beyond the page's words"):
+    with pytest.raises(ValueError, match="does not fit in a word"):
         SavePoint(request_, at)
 
 

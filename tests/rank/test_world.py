@@ -98,11 +98,14 @@ def test_a_failing_rank_does_not_wait_for_its_group(world: World) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"WORLD_SIZE": None}, "this process is a world of 1, the job asked for 2"),
-        ({"WORLD_SIZE": "1"}, "the launcher made 1 ranks in all, the job asked for 2"),
-        ({"LOCAL_WORLD_SIZE": "2"}, "the launcher made 2 ranks on this node, the job asked for 1"),
-        ({"RANK": "2"}, "RANK=2 is no rank of 2"),
-        ({"RANK": None}, "RANK=(not set) is no rank of 2"),
+        ({"WORLD_SIZE": None}, "this process is a world of 1, but the job asked for 2"),
+        ({"WORLD_SIZE": "1"}, "the launcher made 1 ranks in total, but the job asked for 2"),
+        (
+            {"LOCAL_WORLD_SIZE": "2"},
+            "the launcher made 2 ranks on this node, but the job asked for 1",
+        ),
+        ({"RANK": "2"}, "RANK=2 is not valid in a world of 2"),
+        ({"RANK": None}, "RANK=(not set) is not valid in a world of 2"),
     ],
 )
 def test_a_wrong_environment_ends_the_rank_before_the_script_starts(
@@ -111,7 +114,7 @@ def test_a_wrong_environment_ends_the_rank_before_the_script_starts(
     rank = {"2": 2, None: 0}.get(changes.get("RANK", ""), 1)
     assert world.run("print('never')", **changes) == 120
     assert text in world.err(rank)
-    assert "--no-world-contract switches this check off" in world.err(rank)
+    assert "use --no-world-contract to switch this check off" in world.err(rank)
     assert world.out(rank) == ""
     word = world.events("rank_exit", rank)[0]
     assert (word["code"], word["message"].startswith("world contract broken: ")) == (120, True)
@@ -120,13 +123,13 @@ def test_a_wrong_environment_ends_the_rank_before_the_script_starts(
 
 def test_a_group_of_another_size_ends_the_rank_where_it_is_made(world: World) -> None:
     assert world.run(JOIN, STUB_GROUP="1") == 120
-    assert "torch.distributed has a world of 1, the job asked for 2" in world.err()
+    assert "torch.distributed has a world of 1, but the job asked for 2" in world.err()
     assert "joined" not in world.out()
 
 
 def test_accelerate_that_keeps_a_rank_to_itself_is_caught_with_the_reason(world: World) -> None:
     assert world.run(STATE) == 120
-    assert "accelerate has a world of 1, the job asked for 2" in world.err()
+    assert "accelerate has a world of 1, but the job asked for 2" in world.err()
     assert "no GPU is usable here and ACCELERATE_USE_CPU is not true" in world.err()
 
 
@@ -208,7 +211,7 @@ def test_rank_0_proves_that_the_ranks_are_distinct(world: World) -> None:
 def test_two_ranks_in_one_place_break_the_contract(world: World) -> None:
     ranks = [world.start(rank, JOIN) for rank in range(2)]
     assert sorted(rank.wait(60) for rank in ranks) == [0, 120]
-    assert "2 ranks say that they are local rank 0 of n0" in world.err(0)
+    assert "2 ranks have LOCAL_RANK=0 on n0" in world.err(0)
 
 
 def test_the_jobs_timeout_is_given_where_the_script_gives_none(world: World) -> None:
@@ -227,7 +230,7 @@ for _ in range(2):
     (world.path / "clusterrun_world_1").write_text("n1\t0\tcpu")
     assert world.run(script, rank=0, CLUSTERRUN_TIMEOUT_S="90") == 0
     assert world.out(0).count("timeout=0:01:30") == 2
-    note = "clusterrun: --timeout 90 s holds, not the 0:10:00 that the script asks for\n"
+    note = "clusterrun: --timeout 90 s replaces the script's 0:10:00\n"
     assert world.err(0) == note
 
 
@@ -315,7 +318,7 @@ def test_the_lock_of_a_build_is_known_while_a_rank_holds_it(
     if not is_killed:
         (lock.parent / "built.so").touch()
     place.rank("s.py", **env)
-    compiling = "clusterrun: compiling a cache, which takes minutes the first time\n"
+    compiling = "clusterrun: compiling a cache; this takes minutes the first time\n"
     printed = next(place.spool.glob("rank_*0.err")).read_text()
     assert printed.count(compiling) == is_killed
     spool = Spool(root=place.spool)
