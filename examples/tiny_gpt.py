@@ -1,4 +1,4 @@
-"""A byte-level GPT and the windows of text that it learns from."""
+"""A byte-level GPT and its windows of training text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """Say how large the model is; DeepSpeed's "auto" bucket sizes read `hidden_size`."""
+    """The size of the model; DeepSpeed's "auto" bucket sizes read `hidden_size`."""
 
     hidden_size: int
     layers: int
@@ -28,7 +28,7 @@ class GPTConfig:
 
 
 class Block(nn.Module):
-    """Attend to earlier bytes, then think about each byte by itself."""
+    """Attention to earlier bytes, and a feed-forward layer."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Predict the next byte."""
 
-    _no_split_modules = ("Block",)  # the unit that FSDP wraps, in the words of transformers
+    _no_split_modules = ("Block",)  # the unit that FSDP wraps, by transformers' name
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def _start_weights(module: nn.Module) -> None:
 
 
 def read_corpus(files: Sequence[Path]) -> bytes:
-    """Return the bytes of the files, or of Python's own documentation topics without any."""
+    """Return the bytes of the files; without files, those of Python's documentation topics."""
     if files:
         return b"\n".join(path.read_bytes() for path in files)
     topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
@@ -100,9 +100,9 @@ def read_corpus(files: Sequence[Path]) -> bytes:
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Cut bytes into windows; with a seed they are shuffled and item g exists for every g >= 0.
+    """Cut bytes into windows; with a seed they are shuffled, and item g exists for every g >= 0.
 
-    Item g lies in epoch ``g // len``, whose order is decided by the seed and the epoch alone.
+    Item g is in epoch ``g // len``, whose order depends only on the seed and the epoch.
     """
 
     def __init__(self, data: Tensor, starts: Tensor, seq_len: int, seed: int | None) -> None:
@@ -113,7 +113,7 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         return len(self.starts)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return the bytes of a window and, for each, the byte that follows it."""
+        """Return the bytes of a window, and for each the next byte."""
         epoch, place = divmod(index, len(self.starts))
         if self.seed is not None and epoch != self.epoch:
             generator = torch.Generator().manual_seed(self.seed + epoch)
@@ -126,7 +126,7 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 def split_windows(
     corpus: bytes, *, seq_len: int, held_out: int, seed: int
 ) -> tuple[Windows, Windows]:
-    """Return the windows to train on, and every tenth or so (at most `held_out`) to test on.
+    """Return the windows to train on, and about every tenth (at most `held_out`) to test on.
 
     Raises ValueError for text that is too short.
     """

@@ -1,16 +1,15 @@
 """Train a small byte-level GPT on real text, with accelerate and nothing else.
 
-The same file runs in one process, under DDP, FSDP and DeepSpeed ZeRO, on CPUs and GPUs: how many
-processes there are, their precision and their strategy come from `accelerate launch`, not from it.
+The same file runs in one process, under DDP, FSDP and DeepSpeed ZeRO, on CPUs and GPUs: the number
+of processes, their precision and their strategy come from `accelerate launch`.
 
 A step is an optimizer step everywhere. One step takes ``batch size x accumulation x processes``
 windows of text, so more processes mean more text per step, not more steps: `--max-steps`,
 `--warmup` and the cosine count the same in every world.
 
-Window number g of a run is decided by the seed and by g alone. At micro-batch m, process r of W
-reads `batch` windows from number ``(m * W + r) * batch`` on, so a resumed run goes on with the next
-window, whatever W was before. A resume that could not mean the same as a run that was never
-interrupted is refused.
+Window number g of a run depends only on the seed and g. At micro-batch m, process r of W reads
+`batch` windows starting at number ``(m * W + r) * batch``, so a resumed run continues with the next
+window, whatever W was before. A resume is refused if it could not match an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from torch.utils.data import DataLoader
 try:
     from clusterrun import runtime  # checkpoints, and progress for `clusterrun status`
 except ImportError:
-    runtime = None  # type: ignore[assignment]  # it trains the same, without checkpoints
+    runtime = None  # type: ignore[assignment]  # the training is the same, without checkpoints
 
 
 def loader(windows: Windows, batch_size: int, indices: range) -> DataLoader[tuple[Tensor, Tensor]]:
     """Return the windows of these indices in order; accelerate deals the batches to the ranks."""
-    # The loader draws a seed for its workers when it starts. With a generator of its own it leaves
-    # torch's alone, whose state a resumed run must find as it was saved.
+    # The loader draws a seed for its workers when it starts. A separate generator leaves
+    # torch's state unchanged, as a resumed run must find it.
     generator = torch.Generator().manual_seed(0)
     return DataLoader(windows, batch_size=batch_size, sampler=indices, generator=generator)
 
 
 def schedule_factor(step: int, *, warmup: int, max_steps: int) -> float:
-    """Return the share of the peak learning rate for optimizer step `step` (from 0).
+    """Return the fraction of the peak learning rate for optimizer step `step` (from 0).
 
-    It rises in a line over `warmup` steps, then falls in a cosine to a tenth at `max_steps`.
+    It rises linearly over `warmup` steps, then falls as a cosine to a tenth at `max_steps`.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -61,13 +60,13 @@ def schedule_factor(step: int, *, warmup: int, max_steps: int) -> float:
 
 
 def say(line: str) -> None:
-    """Print one line in one piece, so that lines of several ranks never mix."""
+    """Print a line with a single write, so that lines of several ranks never mix."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def announce(accelerator: Accelerator, *, exact: bool) -> None:
-    """Print where each rank is, and from rank 0 how large the world is."""
+    """Print where each rank is, and on rank 0 the world size."""
     host = os.environ.get("CLUSTERRUN_NODE") or socket.gethostname()
     rank, world = accelerator.process_index, accelerator.num_processes
     say(
@@ -78,7 +77,7 @@ def announce(accelerator: Accelerator, *, exact: bool) -> None:
     if accelerator.is_main_process:
         say(f"world {world} ranks on {hosts} host{'s' if hosts != 1 else ''}")
         if exact and checkpoint_format(accelerator) != "whole":
-            say("note: --exact is for one process and DDP; sharded optimizers may differ in a bit")
+            say("note: --exact is for one process and DDP; sharded optimizers may differ slightly")
 
 
 def held_out_loss(accelerator: Accelerator, model: nn.Module, windows: Any) -> float:
@@ -87,7 +86,7 @@ def held_out_loss(accelerator: Accelerator, model: nn.Module, windows: Any) -> f
     parts = []
     with torch.no_grad():
         for inputs, targets in windows:
-            # the last batch repeats windows so that all ranks have one; this drops the repeats
+            # the last batch repeats windows to give each rank one; this drops the repeats
             parts.append(accelerator.gather_for_metrics(model(inputs, targets)).cpu())
     model.train()
     return float(torch.cat(parts).double().mean())
@@ -95,7 +94,7 @@ def held_out_loss(accelerator: Accelerator, model: nn.Module, windows: Any) -> f
 
 @dataclass(kw_only=True)
 class Meter:
-    """Add up losses and time between two log lines."""
+    """Sum losses and time between two log lines."""
 
     accelerator: Accelerator
     tokens_per_step: int
@@ -105,11 +104,11 @@ class Meter:
     newest: dict[str, float] = field(default_factory=dict)
 
     def reset(self) -> None:
-        """Forget what was added, and start the clock."""
+        """Clear the sums, and start the clock."""
         self.losses, self.steps, self.started = [], 0, time.perf_counter()
 
     def read(self) -> tuple[float, float]:
-        """Return the mean loss over steps and ranks, and tokens a second of the whole world."""
+        """Return the mean loss over steps and ranks, and tokens per second over all ranks."""
         mean = self.accelerator.reduce(torch.stack(self.losses).mean(), reduction="mean")
         elapsed = time.perf_counter() - self.started
         return float(mean), self.steps * self.tokens_per_step / elapsed
@@ -117,7 +116,7 @@ class Meter:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Hold what the steps need."""
+    """The state that the steps need."""
 
     accelerator: Accelerator
     args: argparse.Namespace
@@ -125,7 +124,7 @@ class Training:
     optimizer: Any
     own_schedule: bool
     meter: Meter
-    store: Any  # of checkpoints; None where none are wanted
+    store: Any  # the checkpoints; None without them
 
     def micro_batch(self, inputs: Tensor, targets: Tensor) -> None:
         """Learn from one batch; weights change when it completes a step."""
@@ -152,7 +151,7 @@ class Training:
                 lr = self.set_rate(step)
 
     def set_rate(self, step: int) -> float:
-        """Set the learning rate of the step after `step`; return the one that the optimizer has."""
+        """Set the learning rate of the step after `step`; return the optimizer's value."""
         if self.own_schedule:
             lr = self.args.lr * schedule_factor(
                 step, warmup=self.args.warmup, max_steps=self.args.max_steps
@@ -162,7 +161,7 @@ class Training:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def log(self, step: int, lr: float) -> None:
-        """Print and report loss and throughput; stop a run whose loss is no number."""
+        """Print and report loss and throughput; stop a run whose loss is not finite."""
         loss, speed = self.meter.read()
         if self.accelerator.is_main_process:
             say(f"step {step}/{self.args.max_steps} loss {loss:.3f} lr {lr:.1e} tok/s {speed:.0f}")
@@ -172,20 +171,20 @@ class Training:
         self.meter.newest = {"loss": loss, "tokens_per_s": speed}
 
     def save(self, step: int, state: dict[str, Any]) -> bool:
-        """Save a checkpoint and say where it lies; say whether the disk took it."""
+        """Save a checkpoint and print its path; return whether it was saved."""
         began = time.perf_counter()
         path = self.store.save(step, lambda folder: write(folder, self.accelerator, state))
-        self.meter.started += time.perf_counter() - began  # throughput is that of the steps
+        self.meter.started += time.perf_counter() - began  # throughput counts only the steps
         if path and self.accelerator.is_main_process:
             say(f"saved {path}")
         return path is not None
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train, and leave the group of ranks when nothing of the training is left.
+    """Train, and leave the process group once the training is freed.
 
-    A gloo process that leaves without ending its group can abort at its very end, after a perfect
-    run; one whose model is freed after the group's end can hang there (torch 2.13).
+    A gloo process that exits without destroying its group can abort at exit after a good run; one
+    whose model is freed after the group can hang there (torch 2.13).
     """
     accelerator = start_accelerator(args)
     train_and_report(accelerator, args)
@@ -235,7 +234,7 @@ def prepare(
     store: Any,
     first_step: int,
 ) -> tuple[Training, Any, Any]:
-    """Build the model and let accelerate place it; return the training and both loaders."""
+    """Build the model and let accelerate prepare it; return the training and both loaders."""
     model = GPT(
         GPTConfig(
             hidden_size=args.width,
@@ -259,7 +258,7 @@ def prepare(
         loader(train, args.batch_size, range(first_step * effective, args.max_steps * effective)),
         loader(test, args.batch_size, range(len(test))),
     )
-    set_seed(args.seed, device_specific=True)  # from here each rank has dropout of its own
+    set_seed(args.seed, device_specific=True)  # from here each rank has different dropout
     meter = Meter(accelerator=accelerator, tokens_per_step=effective * args.seq_len)
     training = Training(
         accelerator=accelerator,
@@ -274,7 +273,7 @@ def prepare(
 
 
 def train_steps(training: Training, batches: Any, first: int, state: dict[str, Any]) -> bool:
-    """Take the steps that are left; return False where the job asked to save and leave."""
+    """Take the remaining steps; return False if the job asked to save and exit."""
     args, store = training.args, training.store
     training.meter.reset()
     for step, lr in training.steps(batches, first):
@@ -309,7 +308,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=positive, default=batch, help="windows per process and micro-batch")
     add("--accumulation", type=positive, default=passes, help="micro-batches per step")
     add("--seq-len", type=positive, default=128, help="bytes per window")
-    add("--held-out", type=positive, default=256, help="windows to test on, at most")
+    add("--held-out", type=positive, default=256, help="at most so many windows to test on")
     add("--layers", type=positive, default=2)
     add("--heads", type=positive, default=4)
     add("--width", type=positive, default=128)
@@ -317,16 +316,21 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--lr", type=float, default=2e-3, help="peak learning rate")
     add("--warmup", type=_at_least(0), default=20, help="optimizer steps of warm-up")
     add("--weight-decay", type=float, default=0.1)
-    add("--clip", type=float, default=1.0, help="largest gradient norm")
+    add("--clip", type=float, default=1.0, help="maximum gradient norm")
     add("--seed", type=int, default=0)
     add("--log-every", type=positive, default=10, metavar="STEPS")
     add(
         "--output",
         type=Path,
         metavar="DIR",
-        help="where checkpoints go, shared by all nodes (in a run of clusterrun: the run's own)",
+        help="checkpoint directory, shared by all nodes (default: that of the run)",
     )
-    add("--save-every", type=positive, metavar="STEPS", help="the last step is always saved")
+    add(
+        "--save-every",
+        type=positive,
+        metavar="STEPS",
+        help="steps between checkpoints; the last is always saved",
+    )
     add("--keep", type=positive, default=2, metavar="N", help="checkpoints to keep")
     add(
         "--resume",
@@ -338,27 +342,27 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=lambda text: text.replace("-", "_").split(","),
         default=[],
         metavar="NAMES",
-        help=f"settings that may differ from the checkpoint's: {', '.join(OVERRIDABLE)}",
+        help=f"settings that may differ from the checkpoint: {', '.join(OVERRIDABLE)}",
     )
-    add("--exact", action="store_true", help="a resumed run gives the same bits (none and ddp)")
+    add("--exact", action="store_true", help="make a resumed run bitwise equal (none and ddp)")
     args = parser.parse_args(argv)
     if args.width % args.heads:
-        parser.error(f"--width {args.width} is no multiple of --heads {args.heads}")
+        parser.error(f"--width {args.width} is not a multiple of --heads {args.heads}")
     own = runtime.checkpoint_dir() if runtime is not None else None
     run = runtime.info() if runtime is not None else None
     is_later = (
         run is not None and run.attempt > 1
-    )  # goes on from what was saved, whatever its flags
+    )  # resumes from what was saved, whatever its flags
     if (args.save_every or args.resume or is_later) and not args.output:
         args.output = own
         if own is None:
             parser.error("--save-every and --resume need --output DIR")
     if args.output and runtime is None:
         parser.error("checkpoints need clusterrun: pip install clusterrun")
-    # The run's own directory holds nothing but what its earlier attempts have saved.
+    # The run's directory holds only what its earlier attempts have saved.
     args.resume = args.resume or is_later or (run is not None and args.output == own)
     if args.override and not args.resume:
-        parser.error("--override is for a resumed run: pass --resume")
+        parser.error("--override needs --resume")
     return args
 
 

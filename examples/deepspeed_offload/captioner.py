@@ -1,4 +1,4 @@
-"""A small vision-language model: an image encoder, a projector and a decoder of text."""
+"""A small vision-language model: an image encoder, a projector and a text decoder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-PATCH = 6  # pixels of a side
+PATCH = 6  # pixels per side
 
 
 class Block(nn.Module):
-    """Attend, then think about each place by itself; `is_causal` looks back only."""
+    """Attention and a feed-forward layer; `is_causal` attends only to earlier places."""
 
     def __init__(self, width: int, heads: int, *, is_causal: bool) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Sequential):
-    """A row of blocks; with `recomputes` a backward pass computes what it needs again."""
+    """A sequence of blocks; with `recomputes` the backward pass recomputes activations."""
 
     recomputes = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the residual stream after all of them."""
+        """Return the residual stream after all blocks."""
         if not (self.recomputes and torch.is_grad_enabled()):
             return super().forward(x)
         for block in self:
@@ -50,7 +50,7 @@ class Blocks(nn.Sequential):
 
 
 class ImageEncoder(nn.Module):
-    """See an image as a row of patches."""
+    """Encode an image as a sequence of patches."""
 
     def __init__(self, side: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class ImageEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (batch, places, width) for images (batch, 3, side, side)."""
-        # Under DeepSpeed the weights themselves are bf16 or fp16; images come as float32.
+        # Under DeepSpeed the weights are bf16 or fp16; images are float32.
         seen = self.patches(images.to(self.patches.weight.dtype)).flatten(2).transpose(1, 2)
         out: Tensor = self.blocks(seen + self.positions(_up_to(self.places, images)))
         return out
 
 
 class TextDecoder(nn.Module):
-    """Continue a row of things that were seen with words."""
+    """Continue a sequence of encoded patches with words."""
 
     def __init__(self, words: int, places: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -85,22 +85,22 @@ class TextDecoder(nn.Module):
 
 
 class Captioner(nn.Module):
-    """Say in words what an image shows; `places` is the most that patches and words may take."""
+    """Caption an image; `places` is the maximum number of patches and words."""
 
-    _no_split_modules = ("Block",)  # the unit that FSDP wraps, in the words of transformers
+    _no_split_modules = ("Block",)  # the unit that FSDP wraps, by transformers' name
 
     def __init__(self, *, side: int, words: int, places: int, width: int, layers: int) -> None:
         super().__init__()
-        # accelerate sizes the "auto" buckets of a DeepSpeed JSON by it.
+        # accelerate derives the "auto" buckets of a DeepSpeed JSON from it.
         self.config = SimpleNamespace(hidden_size=width)
-        seen = width // 2  # the encoder is narrower than the decoder, as in the large ones
+        seen = width // 2  # the encoder is narrower than the decoder, as in large models
         self.encoder = ImageEncoder(side, seen, heads=2, layers=layers)
         self.projector = nn.Sequential(nn.Linear(seen, width), nn.GELU(), nn.Linear(width, width))
         self.decoder = TextDecoder(words, places, width, heads=4, layers=layers)
         self.apply(_start_embedding)
 
     def recompute(self) -> None:
-        """Keep the input of each block alone for the backward pass: gradient checkpointing."""
+        """Keep only the input of each block for the backward pass: gradient checkpointing."""
         self.encoder.blocks.recomputes = self.decoder.blocks.recomputes = True
 
     def forward(self, images: Tensor, words: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class Captioner(nn.Module):
 
 
 def _start_embedding(module: nn.Module) -> None:
-    """Start small: torch's own 1.0 would drown what is seen."""
+    """Initialise with small values: torch's 1.0 would outweigh the image."""
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
 

@@ -1,4 +1,4 @@
-"""Images of a folder, with captions from a JSON file such as LLaVA's; or write such a folder.
+"""Read images of a folder, with captions from a JSON file like LLaVA's, or write such a folder.
 
 `python image_folder.py DIR` draws images into DIR/images and their captions into DIR/captions.json.
 """
@@ -21,10 +21,10 @@ from torch.utils.data import Dataset
 
 
 class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
-    """The entries of `data_path` but the last `held_out`, or these; images are read when needed.
+    """The entries of `data_path` without the last `held_out`, or only those; images load lazily.
 
-    Entry g of a training is decided by the seed and g alone: each epoch has an order of its own.
-    Raises ValueError for a file that does not hold such entries, or too few.
+    Entry g of a training depends only on the seed and g: each epoch has a different order.
+    Raises ValueError for a file without such entries, or with too few.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         entries = [(folder / name, caption.split()) for name, caption in read_captions(data_path)]
         if len(entries) <= held_out:
-            raise ValueError(f"{data_path}: {len(entries)} images, and {held_out} are held out")
+            raise ValueError(f"{data_path}: {len(entries)} images, but {held_out} are held out")
         if missing := missing_images([path for path, _ in entries]):
             raise ValueError(
                 f"{len(missing)} of {len(entries)} images do not exist, the first {missing[0]}"
@@ -77,13 +77,13 @@ def shuffled(count: int, seed: int) -> list[int]:
 
 
 def read_captions(data_path: Path) -> list[tuple[str, str]]:
-    """Return image name and caption of each entry: what the "gpt" of its conversation says."""
+    """Return the image name and caption of each entry: the "gpt" part of its conversation."""
     try:
         entries = json.loads(data_path.read_text())
         return [(str(entry["image"]), _answer(entry["conversations"])) for entry in entries]
     except (ValueError, KeyError, TypeError, StopIteration) as error:
         raise ValueError(
-            f'{data_path} is no list of {{"image": NAME, "conversations": [{{"from": "human", '
+            f'{data_path} is not a list of {{"image": NAME, "conversations": [{{"from": "human", '
             f'"value": "<image>"}}, {{"from": "gpt", "value": CAPTION}}]}}: {error!r}'
         ) from error
 
@@ -93,7 +93,7 @@ def _answer(turns: list[dict[str, Any]]) -> str:
 
 
 def write(folder: Path, count: int, seed: int) -> None:
-    """Draw images and write them, and their captions."""
+    """Draw images, and write them with their captions."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     pairs, entries = Pairs(seed, count), []
     for index in range(count):

@@ -1,4 +1,4 @@
-"""The flags of train_captions.py; those of LLaVA's scripts are understood, too."""
+"""The flags of train_captions.py, including those of LLaVA's scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OVERRIDABLE = ("lr", "warmup")  # for --override
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the flags; a checkpoint directory of the run's own where clusterrun has started it."""
+    """Return the flags; in a run of clusterrun, checkpoints default to the run's directory."""
     parser = argparse.ArgumentParser(description="Train a small model to caption images.")
     planned = runtime.planned()  # by `clusterrun submit --plan`
     batch, passes = (planned.micro_batch, planned.accumulation) if planned else (32, 1)
@@ -24,49 +24,49 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         *("--batch-size", "--per-device-train-batch-size"),
         type=count,
         default=batch,
-        help="pairs of a rank in one pass (default 32)",
+        help="pairs per rank and pass (default 32)",
     )
     add(
         *("--accumulation", "--gradient-accumulation-steps"),
         type=count,
         default=passes,
-        help="passes of a step (default 1)",
+        help="passes per step (default 1)",
     )
     add(
         "--gradient-checkpointing",
         **SWITCH,
         default=bool(planned and planned.gradient_checkpointing),
-        help="less memory, a third more work",
+        help="use less memory and a third more compute",
     )
-    add("--bf16", **SWITCH, help="precision of the weights; else the launcher decides")
+    add("--bf16", **SWITCH, help="bf16 weights; otherwise the launcher decides")
     add(
         *("--workers", "--dataloader-num-workers"),
         type=whole,
         default=0,
-        help="processes of each rank that load pairs (default 0: the rank itself)",
+        help="loader processes per rank (default 0: the rank itself loads)",
     )
     add(
         "--model-max-length",
         type=int,
         metavar="N",
-        help="longest row of patches and words; the rest is cut",
+        help="most patches and words; the rest is truncated",
     )
     add(
         "--data-path",
         type=existing,
         metavar="FILE",
-        help="captions as in LLaVA's JSON; else drawn",
+        help="captions as in LLaVA's JSON (default: drawn)",
     )
-    add("--image-folder", type=existing, metavar="DIR", help="where the images of --data-path are")
-    add("--lazy-preprocess", **SWITCH, default=True, help="images are always read when needed")
+    add("--image-folder", type=existing, metavar="DIR", help="images of --data-path")
+    add("--lazy-preprocess", **SWITCH, default=True, help="images are always read lazily")
     add(
         "--pretrain-mm-mlp-adapter",
         type=existing,
         metavar="FILE",
-        help="weights of the projector, which stays as it is",
+        help="weights of the projector, which are then frozen",
     )
-    add("--save-adapter", type=written, metavar="FILE", help="write such a file at the end")
-    add("--deepspeed", metavar="FILE", help="DeepSpeed JSON; clusterrun takes it from here")
+    add("--save-adapter", type=written, metavar="FILE", help="write the projector at the end")
+    add("--deepspeed", metavar="FILE", help="DeepSpeed JSON; clusterrun reads it from here")
     add("--width", type=count, default=64, help="width of the decoder, a multiple of 8")
     add("--layers", type=count, default=2, help="blocks of the encoder and of the decoder")
     add("--lr", type=float, default=2e-3, help="learning rate after the warm-up")
@@ -78,7 +78,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         *("--save-every", "--save-steps"),
         type=count,
         metavar="STEPS",
-        help="the last step is always saved",
+        help="steps between checkpoints; the last is always saved",
     )
     add("--keep", type=count, default=2, metavar="N", help="checkpoints to keep")
     add(
@@ -86,14 +86,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=folder,
         default=runtime.checkpoint_dir(),
         metavar="DIR",
-        help="where checkpoints are, shared by all nodes (in a run of clusterrun: the run's own)",
+        help="checkpoint directory, shared by all nodes (default: that of the run)",
     )
     add(
         "--override",
         type=lambda text: text.replace("-", "_").split(","),
         default=[],
         metavar="NAMES",
-        help=f"settings that may differ from the checkpoint's: {', '.join(OVERRIDABLE)}",
+        help=f"settings that may differ from the checkpoint: {', '.join(OVERRIDABLE)}",
     )
     args = parser.parse_args([with_dashes(word) for word in argv or sys.argv[1:]])
     check(parser, args)
@@ -101,11 +101,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse flags that contradict themselves or each other."""
+    """Refuse flags that are invalid, alone or together."""
     if not 0 < args.lr < math.inf:
-        parser.error(f"--lr {args.lr} is no learning rate")
+        parser.error(f"--lr {args.lr} is not a learning rate")
     if args.width % 8:
-        parser.error(f"--width {args.width} is no multiple of 8")
+        parser.error(f"--width {args.width} is not a multiple of 8")
     if args.save_every and not args.output:
         parser.error("--save-every needs --output DIR")
     if bool(args.data_path) != bool(args.image_folder):
@@ -117,13 +117,13 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 
 def with_dashes(word: str) -> str:
-    """Spell `--max_steps` as `--max-steps`."""
+    """Return `--max_steps` as `--max-steps`."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def folder(text: str) -> Path:
-    """Make a directory unless it is there, for argparse: better now than at the first save."""
+    """Create a directory if needed, for argparse: fail now, not at the first save."""
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def folder(text: str) -> Path:
 
 
 def written(text: str) -> Path:
-    """Read the path of a file that is written at the end; better now than then."""
+    """Parse the path of a file that is written at the end: fail now, not then."""
     path = Path(text)
     folder(str(path.parent))
     if path.is_dir():
@@ -142,7 +142,7 @@ def written(text: str) -> Path:
 
 
 def existing(text: str) -> Path:
-    """Read the path of what must be there."""
+    """Parse a path that must exist."""
     path = Path(text)
     if not path.exists():
         raise argparse.ArgumentTypeError(f"{path} does not exist")
@@ -150,7 +150,7 @@ def existing(text: str) -> Path:
 
 
 def count(number: str) -> int:
-    """Read a whole number from 1."""
+    """Parse a whole number of at least 1."""
     value = int(number)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
@@ -158,16 +158,16 @@ def count(number: str) -> int:
 
 
 def whole(number: str) -> int:
-    """Read a whole number from 0."""
+    """Parse a whole number of at least 0."""
     return count(number) if number.strip() != "0" else 0
 
 
 def truth(text: str) -> bool:
-    """Read True or False."""
+    """Parse True or False."""
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text} is neither True nor False")
     return text.lower() == "true"
 
 
-# `--bf16`, or as Hugging Face's scripts have it, `--bf16 True`
+# `--bf16`, or `--bf16 True` as in Hugging Face's scripts
 SWITCH = {"type": truth, "nargs": "?", "const": True}

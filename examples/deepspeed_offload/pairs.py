@@ -1,4 +1,4 @@
-"""Pairs of image and caption: a coloured shape, and four words that say what is to be seen."""
+"""Pairs of image and caption: a coloured shape, and four words that describe it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 SIDE = 24  # pixels
-MEAN, SPREAD = 0.2, 0.3  # of the pixels, to which images are standardised
+MEAN, SPREAD = 0.2, 0.3  # of the pixels, to standardise images
 RADIUS = {"small": 3.5, "large": 6.0}
 COLOUR = {
     "red": (1.0, 0.1, 0.1),
@@ -19,15 +19,15 @@ COLOUR = {
 }
 SHAPES = ("circle", "square", "triangle", "cross")
 CENTRE = {"left": (7, 12), "right": (17, 12), "top": (12, 7), "bottom": (12, 17)}
-CHOICES = (tuple(RADIUS), tuple(COLOUR), SHAPES, tuple(CENTRE))  # in the order of a caption
+CHOICES = (tuple(RADIUS), tuple(COLOUR), SHAPES, tuple(CENTRE))  # in caption order
 WORDS = ("<start>", *(word for choice in CHOICES for word in choice))
 START = 0
-IGNORED = -100  # stands where a caption has no more words; cross_entropy leaves it out
-BY_CHANCE = sum(1 / len(choice) for choice in CHOICES) / len(CHOICES)  # words right by guessing
+IGNORED = -100  # fills short captions; cross_entropy ignores it
+BY_CHANCE = sum(1 / len(choice) for choice in CHOICES) / len(CHOICES)  # correct words by guessing
 
 
 class Pairs(Dataset[tuple[Tensor, Tensor]]):
-    """Draw pair g from the seed and g alone, for every g >= 0; `length` only ends an epoch."""
+    """Draw pair g from only the seed and g, for every g >= 0; `length` only ends an epoch."""
 
     words = WORDS
     digest = ""
@@ -50,7 +50,7 @@ class Pairs(Dataset[tuple[Tensor, Tensor]]):
 
 
 def draw(caption: list[str], chance: torch.Generator) -> Tensor:
-    """Draw what the caption says, in 0 to 1, a pixel or so from its place, on a noisy ground."""
+    """Draw the caption's shape, 0 to 1, about a pixel from its place, on a noisy background."""
     size, colour, shape, place = caption
     moved = torch.tensor(CENTRE[place]) + torch.randint(-1, 2, (2,), generator=chance)
     y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
@@ -60,7 +60,7 @@ def draw(caption: list[str], chance: torch.Generator) -> Tensor:
 
 
 def _is_inside(shape: str, x: Tensor, y: Tensor, radius: float) -> Tensor:
-    """Say of each pixel whether it is in the shape around (0, 0); y grows downwards."""
+    """Return for each pixel whether it is in the shape around (0, 0); y grows downwards."""
     near, far = torch.minimum(x.abs(), y.abs()), torch.maximum(x.abs(), y.abs())
     if shape == "circle":
         return x * x + y * y <= radius * radius

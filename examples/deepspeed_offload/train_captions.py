@@ -1,8 +1,8 @@
-"""Train a small vision-language model to caption images, sharded and offloaded from outside.
+"""Train a small vision-language model to caption images; the launcher shards and offloads it.
 
-The script knows nothing of nodes and of DeepSpeed: how many ranks there are, their precision and
-what lies in the host's memory come from the launcher. It resumes from the newest complete
-checkpoint of its directory, and refuses one that it could not go on from truly.
+The script knows nothing of nodes or DeepSpeed: the number of ranks, their precision and what is in
+host memory come from the launcher. It resumes from the newest complete checkpoint of its directory,
+and refuses one with which the training would not be the same.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from torch.utils.data import DataLoader
 
 from clusterrun import runtime
 
-HELD_OUT_SEED = 1_000_000  # draws other images than any seed of a training
+HELD_OUT_SEED = 1_000_000  # draws different images than any training seed
 NO_WEIGHTS = (pickle.UnpicklingError, EOFError, KeyError, TypeError)  # torch.load of other files
-PLACES = (SIDE // PATCH) ** 2  # that an image takes of --model-max-length
+PLACES = (SIDE // PATCH) ** 2  # an image's share of --model-max-length
 
 
 def say(line: str) -> None:
-    """Print one line in one piece, so that lines of several ranks never mix."""
+    """Print a line with a single write, so that lines of several ranks never mix."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def strategy(accelerator: Accelerator) -> str:
-    """Return what shards the training's state."""
+    """Return the strategy that shards the training's state."""
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         return str(accelerator.distributed_type.value).lower()
     zero = accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]
@@ -56,7 +56,7 @@ def strategy(accelerator: Accelerator) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Hold what the steps need; without `store` nothing is saved."""
+    """The state that the steps need; without `store` nothing is saved."""
 
     accelerator: Accelerator
     args: argparse.Namespace
@@ -65,7 +65,7 @@ class Training:
     store: Any
 
     def step(self, batches: Iterator[tuple[Tensor, Tensor]], rate: float) -> float:
-        """Learn from the batches of one step; return the loss of all ranks in nats a word."""
+        """Learn from the batches of one step; return the loss of all ranks in nats per word."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         losses = []
@@ -82,22 +82,22 @@ class Training:
         return float(self.accelerator.reduce(torch.stack(losses).mean(), reduction="mean"))
 
     def save(self, step: int) -> bool:
-        """Save a checkpoint and say where it lies; say whether the disk took it."""
+        """Save a checkpoint and print its path; return whether it was saved."""
         path = self.store.save(step, lambda folder: self.accelerator.save_state(str(folder)))
         if path and self.accelerator.is_main_process:
             say(f"saved {path}")
         return path is not None
 
     def is_saving(self, step: int, *, asked: bool) -> bool:
-        """Say whether a checkpoint is due after this step."""
+        """Return whether a checkpoint is due after this step."""
         every = self.args.save_every
         return asked or step == self.args.max_steps or bool(every and step % every == 0)
 
 
 def caption_loss(model: nn.Module, images: Tensor, captions: Tensor) -> Tensor:
-    """Return the mean loss of a word, told the image and the words before it.
+    """Return the mean loss of a word, given the image and the words before it.
 
-    It is the mean over captions, each by itself, so that it is the same however a batch is divided.
+    This is the mean over captions of their means, so it does not depend on how a batch is divided.
     """
     start = torch.full_like(captions[:, :1], START)
     before = captions[:, :-1].clamp(min=START)
@@ -109,7 +109,7 @@ def caption_loss(model: nn.Module, images: Tensor, captions: Tensor) -> Tensor:
 
 
 def caption(model: nn.Module, images: Tensor, length: int) -> Tensor:
-    """Return the likeliest caption of each image, word by word.
+    """Return the most likely caption of each image, word by word.
 
     The ranks of ZeRO-3 gather each other's weights in every pass: all take the same number.
     """
@@ -120,7 +120,7 @@ def caption(model: nn.Module, images: Tensor, length: int) -> Tensor:
 
 
 def announce(accelerator: Accelerator, args: argparse.Namespace, model: nn.Module) -> None:
-    """Print where each rank is; from rank 0 the world, what shards it, model and batch."""
+    """Print where each rank is, and on rank 0 the world, its strategy, model and batch."""
     host = os.environ.get("CLUSTERRUN_NODE") or socket.gethostname()
     world = accelerator.num_processes
     say(f"rank {accelerator.process_index}/{world} on {host} device {accelerator.device.type}")
@@ -132,16 +132,16 @@ def announce(accelerator: Accelerator, args: argparse.Namespace, model: nn.Modul
     parts = f"{args.batch_size} x {args.accumulation} accumulation x {world} ranks"
     say(f"batch {parts} = {effective_batch(accelerator, args)} pairs a step")
     if (loaders := workers(args)) < args.workers:
-        say(f"note: {args.workers} workers were asked for, and {loaders} CPUs are there")
+        say(f"note: --workers is {args.workers}, but there are CPUs for {loaders} only")
 
 
 def effective_batch(accelerator: Accelerator, args: argparse.Namespace) -> int:
-    """Return the pairs that one optimizer step takes in the whole world."""
+    """Return the pairs that one optimizer step takes over all ranks."""
     return int(args.batch_size * args.accumulation * accelerator.num_processes)
 
 
 def workers(args: argparse.Namespace) -> int:
-    """Return how many processes load for a rank: no more than there are CPUs for it."""
+    """Return the number of loader processes of a rank, at most its CPUs."""
     return min(args.workers, len(os.sched_getaffinity(0)))
 
 
@@ -149,7 +149,7 @@ def loader(
     pairs: Any, args: argparse.Namespace, indices: range
 ) -> DataLoader[tuple[Tensor, Tensor]]:
     """Return the pairs of these indices in order; accelerate deals the batches to the ranks."""
-    # With a generator of its own it leaves torch's alone, whose state a resumed run must find.
+    # A separate generator keeps torch's state unchanged, as a resumed run must find it.
     generator = torch.Generator().manual_seed(0)
     return DataLoader(
         pairs,
@@ -161,7 +161,7 @@ def loader(
 
 
 def datasets(args: argparse.Namespace) -> tuple[Any, Any]:
-    """Return what to learn from and what to test on: a folder's images, or drawn ones."""
+    """Return the training and test data: a folder's images, or drawn ones."""
     most_words = (args.model_max_length or sys.maxsize) - PLACES
     if not args.data_path:
         train = Pairs(args.seed, sys.maxsize, most_words=most_words)
@@ -190,7 +190,7 @@ def datasets(args: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def settings(accelerator: Accelerator, args: argparse.Namespace, digest: str) -> dict[str, Any]:
-    """Return what must be equal for two runs to be the same training."""
+    """Return the settings that two runs of the same training must share."""
     names = ("seed", "width", "layers", "lr", "warmup", "model_max_length")
     return {name: getattr(args, name) for name in names} | {
         "effective_batch": effective_batch(accelerator, args),
@@ -202,20 +202,20 @@ def settings(accelerator: Accelerator, args: argparse.Namespace, digest: str) ->
 
 
 def start_accelerator(args: argparse.Namespace) -> Accelerator:
-    """Join the world; how large it is and what shards it come from the environment."""
+    """Join the world; its size and strategy come from the environment."""
     accelerator = Accelerator(
         gradient_accumulation_steps=args.accumulation,
         mixed_precision="bf16" if args.bf16 else None,
     )
     if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
         raise SystemExit(
-            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
-            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+            f"error: the launcher started {started} ranks, but accelerate did not join them\n"
+            "  hint: without GPUs, set ACCELERATE_USE_CPU=true"
         )
     if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
-        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
+        raise SystemExit("error: fp16 needs a GPU: accelerate would silently train in fp32")
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        # What a DeepSpeed JSON fixes wins; "auto" is what the flags say.
+        # Values in a DeepSpeed JSON win; the flags replace "auto".
         config = accelerator.deepspeed_plugin.deepspeed_config
         if isinstance(passes := config.get("gradient_accumulation_steps"), int):
             accelerator.gradient_accumulation_steps = passes
@@ -223,18 +223,18 @@ def start_accelerator(args: argparse.Namespace) -> Accelerator:
             args.batch_size = batch_size
     elif args.deepspeed:
         raise SystemExit(
-            f"error: the launcher did not take {args.deepspeed}, and would train without DeepSpeed"
-            f"\n  hint: clusterrun submit --deepspeed-config {args.deepspeed} ..."
+            f"error: the launcher ignored {args.deepspeed}, and would train without DeepSpeed"
+            f"\n  hint: use clusterrun submit --deepspeed-config {args.deepspeed} ..."
         )
     args.accumulation = accelerator.gradient_accumulation_steps  # the environment may decide it
     return accelerator
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train, and leave the group of ranks when nothing of the training is left.
+    """Train, and leave the process group once the training is freed.
 
-    A gloo process that leaves without ending its group can abort at its very end; one whose model
-    is freed after the group's end can hang there (torch 2.13).
+    A gloo process that exits without destroying its group can abort at exit; one whose model is
+    freed after the group can hang there (torch 2.13).
     """
     accelerator = start_accelerator(args)
     set_seed(args.seed)
@@ -255,7 +255,7 @@ def train_and_report(accelerator: Accelerator, args: argparse.Namespace) -> None
         store = runtime.Checkpoints(
             args.output, keep=args.keep, settings=now, override=args.override
         )
-        # Shards belong to a rank each: no other number of them.
+        # Each shard belongs to one rank: the number of ranks must not change.
         newest = store.resumable(accelerator.num_processes, overridable=OVERRIDABLE)
     first = newest.step if newest else 0
     effective = effective_batch(accelerator, args)
@@ -281,7 +281,7 @@ def train_and_report(accelerator: Accelerator, args: argparse.Namespace) -> None
 
 
 def build(args: argparse.Namespace, data: Any) -> Captioner:
-    """Return the model; an adapter from a file becomes its projector, which is not trained."""
+    """Return the model; an adapter from a file becomes its frozen projector."""
     model = Captioner(
         side=SIDE,
         words=len(data.words),
@@ -297,7 +297,7 @@ def build(args: argparse.Namespace, data: Any) -> Captioner:
             model.projector.load_state_dict(weights)
         except (*NO_WEIGHTS, OSError, RuntimeError) as error:
             raise SystemExit(
-                f"error: {args.pretrain_mm_mlp_adapter} is no projector of this model: {error}"
+                f"error: {args.pretrain_mm_mlp_adapter} is not a projector of this model: {error}"
             ) from error
         model.projector.requires_grad_(False)
     return model
@@ -314,7 +314,7 @@ def save_adapter(accelerator: Accelerator, model: nn.Module, path: Path) -> None
 
 
 def train_steps(training: Training, batches: Iterator[Any], first: int) -> bool:
-    """Take the steps that are left; return False where the job asked to save and leave."""
+    """Take the remaining steps; return False if the job asked to save and exit."""
     args, accelerator = training.args, training.accelerator
     for step in range(first + 1, args.max_steps + 1):
         rate = args.lr * min(1.0, step / args.warmup)
@@ -336,7 +336,7 @@ def train_steps(training: Training, batches: Iterator[Any], first: int) -> bool:
 
 
 def report(training: Training, tests: Any, data: Any) -> None:
-    """Caption images that were never seen in the training, and count the words that are right."""
+    """Caption images outside the training, and count the correct words."""
     accelerator, model = training.accelerator, training.model
     model.eval()
     told, true = [], []

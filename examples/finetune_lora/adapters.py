@@ -1,4 +1,4 @@
-"""The presets of LoRA, and a small model of random weights that gets such adapters."""
+"""The presets of LoRA, and a small model with random weights to adapt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """The adapters of one kind of run; what they learn is scaled by `alpha / rank`."""
+    """The adapters of one kind of run; their output is scaled by `alpha / rank`."""
 
     rank: int
     alpha: int
@@ -27,13 +27,13 @@ PRESETS = {
     "tiny_r8": Preset(rank=8, alpha=16, dropout=0.05, targets=ALL_LINEAR),
     # QLoRA (Dettmers et al., 2023), models up to 13 billion parameters
     "paper_r64": Preset(rank=64, alpha=16, dropout=0.1, targets=ALL_LINEAR),
-    # the speech adapter that Phi-4-multimodal is published with
+    # the published speech adapter of Phi-4-multimodal
     "pretrained_r320": Preset(rank=320, alpha=640, dropout=0.01, targets=ALL_LINEAR),
 }
 
 
 def base_model(tokenizer: Any, *, hidden: int, layers: int, heads: int, seed: int) -> Any:
-    """Return a Llama of random weights, the same on every rank."""
+    """Return a Llama with random weights, the same on every rank."""
     set_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -43,8 +43,8 @@ def base_model(tokenizer: Any, *, hidden: int, layers: int, heads: int, seed: in
             num_hidden_layers=layers,
             num_attention_heads=heads,
             num_key_value_heads=heads,
-            # Nothing was learned yet, and the head stays as it is: its rows must be long enough
-            # for the adapters to tell the tokens apart.
+            # The head is random and stays frozen: its rows must be large enough for the adapters
+            # to distinguish the tokens.
             initializer_range=0.2,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
@@ -54,7 +54,7 @@ def base_model(tokenizer: Any, *, hidden: int, layers: int, heads: int, seed: in
 
 
 def with_adapters(model: Any, preset: Preset) -> Any:
-    """Freeze the model and add the adapters of a preset, which alone are trained."""
+    """Freeze the model and add the adapters of a preset; only these are trained."""
     return get_peft_model(
         model,
         LoraConfig(

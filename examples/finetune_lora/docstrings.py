@@ -1,4 +1,4 @@
-"""Prompts and answers that every Python brings: signatures, and what their docstrings say."""
+"""Prompts and answers from every Python: signatures and their docstrings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-IGNORED = -100  # a label that no loss is taken of
+IGNORED = -100  # a label without loss
 
 Sample = dict[str, list[int]]
 
@@ -20,9 +20,9 @@ Sample = dict[str, list[int]]
 def split_samples(
     tokenizer: Any, *, train: int, held_out: int, max_length: int, seed: int
 ) -> tuple[list[Sample], list[Sample]]:
-    """Return the samples to learn from and those to test on, none longer than `max_length` tokens.
+    """Return training and test samples, none longer than `max_length` tokens.
 
-    Raises ValueError where this Python has too few of them.
+    Raises ValueError if this Python has too few of them.
     """
     fitting = (
         sample
@@ -33,26 +33,26 @@ def split_samples(
     if len(samples) < train + held_out:
         raise ValueError(
             f"this Python has {len(samples)} docstrings of at most {max_length} tokens, "
-            f"{train} + {held_out} are asked for"
+            f"but {train} + {held_out} are needed"
         )
     random.Random(seed).shuffle(samples)
     return samples[:train], samples[train:]
 
 
 def encoded(tokenizer: Any, prompt: str, answer: str) -> Sample:
-    """Return the tokens of both, an end after them, and labels for those of the answer alone."""
+    """Return the tokens of both with an end token, and labels for the answer only."""
     asked = tokenizer.encode(prompt + "\n", add_special_tokens=False)
     said = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
     return {"input_ids": asked + said, "labels": [IGNORED] * len(asked) + said}
 
 
 def digest(samples: list[Sample]) -> str:
-    """Return a checksum: another version of Python has other docstrings."""
+    """Return a checksum: Python versions differ in their docstrings."""
     return hashlib.sha256(json.dumps(samples).encode()).hexdigest()
 
 
 def pairs() -> Iterator[tuple[str, str]]:
-    """Yield signature and first sentence of each function of the standard library, each once."""
+    """Yield the signature and first sentence of each standard-library function, without repeats."""
     seen = set()
     for path in source_files():
         for node in ast.walk(ast.parse(path.read_bytes())):
@@ -66,7 +66,7 @@ def pairs() -> Iterator[tuple[str, str]]:
 
 
 def source_files() -> Iterator[Path]:
-    """Yield the sources of the standard library in a fixed order, its tests left out."""
+    """Yield the sources of the standard library in a fixed order, without its tests."""
     library = Path(sysconfig.get_paths()["stdlib"])
     yield from sorted(library.glob("*.py"))
     for package in sorted(path.parent for path in library.glob("*/__init__.py")):

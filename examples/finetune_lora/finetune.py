@@ -1,7 +1,7 @@
 """Fine-tune a small causal language model with LoRA and the Trainer of transformers.
 
-It knows nothing of nodes: how many processes there are, their precision and their strategy come
-from accelerate's environment, which clusterrun or `accelerate launch` sets.
+It knows nothing of nodes: the number of processes, their precision and their strategy come from
+accelerate's environment, which clusterrun or `accelerate launch` sets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched from anywhere
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
 try:
     import torch
     from accelerate.state import AcceleratorState, PartialState
@@ -48,11 +48,11 @@ SMALLEST = "tiny_r8"  # has no memory to save
 def chosen_precision() -> tuple[str, str]:
     """Return "bf16", "fp16" or "no", and why.
 
-    The launcher's word counts; without one, bf16 begins with compute capability 8.0 (Ampere).
+    The launcher's choice wins; without one, use bf16 from compute capability 8.0 (Ampere) on.
     """
     said = os.environ.get("ACCELERATE_MIXED_PRECISION")
     if said == "fp16" and not torch.cuda.is_available():
-        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
+        raise SystemExit("error: fp16 needs a GPU: accelerate would silently train in fp32")
     if said:
         return said, "the launcher's choice"
     if not torch.cuda.is_available():
@@ -63,20 +63,20 @@ def chosen_precision() -> tuple[str, str]:
 
 
 def trainer_arguments(args: argparse.Namespace, precision: str) -> TrainingArguments:
-    """Return the Trainer's arguments; to make them joins the world."""
+    """Return the Trainer's arguments; creating them joins the world."""
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
-    # With DeepSpeed the Trainer also holds its own two switches against DeepSpeed's configuration.
+    # With DeepSpeed the Trainer also compares its two switches with DeepSpeed's configuration.
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
     if deepspeed and precision == "bf16" and not torch.cuda.is_available():
         raise SystemExit(
-            "error: the Trainer takes bf16 under DeepSpeed on GPUs only\n"
+            "error: the Trainer accepts bf16 under DeepSpeed only on GPUs\n"
             '  hint: without a GPU, write "bf16": {"enabled": "auto"} in the DeepSpeed JSON'
         )
     checkpointing: dict[str, Any] = {}
     if args.gradient_checkpointing:
         checkpointing = {
             "gradient_checkpointing": True,
-            # The other kind needs inputs with a gradient, and those of a frozen model have none.
+            # The reentrant kind needs inputs with gradients; those of a frozen model have none.
             "gradient_checkpointing_kwargs": {"use_reentrant": False},
         }
     try:
@@ -96,7 +96,7 @@ def trainer_arguments(args: argparse.Namespace, precision: str) -> TrainingArgum
             save_total_limit=args.keep,
             eval_strategy="epoch",
             logging_steps=args.log_every,
-            report_to=[],  # TensorBoard is told by a callback of its own, which takes a directory
+            report_to=[],  # a separate callback, which accepts a directory, reports to TensorBoard
             disable_tqdm=True,
             remove_unused_columns=False,
             dataloader_pin_memory=torch.cuda.is_available(),
@@ -106,11 +106,11 @@ def trainer_arguments(args: argparse.Namespace, precision: str) -> TrainingArgum
             **checkpointing,
         )
     except ValueError as problem:
-        raise SystemExit(f"error: the Trainer refuses this: {problem}") from problem
+        raise SystemExit(f"error: the Trainer refused its arguments: {problem}") from problem
 
 
 def loader_workers() -> int:
-    """Return how many processes load data: up to 4 beside a GPU, none on a CPU, which is busy."""
+    """Return the number of loader processes: up to 4 with a GPU, 0 on a CPU, which is busy."""
     if not torch.cuda.is_available():
         return 0
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -118,23 +118,23 @@ def loader_workers() -> int:
 
 
 class Report(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Print how it goes, and write the record of the run."""
+    """Print the progress, and write the record of the run."""
 
     def __init__(self, record: dict[str, Any], output: Path) -> None:
         self.record = record
         self.output = output
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Say what a step and an epoch are, now that the Trainer has counted them."""
+        """Print the batch of a step and the steps of an epoch, which the Trainer has computed."""
         batch = self.record["batch"]
         batch |= {
             "steps_per_epoch": state.max_steps // args.num_train_epochs,
             "steps": state.max_steps,
         }
         plugin = AcceleratorState().deepspeed_plugin
-        if plugin is not None:  # by now each "auto" has its value
+        if plugin is not None:  # each "auto" has its value now
             config = dict(plugin.deepspeed_config)
-            config.pop("steps_per_print", None)  # infinite, which JSON can't say
+            config.pop("steps_per_print", None)  # infinite, which JSON can't express
             self.record["deepspeed"] = config
         if state.is_world_process_zero:
             run_config.write(self.output, self.record)
@@ -159,12 +159,12 @@ class Report(TrainerCallback):  # type: ignore[misc]  # transformers has no type
 
 
 class Rate(TrainerCallback):  # type: ignore[misc]
-    """Let a resumed run have the rate of its flags: the Trainer restores the checkpoint's."""
+    """Set the rate of a resumed run from its flags: the Trainer restores the checkpoint's."""
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **_: Any
     ) -> None:
-        """Compute the rate of the next step again; it is the same one if no flag was changed."""
+        """Compute the rate of the next step again; it is the same if no flag changed."""
         if state.global_step == 0 or AcceleratorState().deepspeed_plugin is not None:
             return
         lr_scheduler.base_lrs = [args.learning_rate] * len(lr_scheduler.base_lrs)
@@ -173,10 +173,10 @@ class Rate(TrainerCallback):  # type: ignore[misc]
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train, and leave the group of ranks when nothing of the training is left.
+    """Train, and leave the process group once the training is freed.
 
-    A gloo process that leaves without ending its group can abort at its very end, after a perfect
-    run; one whose model is freed after the group's end can hang there (torch 2.13).
+    A gloo process that exits without destroying its group can abort at exit after a good run; one
+    whose model is freed after the group can hang there (torch 2.13).
     """
     finetune(args)
     gc.collect()
@@ -189,12 +189,12 @@ def finetune(args: argparse.Namespace) -> None:
     settings = trainer_arguments(args, precision)
     if (started := os.environ.get("WORLD_SIZE", "1")) != str(settings.world_size):
         raise SystemExit(
-            f"error: the launcher has started {started} ranks, and the Trainer did not join them\n"
-            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+            f"error: the launcher started {started} ranks, but the Trainer did not join them\n"
+            "  hint: without GPUs, set ACCELERATE_USE_CPU=true"
         )
     checkpoint = resume_path(args.output)
     check_named(args.resume, checkpoint)
-    settings.eval_on_start = checkpoint is None  # how good it is untrained
+    settings.eval_on_start = checkpoint is None  # the loss of the untrained model
     trainer, record = prepare(args, settings, precision)
     changed = allowed_changes(args, record, checkpoint) if checkpoint else {}
     if trainer.is_world_process_zero():
@@ -205,10 +205,10 @@ def finetune(args: argparse.Namespace) -> None:
         if checkpoint:
             print(f"resumed from {checkpoint}")
         for name, (was, is_now) in changed.items():
-            print(f"resumes with {name} {is_now} instead of {was} (override)")
+            print(f"resuming with {name} {is_now} instead of {was} (override)")
     trainer.train(resume_from_checkpoint=checkpoint)
     finish(trainer, args.output)
-    # A gloo process whose model outlives its group of ranks can abort at its very end (torch 2.13).
+    # A gloo process whose model outlives its process group can abort at exit (torch 2.13).
     accelerator = trainer.accelerator
     del trainer
     accelerator.free_memory()
@@ -220,7 +220,7 @@ def prepare(
     args: argparse.Namespace, settings: TrainingArguments, precision: str
 ) -> tuple[Trainer, dict[str, Any]]:
     """Build data, model and Trainer; return it with the record of the run."""
-    tokenizer = ByT5Tokenizer(extra_ids=0)  # bytes, and three more: no file is needed
+    tokenizer = ByT5Tokenizer(extra_ids=0)  # bytes and three more tokens: needs no file
     try:
         train, held_out = docstrings.split_samples(
             tokenizer,
@@ -268,7 +268,7 @@ def prepare(
 
 
 def strategy(trainer: Trainer) -> str:
-    """Name what accelerate does with the model."""
+    """Return the name of accelerate's strategy."""
     plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
     if plugin is not None:
         return f"deepspeed zero-{plugin.zero_stage}"
@@ -277,7 +277,7 @@ def strategy(trainer: Trainer) -> str:
 
 
 def check_named(resume: Path | bool, checkpoint: str | None) -> None:
-    """Stop where --resume names a checkpoint that is not the newest complete one."""
+    """Stop if --resume names a checkpoint that is not the newest complete one."""
     if not isinstance(resume, Path):
         return
     if checkpoint is None:
@@ -285,7 +285,7 @@ def check_named(resume: Path | bool, checkpoint: str | None) -> None:
     if resume.resolve() != Path(checkpoint).resolve():
         raise SystemExit(
             f"error: the newest complete checkpoint is {checkpoint}, not {resume.name}\n"
-            "  hint: --resume alone takes it; to go back, move the newer ones away"
+            "  hint: pass --resume without a path, or move the newer ones away to go back"
         )
 
 
@@ -294,12 +294,12 @@ def allowed_changes(
 ) -> dict[str, tuple[Any, Any]]:
     """Return what --override changes from this checkpoint on, and add it to the record.
 
-    Raises SystemExit if it may not be gone on from, or it would be another training.
+    Raises SystemExit if resuming is not allowed, or other settings differ.
     """
     if not args.resume:
         raise SystemExit(
             f"error: {args.output} already holds checkpoints\n"
-            "  hint: pass --resume to go on from the newest, or another --output"
+            "  hint: pass --resume to continue from the newest, or choose another --output"
         )
     before = run_config.read(args.output)
     differing = run_config.differences(before, record) if before else {}
@@ -310,7 +310,7 @@ def allowed_changes(
     if reason or not before:
         raise SystemExit(
             f"error: can't resume from {checkpoint}: {reason or 'its run_config.json is gone'}\n"
-            "  hint: use its settings, or another --output; --override takes "
+            "  hint: use its settings or another --output; --override accepts "
             f"{', '.join(run_config.OVERRIDABLE)}"
         )
     record["overrides"] = before.get("overrides", [])
@@ -320,7 +320,7 @@ def allowed_changes(
 
 
 def finish(trainer: Trainer, output: Path) -> None:
-    """Save the adapters where the training is over; say where it ended where it was interrupted."""
+    """Save the adapters if the training is complete; if it was interrupted, print the step."""
     is_first = trainer.is_world_process_zero()
     if runtime.should_stop():
         if is_first:
@@ -328,7 +328,7 @@ def finish(trainer: Trainer, output: Path) -> None:
         return
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None:
-        plugin.set_state_dict_type("FULL_STATE_DICT")  # of a sharded one the Trainer saves nothing
+        plugin.set_state_dict_type("FULL_STATE_DICT")  # the Trainer can't save a sharded one
     trainer.save_model(str(output / "final_model"))
     if is_first:
         losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
@@ -351,7 +351,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--hidden", type=positive, default=64, help="width of the model")
     add("--layers", type=positive, default=2)
     add("--heads", type=positive, default=4)
-    add("--epochs", type=positive, default=3, help="each ends with a checkpoint (default 3)")
+    add("--epochs", type=positive, default=3, help="epochs, each with a checkpoint (default 3)")
     add("--batch-size", type=positive, default=batch, help="samples per process and micro-batch")
     add(
         *("--accumulation", "--gradient-accumulation"),
@@ -367,14 +367,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--gradient-checkpointing",
         action=argparse.BooleanOptionalAction,
         default=planned.gradient_checkpointing if planned else None,
-        help="less memory, a third more work (default: on, except with tiny_r8)",
+        help="use less memory and a third more compute (default: on, except with tiny_r8)",
     )
     add("--log-every", type=positive, default=10, metavar="STEPS")
     add(
         "--output",
         type=folder,
         metavar="DIR",
-        help="shared by all nodes (in a run of clusterrun: the run's own; else 'out')",
+        help="directory shared by all nodes (default: that of the run, else 'out')",
     )
     add("--keep", type=_at_least(2), default=3, metavar="N", help="checkpoints to keep")
     add(
@@ -385,7 +385,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=False,
         metavar="CHECKPOINT",
         help="resume from the newest complete checkpoint (a later attempt of a run always does); "
-        "where one is named, it must be this one",
+        "PATH must name that one",
     )
     add(
         "--override",
@@ -396,39 +396,39 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     if args.hidden % (2 * args.heads):
-        parser.error(f"--hidden {args.hidden} is no multiple of twice --heads {args.heads}")
+        parser.error(f"--hidden {args.hidden} is not a multiple of twice --heads {args.heads}")
     preset = PRESETS[args.preset]
     args.dropout = preset.dropout if args.dropout is None else args.dropout
     if not 0 <= args.dropout < 1:
-        parser.error(f"--dropout {args.dropout} is no probability below 1")
+        parser.error(f"--dropout {args.dropout} is not a probability below 1")
     if args.gradient_checkpointing is None:
         args.gradient_checkpointing = args.preset != SMALLEST
     if not math.isfinite(args.lr) or args.lr <= 0:
-        parser.error(f"--lr {args.lr} is no learning rate")
+        parser.error(f"--lr {args.lr} is not a learning rate")
     info = runtime.info()
     is_later = info is not None and info.attempt > 1
     named = args.resume.parent if isinstance(args.resume, Path) else None
     args.output = args.output or named or runtime.checkpoint_dir() or Path("out")
-    # What lies in the run's own directory, or lies there in a later attempt, is its own; a
-    # checkpoint that was named is what its first attempt went on from.
+    # Checkpoints in the run's directory, and in any directory on a later attempt, are the run's;
+    # only its first attempt resumes from a named checkpoint.
     args.resume = is_later or args.resume or args.output == runtime.checkpoint_dir()
     if args.override and not args.resume:
-        parser.error("--override is for a resumed run: pass --resume")
+        parser.error("--override needs --resume")
     return args
 
 
 def overridable(text: str) -> list[str]:
-    """Read names of flags that a resume may change, for argparse."""
+    """Parse names of flags that a resume may change, for argparse."""
     names = text.split(",")
     if unknown := sorted({*names} - {*run_config.OVERRIDABLE}):
         raise argparse.ArgumentTypeError(
-            f"{', '.join(unknown)} can't be changed; {', '.join(run_config.OVERRIDABLE)} can"
+            f"can't change {', '.join(unknown)}, only {', '.join(run_config.OVERRIDABLE)}"
         )
     return names
 
 
 def folder(text: str) -> Path:
-    """Make a directory unless it is there, for argparse: better now than at the first save."""
+    """Create a directory if needed, for argparse: fail now, not at the first save."""
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The record of a run, `run_config.json`: what was asked for, where it ran, with which versions."""
+"""The record of a run, `run_config.json`: its settings, where it ran, and its versions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from clusterrun import runtime
 
 NAME = "run_config.json"
 PACKAGES = ("clusterrun", "torch", "transformers", "peft", "accelerate", "deepspeed")
-# Flags that may change between a run and its resume; all others decide what is learned.
-# Batch size and accumulation count as their product with the ranks, the effective batch.
+# Flags that may change on a resume; all others affect the result.
+# Batch size and accumulation are compared as the effective batch, their product with the ranks.
 FREE_BATCH = ("accumulation", "batch_size", "gradient_checkpointing")
 FREE = frozenset((*FREE_BATCH, "keep", "log_every", "output", "override", "resume"))
 OVERRIDABLE = ("epochs", "lr", "warmup")  # for --override
@@ -28,7 +28,7 @@ WHOLE = ("one process", "ddp")  # strategies whose checkpoints any number of ran
 def describe(
     args: argparse.Namespace, preset: Preset, *, data: dict[str, Any], world: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the record as far as it is known before the first step."""
+    """Return the part of the record that is known before the first step."""
     ranks = world["ranks"]
     info = runtime.info()
     return {
@@ -49,7 +49,7 @@ def describe(
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of the packages that take part, where they are installed."""
+    """Return the versions of the relevant packages that are installed."""
     found = {}
     for name in PACKAGES:
         try:
@@ -60,7 +60,7 @@ def installed() -> dict[str, str]:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return what would make a resume another training: what it was, and what it is."""
+    """Return the settings that a resume must not change but would, with old and new value."""
     was, is_now = _decisive(before), _decisive(now)
     pairs = {name: (was.get(name), is_now.get(name)) for name in sorted({*was, *is_now})}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -81,7 +81,7 @@ def _decisive(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(output: Path) -> dict[str, Any] | None:
-    """Return the record in a directory; None where there is none."""
+    """Return the record in a directory; None if there is none."""
     try:
         record: dict[str, Any] = json.loads((output / NAME).read_text())
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def read(output: Path) -> dict[str, Any] | None:
 
 
 def write(output: Path, record: dict[str, Any]) -> None:
-    """Write the record whole or not at all."""
+    """Write the record completely or not at all."""
     output.mkdir(parents=True, exist_ok=True)
     temporary = output / f".{NAME}.{os.getpid()}"
     temporary.write_text(json.dumps(record, indent=2) + "\n")

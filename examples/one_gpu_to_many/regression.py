@@ -1,4 +1,4 @@
-"""A small regression that is learned in seconds: its samples, made on the spot, and the model."""
+"""A small regression that is learned in seconds: generated samples, and the model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 INPUTS = 16
-TEACHER_SEED = 20_000  # what is to be learned is the same for every --seed
+TEACHER_SEED = 20_000  # the target function is the same for every --seed
 
 
 class Samples(Dataset[tuple[Tensor, Tensor, int]]):
-    """Hold `count` samples of a function, with a little noise; each comes with its own number."""
+    """Hold `count` samples of a function with some noise; each comes with its index."""
 
     def __init__(self, count: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -28,13 +28,13 @@ class Samples(Dataset[tuple[Tensor, Tensor, int]]):
         return self.inputs[index], self.targets[index], index
 
     def fingerprint(self) -> str:
-        """Return a name that only the same samples in the same order have."""
+        """Return a fingerprint that only the same samples in the same order have."""
         content = self.inputs.numpy().tobytes() + self.targets.numpy().tobytes()
         return hashlib.sha256(content).hexdigest()[:12]
 
 
 def teacher(inputs: Tensor) -> Tensor:
-    """Return what is to be learned: a smooth function of all inputs, (batch, 1)."""
+    """Return the target: a smooth function of all inputs, (batch, 1)."""
     generator = torch.Generator().manual_seed(TEACHER_SEED)
     directions = torch.randn(INPUTS, 4, generator=generator) / INPUTS**0.5
     return torch.tanh(inputs @ directions).sum(dim=1, keepdim=True)

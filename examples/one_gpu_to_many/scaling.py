@@ -1,6 +1,6 @@
-"""What more processes change in an epoch: its steps, its repeated samples and the learning rate.
+"""Compute what more processes change: the steps of an epoch, repeated samples, the learning rate.
 
-No torch in here: `python scaling.py --samples 29500 --batch 4 --ranks 1 2 4 8` prints the table.
+This needs no torch: `python scaling.py --samples 29500 --batch 4 --ranks 1 2 4 8` prints the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Stage:
 
     A step of the optimizer has `accumulation` passes. Passes and repeats are those of accelerate's
     defaults (`even_batches`, no `drop_last`): it deals whole batches to the ranks in turn, and
-    fills up the last round with samples of the first one.
+    completes the last round with samples of the first one.
     """
 
     samples: int
@@ -33,30 +33,30 @@ class Stage:
 
     @property
     def full_steps(self) -> int:
-        """Return the steps of an epoch that take new samples only, all of them at full batch."""
+        """Return the steps of an epoch with new samples only and full batches."""
         return self.samples // self.effective_batch
 
     @property
     def passes(self) -> int:
-        """Return the batches that each rank has in an epoch."""
+        """Return the number of batches of each rank in an epoch."""
         return math.ceil(math.ceil(self.samples / self.batch) / self.ranks)
 
     @property
     def steps(self) -> int:
-        """Return the steps of an epoch that really run; the last may have fewer passes."""
+        """Return the steps that an epoch actually runs; the last may have fewer passes."""
         return math.ceil(self.passes / self.accumulation)
 
     @property
     def repeated(self) -> int:
-        """Return how many samples the last pass takes again, so that each rank's batch is full."""
+        """Return how many samples the last pass repeats to fill each rank's batch."""
         return self.passes * self.batch * self.ranks - self.samples if self.ranks > 1 else 0
 
     def new_in_step(self, step: int) -> int:
-        """Return how many samples a step of an epoch (from 0) has, repeats left out."""
+        """Return how many samples a step of an epoch (from 0) has, without repeats."""
         return min(self.effective_batch, self.samples - step * self.effective_batch)
 
     def new_in_batch(self, index: int, rank: int) -> int:
-        """Return how many samples of a rank's batch of an epoch (from 0) are no repeats."""
+        """Return how many samples of a rank's batch of an epoch (from 0) are not repeats."""
         start = (index * self.ranks + rank) * self.batch
         return max(0, min(self.batch, self.samples - start))
 
@@ -72,10 +72,9 @@ def scaled_rate(lr: float, base_batch: int, batch: int, rule: str) -> float:
 
 
 def rate_at(step: int, *, base: float, peak: float, warmup: int) -> float:
-    """Return the learning rate of a step (from 0): in a line from `base` up to `peak`, then `peak`.
+    """Return the learning rate of a step (from 0): linear from `base` to `peak`, then constant.
 
-    A rate that was scaled up is reached slowly, since it is too high for the first steps. One that
-    was not needs no warm-up.
+    A scaled-up rate needs a warm-up, since it is too high for the first steps.
     """
     if step >= warmup or peak <= base:
         return peak
@@ -85,7 +84,7 @@ def rate_at(step: int, *, base: float, peak: float, warmup: int) -> float:
 def table(
     samples: int, batch: int, accumulation: int, ranks: list[int], lr: float, base_batch: int
 ) -> list[str]:
-    """Return a line for each number of ranks, and one that names the columns."""
+    """Return a header and a line for each number of ranks."""
     lines = ["ranks  batch  full steps  steps run  repeated    linear      sqrt"]
     for count in ranks:
         stage = Stage(samples=samples, batch=batch, ranks=count, accumulation=accumulation)
@@ -98,7 +97,7 @@ def table(
 
 
 def count(text: str) -> int:
-    """Read a count of one or more, for argparse."""
+    """Parse a count of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
@@ -106,10 +105,10 @@ def count(text: str) -> int:
 
 
 def rate(text: str) -> float:
-    """Read a learning rate, for argparse."""
+    """Parse a learning rate, for argparse."""
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no learning rate")
+        raise argparse.ArgumentTypeError(f"{text} is not a learning rate")
     return value
 
 
@@ -118,8 +117,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("--samples", type=count, default=29500)
-    add("--batch", type=count, default=4, help="samples of each rank and pass (default 4)")
-    add("--accumulation", type=count, default=1, help="batches of each rank and step (default 1)")
+    add("--batch", type=count, default=4, help="samples per rank and pass (default 4)")
+    add("--accumulation", type=count, default=1, help="batches per rank and step (default 1)")
     add("--ranks", type=count, nargs="+", default=[1, 2, 4, 8], metavar="N")
     add("--lr", type=rate, default=1.25e-6, help="the learning rate that works at --base-batch")
     add("--base-batch", type=count, default=4)

@@ -1,8 +1,8 @@
 """Train the same model on one process, a node, or many nodes, and show what that changes.
 
-An epoch has the same samples everywhere, and fewer steps the more processes there are. The learning
-rate follows the batch by a rule. Both are printed, and every epoch is counted: each sample must
-have been seen, by some rank, once.
+An epoch always has the same samples; more processes mean fewer steps. The learning rate is scaled
+with the batch by a rule. Both are printed, and every epoch is checked: each sample must have been
+seen once, by some rank.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from world import join, say
 try:
     from clusterrun import runtime  # checkpoints, and progress for `clusterrun status`
 except ImportError:
-    runtime = None  # type: ignore[assignment]  # it trains the same, without checkpoints
+    runtime = None  # type: ignore[assignment]  # the training is the same, without checkpoints
 
 HELD_OUT = 1000
 PROGRESS = "progress.pt"
 SMALL_BATCH = 256  # the batch that the linear rule starts from in its paper
-# What a run that goes on with a checkpoint must have alike, besides the samples of a step.
+# The settings that a resumed run must share, besides the samples of a step.
 FLAGS = ("samples", "lr", "base_batch", "lr_rule", "warmup", "epochs", "seed")
 OVERRIDABLE = ("epochs", "lr", "lr_rule", "warmup")  # for --override
 
@@ -53,10 +53,10 @@ class Rates:
 
 @dataclass(kw_only=True)
 class Progress:
-    """How far an epoch is: the steps that are done, and what they summed up.
+    """The progress of an epoch: the completed steps, and their sums.
 
-    `seen` counts how often each sample was taken, `loss` adds up the steps' losses: on each rank
-    its part, and after a resume on rank 0 what all ranks had summed up by then.
+    `seen` counts how often each sample was taken; `loss` is the sum of the steps' losses. Each rank
+    holds its part. After a resume, rank 0 also holds the sums of all ranks until then.
     """
 
     epoch: int
@@ -67,7 +67,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Hold what an epoch needs."""
+    """The state that an epoch needs."""
 
     accelerator: Accelerator
     args: argparse.Namespace
@@ -76,16 +76,16 @@ class Training:
     model: nn.Module
     optimizer: Any
     loader: Any
-    store: Any  # of checkpoints; None where none are wanted
+    store: Any  # the checkpoints; None without them
 
     def begin(self, epoch: int) -> Progress:
-        """Return an epoch of which nothing is done."""
+        """Return the progress of an epoch that has not started."""
         device = self.accelerator.device
         seen = torch.zeros(self.stage.samples, dtype=torch.long, device=device)
         return Progress(epoch=epoch, steps=0, seen=seen, loss=torch.zeros((), device=device))
 
     def finish(self, progress: Progress) -> bool:
-        """Take the steps that are left of an epoch; False where the job asked to save and leave."""
+        """Take the remaining steps of an epoch; return False if the job asked to save and exit."""
         self.loader.set_epoch(progress.epoch)  # its order is the same in every world
         done = progress.steps * self.stage.accumulation
         batches = iter(self.accelerator.skip_first_batches(self.loader, done))
@@ -104,7 +104,7 @@ class Training:
             is_last = index + 1 == len(passes)
             with nullcontext() if is_last else self.accelerator.no_sync(self.model):
                 loss = self.part_of_loss(progress, index, self.model(inputs), targets)
-                self.accelerator.backward(loss * self.stage.ranks)  # DDP takes the ranks' mean
+                self.accelerator.backward(loss * self.stage.ranks)  # DDP averages over the ranks
             progress.seen += torch.bincount(numbers, minlength=self.stage.samples)
             progress.loss += loss.detach()
         self.optimizer.step()
@@ -113,9 +113,9 @@ class Training:
     def part_of_loss(
         self, progress: Progress, index: int, outputs: Tensor, targets: Tensor
     ) -> Tensor:
-        """Return what a pass of this rank has in the mean loss of its step, without repeats.
+        """Return the share of a pass in the mean loss of its step, without repeats.
 
-        So a step is the same however its samples are divided among passes and ranks.
+        So a step is the same, however its samples are divided among passes and ranks.
         """
         at = progress.steps * self.stage.accumulation + index
         new = self.stage.new_in_batch(at, self.accelerator.process_index)
@@ -123,11 +123,11 @@ class Training:
         return losses[:new].sum() / self.stage.new_in_step(progress.steps)
 
     def steps_done(self, progress: Progress) -> int:
-        """Return the steps that were taken in all epochs."""
+        """Return the number of steps taken in all epochs."""
         return progress.epoch * self.stage.steps + progress.steps
 
     def is_told_to_leave(self, progress: Progress) -> bool:
-        """Report a step, save where the job asks for it, and say whether to leave."""
+        """Report a step, save if the job asks for it, and return whether to exit."""
         runtime.step(self.steps_done(progress), self.args.epochs * self.stage.steps)
         if runtime.should_checkpoint():
             self.save(progress)
@@ -173,19 +173,19 @@ class Training:
         return progress
 
     def report(self, progress: Progress, tests: Samples) -> None:
-        """Print an epoch; stop unless it had each sample, and repeated what was foretold."""
+        """Print an epoch; stop unless it had each sample, and as many repeats as computed."""
         seen, loss = self.summed(progress)
         missing, repeated = int((seen == 0).sum()), int((seen - 1).clamp(min=0).sum())
         if missing or repeated != self.stage.repeated:
             raise SystemExit(
                 f"error: no rank has seen {missing} samples of epoch {progress.epoch + 1}, and "
-                f"{repeated} came again where {self.stage.repeated} were to"
+                f"{repeated} were repeated instead of {self.stage.repeated}"
             )
         mean = float(loss) / progress.steps
         if not math.isfinite(mean):
             raise SystemExit(
                 f"error: the loss of epoch {progress.epoch + 1} is {mean}: it has diverged\n"
-                "  hint: a lower --lr, another --lr-rule, or a longer --warmup"
+                "  hint: use a lower --lr, another --lr-rule or a longer --warmup"
             )
         if self.accelerator.is_main_process:
             say(
@@ -196,7 +196,7 @@ class Training:
 
 
 def held_out_loss(training: Training, tests: Samples) -> float:
-    """Return the mean loss over the held-out samples; every rank has the model, so one does it."""
+    """Return the mean loss over the held-out samples; one rank is enough, as all have the model."""
     device = training.accelerator.device
     with torch.no_grad():
         outputs = training.accelerator.unwrap_model(training.model)(tests.inputs.to(device))
@@ -204,13 +204,13 @@ def held_out_loss(training: Training, tests: Samples) -> float:
 
 
 def settings(args: argparse.Namespace, stage: Stage) -> dict[str, Any]:
-    """Return what must be equal for two runs to be the same training, in whatever world."""
+    """Return the settings that two runs of the same training must share."""
     flags = {name: getattr(args, name) for name in FLAGS}
     return {**flags, "effective_batch": stage.effective_batch}
 
 
 def prepare(accelerator: Accelerator, args: argparse.Namespace, data: Samples) -> Training:
-    """Build what is trained and let accelerate place it."""
+    """Build model and optimizer, and let accelerate prepare them."""
     stage = stage_of(accelerator, args)
     peak = scaled_rate(args.lr, args.base_batch, stage.effective_batch, args.lr_rule)
     warmup = round(args.warmup * args.epochs * stage.steps) if peak > args.lr else 0
@@ -231,7 +231,7 @@ def prepare(accelerator: Accelerator, args: argparse.Namespace, data: Samples) -
 
 
 def stage_of(accelerator: Accelerator, args: argparse.Namespace) -> Stage:
-    """Return the stage that these ranks are."""
+    """Return the stage of these ranks."""
     return Stage(
         samples=args.samples,
         batch=args.batch,
@@ -241,14 +241,14 @@ def stage_of(accelerator: Accelerator, args: argparse.Namespace) -> Stage:
 
 
 def store_of(args: argparse.Namespace, stage: Stage) -> Any:
-    """Return where checkpoints go; None if they have no place."""
+    """Return the checkpoint store; None without a directory for it."""
     if not args.output:
         return None
     return runtime.Checkpoints(args.output, settings=settings(args, stage), override=args.override)
 
 
 def announce(stage: Stage, rates: Rates, args: argparse.Namespace) -> None:
-    """Print what this stage makes of the samples and of the learning rate."""
+    """Print this stage's steps, repeated samples and learning rate."""
     alone = replace(stage, ranks=1)
     passes = f"{stage.accumulation} accumulation x " if stage.accumulation > 1 else ""
     say(
@@ -268,7 +268,7 @@ def announce(stage: Stage, rates: Rates, args: argparse.Namespace) -> None:
 
 
 def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
-    """Train the epochs that are left, and count the samples of each."""
+    """Train the remaining epochs, and count the samples of each."""
     set_seed(args.seed)
     data, tests = Samples(args.samples, args.seed), Samples(HELD_OUT, args.seed + 1)
     join(accelerator, vars(args) | {"the data": data.fingerprint()})
@@ -287,7 +287,7 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train, and leave the group of ranks when nothing of the training is left."""
+    """Train, and leave the process group once the training is freed."""
     order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.seed)
     accelerator = Accelerator(
         dataloader_config=order, gradient_accumulation_steps=args.accumulation
@@ -304,28 +304,28 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags, checked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("--samples", type=count, default=29500, help="of an epoch (default 29500)")
+    add("--samples", type=count, default=29500, help="samples per epoch (default 29500)")
     planned = runtime.planned() if runtime else None  # by `clusterrun submit --plan`
     batch, passes = (planned.micro_batch, planned.accumulation) if planned else (4, 1)
-    add("--batch", type=count, default=batch, help="samples of each rank and pass (default 4)")
-    add("--accumulation", type=count, default=passes, help="passes of a step (default 1)")
+    add("--batch", type=count, default=batch, help="samples per rank and pass (default 4)")
+    add("--accumulation", type=count, default=passes, help="passes per step (default 1)")
     add("--epochs", type=count, default=1)
-    add("--lr", type=rate, default=1e-3, help="the learning rate that works at --base-batch")
-    add("--base-batch", type=count, default=4, help="the batch that --lr is for (default 4)")
-    add("--lr-rule", choices=RULES, default="linear", help="how the rate follows the batch")
+    add("--lr", type=rate, default=1e-3, help="learning rate that works at --base-batch")
+    add("--base-batch", type=count, default=4, help="batch for which --lr works (default 4)")
+    add("--lr-rule", choices=RULES, default="linear", help="how the rate scales with the batch")
     add("--warmup", type=float, default=0.1, help="share of the steps in which a scaled rate rises")
     add("--seed", type=int, default=0)
-    add("--output", type=folder, metavar="DIR", help="where checkpoints go, and where it goes on")
+    add("--output", type=folder, metavar="DIR", help="checkpoint directory, also to resume from")
     add(
         "--override",
         type=lambda text: text.replace("-", "_").split(","),
         default=[],
         metavar="NAMES",
-        help=f"settings that may differ from the checkpoint's: {', '.join(OVERRIDABLE)}",
+        help=f"settings that may differ from the checkpoint: {', '.join(OVERRIDABLE)}",
     )
     args = parser.parse_args(argv)
     if not 0 <= args.warmup <= 1:
-        parser.error(f"--warmup {args.warmup} is no share of the steps")
+        parser.error(f"--warmup {args.warmup} is not a share of the steps")
     if args.output and runtime is None:
         parser.error("checkpoints need clusterrun: pip install clusterrun")
     if not args.output and runtime is not None:
@@ -334,7 +334,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def folder(text: str) -> Path:
-    """Make a directory unless it is there, for argparse: better now than at the first save."""
+    """Create a directory if needed, for argparse: fail now, not at the first save."""
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)

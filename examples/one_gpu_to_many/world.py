@@ -1,4 +1,4 @@
-"""Who the ranks are, and whether they all mean the same training."""
+"""Print the ranks, and check that they agree on the training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GP
 
 
 def say(line: str) -> None:
-    """Print one line in one piece, so that lines of several ranks never mix."""
+    """Print a line with a single write, so that lines of several ranks never mix."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -25,15 +25,15 @@ def join(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
     if accelerator.distributed_type not in PLAIN:
         raise SystemExit(
             "error: this example is for one process and DDP\n"
-            "  hint: --strategy ddp; ../train_lm.py has FSDP and DeepSpeed, too"
+            "  hint: use --strategy ddp, or ../train_lm.py for FSDP and DeepSpeed"
         )
     if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
         raise SystemExit(
-            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
-            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+            f"error: the launcher started {started} ranks, but accelerate did not join them\n"
+            "  hint: without GPUs, set ACCELERATE_USE_CPU=true"
         )
     if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
-        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
+        raise SystemExit("error: fp16 needs a GPU: accelerate would silently train in fp32")
     host = os.environ.get("CLUSTERRUN_NODE") or socket.gethostname()
     say(f"rank {accelerator.process_index}/{accelerator.num_processes} on {host}")
     if reason := disagreement(gather_object([dict(facts)])):
@@ -44,7 +44,7 @@ def join(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
 
 
 def disagreement(facts: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a rank has otherwise than rank 0, or ""; `facts` are the ranks' own, in order."""
+    """Return the first difference from rank 0, or ""; `facts` are those of the ranks, in order."""
     for rank, own in enumerate(facts):
         for name, value in own.items():
             if value != facts[0][name]:

@@ -1,8 +1,8 @@
 """Corpus BLEU-4 with one reference for each text.
 
 Papineni, Roukos, Ward and Zhu, "BLEU: a Method for Automatic Evaluation of Machine Translation",
-ACL 2002, sections 2.1 to 2.3. Sums over the corpus come first and the score last, so that each rank
-counts its own texts and the sums of all ranks give the score of the whole.
+ACL 2002, sections 2.1 to 2.3. Each rank counts its texts; the sums of all ranks give the score of
+the whole corpus.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 LONGEST = 4
-TOKEN = re.compile(r"\w+|[^\w\s]")  # words, and marks one by one
+TOKEN = re.compile(r"\w+|[^\w\s]")  # words, and single punctuation marks
 Sums = list[int]  # matches of 1- to 4-grams, their number in the texts, lengths of both sides
 
 
 def tokens(text: str) -> list[str]:
-    """Cut a text into words and punctuation marks.
+    """Split a text into words and punctuation marks.
 
     >>> tokens("It's 3 o'clock.")
     ['It', "'", 's', '3', 'o', "'", 'clock', '.']
@@ -27,9 +27,9 @@ def tokens(text: str) -> list[str]:
 
 
 def count(candidate: Sequence[str], reference: Sequence[str]) -> Sums:
-    """Count what BLEU needs of one text.
+    """Return the counts of one text for BLEU.
 
-    An n-gram matches at most as often as it stands in the reference ("modified precision").
+    An n-gram matches at most as often as it occurs in the reference ("modified precision").
     """
     matches, totals = [], []
     for n in range(1, LONGEST + 1):
@@ -40,7 +40,7 @@ def count(candidate: Sequence[str], reference: Sequence[str]) -> Sums:
 
 
 def score(sums: Sequence[int]) -> float:
-    """Return BLEU-4, 0 to 100, of added counts; 0 where no 4-gram matches, as without smoothing."""
+    """Return BLEU-4 (0 to 100) of summed counts, without smoothing: 0 if no 4-gram matches."""
     matches, totals = sums[:LONGEST], sums[LONGEST : 2 * LONGEST]
     length, reference_length = sums[2 * LONGEST :]
     if not all(matches):

@@ -1,4 +1,4 @@
-"""A small decoder on bytes: rows as tensors, the model, and the responses that it gives."""
+"""A small byte-level decoder: rows as tensors, the model and its responses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
 BYTES = 256
-ANSWER, END = 0xFE, 0xFF  # never in UTF-8: where the response begins, and where it ends
-NO_TARGET = -100  # what cross_entropy leaves out
+ANSWER, END = 0xFE, 0xFF  # the begin and end of a response; neither occurs in UTF-8
+NO_TARGET = -100  # cross_entropy ignores it
 Batch = tuple[Tensor, Tensor]
 
 
 def encode(rows: Sequence[Row], seq_len: int) -> Batch:
-    """Return inputs and targets, (rows, time); longer rows are cut, shorter ones filled up."""
+    """Return inputs and targets, (rows, time); long rows are truncated, short ones padded."""
     texts = [
         [*prompt.encode(), ANSWER, *response.encode(), END][: seq_len + 1]
         for prompt, response in rows
@@ -33,7 +33,7 @@ def encode(rows: Sequence[Row], seq_len: int) -> Batch:
 
 
 class Batches(IterableDataset[Batch]):
-    """The batches of one rank in one epoch, from a step on."""
+    """The batches of one rank in one epoch, starting at a step."""
 
     def __init__(
         self, stream: Stream, epoch: int, step: int, *, batch_size: int, seq_len: int
@@ -48,13 +48,13 @@ class Batches(IterableDataset[Batch]):
 
 
 def loader(batches: Batches, *, workers: int, device: torch.device) -> DataLoader[Batch]:
-    """Read ahead with one worker and pinned memory, or with neither of them."""
+    """Return a loader with one worker and pinned memory, or with neither."""
     return DataLoader(
         batches,
         batch_size=None,
         num_workers=workers,
         pin_memory=workers > 0 and device.type == "cuda",
-        # A loader draws a seed when it starts: of its own, so that torch's is as a resume finds it.
+        # A loader draws a seed when it starts: a separate generator keeps torch's state unchanged.
         generator=torch.Generator().manual_seed(0),
     )
 
@@ -82,7 +82,7 @@ class Decoder(nn.Module):
 
 
 def losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each target byte, in nats; 0 where there is no target."""
+    """Return the loss of each byte in nats; 0 for bytes without a target."""
     return functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET, reduction="none"
     )
@@ -92,7 +92,7 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
 def respond(
     model: nn.Module, prompts: Sequence[str], seq_len: int, device: torch.device
 ) -> list[str]:
-    """Return what the model finds most likely after each prompt, byte by byte."""
+    """Return the most likely response to each prompt, byte by byte."""
     texts = [[*prompt.encode(), ANSWER][:seq_len] for prompt in prompts]
     begins = torch.tensor([len(text) for text in texts], device=device)
     places, rows = begins.clone(), torch.arange(len(texts), device=device)
@@ -101,7 +101,7 @@ def respond(
         x[n, : len(text)] = torch.tensor(text)
     is_open = torch.ones(len(texts), dtype=torch.bool, device=device)
     while is_open.any():
-        logits = model(x[:, : int(places.max())])  # what lies to the right of a place can't matter
+        logits = model(x[:, : int(places.max())])  # bytes after a place don't affect it
         following = logits[rows, places - 1].argmax(dim=1)
         x[rows[is_open], places[is_open]] = following[is_open]
         is_open &= (following != END) & (places < seq_len)

@@ -1,4 +1,4 @@
-"""What a model makes of rows that it never learned from: its loss, and BLEU of its responses."""
+"""Evaluate a model on rows outside the training: its loss, and the BLEU of its responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """The first `rows` of the held-out files; each rank takes its share, read anew each time."""
+    """The first `rows` of the held-out files; each rank reads its share again each time."""
 
     accelerator: Accelerator
     groups: list[RowGroup]
@@ -26,7 +26,7 @@ class HeldOut:
     seq_len: int
 
     def loss(self, model: nn.Module) -> float:
-        """Return the mean loss of a byte, the same in every world."""
+        """Return the mean loss per byte, the same for any number of ranks."""
         plain = self.accelerator.unwrap_model(model).eval()
         total = torch.zeros(2, dtype=torch.float64)
         with torch.no_grad():

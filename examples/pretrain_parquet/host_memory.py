@@ -1,4 +1,4 @@
-"""How much memory this job may use and uses, of its host and its GPU, and how to free some."""
+"""Find the memory limit and usage of this job on its host and GPU, and free memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 
 GIB = 1 << 30
 MIB = 1 << 20
-HOST_SHARE, GPU_SHARE = 0.7, 0.8  # above, a longer row or another program may be one too many
-LOW_MEMORY = 15 * GIB  # below, a loader's workers and pinned batches are memory that is missed
+HOST_SHARE, GPU_SHARE = 0.7, 0.8  # above, a longer row or another program may not fit
+LOW_MEMORY = 15 * GIB  # below, there is no room for a loader's workers and pinned batches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What the host's memory may be, and who says so."""
+    """A limit of the host's memory, and where it comes from."""
 
     bytes: int
     source: str
@@ -33,7 +33,7 @@ def find_limit(
     own_groups: Path = Path("/proc/self/cgroup"),
     groups: Path = Path("/sys/fs/cgroup"),
 ) -> Limit:
-    """Return the least of what the machine has, Slurm has granted and the control group allows."""
+    """Return the lowest of the limits of the machine, of Slurm and of the control group."""
     limits = [Limit(bytes=psutil.virtual_memory().total, source="machine")]
     limits += _slurm_limits(environ)
     limits += _group_limits(own_groups, groups)
@@ -41,12 +41,12 @@ def find_limit(
 
 
 def loader_workers(limit: Limit) -> int:
-    """Return how many processes read ahead: more than one would each read the same stream."""
+    """Return the number of loader processes, at most 1: each would read the same stream."""
     return 0 if limit.bytes < LOW_MEMORY else 1
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process and of the loader's worker."""
+    """Return the resident memory of this process and of the loader's worker."""
     own, total = psutil.Process(), 0
     for process in [own, *own.children()]:
         with contextlib.suppress(psutil.NoSuchProcess):  # a worker ends with its epoch
@@ -55,12 +55,12 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """Return the most that this process has ever had."""
+    """Return the peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def usage() -> list[int]:
-    """Return what this rank has and has had at most, then its GPU's: allocated, reserved, all."""
+    """Return this rank's current and peak memory, then its GPU's: allocated, reserved, total."""
     own = [resident_bytes(), peak_bytes()]
     if not torch.cuda.is_available():
         return [*own, 0, 0, 0]
@@ -69,9 +69,9 @@ def usage() -> list[int]:
 
 
 def lines(step: int, of_ranks: Sequence[Sequence[int]], local: int, limit: Limit) -> list[str]:
-    """Tell what the `local` ranks of the first host and the fullest GPU use, and warn of too much.
+    """Return lines on the memory of the first host's `local` ranks and the fullest GPU.
 
-    `of_ranks` has what `usage` returned on each rank.
+    `of_ranks` is the result of `usage` on each rank. A limit that is nearly reached adds a warning.
     """
     here = of_ranks[:local]
     host, peak = sum(rank[0] for rank in here), sum(rank[1] for rank in here)
@@ -87,7 +87,7 @@ def lines(step: int, of_ranks: Sequence[Sequence[int]], local: int, limit: Limit
         told += f"; GPU {allocated / GIB:.1f} GiB allocated, {reserved / GIB:.1f} GiB reserved"
         told += f" at most ({share:.0%} of {gpu / GIB:.1f} GiB)"
         if share > GPU_SHARE:
-            remedy = "half of --batch-size with twice --accumulation is the same training"
+            remedy = "use half of --batch-size and twice --accumulation for the same training"
             warnings.append(_warning("GPU", GPU_SHARE, remedy))
     return [told, *warnings]
 
@@ -97,7 +97,7 @@ def _warning(kind: str, share: float, remedy: str) -> str:
 
 
 def clear_caches() -> None:
-    """Give back what Python, pyarrow and torch keep for later."""
+    """Release the memory that Python, pyarrow and torch cache."""
     gc.collect()
     pyarrow.default_memory_pool().release_unused()
     if torch.cuda.is_available():
@@ -105,7 +105,7 @@ def clear_caches() -> None:
 
 
 def _slurm_limits(environ: Mapping[str, str]) -> Iterator[Limit]:
-    """Read Slurm's variables (MiB, see srun(1)); 0 stands for all memory of the node."""
+    """Yield the limits in Slurm's variables (MiB, see srun(1)); 0 means the node's whole memory."""
     node = int(environ.get("SLURM_MEM_PER_NODE") or 0)
     cpu = int(environ.get("SLURM_MEM_PER_CPU") or 0) * int(environ.get("SLURM_CPUS_ON_NODE") or 0)
     for size, source in ((node, "SLURM_MEM_PER_NODE"), (cpu, "SLURM_MEM_PER_CPU")):
@@ -114,7 +114,7 @@ def _slurm_limits(environ: Mapping[str, str]) -> Iterator[Limit]:
 
 
 def _group_limits(own_groups: Path, groups: Path) -> Iterator[Limit]:
-    """Read the limits of this process's control group and those above it, of either version."""
+    """Yield the limits of this process's control group and its parents, of either version."""
     lines = own_groups.read_text().splitlines() if own_groups.exists() else []
     for number, controllers, path in (line.split(":", 2) for line in lines):
         if number == "0":

@@ -1,7 +1,7 @@
-"""Write a parquet set of any size with columns `prompt` and `response`, for trying things out.
+"""Write a parquet set of any size with columns `prompt` and `response`, for experiments.
 
-Prompts ask what somebody does, responses say it in sentences of one pattern: a small model learns
-that in a minute. The same options give the same rows.
+Prompts ask what somebody sells, and responses answer in sentences of one pattern: a small model
+learns that in a minute. The same options give the same rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLACES = ["market", "harbour", "station", "bridge"]
 
 
 def row(numbers: random.Random, sentences: int) -> tuple[str, str]:
-    """Make up a question and its answer of so many sentences."""
+    """Return a random question, and its answer of `sentences` sentences."""
     name, trade = numbers.choice(NAMES), numbers.choice(list(GOODS))
     prompt = f"What does {name} the {trade} sell?"
     answers = (
@@ -36,7 +36,7 @@ def row(numbers: random.Random, sentences: int) -> tuple[str, str]:
 
 
 def write_part(args: argparse.Namespace, part: str, rows: int) -> None:
-    """Write the files of `train` or `held_out`; those of an earlier call go."""
+    """Write the files of `train` or `held_out`, and remove those of an earlier call."""
     folder = args.directory / part
     folder.mkdir(parents=True, exist_ok=True)
     written = set()
@@ -50,7 +50,7 @@ def write_part(args: argparse.Namespace, part: str, rows: int) -> None:
 
 
 def write_file(path: Path, seed: str, rows: int, *, group_rows: int, sentences: int) -> None:
-    """Write a file whole or not at all, one row group after another."""
+    """Write a file completely or not at all, one row group after another."""
     numbers = random.Random(seed)
     schema = pyarrow.schema([("prompt", pyarrow.string()), ("response", pyarrow.string())])
     unfinished = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
@@ -67,14 +67,14 @@ def _shares(total: int, share: int) -> Iterator[int]:
 
 
 def main() -> None:
-    """Write what the command line asks for."""
+    """Write the set that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("directory", type=Path, help="gets `train/` and `held_out/`")
-    add("--rows", type=int, default=20_000, help="to train on; a twentieth of it is held out")
-    add("--file-rows", type=int, default=5_000, help="rows of a file")
-    add("--group-rows", type=int, default=1_000, help="rows of a row group")
-    add("--sentences", type=int, default=1, help="of each response")
+    add("directory", type=Path, help="directory for `train/` and `held_out/`")
+    add("--rows", type=int, default=20_000, help="training rows; a twentieth as many are held out")
+    add("--file-rows", type=int, default=5_000, help="rows per file")
+    add("--group-rows", type=int, default=1_000, help="rows per row group")
+    add("--sentences", type=int, default=1, help="sentences per response")
     add("--seed", type=int, default=0)
     args = parser.parse_args()
     if min(args.rows, args.file_rows, args.group_rows, args.sentences) < 1:

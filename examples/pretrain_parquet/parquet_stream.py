@@ -1,10 +1,10 @@
-"""Read rows of parquet files, however many, in memory that does not grow with them.
+"""Read rows of any number of parquet files in constant memory.
 
-What is kept of the whole set is a table of its row groups (file, number, rows), read from the
-files' footers. Everything else follows from numbers: the order of the row groups from seed and
-epoch, a rank's rows from its place in that order, and the order within a shuffle buffer from seed,
-epoch, lane and the buffer's number. So row n of an epoch is found again without the rows before
-it, and a resumed run needs nothing but its step.
+Of the whole set, only a table of its row groups (file, number, rows) is kept, read from the files'
+footers. Everything else is computed: the order of the row groups from seed and epoch, a rank's rows
+from its place in that order, and the order within a shuffle buffer from seed, epoch, lane and the
+buffer's number. So row n of an epoch is found without the rows before it, and a resumed run needs
+only its step.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ except ImportError:
     raise SystemExit("error: parquet files need pyarrow: pip install pyarrow") from None
 
 COLUMNS = ("prompt", "response")
-READ_ROWS = 128  # rows that are decoded at once
+READ_ROWS = 128  # rows to decode at once
 READ_BYTES = 1 << 16  # of each column, compressed
 Row = tuple[str, str]
 
 
 class DataError(Exception):
-    """What is wrong with the data, in one line."""
+    """The data are unusable; the message has one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroup:
-    """A part of a file that can be read by itself."""
+    """A part of a file that can be read separately."""
 
     path: Path
     number: int
@@ -55,13 +55,13 @@ class Piece:
 
 
 def find_row_groups(directory: Path) -> list[RowGroup]:
-    """List the row groups of all `*.parquet` of a directory. Raises DataError."""
+    """List the row groups of all `*.parquet` in a directory. Raises DataError."""
     files = sorted(directory.glob("*.parquet"))
     if not files:
-        raise DataError(f"{directory} holds no *.parquet")
+        raise DataError(f"{directory} has no *.parquet")
     groups = [group for path in files for group in _row_groups(path)]
     if not any(group.rows for group in groups):
-        raise DataError(f"the *.parquet of {directory} hold no rows")
+        raise DataError(f"the *.parquet in {directory} have no rows")
     return groups
 
 
@@ -73,7 +73,7 @@ def fingerprint(groups: Sequence[RowGroup]) -> str:
 
 
 def pieces(groups: Sequence[RowGroup], start: int, stop: int) -> list[Piece]:
-    """Return what makes up rows `start` to `stop` of these row groups, one after another."""
+    """Return the pieces of rows `start` to `stop` of these row groups, in order."""
     found, first = [], 0
     for group in groups:
         begin, end = max(start - first, 0), min(stop - first, group.rows)
@@ -97,12 +97,12 @@ def read(wanted: Sequence[Piece]) -> Iterator[Row]:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """The rows that a rank learns from: as many as every other, and none that another has.
+    """The rows that a rank learns from: as many as every other rank, and none of another's.
 
     An epoch has the row groups in a new order, which is cut into `lanes` runs of whole steps; the
-    rows at its end that are fewer than one step wait for another epoch. A step takes
-    `effective_batch` rows, as many of each lane. There are as many lanes as ranks at the start of
-    a training and never others: in another world a rank reads several, or a part of one, and a
+    rows at its end that do not fill a step are left out. A step takes `effective_batch` rows,
+    equally many from each lane. The number of lanes is that of the ranks at the start of the
+    training, and never changes: with other ranks each reads several lanes or a part of one, and a
     step still has the same rows. `buffer_rows` are shuffled at a time.
     """
 
@@ -117,7 +117,7 @@ class Stream:
     def __post_init__(self) -> None:
         if self.steps_per_epoch == 0:
             rows, step = self.total_rows, self.effective_batch
-            raise DataError(f"{rows} rows are fewer than the {step} of one step")
+            raise DataError(f"{rows} rows are fewer than the {step} rows of one step")
 
     @property
     def total_rows(self) -> int:
@@ -126,11 +126,11 @@ class Stream:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the whole steps of an epoch."""
+        """Return the number of whole steps in an epoch."""
         return self.total_rows // self.effective_batch
 
     def rows(self, epoch: int, step: int = 0) -> Iterator[Row]:
-        """Yield this rank's rows of an epoch from a step on. Raises DataError."""
+        """Yield this rank's rows of an epoch, starting at a step. Raises DataError."""
         lane_rows = self.effective_batch // self.lanes
         own = [
             (self._lane(epoch, lane, step * lane_rows), begin, end)
@@ -141,20 +141,20 @@ class Stream:
                 yield from list(islice(rows, lane_rows))[begin:end]
 
     def beginning(self, epoch: int, step: int) -> Piece:
-        """Return where reading begins for a step: with the buffer that its first row is in."""
+        """Return where reading starts for a step: at the buffer with its first row."""
         lane, _, _ = self._shares()[0]
         first = step * self.effective_batch // self.lanes
         return self.pieces(epoch, lane, first // self.buffer_rows * self.buffer_rows)[0]
 
     def pieces(self, epoch: int, lane: int, first: int) -> list[Piece]:
-        """Return where the rows of a lane lie in an epoch, from number `first` on."""
+        """Return where the rows of a lane are in an epoch, starting at number `first`."""
         order = list(self.groups)
         random.Random(f"{self.seed}/{epoch}").shuffle(order)
         size = self.steps_per_epoch * self.effective_batch // self.lanes
         return pieces(order, lane * size + first, (lane + 1) * size)
 
     def _shares(self) -> list[tuple[int, int, int]]:
-        """Return the lanes that this rank reads, and which rows of each in a step."""
+        """Return the lanes that this rank reads, and its rows of each in a step."""
         own, lane_rows = self.effective_batch // self.world_size, self.effective_batch // self.lanes
         first = self.rank * own
         return [
@@ -169,29 +169,29 @@ class Stream:
             random.Random(f"{self.seed}/{epoch}/{lane}/{buffer}").shuffle(rows)
             rows = rows[skip:][::-1]
             while rows:
-                yield rows.pop()  # held no longer than needed
+                yield rows.pop()  # do not hold it longer than needed
             buffer, skip = buffer + 1, 0
 
 
 def _row_groups(path: Path) -> Iterator[RowGroup]:
-    """Read the footer of a file; say before the training what would end it in its midst."""
+    """Read the footer of a file; report problems before the training starts."""
     try:
         with parquet.ParquetFile(path) as file:
             metadata, names = file.metadata, file.schema_arrow.names
             kinds = {name: file.schema_arrow.field(name).type for name in names}
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path} is no parquet file: {_first_line(error)}") from error
+        raise DataError(f"{path} is not a parquet file: {_first_line(error)}") from error
     for name in COLUMNS:
         if name not in kinds:
             raise DataError(f"{path} has no column {name!r}, only {', '.join(names)}")
         if kinds[name] not in (pyarrow.string(), pyarrow.large_string()):
-            raise DataError(f"{path}: column {name!r} holds {kinds[name]} instead of text")
+            raise DataError(f"{path}: column {name!r} has {kinds[name]} instead of text")
     for number in range(metadata.num_row_groups):
         yield RowGroup(path=path, number=number, rows=metadata.row_group(number).num_rows)
 
 
 def _read(piece: Piece) -> Iterator[Row]:
-    # Without pre_buffer=False and a buffer size, pyarrow takes the whole row group into memory.
+    # Without pre_buffer=False and a buffer size, pyarrow loads the whole row group into memory.
     opened = parquet.ParquetFile(piece.group.path, pre_buffer=False, buffer_size=READ_BYTES)
     with opened as file:
         first = 0

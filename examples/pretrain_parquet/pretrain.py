@@ -2,7 +2,7 @@
 
 `DATA/train/*.parquet` and `DATA/held_out/*.parquet` have columns `prompt` and `response`. They are
 streamed: no rank ever holds more than a shuffle buffer of them. A step is an optimizer step, and
-it says all about the place in the data: a resumed run goes on with the next row.
+determines the place in the data: a resumed run continues with the next row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from clusterrun import runtime
 
-# With --large: 10 million rows on three GPUs of 20 GB. The README says why.
+# With --large: 10 million rows on three GPUs of 20 GB. The README explains the values.
 LARGE = {
     "epochs": 3,
     "batch_size": 32,
@@ -48,14 +48,14 @@ WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GP
 
 
 def say(line: str) -> None:
-    """Print one line in one piece, so that lines of several ranks never mix."""
+    """Print a line with a single write, so that lines of several ranks never mix."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 @dataclass(kw_only=True)
 class Training:
-    """A training after `step` steps; `seen` are the losses since they were last printed."""
+    """A training after `step` steps; `seen` holds the losses since the last print."""
 
     accelerator: Accelerator
     args: argparse.Namespace
@@ -79,7 +79,7 @@ class Training:
         return divmod(self.step, self.stream.steps_per_epoch)
 
     def run(self) -> bool:
-        """Take the steps that are left; return False where the job asked to save and leave."""
+        """Take the remaining steps; return False if the job asked to save and exit."""
         while self.step < self.total_steps:
             batches = iter(self.rest_of_epoch())
             while step := list(islice(batches, self.args.accumulation)):
@@ -92,7 +92,7 @@ class Training:
         return True
 
     def rest_of_epoch(self) -> Iterable[Batch]:
-        """Return the batches that this rank still has in the epoch."""
+        """Return the remaining batches of this rank in the epoch."""
         args = self.args
         batches = Batches(
             self.stream, *self.place, batch_size=args.batch_size, seq_len=args.seq_len
@@ -103,14 +103,14 @@ class Training:
     def take_step(self, batches: Sequence[Batch]) -> None:
         """Learn from the micro-batches of one step; its loss is the mean over all target bytes.
 
-        So each byte counts the same, however the effective batch is divided.
+        So each byte has the same weight, however the effective batch is divided.
         """
         accelerator, device = self.accelerator, self.accelerator.device
         for group in self.optimizer.param_groups:
             group["lr"] = self.args.lr * min(1.0, (self.step + 1) / self.args.warmup)
         own = torch.stack([(targets != NO_TARGET).sum() for _, targets in batches]).sum()
         count = accelerator.reduce(own.to(device), reduction="sum")
-        # DDP takes the mean over ranks, and accelerate over micro-batches.
+        # DDP averages over ranks, and accelerate over micro-batches.
         share = accelerator.num_processes * len(batches) / count
         for inputs, targets in batches:
             with accelerator.accumulate(self.model):
@@ -123,7 +123,7 @@ class Training:
             self.seen.append(summed.detach() * share)
 
     def report(self) -> None:
-        """Print what is due after a step, and give back memory."""
+        """Print what is due after a step, and release memory."""
         args, step = self.args, self.step
         runtime.step(step, self.total_steps)
         if step % args.log_every == 0:
@@ -138,7 +138,7 @@ class Training:
             self.say(f"epoch {epoch}/{args.epochs} BLEU {score:.1f}, as in {example!r}")
 
     def report_memory(self) -> None:
-        """Give back memory, and print what is left in use."""
+        """Release memory, and print what is still in use."""
         host_memory.clear_caches()
         own = torch.tensor([host_memory.usage()], device=self.accelerator.device)
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -147,7 +147,7 @@ class Training:
             self.say(line)
 
     def report_loss(self) -> None:
-        """Print the mean loss of all ranks; stop a training whose loss is no number."""
+        """Print the mean loss of all ranks; stop a training whose loss is not finite."""
         loss = float(self.accelerator.reduce(torch.stack(self.seen).mean(), reduction="mean"))
         self.seen.clear()
         self.say(f"step {self.step}/{self.total_steps} loss {loss:.3f}")
@@ -155,11 +155,11 @@ class Training:
             raise SystemExit(f"error: the loss is {loss} at step {self.step}: it has diverged")
 
     def save(self) -> bool:
-        """Save where it is due, or asked for; say whether the job must leave."""
+        """Save if it is due or requested; return whether to exit."""
         asked, loss = runtime.should_checkpoint(), None
         per_epoch = self.stream.steps_per_epoch
         is_due = self.step % self.args.save_every == 0 or self.step % per_epoch == 0
-        if is_due and not asked:  # who asks has no time
+        if is_due and not asked:  # a request leaves no time
             loss = self.held_out.loss(self.model)
             self.say(f"held-out loss {loss:.4f} at step {self.step}")
         if (is_due or asked) and (path := self.saved.save(self.step, loss)):
@@ -167,27 +167,27 @@ class Training:
         return runtime.should_stop()
 
     def say(self, line: str) -> None:
-        """Print a line once, not on every rank."""
+        """Print a line on one rank only."""
         if self.accelerator.is_main_process:
             say(line)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train, and leave the group of ranks when nothing of the training is left."""
+    """Train, and leave the process group once the training is freed."""
     accelerator = Accelerator(gradient_accumulation_steps=args.accumulation)
     if accelerator.distributed_type not in WHOLE:
         kind = accelerator.distributed_type.value
         raise SystemExit(
             f"error: this example trains in one process or under DDP, not {kind}\n"
-            "  hint: --strategy ddp"
+            "  hint: use --strategy ddp"
         )
     if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
         raise SystemExit(
-            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
-            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+            f"error: the launcher started {started} ranks, but accelerate did not join them\n"
+            "  hint: without GPUs, set ACCELERATE_USE_CPU=true"
         )
     if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
-        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
+        raise SystemExit("error: fp16 needs a GPU: accelerate would silently train in fp32")
     args.accumulation = accelerator.gradient_accumulation_steps  # the launcher may decide it
     train(accelerator, args)
     accelerator.free_memory()
@@ -206,7 +206,7 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     if args.resume and not training.step and runtime.checkpoint_dir() is None:
         raise SystemExit(
             f"error: {args.output} has no complete checkpoint to resume from\n"
-            "  hint: check --output; without --resume (--is_keep_training) it starts anew"
+            "  hint: check --output, or start anew without --resume (--is_keep_training)"
         )
     if training.step >= total:
         training.say(f"nothing is left to do: step {training.step} is saved")
@@ -219,7 +219,7 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
 
 
 def prepare(accelerator: Accelerator, args: argparse.Namespace) -> Training:
-    """Find the data, choose how to load it, and build the model."""
+    """Find the data, choose a loader, and build the model."""
     groups, tests = (find_row_groups(args.data / part) for part in ("train", "held_out"))
     world_size = accelerator.num_processes
     effective_batch = args.batch_size * args.accumulation * world_size
@@ -268,7 +268,7 @@ def prepare(accelerator: Accelerator, args: argparse.Namespace) -> Training:
 
 
 def host_limit(args: argparse.Namespace, accelerator: Accelerator) -> host_memory.Limit:
-    """Find what memory the host has for this job, and say it and how rows are loaded."""
+    """Return the host's memory limit for this job; print it and how rows are loaded."""
     limit = host_memory.find_limit(os.environ)
     if args.host_memory:
         limit = host_memory.Limit(bytes=int(args.host_memory * host_memory.GIB), source="given")
@@ -286,7 +286,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("verb", nargs="?", choices=["train"], help="what it does anyway")
+    add("verb", nargs="?", choices=["train"], help="accepted and ignored")
     add(
         *("--large", "--use_large_config"),
         **SWITCH,
@@ -296,14 +296,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         *("--resume", "--is_keep_training"),
         **SWITCH,
         choices=[True],
-        help="refuse to start where nothing is saved; what is saved is gone on from anyway",
+        help="refuse to start without a checkpoint; an existing one is always resumed",
     )
     add("--data", type=Path, default="data", help="directory with train/ and held_out/")
     add(
         "--output",
         type=folder,
         default=None if runtime.checkpoint_dir() else "out",
-        help="where checkpoints go (in a run of clusterrun: the run's own)",
+        help="checkpoint directory (default: that of the run)",
     )
     add("--epochs", type=count, default=1)
     add(
@@ -324,12 +324,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=5000,
         help="rows shuffled at a time",
     )
-    add("--host-memory", type=float, metavar="GIB", help="default: looked up")
+    add("--host-memory", type=float, metavar="GIB", help="limit (default: detected)")
     add(
         *("--seq-len", "--max_seq_len"),
         type=count,
         default=128,
-        help="bytes per row; longer ones are cut",
+        help="bytes per row; longer rows are truncated",
     )
     add("--layers", type=count, default=2)
     add("--heads", type=count, default=4)
@@ -338,32 +338,36 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--warmup", "--warmup_steps", type=count, default=10, metavar="STEPS")
     add("--seed", type=int, default=0)
     add("--log-every", "--logging_steps", type=count, default=100, metavar="STEPS")
-    add("--clear-every", type=count, default=50, metavar="STEPS", help="give back caches")
-    add("--memory-every", type=count, default=200, metavar="STEPS", help="and print memory")
+    add(
+        "--clear-every", type=count, default=50, metavar="STEPS", help="how often to release caches"
+    )
+    add(
+        "--memory-every", type=count, default=200, metavar="STEPS", help="how often to print memory"
+    )
     add(
         *("--save-every", "--save_steps"),
         type=count,
         default=5000,
         metavar="STEPS",
-        help="and after each epoch",
+        help="steps between checkpoints; also saved after each epoch",
     )
-    add("--keep", type=count, default=1, metavar="N", help="newest checkpoints")
+    add("--keep", type=count, default=1, metavar="N", help="number of newest checkpoints to keep")
     add(
         *("--keep-best", "--keep_latest_n_ckp"),
         type=count,
         default=5,
         metavar="N",
-        help="weights, by held-out loss",
+        help="number of weights to keep, by held-out loss",
     )
     add(
         "--override",
         type=lambda text: text.split(","),
         default=[],
         metavar="NAMES",
-        help=f"settings that may differ from the checkpoint's: {', '.join(OVERRIDABLE)}",
+        help=f"settings that may differ from the checkpoint: {', '.join(OVERRIDABLE)}",
     )
-    add("--held-out", type=count, default=256, metavar="ROWS", help="for the loss")
-    add("--bleu-rows", type=count, default=32, metavar="ROWS", help="for BLEU")
+    add("--held-out", type=count, default=256, metavar="ROWS", help="rows for the held-out loss")
+    add("--bleu-rows", type=count, default=32, metavar="ROWS", help="rows for BLEU")
     if parser.parse_args(argv).large:
         parser.set_defaults(**LARGE)
     if planned := runtime.planned():  # by `clusterrun submit --plan`
@@ -374,17 +378,17 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse flags that make no sense, alone or together."""
+    """Refuse flags that are invalid, alone or together."""
     if not 0 < args.lr < math.inf:
-        parser.error(f"--lr {args.lr} is no learning rate")
+        parser.error(f"--lr {args.lr} is not a learning rate")
     if args.host_memory is not None and not 0 < args.host_memory < math.inf:
-        parser.error(f"--host-memory {args.host_memory} is no size")
+        parser.error(f"--host-memory {args.host_memory} is not a size")
     if args.width % args.heads:
-        parser.error(f"--width {args.width} is no multiple of --heads {args.heads}")
+        parser.error(f"--width {args.width} is not a multiple of --heads {args.heads}")
 
 
 def truth(text: str) -> bool:
-    """Read True or False, for argparse."""
+    """Parse True or False, for argparse."""
     if text not in ("True", "False"):
         raise argparse.ArgumentTypeError(f"{text} is neither True nor False")
     return text == "True"
@@ -395,7 +399,7 @@ SWITCH: dict[str, Any] = {"type": truth, "nargs": "?", "const": True, "default":
 
 
 def count(text: str) -> int:
-    """Read a count of one or more, for argparse."""
+    """Parse a count of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
@@ -403,7 +407,7 @@ def count(text: str) -> int:
 
 
 def folder(text: str) -> Path:
-    """Make a directory unless it is there, for argparse: better now than at the first save."""
+    """Create a directory if needed, for argparse: fail now, not at the first save."""
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -415,6 +419,6 @@ def folder(text: str) -> Path:
 if __name__ == "__main__":
     try:
         run(parse_arguments())
-    except DataError as error:  # a loader's worker puts its stack before the line
+    except DataError as error:  # a loader's worker prints its stack first
         reason = str(error).splitlines()[-1].removeprefix(f"{DataError.__module__}.DataError: ")
         raise SystemExit(f"error: {reason}") from None

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and what is kept: the newest whole, the best as weights."""
+"""Choose the checkpoint to resume from, and keep the newest ones whole and the best as weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _BEST = re.compile(r"step-\d+-loss-(\d+\.\d+)\.safetensors")
 
 
 class Saved:
-    """The checkpoints of a training: the newest, and the weights with the least held-out loss.
+    """The checkpoints of a training: the newest, and the weights with the lowest held-out losses.
 
-    Weights are a third of a checkpoint: AdamW keeps two more numbers for each.
+    Weights are a third of a checkpoint: AdamW keeps two more numbers for each weight.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class Saved:
         self.store = runtime.Checkpoints(directory, keep=keep, settings=settings, override=override)
         self.best = self.store.directory / "best"
         self.found = self.store.resumable(overridable=OVERRIDABLE)
-        # Into how many lanes the data are cut stays as it was at the start of the training.
+        # The number of lanes stays the same as at the start of the training.
         self.lanes = accelerator.num_processes
         if self.found:
             self.lanes = json.loads((self.found.path / STATE).read_text())["lanes"]
 
     def load(self) -> int:
-        """Load the newest complete checkpoint; return its step, 0 where there is none."""
+        """Load the newest complete checkpoint; return its step, 0 if there is none."""
         if self.found is None:
             return 0
         self.accelerator.load_state(str(self.found.path))
-        self.accelerator.step = 0  # checkpoints lie between steps, none within an accumulation
+        self.accelerator.step = 0  # checkpoints are between steps, never within an accumulation
         return int(self.found.step)
 
     def save(self, step: int, loss: float | None) -> Path | None:
-        """Save, and keep the weights if they are among the best; None where the disk is full.
+        """Save, and keep the weights if they are among the best; return None if the disk is full.
 
-        `loss` is that on held-out rows, None where nobody had the time to find it.
+        `loss` is the held-out loss, None if there was no time to measure it.
         """
 
         def write(folder: Path) -> None:
@@ -72,9 +72,9 @@ class Saved:
 
 
 def keep_if_best(weights: Path, folder: Path, step: int, loss: float, most: int) -> None:
-    """Keep a file of weights under a name that tells its loss, if it is one of the `most` best."""
+    """Keep a file of weights under a name with its loss if it is one of the `most` best."""
     for old in folder.glob(f"step-{step:08d}-*"):
-        old.unlink()  # of this step before the training was set back
+        old.unlink()  # from this step before the training was set back
     found = best(folder)
     better = [path for path, other in found.items() if other <= loss]
     if not math.isfinite(loss) or len(better) >= most:
@@ -84,7 +84,7 @@ def keep_if_best(weights: Path, folder: Path, step: int, loss: float, most: int)
         worse.unlink()
     name = folder / f"step-{step:08d}-loss-{loss:.4f}.safetensors"
     try:
-        os.link(weights, name)  # takes no room while the checkpoint is there
+        os.link(weights, name)  # takes no room while the checkpoint exists
     except OSError:  # a file system without links
         shutil.copyfile(weights, name)
 

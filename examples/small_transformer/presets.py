@@ -1,4 +1,4 @@
-"""What to start with, by the device: size of the model, batch, precision and loader."""
+"""Defaults for each class of devices: model size, batch, precision and loader."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LARGE_GPU_BYTES = 20 << 30
 class Preset:
     """The settings of one class of devices.
 
-    `micro_batch` is of a rank and pass, and `accumulation` passes make a step: 32 rows in every
-    preset, on one device. `precision` is accelerate's word, or auto: bf16, or fp16 on older GPUs.
-    With `grad_ckpt` activations are computed again in the backward pass, not kept.
+    `micro_batch` is per rank and pass; `accumulation` passes make a step. That is 32 rows in every
+    preset on one device. `precision` is accelerate's value, or auto: bf16, or fp16 on older GPUs.
+    With `grad_ckpt` activations are recomputed in the backward pass.
     """
 
     width: int
@@ -47,7 +47,7 @@ PRESETS = {
 
 
 def preset_for(gpu_bytes: int) -> str:
-    """Choose by the memory of a GPU, 0 for none: small under 10 GiB, large over 20."""
+    """Return the preset for the memory of a GPU (0: none): small under 10 GiB, large over 20."""
     if gpu_bytes == 0:
         return "cpu"
     if gpu_bytes < SMALL_GPU_BYTES:

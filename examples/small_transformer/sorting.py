@@ -1,4 +1,4 @@
-"""Put digits in order: rows of them, and a Transformer that learns it in a minute."""
+"""Sort digits: the rows, and a Transformer that learns the task in a minute."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 DIGITS = 10
-HELD_OUT = range(1 << 32, (1 << 32) + 256)  # the rows to test on; no training comes so far
+HELD_OUT = range(1 << 32, (1 << 32) + 256)  # the rows to test on; no training gets this far
 
 
 class Rows(Dataset[Tensor]):
-    """Rows of random digits; the seed and the number of a row decide it, and nothing else."""
+    """Rows of random digits; each depends only on the seed and its number."""
 
     def __init__(self, numbers: range, *, length: int, seed: int) -> None:
         self.numbers, self.length, self.seed = numbers, length, seed
@@ -27,7 +27,7 @@ class Rows(Dataset[Tensor]):
 
 
 class Sorter(nn.Module):
-    """Say at each place which digit stands there once the row is sorted."""
+    """Predict for each place the digit of the sorted row."""
 
     def __init__(
         self, *, length: int, width: int, layers: int, heads: int, grad_ckpt: bool
@@ -61,5 +61,5 @@ def loss_of(scores: Tensor, rows: Tensor) -> Tensor:
 
 
 def is_right(scores: Tensor, rows: Tensor) -> Tensor:
-    """Say of each row whether all of it is sorted, (batch,)."""
+    """Return for each row whether all of it is sorted, (batch,)."""
     return (scores.argmax(dim=2) == rows.sort(dim=1).values).all(dim=1)

@@ -1,4 +1,4 @@
-"""Where the curves go, besides the log: TensorBoard files, Weights & Biases, or nowhere."""
+"""Track curves with TensorBoard or Weights & Biases, in addition to the log."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PROJECT = "small-transformer"
 
 
 def names(args: argparse.Namespace) -> list[str]:
-    """Return accelerate's names of what was asked for; stop where a package is missing.
+    """Return accelerate's names of the requested trackers; stop if a package is missing.
 
-    accelerate itself would go on without it, in silence.
+    accelerate would silently continue without it.
     """
     asked = [("tensorboard", args.tensorboard), ("wandb", args.wandb)]
     found = [name for name, wanted in asked if wanted]
     for name in found:
         package = importlib.util.find_spec(name)
-        if package is None or package.origin is None:  # W&B's own directory ./wandb has no origin
+        if package is None or package.origin is None:  # W&B's directory ./wandb has no origin
             raise SystemExit(
                 f"error: --{name} needs the package {name}\n  hint: pip install {name}"
             )
@@ -29,9 +29,9 @@ def names(args: argparse.Namespace) -> list[str]:
 
 
 def start(accelerator: Accelerator, config: Mapping[str, Any], run_id: str | None) -> None:
-    """Open what was asked for, on rank 0, with the settings of this run.
+    """Open the requested trackers on rank 0, with the settings of this run.
 
-    With a run id the attempts of one run are one curve in W&B, not one each.
+    With a run id, W&B shows all attempts of a run as one curve.
     """
     wandb_options = {"id": run_id, "resume": "allow"} if run_id else {}
     try:
@@ -40,12 +40,12 @@ def start(accelerator: Accelerator, config: Mapping[str, Any], run_id: str | Non
         if not is_of_wandb(error):
             raise
         raise SystemExit(
-            f"error: W&B does not start: {error}\n"
+            f"error: W&B did not start: {error}\n"
             "  hint: export WANDB_API_KEY and submit with --pass-env WANDB_API_KEY, or submit with "
             "--env WANDB_MODE=offline"
         ) from error
 
 
 def is_of_wandb(error: Exception) -> bool:
-    """Say whether an error is W&B's own: no key, no network, no such project."""
+    """Return whether an error comes from W&B: no key, no network, no such project."""
     return type(error).__module__.partition(".")[0] == "wandb"

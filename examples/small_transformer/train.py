@@ -1,7 +1,7 @@
-"""Train a small Transformer to sort digits, on whatever is there: a CPU, a small or a large GPU.
+"""Train a small Transformer to sort digits on a CPU, a small GPU or a large one.
 
-A preset sizes model, batch and loader for the device; `auto` looks at its memory. A run that was
-cut goes on from its newest checkpoint as if it had not been.
+A preset sets model, batch and loader for the device; `auto` chooses it by memory. An interrupted
+run resumes from its newest checkpoint with the same result.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from torch.utils.data import DataLoader
 try:
     from clusterrun import runtime  # checkpoints, and progress for `clusterrun status`
 except ImportError:
-    runtime = None  # type: ignore[assignment]  # it trains the same, without checkpoints
+    runtime = None  # type: ignore[assignment]  # the training is the same, without checkpoints
 
 OVERRIDABLE = ("lr", "max_steps", "warmup")  # for --override
-EPOCH_ROWS = 1024  # rows are made as they are needed: an epoch is as many as we say
-INTERRUPTED = 130  # the status of a program that was ended by Ctrl-C
+EPOCH_ROWS = 1024  # rows are generated: the length of an epoch is arbitrary
+INTERRUPTED = 130  # the exit status of a program ended by Ctrl-C
 PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 CLIP = 1.0
 
 
 class Interrupt:
-    """Ctrl-C, kept until the step is done; a second one ends the script at once."""
+    """Defers Ctrl-C to the end of the step; a second one ends the script at once."""
 
     came = False
 
     def listen(self) -> None:
-        """Take Ctrl-C from now on."""
+        """Start handling Ctrl-C."""
         signal.signal(signal.SIGINT, self._take)
 
     def _take(self, *_: object) -> None:
@@ -54,14 +54,14 @@ class Interrupt:
 
 @dataclass(kw_only=True)
 class Speed:
-    """Counts steps from one line to the next."""
+    """Counts the steps between two log lines."""
 
     rows_per_step: int
     steps: int = 0
     started: float = field(default_factory=time.perf_counter)
 
     def read(self) -> float:
-        """Return the rows a second of the whole world since the last reading."""
+        """Return the rows per second over all ranks since the last reading."""
         now = time.perf_counter()
         rate = self.steps * self.rows_per_step / (now - self.started)
         self.steps, self.started = 0, now
@@ -70,19 +70,19 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Hold what the steps need."""
+    """The state that the steps need."""
 
     accelerator: Accelerator
     args: argparse.Namespace
     model: nn.Module
     optimizer: Any
-    store: Any  # of checkpoints; None without clusterrun
+    store: Any  # the checkpoints; None without clusterrun
     speed: Speed
     interrupt: Interrupt
-    newest: dict[str, float] = field(default_factory=dict)  # what the last line said
+    newest: dict[str, float] = field(default_factory=dict)  # the values of the last line
 
     def run(self, batches: Any, first: int) -> bool:
-        """Take the steps from `first` on; False where the job asked to save and leave."""
+        """Take the steps from `first` on; return False if the job asked to save and exit."""
         step, losses = first, []
         self.set_rate(step)
         for rows in batches:
@@ -93,7 +93,7 @@ class Training:
             self.speed.steps += 1
             if step % self.args.log_every == 0 or step == self.args.max_steps:
                 self.log(step, losses)
-            losses = []  # those of a step: a run that was cut has none of the steps before
+            losses = []  # of one step only: a resumed run has none of the earlier steps
             if self.is_told_to_leave(step):
                 return False
             self.set_rate(step)
@@ -116,7 +116,7 @@ class Training:
             group["lr"] = self.args.lr * rate_factor(step, self.args.warmup, self.args.max_steps)
 
     def log(self, step: int, losses: Sequence[Tensor]) -> None:
-        """Print and track the loss of a step, the mean of all ranks; rank 0 alone does."""
+        """Print and track the loss of a step on rank 0, as the mean of all ranks."""
         mean = torch.stack(list(losses)).mean()
         loss = float(self.accelerator.reduce(mean, reduction="mean"))
         if not math.isfinite(loss):
@@ -128,7 +128,7 @@ class Training:
         self.say(f"{at} loss {loss:.5f} lr {rate:.1e} samples/s {speed:.0f}")
 
     def is_told_to_leave(self, step: int) -> bool:
-        """Report a step, save where it is time to or somebody asks, and say whether to leave."""
+        """Report a step, save if it is due or requested, and return whether to exit."""
         asked = leave = self.interrupt.came
         last = step == self.args.max_steps
         if runtime is not None:
@@ -142,17 +142,17 @@ class Training:
         return leave and not last
 
     def save(self, step: int) -> None:
-        """Save a checkpoint and say where it is."""
+        """Save a checkpoint and print its path."""
         began = time.perf_counter()
         path = self.store.save(step, lambda folder: self.accelerator.save_state(str(folder)))
-        self.speed.started += time.perf_counter() - began  # the speed is that of the steps
+        self.speed.started += time.perf_counter() - began  # the speed counts only the steps
         self.say(f"saved {path}" if path else f"step {step} was not saved")
 
     def held_out(self, batches: Any) -> float:
-        """Return the share of held-out rows that are sorted without a mistake."""
+        """Return the share of held-out rows that are sorted correctly."""
         self.model.eval()
         with torch.no_grad():
-            # the last batch repeats rows so that all ranks have one; this drops the repeats
+            # the last batch repeats rows to give each rank one; this drops the repeats
             parts = [
                 self.accelerator.gather_for_metrics(is_right(self.model(rows), rows))
                 for rows in batches
@@ -161,14 +161,14 @@ class Training:
         return float(torch.cat(parts).float().mean())
 
     def say(self, line: str) -> None:
-        """Print a line, on rank 0."""
+        """Print a line on rank 0."""
         if self.accelerator.is_main_process:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
 
 
 def rate_factor(step: int, warmup: int, max_steps: int) -> float:
-    """Return the share of the peak rate for a step (from 0): up in a line, down in a cosine."""
+    """Return the fraction of the peak rate for a step (from 0): linear up, cosine down."""
     if step < warmup:
         return (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, max_steps - warmup))
@@ -176,9 +176,9 @@ def rate_factor(step: int, warmup: int, max_steps: int) -> float:
 
 
 def precision(args: argparse.Namespace) -> str | None:
-    """Return what accelerate is to compute in; None leaves it to the launcher, which has chosen.
+    """Return the precision for accelerate; None if the launcher has chosen it.
 
-    bf16 from compute capability 8.0 on: older cards emulate it, though torch calls it supported.
+    Use bf16 from compute capability 8.0 on: older GPUs emulate it, though torch reports support.
     """
     if args.no_mixed_precision or "cpu" in (args.preset, args.device):
         return "no"
@@ -196,39 +196,39 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def start_accelerator(args: argparse.Namespace) -> Accelerator:
-    """Join the world, and settle on one preset for all its ranks."""
+    """Join the world, and choose one preset for all ranks."""
     accelerator = Accelerator(
         cpu=args.device == "cpu",
         mixed_precision=precision(args),
-        log_with=tracking.names(args) or None,  # of an empty list accelerate warns
+        log_with=tracking.names(args) or None,  # accelerate warns about an empty list
         project_dir=args.tensorboard,
     )
     if accelerator.distributed_type not in PLAIN:
         raise SystemExit(
             "error: this example is for one process and DDP\n"
-            "  hint: --strategy ddp; ../train_lm.py has FSDP and DeepSpeed, too"
+            "  hint: use --strategy ddp, or ../train_lm.py for FSDP and DeepSpeed"
         )
     if (started := os.environ.get("WORLD_SIZE", "1")) != str(accelerator.num_processes):
         raise SystemExit(
-            f"error: the launcher has started {started} ranks, and accelerate did not join them\n"
-            "  hint: without GPUs it needs ACCELERATE_USE_CPU=true"
+            f"error: the launcher started {started} ranks, but accelerate did not join them\n"
+            "  hint: without GPUs, set ACCELERATE_USE_CPU=true"
         )
     if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
-        raise SystemExit("error: fp16 needs a GPU: accelerate would train in fp32, and not say so")
-    # fp16 scales its gradients and bf16 does not: ranks of both kinds would add up nonsense
+        raise SystemExit("error: fp16 needs a GPU: accelerate would silently train in fp32")
+    # fp16 scales its gradients and bf16 does not: their sums would be wrong
     precisions = sorted(set(gather_object([accelerator.mixed_precision])))
     if len(precisions) > 1:
         raise SystemExit(
             f"error: the ranks compute in {' and '.join(precisions)}\n"
-            "  hint: choose one for all: --mixed-precision of the launcher"
+            "  hint: choose one for all ranks with the launcher's --mixed-precision"
         )
     if args.preset == "auto":
-        # of unlike GPUs the smallest decides: one model must fit them all
+        # the smallest GPU decides: the model must fit on all of them
         args.preset = preset_for(min(gather_object([memory_bytes(accelerator.device)])))
     preset = chosen(args)
     if preset.width % preset.heads:
         raise SystemExit(
-            f"error: --hidden-dim {preset.width} is no multiple of {preset.heads} heads"
+            f"error: --hidden-dim {preset.width} is not a multiple of {preset.heads} heads"
         )
     accelerator.gradient_accumulation_steps = preset.accumulation
     if args.max_epochs:
@@ -238,9 +238,9 @@ def start_accelerator(args: argparse.Namespace) -> Accelerator:
 
 
 def chosen(args: argparse.Namespace) -> Preset:
-    """Return the preset with what goes before it: what was planned, and before that the flags.
+    """Return the preset, overridden by the plan, and both overridden by the flags.
 
-    Where only the batch size is given, the passes to a step follow, so that a step keeps its rows.
+    If only the batch size is given, the accumulation is adapted so that a step keeps its rows.
     """
     preset, plan = PRESETS[args.preset], runtime.planned() if runtime is not None else None
     if plan is not None:
@@ -264,7 +264,7 @@ def chosen(args: argparse.Namespace) -> Preset:
 
 
 def settings(accelerator: Accelerator, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what must be equal for two runs to be the same training."""
+    """Return the settings that two runs of the same training must share."""
     preset, names = chosen(args), ("length", "max_steps", "lr", "warmup", "seed")
     return {name: getattr(args, name) for name in names} | {
         "width": preset.width,
@@ -276,27 +276,27 @@ def settings(accelerator: Accelerator, args: argparse.Namespace) -> dict[str, An
 
 
 def effective_batch(accelerator: Accelerator, preset: Preset) -> int:
-    """Return the rows of one optimizer step in the whole world."""
+    """Return the rows of one optimizer step over all ranks."""
     return int(preset.micro_batch * preset.accumulation * accelerator.num_processes)
 
 
 def checkpoint_to_resume(store: Any, args: argparse.Namespace) -> Any:
-    """Return the newest complete checkpoint, the same on every rank; None to start afresh.
+    """Return the newest complete checkpoint, the same on every rank; None to start anew.
 
-    Any number of ranks may resume from it, with the same rows to a step.
+    Any number of ranks may resume from it with the same rows per step.
     """
     if not args.resume:
         if store.newest() is None:
             return None
         raise SystemExit(
             f"error: {args.output} already holds checkpoints\n"
-            "  hint: pass --resume to go on from the newest, or another --output"
+            "  hint: pass --resume to continue from the newest, or choose another --output"
         )
     found = store.resumable(overridable=OVERRIDABLE)
     if isinstance(args.resume, Path) and (found is None or found.path != args.resume.absolute()):
         raise SystemExit(
             f"error: {args.resume} is not the newest complete checkpoint there\n"
-            "  hint: --resume alone takes that one; to go back, move the newer ones away"
+            "  hint: pass --resume without a path, or move the newer ones away to go back"
         )
     return found
 
@@ -304,8 +304,8 @@ def checkpoint_to_resume(store: Any, args: argparse.Namespace) -> Any:
 def loader(args: argparse.Namespace, numbers: range) -> DataLoader[Tensor]:
     """Return rows in order; accelerate deals the batches to the ranks."""
     preset = chosen(args)
-    # The loader draws a seed for its workers when it starts. With a generator of its own it leaves
-    # torch's alone, whose state a resumed run must find as it was saved.
+    # The loader draws a seed for its workers when it starts. A separate generator leaves
+    # torch's state unchanged, as a resumed run must find it.
     return DataLoader(
         Rows(numbers, length=args.length, seed=args.seed),
         batch_size=preset.micro_batch,
@@ -316,13 +316,13 @@ def loader(args: argparse.Namespace, numbers: range) -> DataLoader[Tensor]:
 
 
 def cpus_of_this_rank() -> int:
-    """Return its share of the CPUs that the ranks of this node may use."""
+    """Return this rank's share of the CPUs that the ranks of its node may use."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, len(os.sched_getaffinity(0)) // ranks_here)
 
 
 def train(accelerator: Accelerator, args: argparse.Namespace, interrupt: Interrupt) -> bool:
-    """Train from the start or the newest checkpoint; False where it was told to leave earlier."""
+    """Train from the start or the newest checkpoint; return False if it had to stop early."""
     set_seed(args.seed)
     preset, now = chosen(args), settings(accelerator, args)
     store = checkpoint = None
@@ -361,8 +361,8 @@ def train(accelerator: Accelerator, args: argparse.Namespace, interrupt: Interru
     )
     if checkpoint:
         accelerator.load_state(str(checkpoint.path))
-        # accelerate counts passes. A checkpoint lies between steps, and with another accumulation
-        # the count that was saved would cut steps in their middle.
+        # accelerate counts passes. A checkpoint is between steps; with another accumulation the
+        # saved count would end steps too early or late.
         accelerator.step = 0
         training.say(f"resumed from {checkpoint.path} at step {first}")
     run = runtime.info() if runtime is not None else None
@@ -376,20 +376,20 @@ def train(accelerator: Accelerator, args: argparse.Namespace, interrupt: Interru
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train, and leave the group of ranks when nothing of the training is left."""
+    """Train, and leave the process group once the training is freed."""
     interrupt = Interrupt()
     accelerator = start_accelerator(args)
-    # The ranks of a world would take it at different steps: there the run's own save is the way.
+    # Several ranks would see Ctrl-C at different steps: they save by the run's save point.
     if accelerator.num_processes == 1 and (runtime is None or runtime.info() is None):
         interrupt.listen()
     is_done = train(accelerator, args, interrupt)
     accelerator.free_memory()
     accelerator.wait_for_everyone()
-    accelerator.end_training()  # closes the trackers, too
+    accelerator.end_training()  # also closes the trackers
     if interrupt.came and not is_done:
         how = "without clusterrun nothing is saved"
         if runtime is not None:
-            how = "the same command with --resume continues from there"
+            how = "continue from there with the same command and --resume"
         sys.stderr.write(f"interrupted: {how}\n")
         raise SystemExit(INTERRUPTED)
 
@@ -398,24 +398,24 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags, checked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("--preset", choices=["auto", *PRESETS], default="auto", help="auto: by the device's memory")
-    add("--device", choices=["auto", "cpu"], default="auto", help="cpu: even where there is a GPU")
-    add("--batch-size", type=count, metavar="ROWS", help="of a rank and pass (or the preset's)")
-    add("--accumulation", "--gradient-accumulation", type=count, metavar="PASSES", help="to a step")
-    add("--hidden-dim", type=count, metavar="WIDTH", help="of the model (or the preset's)")
-    add("--n-layers", type=count, metavar="N", help="of the model (or the preset's)")
+    add("--preset", choices=["auto", *PRESETS], default="auto", help="auto chooses by memory")
+    add("--device", choices=["auto", "cpu"], default="auto", help="device; cpu ignores a GPU")
+    add("--batch-size", type=count, metavar="ROWS", help="rows per rank and pass")
+    add("--accumulation", "--gradient-accumulation", type=count, metavar="PASSES", help="per step")
+    add("--hidden-dim", type=count, metavar="WIDTH", help="of the model (default: the preset's)")
+    add("--n-layers", type=count, metavar="N", help="layers of the model (default: the preset's)")
     add(
         "--gradient-checkpointing",
         action=argparse.BooleanOptionalAction,
-        help="less memory, a third more work (default: no)",
+        help="use less memory and a third more compute (default: no)",
     )
     add("--no-mixed-precision", action="store_true", help="compute in fp32")
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--max-steps", type=count, default=400, help="optimizer steps (default 400)"
     )
-    length.add_argument("--max-epochs", type=count, help=f"epochs of {EPOCH_ROWS} rows, instead")
-    add("--length", type=count, default=10, help="digits of a row (default 10)")
+    length.add_argument("--max-epochs", type=count, help=f"epochs of {EPOCH_ROWS} rows instead")
+    add("--length", type=count, default=10, help="digits per row (default 10)")
     add("--lr", type=float, default=2e-3, help="peak learning rate (default 2e-3)")
     add("--warmup", type=count, default=40, help="optimizer steps of warm-up (default 40)")
     add("--seed", type=int, default=0)
@@ -423,10 +423,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         *("--wandb", "--use-wandb"),
         action="store_true",
-        help="track with Weights & Biases; its key: WANDB_API_KEY",
+        help="track with Weights & Biases, with the key in WANDB_API_KEY",
     )
-    add("--tensorboard", type=folder, metavar="DIR", help="write TensorBoard's files there")
-    add("--output", type=folder, metavar="DIR", help="of checkpoints (in a run: its own; or 'out')")
+    add("--tensorboard", type=folder, metavar="DIR", help="write TensorBoard files")
+    add("--output", type=folder, metavar="DIR", help="checkpoints (default: the run's, else 'out')")
     add("--save-every", type=count, default=100, metavar="STEPS")
     add(
         "--resume",
@@ -435,37 +435,37 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         const=True,
         default=False,
         metavar="CHECKPOINT",
-        help="resume from the newest checkpoint (in a run: always); one that is named must be it",
+        help="resume from the newest checkpoint (always in a run); a path must name that one",
     )
     add(
         "--override",
         type=lambda text: text.replace("-", "_").split(","),
         default=[],
         metavar="NAMES",
-        help=f"settings that may differ from the checkpoint's: {', '.join(OVERRIDABLE)}",
+        help=f"settings that may differ from the checkpoint: {', '.join(OVERRIDABLE)}",
     )
     args = parser.parse_args(argv)
     if not 0 < args.lr < math.inf:
-        parser.error(f"--lr {args.lr} is no learning rate")
+        parser.error(f"--lr {args.lr} is not a learning rate")
     if runtime is None and (args.output or args.resume):
         parser.error("checkpoints need clusterrun: pip install clusterrun")
     own = runtime.checkpoint_dir() if runtime is not None else None
     named = args.resume.parent if isinstance(args.resume, Path) else None
     args.output = args.output or named or own or Path("out")
-    # The run's own directory holds nothing but what its earlier attempts have saved.
+    # The run's directory holds only what its earlier attempts have saved.
     attempt = runtime.info() if runtime is not None else None
     if attempt and args.tensorboard:
-        args.tensorboard /= attempt.run_dir.name  # curves of other runs would be drawn into its own
-    # A checkpoint that was named is what the first attempt went on from.
+        args.tensorboard /= attempt.run_dir.name  # keep the curves of runs apart
+    # Only the first attempt resumes from a named checkpoint.
     is_later = attempt is not None and attempt.attempt > 1
     args.resume = is_later or args.resume or args.output == own
     if args.override and not args.resume:
-        parser.error("--override is for a resumed run: pass --resume")
+        parser.error("--override needs --resume")
     return args
 
 
 def count(text: str) -> int:
-    """Read a count of one or more, for argparse."""
+    """Parse a count of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
@@ -473,7 +473,7 @@ def count(text: str) -> int:
 
 
 def folder(text: str) -> Path:
-    """Make a directory unless it is there, for argparse: better now than at the first save."""
+    """Create a directory if needed, for argparse: fail now, not at the first save."""
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -191,7 +191,7 @@ def test_a_deepspeed_json_that_the_launcher_did_not_take_is_refused(
         timeout=120 * PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "error: the launcher did not take zero2_offload.json, and would train" in done.stderr
+    assert "error: the launcher ignored zero2_offload.json, and would train" in done.stderr
 
 
 @pytest.mark.long
@@ -256,7 +256,7 @@ def test_an_adapter_that_is_none_is_refused(parts: Any, tmp_path: Path, content:
     else:
         torch.save(content, path)
     args = options.parse_arguments(["--pretrain_mm_mlp_adapter", str(path)])
-    with pytest.raises(SystemExit, match="is no projector of this model"):
+    with pytest.raises(SystemExit, match="is not a projector of this model"):
         parts[2].build(args, parts[0].Pairs(0, 1))
 
 
@@ -308,10 +308,10 @@ def test_captions_that_are_none_are_refused(parts: Any, tmp_path: Path) -> None:
 
     file = tmp_path / "captions.json"
     for text, said in (
-        ("[{}]", "is no list of"),
+        ("[{}]", "is not a list of"),
         ('[{"image": "a.png", "conversations": [{"from": "gpt", "value": " "}]}]', "is no list"),
         ('[{"image": "a.png", "conversations": [{"from": "gpt", "value": "a"}]}]', "not exist"),
-        ("[]", "0 images, and 0 are held out"),
+        ("[]", "0 images, but 0 are held out"),
     ):
         file.write_text(text)
         with pytest.raises(ValueError, match=said):

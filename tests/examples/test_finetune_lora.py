@@ -340,7 +340,7 @@ def test_what_would_be_another_training_is_refused(tmp_path: Path, plain: tuple[
     assert again.returncode == 1
     assert again.stderr.endswith(
         "error: out already holds checkpoints\n"
-        "  hint: pass --resume to go on from the newest, or another --output\n"
+        "  hint: pass --resume to continue from the newest, or choose another --output\n"
     )
     other = by_hand(tmp_path, *flags, "--resume", "--preset", "paper_r64", "--batch-size", "4")
     assert other.returncode == 1
@@ -403,9 +403,9 @@ def test_a_checkpoint_that_is_named_is_for_the_first_attempt(
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ("--override seed", "seed can't be changed; epochs, lr, warmup can"),
-        ("--override lr", "--override is for a resumed run: pass --resume"),
-        ("--dropout 1", "--dropout 1.0 is no probability below 1"),
+        ("--override seed", "can't change seed, only epochs, lr, warmup"),
+        ("--override lr", "--override needs --resume"),
+        ("--dropout 1", "--dropout 1.0 is not a probability below 1"),
     ],
 )
 def test_what_can_not_be_asked_for_is_refused(

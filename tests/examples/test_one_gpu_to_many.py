@@ -79,7 +79,7 @@ def test_a_rate_that_was_not_scaled_needs_no_warm_up() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf"])
 def test_what_is_no_learning_rate_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=f"{text} is no learning rate"):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{text} is not a learning rate"):
         scaling.rate(text)
 
 
@@ -189,7 +189,7 @@ def test_a_resume_that_keeps_the_batch_of_a_step_has_the_same_losses(tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "environ", "why"),
     [
-        ("", {"WORLD_SIZE": "2"}, "the launcher has started 2 ranks, and accelerate did not join"),
+        ("", {"WORLD_SIZE": "2"}, "the launcher started 2 ranks, but accelerate did not join"),
         ("--lr 1e9", {}, "the loss of epoch 1 is nan: it has diverged"),
     ],
 )

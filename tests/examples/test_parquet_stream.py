@@ -79,7 +79,7 @@ def test_an_epoch_deals_each_row_to_one_rank_and_as_many_to_each(
     groups = write_set(tmp_path_factory.mktemp("set"), files)
     total = sum(map(sum, files))
     if total < world * rows:
-        with pytest.raises(DataError, match=rf"{total} rows are fewer than the {world * rows} of"):
+        with pytest.raises(DataError, match=rf"{total} rows are fewer than the {world * rows}"):
             streams(groups, world, rows, buffer)
         return
     dealt = [list(stream.rows(epoch=0)) for stream in streams(groups, world, rows, buffer)]
@@ -160,16 +160,16 @@ def test_what_is_wrong_with_a_file_is_one_line_before_the_training(tmp_path: Pat
     with pytest.raises(DataError, match=r"holds no \*\.parquet"):
         find_row_groups(tmp_path)
     write(path, [0])
-    with pytest.raises(DataError, match=r"^the \*\.parquet of \S+ hold no rows$"):
+    with pytest.raises(DataError, match=r"^the \*\.parquet in \S+ have no rows$"):
         find_row_groups(tmp_path)
     path.write_bytes(b"PAR1 is not enough")
-    with pytest.raises(DataError, match=r"^\S+a\.parquet is no parquet file: [^\n]+$"):
+    with pytest.raises(DataError, match=r"^\S+a\.parquet is not a parquet file: [^\n]+$"):
         find_row_groups(tmp_path)
     parquet.write_table(pyarrow.table({"prompt": ["a"], "answer": ["b"]}), path)
     with pytest.raises(DataError, match=r"has no column 'response', only prompt, answer$"):
         find_row_groups(tmp_path)
     parquet.write_table(pyarrow.table({"prompt": ["a"], "response": [1]}), path)
-    with pytest.raises(DataError, match=r"column 'response' holds int64 instead of text$"):
+    with pytest.raises(DataError, match=r"column 'response' has int64 instead of text$"):
         find_row_groups(tmp_path)
 
 

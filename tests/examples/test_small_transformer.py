@@ -184,7 +184,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_ends_with_130(here: Project) -> None
     assert training.returncode == 130, err
     stopped = re.search(r"^stopped at step (\d+)$", out, re.MULTILINE)
     assert stopped
-    assert "interrupted: the same command with --resume continues from there\n" in err
+    assert "interrupted: continue from there with the same command and --resume\n" in err
     assert "Traceback" not in err
     assert (here.path / f"out/step-{int(stopped[1]):08d}/.complete").exists()
 
@@ -333,7 +333,7 @@ def test_tensorboards_files_hold_the_losses_that_were_printed(whole: Whole) -> N
 def test_wandb_without_a_key_says_how_to_hand_it_on(here: Project) -> None:
     done = alone(here, *ALONE, "--wandb")
     assert done.returncode == 1
-    assert "error: W&B does not start: " in done.stderr
+    assert "error: W&B did not start: " in done.stderr
     assert "--pass-env WANDB_API_KEY" in done.stderr
     assert "Traceback" not in done.stderr
 
