@@ -39,8 +39,8 @@ from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
     """Save when the job asks, mark checkpoints as complete, and stop when the job must end.
 
-    Another effective batch is another training, and refused on a resume;
-    `override=["effective_batch"]` accepts it, and later checkpoints tell of it.
+    A resume with another effective batch is refused: the training would not be the same.
+    `override=["effective_batch"]` accepts it, and later checkpoints record it.
     """
 
     def __init__(self, *, override: Collection[str] = ()) -> None:
@@ -48,20 +48,20 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         self._overrides: Sequence[Mapping[str, Any]] = ()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse settings that can't be resumed, and a resume with another effective batch."""
+        """Refuse settings that prevent a resume, and a resume with another effective batch."""
         del control
         if args.save_only_model:
             raise ClusterrunError(
-                "save_only_model=True leaves optimizer, schedule and random numbers out of the "
-                "checkpoints, and a run that comes back could not go on as it was: "
-                "leave it off, or CheckpointCallback out"
+                "save_only_model=True saves no optimizer, schedule or random numbers, so a resumed "
+                "run could not continue the same training: "
+                "turn it off, or remove CheckpointCallback"
             )
         here, world_size = joined_world()
         limit = args.save_total_limit
         if here == 0 and (limit == 1 or (limit == 2 and args.metric_for_best_model)):
             say(
                 f"save_total_limit={limit}: the Trainer may remove the last complete checkpoint "
-                "before it has another; let it be 3 or more"
+                "before it has saved another; set it to 3 or more"
             )
         path = _checkpoint(args, state)
         if found := broadcast(_saved(path) if here == 0 else None):
@@ -72,18 +72,18 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         if words := found.difference(None, settings, override=self._override):
             raise ClusterrunError(
                 f"can't resume from {found.path}: {words} (keep batch size x accumulation x ranks, "
-                'or accept it: CheckpointCallback(override=["effective_batch"]))'
+                'or accept it with CheckpointCallback(override=["effective_batch"]))'
             )
         self._overrides = overridden(found, settings, self._override)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the step with the newest loss that was logged, and save if the agents ask."""
+        """Report the step with the newest logged loss, and save if the job asks."""
         runtime.step(state.global_step, state.max_steps, **logged(state))
         if runtime.should_checkpoint():
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark the checkpoint once all ranks have written theirs; stop if asked to."""
+        """Mark the checkpoint once all ranks have written their files; stop if asked to."""
         path = _checkpoint(args, state)
         here, world_size = joined_world()
         gathered(None)
@@ -101,7 +101,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Skip the save and evaluation at the end of an epoch that was cut short."""
+        """Skip the save and evaluation at the end of an interrupted epoch."""
         if runtime.should_stop():
             control.should_save = control.should_evaluate = False
 
@@ -111,34 +111,34 @@ def _checkpoint(args: Any, state: Any) -> Path:
 
 
 def _saved(path: Path) -> Checkpoint | None:
-    """Return what was saved there; None at step 0, or if another program saved it."""
+    """Return the checkpoint there; None at step 0, or if another program saved it."""
     with contextlib.suppress(IncompleteError):
         return checkpoint_files.read_marker(path)[0]
     return None
 
 
 def _refuse_batch_of_checkpoint(args: Any, state: Any, loader: Any) -> None:
-    """Refuse a Trainer that took the batch size of the checkpoint instead of its argument's.
+    """Refuse a Trainer that uses the checkpoint's batch size instead of its argument.
 
-    transformers 4 does so, and says nothing; with another accumulation the batch is another, too.
+    transformers 4 does so silently; with another accumulation, the effective batch changes.
     """
     used = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if args.train_batch_size != used == state.train_batch_size and not args.auto_find_batch_size:
         raise ClusterrunError(
-            f"this transformers continues with the checkpoint's batch size, {used}, instead of "
-            f"{args.train_batch_size}: a newer one takes the argument; or keep {used}"
+            f"this transformers resumes with the checkpoint's batch size, {used}, instead of "
+            f"{args.train_batch_size}: use a newer version, or keep {used}"
         )
 
 
 def _settings(args: Any, world_size: int) -> dict[str, int]:
-    """Return what must be equal for a resumed run to be the same training."""
+    """Return the settings that a resumed run must share."""
     ranks = world_size // _ranks_of_a_sample()
     batch = args.train_batch_size * args.gradient_accumulation_steps * ranks
     return {"effective_batch": batch}
 
 
 def _ranks_of_a_sample() -> int:
-    """Return how many ranks share their samples by tensor, context or sequence parallel."""
+    """Return how many ranks share samples by tensor, context or sequence parallelism."""
     from accelerate.state import AcceleratorState
 
     sizes = AcceleratorState._shared_state.get("parallelism_config")

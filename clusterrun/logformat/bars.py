@@ -1,4 +1,4 @@
-"""Find in a rank's output how far it is: progress bars of tqdm, and the metrics of a Trainer."""
+"""Find the progress in a rank's output: bars of tqdm, and metrics of transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-NEAR_S = 60.0  # bars that moved within this time move side by side: one is inside the other
-DRAWINGS = 16  # that are read of one text, the last: bars are drawn many times a second
-MOST_LETTERS = 1000  # of a drawing: a longer text is none
+NEAR_S = 60.0  # bars that moved within this time are nested, one inside the other
+DRAWINGS = 16  # the last ones of a text are read: bars are drawn many times a second
+MOST_LETTERS = 1000  # of a drawing; a longer text is not one
 SHOWN_LETTERS = 40  # of a bar's description
 
 _NUMBER = r"\d+(?:\.\d+)?[kMGTPEZY]?"
@@ -24,7 +24,7 @@ _WITH_TOTAL = re.compile(
 _WITHOUT_TOTAL = re.compile(rf"(?<![\d./])(?P<n>{_NUMBER}) ?[^\W\d]* \[[\d:]+{_RATE}")
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f]")
 _PREFIXES = {prefix: 1000.0**power for power, prefix in enumerate(" kMGTPEZY")}
-_SIDE_WORK = re.compile(  # that a training does before, between and after its steps
+_SIDE_WORK = re.compile(  # the work of a training before, between and after its steps
     r"\b(adding|building|cast|check|copy|creat|dev\b|download|dropping|eval|extract|fetch|filter|"
     r"flatten|generat|load|map\b|pack|predict|prepar|read|resolv|sampling|sanity|sav|tokeni[sz]|"
     r"test|truncat|upload|val\b|valid|warm|writ)",
@@ -35,7 +35,7 @@ _METRICS = ("loss", "learning_rate", "epoch")
 
 
 class Text(NamedTuple):
-    """What was printed at a time, in seconds of the epoch."""
+    """A printed text and its time in epoch seconds."""
 
     at: float
     text: str
@@ -43,7 +43,7 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A progress bar as it was last drawn; `moved_at` is when its count last changed."""
+    """A progress bar as last drawn; `moved_at` is the time of the last change of its count."""
 
     description: str
     count: int
@@ -59,14 +59,14 @@ class Bar:
 
     @property
     def is_side_work(self) -> bool:
-        """Whether it seems to count something else than steps, such as an evaluation's batches."""
+        """Whether it seems to count something other than steps, such as evaluation batches."""
         return self.unit in _SIDE_UNITS or bool(_SIDE_WORK.search(self.description))
 
 
 def find_bar(printed: Iterable[Text]) -> Bar | None:
-    """Return the bar that shows best how far the training is, from one stream's texts in order.
+    """Return the bar that best shows the progress, from one stream's texts in order.
 
-    Bars that count bytes, as downloads do, are none.
+    Ignore bars that count bytes, such as downloads.
     """
     bars: dict[tuple[str, int | None, str], Bar] = {}
     for at, text in printed:
@@ -80,10 +80,10 @@ def find_bar(printed: Iterable[Text]) -> Bar | None:
 
 
 def _best(bars: list[Bar]) -> Bar | None:
-    """Prefer bars that are not done, and training to other work.
+    """Prefer bars that are not done, and training over other work.
 
-    Of those that move side by side take the longest: an epoch's steps, not the epochs; all steps,
-    not an evaluation's.
+    Of nested bars take the longest: an epoch's steps, not the epochs; all steps, not those of an
+    evaluation.
     """
     live = [bar for bar in bars if not bar.is_done]
     steps = [bar for bar in bars if not bar.is_side_work]
@@ -94,7 +94,7 @@ def _best(bars: list[Bar]) -> Bar | None:
 
 
 def _parse(drawing: str, at: float) -> Bar | None:
-    """Read one drawing of a bar.
+    """Parse one drawing of a bar; None for other text.
 
     >>> bar = _parse("Epoch 1:  45%|####5     | 450/1000 [00:30<00:37, 14.9it/s, loss=2]", 7.0)
     >>> bar.description, bar.count, bar.total, bar.rate_per_s, bar.unit
@@ -121,7 +121,7 @@ def _parse(drawing: str, at: float) -> Bar | None:
 
 
 def _number(text: str) -> float:
-    """Read a number as tqdm shortens it.
+    """Parse a number as tqdm abbreviates it.
 
     >>> _number("450"), _number("1.05k")
     (450.0, 1050.0)
@@ -136,7 +136,7 @@ def _rate(text: str, *, is_inverse: bool) -> float | None:
 
 
 def find_metrics(printed: Iterable[Text]) -> Mapping[str, float]:
-    """Return the newest metrics that transformers' Trainer printed; none without its lines.
+    """Return the newest metrics that transformers' Trainer printed; {} if it printed none.
 
     >>> find_metrics([Text(0.0, "{'loss': '2.1', 'grad_norm': '3', 'epoch': '0.05'}\\n")])
     {'loss': 2.1, 'epoch': 0.05}

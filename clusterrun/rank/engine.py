@@ -237,7 +237,7 @@ def _explained(prepare: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_sharded(optimizer: Any, world: int) -> bool:
-    """Whether the script itself has spread parameters over all ranks, as DTensors of one mesh."""
+    """Return whether the script has sharded parameters over all ranks, as DTensors of one mesh."""
     params = (param for group in optimizer.param_groups for param in group["params"])
     spread = (param for param in params if hasattr(param, "placements"))
     return any(

@@ -18,7 +18,7 @@ class FirstStep:
         self._hook: Any = None
 
     def add(self, check: Check) -> None:
-        """Call `check` with the optimizer before each step."""
+        """Call `check(optimizer)` before each step."""
         self._checks[check] = None
         self.listen()
 

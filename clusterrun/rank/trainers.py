@@ -1,7 +1,7 @@
-"""Report the steps of transformers' Trainer and of Lightning's, in scripts that do not.
+"""Report the steps of transformers' and Lightning's trainers, for scripts that do not.
 
-In a run each trainer gets a callback that reports and does nothing else: no saves, no collectives,
-nothing in checkpoints. The script's own reports replace its.
+In a run each trainer gets a callback that only reports: no saves, no collectives, nothing in
+checkpoints. Reports of the script replace those of the callback.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ def logged(state: Any) -> dict[str, Any]:
 
 
 def _begun(step: int) -> None:
-    """Report from which step a trainer goes on; 0 is the beginning."""
+    """Report the step from which a trainer starts; 0 is the beginning."""
     if runtime.rank() == 0:
         runtime.emit("resumed", step=int(step))
 
 
 def _watch_transformers(module: ModuleType) -> None:
-    """Add the callback to those that each Trainer has."""
+    """Add the callback to the defaults of each Trainer."""
     defaults = getattr(module, "DEFAULT_CALLBACKS", None)
     if isinstance(defaults, list) and hasattr(module, "TrainerCallback"):
         defaults.append(transformers_callback(module.__name__))
 
 
 def transformers_callback(module: str) -> Any:
-    """Make a callback for transformers' Trainers; it keeps nothing, so one is enough for all."""
+    """Return a callback for transformers' Trainers; it has no state, so one serves all."""
     base: Any = importlib.import_module(module).TrainerCallback
 
     class StepCallback(base):  # type: ignore[misc]  # transformers has no types here
@@ -49,21 +49,21 @@ def transformers_callback(module: str) -> Any:
             runtime.follow_trainer(state.global_step, state.max_steps, **logged(state))
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if 0 < state.global_step < state.max_steps:  # a long evaluation is no hang
+            if 0 < state.global_step < state.max_steps:  # a long evaluation is not a hang
                 runtime.follow_trainer(state.global_step, state.max_steps, **logged(state))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step != state.max_steps:  # it stopped early: no hangs after it
+            if state.global_step != state.max_steps:  # it stopped early: expect no more steps
                 runtime.follow_trainer(state.global_step, state.global_step, **logged(state))
 
         def __reduce__(self) -> Any:
-            return transformers_callback, (module,)  # a search of hyperparameters pickles it
+            return transformers_callback, (module,)  # a hyperparameter search pickles it
 
     return StepCallback()
 
 
 def _watch_lightning(module: ModuleType) -> None:
-    """Add the callback to those that Lightning takes from installed packages."""
+    """Add the callback to those that Lightning loads from installed packages."""
     original = getattr(module, "_load_external_callbacks", None)
     if original is None:
         return
@@ -76,7 +76,7 @@ def _watch_lightning(module: ModuleType) -> None:
 
 
 def lightning_callback(package: str) -> Any:
-    """Make a callback for Lightning, by the name under which the script imports it."""
+    """Return a callback for Lightning; `package` is the name that the script imports."""
     base: Any = importlib.import_module(package).Callback
 
     class StepCallback(base):  # type: ignore[misc]  # Lightning need not be installed
@@ -90,7 +90,7 @@ def lightning_callback(package: str) -> Any:
             runtime.follow_trainer(trainer.global_step, self._total)
 
         def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
-            if 0 < trainer.global_step != self._total:  # a long validation is no hang
+            if 0 < trainer.global_step != self._total:  # a long validation is not a hang
                 runtime.follow_trainer(trainer.global_step, self._total)
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -104,8 +104,8 @@ def lightning_callback(package: str) -> Any:
 
 
 def _total(trainer: Any) -> int | None:
-    """Return how many steps Lightning expects; None if it can't know."""
-    with contextlib.suppress(Exception):  # another version's trainer may have no such property
+    """Return the number of steps that Lightning expects; None if unknown."""
+    with contextlib.suppress(Exception):  # other versions may lack this property
         total = trainer.estimated_stepping_batches
         return int(total) if 0 < total < float("inf") else None
     return None

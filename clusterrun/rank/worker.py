@@ -1,7 +1,7 @@
 """The inner entrypoint of each rank: `clusterrun.rank.worker SCRIPT ARGS…` (or `-m MODULE`).
 
-Moves the rank's output into files of its own, checks the world contract, and writes an error file
-if the rank fails. Otherwise it runs the script as plain Python does.
+Redirect the rank's output to separate files, check the world contract, and write an error file if
+the rank fails. Otherwise run the script as plain Python does.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
     os.environ[given.OWN_RANK] = str(runtime.rank())
     with contextlib.suppress(OSError):
         os.unlink(_error_file())
-    # Registered first, to run after all that the script registers.
+    # Registered first, to run after everything that the script registers.
     ending = _Ending()
     atexit.register(ending.leave)
     die_with_parent("CLUSTERRUN_LAUNCHER_PID")
@@ -89,10 +89,10 @@ def _act_as_a_task_of_slurm() -> None:
 
 
 def die_with_parent(variable: str) -> None:
-    """Have the kernel kill this process when its parent dies; end now if it is already gone.
+    """Have the kernel kill this process when its parent dies; exit now if it is already dead.
 
-    `variable` names the environment variable with the parent's pid; nothing happens without it. To
-    the kernel the parent is the thread that started this process (prctl(2)).
+    `variable` names the environment variable with the parent's pid; do nothing without it. For the
+    kernel, the parent is the thread that started this process (prctl(2)).
     """
     parent = os.environ.get(variable, "")
     if not parent.isdigit():
@@ -115,19 +115,19 @@ def _move_output(spool: str | None) -> None:
     moved = [file for file in (sys.stdout, sys.stderr) if isinstance(file, io.TextIOWrapper)]
     output.forgive_full_disk(*moved)
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
-        sys.stdout.reconfigure(line_buffering=True)  # whole lines outlive a crash
+        sys.stdout.reconfigure(line_buffering=True)  # whole lines survive a crash
 
 
 def _show_stacks(spool: str | None) -> None:
-    """Let the agent have this rank write its stack to a file, when no step ends."""
+    """Have this rank write its stack to a file on a signal, which the agent sends in a hang."""
     if spool:
         path = os.path.join(spool, f"rank_{own_rank()}.stacks")
-        _kept.append(file := open(path, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+        _kept.append(file := open(path, "w", encoding="utf-8"))  # noqa: SIM115 - open until exit
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
 
 
 def contract_of_child() -> world.Contract:
-    """Return the contract for a process that a rank has spawned."""
+    """Return the contract for a process that a rank spawned."""
     return world.Contract(os.environ, _Ending().break_off, is_child=True)
 
 
@@ -182,13 +182,13 @@ def _execute(argv: Sequence[str]) -> None:
 
 
 def _is_source(script: str) -> bool:
-    """Whether the file is Python source, not a zip archive with a `__main__.py`."""
+    """Return whether the file is Python source, not a zip archive with a `__main__.py`."""
     with open(script, "rb") as file:
         return not file.read(4).startswith(b"PK\x03\x04")
 
 
 def _look_first_in(directory: str) -> None:
-    """Add the directory that Python puts first on the path of a script."""
+    """Add the directory that Python puts first on a script's path."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, directory)
 
@@ -200,7 +200,7 @@ def _status(stop: SystemExit) -> int:
 
 
 def _last_line_on_stderr() -> str:
-    """Return what the script wrote last before it left, as argparse's error."""
+    """Return the last line that the script wrote to stderr, such as argparse's error."""
     spool = os.environ.get("CLUSTERRUN_SPOOL")
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
@@ -212,7 +212,7 @@ def _exception_status(error: BaseException) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return the message of an error, and its notes (PEP 678; Python 3.11 prints them itself)."""
+    """Return the message of an error with its notes (PEP 678; Python 3.11 prints them)."""
     lines = [line.strip() for line in traceback.format_exception_only(type(error), error)]
     notes = [line for note in getattr(error, "__notes__", ()) for line in str(note).splitlines()]
     shown = len(notes) if sys.version_info >= (3, 11) else 0
@@ -223,7 +223,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """Return the place that raised, in the user's code if the traceback has some."""
+    """Return the place that raised, in the user's code if the traceback has any."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -233,14 +233,14 @@ def _where(error: BaseException) -> str:
 
 
 def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames before the script's first, as Python's own tracebacks do."""
+    """Drop the frames before the script's first, as Python's tracebacks do."""
     while trace is not None and trace.tb_frame.f_code.co_filename in _MACHINERY:
         trace = trace.tb_next
     return trace
 
 
 class _Ending:
-    """Ends the rank: reports it once to the agent, and avoids an abort at exit."""
+    """Ends the rank: reports the end once to the agent, and avoids an abort at exit."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -253,7 +253,7 @@ class _Ending:
             _report(code, message, cause, error)
 
     def break_off(self, error: WorldContractError, kind: str) -> NoReturn:
-        """Report what is wrong with the world, and end without running code of the script."""
+        """Report the broken world contract, and exit without running code of the script."""
         lines = [f"clusterrun: the world contract is broken: {error.message}"]
         lines += [f"  cause: {error.cause}"] if error.cause else []
         lines += [f"  hint: {hint}" for hint in error.hints]
@@ -269,7 +269,7 @@ class _Ending:
         os._exit(code)
 
     def leave(self) -> None:
-        """Destroy the process group, last of all, and report a good end."""
+        """Destroy the process group last, and report a successful end."""
         if os.getpid() != self._pid:
             return
         distributed: Any = sys.modules.get("torch.distributed")
@@ -285,8 +285,8 @@ class _Ending:
             self._exit_at_once()
 
     def _exit_at_once(self) -> NoReturn:
-        # Destroying the group may hang when peers are gone. Without it gloo's threads abort the
-        # process ("terminate called without an active exception"): the exit status is lost.
+        # Destroying the group may hang if peers are gone. Without it, gloo's threads abort the
+        # process ("terminate called without an active exception") and its exit status is lost.
         for file in gc.get_objects():
             if type(file) in _BUFFERED:
                 with contextlib.suppress(OSError, ValueError):
@@ -295,10 +295,10 @@ class _Ending:
 
 
 def _peaks() -> dict[str, int]:
-    """Return the peaks of this process's memory in bytes."""
+    """Return the peak memory of this process in bytes."""
     peaks = {"rss_bytes": _peak_rss()}
     cuda: Any = sys.modules.get("torch.cuda")
-    with contextlib.suppress(Exception):  # a broken context must not hide how the rank ends
+    with contextlib.suppress(Exception):  # a broken context must not hide the end of the rank
         if cuda is not None and cuda.is_initialized():
             peaks["cuda_allocated_bytes"] = int(cuda.max_memory_allocated())
             peaks["cuda_reserved_bytes"] = int(cuda.max_memory_reserved())
@@ -306,7 +306,7 @@ def _peaks() -> dict[str, int]:
 
 
 def _peak_rss() -> int:
-    """Return the peak of this program; getrusage includes the process before exec."""
+    """Return the peak RSS of this program in bytes; getrusage includes the process before exec."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             line = next(line for line in file if line.startswith("VmHWM:"))
@@ -318,9 +318,9 @@ def _peak_rss() -> int:
 def _may_abort() -> bool:
     """Return whether gloo's threads may outlive the group and abort at Python's exit.
 
-    DeepSpeed and FSDP keep a group alive after it was destroyed: about one good run in four ended
-    with SIGABRT (torch 2.13). With a GPU in use the process ends as usual, since profilers write
-    their results at exit.
+    DeepSpeed and FSDP keep a group alive after its destruction: about one successful run in four
+    ended with SIGABRT (torch 2.13). With a GPU in use the process exits as usual, since profilers
+    write their results at exit.
     """
     cuda: Any = sys.modules.get("torch.cuda")
     is_alone = os.environ.get("CLUSTERRUN_WORLD_SIZE", "1") == "1"
@@ -328,7 +328,7 @@ def _may_abort() -> bool:
 
 
 def _report(code: int, message: str, cause: str, error: BaseException) -> None:
-    """Report the rank's failure once: a process that it started may have done so before."""
+    """Report the rank's failure once: a process that it started may have reported it."""
     ours = _error_file()
     if ours and os.path.exists(ours):
         return
@@ -345,9 +345,9 @@ def _error_file() -> str:
 
 
 def _write_error_files(message: str, callstack: str, at: float) -> None:
-    """Write the error in torchelastic's format, for torch's own report and for the agent.
+    """Write the error in torchelastic's format, for torch's report and for the agent.
 
-    The time is a JSON number: torch reads it with `int()`, which refuses "1.5".
+    The time is a JSON number: torch parses it with `int()`, which refuses "1.5".
     """
     extra = {"py_callstack": callstack, "timestamp": at, "rank": own_rank()}
     text = json.dumps({"message": {"message": message, "extraInfo": extra}}) + "\n"

@@ -288,9 +288,9 @@ def list_records(runs_dir: RunsDir) -> list[JobRecord]:
 
 
 def newest_jobs(runs_dirs: Iterable[RunsDir], limit: int) -> list[tuple[str, JobRecord]]:
-    """Return the newest jobs by their ids, with the runs that their links lead to.
+    """Return the newest jobs by id, each with the run that its link points to.
 
-    Reads one directory for each place, and only as many records as are wanted.
+    Read one directory for each place, and at most `limit` records.
     """
     links = [link for place in runs_dirs for link in _entries(place.by_job)]
     links.sort(key=lambda link: int(re.sub("[^0-9]", "", link.name) or 0), reverse=True)

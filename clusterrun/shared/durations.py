@@ -28,7 +28,7 @@ _ENDLESS: Final = ("UNLIMITED", "INFINITE", "-1")
 def parse_span(text: str, *, bare_s: int = 1) -> Decimal | None:
     """Parse a span of time as seconds; a bare number counts units of `bare_s` seconds.
 
-    Return None for a text that is no span.
+    Return None for other text.
 
     >>> [int(parse_span(text)) for text in ("90", "90s", "1h30m", "1.5 hours", "2:30", "1-12")]
     [90, 90, 5400, 5400, 150, 129600]
@@ -52,7 +52,7 @@ def _part_seconds(part: re.Match[str]) -> Decimal:
 
 
 def _overflows(match: re.Match[str]) -> bool:
-    """Return whether minutes or seconds behind another field are more than 59, as in 25:99."""
+    """Return whether minutes or seconds after another field exceed 59, as in 25:99."""
     behind = (match["fields"] or "").split(":")[1:]
     return any(int(field or 0) > 59 for field in (*behind, match["minutes"], match["seconds"]))
 
@@ -74,7 +74,7 @@ def _colon_seconds(fields: list[int]) -> int:
 
 
 def parse_slurm_minutes(text: str) -> int:
-    """Parse a time limit, of which a bare number is minutes; return minutes, rounded up.
+    """Parse a time limit and return minutes, rounded up; a bare number means minutes.
 
     >>> [parse_slurm_minutes(text) for text in ("90", "90:30", "1:30:00", "1h", "90s")]
     [90, 91, 90, 60, 2]
@@ -87,7 +87,7 @@ def parse_slurm_minutes(text: str) -> int:
     if seconds == 0 or text.strip().upper() in _ENDLESS:  # Slurm reads 0 as "no limit"
         raise UsageError(
             f"time limit '{text.strip()}' means no limit",
-            hint="give a limit; a job without one is never backfilled and waits longest",
+            hint="give a limit: a job without one is never backfilled and waits longest",
         )
     if seconds is None:
         raise UsageError(
@@ -110,7 +110,7 @@ def format_minutes(minutes: int) -> str:
 
 
 def parse_seconds(text: str) -> int:
-    """Parse a span of time, of which a bare number is seconds; return seconds, rounded up.
+    """Parse a span of time and return seconds, rounded up; a bare number means seconds.
 
     >>> [parse_seconds(text) for text in ("90", "90s", "30m", "1h30m", "1:30:00", "1d")]
     [90, 90, 1800, 5400, 5400, 86400]

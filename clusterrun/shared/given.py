@@ -14,8 +14,8 @@ from collections.abc import Mapping, MutableMapping
 GIVEN = "CLUSTERRUN_GIVEN"
 WAS = "CLUSTERRUN_WAS_"
 STARTED = "CLUSTERRUN_STARTED"
-OWN_RANK = "CLUSTERRUN_RANK"  # stays when a script changes RANK, or starts processes with others
-TASK = {  # a rank gives what Slurm sets for a task the value of torch's launcher
+OWN_RANK = "CLUSTERRUN_RANK"  # unchanged if a script sets RANK, also for processes that it starts
+TASK = {  # Slurm's variables of a task, and torch's launcher's, whose values a rank gives them
     "SLURM_PROCID": "RANK",
     "SLURM_LOCALID": "LOCAL_RANK",
     "SLURM_NTASKS": "WORLD_SIZE",

@@ -1,4 +1,4 @@
-"""Parse and format amounts: bytes (64KiB, 200G as Slurm means it, 1GB), counts (16k, 8B)."""
+"""Parse and format amounts: bytes (64KiB, 200G as in Slurm, 1GB), counts (16k, 8B)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BINARY: Final = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10
 _UNIT_BYTES: Final = {
     **{"": 1, "b": 1},
     **{unit.lower(): size for unit, size in _BINARY.items()},
-    **{unit[0].lower(): size for unit, size in _BINARY.items()},  # Slurm's --mem: 1024, too
+    **{unit[0].lower(): size for unit, size in _BINARY.items()},  # Slurm's --mem also uses 1024
     **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
 }
 
 
 def parse_bytes(text: str) -> int:
-    """Parse a number of bytes, or one with a unit in any case; round up to whole bytes.
+    """Parse a number of bytes, with or without a unit in any case; round up to whole bytes.
 
     >>> [parse_bytes(text) for text in ("4096", "64KiB", "1.5g", "1 GB")]
     [4096, 65536, 1610612736, 1000000000]
@@ -39,7 +39,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_count(text: str) -> Decimal | None:
-    """Parse a number, or one with k (1,000), M, B or T in either case; None if it is neither.
+    """Parse a number with an optional k (1,000), M, B or T in either case; None for other text.
 
     >>> [int(parse_count(text)) for text in ("8", "1_000", "16k", "1.2M", "8b", "8.03e9")]
     [8, 1000, 16000, 1200000, 8000000000, 8030000000]

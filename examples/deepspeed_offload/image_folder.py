@@ -62,7 +62,7 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
 
 
 def missing_images(paths: list[Path]) -> list[Path]:
-    """Return the images that are not there; each directory is listed once."""
+    """Return the images that do not exist; list each directory once."""
     there = {path.parent: set[str]() for path in paths}
     for folder, names in there.items():
         if folder.is_dir():

@@ -92,7 +92,7 @@ MISTAKES = [
         "slurm: {time: UNLIMITED}",
         "time limit 'UNLIMITED' means no limit",
         "1:15",
-        "give a limit; a job without one is never backfilled and waits longest",
+        "give a limit: a job without one is never backfilled and waits longest",
     ),
     (
         "launch: {timeout: soon}",

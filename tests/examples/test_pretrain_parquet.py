@@ -398,7 +398,7 @@ def test_another_training_is_refused_in_words_and_a_rate_may_be_overridden(
     _, err = process.communicate(timeout=300 * PATIENCE)
     assert process.returncode == 1
     assert "step-00000080: effective_batch was 16 and is 32; lr was 0.003 and is 5e-05\n" in err
-    assert "  hint: keep batch size x accumulation x ranks = 16; --override lr accepts" in err
+    assert "  hint: keep batch size x accumulation x ranks = 16; accept the change with" in err
     assert "Traceback" not in err
     text = train(folder, "--lr", "5e-5", "--override", "lr,warmup")
     assert "resumed at step 80" in text

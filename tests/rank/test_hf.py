@@ -197,7 +197,7 @@ def test_checkpoints_that_no_run_can_go_on_from_are_refused(tmp_path: Path) -> N
     from clusterrun.hf import CheckpointCallback
 
     args = arguments(tmp_path, save_only_model=True)
-    with pytest.raises(ClusterrunError, match=r"leaves optimizer, .*leave it off, or"):
+    with pytest.raises(ClusterrunError, match=r"saves no optimizer, .*turn it off, or"):
         CheckpointCallback().on_train_begin(args, SimpleNamespace(global_step=0), None)
 
 
