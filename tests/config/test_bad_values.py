@@ -40,7 +40,7 @@ BAD = [
     (
         "nodelist",
         "node[1-",
-        "{}: bad host list 'node[1-': '[' has no partner at position 5",
+        "{}: bad host list 'node[1-': '[' is unmatched at position 5",
         HOSTS,
     ),
     (
