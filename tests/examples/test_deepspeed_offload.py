@@ -309,7 +309,7 @@ def test_captions_that_are_none_are_refused(parts: Any, tmp_path: Path) -> None:
     file = tmp_path / "captions.json"
     for text, said in (
         ("[{}]", "is not a list of"),
-        ('[{"image": "a.png", "conversations": [{"from": "gpt", "value": " "}]}]', "is no list"),
+        ('[{"image": "a.png", "conversations": [{"from": "gpt", "value": " "}]}]', "is not a list"),
         ('[{"image": "a.png", "conversations": [{"from": "gpt", "value": "a"}]}]', "not exist"),
         ("[]", "0 images, but 0 are held out"),
     ):
