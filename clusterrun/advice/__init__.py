@@ -1,1 +1,1 @@
-"""Ask this machine what an estimate needs: the question, a traced model, what a run really took."""
+"""Collect what an estimate needs from this machine: the question, a traced model, measurements."""

@@ -1,4 +1,4 @@
-"""What a run really took, read from its events and its checkpoints."""
+"""Read the measurements of a run from its events and its checkpoints."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from clusterrun.rundir.events import EventType, read
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import checkpoint_files
 
-SHORTEST_S = 0.5  # between two reports of steps; a last step is reported at once
+SHORTEST_S = 0.5  # between two reports of steps that count; the last step is reported at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """The median time of a step, steps and peaks; None for what the run has not reported.
 
-    `timed` counts the steps that the median is of, `gpu_bytes` is the largest peak of the
-    allocator of a rank, `host_bytes` the largest sum of the peaks of a node's ranks.
+    `timed` counts the steps behind the median. `gpu_bytes` is the largest allocator peak of a
+    rank, `host_bytes` the largest sum of the peaks of a node's ranks.
     """
 
     step_s: float | None
@@ -31,7 +31,7 @@ class Measured:
 
 
 def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
-    """Read what the ranks of a run have reported; leave out a share of its first steps."""
+    """Read what the ranks of a run reported; skip the share `warm_up` of the first reports."""
     spans: list[tuple[float, int]] = []
     steps: list[int] = []
     gpu: list[int] = []
@@ -45,7 +45,7 @@ def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
             gpu.append(event.cuda_allocated_bytes or 0)
         elif event.step is not None:
             at, step = before.get(event.attempt, (event.at, event.step))
-            # A counter may repeat or restart, as one of each epoch does.
+            # A counter may repeat or restart, for example in each epoch.
             if event.at - at >= SHORTEST_S and event.step > step:
                 spans.append((event.at - at, event.step - step))
             before[event.attempt] = (event.at, event.step)

@@ -1,4 +1,4 @@
-"""What a configuration file of the user's own tells an estimate."""
+"""Read what an estimate needs from the user's own configuration file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def settled(spec: JobSpec, cwd: Path, *, is_open: bool) -> JobSpec:
     if not (spec.accelerate_config or spec.deepspeed_config or is_adopted):
         return spec
     refusal = UsageError(
-        "a configuration of your own may say anything, and is not read",
-        hint="say what it does with --strategy, --nodes and --gpus-per-node, and leave it out",
+        "plan does not read this configuration file of your own",
+        hint="leave it out, and describe it with --strategy, --nodes and --gpus-per-node",
     )
     if is_open or spec.deepspeed_config or is_adopted:
         raise refusal

@@ -33,12 +33,12 @@ from clusterrun.shared.sizes import parse_bytes
 
 _SHAPE: Final = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
 _MIB: Final = 1 << 20
-_LEAST_BYTES: Final = 1 << 30  # of a memory: 24 is meant as GiB
+_LEAST_BYTES: Final = 1 << 30  # of a memory: 24 probably means GiB
 _MOST_CONFIG_BYTES: Final = 1 << 24
 
 
 def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
-    """Collect what a configuration and this machine tell about a training.
+    """Collect the facts of a training from a configuration and this machine.
 
     `is_open` leaves strategy, micro-batch and accumulation to be chosen.
     Raises UsageError if the model's size is unknown or the question makes no sense.
@@ -83,12 +83,12 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
     if not is_open and (wrong := parts.mistake(setup)):
         raise UsageError(wrong, hint="choose sizes that divide heads and tokens")
     if not is_open and (wrong := mistake(question)):
-        raise UsageError(wrong, hint="lower --micro-batch, --accumulation or the number of ranks")
+        raise UsageError(wrong, hint="lower --micro-batch, --accumulation, --epochs or --nodes")
     return question
 
 
 def notes_of(resolved: Resolved) -> tuple[str, ...]:
-    """Return why `plan` would answer no; nothing if the configuration names no model."""
+    """Return why `plan` would answer no; () if the configuration names no model."""
     if not _names_model(resolved.spec):
         return ()
     try:
@@ -102,12 +102,12 @@ def notes_of(resolved: Resolved) -> tuple[str, ...]:
     }
     notes = [_no(what, need) for what, need in needs.items() if need is not None]
     if answer.never_ends:
-        notes.append("the training is estimated to take longer than its time limit, without a save")
+        notes.append("the training is estimated to exceed its time limit, and it saves nothing")
     return tuple(text for text in notes if text)
 
 
 def _submitted(resolved: Resolved) -> Resolved:
-    """Decide where the job will run: a submission, unlike a plan, is for the cluster at hand."""
+    """Decide where the job will run: a submission, unlike a plan, is for this cluster."""
     cluster = choose_cluster(resolved.spec.cluster)
     return dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, cluster=cluster))
 
@@ -116,7 +116,7 @@ def _no(what: str, need: Need) -> str:
     if need.verdict is not Fit.NO or need.capacity_bytes is None:
         return ""
     needed, there = (size / GIB for size in (need.total_bytes, need.capacity_bytes))
-    return f"{what}: {needed:,.1f} GiB are estimated of {there:,.1f}; see clusterrun plan"
+    return f"{what}: {needed:,.1f} GiB estimated, {there:,.1f} available; run clusterrun plan"
 
 
 def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
@@ -130,22 +130,22 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
         if answer.never_ends:
             raise ClusterrunError(
                 "the training takes longer than its time limit, and saves nothing",
-                hint="say how often it saves: training.save_every; or raise --time",
+                hint="set training.save_every to how often it saves, or raise --time",
             )
         return choice
     raise ClusterrunError(
-        f"nothing fits: no {strategy.value if strategy else 'strategy'} at any micro-batch",
-        hint="clusterrun plan --recommend says what would need the least",
+        f"nothing fits{f' under {strategy.value}' if strategy else ''} at any micro-batch",
+        hint="run clusterrun plan --recommend for the setup that needs the least",
     )
 
 
 def effective_batch(question: Question) -> int:
-    """Return the samples of a step: those that were asked for, else the product of the parts."""
+    """Return the samples of a step: the number asked for, else the product of its parts."""
     return question.wanted_batch or question.setup.effective_batch
 
 
 def configured_batch(spec: JobSpec, ranks: int) -> int | None:
-    """Return the samples of a step of so many data-parallel ranks; None if nothing sets them."""
+    """Return the samples of a step over `ranks` data-parallel ranks; None if nothing sets them."""
     if spec.micro_batch is None:
         return spec.effective_batch
     return spec.effective_batch or steps.effective_batch(
@@ -154,7 +154,7 @@ def configured_batch(spec: JobSpec, ranks: int) -> int | None:
 
 
 def inherited_of(resolved: Resolved) -> tuple[str, ...]:
-    """Return which facts files add to a model that the command line names."""
+    """Return notes on facts that files add to a model named on the command line."""
     origins = resolved.origins
     if not any(_is_typed(origins[f"training.{name}"]) for name in ("model", "params", "hidden")):
         return ()
@@ -172,7 +172,7 @@ def _is_typed(origin: Origin) -> bool:
 
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
-    """Return which card a short name means, and that it lacks the precision that was asked for."""
+    """Return notes on the card that a short name means and on a precision that it lacks."""
     spec = resolved.spec
     named = spec.gpu or spec.gpu_type
     text = gpus.assumption(named) if named and not spec.gpu_mem_bytes else ""
@@ -181,7 +181,7 @@ def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
 
 
 def _names_model(spec: JobSpec) -> bool:
-    """Whether a configuration names a model, so that `submit` can estimate, too."""
+    """Whether a configuration names a model, so that `submit` can also estimate."""
     return spec.model is not None or spec.params is not None or spec.hidden is not None
 
 
@@ -189,7 +189,7 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     """Refuse what can't be estimated or trained."""
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
-            raise UsageError(f"{option} of {size} bytes can't be meant", hint="write it as 24GiB")
+            raise UsageError(f"{option} is only {size} bytes", hint="add a unit, as in 24GiB")
     procs, is_cpu = _procs(spec), _is_cpu(spec)
     world = World(
         nodes=spec.nodes or 1,
@@ -236,14 +236,14 @@ def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Se
 
 
 def _in_4bit(spec: JobSpec, model: Model) -> bool:
-    """Whether the base is loaded in 4 bits. Raises UsageError where it can't be trained so."""
+    """Whether the base is loaded in 4 bits. Raises UsageError if it can't be trained so."""
     if not spec.load_in_4bit:
         return False
     if not spec.lora:
-        raise UsageError("weights in 4 bits can't be trained", hint="add adapters, as --lora 16")
+        raise UsageError("4-bit weights can't be trained", hint="add adapters, such as --lora 16")
     if model.active_params:
         raise UsageError(
-            "bitsandbytes quantizes no experts: transformers keeps those of a block as one tensor",
+            "bitsandbytes can't quantize experts: transformers keeps a block's as one tensor",
             hint="leave out --load-in-4bit",
         )
     return True
@@ -256,7 +256,7 @@ def _accumulation(spec: JobSpec, each_pass: int) -> int:
     passes, rest = divmod(wanted, each_pass)
     if rest:
         raise UsageError(
-            f"an effective batch of {wanted} is no multiple of the {each_pass} samples of a pass",
+            f"an effective batch of {wanted} is not a multiple of a pass of {each_pass} samples",
             hint=f"use {max(1, round(wanted / each_pass)) * each_pass}, change --micro-batch, or "
             "let --recommend choose it",
         )
@@ -280,7 +280,7 @@ def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
 
 
 def _gpu(spec: JobSpec) -> Gpu | None:
-    """Find the card, of its memory if that was given; a GPU type of Slurm's may be unknown."""
+    """Find the card, with its memory if given; a GPU type of Slurm may be unknown."""
     if spec.gpu is not None and spec.gpu_mem_bytes is None:
         return gpus.find(spec.gpu)
     named = spec.gpu or spec.gpu_type
@@ -326,7 +326,7 @@ def config_of(resolved: Resolved) -> Mapping[str, Any]:
     name = resolved.spec.model
     if name is None:
         raise UsageError(
-            "--trace builds a model, and numbers alone are none", hint="pass --model config.json"
+            "--trace needs a model, not numbers alone", hint="pass --model config.json"
         )
     config = _local_config(resolved, name)
     found = models.find_config(name) if config is None else config
@@ -375,7 +375,7 @@ def _config(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}", cause=str(error)) from error
     if not isinstance(content, dict):
-        raise UsageError(f"{path} holds no JSON object", hint="pass a model's config.json")
+        raise UsageError(f"{path} is not a JSON object", hint="pass a model's config.json")
     return content
 
 
@@ -393,14 +393,14 @@ def _samples(spec: JobSpec) -> int | None:
 
 
 def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
-    """Read each `GPU=PRICE`; one that is named as the planned card is for that one."""
+    """Read each `GPU=PRICE`; the name that --gpu has means the planned card."""
     prices = {}
     for text in spec.gpu_price:
         name, _, price = text.partition("=")
         card = gpu if gpu and name == spec.gpu else gpus.find(name)
         if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", price):
             raise UsageError(
-                f"--gpu-price '{text}' names no price", hint="write --gpu-price h100-80g=2.5"
+                f"--gpu-price '{text}' has no price", hint="write --gpu-price h100-80g=2.5"
             )
         prices[card.name] = float(price)
     return prices
@@ -417,7 +417,7 @@ def _host_bytes(spec: JobSpec) -> int | None:
     if spec.host_mem_bytes is not None:
         return spec.host_mem_bytes
     for text, times in asked:
-        if text and times and text.strip("0"):  # --mem=0 is all that the node has
+        if text and times and text.strip("0"):  # --mem=0 is all memory of the node
             return _slurm_bytes(text) * times
     if _runs_here(spec):
         import psutil
@@ -427,7 +427,7 @@ def _host_bytes(spec: JobSpec) -> int | None:
 
 
 def _runs_here(spec: JobSpec) -> bool:
-    """Whether the job is for this machine; a plan for GPUs is probably for others."""
+    """Whether the job is for this machine; a plan for GPUs is probably for another one."""
     if spec.cluster is Cluster.AUTO and (spec.gpu or spec.gpu_mem_bytes or not _is_cpu(spec)):
         return False
     return choose_cluster(spec.cluster) is Cluster.LOCAL

@@ -1,4 +1,4 @@
-"""The results of `clusterrun scaling`, scaling.json: written beside the runs, found for `plan`."""
+"""Write the results of `clusterrun scaling` beside the runs, and find them for `plan`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA: Final = "clusterrun.scaling/1"
 
 
 def to_object(scaling: Scaling) -> dict[str, Any]:
-    """Describe a result, each point with what it gains over the first."""
+    """Return a result as JSON values, each point with its gain over the first."""
     return {"schema": SCHEMA, **dataclasses.asdict(scaling)} | {
         "points": [_point(scaling, point) for point in scaling.points]
     }

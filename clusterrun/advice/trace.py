@@ -1,7 +1,7 @@
-"""Trace a model: build the one that a config describes, and see what its forward pass saves.
+"""Trace a model: build it from its config, and record what its forward pass saves.
 
-Its weights and activations are FakeTensors, which have sizes and no memory. Words and positions are
-real: transformers asks for their values, and makes masks of fake ones that no training has.
+Weights and activations are FakeTensors, which have sizes and no memory. Tokens and positions are
+real: transformers reads their values, and would make masks of fake ones that no training has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clusterrun.estimates.estimate import Question
 from clusterrun.estimates.inputs import Setup
 
 FEW, MANY = 1, 3  # layers of the models that are built
-WITHOUT: Final = "leave out --trace: the formulas build no model"
+WITHOUT: Final = "leave out --trace: the formulas need no trace"
 # Keys of a config about how a model was trained or is loaded, not about its shape.
 LOADING: Final = (
     *("dtype", "torch_dtype", "attn_implementation", "_attn_implementation"),
@@ -85,15 +85,15 @@ def traced_bytes(
 
 
 def saved_bytes(model: Any, words: Any, *, autocasts: bool) -> int:
-    """Return the bytes that autograd saves of a forward pass, weights and casts of them left out.
+    """Return the bytes that autograd saves in a forward pass, without weights and their casts.
 
-    `words` are (sequences, tokens). A shared storage counts once. Without labels there is no
-    loss, and nothing of the logits is saved.
+    `words` has the shape (sequences, tokens). A shared storage counts once. Without labels there
+    is no loss, and nothing of the logits is saved.
     """
     import torch
 
     weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
-    storages: dict[int, Any] = {}  # kept, so that no address is used twice
+    storages: dict[int, Any] = {}  # kept alive, so that no address is reused
 
     def note(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
@@ -110,7 +110,7 @@ def saved_bytes(model: Any, words: Any, *, autocasts: bool) -> int:
 
 
 def _is_cast_weight(tensor: Any) -> bool:
-    """Whether it is autocast's copy of a weight, which is another term."""
+    """Whether a tensor is autocast's copy of a weight, which another term counts."""
     step = tensor.grad_fn
     while step is not None and step.name() in COPIES:
         step = step.next_functions[0][0]
@@ -128,7 +128,7 @@ def model_of(
     import transformers
 
     dtype = torch.bfloat16 if arithmetic(setup) is Arithmetic.HALF else torch.float32
-    # `torch_dtype` is the older name of `dtype`, which transformers 4 does not know throughout
+    # `torch_dtype` is the older name of `dtype`, which some versions 4 do not know
     model = transformers.AutoModelForCausalLM.from_config(
         _config(values, layers), torch_dtype=dtype, trust_remote_code=False
     ).train()
@@ -138,9 +138,9 @@ def model_of(
 
 
 def _config(values: Mapping[str, Any], layers: int = 0) -> Any:
-    """Make transformers' config from a config.json, with `layers` layers if given.
+    """Return transformers' config of a config.json, with `layers` layers if given.
 
-    Lists of a value for each layer are cut, or repeated: all layers are alike.
+    Lists with a value per layer are cut or repeated: all layers are alike.
     """
     import transformers
 
@@ -153,7 +153,7 @@ def _config(values: Mapping[str, Any], layers: int = 0) -> Any:
     config = family.from_dict({**shape, "use_cache": False})
     for key in ATTENTION_DROPOUT:
         if hasattr(config, key):
-            setattr(config, key, 0.0)  # fused GPU kernels keep no mask of it, CPU kernels do
+            setattr(config, key, 0.0)  # CPU kernels keep its mask, fused GPU kernels do not
     return config
 
 
@@ -166,7 +166,7 @@ def _asking() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except Exception as error:  # whatever a config makes of it
+    except Exception as error:  # a config can cause any
         first_line = (str(error).splitlines() or [""])[0]
         raise UsageError(
             "the model can't be traced", cause=f"{type(error).__name__}: {first_line}", hint=WITHOUT
@@ -196,31 +196,31 @@ def _refuse_setup(setup: Setup) -> None:
     if not setup.seq_len:
         raise UsageError("--trace needs the length of a sample", hint="pass --seq-len")
     if setup.lora:
-        raise UsageError("--trace knows nothing of LoRA's adapters", hint=WITHOUT)
+        raise UsageError("--trace does not support LoRA", hint=WITHOUT)
     if setup.parallel.model > 1:
-        raise UsageError("--trace sees whole models and samples, not parts of them", hint=WITHOUT)
+        raise UsageError("--trace does not support divided models and samples", hint=WITHOUT)
 
 
 def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:
-    """Refuse what transformers has no causal model for, and what a few layers don't show."""
+    """Refuse models that transformers has no causal class for or a few layers don't represent."""
     config = _known_config(values)
     if any(getattr(config, key, None) for key in experts.COUNTS):
         raise UsageError("mixture-of-experts models can't be traced", hint=WITHOUT)
     if not setup.model.has_shape:
         raise UsageError(
             "--trace needs the model's shape",
-            hint="with --params give --hidden, --layers, --heads and --ffn, too",
+            hint="pass --hidden, --layers, --heads and --ffn beside --params",
         )
     layers, hidden = (getattr(config, x, None) for x in ("num_hidden_layers", "hidden_size"))
     if (layers, hidden) != (setup.model.layers, setup.model.hidden):
         raise UsageError(
-            f"the config has {layers} layers of width {hidden}, and the plan "
+            f"the config has {layers} layers of width {hidden}, the options "
             f"{setup.model.layers} of {setup.model.hidden}",
-            hint="leave out the numbers, or give those of the config",
+            hint="leave out the options, or pass the config's numbers",
         )
     kinds = sorted(set(getattr(config, "layer_types", None) or ()))
     if len(kinds) > 1:
-        raise UsageError(f"a few layers don't tell of all kinds: {', '.join(kinds)}", hint=WITHOUT)
+        raise UsageError(f"--trace needs layers of one kind, not {', '.join(kinds)}", hint=WITHOUT)
     _refuse_length(config, setup.seq_len)
 
 
@@ -229,12 +229,12 @@ def _known_config(values: Mapping[str, Any]) -> Any:
 
     family = values.get("model_type")
     if family not in transformers.CONFIG_MAPPING:
-        own = ", and code from elsewhere is never run" if values.get("auto_map") else ""
+        own = ", and the config's own code is never run" if values.get("auto_map") else ""
         raise UsageError(f"transformers has no models of type '{family}'{own}", hint=WITHOUT)
     with _asking():
         config = _config(values)
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UsageError(f"models of type '{family}' are no causal language models", hint=WITHOUT)
+        raise UsageError(f"'{family}' models are not causal language models", hint=WITHOUT)
     return config
 
 
@@ -249,6 +249,6 @@ def _refuse_length(config: Any, seq_len: int) -> None:
     if window is not None and window < seq_len > WIDEST_MASK:
         raise UsageError(
             f"samples of {seq_len:,} tokens are longer than the window of {window:,}: the mask "
-            "that transformers makes is too large to be traced",
+            "that transformers makes is too large to trace",
             hint=WITHOUT,
         )

@@ -69,7 +69,7 @@ _NEWEST: Final = "\0"  # no job has that name
     "--trace",
     "traces",
     is_flag=True,
-    help="count activations in a forward pass on the meta device (needs torch)",
+    help="count activations in a traced forward pass (needs torch and transformers)",
 )
 @click.option("--explain", "explains", is_flag=True, help="print the formulas and their symbols")
 @json_option
@@ -89,7 +89,7 @@ def command(
     """Estimate memory, time and cost before you queue.
 
     Describe the training with options or in the section `training:` of clusterrun.yaml. Options
-    of submit are accepted too. Exits with 0 if the training fits, perhaps tightly, and with 3 if
+    of submit are also accepted. Exits with 0 if the training fits, perhaps tightly, and with 3 if
     it does not.
 
     \b
@@ -104,7 +104,7 @@ def command(
         )
     if traces and (recommends or job_id is not None):
         raise UsageError(
-            "--trace sees one setup, not those that --recommend and --compare look at",
+            "--trace and --recommend or --compare exclude each other",
             hint="trace the setup that --recommend prints",
         )
     if job_id is not None:
@@ -180,5 +180,5 @@ def _recommend(question: Question, *, as_json: bool) -> int:
         return Exit.NO
     answer = estimate(dataclasses.replace(question, setup=choices[0].setup))
     if answer.never_ends:
-        output.warn("it takes longer than the time limit and saves nothing; add --save-every")
+        output.warn("the first exceeds the time limit and saves nothing; pass --save-every")
     return Exit.NO if answer.never_ends else Exit.OK

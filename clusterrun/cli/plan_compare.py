@@ -1,4 +1,4 @@
-"""`plan --compare JOB`: the estimate of a run beside what was measured."""
+"""`plan --compare JOB`: compare the estimate of a run with its measurements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """How many times the prediction was measured."""
+        """Return measured / predicted."""
         if not self.predicted or self.measured is None:
             return None
         return self.measured / self.predicted
@@ -46,14 +46,14 @@ def compare(job: str | None, *, as_json: bool) -> None:
     except UsageError as error:
         raise ClusterrunError(
             f"job {record.job_id} has no estimate: {error.message}",
-            hint="put the facts of the training under training: in clusterrun.yaml, and submit",
+            hint="describe the training under training: in clusterrun.yaml, and submit again",
         ) from error
     pairs = _pairs(answer, found := measure(record.paths))
     if all(pair.measured is None for pair in pairs):
         raise ClusterrunError(
             f"job {record.job_id} has no measurements yet",
-            hint="steps are measured if the script calls clusterrun.runtime.step, memory when the "
-            "ranks have ended",
+            hint="call clusterrun.runtime.step in the script to measure steps; memory is measured "
+            "when the ranks end",
         )
     pairs += _scaling(answer)
     if as_json:
@@ -62,9 +62,9 @@ def compare(job: str | None, *, as_json: bool) -> None:
     rows = [_cells(pair) for pair in pairs if pair.measured is not None]
     output.answer_table(("WHAT", "ESTIMATED", "MEASURED", "RATIO"), rows)
     if answer.time is None and found.step_s is not None:
-        output.note(f"{unknown_speed(answer.question)}: the time of a step has no estimate")
+        output.note(f"no time of a step is estimated: {unknown_speed(answer.question)}")
     if found.step_s is not None:
-        output.note(f"to plan with the measured time: --step-time {found.step_s:.4g}s")
+        output.note(f"pass --step-time {found.step_s:.4g}s to plan with the measured time")
     if (speedup := answer.speedup) is not None and speedup.measured_at:
         when = speedup.measured_at[:10]
         base = count(speedup.base, "rank")
@@ -97,7 +97,7 @@ def _scaling(answer: Estimate) -> list[Pair]:
 
 
 def _allocated(answer: Estimate) -> int | None:
-    """Return what torch's allocator gives out, as ranks report it: no margin, no context."""
+    """Return the estimate of what ranks report, torch's allocator: no margin, no context."""
     if answer.gpu_memory is None:
         return None
     return total(term for term in answer.gpu_memory.terms if term.name != CONTEXT)

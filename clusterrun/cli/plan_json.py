@@ -1,4 +1,4 @@
-"""What `plan --json` prints: every term with its formula, nothing rounded."""
+"""Build the objects of `plan --json`: every term with its formula, nothing rounded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def of(
     neighbours: Sequence[Estimate] = (),
     alternatives: Sequence[Choice] = (),
 ) -> dict[str, Any]:
-    """Describe an estimate and, in short, its neighbours and what would fit in its place."""
+    """Describe an estimate and, in short, its neighbours and alternatives."""
     setup = answer.question.setup
     tokens = setup.effective_batch * setup.seq_len if setup.seq_len else None
     return {

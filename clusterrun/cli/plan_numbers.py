@@ -1,4 +1,4 @@
-"""How `plan` writes numbers for people."""
+"""Write numbers for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from clusterrun.estimates.speed import Duration
 
 
 def gib(size: float) -> str:
-    """Write bytes as GiB, with as many digits as count."""
+    """Write bytes as GiB, with one decimal or, below 1 GiB, two."""
     return f"{size / GIB:,.2f}" if size < GIB else f"{size / GIB:,.1f}"
 
 
@@ -25,7 +25,7 @@ def gigabytes(size: float) -> str:
 
 
 def span(duration: Duration) -> str:
-    """Write the middle of a duration, by its length in seconds to days."""
+    """Write the middle of a duration in seconds, minutes, hours or days."""
     seconds = duration.mid_s
     if seconds < 60:
         return f"{seconds:.3g} s"

@@ -1,4 +1,4 @@
-"""The first lines of `plan`: whether a training fits, and what would."""
+"""Write the first lines of `plan`: whether a training fits, and what would."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def verdict_line(answer: Estimate) -> str:
 
 
 def _needs(answer: Estimate) -> Iterator[tuple[Need, str]]:
-    """Yield each need with its words, the GPU's first."""
+    """Yield each need with its text, the GPU's first."""
     gpu, host, disk = answer.gpu_memory, answer.host_memory, answer.disk
     if gpu is not None:
         yield gpu, f"{_of(gpu)} per GPU"
@@ -38,14 +38,14 @@ def _needs(answer: Estimate) -> Iterator[tuple[Need, str]]:
 
 
 def _of(need: Need) -> str:
-    """Write a need and its capacity with as many digits as tell them apart."""
+    """Write a need and its capacity, with a decimal if they would look the same or are small."""
     needed, there = need.total_bytes / GIB, (need.capacity_bytes or 0) / GIB
     digits = 0 if min(needed, there) >= 10 and round(needed) != round(there) else 1
     return f"{needed:,.{digits}f} of {there:,.{digits}f} GiB"
 
 
 def _open(answer: Estimate) -> str:
-    """Say what is missing for a verdict."""
+    """Return what is missing for a verdict."""
     need = answer.gpu_memory or answer.host_memory
     where = "GPU" if answer.gpu_memory else "node"
     least = f"no verdict: {'at least ' if need.is_part else ''}"
@@ -58,11 +58,11 @@ def _open(answer: Estimate) -> str:
 def _unfinished(answer: Estimate) -> str:
     limit = clock(answer.question.limit_s or 0)
     takes = f"{span(answer.time.whole)} " if answer.time and answer.time.whole else ""
-    return f"{takes}in a job of {limit} that saves nothing; add --save-every or raise --time"
+    return f"{takes}in a job of {limit} that saves nothing; pass --save-every or raise --time"
 
 
 def alternative_lines(found: Sequence[Choice], asked: Setup) -> Iterator[str]:
-    """Yield the options that would make it fit, one way on a line."""
+    """Yield the options that would make it fit, one alternative per line."""
     for label, choice in zip(("what would:", *len(found) * [""]), found, strict=False):
         tightly = ", tightly" if choice.verdict is Fit.TIGHT else ""
         options = changed_options(choice.setup, asked)
@@ -70,7 +70,7 @@ def alternative_lines(found: Sequence[Choice], asked: Setup) -> Iterator[str]:
 
 
 def changed_options(setup: Setup, asked: Setup) -> str:
-    """Write what differs from a setup as the options that change it."""
+    """Return the options that change `asked` into `setup`."""
     what = changed(setup, asked)
     passes = f"--micro-batch {setup.micro_batch} --accumulation {setup.accumulation}"
     is_other = "micro_batch" in what or setup.accumulation != asked.accumulation
@@ -87,7 +87,7 @@ def changed_options(setup: Setup, asked: Setup) -> str:
 
 
 def pace_line(answer: Estimate) -> str:
-    """Return how long all takes, its GPU-hours and its rate; "" if it can't be."""
+    """Return time, GPU-hours and rate of the training; "" if unknown or short of memory."""
     time, setup = answer.time, answer.question.setup
     if time is None or answer.lacks_memory:
         return ""
@@ -98,11 +98,11 @@ def pace_line(answer: Estimate) -> str:
 
 
 def rate(time: Time, setup: Setup) -> str:
-    """Return the tokens a second of all ranks; samples if they are not of tokens."""
+    """Return the tokens a second of all ranks, or the samples if these have no tokens."""
     tokens = tokens_per_s(time, setup)
     return f"{number(tokens)} tokens/s" if tokens else f"{number(time.samples_s)} samples/s"
 
 
 def tokens_per_s(time: Time, setup: Setup) -> float | None:
-    """Return the tokens a second of all ranks; None if samples are not of tokens."""
+    """Return the tokens a second of all ranks; None if samples have no tokens."""
     return time.samples_s * setup.seq_len if setup.seq_len and setup.model.is_text else None

@@ -1,4 +1,4 @@
-"""What `plan` prints for people."""
+"""Print what `plan` shows to people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clusterrun.estimates.steps import schedule_steps
 from clusterrun.shared.wording import count
 
 FULL: Final = 0.90  # of the MFU: the view mentions passes that reach less
-SMALL: Final = 0.01  # of a step: what takes less is not named
+SMALL: Final = 0.01  # of a step: shorter parts are not shown
 _COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
 
 
@@ -38,8 +38,8 @@ def show(
 ) -> None:
     """Print an estimate, the verdict first, and its neighbours.
 
-    These are a table if `what` was asked, else one line. `explains` adds the formulas, and what
-    their symbols mean.
+    The neighbours are a table if `what` is given, else one line. `explains` adds the formulas and
+    the meaning of their symbols.
     """
     for line in (*_verdict(answer, alternatives), "", *_lines(answer, explains=explains)):
         output.answer(line)
@@ -77,7 +77,7 @@ def _legend(answer: Estimate) -> Iterator[str]:
 
 
 def usual_neighbours(question: Question) -> list[Question]:
-    """Return what is asked most: a larger micro-batch, where its activations are counted."""
+    """Return the default neighbours: larger micro-batches, if their activations are counted."""
     is_known = question.gpu_bytes and counts_activations(question.setup)
     return neighbours(question, "micro-batch")[-2:] if is_known else []
 
@@ -164,7 +164,7 @@ def _judged(need: Need) -> str:
     if need.capacity_bytes is None:
         return ""
     share = f"{100 * need.total_bytes / need.capacity_bytes:.0f} %"
-    verdict = _painted(need.verdict) if need.verdict else "and activations"
+    verdict = _painted(need.verdict) if need.verdict else "without activations"
     if need.verdict is Fit.TIGHT:
         verdict += f": it fits below {100 * need.fits_below:.0f} %"
     return f"   of {gib(need.capacity_bytes)}   {share}   {verdict}"
@@ -180,7 +180,7 @@ def _time(answer: Estimate) -> Iterator[str]:
     yield _row("time", f"{', '.join(parts)} ({_basis(time, question)})")
     tokens = tokens_per_s(time, question.setup)
     both = f", {number(tokens)} tokens/s" if tokens else ""
-    yield _row("", f"{number(time.samples_s)} samples/s{both} of all GPUs")
+    yield _row("", f"{number(time.samples_s)} samples/s{both} in all")
     yield from _parts(time.cost)
     if time.whole is not None and time.step.basis != "measured":
         band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
@@ -192,7 +192,7 @@ def _time(answer: Estimate) -> Iterator[str]:
 
 
 def _parts(cost: Cost | None) -> Iterator[str]:
-    """Yield what a step has beside its passes, if it counts."""
+    """Yield the parts of a step, if more than its passes count."""
     if cost is None:
         return
     parts = {"passes": cost.compute_s, "traffic": cost.network_s, "host": cost.host_s}
@@ -229,7 +229,7 @@ def _segments(answer: Estimate, segments: int, limit_s: int) -> str:
         return f"fits into one job of {clock(limit_s)}"
     if answer.never_ends:
         no = _painted(Fit.NO)
-        return f"longer than a job of {clock(limit_s)}, and it saves nothing (--save-every)   {no}"
+        return f"longer than a job of {clock(limit_s)}, and saves nothing (--save-every)   {no}"
     return f"{segments} jobs of {clock(limit_s)}: clusterrun submit --chain {segments}"
 
 
@@ -254,7 +254,7 @@ def _loader(answer: Estimate) -> str:
 
 
 def _preset(answer: Estimate) -> Iterator[str]:
-    """Yield what to start with, if no batch size was given."""
+    """Yield settings to start with, if no batch size was given."""
     found = answer.preset
     if found is None:
         return
@@ -276,7 +276,7 @@ def _in_short(answer: Estimate) -> str:
 
 
 def _show_gpus(found: Sequence[Estimate]) -> None:
-    """Print the cards: how long all takes, or a step if its end is not known, and what it costs."""
+    """Print the cards with memory, cost and the time of the training, or of a step."""
     is_priced = any(each.cost is not None for each in found)
     span = "IN ALL" if found[-1].time and found[-1].time.whole else "A STEP"
     head = ("GPU", "PRECISION", "GPU GiB", "OF", "SHARE", "HOST", span, "SAMPLES/s")
@@ -319,7 +319,7 @@ def _cells(found: Estimate) -> tuple[str, ...]:
 
 
 def show_choices(choices: Sequence[Choice], question: Question) -> None:
-    """Print the best way of each strategy, the fastest first, and how to take the first."""
+    """Print the best way of each strategy, the fastest first, and how to use the first."""
     best = choices[0].step_s
     rows = [_choice_cells(choice, best, question) for choice in choices]
     head = ("STRATEGY", "MICRO-BATCH", "ACCUMULATION", "CHECKPOINTING", "GPU", "HOST GiB", "TIME")
@@ -327,12 +327,10 @@ def show_choices(choices: Sequence[Choice], question: Question) -> None:
     output.answer("")
     output.answer(f"details: clusterrun plan ... {as_options(choices[0].setup)}")
     output.answer(
-        "to train the first: clusterrun submit --plan, with these facts in clusterrun.yaml"
+        "to train with the first: clusterrun submit --plan, with these facts in clusterrun.yaml"
     )
     if question.host_bytes is None:
-        output.note(
-            "the memory of a node is not known (--host-mem): what offloads is tight at best"
-        )
+        output.note("the memory of a node is unknown: offload is tight at best; pass --host-mem")
     if question.gpu is not None:
         output.note(assumption(question.links(question.gpu)))
 
@@ -353,11 +351,11 @@ def _choice_cells(choice: Choice, best_s: float, question: Question) -> tuple[st
 
 
 def nothing_fits(least: Choice, question: Question) -> str:
-    """Return the setup that needs the least of a GPU, as a sentence, if nothing fits."""
+    """Return the warning that nothing fits, with the setup that needs the least of a GPU."""
     gpu, host = question.gpu_bytes, question.host_bytes
     of_gpu = f" of {gib(gpu)}" if gpu else ""
     of_host = f" of {gib(host)}" if host else ""
-    less = "take more nodes" if least.setup.lora else "take more nodes, or train adapters (--lora)"
+    less = "use more nodes" if least.setup.lora else "use more nodes, or train adapters (--lora)"
     return (
         f"nothing fits: {as_options(least.setup)} needs {gib(least.gpu_bytes)} GiB of a "
         f"GPU{of_gpu} and {gib(least.host_bytes)} GiB of a node{of_host}; {less}"

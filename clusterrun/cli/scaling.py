@@ -89,7 +89,7 @@ def command(
     """
     output.expect_json(as_json)
     if counts is None:
-        raise UsageError("the numbers of nodes are missing", hint="name them: --nodes 1,2,4")
+        raise UsageError("the numbers of nodes are missing", hint="pass --nodes 1,2,4")
     nodes = node_counts(counts)
     worlds = prepare_worlds(
         lambda more: dataclasses.replace(job, flags={**job.flags, **more}).load(), nodes
@@ -108,7 +108,7 @@ def _announce(worlds: Sequence[Prepared], *, yes: bool) -> None:
     largest = worlds[-1]
     submission.print_notes(largest)
     if largest.plan.cluster is Cluster.LOCAL:
-        output.note("simulated nodes share this machine: the table says nothing of real ones")
+        output.note("simulated nodes share this machine: the table does not apply to real nodes")
     submission.confirm_size(largest.plan, yes=yes)
 
 
@@ -130,11 +130,11 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
                 output.say(f"job {found.ended.record.job_id} {state}")
     except KeyboardInterrupt:
         output.say("\nsubmitted jobs keep running")
-        output.say("  the same command with --collect waits for them and makes the table")
+        output.say("  run the same command with --collect to wait for them and print the table")
         if worlds[0].plan.cluster is Cluster.LOCAL and begun < len(worlds):
             missing = ", ".join(str(world.plan.nodes) for world in worlds[begun:])
             output.say(f"  not started: the runs on {missing} nodes")
-            output.say("  the same command without --collect runs all sizes")
+            output.say("  run the same command without --collect to run on all numbers of nodes")
         raise
     return results
 
@@ -160,9 +160,9 @@ def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) 
     if any(_is_silent(result) for result in results):
         output.say(f"  hint: {NO_STEPS}")
     if scaling is not None:
-        batch = "all ranks share one batch" if scaling.is_fixed_batch else "each rank has its batch"
+        batch = "all ranks share a batch" if scaling.is_fixed_batch else "each rank keeps its batch"
         base = count(scaling.points[0].ranks, "rank")
-        output.note(f"over {base}, where {batch}; communication is all that is lost against it")
+        output.note(f"speed-up is over {base}; {batch}; communication is 1 - efficiency")
 
 
 def _cells(result: Result, scaling: Scaling | None) -> tuple[str, ...]:
@@ -186,14 +186,14 @@ def _why(result: Result) -> str:
     ended = result.ended
     if ended is None:
         return (
-            "there is no run of it with this script and arguments; "
-            "the same command without --collect runs all sizes"
+            "no run with this script and arguments was found; "
+            "run the same command without --collect"
         )
     job = f"job {ended.record.job_id}"
     if _is_silent(result):
         return f"{job} reported no steps"
     if result.measured is not None:
-        return f"{job} was too short: train for some seconds, as with more --max-steps"
+        return f"{job} was too short to measure; train longer, for example with more --max-steps"
     failure = failure_text(ended.failure) if ended.failure else ended.reason
     return ": ".join(filter(None, (f"{job} is {ended.state.value}", failure)))
 

@@ -1,4 +1,4 @@
-"""Estimate what the forward pass leaves on a GPU for the backward pass: activations and logits."""
+"""Estimate what the forward pass saves on a GPU for the backward pass: activations and logits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Arithmetic(str, Enum):
     """The precision of a forward pass, which decides what it saves."""
 
     FP32 = "fp32"
-    AUTOCAST = "autocast"  # fp32 weights and residuals, products of 16 bits
-    HALF = "half"  # weights and residuals of 16 bits
+    AUTOCAST = "autocast"  # fp32 weights and residuals, 16-bit products
+    HALF = "half"  # 16-bit weights and residuals
 
 
 _COLUMN = {Arithmetic.FP32: 0, Arithmetic.AUTOCAST: 1, Arithmetic.HALF: 2}
 
 
 class Saved(NamedTuple):
-    """Bytes that a block saves of each element of its hidden states, and of wider or narrower ones.
+    """Bytes that a block saves per element of its hidden states and of wider or narrower tensors.
 
     Widths are relative to the hidden size.
     """
@@ -37,10 +37,10 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """What a forward pass leaves, in bytes of each element of the hidden states.
+    """What a forward pass saves, in bytes per element of the hidden states.
 
-    One more block saves `block`, or `kept` if activations are computed again; `outside` is saved
-    outside of blocks, without logits and loss. `is_traced`: a model was built and measured.
+    Each block saves `block`, or `kept` if activations are recomputed. `outside` is saved outside
+    the blocks, without logits and loss. `is_traced`: a model was built and measured.
     """
 
     block: float
@@ -60,16 +60,15 @@ SAVED = {
     (False, Arithmetic.AUTOCAST): Saved(20, 0, 0, 10),
     (False, Arithmetic.FP32): Saved(32, 0, 0, 20),
 }
-# What norms of queries and keys save in addition, for each element of these.
+# What norms of queries and keys save in addition, per element of these.
 HEAD_NORM = {Arithmetic.HALF: 6.1, Arithmetic.AUTOCAST: 6.1, Arithmetic.FP32: 8.1}
 
 
 class More(NamedTuple):
-    """Bytes that a family's blocks save beyond Llama's, by fp32, autocast and 16 bits.
+    """Bytes that a family's blocks save beyond Llama's, in fp32, under autocast and in 16 bits.
 
-    `fixed` of each element of the hidden states, `query` of all heads together, `routed` of all
-    experts that a token meets together, `score` of each attention score, where attention is not
-    fused.
+    They are per element: `fixed` of the hidden states, `query` of all heads together, `routed` of
+    all experts that a token uses, `score` of the attention scores if attention is not fused.
     """
 
     fixed: tuple[float, float, float] = (0, 0, 0)
@@ -96,17 +95,17 @@ MORE = {
 EXPERT = (8.2, 8.2, 4.2)
 EXPERT_FFN = (0, 8, 0)
 CHECKPOINT = {Arithmetic.HALF: 2, Arithmetic.AUTOCAST: 4, Arithmetic.FP32: 4}
-# What live tensors reach beyond what is saved: of each block, and of the one that goes backward.
+# Live tensors as a multiple of saved ones: of each block, and in addition of the one in backward.
 EACH_BLOCK, ONE_BLOCK = 1.15, 0.35
-# Of each logit 4 bytes four times: as accelerate returns it, its log-softmax, and their gradients.
+# Each logit takes 4 bytes four times: as accelerate returns it, log-softmax, and both gradients.
 LOGIT_BYTES = 16
 
 
 def saved_bytes(setup: Setup) -> float:
-    """Return the bytes that one block saves of each element of its hidden states.
+    """Return the bytes that one block saves per element of its hidden states.
 
-    Attention counts as transformers has it by default (fused, but in Gemma 2 and gpt-oss), and
-    dropout as off.
+    Attention is the default of transformers (fused, except in Gemma 2 and gpt-oss); dropout is
+    off.
     """
     model = setup.model
     saved = SAVED[model.gated, arithmetic(setup)]
@@ -139,14 +138,14 @@ def arithmetic(setup: Setup) -> Arithmetic:
 
 
 def closed_form(setup: Setup) -> Activations:
-    """Return what the closed form leaves."""
+    """Return the activations by the closed form."""
     return Activations(block=saved_bytes(setup), kept=CHECKPOINT[arithmetic(setup)])
 
 
 def terms(setup: Setup, traced: Activations | None = None) -> tuple[Term, ...]:
-    """Return activations and logits; nothing if shape or sequence length is unknown.
+    """Return activations and logits; () if shape or sequence length is unknown.
 
-    A trace of this very setup replaces the closed form.
+    A trace of this setup replaces the closed form.
     """
     model = setup.model
     if not (model.has_shape and setup.seq_len):
@@ -165,13 +164,13 @@ def terms(setup: Setup, traced: Activations | None = None) -> tuple[Term, ...]:
 
 
 def _whole(setup: Setup, left: Activations) -> tuple[tuple[str, float, str], ...]:
-    """Return the activations of all blocks in bytes for each element of hidden states."""
+    """Return the activations of all blocks in bytes per element of the hidden states."""
     each = left.block * (EACH_BLOCK * setup.model.layers + ONE_BLOCK)
     return (("activations", each, f"{left.block:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})"),)
 
 
 def _checkpointed(setup: Setup, left: Activations) -> tuple[tuple[str, float, str], ...]:
-    """Return the inputs of blocks, and one block; its own input is among what it saves."""
+    """Return the inputs of blocks, and one whole block, which includes its own input."""
     more = EACH_BLOCK + ONE_BLOCK
     return (
         (
@@ -184,7 +183,7 @@ def _checkpointed(setup: Setup, left: Activations) -> tuple[tuple[str, float, st
 
 
 def _outside(elements: int, left: Activations) -> tuple[Term, ...]:
-    """Return what is saved outside of blocks, which the closed form leaves out."""
+    """Return what is saved outside the blocks, which the closed form leaves out."""
     if not left.outside:
         return ()
     formula = f"{left.outside:.4g} s b h"

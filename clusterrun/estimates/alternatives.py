@@ -1,4 +1,4 @@
-"""Find what would fit instead of a setup that does not: few changes, the fastest first."""
+"""Find setups that fit instead of one that does not, with the fewest changes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _RANK: Final = 16  # of the adapters that are proposed
 
 
 def alternatives(question: Question) -> list[Choice]:
-    """Return up to three other ways to train the same batch that fit.
+    """Return up to three other ways to train the same batch that fit, the fewest changes first.
 
-    Each changes something that no other one changes alone. If none fits but tightly on these GPUs,
-    adapters and more nodes are tried. Returns nothing if too little is known to recommend.
+    None makes all changes of another one and more. If all that fit on these GPUs fit tightly,
+    adapters and more nodes are also tried. Return [] if too little is known to recommend.
     """
     if question.gpu is None or question.is_cpu or not counts_activations(question.setup):
         return []
@@ -38,13 +38,13 @@ def alternatives(question: Question) -> list[Choice]:
 
 
 def changed(setup: Setup, asked: Setup) -> frozenset[str]:
-    """Return which facts of a setup differ from those that were asked for."""
+    """Return the names of the facts in which a setup differs from the one asked for."""
     names = ("strategy", "micro_batch", "grad_ckpt", "nodes", "lora", "load_in_4bit")
     return frozenset(name for name in names if getattr(setup, name) != getattr(asked, name))
 
 
 def _asked(question: Question) -> Question:
-    """Leave all open that may change; one rank under ddp is no other setup than one without."""
+    """Leave open what may change; one rank under ddp is the same setup as without a strategy."""
     setup = question.setup
     if setup.world == 1 and setup.strategy is Strategy.DDP:
         setup = replace(setup, strategy=Strategy.NONE)
@@ -61,7 +61,7 @@ def _price(choice: Choice, asked: Setup) -> tuple[bool, int]:
 
 
 def _beyond(question: Question) -> Iterator[Choice]:
-    """Yield adapters, on a base in 4 bits if they need it, and the nodes that suffice."""
+    """Yield adapters, with a 4-bit base if they need it, and the number of nodes that suffices."""
     setup, model = question.setup, question.setup.model
     adapted = replace(setup, lora=setup.lora or _RANK)
     quantized = () if model.active_params else (replace(adapted, load_in_4bit=True),)
@@ -72,12 +72,12 @@ def _beyond(question: Question) -> Iterator[Choice]:
 
 
 def _simplest(question: Question, setup: Setup) -> Choice | None:
-    """Return what fits, not tightly, with the fewest changes to the question."""
+    """Return the choice that fits, not tightly, with the fewest changes to the question."""
     found = [c for c in _fitting(replace(question, setup=setup)) if c.verdict is Fit.FITS]
     return min(found, key=lambda each: _price(each, question.setup), default=None)
 
 
 def _on_nodes(setup: Setup, nodes: int) -> Setup:
-    """Keep the effective batch if the ranks can share it, else a sample for each of them."""
+    """Return the setup on `nodes`, with the same batch if the ranks can share it, else larger."""
     each = max(1, setup.effective_batch // (nodes * setup.procs_per_node))
     return replace(setup, nodes=nodes, micro_batch=1, accumulation=each)

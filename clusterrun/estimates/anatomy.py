@@ -1,4 +1,4 @@
-"""Read the config.json of a model, and count the modules that a model is made of."""
+"""Read the config.json of a model, and count the parameters of its modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from clusterrun.errors import UsageError
 from clusterrun.estimates.inputs import Model
 
-BY_HAND = "say --params, and --hidden --layers --heads --kv-heads --ffn --vocab as far as known"
+BY_HAND = "pass --params, and --hidden --layers --heads --kv-heads --ffn --vocab if you know them"
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 HEADLESS = (
     *("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "GPT2Model", "GPTNeoXModel"),
@@ -71,7 +71,7 @@ class Config:
         )
 
     def head(self, known: tuple[str, ...], default: str) -> str:
-        """Return which of the known endings the model's class has, by `architectures`."""
+        """Return the known ending of the model's class in `architectures`."""
         named = self.values.get("architectures")
         if named is None or named == []:
             return default
@@ -80,7 +80,7 @@ class Config:
         for ending in known:
             if named[0].endswith(ending):
                 return ending
-        raise UsageError(f"'{named[0]}' of '{self.name}' can't be counted", hint=BY_HAND)
+        raise UsageError(f"class '{named[0]}' of '{self.name}' can't be counted", hint=BY_HAND)
 
 
 def built(
@@ -91,10 +91,10 @@ def built(
     routed: int = 0,
     idle: int = 0,
 ) -> Model:
-    """Count a model from the parameters of its modules: outside the blocks, and in each kind.
+    """Count a model from the sizes of its modules, outside the blocks and in each kind of block.
 
-    `blocks` holds how many blocks there are of each kind, and the modules of one. `routed` counts
-    the parameters of all experts, `idle` those of experts that a token does not meet.
+    `blocks` holds, for each kind, the number of blocks and the modules of one. `routed` counts the
+    parameters of all experts, `idle` those of experts that a token does not use.
     """
     within = sum(count * sum(block) for count, block in blocks)
     params = sum(outer) + within
@@ -116,7 +116,7 @@ def linear(inputs: int, outputs: int, *, bias: bool = False) -> int:
 
 @dataclass(frozen=True)
 class Heads:
-    """How many heads attention has, how many of keys and values, and how wide each is."""
+    """The number of attention heads, of key-value heads, and the width of each."""
 
     count: int
     kv: int
@@ -135,7 +135,7 @@ def heads_of(config: Config, *, head_dim: int = 0) -> Heads:
 def attention(
     hidden: int, query: int, key_value: int, *, ins: bool = False, out: bool = False
 ) -> tuple[int, ...]:
-    """Return the projections; `query` and `key_value` are the widths of all heads together."""
+    """Return the sizes of the projections; `query` and `key_value` are the widths of all heads."""
     return (
         linear(hidden, query, bias=ins),
         *2 * (linear(hidden, key_value, bias=ins),),
@@ -144,17 +144,17 @@ def attention(
 
 
 def gated(hidden: int, ffn: int, *, bias: bool = False) -> tuple[int, ...]:
-    """Return the projections of a feed-forward network with a gate."""
+    """Return the sizes of the projections of a feed-forward network with a gate."""
     return (*2 * (linear(hidden, ffn, bias=bias),), linear(ffn, hidden, bias=bias))
 
 
 def joined(modules: tuple[int, ...], first: int) -> tuple[int, ...]:
-    """Return the modules with the first ones as one."""
+    """Return the modules with the first `first` joined into one."""
     return (sum(modules[:first]), *modules[first:])
 
 
 def embeddings(config: Config, hidden: int, *, tied: bool) -> tuple[int, ...]:
-    """Count the word embedding and, if the model has one of its own, the language head."""
+    """Count the word embedding and, if it has its own weights, the language head."""
     vocab = config.number("vocab_size")
     head = config.head((*CAUSAL, *HEADLESS), "ForCausalLM")
     is_tied = config.flag("tie_word_embeddings", tied)

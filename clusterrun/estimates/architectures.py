@@ -1,4 +1,4 @@
-"""Count the parameters of the model families of transformers, module by module, from a config."""
+"""Count the parameters of transformers' model families from a config, module by module."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from clusterrun.estimates.anatomy import (
 from clusterrun.estimates.experts import Experts
 from clusterrun.estimates.inputs import Model
 
-SIZE_ALONE = "say --params and --active-params alone: a shape is counted without experts"
+SIZE_ALONE = "pass --params and --active-params alone: a shape is counted without experts"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """What differs between families of gated feed-forward networks and RMS norms, as Llama's.
+    """What differs between families with gated feed-forward networks and RMS norms, like Llama.
 
-    The projections of attention have biases by the config's `bias_key`, by `bias` without one; the
-    projection out has one only by `attention_bias`. `head_dim` and `tied` are defaults of the
-    config. `norms` counts those of the hidden size in a block, `head_norm` is one for each head of
-    queries and keys, `wide_norm` one for all of them together. `fused` joins queries, keys and
-    values in one module, and gate and up. `sinks` are a parameter for each head.
+    The config's `bias_key` decides whether the projections of attention have biases; `bias` is its
+    default. The output projection has one only if the key is `attention_bias`. `head_dim` and
+    `tied` are defaults for the config. `norms` counts the norms of the hidden size in a block.
+    `head_norm`: queries and keys have a norm as wide as a head, `wide_norm`: as wide as all heads.
+    `fused`: queries, keys and values are one module, as are gate and up. `sinks` adds a parameter
+    for each head.
     """
 
     bias_key: str = ""
@@ -151,7 +152,7 @@ def _bert(config: Config) -> Model:
     head = config.head(("ForMaskedLM", "ForSequenceClassification", "BertModel"), "BertModel")
     heads: dict[str, tuple[int, ...]] = {
         "BertModel": (words, dense),
-        # its output layer has the words' embedding for a weight, and a bias of its own
+        # the output layer shares the weight of the word embedding, and has its own bias
         "ForMaskedLM": (words + shape.vocab, dense, 2 * hidden),
         "ForSequenceClassification": (words, dense, linear(hidden, _labels(config), bias=True)),
     }
@@ -168,11 +169,11 @@ def _labels(config: Config) -> int:
 
 
 def _t5(config: Config) -> Model:
-    """Count T5 of both versions and mT5.
+    """Count both versions of T5, and mT5.
 
-    Of an untied config the language head counts: transformers 5 ties it until a checkpoint with a
-    head of its own is loaded. Heads count as unknown: there are two sequences, and heads wider than
-    the hidden size, for which activations can't be estimated.
+    The language head counts if the config is untied, although transformers 5 ties it until a
+    checkpoint with its own head is loaded. The heads stay unknown, so no activations are estimated:
+    there are two sequences, and the heads are wider than the hidden size.
     """
     hidden, ffn = config.number("d_model"), config.number("d_ff")
     heads, vocab = config.number("num_heads"), config.number("vocab_size")
@@ -194,7 +195,7 @@ def _t5(config: Config) -> Model:
 
 
 def _vit(config: Config) -> Model:
-    """Count a vision transformer; a sample is its patches and one word for the class."""
+    """Count a vision transformer; a sample is its patches and a class token."""
     count, inputs = vision.patches(config, image=224, patch=16)
     shape = replace(_shape(config, has_words=False), positions=count + 1, is_text=False)
     hidden = shape.hidden
@@ -210,7 +211,7 @@ def _with_images(
     tower: Callable[[Config, Config, int], tuple[int, ...]],
     config: Config,
 ) -> Model:
-    """Count a language model of the family `text`, and the tower that reads images for it."""
+    """Count a language model of the family `text` and its vision tower."""
     inner, images = (config.part(key) for key in ("text_config", "vision_config"))
     tied = {key: value for key, value in config.values.items() if key == "tie_word_embeddings"}
     words = {**defaults, **inner.values, **tied, "model_type": text, "architectures": None}
@@ -258,7 +259,7 @@ def count_model(config: Config) -> Model:
     count = FAMILIES.get(family)
     if count is None:
         raise UsageError(
-            f"models of type '{family}' can't be counted; known: {', '.join(FAMILIES)}",
+            f"models of type '{family}' can't be counted; known types: {', '.join(FAMILIES)}",
             hint=SIZE_ALONE if any(name in config.values for name in experts.COUNTS) else BY_HAND,
         )
     model = count(config)

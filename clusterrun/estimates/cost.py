@@ -1,9 +1,9 @@
-"""Estimate how long an optimizer step takes: its passes, its traffic, and what the host does.
+"""Estimate how long an optimizer step takes: its passes, its traffic, and the host's work.
 
-Of passes and traffic the shorter hides behind the longer, but for a tenth. Traffic as in the ZeRO
-paper (arXiv 1910.02054, section 7): 2 volumes of the gradients for data parallelism and ZeRO 1 and
-2, 3 for what also shards the weights, which is paid for each pass, not each step; under FSDP the
-gradients' once a step.
+The shorter of passes and traffic overlaps with the longer, except for a tenth. Traffic follows the
+ZeRO paper (arXiv 1910.02054, section 7): 2 volumes of the gradients for data parallelism and ZeRO 1
+and 2; 3 volumes with sharded weights, in each pass instead of each step. FSDP sends its gradients
+once a step.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from clusterrun.estimates.states import trainable_params
 
 FP32: Final = 4
 EXPOSED: Final = 0.1  # of work or traffic, whichever is less
-# Parameters a second that the CPUs of a node step, with norm, clipping and casts: of the 8 x A800
-# table in docs/plan.md, where offload takes 17 to 20 s more for 6.7 billion.
+# Parameters a second that the CPUs of a node update, with norm, clipping and casts: from the
+# 8 x A800 table in docs/plan.md, where offload adds 17 to 20 s for 6.7 billion.
 HOST_STEPS: Final = 0.42e9
 _SHARDS_WEIGHTS: Final = (
     *(Strategy.FSDP, Strategy.FSDP_HYBRID, Strategy.FSDP_OFFLOAD),
@@ -34,7 +34,7 @@ _REDUCES_EACH_PASS: Final = (*_SHARDS_WEIGHTS, Strategy.ZERO2, Strategy.ZERO2_OF
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The parts of a step in seconds; what the host does hides nowhere."""
+    """The parts of a step in seconds; the host's work overlaps with nothing."""
 
     compute_s: float
     network_s: float
@@ -48,7 +48,7 @@ class Cost:
 
 
 def step_cost(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Cost:
-    """Estimate an optimizer step. Raises UsageError for an MFU that can't be."""
+    """Estimate an optimizer step. Raises UsageError for an impossible MFU."""
     return Cost(
         compute_s=setup.accumulation * speed.pass_seconds(setup, gpu, mfu),
         network_s=_network_seconds(part_of_gpu(setup), links),
@@ -66,10 +66,10 @@ def step_time(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Dura
 
 
 def assumption(links: Links) -> str:
-    """Return what an order of strategies rests on."""
+    """Return the assumptions behind a ranking of strategies."""
     return (
-        f"ranked by work and by traffic at {links}; the shorter of both hides behind the longer, "
-        f"but for a tenth; the CPUs of a node step {HOST_STEPS / 1e9:g} billion parameters a second"
+        f"ranked by work and by traffic at {links}; the shorter overlaps with the longer, except "
+        f"for a tenth; a node's CPUs update {HOST_STEPS / 1e9:g} billion parameters a second"
     )
 
 
@@ -77,7 +77,7 @@ def _network_seconds(setup: Setup, links: Links) -> float:
     slowest = min(links.within_node, links.between_nodes)
     between = links.within_node if setup.nodes == 1 else slowest
     if setup.strategy.is_fsdp and setup.replicas > 1:
-        # Replicas between nodes, in a ring for each of a node's ranks; shards within it at best.
+        # Replicas communicate between nodes, in a ring per local rank; shards within if they fit.
         is_within = setup.shards * setup.parallel.tensor <= setup.procs_per_node
         replicated = 2 * FP32 * trainable_params(setup) / between
         return _sent_bytes(setup) / (links.within_node if is_within else between) + replicated
@@ -86,12 +86,12 @@ def _network_seconds(setup: Setup, links: Links) -> float:
 
 
 def _sent_bytes(setup: Setup) -> float:
-    """Return what a GPU sends and receives in one optimizer step."""
+    """Return the bytes that a GPU sends and receives in one optimizer step."""
     if max(setup.shards, setup.data_parallel) == 1:
         return 0.0
     half, trainable = setup.number_bytes, trainable_params(setup)
     weights = 2 * half * setup.model.params * setup.accumulation
-    if setup.strategy.is_fsdp:  # accelerate sums the passes up before it has FSDP reduce
+    if setup.strategy.is_fsdp:  # accelerate adds the passes up before FSDP reduces
         return weights + half * trainable
     gradient = half if setup.strategy.is_deepspeed else FP32
     if setup.strategy in _SHARDS_WEIGHTS:
@@ -101,7 +101,7 @@ def _sent_bytes(setup: Setup) -> float:
 
 
 def _host_seconds(setup: Setup, links: Links) -> float:
-    """Return how long gradients, weights and the optimizer's step take through the host."""
+    """Return the seconds of the optimizer's step on the host and of the transfers for it."""
     if not setup.offloads_optimizer:
         return 0.0
     half, trainable = setup.number_bytes, trainable_params(setup)

@@ -16,16 +16,16 @@ SCRIPTS_BYTES = 41_000  # zero_to_fp32.py and zero_to_torch.py, which DeepSpeed 
 
 
 def checkpoint_terms(setup: Setup) -> tuple[Term, ...]:
-    """Return what one checkpoint takes, by groups of files; omit a group without bytes.
+    """Return the sizes of one checkpoint's groups of files; omit a group without bytes.
 
-    DDP and FSDP save fp32 weights and states in any precision, FSDP one copy in shards even if it
-    replicates them; the 2 kB that its writer adds for each tensor and rank do not count. ZeRO saves
-    the fp32 weights with the optimizer's states. Stages 1 and 2 write the weights once more in the
-    precision of the forward pass; stage 3 does so only in `save_model`, which HF's Trainer calls,
-    so its checkpoints under DeepSpeed hold one more copy than counted here.
+    DDP and FSDP save fp32 weights and states in any precision. FSDP saves one copy in shards even
+    if it replicates them; the 2 kB that its writer adds per tensor and rank are not counted. ZeRO
+    saves the fp32 weights with the optimizer's states. Stages 1 and 2 write the weights once more
+    in the precision of the forward pass. Stage 3 does so only in `save_model`, which HF's Trainer
+    calls: the Trainer's checkpoints hold one more copy than counted here.
 
-    With LoRA count what peft and HF's Trainer write: the adapters alone. accelerate's `save_state`
-    also writes the frozen weights.
+    With LoRA only what peft and HF's Trainer write is counted: the adapters. accelerate's
+    `save_state` also writes the frozen weights.
     """
     master = FP32 if setup.strategy.is_deepspeed else 0
     terms = (
@@ -37,12 +37,12 @@ def checkpoint_terms(setup: Setup) -> tuple[Term, ...]:
 
 
 def checkpoint_bytes(setup: Setup) -> int:
-    """Return what one checkpoint takes."""
+    """Return the size of one checkpoint in bytes."""
     return sum(term.bytes for term in checkpoint_terms(setup))
 
 
 def best_terms(setup: Setup, kept: int) -> tuple[Term, ...]:
-    """Return what the best checkpoints take of which only the weights are kept, in fp32."""
+    """Return the size of the best checkpoints, of which only fp32 weights are kept."""
     size = FP32 * kept * trainable_params(setup)
     formula = f"{kept} x {FP32} {'P_t' if setup.lora else 'P'}"
     return (term("weights of the best", size, formula, "safetensors"),) if kept else ()
@@ -70,7 +70,7 @@ def _per_parameter(name: str, setup: Setup, each: int) -> Term:
 
 
 def _others(setup: Setup) -> Term:
-    """Count each rank's random numbers; scaler, scheduler and counters are a kilobyte or two."""
+    """Count the random states of each rank; scaler, scheduler and counters take 1 or 2 kB."""
     scripts = SCRIPTS_BYTES if setup.strategy.is_deepspeed else 0
     formula = "14.5 kB x ranks" + (" + 41 kB" if scripts else "")
     source = "measured: accelerate 1.15" + (", DeepSpeed 0.19.8" if scripts else "")

@@ -29,20 +29,20 @@ from clusterrun.estimates.presets import Preset
 from clusterrun.estimates.scaling import Scaling
 from clusterrun.estimates.speed import Duration, Speedup
 
-FRAGMENTATION: Final = 1.05  # what the allocator of torch can't give out again
+FRAGMENTATION: Final = 1.05  # memory that torch's allocator can't reuse
 KEEP: Final = 2
 MOST_EPOCHS: Final = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A setup, its resources, and facts of the data; a value of None is unknown.
+    """A setup, its resources and its data; None is unknown.
 
-    `gpu_bytes` is the memory of one GPU, `host_bytes` and `cpus_per_rank` are allocated on a node
-    and for a rank, `limit_s` is the time limit of a job, `disk_bytes` is free. `traced` are the
-    activations of a pass over this very setup. `prices` are those of an hour of a GPU, by the names
-    of cards. `scaling` was measured for the same script. `within_node` and `between_nodes` are
-    speeds of links in bytes a second that were given; None: those of card and network.
+    `gpu_bytes` is the memory of one GPU. `host_bytes` are allocated on a node, `cpus_per_rank` for
+    a rank. `limit_s` is the time limit of a job, `disk_bytes` the free space. `traced` holds the
+    activations of a pass over this setup. `prices` maps the name of a card to the price of an hour.
+    `scaling` was measured for the same script. `within_node` and `between_nodes` are link speeds in
+    bytes a second; None takes those of card and network.
     """
 
     setup: Setup
@@ -75,7 +75,7 @@ class Question:
     between_nodes: float | None = None
 
     def links(self, gpu: Gpu) -> Links:
-        """Return the links of such a GPU in these nodes."""
+        """Return the links of a GPU in these nodes."""
         return links_of(
             gpu,
             self.setup.procs_per_node,
@@ -87,10 +87,10 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What is needed, part by part, of a capacity (None: not known).
+    """What is needed, part by part, and the capacity (None: unknown).
 
-    `is_part`: more is needed than could be counted, so it may be too much, but never fits. `band`
-    holds the least and the greatest measured share of the total; None if nothing was measured. It
+    `is_part`: not everything could be counted, so the verdict is NO or unknown. `band` holds the
+    smallest and the largest measured share of the total; None if nothing was measured. The need
     fits below the share `fits_below` of the capacity.
     """
 
@@ -108,7 +108,7 @@ class Need:
 
     @property
     def verdict(self) -> Fit | None:
-        """Return how it fits; None if too little is known."""
+        """Return whether it fits; None if too little is known."""
         if self.capacity_bytes is None:
             return None
         verdict = verdict_of(self.total_bytes, self.capacity_bytes, fits_below=self.fits_below)
@@ -117,9 +117,9 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Optimizer steps: the full ones of an epoch, those that accelerate runs, and all of them.
+    """Optimizer steps: the full ones of an epoch, those that accelerate runs, and the total.
 
-    `repeated` samples are twice in the last step of an epoch; `total` is None without an end.
+    The last step of an epoch repeats `repeated` samples. `total` is None if no end is known.
     """
 
     full_per_epoch: int | None
@@ -130,11 +130,11 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Time:
-    """The durations of a step, an epoch and all, and the number of jobs of the time limit.
+    """The durations of a step, an epoch and the training, and the number of jobs it takes.
 
-    `samples_s` are those of all ranks in a second; `filled` is the share of the MFU that passes of
-    this size reach, 1 if a step was measured. `cost` has the parts of an estimated step, `mfu` is
-    that of the whole step, if the GPU is known.
+    `samples_s` counts the samples a second of all ranks. `filled` is the share of the MFU that
+    passes of this size reach, 1 if a step was measured. `cost` holds the parts of an estimated
+    step. `mfu` is that of the whole step; None if the GPU is unknown.
     """
 
     step: Duration
@@ -151,7 +151,7 @@ class Time:
 class Estimate:
     """The answer; None for what the question leaves open.
 
-    `speedup` was measured, or is that of one node's GPUs over one of them.
+    `speedup` was measured, or is the usual one of the GPUs of one node.
     """
 
     question: Question
@@ -185,14 +185,14 @@ class Estimate:
 
     @property
     def gpu_hours(self) -> float | None:
-        """Return the hours of all GPUs together; None on CPUs, or if the time is not known."""
+        """Return the hours of all GPUs together; None on CPUs, or if the time is unknown."""
         if self.question.is_cpu or self.time is None or self.time.whole is None:
             return None
         return self.question.setup.world * self.time.whole.mid_s / 3600
 
     @property
     def cost(self) -> float | None:
-        """Return the price of the whole training; None if price or time is not known."""
+        """Return the price of the whole training; None if price or time is unknown."""
         gpu = self.question.gpu
         price = self.question.prices.get(gpu.name) if gpu else None
         hours = self.gpu_hours
@@ -200,13 +200,13 @@ class Estimate:
 
     @property
     def never_ends(self) -> bool:
-        """Whether the training is longer than a job may be, and saves nothing."""
+        """Whether the training exceeds the time limit of a job and saves nothing."""
         segments = self.time.segments if self.time else None
         return bool(segments and segments > 1 and not self.question.save_every)
 
 
 def estimate(question: Question) -> Estimate:
-    """Answer what can be answered. Raises UsageError for what contradicts itself."""
+    """Estimate everything that the question allows. Raises UsageError for contradictory facts."""
     counted = count_steps(question)
     return Estimate(
         question=question,
@@ -224,7 +224,7 @@ def estimate(question: Question) -> Estimate:
 
 
 def measured_speedup(question: Question) -> Speedup | None:
-    """Return the speed-up over the smallest world that was measured; None outside of those."""
+    """Return the measured speed-up over the smallest world; None outside the measured range."""
     setup, found = question.setup, question.scaling
     if found is None or not found.is_of(setup, is_cpu=question.is_cpu):
         return None
@@ -237,7 +237,7 @@ def measured_speedup(question: Question) -> Speedup | None:
 
 
 def usual_speedup(question: Question) -> Speedup | None:
-    """Return what is commonly seen of the GPUs of one node; None for any other world."""
+    """Return the usual speed-up of the GPUs of one node; None for any other world."""
     setup = question.setup
     if setup.nodes > 1 or setup.data_parallel == 1 or question.is_cpu or setup.parallel.model > 1:
         return None
@@ -257,7 +257,7 @@ def gpu_need(question: Question) -> Need | None:
 
 
 def host_need(question: Question) -> Need:
-    """Add up the memory of one node, which on CPUs is all, with a measured band."""
+    """Add up the memory of one node; a training on CPUs has a measured band."""
     setup, capacity = question.setup, question.host_bytes
     if not question.is_cpu:
         return Need(
@@ -330,7 +330,7 @@ def step_duration(question: Question) -> Duration | None:
 
 
 def _timed_gpu(question: Question) -> Gpu | None:
-    """Return the card, if the work that it has is known."""
+    """Return the card if its work in a step is known, else None."""
     return question.gpu if question.setup.seq_len and not question.is_cpu else None
 
 
@@ -380,26 +380,26 @@ def _notes(question: Question, counted: Steps) -> list[str]:
     setup, notes = question.setup, list(parts.notes(question.setup))
     if not counts_activations(setup):
         what = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
-        notes.append(f"activations are not counted without {what}: it needs more")
+        notes.append(f"activations are not counted without {what}: the total is too low")
     notes += _model_notes(setup)
     if 0 < setup.model.positions < setup.seq_len:
         notes.append(
-            f"samples of {setup.seq_len:,} tokens are longer than the {setup.model.positions:,} "
-            "that the model is made for"
+            f"samples of {setup.seq_len:,} tokens are longer than the model's maximum of "
+            f"{setup.model.positions:,}"
         )
     if question.lr is not None and question.base_batch is None:
-        notes.append("--lr is scaled to this batch only with --base-batch")
+        notes.append("pass --base-batch to scale --lr to this batch")
     if question.samples is None and question.epochs and question.epochs != 1:
-        notes.append("--epochs gives no steps without --samples")
+        notes.append("pass --samples to count the steps of --epochs")
     if counted.repeated:
         each = setup.micro_batch * setup.data_parallel
         notes.append(
-            f"{question.samples:,} samples do not divide by {each}; "
+            f"{question.samples:,} samples are not divisible by {each}; "
             f"accelerate repeats {counted.repeated} in the last step of an epoch"
         )
     if not question.is_cpu and question.gpu_bytes is None:
         notes.append(
-            "no GPU was named: add --gpu h100-80g for a verdict and a time, or --gpu-mem 80GiB"
+            "no GPU was named: pass --gpu h100-80g for a verdict and a time, or --gpu-mem 80GiB"
         )
     elif step_duration(question) is None:
         notes.append(
@@ -409,14 +409,14 @@ def _notes(question: Question, counted: Steps) -> list[str]:
 
 
 def _model_notes(setup: Setup) -> list[str]:
-    """Return what the numbers leave out for experts and for weights in 4 bits."""
+    """Return what the numbers leave out for experts and 4-bit weights."""
     notes = []
     if setup.model.active_params:
-        notes.append("the time assumes that experts compute as fast as a dense model (--mfu)")
+        notes.append("the time assumes the MFU of a dense model for experts: set it with --mfu")
     if setup.lora and setup.model.experts_met:
         notes.append("LoRA is counted without the routed experts: peft's all-linear skips them")
     if setup.load_in_4bit:
-        notes.append("the time leaves out that 4-bit weights are dequantized in each pass")
+        notes.append("the time leaves out the dequantization of 4-bit weights in each pass")
     return notes
 
 
@@ -425,7 +425,7 @@ def unknown_speed(question: Question) -> str:
     if question.is_cpu:
         return "the speed of CPUs is not known"
     if question.gpu is None:
-        return "the speed of a GPU by its memory alone is not known"
+        return "the speed of a GPU is not known from its memory alone"
     return "the length of a sample is not known"
 
 
@@ -436,5 +436,5 @@ def mistake(question: Question) -> str:
         batch = f"effective batch {setup.effective_batch}"
         return f"{batch} is larger than the dataset ({samples:,} samples)"
     if question.epochs is not None and question.epochs > MOST_EPOCHS:
-        return f"{question.epochs:g} epochs can't be meant"
+        return f"{question.epochs:g} epochs are more than the maximum of {MOST_EPOCHS:g}"
     return parts.mistake(setup)

@@ -1,4 +1,4 @@
-"""Count experts: feed-forward networks of which a token meets a few in each block."""
+"""Count experts: feed-forward networks of which each token uses a few in each block."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 from clusterrun.estimates.anatomy import Config, Heads, gated, linear
 
-COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # keys of one number
+COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # names of the same key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """The experts of a block: how many there are and how many a token meets.
+    """The experts of a block: `count` in all, of which a token uses `met`.
 
-    `layers` counts the blocks that have experts, `shared` are the modules beside the experts that
-    every token meets, `shared_ffn` is their width. `bias`: router and experts have biases.
+    `layers` counts the blocks that have experts. `shared` holds the sizes of the modules that every
+    token uses, `shared_ffn` is their width. `bias`: router and experts have biases.
     """
 
     count: int
@@ -27,11 +27,11 @@ class Experts:
 
     @property
     def width(self) -> int:
-        """Return the width of all that a token meets in a block."""
+        """Return the feed-forward width that a token uses in a block."""
         return self.met * self.ffn + self.shared_ffn
 
     def modules(self, hidden: int) -> tuple[int, ...]:
-        """Return the router, all experts as one module (as transformers 5 has it), and `shared`."""
+        """Return the sizes of router, experts (one module, as in transformers 5) and `shared`."""
         router = linear(hidden, self.count, bias=self.bias)
         return (router, self.count * self._each(hidden), *self.shared)
 
@@ -40,7 +40,7 @@ class Experts:
         return self.layers * self.count * self._each(hidden)
 
     def idle(self, hidden: int) -> int:
-        """Return the parameters of the experts that a token does not meet, in all blocks."""
+        """Return the parameters of the experts that a token does not use, in all blocks."""
         return self.layers * (self.count - self.met) * self._each(hidden)
 
     def _each(self, hidden: int) -> int:
@@ -65,12 +65,12 @@ def _experts(
 
 
 def mixtral(config: Config) -> Experts:
-    """Read the experts of Mixtral, which all layers have."""
+    """Read the experts of Mixtral: all layers have them."""
     return _experts(config, "intermediate_size", config.number("num_hidden_layers"))
 
 
 def qwen2(config: Config) -> Experts:
-    """Read the experts of Qwen 2 MoE, beside a shared one behind a gate."""
+    """Read the experts of Qwen 2 MoE, and its shared expert with a gate."""
     hidden, ffn = config.number("hidden_size"), config.number("shared_expert_intermediate_size")
     shared = (*gated(hidden, ffn), hidden)
     return _experts(config, "moe_intermediate_size", _sparse(config), shared, ffn)
@@ -82,7 +82,7 @@ def qwen3(config: Config) -> Experts:
 
 
 def _sparse(config: Config) -> int:
-    """Count the layers with experts: each of `decoder_sparse_step`, but for `mlp_only_layers`."""
+    """Count the layers with experts: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
     layers, step = config.number("num_hidden_layers"), config.number("decoder_sparse_step", 1)
     dense = config.values.get("mlp_only_layers") or []
     if not isinstance(dense, list):
@@ -91,7 +91,7 @@ def _sparse(config: Config) -> int:
 
 
 def deepseek(config: Config) -> Experts:
-    """Read the experts of DeepSeek 2 and 3, which the first layers do not have."""
+    """Read the experts of DeepSeek 2 and 3: the first layers have none."""
     layers = config.number("num_hidden_layers")
     ffn = config.number("moe_intermediate_size") * config.number("n_shared_experts")
     shared = gated(config.number("hidden_size"), ffn, bias=config.has_mlp_bias)
@@ -102,14 +102,14 @@ def deepseek(config: Config) -> Experts:
 
 
 def gpt_oss(config: Config) -> Experts:
-    """Read the experts of gpt-oss, which all layers have, with biases."""
+    """Read the experts of gpt-oss: all layers have them, with biases."""
     return replace(mixtral(config), bias=True)
 
 
 def latent_attention(config: Config, hidden: int) -> tuple[Heads, tuple[int, ...]]:
-    """Return heads and modules of attention over latent vectors (arXiv:2405.04434).
+    """Return the heads and module sizes of attention over latent vectors (arXiv:2405.04434).
 
-    Queries and keys are wider than values; the work of attention goes by their mean.
+    Queries and keys are wider than values; the heads have the mean width, which gives the work.
     """
     heads, bias = config.number("num_attention_heads"), config.flag("attention_bias", False)
     turned, plain = config.number("qk_rope_head_dim"), config.number("qk_nope_head_dim")

@@ -1,7 +1,7 @@
 """Find the memory, the peak and the precisions of a GPU by its name.
 
-Peaks are dense and those of training: 16-bit tensor cores that accumulate in fp32, and fp32 as
-torch computes it by default (no TF32).
+Peaks are those of dense training: 16-bit tensor cores that accumulate in fp32, and fp32 as torch
+computes it by default (no TF32).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _PCIE_GB: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One kind of card, or the part of one that is a device of its own (MI250X).
+    """One kind of card, or one device of a card that has two (MI250X).
 
-    `memory_bytes` is the total that NVML reports, or the nominal size if `source` says so. CUDA
-    hands out a little less: 79.1 of 79.6 GiB on an H100. `tflops` holds "fp32", "fp16" and, if the
-    card has it, "bf16"; `bandwidth` is that of the memory in bytes a second, `processors` counts
-    the multiprocessors (NVIDIA) or compute units (AMD) that are on: both from the source of the
-    peak, or the white paper of the architecture. `nvlink` is the sum of both directions in bytes a
-    second, as data sheets have it, 0 if cards meet over PCIe only. `fabric` is the share of one
-    GPU in the network cards of the usual node, in bits a second; 0: one 100 Gb/s card a node. AMD's
-    compute capability is the one that torch reports: gfx942 is (9, 4).
+    `memory_bytes` is the total that NVML reports, or the nominal size if `source` names it so. CUDA
+    gives out a little less: 79.1 of 79.6 GiB on an H100. `tflops` holds "fp32", "fp16" and, if the
+    card has it, "bf16". `bandwidth` is that of the memory in bytes a second. `processors` counts
+    the enabled multiprocessors (NVIDIA) or compute units (AMD). Both are from the source of the
+    peak, or from the white paper of the architecture. `nvlink` is the sum of both directions in
+    bytes a second, as in data sheets; 0 if cards connect over PCIe only. `fabric` is one GPU's
+    share of the network cards of the usual node, in bits a second; 0: one 100 Gb/s card per node.
+    AMD's compute capability is the one that torch reports: gfx942 is (9, 4).
     """
 
     name: str
@@ -93,7 +93,7 @@ def _card(
 def has_bf16(capability: tuple[int, int]) -> bool:
     """Whether a GPU computes in bf16 natively.
 
-    torch.cuda.is_bf16_supported() is True for emulation also.
+    torch.cuda.is_bf16_supported() is also True for emulation.
 
     >>> has_bf16((8, 0)), has_bf16((7, 5))
     (True, False)
@@ -174,7 +174,7 @@ ALL: Final = (
           ("mi300x-192g",), memory="nominal", nvlink=896, fabric=400),
 )  # fmt: skip
 
-# A short name stands for the first of its cards, the smallest, so that what fits it fits all.
+# A short name stands for its first card, the smallest: what fits it fits all.
 SHORT: Final = {
     "v100": ("V100-16G", "V100-32G", "V100-PCIe-16G"),
     "a100": ("A100-40G", "A100-80G", "A100-PCIe-40G"),
@@ -197,12 +197,12 @@ _BY_KEY: Final = {
 
 
 def find(text: str) -> Gpu:
-    """Find a card by its name in nvidia-smi, in Slurm (the type of a GRES) or among users.
+    """Find a card by its name in nvidia-smi or in Slurm (the type of a GRES), or a usual one.
 
     >>> [find(text).name for text in ("h100", "nvidia_a100-sxm4-80gb", "GeForce RTX 4090")]
     ['H100-80G', 'A100-80G', 'RTX-4090']
 
-    Raises UsageError for another text, with the names that are close to it.
+    Raises UsageError for any other text, with similar names.
     """
     gpu = _BY_KEY.get(_key(text))
     if gpu is None:
@@ -214,13 +214,13 @@ def _hint(text: str) -> str:
     keys = difflib.get_close_matches(_key(text), _BY_KEY, n=5)
     close = list(dict.fromkeys(_BY_KEY[key].name.lower() for key in keys))[:3]
     if close:
-        return f"did you mean {' or '.join(close)}? else give its memory with --gpu-mem"
+        return f"use {' or '.join(close)}, or pass the card's memory as --gpu-mem"
     known = ", ".join(gpu.name.lower() for gpu in ALL)
-    return f"known are {known}; of another give the memory with --gpu-mem"
+    return f"use {known}, or pass the card's memory as --gpu-mem"
 
 
 def sized(gpu: Gpu, memory_bytes: int) -> Gpu:
-    """Return the variant of a card with that much memory, or the card as one of it.
+    """Return the known variant of a card with that much memory, or a renamed copy of the card.
 
     >>> [sized(find(text), 20 * 1024 * MIB).name for text in ("rtx3080", "a100")]
     ['RTX-3080-20G', 'A100-20G']
@@ -232,30 +232,28 @@ def sized(gpu: Gpu, memory_bytes: int) -> Gpu:
 
 
 def lacks_bf16(text: str | None) -> str:
-    """Say that a card does not compute in bf16; "" if it does, or is not known.
+    """Return a note on a card without bf16; "" if it has bf16 or is unknown.
 
     >>> lacks_bf16("v100-32g")
-    'the V100-32G has no bf16: torch emulates it, slowly (--mixed-precision fp16, or auto)'
+    'the V100-32G emulates bf16, slowly: pass --mixed-precision fp16 or auto'
     """
     gpu = _BY_KEY.get(_key(text or ""))
     if gpu is None or "bf16" in gpu.tflops:
         return ""
-    return (
-        f"the {gpu.name} has no bf16: torch emulates it, slowly (--mixed-precision fp16, or auto)"
-    )
+    return f"the {gpu.name} emulates bf16, slowly: pass --mixed-precision fp16 or auto"
 
 
 def assumption(text: str) -> str:
-    """Return which card a short name stands for, and which others there are; "" for a full name.
+    """Return a note on the card that a short name stands for; "" for a full name.
 
     >>> assumption("A100")
-    "GPU 'A100' is taken for the A100-40G; say a100-80g or a100-pcie-40g for another"
+    "GPU 'A100' is taken as the A100-40G; for another pass a100-80g or a100-pcie-40g"
     """
     names = _SHORT.get(_key(text))
     if names is None:
         return ""
     others = " or ".join(name.lower() for name in names[1:])
-    return f"GPU '{text}' is taken for the {names[0]}; say {others} for another"
+    return f"GPU '{text}' is taken as the {names[0]}; for another pass {others}"
 
 
 def precision_of(gpu: Gpu | None) -> str:

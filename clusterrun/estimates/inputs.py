@@ -1,4 +1,4 @@
-"""The inputs of an estimate, and the terms that it is made of."""
+"""The inputs of an estimate, and the terms that it adds up."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from clusterrun.config.spec import Strategy
 from clusterrun.config.training import Optimizer
 
 GIB = 1 << 30
-FITS_BELOW = 0.80  # of the capacity: above it people want a warning
-HOST_FITS_BELOW = 0.70  # of a node's: the page cache and others need the rest
+FITS_BELOW = 0.80  # of the capacity; above it a training fits tightly
+HOST_FITS_BELOW = 0.70  # of a node's memory: the page cache needs some of the rest
 TIGHT_BELOW = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The size and shape of a model; numbers of the shape that are unknown are 0.
+    """The size and shape of a model; unknown numbers of the shape are 0.
 
-    `params` counts tied weights once, `largest_layer` is the largest single module's own
+    `params` counts tied weights once. `largest_layer` counts the largest single module's own
     parameters (DeepSpeed's definition), `block` those of one transformer block, `linear_params`
-    those of all blocks but their experts. `head_dim` is 0 if the heads share the hidden size.
-    `head_norm`: queries and keys have norms (Qwen 3's). `gated`: the feed-forward network has a
-    gate (Llama's, not GPT-2's). `family` is the `model_type` of a config, "" without one. `source`
-    names the origin of the facts.
+    those of all blocks without experts. `head_dim` is 0 if the heads share the hidden size.
+    `head_norm`: queries and keys have norms (as in Qwen 3). `gated`: the feed-forward network has a
+    gate (as in Llama, not GPT-2). `family` is the `model_type` of a config, "" without one.
+    `source` names the origin of the facts.
 
-    `active_params` are those that work on a token if the model has experts, else 0; the token meets
-    `experts_met` in a block, each `expert_ffn` wide, and `ffn` is the width of all that it meets.
-    `positions` is the longest sample that the model is made for, in tokens; if not `is_text`, it is
-    the length of every sample.
+    `active_params` counts the parameters that a token uses if the model has experts, else 0. In a
+    block a token uses `experts_met` experts, each `expert_ffn` wide; `ffn` is the width of
+    everything that it uses. `positions` is the length in tokens of the longest sample that the
+    model accepts; if not `is_text`, that of every sample.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Model:
 
     @property
     def has_shape(self) -> bool:
-        """Whether activations can be estimated; those of experts that were counted."""
+        """Whether activations can be estimated; with experts only if those were counted."""
         is_open = self.active_params > 0 and not self.experts_met
         return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not is_open
 
@@ -68,7 +68,7 @@ class Model:
 
     @property
     def key_value_width(self) -> int:
-        """Return the width of all heads of keys, which is that of all heads of values."""
+        """Return the width of all key heads together, which is also that of the value heads."""
         return self.query_width * (self.kv_heads or self.heads) // max(1, self.heads)
 
 
@@ -76,10 +76,10 @@ class Model:
 class Setup:
     """One way to train a model on a number of GPUs.
 
-    `procs_per_node` is GPUs, hence ranks, of a node; `precision` "fp32", "bf16" or "fp16", the last
-    two as autocast over fp32 weights (ddp, fsdp) or as DeepSpeed's own; `micro_batch` sequences of
-    `seq_len` tokens a pass of each data-parallel rank; `lora` the rank of adapters, 0 if all is
-    trained; with `load_in_4bit` the frozen weights are in 4 bits (QLoRA).
+    `procs_per_node` counts the GPUs, hence the ranks, of a node. `precision` is "fp32", "bf16" or
+    "fp16"; the last two are autocast over fp32 weights (ddp, fsdp) or DeepSpeed's own. A pass of a
+    data-parallel rank has `micro_batch` sequences of `seq_len` tokens. `lora` is the rank of the
+    adapters, 0 if all weights are trained. `load_in_4bit`: frozen weights have 4 bits (QLoRA).
     """
 
     model: Model
@@ -103,12 +103,12 @@ class Setup:
 
     @property
     def data_parallel(self) -> int:
-        """Return how many groups of ranks have samples of their own."""
+        """Return the number of data-parallel ranks: groups that get different samples."""
         return self.parallel.data(self.world)
 
     @property
     def replicas(self) -> int:
-        """Return how many copies of a sharded state there are."""
+        """Return the number of copies of a sharded state."""
         return self._sizes.replicate
 
     @property
@@ -122,7 +122,7 @@ class Setup:
 
     @property
     def is_half(self) -> bool:
-        """Whether the arithmetic is of 16 bits."""
+        """Whether the arithmetic has 16 bits."""
         return self.precision in ("bf16", "fp16")
 
     @property
@@ -132,10 +132,10 @@ class Setup:
 
     @property
     def shards(self) -> int:
-        """Return how many ranks share one copy of what is sharded."""
+        """Return the number of ranks that share one copy of a sharded state."""
         if self.strategy in (Strategy.NONE, Strategy.DDP):
             return 1
-        # FSDP shards over the ranks that split a sample, too, and so does ZeRO.
+        # FSDP and ZeRO also shard over the ranks that split a sample.
         return self._sizes.shard * self.parallel.context * self.parallel.sequence
 
     @property
@@ -145,7 +145,7 @@ class Setup:
 
     @property
     def offloads_params(self) -> bool:
-        """Whether the weights also are in the host's memory."""
+        """Whether the weights are also in the host's memory."""
         return self.strategy in (Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD)
 
 
@@ -178,7 +178,7 @@ def total(terms: Iterable[Term]) -> int:
 
 
 def verdict_of(needed: float, capacity: float, *, fits_below: float = FITS_BELOW) -> Fit:
-    """Return how something fits by its share: it fits below a bound, and is tight to 95 %."""
+    """Return the verdict on a share: FITS below `fits_below`, TIGHT up to 95 %, else NO."""
     share = needed / capacity
     if share < fits_below:
         return Fit.FITS

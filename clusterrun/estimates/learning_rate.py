@@ -1,4 +1,4 @@
-"""Scale the learning rate with the batch by two rules, shown and never applied silently."""
+"""Scale the learning rate with the batch by two rules; nothing is applied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ADAM: Final = (Optimizer.ADAMW, Optimizer.ADAM8BIT)
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The learning rates of a batch by each rule, with notes."""
+    """The learning rate of a batch by each rule, with notes."""
 
     linear: float
     sqrt: float
@@ -28,7 +28,7 @@ class Rates:
 def scaled(
     lr: float, base_batch: int, batch: int, *, optimizer: Optimizer = Optimizer.ADAMW
 ) -> Rates:
-    """Scale a rate that was chosen at an effective batch to another one.
+    """Scale a learning rate from the effective batch `base_batch` to `batch`.
 
     >>> rates = scaled(1.25e-6, 4, 16)
     >>> rates.linear, rates.sqrt, rates.ratio
@@ -51,9 +51,9 @@ def _notes(ratio: float, largest: int, optimizer: Optimizer) -> list[str]:
         notes.append(f"x{ratio:g}: warm the rate up over the first steps ({LINEAR_SOURCE})")
     if largest < SMALL_BATCH:
         notes.append(
-            f"batches under {SMALL_BATCH} may need no scaling, try the old rate first:"
-            f" {SMALL_BATCH} is where the linear rule starts from ({LINEAR_SOURCE})"
+            f"batches under {SMALL_BATCH} may need no scaling: try the old rate first;"
+            f" the linear rule starts at {SMALL_BATCH} ({LINEAR_SOURCE})"
         )
     if optimizer in _ADAM:
-        notes.append(f"for the Adam family theory gives the square root ({SQRT_SOURCE})")
+        notes.append(f"for the Adam family, theory suggests the square root ({SQRT_SOURCE})")
     return notes

@@ -1,4 +1,4 @@
-"""Find how fast GPUs reach each other and the host, by the card and the network."""
+"""Find the speeds of the links between GPUs and to the host, by card and network."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 from clusterrun.config.spec import Network
 from clusterrun.estimates.gpus import Gpu
 
-# Shares of the nominal speed of one direction, assumed. Published bus bandwidths of nccl-tests are
-# near: 230 to 250 GB/s on 8 A100 (of 300), 35 to 45 on 8 H100-PCIe (of 63). See docs/plan.md.
+# Assumed shares of the nominal speed in one direction. Published bus bandwidths of nccl-tests are
+# close: 230 to 250 GB/s on 8 A100 (of 300), 35 to 45 on 8 H100-PCIe (of 63). See docs/plan.md.
 NVLINK_REACHED: Final = 0.8
 PCIE_REACHED: Final = 0.5
 FABRIC_REACHED: Final = 0.9
@@ -20,10 +20,10 @@ EFA_BEFORE_HOPPER: Final = 50e9  # of a GPU: AWS p4d.24xlarge, 400 Gb/s for 8
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """Bytes a second that are reached in one direction.
+    """Speeds that are reached in one direction, in bytes a second.
 
-    `within_node` is that of a GPU to the others of its node, `between_nodes` that of a node,
-    `to_host` that of a GPU to the host's memory.
+    `within_node` is that of a GPU to the others of its node, `between_nodes` that of a node to
+    other nodes, `to_host` that of a GPU to the host's memory.
     """
 
     within_node: float
@@ -31,7 +31,7 @@ class Links:
     to_host: float
 
     def __str__(self) -> str:
-        """Name the speeds in GB/s."""
+        """Return the speeds in GB/s."""
         within, between, host = (
             f"{x / 1e9:.3g} GB/s" for x in (self.within_node, self.between_nodes, self.to_host)
         )
@@ -46,7 +46,7 @@ def links_of(
     within_node: float | None = None,
     between_nodes: float | None = None,
 ) -> Links:
-    """Return the links of a node with so many of these GPUs; speeds that are given replace its own.
+    """Return the links of a node with `procs_per_node` GPUs; speeds that are given take precedence.
 
     >>> from clusterrun.estimates.gpus import find
     >>> print(links_of(find("h100-80g"), 8))

@@ -1,4 +1,4 @@
-"""Choose the settings of a data loader by the allocation: the rules of the users' guides."""
+"""Choose the settings of a data loader from the allocation, by rules of thumb."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOW_HOST_BYTES: Final = 15 * GIB
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """The settings of one rank's torch DataLoader, and the reason; None is unknown."""
+    """The settings of one rank's torch DataLoader, and the reason; None if unknown."""
 
     num_workers: int | None
     pin_memory: bool
@@ -22,7 +22,7 @@ class Loader:
 
 
 def advice(cpus_per_rank: int, host_bytes: int) -> Loader:
-    """Choose workers and pinning; `host_bytes` is a node's allocated memory, 0: not known.
+    """Choose workers and pinning; `host_bytes` is a node's allocated memory, 0 if unknown.
 
     >>> advice(2, 64 * GIB)
     Loader(num_workers=2, pin_memory=True, why='one worker per CPU, at most 4: a rank has 2 CPUs')
@@ -31,7 +31,7 @@ def advice(cpus_per_rank: int, host_bytes: int) -> Loader:
         return Loader(
             num_workers=0,
             pin_memory=False,
-            why=f"the host has {host_bytes / GIB:.1f} GiB, under {LOW_HOST_BYTES // GIB}:"
+            why=f"the host has {host_bytes / GIB:.1f} GiB, less than {LOW_HOST_BYTES // GIB}:"
             " workers copy what they load, and pinned memory can't be swapped",
         )
     workers = min(MAX_WORKERS, cpus_per_rank) if cpus_per_rank else None
@@ -39,12 +39,12 @@ def advice(cpus_per_rank: int, host_bytes: int) -> Loader:
 
 
 def is_low(host_bytes: int) -> bool:
-    """Whether a host has so little memory that loaders must be frugal."""
+    """Whether a host has too little memory for workers and pinning."""
     return 0 < host_bytes < LOW_HOST_BYTES
 
 
 def _why(cpus: int) -> str:
     rule = f"one worker per CPU, at most {MAX_WORKERS}"
     if not cpus:
-        return f"{rule}; add --cpus-per-task for the number"
+        return f"{rule}; pass --cpus-per-task to get a number"
     return f"{rule}: a rank has {count(cpus, 'CPU')}"

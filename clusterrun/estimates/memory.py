@@ -23,15 +23,15 @@ from clusterrun.estimates.states import trainable_params as trainable_params
 
 SYMBOLS = {
     "P": "parameters",
-    "P_t": "parameters that are trained",
+    "P_t": "trained parameters",
     "P_4": "parameters in 4 bits",
     "U": "parameters of one block",
-    "E": "parameters outside of the blocks",
+    "E": "parameters outside the blocks",
     "L_max": "parameters of the largest layer",
     "n": "ranks of a node",
     "M": "nodes",
     "s": "tokens of a sample",
-    "b": "samples of a rank and pass (micro-batch)",
+    "b": "samples per rank and pass (micro-batch)",
     "h": "hidden size",
     "q": "width of all heads",
     "f": "feed-forward size / h",
@@ -44,8 +44,8 @@ CUDA_BYTES = GIB * 3 // 2
 PROCESS_BYTES = 3 * GIB
 CPU_PROCESS_BYTES = GIB // 2
 BUFFER_FACTOR = 1.5  # of all host memory, the default of DeepSpeed's estimators
-# What one or two ranks of examples/train_lm.py took of the estimate, 0.63 to 1.03: of 0.5 to 171
-# million parameters, under ddp, zero2 and zero3 in fp32.
+# Measured over estimated: one or two ranks of examples/train_lm.py took 0.63 to 1.03, with 0.5 to
+# 171 million parameters, under ddp, zero2 and zero3 in fp32.
 CPU_BAND = (0.6, 1.1)
 
 
@@ -69,7 +69,7 @@ def _present(terms: Iterable[Term]) -> tuple[Term, ...]:
 
 
 def _cast_weights(setup: Setup) -> tuple[Term, ...]:
-    """Return the copies of 16 bits that autocast keeps of fp32 weights."""
+    """Return the 16-bit copies that autocast keeps of fp32 weights."""
     if not setup.is_half or setup.strategy not in (Strategy.NONE, Strategy.DDP):
         return ()
     symbol = symbols(setup)[0]
@@ -87,11 +87,11 @@ def _dequantized(setup: Setup) -> Term:
 
 
 def _optimizer_step(setup: Setup, passing: int) -> Term:
-    """Return what a step of AdamW needs beyond what the passes before it have given back."""
+    """Return what a step of AdamW needs beyond the memory that the passes before it freed."""
     is_adamw = setup.optimizer is Optimizer.ADAMW and not setup.offloads_optimizer
     symbol, by = symbols(setup)
     size = 4 * trainable_params(setup) / setup.shards if is_adamw else 0
-    formula = f"4 {symbol}{by} - activations, where more"
+    formula = f"max(0, 4 {symbol}{by} - activations)"
     source = "torch AdamW, foreach: a copy of one state for all"
     return term("optimizer step", max(0, size - passing), formula, source)
 
@@ -99,7 +99,7 @@ def _optimizer_step(setup: Setup, passing: int) -> Term:
 def cpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term, ...]:
     """Return what a node's host memory holds of a training on CPUs; see CPU_BAND.
 
-    Offloading changes nothing there, and a bucket takes only the memory that is used.
+    Offloading changes nothing on CPUs, and a bucket takes only the memory that is used.
     """
     setup = part_of_gpu(setup)
     here = replace(setup, strategy=Strategy(setup.strategy.value.removesuffix("-offload")))
@@ -116,7 +116,7 @@ def cpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term,
 
 
 def _unreturned(setup: Setup) -> tuple[Term, ...]:
-    """Return what gathered and released weights leave with the C library's allocator."""
+    """Return the memory of released weights that the C library's allocator keeps."""
     if not (setup.strategy.is_deepspeed and zero_stage(setup) == 3):
         return ()
     width = setup.number_bytes
@@ -124,7 +124,7 @@ def _unreturned(setup: Setup) -> tuple[Term, ...]:
 
 
 def values_of_symbols(setup: Setup) -> dict[str, float]:
-    """Return the values of the symbols that formulas are written in: a GPU's part of them."""
+    """Return the values of the symbols in formulas, for the part of one GPU."""
     setup = part_of_gpu(setup)
     model = setup.model
     return {
@@ -149,7 +149,7 @@ def values_of_symbols(setup: Setup) -> dict[str, float]:
 def host_terms(setup: Setup) -> tuple[Term, ...]:
     """Return what a node's host memory holds, at the start or later, whichever is more.
 
-    Under ZeRO-3 weights are loaded in shards, as from_pretrained does with our configs.
+    Under ZeRO-3 weights are loaded in shards: from_pretrained does so with our configs.
     """
     size = setup.procs_per_node * PROCESS_BYTES
     processes = term("processes", size, "n x 3 GiB", "an allowance for torch, CUDA")
@@ -166,7 +166,7 @@ def _loading(setup: Setup) -> tuple[int, str]:
 
 
 def _plain_host(setup: Setup) -> Term:
-    """Return the copies of the model while it is loaded; under fsdp-offload the states, too."""
+    """Return the copies of the model while it is loaded; under fsdp-offload also the states."""
     size, formula = _loading(part_of_gpu(setup))
     source = "cpu_ram_efficient_loading: one process of a node loads"
     if not setup.strategy.is_fsdp or setup.parallel.tensor > 1:
@@ -182,7 +182,7 @@ def _plain_host(setup: Setup) -> Term:
 
 
 def _zero_host(setup: Setup) -> Term:
-    """Return DeepSpeed's estimate; ZeRO-2 with offload as of one node, see deepspeed.zero2."""
+    """Return DeepSpeed's estimate, for ZeRO-2 with offload that of one node."""
     is_zero3, ranks = zero_stage(setup) == 3, setup.procs_per_node
     size, formula = _loading(setup)
     size, formula = ranks * size, f"n {formula}"
@@ -198,7 +198,7 @@ def _zero_host(setup: Setup) -> Term:
 
 
 def _offloaded(setup: Setup) -> int:
-    """Return the bytes of all nodes: master weights, gradients, states; of ZeRO-3 weights, too."""
+    """Return the bytes of all nodes: master weights, gradients, states; for ZeRO-3 also weights."""
     trained = trainable_params(setup)
     weights = setup.model.params + (trained if setup.lora else 0) if setup.offloads_params else 0
     return (8 + setup.optimizer.state_bytes) * trained + setup.number_bytes * weights

@@ -46,27 +46,27 @@ def from_numbers(
 ) -> Model:
     """Describe a model by its parameters, its shape, or both.
 
-    Without `params` the whole shape is needed, and counted as Llama's (`kv_heads` 0 means `heads`).
-    With both, blocks have gates as Llama's if they fit into `params`. `active_params` are those
-    that work on a token, 0 if all do.
+    Without `params` the whole shape is needed, and counted like Llama (`kv_heads` 0 means `heads`).
+    With both, blocks have gates like Llama if they fit into `params`. `active_params` counts the
+    parameters that a token uses; 0 means all.
     """
     if active_params > params:
         raise UsageError(
-            f"--active-params {active_params} are more than --params {params}",
-            hint="--params counts all, --active-params those that work on a token",
+            f"--active-params {active_params} is more than --params {params}",
+            hint="pass all parameters as --params, those that a token uses as --active-params",
         )
     numbers = {"hidden": hidden, "layers": layers, "heads": heads, "ffn": ffn, "vocab": vocab}
     missing = [f"--{key}" for key, value in numbers.items() if not value]
     if not params and missing:
         raise UsageError(
-            f"the size of the model is not known: {', '.join(missing)} missing",
-            hint="add them, or --params 8e9",
+            f"the size of the model is unknown: {', '.join(missing)} missing",
+            hint="add them, or pass --params 8e9",
         )
     kv_heads = kv_heads or heads
     if heads and (hidden % heads or heads % kv_heads):
         raise UsageError(
             f"--hidden {hidden}, --heads {heads} and --kv-heads {kv_heads} don't divide",
-            hint="heads share the hidden size, and the heads of keys and values, evenly",
+            hint="choose --heads that divide --hidden, and --kv-heads that divide --heads",
         )
     shape = Model(
         name="",
@@ -78,7 +78,7 @@ def from_numbers(
         kv_heads=kv_heads,
         ffn=ffn,
         vocab=vocab,
-        source="numbers given" if params else "counted from the shape, as Llama's",
+        source="numbers given" if params else "counted from the shape, like Llama",
     )
     is_whole = hidden and layers and heads and ffn
     return replace(_shaped(shape), active_params=active_params) if is_whole else shape
@@ -108,7 +108,7 @@ def _shaped(shape: Model) -> Model:
 
 
 class _BuiltIn(Mapping[str, Model]):
-    """The models of models.json; each is counted when it is asked for."""
+    """The models of models.json; each is counted when it is first used."""
 
     def __getitem__(self, name: str) -> Model:
         return _counted(_names()[name])
@@ -121,12 +121,12 @@ class _BuiltIn(Mapping[str, Model]):
 
 
 BUILT_IN: Mapping[str, Model] = _BuiltIn()
-# What the name of a repository says beyond the size: how it was trained further, or is stored.
+# Endings of repository names that change no shape: of fine-tuned models, and of storage formats.
 _VARIANT = re.compile(r"(-(hf|chat|instruct|it|pt|base|thinking|reasoning|fp8|bf16|2507))+$")
 
 
 def find(name: str) -> Model | None:
-    """Return a built-in model by one of its usual names, whatever their case; else None."""
+    """Return a built-in model by one of its usual names, in any case; else None."""
     known = _known(name)
     return replace(BUILT_IN[known], name=name) if known else None
 
@@ -138,7 +138,7 @@ def find_config(name: str) -> Mapping[str, Any] | None:
 
 
 def nearest(name: str) -> list[str]:
-    """Return the names of built-in models that come nearest to a name, the nearest first."""
+    """Return the names of built-in models most similar to a name, the most similar first."""
     plain = _plain(name).rpartition("/")[2]
     return difflib.get_close_matches(plain, list(_table()), n=2, cutoff=0.75)
 
@@ -161,7 +161,7 @@ def _table() -> Mapping[str, Any]:
 
 @cache
 def _names() -> Mapping[str, str]:
-    """Return each usual name in lower case, with and without the owner, and what it stands for."""
+    """Map each usual name, in lower case, with and without the owner, to its built-in name."""
     names: dict[str, str] = {}
     for known, entry in _table().items():
         names[known] = known

@@ -1,7 +1,7 @@
-"""The part of the model and of each sample that one GPU works on, under parallel sizes.
+"""Find the part of the model and of each sample that one GPU works on, under parallel sizes.
 
-Tensor parallel as transformers' plans have it, after Megatron (arXiv 1909.08053): it divides the
-matrices of the blocks, and what they save (arXiv 2205.05198), not norms, residuals and what is
+Tensor parallel follows transformers' plans, after Megatron (arXiv 1909.08053): it divides the
+matrices of the blocks and what they save (arXiv 2205.05198), but no norms, residuals or weights
 outside the blocks. Context parallel and Ulysses (arXiv 2309.14509) divide the tokens of a sample.
 """
 
@@ -20,7 +20,7 @@ from clusterrun.launch.world_shape import World
 def part_of_gpu(setup: Setup) -> Setup:
     """Return the setup with the part of model and sample that one GPU works on.
 
-    Without the size of a block all parameters count as divided.
+    If the size of a block is unknown, all parameters count as divided.
     """
     sizes = setup.parallel
     if sizes.model == 1:
@@ -45,31 +45,32 @@ def _divided(model: Model, tensor: int) -> Model:
 
 
 def mistake(setup: Setup) -> str:
-    """Return why ranks or model can't be divided so; "" if they can, as far as it is known."""
+    """Return why the sizes can't divide ranks or model; "" if nothing known forbids it."""
     sizes, model, procs = setup.parallel, setup.model, setup.procs_per_node
     world = World(nodes=setup.nodes, procs_per_node=procs, gpus_per_node=procs, device=Device.CUDA)
     try:
         check_sizes(sizes, setup.strategy, world)
     except UsageError as error:
         return error.message
-    heads = {"heads": model.heads, "heads of keys": model.kv_heads}
+    heads = {"heads": model.heads, "key-value heads": model.kv_heads}
     for name, size in (("tensor", sizes.tensor), ("sequence", sizes.sequence)):
         for what, number in heads.items():
-            # Ulysses copies the heads of keys if they are fewer.
-            is_copied = (name, what) == ("sequence", "heads of keys") and size % (number or 1) == 0
+            # Ulysses copies key-value heads if there are fewer than ranks.
+            is_copied = name == "sequence" and what != "heads" and size % (number or 1) == 0
             if number % size and not is_copied:
-                return f"{model.name or 'the model'} has {number} {what}: --{name}-parallel {size}"
+                named = model.name or "the model"
+                return f"--{name}-parallel {size} does not divide the {number} {what} of {named}"
     for name, divisor in (("context", 2 * sizes.context), ("sequence", sizes.sequence)):
         if getattr(sizes, name) > 1 and setup.seq_len % divisor:
             return (
-                f"samples of {setup.seq_len:,} tokens do not divide by {divisor}, as --{name}-"
-                f"parallel {getattr(sizes, name)} needs"
+                f"samples of {setup.seq_len:,} tokens are not divisible by {divisor}, as "
+                f"--{name}-parallel {getattr(sizes, name)} requires"
             )
     return ""
 
 
 def notes(setup: Setup) -> Iterator[str]:
-    """Yield what the figures mean, and what they leave out."""
+    """Yield what the numbers mean and what they leave out."""
     sizes = setup.parallel
     if sizes.tensor > 1:
         yield (
@@ -80,6 +81,6 @@ def notes(setup: Setup) -> Iterator[str]:
         yield f"s is a GPU's part of a sample: {part_of_gpu(setup).seq_len:,} tokens"
     if sizes.model > 1:
         yield (
-            "times leave out what ranks of tensor, context and sequence parallel send each other: "
-            "measure a step (--step-time)"
+            "times leave out the traffic of tensor, context and sequence parallel: measure a step "
+            "and pass --step-time"
         )

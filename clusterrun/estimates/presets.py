@@ -1,6 +1,6 @@
-"""Choose settings to start from by the class of the device: the rules of the users' guides.
+"""Choose settings to start from by the class of the device.
 
-They are suggestions, not measured.
+They are rules of thumb, not measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGE_GPU_BYTES: Final = 20 * GIB
 class Preset:
     """Settings to start a training with; `why` maps each setting to its reason.
 
-    All presets have one effective batch on one device, so that they share a learning rate.
+    All presets have the same effective batch on one device, so they can share a learning rate.
     """
 
     name: str
@@ -47,8 +47,8 @@ _CPU: Final = Preset(
         "micro_batch": "larger passes gain nothing on a CPU",
         "accumulation": _BATCH_WHY,
         "precision": "fp32: most CPUs have no fast 16-bit arithmetic",
-        "grad_ckpt": "computing again costs what is scarce here, and memory is not",
-        "num_workers": "workers would take the CPUs from the training",
+        "grad_ckpt": "recomputing costs time, which is scarce on a CPU; memory is not",
+        "num_workers": "workers would take CPUs from the training",
         "pin_memory": "nothing is copied to a GPU",
     },
 )
@@ -61,11 +61,11 @@ _SMALL: Final = Preset(
     num_workers=MAX_WORKERS,
     pin_memory=True,
     why={
-        "micro_batch": "activations grow with it, and there is little room",
+        "micro_batch": "activations grow with it, and there is little memory",
         "accumulation": _BATCH_WHY,
         "precision": "16 bits halve the activations; bf16 from compute capability 8.0, else fp16",
-        "grad_ckpt": "keeps one activation a block, for a third more work",
-        "num_workers": f"one a CPU, {MAX_WORKERS} at most",
+        "grad_ckpt": "keeps one activation per block, for a third more work",
+        "num_workers": f"one per CPU, at most {MAX_WORKERS}",
         "pin_memory": "copies to the GPU overlap with its work",
     },
 )
@@ -78,11 +78,11 @@ _LARGE: Final = dataclasses.replace(
     why={
         **_SMALL.why,
         "micro_batch": "larger passes keep the GPU busy",
-        "grad_ckpt": "there is room for the activations, and computing again takes time",
+        "grad_ckpt": "there is memory for the activations, and recomputing takes time",
     },
 )
 _LOADER_OFF: Final = {
-    "num_workers": "each worker has a copy of what it loads",
+    "num_workers": "each worker holds a copy of what it loads",
     "pin_memory": "pinned memory can't be swapped out",
 }
 _LOW_HOST: Final = dataclasses.replace(
@@ -98,10 +98,9 @@ PRESETS: Final[Mapping[str, Preset]] = {
 
 
 def preset_for(gpu_bytes: int, host_bytes: int = 0) -> Preset:
-    """Choose by the memory of a GPU (0: none) and of its host (0: not known).
+    """Choose by the memory of a GPU (0: none) and of its host (0: unknown).
 
-    On GPUs between small and large (10 to 20 GiB) small-gpu fits. On a host under 15 GiB every
-    preset goes without workers and pinning.
+    GPUs of up to 20 GiB get small-gpu. On a host under 15 GiB no preset uses workers or pinning.
 
     >>> preset_for(80 * GIB, 12 * GIB).name, preset_for(80 * GIB, 12 * GIB).num_workers
     ('large-gpu, low-host-memory', 0)

@@ -22,22 +22,22 @@ from clusterrun.estimates.estimate import (
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Fit, Setup
 
-# Where two are about as fast, the first here is the simpler one.
+# Of two that are about as fast, the simpler one comes first here.
 _ONE: Final = (Strategy.NONE, Strategy.ZERO2_OFFLOAD, Strategy.ZERO3_OFFLOAD)
 _MANY: Final = (
     *(Strategy.DDP, Strategy.FSDP_HYBRID, Strategy.FSDP, Strategy.ZERO1, Strategy.ZERO2),
     *(Strategy.ZERO3, Strategy.ZERO2_OFFLOAD, Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD),
 )
 MAX_MICRO_BATCH: Final = 1024
-AS_FAST: Final = 1.05  # the model of `cost` is no more precise
+AS_FAST: Final = 1.05  # `cost` is not more precise than that
 WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len", "gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One way to train, what it needs, and how long its step takes by the model of `cost`.
+    """One way to train, what it needs, and the seconds of its step as `cost` estimates them.
 
-    A strategy that offloads is tight at best if the memory of the host is unknown.
+    A strategy that offloads is TIGHT at best if the memory of the host is unknown.
     """
 
     setup: Setup
@@ -57,18 +57,18 @@ def recommend(
     """
     if question.is_cpu:
         raise UsageError(
-            "ways to train are compared for GPUs, and this is a training on CPUs",
+            "only ways to train on GPUs are compared, and this training runs on CPUs",
             hint="ask for GPUs (--gpus-per-node), or choose a strategy and a micro-batch yourself",
         )
     if question.gpu is None or question.gpu_bytes is None:
         raise UsageError(
-            "--recommend must know the GPU, its memory and its speed",
-            hint="name it, as --gpu a100-80g",
+            "a recommendation needs the memory and the speed of the GPU",
+            hint="name the GPU, such as --gpu a100-80g",
         )
     if not counts_activations(question.setup):
         raise UsageError(
-            "--recommend must know what activations need",
-            hint="give --seq-len and a model with its shape, as --model qwen3-30b-a3b",
+            "a recommendation needs the activations, and their sizes are unknown",
+            hint="pass --seq-len and a model with its shape, such as --model qwen3-30b-a3b",
         )
     tried = (
         _judged(question, setup)
@@ -82,7 +82,7 @@ def recommend(
 
 
 def _fastest_first(choices: list[Choice]) -> list[Choice]:
-    """Sort by time, but leave those about as fast as the fastest in the order of simplicity."""
+    """Sort by time; keep those about as fast as the fastest in the order of simplicity."""
     fastest = AS_FAST * min((choice.step_s for choice in choices), default=0.0)
     return sorted(choices, key=lambda choice: max(choice.step_s, fastest))
 
@@ -96,7 +96,7 @@ def best_per_strategy(choices: list[Choice]) -> list[Choice]:
 
 
 def smallest(question: Question, effective: int) -> Choice:
-    """Return the choice that needs the least of a GPU, even if that is too much."""
+    """Return the choice that needs the least memory of a GPU, even if that is too much."""
     tried = (_judged(question, setup) for setup in _setups(question, effective))
     return min(tried, key=lambda choice: choice.gpu_bytes)
 
@@ -105,12 +105,12 @@ def _setups(question: Question, effective: int) -> Iterator[Setup]:
     asked, wanted = question.setup, question.wanted_ckpt
     ranks, strategies = asked.data_parallel, _strategies(asked)
     if not strategies:
-        raise UsageError("no strategy has these parallel sizes", hint="see docs/strategies.md")
+        raise UsageError("no strategy has these parallel sizes", hint="change the parallel sizes")
     each, rest = divmod(effective, ranks)
     if rest or not each:
         near = max(1, round(effective / ranks)) * ranks
         raise UsageError(
-            f"an effective batch of {effective} can't be dealt to {ranks} ranks evenly",
+            f"an effective batch of {effective} is not divisible by {ranks} data-parallel ranks",
             hint=f"use {near}",
         )
     for strategy in strategies:
@@ -155,9 +155,9 @@ def _judged(question: Question, setup: Setup) -> Choice:
 
 
 def neighbours(question: Question, what: str) -> list[Question]:
-    """Ask about the neighbours of a setup in one dimension of WHAT_IF, none of them traced.
+    """Return questions about the neighbours of a setup in a dimension of WHAT_IF, none traced.
 
-    Of "gpu" these are all other cards, the fastest first. Raises UsageError on CPUs.
+    For "gpu" these are all other cards, the fastest first; on CPUs it raises UsageError.
     """
     if what == "gpu":
         return _other_gpus(question)
@@ -169,7 +169,7 @@ def neighbours(question: Question, what: str) -> list[Question]:
 def _other_gpus(question: Question) -> list[Question]:
     if question.is_cpu:
         raise UsageError(
-            "this is a training on CPUs: no GPU takes the place of another",
+            "this training runs on CPUs, and only GPUs are compared",
             hint="ask for GPUs (--gpus-per-node)",
         )
     others = [gpu for gpu in gpus.ALL if question.gpu is None or gpu.name != question.gpu.name]
@@ -178,7 +178,7 @@ def _other_gpus(question: Question) -> list[Question]:
 
 
 def _on(question: Question, gpu: Gpu) -> Question:
-    """Ask the same of another card, which may lack bf16."""
+    """Return the same question about another card, in fp16 if the card lacks the precision."""
     old = question.setup
     setup = old if old.precision in gpu.tflops else replace(old, precision="fp16")
     return replace(
@@ -192,7 +192,7 @@ def _on(question: Question, gpu: Gpu) -> Question:
 
 
 def _scaled(question: Question, setup: Setup, gpu: Gpu) -> float | None:
-    """Return a measured step as another card would take it; None if that can't be known."""
+    """Return a measured step time scaled to another card; None if too little is known."""
     if question.step_time_s is None or question.gpu is None or not setup.seq_len:
         return None
     there, here = (

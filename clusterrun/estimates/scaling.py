@@ -1,4 +1,4 @@
-"""What more ranks gain: speed-up, efficiency and what is lost, from measured step times."""
+"""Compute speed-up, efficiency and loss with more ranks, from measured step times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clusterrun.estimates.inputs import Setup
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One world that was measured: `step_s` is the median time of a step, over `steps` steps."""
+    """One measured world: `step_s` is the median time of a step, over `steps` steps."""
 
     nodes: int
     ranks: int
@@ -21,7 +21,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What a world gains over the smallest one.
+    """The gain of a world over the smallest one.
 
     >>> gain = Gain(speedup=6.6, efficiency=6.6 / 8)
     >>> round(gain.communication, 3)
@@ -33,16 +33,16 @@ class Gain:
 
     @property
     def communication(self) -> float:
-        """The share of the time that is lost: communication and waiting for the slowest rank."""
+        """Return the share of time lost to communication and waiting for the slowest rank."""
         return max(0.0, 1 - self.efficiency)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Worlds of one script, the smallest first; all else was the same.
+    """Measured worlds of one script that differ in nodes only, the smallest first.
 
-    `is_fixed_batch`: a step of every world takes the same samples, otherwise each rank keeps its
-    own. `measured_at` is local time in ISO 8601.
+    `is_fixed_batch`: a step has the same number of samples in every world; otherwise each rank
+    keeps its batch. `measured_at` is local time in ISO 8601.
     """
 
     script: str
@@ -60,10 +60,10 @@ class Scaling:
         return Gain(speedup=speedup, efficiency=speedup * base.ranks / point.ranks)
 
     def is_of(self, setup: Setup, *, is_cpu: bool) -> bool:
-        """Whether it holds for a setup, of any number of nodes; of divided models none does."""
+        """Whether it applies to a setup with any number of nodes; never to a divided model."""
         asked = (setup.strategy.value, setup.procs_per_node * setup.parallel.model, is_cpu)
         return asked == (self.strategy, self.procs_per_node, self.is_cpu)
 
     def _rate(self, point: Point) -> float:
-        """Return samples a second, in units of the samples that a rank (or all) has in a step."""
+        """Return samples a second, in units of a rank's batch, or of the fixed batch."""
         return (1 if self.is_fixed_batch else point.ranks) / point.step_s

@@ -1,4 +1,4 @@
-"""Estimate the duration of a training, by arithmetic and peak or by a measured step."""
+"""Estimate how long a training takes, from its work and the GPU's peak or from a measured step."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Model, Setup
 from clusterrun.estimates.states import trainable_params, zero_stage
 
-MFU: Final = 0.40  # of the peak in passes that fill the GPU; assumed where nothing was measured
+MFU: Final = 0.40  # of the peak in passes that fill the GPU; assumed unless a step was measured
 MFU_BAND: Final = (0.75, 1.25)  # times that: 0.30 to 0.50
 # NVIDIA, Matrix Multiplication Background User's Guide: the most efficient tile, and wave
-# quantization. Half of the last wave is what is lost on average.
+# quantization. On average half of the last wave is lost.
 TILE: Final = 256 * 128
 LAST_WAVE: Final = 0.5
-# Kernels of a block, forward and backward, as counted of transformers 5.23's Llama under autocast,
+# Kernels of a block, forward and backward, counted in transformers 5.23's Llama under autocast,
 # without and with peft's adapters on all projections. An operation of eager torch takes the CPU 5
 # to 25 microseconds.
 KERNELS: Final = 154
 LORA_KERNELS: Final = 285
 LAUNCH_S: Final = 10e-6
-GRADIENT_TRAFFIC: Final = 12  # bytes of a parameter in a pass: the new one is added to the sum
+GRADIENT_TRAFFIC: Final = 12  # bytes per parameter and pass to add the gradient to the sum
 # Speed-up over one GPU, lowest and highest, on GPUs of one node: a rule of thumb.
 SCALING: Final[Mapping[int, tuple[float, float]]] = {
     1: (1.0, 1.0),
@@ -36,7 +36,7 @@ SCALING: Final[Mapping[int, tuple[float, float]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """Seconds that something takes, from best to worst case. `basis` is "mfu" or "measured"."""
+    """A duration in seconds, from best to worst case. `basis` is "mfu" or "measured"."""
 
     low_s: float
     mid_s: float
@@ -44,7 +44,7 @@ class Duration:
     basis: str
 
     def times(self, factor: float) -> Duration:
-        """Return how long so many of it take.
+        """Return the duration times a factor.
 
         >>> Duration(low_s=1, mid_s=2, high_s=3, basis="mfu").times(1.5).high_s
         4.5
@@ -59,9 +59,9 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """How much faster than one GPU; `note` mentions an interpolation.
+    """The speed-up over one GPU; `note` mentions an interpolation.
 
-    One that was measured has `measured_at` (ISO 8601), and is over as many ranks as `base` says.
+    A measured one has `measured_at` (ISO 8601), and is over `base` ranks.
     """
 
     low: float
@@ -72,11 +72,11 @@ class Speedup:
 
 
 def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
-    """Count the operations that training on one token takes: 6P + 12*L*q*s, q all heads' width.
+    """Return the operations of training on one token: 6P + 12*L*q*s, with q the width of all heads.
 
-    With experts, P are the parameters that work on the token. See PaLM, arXiv:2204.02311, appendix
-    B. The part of attention is omitted if the shape of the model is unknown. Frozen weights need no
-    gradients, so LoRA takes 4P, without its adapters. By the definition of MFU, recomputed
+    With experts, P counts the parameters that the token uses. See PaLM, arXiv:2204.02311, appendix
+    B. Attention is omitted if the shape of the model is unknown. Frozen weights need no gradients,
+    so LoRA takes 4P; its adapters are not counted. By the definition of MFU, recomputed
     activations never count.
     """
     per_param = 4 if lora else 6
@@ -89,21 +89,21 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
     if precision not in gpu.tflops:
         raise UsageError(
             f"the {gpu.name} does not compute in {precision}",
-            hint=f"it has {' and '.join(sorted(gpu.tflops))}: see --mixed-precision",
+            hint="pass --mixed-precision fp16 or auto",
         )
     return gpu.tflops[precision] * 1e12
 
 
 def pass_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
-    """Estimate how long a GPU takes forward and backward over one micro-batch.
+    """Estimate the seconds that a GPU takes forward and backward over one micro-batch.
 
-    Three costs do not shrink with it: the last wave of tiles of each product of matrices is half
-    full on average; a block's kernels are launched one by one, however small they are; and where
-    several passes make a step, their gradients are added up in the GPU's memory. Raises UsageError
-    for an MFU that can't be.
+    Three costs do not shrink with it. The last wave of tiles of each matrix product is half full on
+    average. A block's kernels are launched one by one, however small they are. If a step has
+    several passes, their gradients are added up in the GPU's memory. Raises UsageError for an
+    impossible MFU.
     """
     if not 0 < mfu <= 1:
-        raise UsageError(f"an MFU of {mfu:g} can't be", hint="give a share of the peak, as 0.4")
+        raise UsageError(f"an MFU of {mfu:g} is impossible", hint="pass a share, such as --mfu 0.4")
     work_s, waves = _work_seconds(setup, gpu, mfu), _waves(setup, gpu)
     tiled_s = work_s * (1 + LAST_WAVE / waves) if waves else work_s
     launched_s = LAUNCH_S * setup.model.layers * (LORA_KERNELS if setup.lora else KERNELS)
@@ -111,17 +111,17 @@ def pass_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
 
 
 def filled(setup: Setup, gpu: Gpu, mfu: float) -> float:
-    """Return the share of `mfu` that passes of this size reach; large ones come close to 1."""
+    """Return the share of `mfu` that passes of this size reach; close to 1 for large ones."""
     return recomputing(setup) * _work_seconds(setup, gpu, mfu) / pass_seconds(setup, gpu, mfu)
 
 
 def reached_mfu(setup: Setup, gpu: Gpu, step_s: float) -> float:
-    """Return the MFU of a step of so many seconds."""
+    """Return the MFU of a step of `step_s` seconds."""
     return setup.accumulation * _work_seconds(setup, gpu, 1.0) / step_s
 
 
 def recomputing(setup: Setup) -> float:
-    """Return how many times the work activation checkpointing makes of it: one more pass forward.
+    """Return the work with activation checkpointing, one more forward pass, over that without.
 
     >>> from clusterrun.estimates.models import BUILT_IN
     >>> llama = BUILT_IN["llama-2-7b"]
@@ -141,7 +141,7 @@ def _work_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
 
 
 def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
-    """Return how long a pass adds its gradients up: whole ones, but in ZeRO 2 and 3 a shard."""
+    """Return the seconds to add up the gradients of a pass: all, under ZeRO 2 and 3 a shard."""
     if setup.accumulation == 1:
         return 0.0
     is_shard = setup.strategy.is_deepspeed and zero_stage(setup) > 1
@@ -150,13 +150,13 @@ def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
 
 
 def _waves(setup: Setup, gpu: Gpu) -> float:
-    """Return how often all processors work on tiles of a product as wide as the hidden size."""
+    """Return the waves of tiles in a matrix product as wide as the hidden size."""
     outputs = setup.micro_batch * setup.seq_len * setup.model.hidden
     return outputs / (TILE * gpu.processors)
 
 
 def measured_time(steps: int, step_s: float) -> Duration:
-    """Return how long steps take of which one was measured.
+    """Return the duration of `steps` steps from a measured step.
 
     >>> [round(measured_time(52_083, step_s).mid_s / 3600, 1) for step_s in (0.5, 0.8)]
     [7.2, 11.6]
@@ -166,7 +166,7 @@ def measured_time(steps: int, step_s: float) -> Duration:
 
 
 def speedup(gpus: int, known: Mapping[int, tuple[float, float]] = SCALING) -> Speedup | None:
-    """Return how much faster than one GPU several are; None beyond the known counts.
+    """Return the speed-up of several GPUs over one; None outside the known counts.
 
     >>> speedup(8)
     Speedup(low=6.5, high=7.0, note='', base=1, measured_at='')
@@ -186,7 +186,7 @@ def speedup(gpus: int, known: Mapping[int, tuple[float, float]] = SCALING) -> Sp
 
 
 def segments(seconds: float, limit_s: int) -> int:
-    """Count the jobs of a time limit that a training takes, with a tenth for starts and saves.
+    """Count the jobs of `limit_s` seconds that a training takes, with a tenth for starts and saves.
 
     >>> segments(36_000, 39_600), segments(36_001, 39_600)
     (1, 2)

@@ -1,4 +1,4 @@
-"""Estimate the states of the model on each GPU by strategy, and the buffers to share them."""
+"""Estimate the model's states on each GPU by strategy, and the communication buffers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from clusterrun.estimates.inputs import Model, Setup, Term, term
 ZERO_12, ZERO_3 = "DeepSpeed 0.19 stage_1_and_2.py", "DeepSpeed 0.19 stage3.py"
 ESTIMATORS = "DeepSpeed 0.19, estimate_zero*_model_states_mem_needs"
 FSDP = "torch fully_shard as accelerate 1.15 prepares it"
-# bitsandbytes, NF4 with double quantization: half a byte, 8 bits for each 64 of them, 32 bits for
-# each 256 of those.
+# bitsandbytes, NF4 with double quantization: half a byte per weight, an 8-bit scale per 64 weights,
+# a 32-bit scale per 256 of those scales.
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 QLORA = "bitsandbytes NF4, double quantization; peft keeps the rest in fp32"
 NO_SYNC = "accelerate 1.15, accumulate(): FSDP reduces after the last pass of a step"
@@ -20,9 +20,9 @@ NO_SYNC = "accelerate 1.15, accumulate(): FSDP reduces after the last pass of a 
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """DeepSpeed's buffers in elements, by its names in a config, with its defaults.
+    """DeepSpeed's buffers in elements, with the names and defaults of its config.
 
-    `overlap_comm` doubles the reduce bucket of ZeRO-1 and ZeRO-2; None is DeepSpeed's own choice.
+    `overlap_comm` doubles the reduce bucket of ZeRO-1 and ZeRO-2; None leaves it to DeepSpeed.
     """
 
     reduce_bucket_size: int = 500_000_000
@@ -33,9 +33,9 @@ class Buckets:
 def adapter_params(model: Model, rank: int) -> int:
     """Return the parameters of LoRA adapters on all projections of attention and feed-forward.
 
-    peft makes these for "all-linear", and fewer for a list of layers; on routed experts, which
-    transformers 5 keeps as one tensor, it makes none. Raises UsageError if the
-    shape of the model is unknown.
+    peft makes these for "all-linear", and fewer for a list of layers. It makes none for routed
+    experts, which transformers 5 keeps as one tensor. Raises UsageError if the shape of the model
+    is unknown.
     """
     if not rank:
         return 0
@@ -52,12 +52,12 @@ def adapter_params(model: Model, rank: int) -> int:
 
 
 def trainable_params(setup: Setup) -> int:
-    """Return how many parameters are trained: the adapters, or all."""
+    """Return the number of trained parameters: those of the adapters, else all."""
     return adapter_params(setup.model, setup.lora) or setup.model.params
 
 
 def frozen_bytes(setup: Setup) -> tuple[float, str]:
-    """Return the bytes of the weights that LoRA leaves as they are, and their formula."""
+    """Return the bytes of the weights that LoRA freezes, and their formula."""
     model, width = setup.model, setup.number_bytes
     if not setup.load_in_4bit:
         return width * model.params, f"{width} P"
@@ -66,12 +66,12 @@ def frozen_bytes(setup: Setup) -> tuple[float, str]:
 
 
 def symbols(setup: Setup) -> tuple[str, str]:
-    """Return the symbols of formulas for the trained parameters and for their divisor."""
+    """Return the trained parameters and their divisor as formulas write them."""
     return "P_t" if setup.lora else "P", f"/{setup.shards}" if setup.shards > 1 else ""
 
 
 def states(setup: Setup) -> tuple[Term, Term, Term]:
-    """Return weights, gradients and optimizer as the strategy has a GPU keep them."""
+    """Return the weights, gradients and optimizer states that a GPU keeps under the strategy."""
     if setup.strategy.is_deepspeed:
         return _zero_states(setup)
     trained, sharers = trainable_params(setup), setup.shards
@@ -79,7 +79,7 @@ def states(setup: Setup) -> tuple[Term, Term, Term]:
     frozen, formula = frozen_bytes(setup) if setup.lora else (0, "")
     each = setup.optimizer.state_bytes
     weights = _shared(f"{formula} + 4 P_t", by) if frozen else f"4 P{by}"
-    source = FSDP if setup.strategy.is_fsdp else "fp32 but for frozen weights, as accelerate keeps"
+    source = FSDP if setup.strategy.is_fsdp else "accelerate keeps fp32, except for frozen weights"
     source = QLORA if setup.load_in_4bit else source
     on_gpu = 0 if setup.offloads_params else 1
     return (
@@ -94,10 +94,10 @@ def _shared(formula: str, by: str) -> str:
 
 
 def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
-    """Return what DeepSpeed keeps: in half precision the sums of its own estimators.
+    """Return what DeepSpeed keeps; in half precision the sums are those of its own estimators.
 
-    Gradients count as computed (whole in stage 1), and in fp32 for the optimizer's step; of stage 3
-    in half precision the estimator has the latter alone.
+    Gradients count as computed (whole in stage 1), and in fp32 for the optimizer's step. For stage
+    3 in half precision the estimator counts only the fp32 gradients.
     """
     stage = zero_stage(setup)
     width, each = setup.number_bytes, setup.optimizer.state_bytes
@@ -129,7 +129,7 @@ def zero_stage(setup: Setup) -> int:
 
 
 def buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
-    """Return what the strategy needs beside the states, to communicate."""
+    """Return the buffers that the strategy needs to communicate."""
     if setup.strategy is Strategy.DDP and setup.world > 1:
         size, symbol = 4 * trainable_params(setup), symbols(setup)[0]
         return (term("gradient buckets", size, f"4 {symbol}", "torch DDP, gradients are copied"),)
@@ -160,10 +160,10 @@ def _zero_buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
 
 
 def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
-    """Return the weights that are whole for a while, and their gradients before they are shared.
+    """Return the gathered weights, and the gradients before they are sharded.
 
-    The block at work and the next are whole, and what is outside the blocks at the worst; a
-    gradient is there twice, as computed and as it is sent.
+    At the peak the current block, the next one and all weights outside the blocks are gathered. A
+    gradient exists twice: as computed and as sent.
     """
     model, width = setup.model, setup.number_bytes
     if not (model.block and model.layers):
@@ -182,7 +182,7 @@ def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
 
 
 def _summed_up(setup: Setup) -> tuple[Term, ...]:
-    """Return the gradients of a step's passes: until the last accelerate has FSDP share none."""
+    """Return the summed gradients of a step's passes: FSDP reduces them after the last pass."""
     if setup.accumulation == 1:
         return ()
     width, symbol = setup.number_bytes, symbols(setup)[0]

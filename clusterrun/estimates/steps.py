@@ -1,4 +1,4 @@
-"""Count the optimizer steps of an epoch: the full ones, and those that accelerate really runs.
+"""Count the optimizer steps of an epoch: the full ones, and those that accelerate runs.
 
 This holds for accelerate with its defaults, `even_batches=True` and `split_batches=False`, and a
 loader without `drop_last`. The HF Trainer counts the same way.
@@ -19,7 +19,7 @@ def effective_batch(micro_batch: int, accumulation: int, world: int) -> int:
 
 
 def full_steps(samples: int, effective: int) -> int:
-    """Count the steps of an epoch that have a whole batch; 0 where the data is smaller.
+    """Count the steps of an epoch that have a whole batch; 0 if the data is smaller.
 
     >>> full_steps(10_000_000, 192)
     52083
@@ -30,8 +30,8 @@ def full_steps(samples: int, effective: int) -> int:
 def batches_per_rank(samples: int, micro_batch: int, world: int) -> int:
     """Count the batches that each rank gets in an epoch.
 
-    accelerate deals whole batches out in turn (BatchSamplerShard) and starts the data again
-    until every rank has as many.
+    accelerate deals out whole batches in turn (BatchSamplerShard), and repeats the data from its
+    start until all ranks have the same number.
 
     >>> batches_per_rank(29_500, 4, 8)
     922
@@ -40,9 +40,9 @@ def batches_per_rank(samples: int, micro_batch: int, world: int) -> int:
 
 
 def accelerate_steps(samples: int, micro_batch: int, accumulation: int, world: int) -> int:
-    """Count the optimizer steps of an epoch: its end forces one, even in mid-accumulation.
+    """Count the optimizer steps of an epoch: its end forces one, even during accumulation.
 
-    All rounding is upwards, which makes it the samples by the effective batch, rounded up.
+    All rounding is upwards, so the result is samples / effective batch, rounded up.
 
     >>> accelerate_steps(29_500, 4, 1, 8), accelerate_steps(2_500, 8, 8, 1)
     (922, 40)
@@ -51,9 +51,9 @@ def accelerate_steps(samples: int, micro_batch: int, accumulation: int, world: i
 
 
 def repeated_samples(samples: int, micro_batch: int, world: int) -> int:
-    """Count the samples that the last step of an epoch has a second time.
+    """Count the samples that the last step of an epoch repeats.
 
-    One process alone gets a smaller last batch, and repeats none.
+    A single process gets a smaller last batch instead, and repeats none.
 
     >>> repeated_samples(29_500, 4, 8), repeated_samples(29_501, 4, 1)
     (4, 0)
@@ -64,7 +64,7 @@ def repeated_samples(samples: int, micro_batch: int, world: int) -> int:
 
 
 def total_steps(steps_per_epoch: int, epochs: float) -> int:
-    """Count the steps of a training; a part of an epoch is rounded up, as the HF Trainer does.
+    """Count the steps of a training; a part of an epoch is rounded up, as in the HF Trainer.
 
     >>> total_steps(40, 3), total_steps(40, 0.51)
     (120, 21)
@@ -76,7 +76,7 @@ def schedule_steps(steps: int, world: int) -> int:
     """Return the length of a schedule that goes through `Accelerator.prepare`.
 
     AcceleratedScheduler steps it once per process at each optimizer step; the HF Trainer steps its
-    schedule once. The length of a warmup is multiplied likewise.
+    schedule once. Multiply the length of a warmup in the same way.
 
     >>> schedule_steps(1844, 4)
     7376

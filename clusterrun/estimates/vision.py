@@ -14,7 +14,7 @@ GEMMA3_TEXT = {
 
 
 def patches(config: Config, *, image: int, patch: int) -> tuple[int, int]:
-    """Return how many patches an image has, and the numbers of one."""
+    """Return the number of patches of an image, and the number of values in a patch."""
     side = config.number("patch_size", patch)
     per_side = config.number("image_size", image) // side
     return per_side * per_side, config.number("num_channels", 3) * side * side

@@ -1,4 +1,4 @@
-"""Measure a script in worlds of several sizes: a short run of each, and what they reported."""
+"""Measure a script in worlds of several sizes: run each for a short time, and read its reports."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.status import wait
 from clusterrun.verbs.submit import submit_prepared
 
-WARM_UP: Final = 0.2  # of the reports of steps: compilation, first allocations, first epoch
-# A run may be longer than its time limit: what it did until then was measured.
+WARM_UP: Final = 0.2  # share of step reports to skip: compilation, first allocations, first epoch
+# A run may reach its time limit: what it reported until then counts.
 _MEASURED: Final = (JobState.COMPLETED, JobState.TIMEOUT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One world: its run and what was measured of it, None for what there is not."""
+    """One world, its run and its measurements; None if there is none."""
 
     nodes: int
     ranks: int
@@ -44,7 +44,7 @@ class Result:
 
     @property
     def point(self) -> Point | None:
-        """The point of the table; None if the run failed or reported too little."""
+        """Return the point of the table; None if the run failed or reported too little."""
         found, ended = self.measured, self.ended
         if ended is None or found is None or found.step_s is None:
             return None
@@ -64,14 +64,14 @@ def node_counts(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if not re.fullmatch(r"[0-9]{1,9}", word) or int(word) == 0:
-            raise UsageError(f"--nodes: '{word}' is no number of nodes", hint=hint)
+            raise UsageError(f"--nodes: '{word}' is not a number of nodes", hint=hint)
     counts = tuple(map(int, words))
     if len(counts) < 2:
-        raise UsageError("--nodes: one world alone shows no scaling", hint=hint)
+        raise UsageError("--nodes: one number of nodes shows no scaling", hint=hint)
     if list(counts) != sorted(set(counts)):
         raise UsageError(
-            f"--nodes: {text} does not ascend",
-            hint=f"the others are compared with the smallest: {hint}",
+            f"--nodes: {text} is not in ascending order",
+            hint="start with the smallest, as in --nodes 1,2,4",
         )
     return counts
 
@@ -81,13 +81,13 @@ def prepare_worlds(
 ) -> tuple[Prepared, ...]:
     """Prepare a run for each number of nodes; `load` resolves a job with more settings.
 
-    Each is called `NAME-scaling`, and is not continued at its time limit. Raises UsageError for
-    what cannot run in one of the worlds.
+    Each is called `NAME-scaling`, and stops at its time limit. Raises UsageError for what can't
+    run in one of the worlds.
     """
     first = load({"nodes": _given(counts[0])})
     if first.spec.strategy is Strategy.NONE:
         raise UsageError(
-            "--strategy none is one process, whatever the number of nodes",
+            "--strategy none is one process on any number of nodes",
             hint="measure --strategy ddp, or another that spans ranks",
         )
     same = {
@@ -109,9 +109,9 @@ def started(
 ) -> Iterator[JobRecord]:
     """Yield the record of each run: on Slurm all are queued before the first is yielded.
 
-    On this machine, whose cores they share, one is started when it is asked for. `submitted` is
-    called for each. If a submission is refused the jobs before it are cancelled. Raises as
-    `submit_prepared`.
+    On this machine, whose cores they share, each starts when it is requested. `submitted` is called
+    for each. If a submission to Slurm fails, the jobs before it are cancelled. Raises what
+    `submit_prepared` raises.
     """
     runs = _submitting(worlds, argv, submitted)
     yield from _all_or_none(runs) if worlds[0].plan.cluster is Cluster.SLURM else runs
@@ -163,7 +163,7 @@ def _has_same_entry(record: JobRecord, plan: Plan) -> bool:
 def result_of(
     world: Prepared, record: JobRecord | None, *, released: Callable[[JobStatus], None]
 ) -> Result:
-    """Wait for a run, however long it is queued, and read what it reported."""
+    """Wait for the end of a run, and read what it reported."""
     ended = wait(record, released=released) if record is not None else None
     has_measured = ended is not None and ended.state in _MEASURED
     return Result(
@@ -177,7 +177,7 @@ def result_of(
 def scaling_of(
     worlds: Sequence[Prepared], results: Sequence[Result], *, is_fixed_batch: bool
 ) -> Scaling | None:
-    """Put together what was measured, the smallest world first; None if nothing was."""
+    """Return the measured worlds, the smallest first; None if none was measured."""
     plan = worlds[0].plan
     points = [point for result in results if (point := result.point) is not None]
     ends = [result.ended.end or 0.0 for result in results if result.ended and result.point]

@@ -130,7 +130,7 @@ def _refused(said: Said, error: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "error", "hint"),
     [
-        ((*NUMBERS, "--seq-len", "8"), "numbers alone are none", "--model config.json"),
+        ((*NUMBERS, "--seq-len", "8"), "not numbers alone", "--model config.json"),
         (
             ("--model", "someone/else", *NUMBERS, "--seq-len", "8"),
             "'someone/else' is not a known model",

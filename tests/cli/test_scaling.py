@@ -69,7 +69,7 @@ def test_each_world_is_a_run_of_its_own_and_the_table_is_kept_for_plan(slurm: Co
         "4      8      0.6 s  1.667    2.00      50 %        50 %           103\n"
     )
     assert "Submitted batch job 102: 2 nodes x 2 ranks\n" in said.err
-    assert "note: over 2 ranks, where each rank has its batch" in said.err
+    assert "note: speed-up is over 2 ranks; each rank keeps its batch" in said.err
     kept = json.loads(result_file(slurm).read_text())
     assert kept["schema"] == "clusterrun.scaling/1"
     assert kept["script"] == str(slurm.path / "train.py")
@@ -126,7 +126,7 @@ def test_a_run_without_steps_names_the_call_that_reports_them(
     assert said.code == 1
     assert "warning: 4 nodes: job 103 reported no steps\n" in said.err
     assert "hint: call clusterrun.runtime.step(step, total) after each step" in said.err
-    assert "warning: 2 nodes: job 102 was too short: train for some seconds" in said.err
+    assert "warning: 2 nodes: job 102 was too short to measure; train longer" in said.err
     assert not result_file(slurm).exists()  # one world shows no scaling
 
 
@@ -157,7 +157,7 @@ def test_ctrl_c_leaves_the_jobs_and_collect_comes_back(
         patch.setattr(scaling_verb, "wait", interrupted)
         said = slurm("scaling", *WORLDS, "train.py")
     assert said.code == 130
-    assert "the same command with --collect waits for them and makes the table" in said.err
+    assert "run the same command with --collect to wait for them and print the table" in said.err
     assert slurm.asked("scancel") == []
     calls = len(slurm.asked("sbatch"))
     again = slurm("scaling", "--collect", *WORLDS, "train.py")
@@ -167,10 +167,10 @@ def test_ctrl_c_leaves_the_jobs_and_collect_comes_back(
     more = slurm("scaling", "--collect", "--nodes", "1,8", *WORLDS[2:], "train.py")
     assert more.code == 1
     assert [line.split()[-1] for line in more.out.splitlines()[1:]] == ["101"]
-    assert "warning: 8 nodes: there is no run of it with this script and arg" in more.err
-    assert "the same command without --collect runs all sizes" in more.err
+    assert "warning: 8 nodes: no run with this script and arguments was found" in more.err
+    assert "run the same command without --collect" in more.err
     other = slurm("scaling", "--collect", *WORLDS, "train.py", "--batch", "64")
-    assert (other.code, other.err.count("there is no run of it")) == (1, 3)
+    assert (other.code, other.err.count("no run with this script")) == (1, 3)
 
 
 def test_after_ctrl_c_the_sizes_that_were_not_started_are_named(
@@ -192,12 +192,20 @@ def test_after_ctrl_c_the_sizes_that_were_not_started_are_named(
     ("argv", "message", "hint"),
     [
         (("train.py",), "the numbers of nodes are missing", "--nodes 1,2,4"),
-        (("--nodes", "4", "train.py"), "one world alone shows no scaling", "--nodes 1,2,4"),
-        (("--nodes", "0,1", "train.py"), "'0' is no number of nodes", "--nodes 1,2,4"),
-        (("--nodes", "1,two", "train.py"), "'two' is no number of nodes", "--nodes 1,2,4"),
-        (("--nodes", f"1,{'9' * 5000}", "train.py"), "is no number of nodes", "--nodes 1,2,4"),
-        (("--nodes", "1,2,2", "train.py"), "1,2,2 does not ascend", "with the smallest"),
-        (("--nodes", "2,1", "train.py"), "2,1 does not ascend", "with the smallest"),
+        (("--nodes", "4", "train.py"), "one number of nodes shows no scaling", "--nodes 1,2,4"),
+        (("--nodes", "0,1", "train.py"), "'0' is not a number of nodes", "--nodes 1,2,4"),
+        (("--nodes", "1,two", "train.py"), "'two' is not a number of nodes", "--nodes 1,2,4"),
+        (("--nodes", f"1,{'9' * 5000}", "train.py"), "is not a number of nodes", "--nodes 1,2,4"),
+        (
+            ("--nodes", "1,2,2", "train.py"),
+            "1,2,2 is not in ascending order",
+            "with the smallest",
+        ),
+        (
+            ("--nodes", "2,1", "train.py"),
+            "2,1 is not in ascending order",
+            "with the smallest",
+        ),
         (("--nodes", "1,2", "--strategy", "none", "train.py"), "none is one process", "ddp"),
         (("--nodes", "1,2"), "no training script was named", "name it"),
         (("--nodes", "1,2", "gone.py"), "no script 'gone.py'", "it is not in"),

@@ -103,13 +103,16 @@ def test_without_shape_activations_are_left_out_and_that_is_said() -> None:
     answer = estimate(blind)
     assert answer.gpu_memory is not None
     assert not any("activations" in term.name for term in answer.gpu_memory.terms)
-    assert "activations are not counted without the model's shape: it needs more" in answer.notes
+    assert (
+        "activations are not counted without the model's shape: the total is too low"
+        in answer.notes
+    )
 
 
 @pytest.mark.parametrize(
     ("unknown", "why"),
     [
-        ({"gpu": None}, "the speed of a GPU by its memory alone is not known"),
+        ({"gpu": None}, "the speed of a GPU is not known from its memory alone"),
         ({"gpu": None, "gpu_bytes": None, "is_cpu": True}, "the speed of CPUs is not known"),
         ({"setup": replace(ask().setup, seq_len=0)}, "the length of a sample is not known"),
     ],
@@ -123,7 +126,7 @@ def test_where_no_time_is_told_that_is_said(unknown: dict[str, Any], why: str) -
 @pytest.mark.parametrize(("seq_len", "is_said"), [(1024, False), (1025, True)])
 def test_samples_longer_than_a_model_is_made_for_are_told(seq_len: int, is_said: bool) -> None:
     gpt2 = replace(ask().setup, model=BUILT_IN["gpt2"], seq_len=seq_len)
-    longer = f"samples of {seq_len:,} tokens are longer than the 1,024 that the model is made for"
+    longer = f"samples of {seq_len:,} tokens are longer than the model's maximum of 1,024"
     assert (longer in estimate(ask(setup=gpt2)).notes) is is_said
 
 
@@ -153,7 +156,7 @@ def test_repeated_samples_are_told() -> None:
     few = replace(known.setup, nodes=1, micro_batch=4, accumulation=1)
     (note,) = estimate(replace(known, setup=few)).notes
     assert note == (
-        "29,500 samples do not divide by 32; accelerate repeats 4 in the last step of an epoch"
+        "29,500 samples are not divisible by 32; accelerate repeats 4 in the last step of an epoch"
     )
 
 

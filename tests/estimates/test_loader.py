@@ -39,7 +39,7 @@ def test_the_reason_names_the_memory_that_is_low() -> None:
     assert advice(8, 12 * GIB) == Loader(
         num_workers=0,
         pin_memory=False,
-        why="the host has 12.0 GiB, under 15: workers copy what they load, and pinned memory"
+        why="the host has 12.0 GiB, less than 15: workers copy what they load, and pinned memory"
         " can't be swapped",
     )
 

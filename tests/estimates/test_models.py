@@ -148,7 +148,7 @@ def test_tied_embeddings_count_once() -> None:
         ),
         (
             {**TINY_LLAMA, "architectures": ["LlamaForTokenClassification"]},
-            "'LlamaForTokenClassification' of 'mine' can't be counted",
+            "class 'LlamaForTokenClassification' of 'mine' can't be counted",
         ),
         (
             {**TINY_LLAMA, "architectures": "LlamaModel"},
@@ -411,10 +411,10 @@ def test_layers_that_cannot_be_are_refused() -> None:
 def test_a_family_with_experts_that_is_not_known_has_sizes_to_say() -> None:
     with pytest.raises(UsageError) as refused:
         from_config({"model_type": "dbrx", "num_experts": 16}, "mine")
-    hint = "say --params and --active-params alone: a shape is counted without experts"
+    hint = "pass --params and --active-params alone: a shape is counted without experts"
     assert refused.value.hints == (hint,)
 
 
 def test_more_active_parameters_than_there_are_are_refused() -> None:
-    with pytest.raises(UsageError, match="--active-params 20 are more than --params 10"):
+    with pytest.raises(UsageError, match="--active-params 20 is more than --params 10"):
         from_numbers(params=10, active_params=20)

@@ -125,11 +125,14 @@ def test_a_larger_size_never_takes_more_of_a_gpu_at_the_same_batch(tensor: int, 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"parallel": Parallel(tensor=16), "nodes": 4}, "8 heads of keys: --tensor-parallel 16"),
-        ({"parallel": Parallel(context=2), "seq_len": 8190}, "do not divide by 4"),
+        (
+            {"parallel": Parallel(tensor=16), "nodes": 4},
+            "divide the 8 key-value heads",
+        ),
+        ({"parallel": Parallel(context=2), "seq_len": 8190}, "not divisible by 4"),
         (
             {"parallel": Parallel(sequence=4), "seq_len": 8190, "strategy": Strategy.ZERO3},
-            "do not divide by 4",
+            "not divisible by 4",
         ),
         ({"parallel": Parallel(tensor=3)}, "does not divide 16 ranks"),
     ],

@@ -26,9 +26,10 @@ def test_the_guides_rate_of_4_at_16() -> None:
         sqrt=2.5e-6,
         ratio=4.0,
         notes=(
-            "batches under 256 may need no scaling, try the old rate first: 256 is where the linear"
-            " rule starts from (Goyal et al., arXiv:1706.02677)",
-            "for the Adam family theory gives the square root (Malladi et al., arXiv:2205.10287)",
+            "batches under 256 may need no scaling: try the old rate first; the linear rule starts"
+            " at 256 (Goyal et al., arXiv:1706.02677)",
+            "for the Adam family, theory suggests the square root "
+            "(Malladi et al., arXiv:2205.10287)",
         ),
     )
 

@@ -191,8 +191,8 @@ def test_a_batch_that_cannot_be_dealt_evenly_is_refused_with_one_that_can() -> N
     ("changes", "missing"),
     [
         ({"gpu": None}, "the GPU"),
-        ({"seq_len": 0}, "what activations need"),
-        ({"model": from_numbers(params=10**9)}, "what activations need"),
+        ({"seq_len": 0}, "needs the activations"),
+        ({"model": from_numbers(params=10**9)}, "needs the activations"),
     ],
 )
 def test_nothing_is_recommended_from_too_little(changes: dict[str, Any], missing: str) -> None:
@@ -249,7 +249,7 @@ def test_a_measured_step_is_scaled_to_other_cards() -> None:
 
 
 def test_on_cpus_there_is_no_other_gpu() -> None:
-    with pytest.raises(UsageError, match="training on CPUs"):
+    with pytest.raises(UsageError, match="training runs on CPUs"):
         neighbours(replace(question(gpu=None), is_cpu=True), "gpu")
 
 

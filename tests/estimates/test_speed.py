@@ -154,7 +154,7 @@ def test_a_precision_that_the_card_lacks_is_refused() -> None:
     assert peak_flops(find("v100"), "fp16") == 125e12
     with pytest.raises(UsageError, match="V100-16G does not compute in bf16") as refused:
         peak_flops(find("v100"), "bf16")
-    assert refused.value.hints == ("it has fp16 and fp32: see --mixed-precision",)
+    assert refused.value.hints == ("pass --mixed-precision fp16 or auto",)
 
 
 def test_the_guides_52083_steps_take_7_to_11_hours() -> None:
