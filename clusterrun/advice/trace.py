@@ -73,7 +73,7 @@ def _line(values: Mapping[str, Any], setup: Setup, *, recomputes: bool = False) 
 def traced_bytes(
     values: Mapping[str, Any], setup: Setup, *, layers: int, recomputes: bool = False
 ) -> int:
-    """Return the bytes that a rank's model with so many layers saves of one forward pass."""
+    """Return the bytes that a rank's model with `layers` layers saves in a forward pass."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -123,7 +123,7 @@ def _is_cast_weight(tensor: Any) -> bool:
 def model_of(
     values: Mapping[str, Any], setup: Setup, *, layers: int, recomputes: bool = False
 ) -> Any:
-    """Build the causal model of a config with so many layers, in the planned precision."""
+    """Build the causal model of a config with `layers` layers, in the planned precision."""
     import torch
     import transformers
 

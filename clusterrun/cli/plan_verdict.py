@@ -51,7 +51,7 @@ def _open(answer: Estimate) -> str:
     least = f"no verdict: {'at least ' if need.is_part else ''}"
     if need.capacity_bytes is None:
         option = "--gpu h100-80g" if answer.gpu_memory else "--host-mem 64GiB"
-        return f"{least}{gib(need.total_bytes)} GiB per {where}; add {option} for a verdict"
+        return f"{least}{gib(need.total_bytes)} GiB per {where}; pass {option} for a verdict"
     return f"{least}{_of(need)} per {where}, and activations are not counted"
 
 

@@ -196,9 +196,9 @@ def _parts(cost: Cost | None) -> Iterator[str]:
     if cost is None:
         return
     parts = {"passes": cost.compute_s, "traffic": cost.network_s, "host": cost.host_s}
-    told = [f"{name} {s:.2g} s" for name, s in parts.items() if s >= SMALL * cost.total_s]
-    if len(told) > 1:
-        yield _row("", f"a step: {', '.join(told)}")
+    shown = [f"{name} {s:.2g} s" for name, s in parts.items() if s >= SMALL * cost.total_s]
+    if len(shown) > 1:
+        yield _row("", f"a step: {', '.join(shown)}")
 
 
 def _basis(time: Time, question: Question) -> str:

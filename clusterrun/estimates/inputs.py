@@ -63,7 +63,7 @@ class Model:
 
     @property
     def query_width(self) -> int:
-        """Return the width of all heads together, as far as it is known."""
+        """Return the width of all heads together; the hidden size if it is unknown."""
         return self.heads * self.head_dim or self.hidden
 
     @property

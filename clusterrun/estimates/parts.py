@@ -70,7 +70,7 @@ def mistake(setup: Setup) -> str:
 
 
 def notes(setup: Setup) -> Iterator[str]:
-    """Yield what the numbers mean and what they leave out."""
+    """Yield notes on the meaning of the numbers and on what they leave out."""
     sizes = setup.parallel
     if sizes.tensor > 1:
         yield (

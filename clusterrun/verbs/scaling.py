@@ -195,7 +195,7 @@ def scaling_of(
 
 
 def stored(worlds: Sequence[Prepared], scaling: Scaling) -> Path:
-    """Store a result beside the runs, for `plan`; return where. Raises ClusterrunError."""
+    """Store a result beside the runs, for `plan`; return its path. Raises ClusterrunError."""
     path = _runs_dir(worlds).scaling(worlds[0].plan.name)
     store(path, scaling)
     return path

@@ -88,11 +88,11 @@ def test_what_the_host_does_is_a_part_of_the_time(here: CommandLine) -> None:
     [
         (("--gpu", "h100-80g", "--strategy", "zero3", "--grad-ckpt"), 0, "fits: 19 of 80 GiB per"),
         (("--gpu", "a100-40g", "--strategy", "ddp"), 3, "does not fit: 219 of 40 GiB per GPU"),
-        (("--grad-ckpt", "--strategy=zero3"), 0, "no verdict: 19.5 GiB per GPU; add --gpu h100"),
+        (("--grad-ckpt", "--strategy=zero3"), 0, "no verdict: 19.5 GiB per GPU; pass --gpu h100"),
         (
             ("--device", "cpu", "--cluster", "slurm"),
             0,
-            "no verdict: 1,681.2 GiB per node; add --host-mem 64GiB",
+            "no verdict: 1,681.2 GiB per node; pass --host-mem 64GiB",
         ),
         (
             ("--gpu", "h100-80g", "--strategy", "fsdp", "--host-mem", "40GiB"),
