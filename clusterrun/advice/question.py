@@ -236,7 +236,7 @@ def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Se
 
 
 def _in_4bit(spec: JobSpec, model: Model) -> bool:
-    """Whether the base is loaded in 4 bits. Raises UsageError if it can't be trained so."""
+    """Whether the base is loaded in 4 bits. Raises UsageError if that can't be trained."""
     if not spec.load_in_4bit:
         return False
     if not spec.lora:

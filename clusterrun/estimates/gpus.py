@@ -197,7 +197,7 @@ _BY_KEY: Final = {
 
 
 def find(text: str) -> Gpu:
-    """Find a card by its name in nvidia-smi or in Slurm (the type of a GRES), or a usual one.
+    """Find a card by its name in nvidia-smi or Slurm (the type of a GRES), or by a usual name.
 
     >>> [find(text).name for text in ("h100", "nvidia_a100-sxm4-80gb", "GeForce RTX 4090")]
     ['H100-80G', 'A100-80G', 'RTX-4090']

@@ -97,7 +97,7 @@ def _optimizer_step(setup: Setup, passing: int) -> Term:
 
 
 def cpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term, ...]:
-    """Return what a node's host memory holds of a training on CPUs; see CPU_BAND.
+    """Return what a node's host memory holds in a training on CPUs; see CPU_BAND.
 
     Offloading changes nothing on CPUs, and a bucket takes only the memory that is used.
     """
