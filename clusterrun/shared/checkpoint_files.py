@@ -343,8 +343,12 @@ def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Resu
     """Handle several files at a time, since a remote disk is slow to answer."""
     from concurrent.futures import ThreadPoolExecutor  # imports `logging`: only if needed
 
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return list(threads.map(deed, names))
+    names = list(names)
+    try:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(deed, names))
+    except RuntimeError:  # the interpreter is exiting and starts no more threads
+        return list(map(deed, names))
 
 
 def _settled(file: Path) -> tuple[int, int]:

@@ -720,3 +720,31 @@ def test_all_ranks_save_no_more_where_rank_0_sees_a_later_attempt(three: Three) 
     assert [t["superseded"] for t in told] == [None] * 3
     assert said.count("attempt 2 of this run has begun: attempt 1 no longer saves") == 1
     assert not (folder / "out/step-00000004").exists()
+
+
+def test_a_script_that_ends_after_its_last_save_removes_what_it_need_not_keep(
+    tmp_path: Path,
+) -> None:
+    script = """
+import time
+from pathlib import Path
+from clusterrun.runtime import Checkpoints
+from clusterrun.shared import checkpoint_files
+
+pruned = checkpoint_files.prune
+def late(*args, **kwargs):  # once the interpreter is on its way out
+    time.sleep(0.5)
+    pruned(*args, **kwargs)
+checkpoint_files.prune = late
+store = Checkpoints("out", keep=1)
+for step in (10, 20):
+    store.save(step, lambda folder: (folder / "state").write_text("x"))
+"""
+    argv = [sys.executable, "-c", script]
+    root = str(Path(save_together.__file__).parents[2])
+    done = subprocess.run(
+        argv, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root},
+        capture_output=True, text=True, timeout=60 * PATIENCE, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert [step for step, _ in checkpoint_files.listed(tmp_path / "out")] == [20]
