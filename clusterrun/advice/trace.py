@@ -187,7 +187,7 @@ def _versions() -> str:
         raise UsageError(
             "--trace needs torch and transformers",
             cause=str(error),
-            hint="pip install 'clusterrun[train]', or leave out --trace",
+            hint="pip install torch transformers, or leave out --trace",
         ) from error
     return f"transformers {transformers.__version__}, torch {torch.__version__}"
 

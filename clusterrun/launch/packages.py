@@ -30,7 +30,7 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
     why = f", which strategy {strategy.value} needs" if missing == ["deepspeed"] else ""
     return UsageError(
         f"{found.path} has no {named}{why}",
-        hint=f"{found.path} -m pip install 'clusterrun[train]', {_OTHER}",
+        hint=f"in a clone of clusterrun, {found.path} -m pip install '.[train]', {_OTHER}",
     )
 
 

@@ -182,7 +182,7 @@ def datasets(args: argparse.Namespace) -> tuple[Any, Any]:
     except ImportError as error:
         raise SystemExit(
             f"error: the package {error.name} is missing\n"
-            "  hint: pip install 'clusterrun[train,examples]'"
+            "  hint: pip install '.[train,examples]' in a clone of clusterrun"
         ) from error
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: can't use these captions: {error}") from error

@@ -36,7 +36,7 @@ try:
 except ImportError as error:
     raise SystemExit(
         f"error: the package {error.name} is missing\n"
-        "  hint: pip install 'clusterrun[train,examples]'"
+        "  hint: pip install '.[train,examples]' in a clone of clusterrun"
     ) from error
 
 import docstrings

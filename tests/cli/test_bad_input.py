@@ -124,8 +124,8 @@ def test_an_interpreter_without_packages_is_named(here: CommandLine) -> None:
     here.slurm()
     assert refused(here).splitlines()[-2:] == [
         f"error: {python} has no clusterrun or accelerate",
-        f"  hint: {python} -m pip install 'clusterrun[train]', or name another interpreter with "
-        "--python",
+        f"  hint: in a clone of clusterrun, {python} -m pip install '.[train]', or name another "
+        "interpreter with --python",
     ]
     assert here.asked("sbatch") == []
     said = here("render")

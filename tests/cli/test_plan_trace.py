@@ -154,7 +154,7 @@ def test_a_library_that_is_missing_is_named_with_the_way_to_install_it(
 ) -> None:
     for name in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, name, None if name == library else object())
-    _refused(_plan(here, LLAMA), "needs torch and transformers", "clusterrun[train]")
+    _refused(_plan(here, LLAMA), "needs torch and transformers", "pip install torch transformers")
 
 
 @pytest.mark.torch

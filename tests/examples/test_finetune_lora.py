@@ -363,7 +363,7 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, package: str) -> Non
     assert run.returncode == 1
     assert run.stderr.splitlines() == [
         f"error: the package {package} is missing",
-        "  hint: pip install 'clusterrun[train,examples]'",
+        "  hint: pip install '.[train,examples]' in a clone of clusterrun",
     ]
 
 
