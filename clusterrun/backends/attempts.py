@@ -8,14 +8,14 @@ from clusterrun.rundir.outcome import Cause, Outcome, read_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import read_world
 
-HALTS = 2  # on one node; a single one may be chance
+HALTS = 2  # that make a node bad; one may be chance
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSummary:
     """One attempt; `outcome` is None while it runs, and if no node could write it.
 
-    A later attempt repeated `lost_steps`; `lost_s` estimates how long they had taken.
+    A later attempt repeated `lost_steps`, which had taken an estimated `lost_s`.
     """
 
     number: int
@@ -47,7 +47,7 @@ def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
     if outcome is None or outcome.step is None or outcome.cause is Cause.COMPLETED:
         return AttemptSummary(number=number, nodes=nodes, outcome=outcome)
     if outcome.checkpoint is None and number + 1 not in outcomes:
-        # The script may have saved without a report: the next attempt shows it.
+        # The script may have saved without reporting it: only the next attempt shows that.
         return AttemptSummary(number=number, nodes=nodes, outcome=outcome)
     first = _resumed_from(paths, number, outcomes)
     lost = max(0, outcome.step - _resumed_from(paths, number + 1, outcomes))
@@ -60,7 +60,7 @@ def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
 
 
 def _resumed_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> int:
-    """Return the step that an attempt resumed from, or the newest one that it could."""
+    """Return the step that an attempt resumed from, else the newest that it could resume from."""
     try:
         return int(paths.resumed(number).read_text(encoding="ascii"))
     except (OSError, ValueError):

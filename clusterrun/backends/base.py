@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class PerhapsSubmittedError(SchedulerUnreachableError):
-    """The scheduler did not answer a submission: the job may be queued or not."""
+    """The scheduler did not answer a submission: the job may or may not be queued."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A job that was submitted; `slurm_cluster` is set only at sites that have several.
+    """A submitted job; `slurm_cluster` is set only at sites that have several.
 
-    `held` is the error to raise once the job is recorded, if it should start but can't.
+    If the job should start but is held, `held` is the error to raise once it is recorded.
     """
 
     job_id: str
@@ -35,9 +35,9 @@ class Submission:
 class SchedulerJob:
     """What a scheduler reports about one job; None is unknown.
 
-    Times are seconds of the epoch; `start` is set once the job has started, `expected_start`
-    before; `limit_s` is None without a limit, too. `source` is what was asked (squeue, sacct,
-    scontrol, files, nobody), `asked_at` when, and `note` says what could not be found out.
+    Times are seconds since the epoch. `start` is set once the job has started, `expected_start`
+    before that. `limit_s` is also None without a limit. `source` is what was queried (squeue,
+    sacct, scontrol, files, nobody), `asked_at` is when, `note` is what could not be found out.
     """
 
     job_id: str
@@ -58,10 +58,10 @@ class SchedulerJob:
 
 
 class Backend(Protocol):
-    """A scheduler, or this machine; jobs of equal backends are asked about together."""
+    """A scheduler, or this machine; one query covers all jobs of equal backends."""
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
-        """Submit a run whose directory exists; a refused run's directory is removed.
+        """Submit a run whose directory exists; remove the directory if the run is refused.
 
         Raises SubmissionError, SchedulerUnreachableError.
         """
@@ -77,10 +77,10 @@ class Backend(Protocol):
         chained: bool = False,
         waits: bool = False,
     ) -> Submission:
-        """Submit one more job of a run; its directory stays, even if that fails.
+        """Submit another job of a run; keep the run directory even if that fails.
 
-        It starts after the job `after`. The plan's conditions for a start (dependency, begin, hold)
-        were met by the run's first job, and apply again only if it `waits`.
+        It starts after the job `after`. The run's first job met the plan's start conditions
+        (dependency, begin, hold); they apply again only if it `waits`.
         Raises SubmissionError, SchedulerUnreachableError (PerhapsSubmittedError if the job may be
         queued).
         """
@@ -94,19 +94,19 @@ class Backend(Protocol):
         max_age_s: float | None = None,
         own: bool = False,
     ) -> dict[str, SchedulerJob]:
-        """Ask about all jobs at once; the answer lacks unknown jobs.
+        """Query all jobs at once; unknown jobs are not in the answer.
 
         `since` is when the oldest of them was submitted; the answer may be `max_age_s` old (None:
-        the backend's default). `own`: all are this user's.
+        the backend's default). `own`: all jobs belong to this user.
         """
         ...
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """End jobs; ended ones stay as they are. Raises JobNotFoundError if one is unknown."""
+        """Cancel jobs; ignore those that have ended. Raises JobNotFoundError if one is unknown."""
         ...
 
     def interrupt(self, job_id: str) -> None:
-        """Have the agents of a running job read the request for its attempt.
+        """Make the agents of a running job read the request for its attempt.
 
         Raises ClusterrunError if they can't be signalled.
         """
@@ -115,6 +115,6 @@ class Backend(Protocol):
     def release(self, job_id: str) -> bool:
         """Start a requeued job that is held back; return False for any other job.
 
-        Raises ClusterrunError if that is not allowed.
+        Raises ClusterrunError if Slurm refuses.
         """
         ...

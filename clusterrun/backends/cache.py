@@ -1,6 +1,6 @@
-"""Remember a scheduler's answers for some seconds, for all processes of a user.
+"""Cache a scheduler's answers for some seconds, for all processes of a user.
 
-Ten terminals that ask about the same jobs cost slurmctld one question in ten seconds.
+Ten terminals that watch the same jobs send slurmctld one query in ten seconds.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Answer = dict[str, SchedulerJob]
 
 
 def through(key: Sequence[str], max_age_s: float, ask: Callable[[], Answer]) -> Answer:
-    """Return an answer that is at most `max_age_s` old, asking if there is none.
+    """Return an answer that is at most `max_age_s` old; call `ask` if there is none.
 
-    The process that asks holds a lock: the others wait for its answer. Without a directory to
-    write to, nothing is remembered.
+    The process that asks holds a lock, and the others wait for its answer. Nothing is cached if
+    the directory can't be written.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -50,7 +50,7 @@ def through(key: Sequence[str], max_age_s: float, ask: Callable[[], Answer]) -> 
 
 
 def forget() -> None:
-    """Forget all answers: jobs have just been changed."""
+    """Delete all answers: jobs have just changed."""
     with contextlib.suppress(OSError):
         for file in _directory().glob("*.json"):
             file.unlink(missing_ok=True)

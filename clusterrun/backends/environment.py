@@ -1,4 +1,4 @@
-"""The environment of a submission: which variables of the shell must not reach a job."""
+"""The environment of a submission, without variables that must not reach a job."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.given import as_given
 
-# Variables of Slurm, of MPI and of other launchers that silently changed or broke launches.
-# What clusterrun itself adds to a job needs no list (see `as_given`).
+# Variables of Slurm, MPI and other launchers that silently change or break a launch.
+# `as_given` removes what clusterrun itself adds to a job.
 SCRUBBED_PREFIXES = (
     *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCONTROL_"),
     *("PMI", "PET_", "TORCHELASTIC_", "SUBMITIT_", "CLUSTERRUN_LOCAL_"),
@@ -20,10 +20,10 @@ SCRUBBED = {
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     *("GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "CLUSTERRUN_BATCH_PID"),
 }
-# SLURM_CONF and SLURM_CONF_SERVER say where Slurm is, SLURM_JWT who the user is.
+# SLURM_CONF and SLURM_CONF_SERVER locate Slurm, SLURM_JWT identifies the user.
 KEPT_PREFIXES = ("SLURM_CONF", "SLURM_JWT")
 
-# What sbatch reads from the environment, before the script's own lines, and the option it sets.
+# Variables that sbatch reads, and the options that they set; they override the script's lines.
 _ALIKE = (
     *("account", "clusters", "constraint", "cpus-per-gpu", "exclusive", "export", "gpus"),
     *("gpus-per-node", "gpus-per-task", "gres", "job-name", "mem-per-cpu", "mem-per-gpu"),
@@ -53,9 +53,9 @@ class SbatchVariable:
 def scrubbed(
     environ: Mapping[str, str], *, keep: Collection[str] = (), keep_sbatch: bool = False
 ) -> dict[str, str]:
-    """Return the environment without what would leak into a job; `keep` names exceptions.
+    """Return the environment without what would disturb a job; `keep` names exceptions.
 
-    Inside a job, start from what the job was given, and what its script has set since.
+    Inside a job, start from what the job was given and what its script has set since.
     """
     return {
         name: value
@@ -72,7 +72,7 @@ def _is_scrubbed(name: str) -> bool:
 
 
 def sbatch_variables(plan: Plan, environ: Mapping[str, str]) -> tuple[SbatchVariable, ...]:
-    """List the variables that sbatch would read."""
+    """Return the variables that sbatch would read and that differ from the plan."""
     directives = {directive.name: directive.value or "yes" for directive in plan.directives}
     return tuple(
         SbatchVariable(name=name, value=value, option=option, planned=directives.get(option))

@@ -18,13 +18,13 @@ from clusterrun.rundir.world import read_world
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
 
-UNHEARD = "all ranks were asked to save, and none has called runtime.should_checkpoint()"
+UNHEARD = "all ranks were asked to save, but none has called runtime.should_checkpoint()"
 SAVING = (EventType.CHECKPOINT, EventType.UNSAVED, EventType.INTERRUPTED)
-FEW = 8  # files to read before it is known which node is the head
+FEW = 8  # files to read while the head is unknown
 
 
 class ProgressSource(str, Enum):
-    """Where the steps are from: events of rank 0, or a progress bar that it printed."""
+    """Where the steps come from: events of rank 0, or a progress bar that it printed."""
 
     REPORTED = "reported"
     OUTPUT = "output"
@@ -32,11 +32,11 @@ class ProgressSource(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingProgress:
-    """How far the training is; None and "" are unknown. Times are seconds of the epoch.
+    """The progress of a training; None and "" are unknown. Times are seconds since the epoch.
 
     `reported_at` is the time of the newest step; `metrics` came with it. `bar` describes the
-    progress bar that counts the steps, `unit` is what it counts. `output_at` is when a rank of
-    the head's node last wrote; it is looked up only while the job runs.
+    progress bar that counts the steps, `unit` is what it counts. `output_at` is when a rank on
+    the head's node last wrote; it is read only while the job runs.
     """
 
     step: int | None = None
@@ -52,11 +52,11 @@ class TrainingProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the head wrote of the newest attempt; times are seconds of the epoch.
+    """What the head recorded of the newest attempt; times are seconds since the epoch.
 
     `nodes` are those that met, `hosts` those of the events: simulated nodes share one. `unsaved`
-    is why the attempt could not save, if it has not saved since; `is_unheard` means that no rank
-    could know that it was to save.
+    is why the attempt could not save, unless it has saved since; `is_unheard` means that no rank
+    has checked for the request to save.
     """
 
     attempt: int
@@ -74,7 +74,7 @@ class Evidence:
 
 
 def read_evidence(paths: RunPaths) -> Evidence:
-    """Read the newest attempt's events of the head, where rank 0 is."""
+    """Read the newest attempt's events from the head's node, which has rank 0."""
     attempt = paths.newest_attempt()
     nodes = read_world(paths, attempt)
     events = _events(paths, attempt, nodes)
@@ -105,12 +105,12 @@ def _unjoined(event: Event | None) -> Unjoined | None:
     return Unjoined(running=event.running or 0, waiting=event.waiting or 0)
 
 
-def _engine(told: Event | None) -> str:
-    return (told.engine if told else None) or ""
+def _engine(event: Event | None) -> str:
+    return (event.engine if event else None) or ""
 
 
 def _events(paths: RunPaths, attempt: int, nodes: Sequence[str]) -> list[Event]:
-    """Read the head's events; those of a few nodes before the head is known."""
+    """Read the head's events, or those of a few nodes while the head is unknown."""
     files = [paths.events(nodes[0])] if nodes else sorted(paths.events_dir.glob("*.jsonl"))[:FEW]
     found = [event for file in files for event in _read(file, attempt)]
     return sorted(found, key=lambda event: event.at)
@@ -124,7 +124,7 @@ def _read(file: Path, attempt: int) -> tuple[Event, ...]:
     return _read_version(file, attempt, (status.st_mtime_ns, status.st_size))
 
 
-@functools.lru_cache(maxsize=64)  # `wait` reads again and again
+@functools.lru_cache(maxsize=64)  # `wait` reads the same files often
 def _read_version(file: Path, attempt: int, version: tuple[int, int]) -> tuple[Event, ...]:
     del version
     return tuple(read_ends(file, attempt))
@@ -159,7 +159,7 @@ def _is_unheard(newest: Event | None) -> bool:
 
 
 def newest_failure(paths: RunPaths, end: End | None, newest: Outcome | None) -> Outcome | None:
-    """Return the failure that ended the newest attempt; a cancellation or interruption is none."""
+    """Return the failure that ended the newest attempt; None if it was cancelled or interrupted."""
     if newest is not None:
         return newest if newest.code and newest.cause.is_failure else None
     if end is None or end.state is not JobState.FAILED:

@@ -1,4 +1,4 @@
-"""Submit through submitit: its executors check the site; the command that they run is ours."""
+"""Submit through submitit: its executors check the site and run our command."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def submit(
     paths: RunPaths,
     send: Callable[[], Submission],
 ) -> Submission:
-    """Submit by `send`, from an executor of submitit.
+    """Call `send` from an executor of submitit, in place of submitit's own command.
 
-    Submitit's own command writes a script in the locale's encoding, runs sbatch in the shell's
-    environment, without a time limit, and prints its output.
-    Raises SubmissionError without srun.
+    That command writes a script in the locale's encoding, runs sbatch in the shell's environment
+    without a time limit, and prints its output.
+    Raises SubmissionError if srun is missing.
     """
     import submitit
 
@@ -39,7 +39,7 @@ def submit(
         executor = ScriptExecutor(folder=paths.slurm_dir)
     except RuntimeError as error:
         raise SubmissionError(
-            "this is no Slurm cluster", cause=str(error), hint="use --cluster local"
+            "this is not a Slurm cluster", cause=str(error), hint="run here with --cluster local"
         ) from error
     executor._submit_command("")
     return executor.submission

@@ -1,7 +1,7 @@
-"""Look at the interpreter that a job will use: its version, and the packages that it has.
+"""Inspect the interpreter that a job will use: its version and its packages.
 
-An interpreter is executed only if the user named it: a project that one does not trust may name
-another one. Otherwise the files of an environment are read.
+An interpreter is executed only if the user named it: an untrusted project may name any program.
+Otherwise the files of its environment are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clusterrun.shared import shell
 from clusterrun.shared.files import read_json, write_whole
 
 PACKAGES: Final = ("clusterrun", "torch", "accelerate", "deepspeed")
-UNKNOWN: Final = "?"  # of a package without metadata, as on PYTHONPATH
+UNKNOWN: Final = "?"  # version of a package without metadata, as on PYTHONPATH
 ANSWER_S: Final = 20.0
 
 _ASK: Final = """
@@ -58,7 +58,7 @@ except SyntaxError as error:
 
 
 def path_of(python: str, spec: JobSpec, environ: Mapping[str, str]) -> str:
-    """Return the file of an interpreter; "" if only the nodes can tell."""
+    """Return the path of an interpreter; "" if only the nodes know it."""
     if "/" not in python and not spec.setup:
         python = shell.find(python) or ""
     elif "/" not in python and python == "python":
@@ -67,7 +67,7 @@ def path_of(python: str, spec: JobSpec, environ: Mapping[str, str]) -> str:
 
 
 def look_at(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpreter:
-    """Return what is known about an interpreter, whose file may be "" for unknown."""
+    """Return what is known about an interpreter; `path` may be "" for unknown."""
     if path == sys.executable:
         found = {name: _own_version(name) for name in PACKAGES}
         return Interpreter(path=path, version=sys.version_info[:2], packages=found, is_known=True)
@@ -77,7 +77,7 @@ def look_at(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpre
 
 
 def mistake_in(source: bytes, name: str, path: str) -> tuple[int, str] | None:
-    """Have another interpreter compile a script; return line and message of its mistake."""
+    """Compile a script with another interpreter; return line and message of a syntax error."""
     argv = [path, "-I", "-S", "-c", _COMPILE, name]
     text = source.decode("utf-8", "surrogateescape")
     with contextlib.suppress(ClusterrunError, ValueError, TypeError):
@@ -89,8 +89,8 @@ def mistake_in(source: bytes, name: str, path: str) -> tuple[int, str] | None:
 
 @functools.cache
 def oldest() -> dict[str, tuple[int, int]]:
-    """Return the oldest Python and packages that clusterrun works with, by its own metadata."""
-    from importlib import metadata  # brings the email package: `plan` does without
+    """Return the oldest versions of Python and packages that clusterrun's metadata allows."""
+    from importlib import metadata  # imports the email package, which `plan` does not need
 
     try:
         own = metadata.distribution("clusterrun")
@@ -114,7 +114,7 @@ def _own_version(name: str) -> str:
 
 
 def _asked(path: str, environ: Mapping[str, str]) -> Interpreter | None:
-    """Ask an interpreter, or remember its answer; None if it has none."""
+    """Ask an interpreter, or read the cached answer; None if it does not answer."""
     file = _cache_file(path, environ)
     remembered = read_json(file) or {}
     times = remembered.get("times")
@@ -165,11 +165,11 @@ def _cache_file(path: str, environ: Mapping[str, str]) -> Path:
 
 
 def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
-    """Read the packages of an environment; of another installation not all places are known."""
+    """Read the packages of an environment; other installations may have more in unknown places."""
     root = python.parent.parent
     directories = sorted(root.glob("lib/python3*/site-packages"))
     version = _version(directories)
-    if version and not (root / "pyvenv.cfg").exists():  # a conda environment has the user's, too
+    if version and not (root / "pyvenv.cfg").exists():  # conda also uses the user's packages
         home = Path(os.path.expanduser("~/.local/lib"))
         directories.append(home / f"python3.{version[1]}" / "site-packages")
     named = filter(os.path.isabs, environ.get("PYTHONPATH", "").split(":"))
@@ -180,7 +180,7 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
 
 
 def _is_isolated(root: Path) -> bool:
-    """Whether an environment has all its packages in its own directories."""
+    """Return whether an environment has all its packages in its own directories."""
     try:
         text = (root / "pyvenv.cfg").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -189,13 +189,13 @@ def _is_isolated(root: Path) -> bool:
 
 
 def _version(directories: Sequence[Path]) -> tuple[int, int] | None:
-    """Return the version of Python by the one directory of its packages."""
+    """Return the version of Python, from the only directory of packages."""
     found = [re.fullmatch(r"python3\.([0-9]+)", path.parent.name) for path in directories]
     return (3, int(found[0][1])) if len(found) == 1 and found[0] else None
 
 
 def _added(directories: Sequence[Path]) -> Iterator[Path]:
-    """Yield the directories that `.pth` files add, as those of editable installations."""
+    """Yield the directories that `.pth` files add, such as those of editable installations."""
     for directory in directories:
         for file in directory.glob("*.pth"):
             with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -213,7 +213,7 @@ def _version_in(name: str, directories: Sequence[Path]) -> str:
 
 
 def _conda_python(spec: JobSpec, environ: Mapping[str, str]) -> str:
-    """Return the interpreter of the conda environment that setup names, if it is found once."""
+    """Return the interpreter of the conda environment in setup, if exactly one is found."""
     steps = [step for step in map(read_step, spec.setup) if step.tool in (Tool.CONDA, Tool.VENV)]
     if not steps or steps[-1].tool is not Tool.CONDA:
         return ""
@@ -224,7 +224,7 @@ def _conda_python(spec: JobSpec, environ: Mapping[str, str]) -> str:
 
 
 def _conda_places(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the directories of environments that the setup lines of a job would find."""
+    """Yield the directories in which the setup lines look for conda environments."""
     for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS"):
         yield from map(Path, filter(None, environ.get(variable, "").split(":")))
     if conda := environ.get("CONDA_EXE") or shell.find("conda"):

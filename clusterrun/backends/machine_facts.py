@@ -1,4 +1,4 @@
-"""Gather what planning must know about this machine."""
+"""Gather the facts about this machine that planning needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gather_facts(
 ) -> Facts:
     """Gather the facts of this machine, and read the user's own configuration files.
 
-    With `may_run` the job's interpreter may be asked for its packages.
+    With `may_run` the job's interpreter may be run to list its packages.
     Raises UsageError for a file that can't be read.
     """
     cluster = choose_cluster(spec.cluster)
@@ -68,22 +68,23 @@ def gather_facts(
 
 
 def choose_cluster(asked: Cluster) -> Cluster:
-    """Decide where a job would run: `auto` takes Slurm if sbatch is found."""
+    """Return where a job would run: `auto` is Slurm if sbatch is found, else this machine."""
     if asked is not Cluster.AUTO:
         return asked
     return Cluster.LOCAL if shell.find("sbatch") is None else Cluster.SLURM
 
 
 def working_directory(environ: Mapping[str, str]) -> Path:
-    """Return the working directory by the name that the user's shell has for it.
+    """Return the working directory under the name that the user's shell has for it.
 
-    That may be a link that works on every node, while its target exists on this one only.
+    That may be a link that works on every node while its target exists only on this one.
     Raises ClusterrunError if the directory is gone.
     """
     try:
         real = os.getcwd()
     except OSError as error:
-        raise ClusterrunError("the working directory is gone", cause=str(error)) from error
+        text = "the working directory no longer exists"
+        raise ClusterrunError(text, cause=str(error)) from error
     named = environ.get("PWD", "")
     try:
         if os.path.isabs(named) and os.path.samefile(named, real):
@@ -104,12 +105,12 @@ def _interpreter(spec: JobSpec, cwd: Path) -> str:
     python = spec.python or python_of(spec.setup)
     if not python:
         return sys.executable
-    # A bare name is found on the node, after the setup lines.
+    # The node looks up a bare name, after the setup lines.
     return os.path.normpath(cwd / python) if "/" in python else python
 
 
 def _exists(path: Path) -> bool:
-    """Whether a path exists, also where it can't be known."""
+    """Return whether a path exists; True if that is unknown."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -125,9 +126,10 @@ def _own_text(name: str | None, cwd: Path, what: str) -> str:
     try:
         return (cwd / name).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise UsageError(f"no {what} '{name}'", hint=nearest_file(cwd / name)) from error
+        text = f"the {what} '{name}' does not exist"
+        raise UsageError(text, hint=nearest_file(cwd / name)) from error
     except OSError as error:
-        hint = "name a file that you may read"
+        hint = "name a file that you can read"
         text = f"cannot read the {what} '{name}'"
         raise UsageError(text, cause=error.strerror, hint=hint) from error
     except UnicodeDecodeError as error:
@@ -136,7 +138,7 @@ def _own_text(name: str | None, cwd: Path, what: str) -> str:
 
 
 def _script_json(spec: JobSpec, cwd: Path, cluster: Cluster) -> str:
-    """Read the DeepSpeed JSON that the script is given; what is not one is the script's affair.
+    """Return the DeepSpeed JSON that the script's arguments name; "" for any other file.
 
     Raises UsageError if it is missing, unless only the nodes may have it.
     """
@@ -149,7 +151,7 @@ def _script_json(spec: JobSpec, cwd: Path, cluster: Cluster) -> str:
         if runs_in_container(spec) or is_of_one_machine(name, cluster):
             return ""
         raise UsageError(
-            f"the script's arguments name a DeepSpeed JSON that is missing: '{name}'",
+            f"the script's arguments name a DeepSpeed JSON that does not exist: '{name}'",
             hint=nearest_file(cwd / name),
         ) from error
     except (OSError, ValueError):
@@ -158,20 +160,20 @@ def _script_json(spec: JobSpec, cwd: Path, cluster: Cluster) -> str:
 
 
 def nearest_file(path: Path) -> str:
-    """Return a hint for a file that is missing: the one beside it with the nearest name."""
+    """Return a hint for a missing file: the file beside it with the nearest name."""
     try:
         names = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
     except OSError:
-        return f"there is no directory {path.parent}"
+        return f"check the path: there is no directory {path.parent}"
     near = nearest(path.name, names)
-    return f"did you mean '{near}'" if near else f"it is not in {path.parent}"
+    return f"did you mean '{near}'?" if near else f"check the name: it is not in {path.parent}"
 
 
 # GPUs
 
 
 def find_gpus() -> tuple[CudaDevice, ...]:
-    """Return the GPUs of this machine by NVML, else by nvidia-smi, else none."""
+    """Return the GPUs of this machine as NVML lists them, else as nvidia-smi does."""
     try:
         import pynvml
     except ImportError:
@@ -190,7 +192,7 @@ def find_gpus() -> tuple[CudaDevice, ...]:
 
 
 def _nvml_devices(nvml: Any, index: int) -> list[CudaDevice]:
-    """Return a GPU, or its slices if it is divided."""
+    """Return a GPU, or its MIG slices if it is divided."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     slices = []
     try:
@@ -205,7 +207,7 @@ def _nvml_devices(nvml: Any, index: int) -> list[CudaDevice]:
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # older bindings give bytes
+    return value.decode() if isinstance(value, bytes) else value  # older bindings return bytes
 
 
 def _gpus_of_smi() -> tuple[CudaDevice, ...]:
@@ -220,7 +222,7 @@ def _gpus_of_smi() -> tuple[CudaDevice, ...]:
 
 
 def parse_smi_list(text: str) -> tuple[CudaDevice, ...]:
-    """Parse `nvidia-smi -L`; a GPU that is divided is replaced by its slices.
+    """Parse `nvidia-smi -L`; replace a divided GPU by its MIG slices.
 
     >>> parse_smi_list("GPU 0: NVIDIA H200 (UUID: GPU-0a1b)")
     (CudaDevice(id='0', uuid='GPU-0a1b'),)
@@ -237,9 +239,9 @@ def parse_smi_list(text: str) -> tuple[CudaDevice, ...]:
 
 
 def visible_gpus(found: tuple[CudaDevice, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the devices that CUDA_VISIBLE_DEVICES leaves, in its order and spelling.
+    """Return the devices that CUDA_VISIBLE_DEVICES allows, in its order and spelling.
 
-    As for CUDA, the list ends at the first entry that names no device.
+    As in CUDA, the list ends at the first entry that is not a device.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
@@ -249,6 +251,6 @@ def visible_gpus(found: tuple[CudaDevice, ...], environ: Mapping[str, str]) -> t
 
 
 def _is_device(name: str, found: tuple[CudaDevice, ...]) -> bool:
-    if name.startswith(("GPU-", "MIG-")):  # CUDA takes a beginning of a UUID, too
+    if name.startswith(("GPU-", "MIG-")):  # CUDA also accepts a prefix of a UUID
         return any(gpu.uuid.startswith(name) for gpu in found)
     return any(gpu.id == name for gpu in found)

@@ -1,4 +1,4 @@
-"""Read from the end of rank 0's output how far a training is that reports no steps."""
+"""Read the progress of a training that reports no steps from the end of rank 0's output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream, parse_line
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import size_of
 
-LAST_BYTES = 2 * LINE_BYTES  # the head of a line is in them, however long lines are
+LAST_BYTES = 2 * LINE_BYTES  # always holds the start of a line
 
 
 def with_output(paths: RunPaths, evidence: Evidence) -> TrainingProgress:
-    """Add when the ranks of the head's node last wrote, and steps if none were reported."""
+    """Add when the ranks on the head's node last wrote, and printed steps if none were reported."""
     own = evidence.progress
     lines = list(_lines(paths, evidence))
     if not lines:
@@ -46,7 +46,7 @@ def _end(log: Path) -> bytes:
 
 
 def _printed(lines: Sequence[LogLine], own: TrainingProgress) -> TrainingProgress:
-    """Take the steps of the bar that moved last, of those of both streams."""
+    """Take the steps of the progress bar that moved last in either stream."""
     streams = [_texts(lines, stream) for stream in (Stream.ERR, Stream.OUT)]
     own = replace(own, metrics=own.metrics or find_metrics(streams[1]))
     bars = [bar for texts in streams if (bar := find_bar(texts))]
@@ -66,7 +66,7 @@ def _printed(lines: Sequence[LogLine], own: TrainingProgress) -> TrainingProgres
 
 
 def _texts(lines: Sequence[LogLine], stream: Stream) -> list[Text]:
-    """Join the pieces of lines: a drawing may begin in one and end in the next."""
+    """Join the pieces of cut lines: a progress bar may begin in one and end in the next."""
     texts: list[Text] = []
     begun = ""
     for line in lines:

@@ -1,6 +1,6 @@
-"""Look at the script before it waits in a queue: there, readable, and Python without mistakes.
+"""Check the script before its job is queued: it exists, can be read and is valid Python.
 
-It is never executed.
+The script is never executed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ARCHIVE = b"PK\x03\x04"  # Python runs a zip archive with a __main__.py
 
 
 def read_script(resolved: Resolved) -> bytes | None:
-    """Return the source of the script; None without one, or if it is a module that is not here.
+    """Return the script's source; None for a zip archive, a module elsewhere, or no script.
 
     Raises UsageError for a file that is missing, can't be read, or is not Python.
     """
@@ -32,13 +32,13 @@ def read_script(resolved: Resolved) -> bytes | None:
         source = path.read_bytes()
     except FileNotFoundError as error:
         raise UsageError(
-            f"no script '{spec.script}'", hint=nearest_file(path), where=where
+            f"the script '{spec.script}' does not exist", hint=nearest_file(path), where=where
         ) from error
     except OSError as error:
         raise UsageError(
             f"cannot read the script '{spec.script}'",
             cause=error.strerror,
-            hint="name a Python file that you may read",
+            hint="name a Python file that you can read",
             where=where,
         ) from error
     if source.startswith(_ARCHIVE):
@@ -55,7 +55,7 @@ def read_script(resolved: Resolved) -> bytes | None:
 def syntax_problem(
     resolved: Resolved, source: bytes, interpreter: Interpreter, *, may_run: bool
 ) -> UsageError | None:
-    """Return the mistake that the job's Python would find in the script; None if there is none."""
+    """Return the syntax error that the job's Python would find; None if none is known."""
     name = resolved.spec.script or resolved.spec.module or ""
     if interpreter.version in (None, sys.version_info[:2]):
         found = _mistake(source, name)
@@ -81,15 +81,15 @@ def _mistake(source: bytes, name: str) -> tuple[int, str] | None:
             compile(source, name, "exec", dont_inherit=True)
     except SyntaxError as error:
         return error.lineno or 0, error.msg
-    except (ValueError, RecursionError, MemoryError):  # too deep for us, maybe not for the rank
+    except (ValueError, RecursionError, MemoryError):  # too deep here, perhaps not in the rank
         pass
     return None
 
 
 def _other_kind(source: bytes) -> str:
-    """Return what a file is if it is not the source of a Python program; "" if it may be."""
+    """Return why a file is not Python source; "" if it may be."""
     if b"\0" in source[:1024]:
-        return "it is binary"
+        return "it is a binary file"
     first = source.split(b"\n", 1)[0]
     if first.startswith(b"#!") and b"python" not in first and b"uv" not in first:
         return f"it begins with {first.decode(errors='replace').strip()}"

@@ -25,12 +25,12 @@ def refuse_missing_slurm() -> None:
     if shell.find("sbatch") is None:
         raise UsageError(
             "sbatch was not found on this machine",
-            hint="go to a login node of the cluster, or run here with --cluster local",
+            hint="use a login node of the cluster, or run here with --cluster local",
         )
 
 
 def backend_of(record: JobRecord) -> Backend:
-    """Return the backend that has the job of a record."""
+    """Return the backend of a recorded job."""
     if record.cluster is Cluster.LOCAL:
         return LocalBackend(runs_dir=record.runs_dir)
     return SlurmBackend(slurm_cluster=record.slurm_cluster)

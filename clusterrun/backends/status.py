@@ -1,4 +1,4 @@
-"""The status of jobs, from records, files and one question to each scheduler; never stored."""
+"""The status of jobs, from records, files and one query to each scheduler; never stored."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from clusterrun.shared.state import JobState
 class JobStatus:
     """The status of one job; None and "" are unknown, and `notes` say why.
 
-    Times are seconds of the epoch. `pending` explains why a job waits, `reason` is the
+    Times are seconds since the epoch. `pending` explains why a job waits, `reason` is the
     scheduler's reason for any other state. `world_size` and `engine` (ddp, fsdp or deepspeed) are
-    what the ranks found, not what was asked for; `unjoined` is set if no rank has joined a process
-    group within two minutes. `error` is set if the scheduler did not answer.
+    what the ranks reported, not what was requested; `unjoined` is set if no rank has joined a
+    process group within two minutes. `error` is set if the scheduler did not answer.
     """
 
     record: JobRecord
@@ -79,10 +79,10 @@ def statuses(
     *,
     max_age_s: float | None = None,
 ) -> list[JobStatus]:
-    """Return the status of all jobs, asking each scheduler at most once.
+    """Return the status of each job; query each scheduler at most once.
 
-    A job whose files show that it completed is not asked about. If a scheduler doesn't answer, each
-    status that misses the answer holds the error.
+    Jobs whose files show that they completed are not queried. If a scheduler doesn't answer, each
+    status that lacks its answer holds the error.
     """
     ends = [read_end(record.paths) for record in records]
     records = [_current(record, end) for record, end in zip(records, ends, strict=True)]
@@ -95,14 +95,14 @@ def statuses(
 
 
 def _current(record: JobRecord, end: End | None) -> JobRecord:
-    """Make the next job of a chain the run's own if the time limit ended the one before."""
+    """Return the record with the next job of the chain, if the time limit ended its job."""
     if record.chained_job_ids and end is not None and end.state is JobState.TIMEOUT:
         return continued_by(record, record.chained_job_ids[0])
     return record
 
 
 def _must_ask(record: JobRecord, end: End | None) -> bool:
-    """Whether to ask the scheduler: a job that failed may wait for its next start."""
+    """Return whether to query the scheduler: a failed job may have been requeued."""
     if not record.job_id:
         return False
     if end is None:
@@ -175,12 +175,12 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
 
 
 def _nodelist(record: JobRecord, evidence: Evidence) -> str:
-    """Return the nodes by the files; simulated ones are all on one host."""
+    """Return the nodes that the files name; for simulated nodes, their host."""
     return ",".join(evidence.hosts if record.cluster is Cluster.LOCAL else evidence.nodes)
 
 
 def _is_being_ended(request: Path, job: SchedulerJob | None) -> bool:
-    """Whether somebody ends the job, which its scheduler may take half a minute to show."""
+    """Return whether the job is being cancelled; its scheduler may show that half a minute late."""
     if read_request(request) is not Reason.END:
         return False
     return not _later(job.start if job else None, request.stat().st_mtime)
@@ -189,7 +189,7 @@ def _is_being_ended(request: Path, job: SchedulerJob | None) -> bool:
 def _reason(job: SchedulerJob | None, state: JobState) -> str:
     """Return the scheduler's reason for the state that is shown, if it adds anything."""
     if state is JobState.COMPLETING:
-        return "its processes are being ended"
+        return "its processes are being stopped"
     is_about_it = job is not None and job.state is state and state is not JobState.PENDING
     return job.reason if job and is_about_it and job.reason != "NonZeroExitCode" else ""
 
@@ -197,9 +197,9 @@ def _reason(job: SchedulerJob | None, state: JobState) -> str:
 def _corrected(
     attempts: tuple[AttemptSummary, ...], record: JobRecord, state: JobState
 ) -> tuple[AttemptSummary, ...]:
-    """Correct the last attempt by what the scheduler knows.
+    """Correct the last attempt with the scheduler's state.
 
-    A job that is pending was requeued and has no successor; what the time limit ended was not
+    A pending job was requeued and has no successor; an attempt that the time limit ended was not
     cancelled.
     """
     last = attempts[-1].outcome if attempts else None
@@ -213,10 +213,10 @@ def _corrected(
 
 
 def _state(end: End | None, job: SchedulerJob | None, evidence: Evidence) -> JobState:
-    """Choose between the files and the scheduler.
+    """Choose between the state in the files and the scheduler's.
 
-    The files show sooner that the job runs or has ended, and keep it; the scheduler knows better
-    why it failed, and whether it starts again.
+    The files show sooner that the job runs or has ended, and keep its state. The scheduler knows
+    better why it failed and whether it starts again.
     """
     if job is None or job.state is JobState.UNKNOWN:
         return end.state if end else JobState.UNKNOWN
@@ -228,8 +228,8 @@ def _state(end: End | None, job: SchedulerJob | None, evidence: Evidence) -> Job
         return end.state if vague or end.state.is_success else job.state
     stale = _later(end.ended_at, job.asked_at)
     if _later(job.start, end.ended_at) or (job.state is JobState.PENDING and not stale):
-        return job.state  # it starts again, or has
-    # A job that Slurm ended may have been preempted: only Slurm knows, after its clean-up.
+        return job.state  # it starts again, or already has
+    # A job that Slurm ended may have been preempted; only Slurm knows, after it has cleaned up.
     return JobState.COMPLETING if end.state is JobState.CANCELLED else end.state
 
 
@@ -243,12 +243,12 @@ def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> Pendin
     if _is_held(reason, evidence.attempt):
         text = "requeued; Slurm holds it back for two minutes"
     elif reason.code == "Dependency" and record.earlier_job_ids:
-        text = f"it goes on when job {record.earlier_job_ids[-1]} of this run has ended"
+        text = f"it continues the run once job {record.earlier_job_ids[-1]} has ended"
     return PendingReason(code=reason.code, text=text, can_start=True) if text else reason
 
 
 def _exit(end: End | None, job: SchedulerJob | None) -> tuple[int | None, int | None]:
-    """Return exit code and signal: the run's own if it could write them."""
+    """Return exit code and signal; prefer those that the run wrote."""
     if end is not None and end.exit_code is not None:
         number = end.exit_code - 128
         return end.exit_code, number if 0 < number < 65 else None
@@ -256,7 +256,7 @@ def _exit(end: End | None, job: SchedulerJob | None) -> tuple[int | None, int | 
 
 
 def _started(attempts: Sequence[AttemptSummary], evidence: Evidence) -> float | None:
-    """Return when the allocation of the newest attempt began, with its first attempt."""
+    """Return when the first attempt in the newest attempt's allocation started."""
     start = evidence.started_at
     for attempt in reversed(attempts[:-1]):
         if attempt.outcome is None or attempt.outcome.next is not Next.RELAUNCH:
@@ -285,7 +285,7 @@ def _notes(
     if answer and answer.error and not state.is_terminal:
         notes.append(answer.error.message)
     elif answer and job is None and not state.is_terminal:
-        notes.append("the scheduler does not know this job any more")
+        notes.append("the scheduler no longer knows this job")
     if job and job.note:
         notes.append(job.note)
     return tuple(notes)

@@ -288,7 +288,9 @@ def test_without_accounting_scontrol_knows_the_exit_status(
     assert (answer["7"].exit_code, answer["7"].restarts) == (3, 2)
     assert answer["7"].note == f"accounting does not answer: {words}"
     assert answer["8"].state is JobState.UNKNOWN
-    assert answer["8"].note.startswith("slurmctld has forgotten it; accounting does not answer")
+    assert answer["8"].note.startswith(
+        "slurmctld no longer knows this job; accounting does not answer"
+    )
     assert not query.is_known(answer["8"])
 
 

@@ -155,7 +155,7 @@ def test_a_silent_scheduler_is_told_and_files_still_speak(runs: RunsDir) -> None
 def test_a_job_that_nobody_knows_is_unknown_never_finished(runs: RunsDir) -> None:
     found = status(make(runs), None)
     assert (found.state, found.exit_code) == (JobState.UNKNOWN, None)
-    assert found.notes == ("the scheduler does not know this job any more",)
+    assert found.notes == ("the scheduler no longer knows this job",)
 
 
 def test_a_run_whose_submission_was_interrupted_is_not_asked_about(runs: RunsDir) -> None:
@@ -285,56 +285,56 @@ def test_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) -> Non
     ("reason", "text", "can_start"),
     [
         ("Priority", "jobs with higher priority are ahead", True),
-        ("DependencyNeverSatisfied", "can never start: the job it waits for failed", False),
+        ("DependencyNeverSatisfied", "can never start: the job that it waits for failed", False),
         ("Dependency", "waiting for another job", True),
         ("PartitionTimeLimit", "--time exceeds the partition's limit; it will not start", False),
         (
             "QOSMaxGRESPerUser",
-            "your limit in this QOS is used up; it starts when jobs of yours end",
+            "your limit in this QOS is reached; it starts when your other jobs end",
             True,
         ),
-        ("AssocGrpGRES", "the limit of the account is used up", True),
+        ("AssocGrpGRES", "the account's limit is reached", True),
         ("AssocGrpGRESMinutes", "the account's budget is used up", None),
         (
             "ReqNodeNotAvail, UnavailableNodes:node[1-2]",
-            "node[1-2] is down, drained or reserved",
+            "nodes down, drained or reserved: node[1-2]",
             None,
         ),
         (
             "ReqNodeNotAvail, UnavailableNodes:",
-            "nodes are reserved, for maintenance perhaps; a shorter --time may start it",
+            "nodes are reserved, perhaps for maintenance; a shorter --time may let it start",
             True,
         ),
         (
             "ReqNodeNotAvail, Reserved for maintenance",
-            "nodes are reserved, for maintenance perhaps; a shorter --time may start it",
+            "nodes are reserved, perhaps for maintenance; a shorter --time may let it start",
             True,
         ),
         ("AReasonOf2031", "AReasonOf2031", None),
         (
             "QOSMaxCpuPerJobLimit",
-            "asks for more CPUs per job than the QOS allows; it will not start",
+            "requests more CPUs per job than the QOS allows; it will not start",
             False,
         ),
         (
             "QOSMaxMemoryPerNode",
-            "asks for more memory per node than the QOS allows; it will not start",
+            "requests more memory per node than the QOS allows; it will not start",
             False,
         ),
         (
             "AssocMaxMemPerNode",
-            "asks for more memory per node than the account allows; it will not start",
+            "requests more memory per node than the account allows; it will not start",
             False,
         ),
         (
             "AssocMaxGRESPerJob",
-            "asks for more GPUs per job than the account allows; it will not start",
+            "requests more GPUs per job than the account allows; it will not start",
             False,
         ),
         ("QOSMaxWallDurationPerJobLimit", "--time exceeds the limit of the QOS", False),
         ("ReservationInvalid", "its reservation is not valid; it will not start", False),
         ("JobHeldUser", "held by you; release it: scontrol release 7", False),
-        ("", "the scheduler has not looked at it yet", True),
+        ("", "the scheduler has not considered it yet", True),
     ],
 )
 def test_reasons_are_put_in_plain_words(reason: str, text: str, can_start: bool | None) -> None:
@@ -467,7 +467,7 @@ def test_a_job_that_is_being_ended_is_shown_at_once(runs: RunsDir) -> None:
     assert status(made, running).state is JobState.RUNNING
     write_request(request, Reason.END)
     found = status(made, running)
-    assert (found.state, found.reason) == (JobState.COMPLETING, "its processes are being ended")
+    assert (found.state, found.reason) == (JobState.COMPLETING, "its processes are being stopped")
     again = said(JobState.RUNNING, start=request.stat().st_mtime + 60)  # Slurm started it again
     assert status(made, again).state is JobState.RUNNING
     assert status(made, said(JobState.CANCELLED)).state is JobState.CANCELLED

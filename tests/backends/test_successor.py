@@ -123,7 +123,7 @@ def test_a_job_that_was_submitted_but_not_recorded_is_taken(site: Stubs, tmp_pat
             "echo 'sbatch: error: Unable to contact slurm controller' >&2; exit 1",
             "Unable to contact slurm controller",
         ),
-        ("exit 0", "may be in the queue or not"),
+        ("exit 0", "may or may not be in the queue"),
     ],
 )
 def test_a_refusal_is_one_line_and_changes_nothing(
@@ -192,7 +192,7 @@ def test_a_job_whose_record_is_locked_for_good_is_taken_back(
 def test_outside_of_a_job_there_is_nothing_to_succeed(site: Stubs, tmp_path: Path) -> None:
     done = successor(run_of(tmp_path), job_id="")
     assert done.returncode == 1
-    assert "only a job of Slurm has a successor" in done.stderr
+    assert "only a Slurm job has a successor" in done.stderr
     assert site.calls("sbatch") == []
 
 
@@ -215,4 +215,4 @@ def test_in_a_chain_the_next_job_waits_already(site: Stubs, tmp_path: Path) -> N
 def test_a_chain_that_is_used_up_goes_on_no_further(site: Stubs, tmp_path: Path) -> None:
     done = successor(chain(tmp_path))
     assert (done.returncode, site.calls("sbatch")) == (1, [])
-    assert done.stderr == "no successor: the chain of 1 jobs is used up\n"
+    assert done.stderr == "no successor: all 1 jobs of the chain are used\n"

@@ -218,9 +218,7 @@ def test_a_successor_says_which_job_it_waits_for(here: CommandLine) -> None:
         json.dumps(data | {"job_id": "4712", "earlier_job_ids": ["4711"]})
     )
     queue(here, "4712|PENDING||0:00|1:00:00|N/A|N/A|Dependency")
-    assert (
-        "waits      it goes on when job 4711 of this run has ended\n" in here("status", "4711").out
-    )
+    assert "waits      it continues the run once job 4711 has ended\n" in here("status", "4711").out
 
 
 # Released by who watches

@@ -41,20 +41,23 @@ def test_no_script_and_none_configured(here: CommandLine) -> None:
 
 def test_missing_script_names_the_nearest(here: CommandLine) -> None:
     assert refused(here, *LOCAL, "trian.py", "--lr", "1") == (
-        "error: no script 'trian.py'\n  hint: did you mean 'train.py'\n"
+        "error: the script 'trian.py' does not exist\n  hint: did you mean 'train.py'?\n"
     )
 
 
 def test_missing_script_in_a_missing_directory(here: CommandLine) -> None:
     assert refused(here, *LOCAL, "sub/train.py") == (
-        f"error: no script 'sub/train.py'\n  hint: there is no directory {here.path}/sub\n"
+        f"error: the script 'sub/train.py' does not exist\n"
+        f"  hint: check the path: there is no directory {here.path}/sub\n"
     )
 
 
 def test_missing_script_that_the_configuration_names(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("name: x\nscript: tain.py\n")
     assert refused(here, *LOCAL) == (
-        "error: no script 'tain.py'\n  --> clusterrun.yaml:2:9\n  hint: did you mean 'train.py'\n"
+        "error: the script 'tain.py' does not exist\n"
+        "  --> clusterrun.yaml:2:9\n"
+        "  hint: did you mean 'train.py'?\n"
     )
 
 
@@ -62,7 +65,7 @@ def test_script_that_is_a_directory(here: CommandLine) -> None:
     (here.path / "src").mkdir()
     assert refused(here, *LOCAL, "src") == (
         "error: cannot read the script 'src'\n  cause: Is a directory\n"
-        "  hint: name a Python file that you may read\n"
+        "  hint: name a Python file that you can read\n"
     )
 
 
@@ -75,7 +78,11 @@ def test_missing_config_file(here: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("source", "message", "hint"),
     [
-        (b"\x7fELF\0\0", "'t.py' is not a Python script: it is binary", "name the Python file"),
+        (
+            b"\x7fELF\0\0",
+            "'t.py' is not a Python script: it is a binary file",
+            "name the Python file",
+        ),
         (b"#!/bin/bash\n", "'t.py' is not a Python script: it begins with #!/bin/bash", "name the"),
         (b"x = 1\nif x\n", "t.py:2: expected ':' (SyntaxError)", "correct this line: if x"),
         (b"def f():\n  a\n\tb\n", "t.py:3: inconsistent use of tabs", "correct this line: b"),
@@ -147,7 +154,8 @@ def test_an_interpreter_without_packages_is_named(here: CommandLine) -> None:
 )
 def test_missing_file_for_the_launcher(here: CommandLine, option: str, what: str) -> None:
     assert refused(here, *LOCAL, option, "own.yaml", "train.py") == (
-        f"error: no {what} 'own.yaml'\n  hint: it is not in {here.path}\n"
+        f"error: the {what} 'own.yaml' does not exist\n"
+        f"  hint: check the name: it is not in {here.path}\n"
     )
 
 
@@ -229,7 +237,7 @@ def test_run_directory_that_the_nodes_do_not_share_is_told(here: CommandLine) ->
 def test_slurm_without_sbatch(here: CommandLine) -> None:
     assert refused(here, *SLURM, "train.py").endswith(
         "error: sbatch was not found on this machine\n"
-        "  hint: go to a login node of the cluster, or run here with --cluster local\n"
+        "  hint: use a login node of the cluster, or run here with --cluster local\n"
     )
 
 
@@ -242,7 +250,7 @@ def test_sbatch_that_refuses_is_quoted_and_what_there_is_is_told(here: CommandLi
         "error: sbatch refused the job\n"
         f"  cause: {words} available\n"
         "  hint: partition 'gpu' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB\n"
-        "  hint: you asked for 2 nodes of 8 GPUs\n"
+        "  hint: you requested 2 nodes with 8 GPUs each\n"
     )
 
 
@@ -268,7 +276,7 @@ def test_sbatch_that_does_not_answer_is_never_asked_twice(
     assert (said.code, said.out) == (5, "")
     (run_dir,) = (here.path / "runs" / "train").iterdir()
     assert said.err[said.err.index("error:") :] == (
-        "error: sbatch got no answer; the job may be in the queue or not\n"
+        "error: sbatch got no answer; the job may or may not be in the queue\n"
         "  cause: the command was still running and was killed\n"
         "  hint: look for it with 'squeue --me' before you submit again\n"
         f"  hint: its run directory was kept: {run_dir}\n"
@@ -281,7 +289,7 @@ def test_sbatch_that_prints_no_job_id_is_no_success(here: CommandLine) -> None:
     said = here("submit", "train.py")
     assert (said.code, said.out) == (5, "")
     assert said.err[said.err.index("error:") :].startswith(
-        "error: sbatch printed no job id; the job may be in the queue or not\n"
+        "error: sbatch printed no job id; the job may or may not be in the queue\n"
         "  cause: welcome\n"
         "  hint: look for it with 'squeue --me' before you submit again\n"
         "  hint: its run directory was kept: "
@@ -445,5 +453,6 @@ def test_working_directory_that_is_gone(here: CommandLine, monkeypatch: pytest.M
     said = here("submit", *LOCAL, "train.py")
     assert said.code == 1
     assert said.err == (
-        "error: the working directory is gone\n  cause: [Errno 2] No such file or directory\n"
+        "error: the working directory no longer exists\n"
+        "  cause: [Errno 2] No such file or directory\n"
     )

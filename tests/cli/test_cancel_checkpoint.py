@@ -129,7 +129,7 @@ def test_what_keeps_the_ranks_from_saving_is_told_once(
 
 
 UNHEARD = (
-    "warning: job 4711: all ranks were asked to save, and none has called "
+    "warning: job 4711: all ranks were asked to save, but none has called "
     "runtime.should_checkpoint()"
 )
 
@@ -332,4 +332,4 @@ def test_a_chain_whose_job_ran_into_the_limit_stands_as_its_next_job_does(
     queue(here, WAITS.format(4712), WAITS.format(4713))
     said = here("status", "4711")
     assert "job        4712  train\nstate      PENDING\n" in said.out
-    assert "it goes on when job 4711 of this run has ended" in said.out
+    assert "it continues the run once job 4711 has ended" in said.out

@@ -177,11 +177,11 @@ def test_warnings_are_mistakes_only_where_strict(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("script: gone.py", "no script 'gone.py'"),
-        ("profiles: {a: {name: x}}\nscript: gone.py", "no script 'gone.py'"),
+        ("script: gone.py", "the script 'gone.py' does not exist"),
+        ("profiles: {a: {name: x}}\nscript: gone.py", "the script 'gone.py' does not exist"),
         ("script: bad.py", "bad.py:2: '(' was never closed (SyntaxError)"),
         ("script: train.py\nslurm: {gpu_type: a100}", "--gpu-type says which GPUs, but none"),
-        ("script: train.py\nlaunch: {deepspeed_config: ds.json}", "no DeepSpeed configuration"),
+        ("script: train.py\nlaunch: {deepspeed_config: ds.json}", "the DeepSpeed configuration"),
         ("module: train\nlaunch: {setup: [{venv: env}]}", "setup: env is no virtual environment"),
     ],
 )

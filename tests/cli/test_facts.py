@@ -166,8 +166,8 @@ def test_a_missing_file_of_the_users_is_named(tmp_path: Path) -> None:
     spec = JobSpec(script="t.py", cluster=Cluster.SLURM, deepspeed_config="ds.json")
     with pytest.raises(UsageError) as raised:
         gather_facts(spec, cwd=tmp_path, environ={})
-    assert raised.value.message == "no DeepSpeed configuration 'ds.json'"
-    assert raised.value.hint == "did you mean 'dsz.json'"
+    assert raised.value.message == "the DeepSpeed configuration 'ds.json' does not exist"
+    assert raised.value.hint == "did you mean 'dsz.json'?"
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,10 @@ def test_a_deepspeed_json_among_the_scripts_arguments_must_exist(
         gather_facts(spec, cwd=tmp_path, environ={})
         return
     with pytest.raises(
-        UsageError, match=r"name a DeepSpeed JSON that is missing: 'ds\.json'"
+        UsageError, match=r"name a DeepSpeed JSON that does not exist: 'ds\.json'"
     ) as no:
         gather_facts(spec, cwd=tmp_path, environ={})
-    assert no.value.hint == "did you mean 'here.json'"
+    assert no.value.hint == "did you mean 'here.json'?"
 
 
 def test_the_working_directory_keeps_the_name_that_the_shell_gave_it(
@@ -215,5 +215,5 @@ def test_a_working_directory_that_is_gone_is_told(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(ClusterrunError, match="the working directory is gone"):
+    with pytest.raises(ClusterrunError, match="the working directory no longer exists"):
         working_directory({})

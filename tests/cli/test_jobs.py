@@ -329,7 +329,7 @@ def test_what_was_cancelled_no_longer_runs(here: CommandLine) -> None:
     assert "state      RUNNING" in here("status", "4711").out
     assert here("cancel", "4711").code == 0
     said = here("status", "4711").out  # squeue still shows it as running
-    assert "state      COMPLETING  05:10:40 / 1-00:00:00  (its processes are being ended)" in said
+    assert "state      COMPLETING  05:10:40 / 1-00:00:00  (its processes are being stopped)" in said
 
 
 def test_cancelling_what_has_ended_is_no_mistake(here: CommandLine) -> None:

@@ -241,7 +241,7 @@ def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: C
     argv = (*cpu, "train.py", "--deepspeed", "conf/ds.json")
     missing = here(*argv)
     assert missing.code == 2
-    assert "arguments name a DeepSpeed JSON that is missing: 'conf/ds.json'\n" in missing.err
+    assert "arguments name a DeepSpeed JSON that does not exist: 'conf/ds.json'\n" in missing.err
     unasked = json.loads(here(*cpu, "train.py").out)["files"]
     assert json.loads(unasked["plan.json"])["strategy"] == "ddp"
     plain = unasked["accelerate.yaml"]

@@ -452,7 +452,7 @@ def test_a_job_that_can_be_neither_released_nor_cancelled_is_recorded(here: Comm
         here.program(name, "echo 'no' >&2; exit 1")
     said = here("resume", "4711", "--time", "60")
     assert said.code == 1
-    assert "error: job 4714 is in the queue, but held" in said.err
+    assert "error: job 4714 is queued but held" in said.err
     assert "scontrol release 4714" in said.err
     assert record_of(root).job_id == "4714"
     assert json.loads((root / "plan.json").read_text())["time_minutes"] == 60

@@ -1,4 +1,4 @@
-"""Run jobs on this machine: a detached controller simulates each node by a process."""
+"""Run jobs on this machine: a detached controller simulates each node with a process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LocalBackend:
         chained: bool = False,
         waits: bool = False,
     ) -> Submission:
-        """Start one more controller for a run, under a new id."""
+        """Start another controller for a run, under a new id."""
         del after, exclude, chained, waits  # there is no queue
         return self._start(plan, record.paths)
 
@@ -85,7 +85,7 @@ class LocalBackend:
         max_age_s: float | None = None,
         own: bool = False,
     ) -> dict[str, SchedulerJob]:
-        """Read how jobs stand from their files and from their controllers' processes."""
+        """Read the state of jobs from their files and their controllers' processes."""
         del since, max_age_s, own  # reading files is cheap
         found = {job_id: self._paths(job_id) for job_id in job_ids}
         return {job_id: _job(job_id, paths) for job_id, paths in found.items() if paths}
@@ -105,7 +105,7 @@ class LocalBackend:
         return False
 
     def _signal(self, job_id: str, number: int, command: str) -> None:
-        """Signal the controller of a job that has not ended; a hint names `command`."""
+        """Signal the controller of a job that has not ended; `command` is for the hint."""
         paths = self._paths(job_id)
         if paths is None:
             raise JobNotFoundError(f"no job {job_id} in {self.runs_dir.root}")
@@ -130,11 +130,11 @@ class LocalBackend:
 def _start_controller(plan: Plan, paths: RunPaths, job_id: str) -> Submission:
     keep = set(plan.pass_env)
     if plan.device is Device.CUDA and not plan.gpu_ids:
-        keep.add(VISIBLE)  # the choice of the shell is the user's
+        keep.add(VISIBLE)  # the user chose these GPUs in the shell
     done = shell.run(
         [sys.executable, "-m", "clusterrun.backends.local.controller", str(paths.root), job_id],
         env=scrubbed(os.environ, keep=keep),
-        cwd=paths.root,  # python -m looks for modules here first; the user's may bear our names
+        cwd=paths.root,  # python -m looks for modules here first; the user's may have our names
         timeout_s=START_S,
         tries=1,
     )
@@ -165,7 +165,7 @@ def _controller(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def _is_elsewhere(controller: dict[str, Any]) -> bool:
-    """Whether a controller runs on another machine, whose processes can't be seen."""
+    """Return whether a controller runs on another machine, whose processes can't be seen."""
     same_boot = controller.get("boot_id") == process.boot_id()
     return not same_boot and controller.get("host") != socket.gethostname()
 
@@ -173,7 +173,7 @@ def _is_elsewhere(controller: dict[str, Any]) -> bool:
 def _job(job_id: str, paths: RunPaths) -> SchedulerJob:
     controller = _controller(paths)
     state, reason = _state_of(paths, controller)
-    end = read_end(paths)  # after looking at the process, which writes it last
+    end = read_end(paths)  # after the process was checked, which writes it last
     started = controller.get("started_at") if controller else None
     if end is not None:
         state, reason = end.state, ""
@@ -201,7 +201,7 @@ def _state_of(paths: RunPaths, controller: dict[str, Any] | None) -> tuple[JobSt
                 return JobState.PENDING, "its controller is starting"
         return JobState.FAILED, "its controller never started"
     if _is_elsewhere(controller):
-        return JobState.UNKNOWN, f"it runs on {controller['host']}, which can't be seen from here"
+        return JobState.UNKNOWN, f"it runs on {controller['host']} and can't be checked from here"
     if process.identity(controller["pid"]) == controller["identity"]:
         return JobState.RUNNING, ""
     return JobState.FAILED, "its controller is gone: it was killed, or the machine went down"

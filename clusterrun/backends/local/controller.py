@@ -1,7 +1,7 @@
 """Run one job of the local backend to its end: `controller RUN_DIR JOB_ID`.
 
-The controller is the conductor's process, detached from the shell that submitted, in place of a
-cluster's slurmd and batch script. It leaves no process behind.
+The controller is the conductor's process, detached from the submitting shell. It takes the place
+of a cluster's slurmd and batch script, and leaves no process behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READY = b"ready"
 
 
 def conduct(paths: RunPaths, plan: Plan, job_id: str, ready: Callable[[], None]) -> None:
-    """Conduct a job; call `ready` once the job can be found and cancelled."""
+    """Run a job's conductor; call `ready` once the job can be found and cancelled."""
     signals = Signals()
     adopt_orphans()
     _write_controller(paths, job_id)
@@ -55,9 +55,9 @@ def _write_controller(paths: RunPaths, job_id: str) -> None:
 
 
 def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
-    """Do `work` in a process without shell and terminal; return once it is ready.
+    """Run `work` in a process without a terminal; return 0 once it is ready.
 
-    Append its output to a file. Return 1 if it failed before, with its error on our stderr.
+    Append its output to a file. If it fails before, print its error to stderr and return 1.
     """
     reader, writer = os.pipe()
     if os.fork():
@@ -66,14 +66,14 @@ def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
             message = pipe.read()
         if message == READY:
             return 0
-        sys.stderr.write(message.decode("utf-8", "replace") or "the controller ended at once\n")
+        sys.stderr.write(message.decode("utf-8", "replace") or "the controller exited at once\n")
         return 1
     os.close(reader)
     os.setsid()
     try:
         _redirect(output)
         work(lambda: _send(writer, READY))
-    except Exception:  # noqa: BLE001 - whatever it is, it goes to the submitter and to the log
+    except Exception:  # noqa: BLE001 - any error goes to the submitter and to the log
         traceback.print_exc()
         _send(writer, traceback.format_exc().encode())
         return 1
@@ -95,7 +95,7 @@ def _redirect(output: Path) -> None:
 
 
 def main() -> int:
-    """Start the controller of a run directory and job id, the two arguments."""
+    """Start the controller; the two arguments are run directory and job id."""
     root, job_id = sys.argv[1:]
     paths = RunPaths(root=Path(root))
     plan = read_plan(paths)

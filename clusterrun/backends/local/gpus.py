@@ -10,9 +10,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def split_gpus(plan: Plan, visible: str | None) -> list[str]:
-    """Return CUDA_VISIBLE_DEVICES for each node; nothing for a job without GPUs.
+    """Return CUDA_VISIBLE_DEVICES for each node; [] for a job without GPUs.
 
-    `visible` is what the submitting shell allows, for a plan that names no GPUs. Raises
+    `visible` is the submitting shell's value, for a plan that names no GPUs. Raises
     ClusterrunError if there are too few.
     """
     if plan.device is not Device.CUDA:
@@ -24,8 +24,8 @@ def split_gpus(plan: Plan, visible: str | None) -> list[str]:
         ids = [str(number) for number in range(needed)]
     if len(ids) < needed:
         raise ClusterrunError(
-            f"{plan.nodes} nodes of {each} GPUs need {needed} GPUs, but {len(ids)} are given",
+            f"{plan.nodes} x {each} GPUs are needed ({needed}), but only {len(ids)} can be used",
             cause=f"GPUs {','.join(ids)}",
-            hint="give more with --gpu-ids, or ask for fewer nodes",
+            hint="name more with --gpu-ids, or use fewer nodes",
         )
     return [",".join(ids[rank * each : (rank + 1) * each]) for rank in range(plan.nodes)]

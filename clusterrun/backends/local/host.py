@@ -20,7 +20,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import register_run
 from clusterrun.rundir.request import Reason, write_request
 
-LEAVE_TOGETHER_S = 3.0  # agents end each other over their link; then we do it
+LEAVE_TOGETHER_S = 3.0  # for agents to end each other over their link; then we end them
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, as long as Slurm's KillWait on most sites
 
 
@@ -37,7 +37,7 @@ class LocalStep:
     kill_by: float = float("inf")
 
     def poll(self) -> int | None:
-        """Return the exit status once all nodes have ended, or the grace time is over."""
+        """Return the exit status once all nodes have ended or the grace time is over; else None."""
         now = time.monotonic()
         if not self._reap() or now > self.kill_by:
             return self.code or exit_code(self.codes)
@@ -48,10 +48,10 @@ class LocalStep:
         return None
 
     def end(self) -> None:
-        """Have all nodes end within the grace time."""
+        """End all nodes within the grace time."""
         if self.kill_by < float("inf"):
             return
-        self.code = exit_code(self.codes)  # before those that this causes
+        self.code = exit_code(self.codes)  # before the exits that this causes
         self.kill_by = time.monotonic() + GRACE_S
         write_request(self.paths.request(self.attempt), Reason.END)
         for pid in self.running:
@@ -59,7 +59,7 @@ class LocalStep:
                 os.kill(pid, signal.SIGTERM)  # Popen.terminate() would reap it unseen
 
     def kill(self) -> None:
-        """Kill what is left, which would hold ports and locks."""
+        """Kill the processes that are left, which would hold ports and locks."""
         kill_descendants()
 
     def _reap(self) -> bool:
@@ -78,7 +78,7 @@ class LocalStep:
 
 
 class LocalHost(Host):
-    """One job on this machine; only end.json knows how it ended."""
+    """One job on this machine; only end.json records how it ended."""
 
     def __init__(self, paths: RunPaths, plan: Plan, job_id: str) -> None:
         self.paths, self.plan, self.job_id = paths, plan, job_id
@@ -87,7 +87,7 @@ class LocalHost(Host):
 
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> LocalStep:
         """Start every node. Raises OSError and ClusterrunError."""
-        del is_relaunch, excluded  # no node is ever lost alone
+        del is_relaunch, excluded  # a simulated node is never lost alone
         gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
         step = LocalStep(paths=self.paths, attempt=attempt, running={})
         for rank in range(self.plan.nodes):
@@ -116,9 +116,9 @@ class LocalHost(Host):
 
 
 def exit_code(codes: Sequence[int]) -> int:
-    """Choose the job's status from those of the nodes, which are in the order of their ends.
+    """Return the job's exit status; `codes` are those of its nodes, in the order of their ends.
 
-    The first status of a rank comes before those of agents; a signal is 128 + its number.
+    A rank's status takes precedence over an agent's; a signal is 128 + its number.
 
     >>> exit_code([0, 123, 3]), exit_code([0, 123]), exit_code([-9]), exit_code([0, 0])
     (3, 123, 137, 0)

@@ -1,4 +1,4 @@
-"""Ids of jobs on this machine: L1, L2, and so on, each used once for a user."""
+"""Ids of jobs on this machine: L1, L2, and so on, each used once per user."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from clusterrun.shared.locks import locked
 
 
 def take_job_id(runs_dir: RunsDir, paths: RunPaths) -> str:
-    """Take the next id by making its link, which only one process can.
+    """Take the next id by creating its link, which only one process can do.
 
-    The user's counter makes ids unique over all projects. If it is lost, the known projects show
-    which ids were used; if it can't be written, ids are unique in the project alone.
+    The user's counter makes ids unique across projects. If it is lost, the known projects show
+    which ids were used. If it can't be written, ids are unique only within the project.
     """
     runs_dir.by_job.mkdir(mode=0o700, exist_ok=True)
     counter = state_dir() / "local-job-id"

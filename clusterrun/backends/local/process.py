@@ -1,4 +1,4 @@
-"""Recognize a process: its pid alone may belong to another program by now."""
+"""Identify a process: its pid alone may have been reused."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def identity(pid: int) -> str | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    fields = stat.rpartition(b")")[2].split()  # the name before it may hold anything
+    fields = stat.rpartition(b")")[2].split()  # the program's name before it may contain anything
     if fields[0] in (b"Z", b"X"):
         return None
     return f"{boot_id()}:{fields[19].decode()}"  # start time in ticks since boot
 
 
 def send_signal(pid: int, known_as: str, number: int) -> bool:
-    """Signal a process if it is still the one that was `known_as`; return whether it was."""
+    """Signal a process if its identity is still `known_as`; return whether it was."""
     try:
         descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     except OSError:

@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from clusterrun.rundir.record import JobRecord
 
 LOOK_AGAIN_S = 3.0
-# A job that starts in the second in which its last start was killed fails: slurmd takes its
+# A job fails if it starts in the second in which its last start was killed: slurmd takes its
 # credential for the revoked one ("Job credential revoked").
 SOON = "now+2"
-# What sbatch prints if it never reached slurmctld; after any other silence the job may be queued.
+# What sbatch prints if it never reached slurmctld; after any other timeout the job may be queued.
 NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmBackend:
-    """One Slurm cluster: the one that slurm.conf names, or another by its name."""
+    """One Slurm cluster: that of slurm.conf, or another by its name."""
 
     slurm_cluster: str | None = None
     keep_sbatch_env: bool = False
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
-        """Hand the run's script to sbatch, once.
+        """Pass the run's script to sbatch, once.
 
-        A refused run's directory is removed. Raises SubmissionError with sbatch's own words,
+        Remove the directory of a refused run. Raises SubmissionError with sbatch's message,
         SchedulerUnreachableError (PerhapsSubmittedError if the job may be in the queue).
         """
         try:
@@ -69,9 +69,9 @@ class SlurmBackend:
         chained: bool = False,
         waits: bool = False,
     ) -> Submission:
-        """Hand the script of a run that has its directory to sbatch once more.
+        """Pass the script of a run that has its directory to sbatch again.
 
-        A node that submits for a lost one may have sbatch alone, so submitit is left out.
+        A node that submits for a lost one may have only sbatch, so submitit is not used.
         """
         planned = {line.name for line in plan.directives}
         options = [f"--exclude={exclude}"] if exclude else []
@@ -92,7 +92,7 @@ class SlurmBackend:
         words: Sequence[str] = (),
         known: Collection[str] = (),
     ) -> Submission:
-        """Submit once; an interrupted submission is taken back.
+        """Submit once; cancel the job if the submission is interrupted.
 
         Raises PerhapsSubmittedError if it is unknown whether the job is in the queue.
         """
@@ -110,7 +110,7 @@ class SlurmBackend:
     ) -> Submission:
         try:
             return send()
-        except sbatch.NoJobIdError as error:  # sbatch took the job, whatever it printed
+        except sbatch.NoJobIdError as error:  # sbatch submitted the job, whatever it printed
             return self._looked_up(paths, known, error.message, error)
         except SchedulerUnreachableError as error:
             if _never_reached(error):
@@ -120,7 +120,7 @@ class SlurmBackend:
     def _released(self, submission: Submission) -> Submission:
         """Release a job whose script holds it: no option of sbatch undoes --hold.
 
-        A job that can't be released is cancelled. If that fails too, `held` is the error to raise.
+        Cancel a job that can't be released. If that also fails, `held` is the error to raise.
         """
         at, job_id = self._on(submission.slurm_cluster or self.slurm_cluster), submission.job_id
         try:
@@ -146,9 +146,9 @@ class SlurmBackend:
         max_age_s: float | None = None,
         own: bool = False,
     ) -> dict[str, SchedulerJob]:
-        """Ask squeue, then sacct, then scontrol for what is still missing.
+        """Query squeue, then sacct, then scontrol for what is still missing.
 
-        Return the answer of any process of this user that is at most 10 s old.
+        By default reuse an answer that any process of this user got in the last 10 s.
         Raises SchedulerUnreachableError.
         """
         ids = sorted(set(job_ids))
@@ -161,7 +161,7 @@ class SlurmBackend:
         )
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """End jobs with one scancel.
+        """Cancel jobs with one scancel.
 
         Raises JobNotFoundError for jobs that Slurm doesn't know: scancel does not report them.
         """
@@ -172,7 +172,7 @@ class SlurmBackend:
             raise ClusterrunError("scancel failed", cause=done.stderr.strip())
         unknown = [job_id for job_id in job_ids if not slurm_query.is_known(known.get(job_id))]
         if unknown:
-            raise JobNotFoundError(f"Slurm knows no job {', '.join(unknown)}")
+            raise JobNotFoundError(f"Slurm does not know job {', '.join(unknown)}")
 
     def interrupt(self, job_id: str) -> None:
         """Signal the agents, which are the tasks of the job's steps."""
@@ -181,7 +181,7 @@ class SlurmBackend:
             raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
 
     def release(self, job_id: str) -> bool:
-        """Start a requeued job at once, but no job that the user wants to start later."""
+        """Start a requeued job now, but not a job that the user wants to start later."""
         job = slurm_query.ask_scontrol([job_id], self.slurm_cluster).get(job_id)
         if job is None or job.state is not JobState.PENDING or not job.restarts:
             return False
@@ -206,7 +206,7 @@ class SlurmBackend:
     ) -> Submission:
         """Find out what became of a submission that returned no job id; never submit twice.
 
-        slurmctld may take a job whose sbatch has given up.
+        slurmctld may accept a job after its sbatch has given up.
         """
         for pause_s in (0.0, LOOK_AGAIN_S):
             time.sleep(pause_s)
@@ -234,12 +234,12 @@ class SlurmBackend:
                 with contextlib.suppress(JobNotFoundError):
                     self.cancel([job_id])
         except ClusterrunError as error:
-            raise _uncertain("interrupted", paths, error.cause) from error
+            raise _uncertain("the submission was interrupted", paths, error.cause) from error
 
 
 def _uncertain(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmittedError:
     return PerhapsSubmittedError(
-        f"{what}; the job may be in the queue or not",
+        f"{what}; the job may or may not be in the queue",
         cause=cause,
         hint=(
             "look for it with 'squeue --me' before you submit again",
@@ -250,7 +250,7 @@ def _uncertain(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmitte
 
 def _held(job_id: str, cause: str | None) -> ClusterrunError:
     return ClusterrunError(
-        f"job {job_id} is in the queue, but held: it could be neither released nor cancelled",
+        f"job {job_id} is queued but held: it could be neither released nor cancelled",
         cause=cause,
         hint=f"release it: scontrol release {job_id}",
     )

@@ -11,12 +11,12 @@ from clusterrun.node.conductor.signals import Signals
 
 
 def main(argv: Sequence[str]) -> int:
-    """Conduct the run of a batch script, in the environment that Slurm gave the job.
+    """Run the conductor of a batch script, in the environment that Slurm gave the job.
 
     `argv`: run directory, kind (see SlurmHost), the directory that the script started in, the
-    descriptor that supplies this environment, and for how many seconds the script has run.
+    descriptor that supplies this environment, and how many seconds the script has run.
     """
-    signals = Signals()  # first: no signal may be lost, or end the job
+    signals = Signals()  # first: a signal must not be lost or end the job
     from clusterrun.backends.slurm.host import SlurmHost
     from clusterrun.node.base.stderr import print_trouble
     from clusterrun.node.conductor.conductor import Conductor
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _return_to(directory: str, environ: int) -> None:
-    """Undo the setup lines in this process: the task on each node runs them again."""
+    """Undo the setup lines in this process: each node's task runs them again."""
     with open(environ, "rb") as pipe:
         pairs = [entry.partition(b"=") for entry in pipe.read().split(b"\0") if entry]
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""Ask slurmctld about a job that clusterrun did not start: its state, and where its output goes."""
+"""Query slurmctld about a job that clusterrun did not start: its state and its output files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _JOB = re.compile(r"[0-9]+(?:[_+][0-9]+)?\Z")
 _NEXT_JOB = re.compile(r"^(?=JobId=[0-9]+ )", re.MULTILINE)
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _USER = re.compile(r".* UserId=([^ (]*)\([0-9]+\) GroupId=", re.DOTALL)
-# The last three fields of a batch job's output; comments, which are free text, come before them.
-# Which fields follow differs from version to version; file names may have spaces in them.
+# The last three fields of a batch job; comments, which are free text, come before them.
+# The fields that follow differ between versions. File names may contain spaces.
 _OUTPUT = re.compile(
     r".* StdErr=(?P<stderr>.*?) StdIn=.*? StdOut=(?P<stdout>.*?)(?: [A-Z]\w*=.*)?\s*\Z", re.DOTALL
 )
@@ -27,9 +27,9 @@ _OUTPUT = re.compile(
 class ForeignPart:
     """A job, a task of an array or a component of a heterogeneous job.
 
-    `label` is how people name it: 4711, 4711_3, 4711+1. `stdout` and `stderr` are the batch
+    `label` is its usual name: 4711, 4711_3, 4711+1. `stdout` and `stderr` are the batch
     script's files as scontrol names them, empty for a job without a batch script. Slurm 22.05
-    leaves symbols of filename patterns in them that only a node can replace, such as %N.
+    leaves filename patterns in them that only a node can replace, such as %N.
     """
 
     job: SchedulerJob
@@ -40,12 +40,12 @@ class ForeignPart:
 
 
 def is_job_id(text: str) -> bool:
-    """Whether a text is a job id, perhaps with a task or component: 4711, 4711_3, 4711+1."""
+    """Return whether a text is a job id, with or without task: 4711, 4711_3, 4711+1."""
     return _JOB.match(text) is not None
 
 
 def ask(job_id: str) -> list[ForeignPart]:
-    """Ask slurmctld about a job; [] for an unknown id. Raises SchedulerUnreachableError."""
+    """Query slurmctld about a job; [] for an unknown id. Raises SchedulerUnreachableError."""
     if shell.find("scontrol") is None:
         return []
     done = call(None, "scontrol", "--oneliner", "show", "job", job_id)
@@ -58,7 +58,7 @@ def ask(job_id: str) -> list[ForeignPart]:
 
 
 def joint_state(states: Sequence[JobState]) -> JobState:
-    """Return the state of a job of several parts: active while one is, else the worst."""
+    """Return the state of a job of several parts: active while any part is, else the worst."""
     for wanted in (JobState.RUNNING, JobState.COMPLETING):
         if wanted in states:
             return wanted
@@ -68,7 +68,7 @@ def joint_state(states: Sequence[JobState]) -> JobState:
 
 
 def parse_parts(text: str) -> list[ForeignPart]:
-    """Parse `scontrol --oneliner show job`: one row a part, newlines in names included."""
+    """Parse `scontrol --oneliner show job`: one row per part; names may contain newlines."""
     return [_parse_part(row) for row in _NEXT_JOB.split(text) if row.startswith("JobId=")]
 
 

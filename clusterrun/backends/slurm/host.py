@@ -1,4 +1,4 @@
-"""A job of Slurm as the conductor's host: steps by srun, the queue by scontrol and sbatch."""
+"""A Slurm job as the conductor's host: srun runs its steps, scontrol and sbatch use the queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clusterrun.shared.state import JobState
 
 BY_HAND = "by-hand"
 RECORD_S = 5.0  # for the submitting process to record this job
-END_S = 5.0  # Slurm may be this early or late at a time limit
+END_S = 5.0  # Slurm may enforce a time limit this early or late
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class SrunStep:
         """Do nothing: Slurm signals the tasks."""
 
     def kill(self) -> None:
-        """Kill srun: Slurm may have it wait for a lost node for minutes."""
+        """Kill srun: it may wait minutes for a lost node."""
         if self.srun.poll() is None:
             self.srun.kill()
             self.srun.wait()
 
 
 class SlurmHost(Host):
-    """The job that this batch script runs in; Slurm enforces its time limit, and warns.
+    """The job that this batch script runs in; Slurm enforces its time limit and warns before it.
 
-    `kind` is sbatch.CHAINED for a later job of a chain, BY_HAND without a submission of ours, else
-    empty; `started` is the script's start, monotonic.
+    `kind` is sbatch.CHAINED for a later job of a chain, BY_HAND if clusterrun did not submit the
+    job, else empty; `started` is when the script started, by the monotonic clock.
     """
 
     is_witness = True
@@ -75,17 +75,17 @@ class SlurmHost(Host):
     def nothing_left(self) -> str:
         """Return why this job has nothing to do; empty if it has work.
 
-        Slurm restarts jobs that it gave up, even if another job continues the run by now. A later
-        job of a chain continues only after a time limit.
+        Slurm restarts jobs that it gave up, even if another job now continues the run. A later
+        job of a chain continues the run only after a time limit.
         """
         if self._is_restarted:
             record = files.read_json(self.paths.record) or {}
             is_superseded = self.job_id in record.get("earlier_job_ids", ())
-            return f"another job goes on with the run in {self.paths.root}" if is_superseded else ""
+            return f"another job continues the run in {self.paths.root}" if is_superseded else ""
         end = None if self.kind in ("", BY_HAND) else read_end(self.paths)
         if end is None or end.state is JobState.TIMEOUT:
             return ""
-        return f"the run in {self.paths.root} has ended: nothing is left to do"
+        return f"the run in {self.paths.root} has ended; nothing is left to do"
 
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> SrunStep:
         """Start an attempt's srun: one task on each node. Raises OSError."""
@@ -98,8 +98,8 @@ class SlurmHost(Host):
     ) -> tuple[str, ...]:
         """Return srun's command.
 
-        A step that lost a node keeps its resources on the others until Slurm gives the node up:
-        the next step shares them, and doesn't wait for lost nodes.
+        A step that lost a node keeps its resources on the others until Slurm gives up the node.
+        So the next step shares them, and doesn't wait for lost nodes.
         """
         return (
             *("srun", *self.plan.srun_args, *self._cpus()),
@@ -109,7 +109,7 @@ class SlurmHost(Host):
         )
 
     def _cpus(self) -> tuple[str, ...]:
-        """Give each node's task the CPUs of the job: srun would give it one."""
+        """Return the option that gives each task its node's CPUs: srun would give it one."""
         if any(option.startswith("--cpus-per-task") for option in self.plan.srun_args):
             return ()
         given = self.environ.get("SLURM_CPUS_PER_TASK", "")
@@ -126,7 +126,7 @@ class SlurmHost(Host):
             register_run(self.paths.root, self.environ)
 
     def is_over(self) -> bool:
-        """Whether the job's time is up."""
+        """Return whether the job's time is up."""
         end = self.environ.get("SLURM_JOB_END_TIME", "")
         if end.isdigit():
             return time.time() >= int(end) - END_S
@@ -134,11 +134,11 @@ class SlurmHost(Host):
         return limit_s > 0 and time.monotonic() - self.started >= limit_s - END_S
 
     def answers(self) -> bool:
-        """Whether a slurmctld is up; True if scontrol gets no answer."""
+        """Return whether a slurmctld is up; True if scontrol gets no answer."""
         try:
             answer = shell.run(["scontrol", "ping"], tries=1).stdout
         except SchedulerUnreachableError:
-            return True  # the next command will find out
+            return True  # the next command will show
         return " is DOWN" not in answer or " is UP" in answer
 
     def requeue(self) -> str:
@@ -146,10 +146,10 @@ class SlurmHost(Host):
         if preemption.requeues_itself(self.environ):
             return ""
         done = shell.run(["scontrol", "requeue", self.job_id], tries=1)
-        return (done.stderr.strip() or f"status {done.rc}") if done.rc else ""
+        return (done.stderr.strip() or f"exit status {done.rc}") if done.rc else ""
 
     def stay_down(self) -> None:
-        """Have Slurm not requeue this job once it has ended."""
+        """Keep Slurm from requeueing this job once it has ended."""
         if refusal := preemption.stay_down(self.job_id, is_restarted=self._is_restarted):
             say_on_stderr(f"Slurm may start this job again: {refusal}")
 
@@ -161,7 +161,7 @@ class SlurmHost(Host):
 
 
 def cpus_of_nodes(text: str) -> Iterator[int]:
-    """Parse SLURM_JOB_CPUS_PER_NODE, each kind of node once.
+    """Yield the counts in SLURM_JOB_CPUS_PER_NODE, one for each group of nodes.
 
     >>> list(cpus_of_nodes("16(x2),8"))
     [16, 8]

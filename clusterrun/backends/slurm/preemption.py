@@ -1,7 +1,7 @@
-"""Requeue once, and stay down once a run is over: Slurm 24.05 and newer requeue jobs on their own.
+"""Requeue a job only once, and not after its run: Slurm 24.05 and newer also requeue jobs.
 
-A job that ends within a preemption's GraceTime, with whatever status, is requeued by slurmctld. If
-it was requeued by hand instead, slurmctld does so at the end of its next start (commit a689104d15).
+slurmctld requeues a job that ends within a preemption's GraceTime, with any exit status. If it was
+requeued by hand instead, slurmctld requeues it when its next start ends (commit a689104d15).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _REQUEUES = re.compile(r"\bPreemptMode=\S*REQUEUE")
 
 
 def requeues_itself(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm certainly requeues this job once it ends; False if unknown.
+    """Return whether Slurm certainly requeues this job when it ends; False if unknown.
 
-    Our own requeue would then start the job once more after its last end.
+    A requeue of ours would then start the job again after its last end.
     """
     job = _job(environ.get("SLURM_JOB_ID", ""))
     if not (_IN_GRACE_TIME.search(job) and _MAY_REQUEUE.search(job)):
@@ -41,7 +41,7 @@ def requeues_itself(environ: Mapping[str, str]) -> bool:
 
 
 def stay_down(job_id: str, *, is_restarted: bool) -> str:
-    """Have Slurm not requeue this job once it has ended, if it might; return why that failed."""
+    """Keep Slurm from requeueing this job once it has ended; return why that failed."""
     if not is_restarted and not _IN_GRACE_TIME.search(_job(job_id)):
         return ""
     try:

@@ -1,6 +1,6 @@
-"""Ask Slurm about jobs, in text with named fields: running and parsing are two functions.
+"""Query Slurm about jobs, as text with named fields; separate functions run and parse.
 
-Neither `--json`, whose shape changes between versions, nor fields that Slurm 22.05 lacks.
+Do not use `--json`, whose shape changes between versions, or fields that Slurm 22.05 lacks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState, parse_slurm_state
 
-# The reason comes last: it is the only free text, so that a separator in it does no harm.
+# The reason comes last: it is the only free text, so a separator in it does no harm.
 SQUEUE_FIELDS = ("%i", "%T", "%N", "%M", "%l", "%S", "%e", "%r")
 SACCT_FIELDS = (
     *("JobID", "State", "ExitCode", "NodeList", "ElapsedRaw", "TimelimitRaw", "Start", "End"),
@@ -30,7 +30,7 @@ SEPARATOR = "|"
 IDS_A_CALL = 5000  # Linux limits one argument to 128 KiB
 FEW = 16
 CLOCK_SKEW_S = 3600.0
-# Slurm keeps the reason why a job waited after it was cancelled.
+# Slurm keeps these reasons for waiting after a job was cancelled.
 WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
 NOBODY = "nobody"  # the source of an answer about an unknown job
 
@@ -43,9 +43,9 @@ _PAIR = re.compile(r"(?:^| )(\w+)=(\S*)")
 def call(
     slurm_cluster: str | None, program: str, *words: str, tries: int = shell.TRIES
 ) -> shell.Completed:
-    """Run a command of Slurm; no filter of the user's hides jobs, and times are epochs.
+    """Run a Slurm command without the user's filters; times are printed as epochs.
 
-    Name the cluster if there are several. Raises SchedulerUnreachableError.
+    `slurm_cluster` is None if there is only one. Raises SchedulerUnreachableError.
     """
     cluster = [f"--clusters={slurm_cluster}"] if slurm_cluster else []
     environ = {**scrubbed(os.environ), "SLURM_TIME_FORMAT": "%s"}
@@ -59,10 +59,10 @@ def ask(
     since: float | None = None,
     own: bool = False,
 ) -> dict[str, SchedulerJob]:
-    """Ask about all jobs: squeue, sacct for what has ended, scontrol if sacct doesn't answer.
+    """Query all jobs: squeue, sacct for ended jobs, scontrol if sacct doesn't answer.
 
-    `own`: all of them are this user's. Raises SchedulerUnreachableError when slurmctld doesn't
-    answer and sacct can't stand in.
+    `own`: all jobs belong to this user. Raises SchedulerUnreachableError if slurmctld doesn't
+    answer and sacct can't replace it.
     """
     asked_at = time.time()
     unreachable: SchedulerUnreachableError | None = None
@@ -85,17 +85,17 @@ def ask(
 
 
 def _needs_more(job: SchedulerJob | None) -> bool:
-    """Whether squeue didn't know a job or only knew that it has ended."""
+    """Return whether squeue didn't know a job, or knew only that it has ended."""
     return job is None or (job.state.is_terminal and job.exit_code is None)
 
 
 def is_known(job: SchedulerJob | None) -> bool:
-    """Whether squeue, sacct or scontrol knew the job."""
+    """Return whether squeue, sacct or scontrol knew the job."""
     return job is not None and job.source != NOBODY
 
 
 def _merge(live: SchedulerJob | None, history: SchedulerJob) -> SchedulerJob:
-    """Prefer accounting for what has ended, unless it lags behind slurmctld."""
+    """Prefer accounting for an ended job, unless it lags behind slurmctld."""
     if live is None:
         return history
     if not history.state.is_terminal:
@@ -106,12 +106,12 @@ def _merge(live: SchedulerJob | None, history: SchedulerJob) -> SchedulerJob:
 def _without_history(
     job_ids: Sequence[str], found: dict[str, SchedulerJob], slurm_cluster: str | None, problem: str
 ) -> dict[str, SchedulerJob]:
-    """Ask scontrol about jobs that ended and that accounting doesn't know (yet)."""
+    """Query scontrol about ended jobs that accounting doesn't know (yet)."""
     note = f"accounting does not answer: {problem}" if problem else ""
     short = [job_id for job_id in job_ids if job_id in found and _needs_more(found[job_id])]
     shown = ask_scontrol(short, slurm_cluster) if short else {}
     answers = {job_id: replace(shown.get(job_id, found[job_id]), note=note) for job_id in short}
-    gone = f"slurmctld has forgotten it; {note}"
+    gone = f"slurmctld no longer knows this job; {note}"
     for job_id in set(job_ids) - found.keys() if problem else ():
         answers[job_id] = SchedulerJob(
             job_id=job_id, state=JobState.UNKNOWN, source=NOBODY, note=gone
@@ -125,7 +125,7 @@ def _without_history(
 def _ask_squeue(
     job_ids: Sequence[str], slurm_cluster: str | None, *, own: bool
 ) -> dict[str, SchedulerJob]:
-    """Ask for one job or for one user's: otherwise squeue loads the jobs of all users."""
+    """Query one job, or jobs of one user: otherwise squeue loads the jobs of all users."""
     jobs: dict[str, SchedulerJob] = {}
     for some in _in_pieces(job_ids):
         user = [f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []
@@ -136,14 +136,14 @@ def _ask_squeue(
 
 def _squeue(slurm_cluster: str | None, *options: str) -> str:
     done = call(slurm_cluster, "squeue", "--noheader", "--states=all", *options)
-    # One unknown job among several is left out in silence; alone, it is an error.
+    # squeue silently omits an unknown job among several; alone, it is an error.
     if done.rc != 0 and "Invalid job id" not in done.stderr:
         raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
     return done.stdout
 
 
 def _in_pieces(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut a list so that each piece fits into one argument."""
+    """Yield pieces of a list that each fit into one argument."""
     for start in range(0, len(job_ids), IDS_A_CALL):
         yield job_ids[start : start + IDS_A_CALL]
 
@@ -193,7 +193,7 @@ def _ask_sacct(
     for some in _in_pieces(job_ids):
         argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(some)}"]
         argv.append(f"--format={','.join(SACCT_FIELDS)}")
-        if since is not None:  # without it some sites search years, others refuse
+        if since is not None:  # without it some sites search years of jobs, others refuse
             day = datetime.fromtimestamp(since - CLOCK_SKEW_S)
             argv.append(f"--starttime={day:%Y-%m-%dT%H:%M:%S}")
         try:
@@ -207,7 +207,7 @@ def _ask_sacct(
 
 
 def parse_sacct(text: str) -> dict[str, SchedulerJob]:
-    """Parse sacct's lines; of a job that ran several times, the last.
+    """Parse sacct's lines; keep the last of a job that ran several times.
 
     >>> parse_sacct("10|FAILED|3:0|node1|0|UNLIMITED|1795257574|1795257574|None")["10"].exit_code
     3
@@ -219,7 +219,7 @@ def _sacct_job(values: Sequence[str]) -> SchedulerJob:
     job_id, state_text, exit_text, nodelist, elapsed, limit_minutes, start, end, reason = values
     state = parse_slurm_state(state_text)
     code, number = parse_exit(exit_text) if state.is_terminal else (None, None)
-    ran = nodelist != "None assigned"  # a start is noted for jobs cancelled before it, too
+    ran = nodelist != "None assigned"  # jobs cancelled before their start also have a start time
     started = parse_time(start) if ran else None
     return SchedulerJob(
         job_id=job_id,
@@ -240,7 +240,7 @@ def _sacct_job(values: Sequence[str]) -> SchedulerJob:
 
 
 def ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
-    """Ask for each job, or at once for all that slurmctld knows: scontrol takes no list."""
+    """Query each job, or all jobs of slurmctld at once: scontrol takes no list."""
     asked = [[job_id] for job_id in job_ids] if len(job_ids) <= FEW else [[]]
     jobs: dict[str, SchedulerJob] = {}
     for words in asked:
@@ -254,8 +254,8 @@ def ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str,
 def parse_scontrol(text: str, job_ids: Iterable[str]) -> dict[str, SchedulerJob]:
     """Parse `scontrol --oneliner show job`.
 
-    Free text that imitates a field does no harm: Slurm's own fields follow the job's name and so
-    win; the command, its directory and the comment are cut off.
+    Slurm's own fields follow the job's name, so they override a name that imitates a field. The
+    command, its directory and the comment are cut off.
     """
     wanted = set(job_ids)
     jobs = {}
@@ -294,7 +294,7 @@ def _scontrol_job(job_id: str, pairs: dict[str, str]) -> SchedulerJob:
 def find_by_command(
     run_dir: str, slurm_cluster: str | None, *, known: Collection[str] = ()
 ) -> str | None:
-    """Find the newest job of this user that runs for a run directory and is none of `known`.
+    """Return this user's newest job for a run directory that is not in `known`; None without one.
 
     Before Slurm 23.02 the script's arguments follow its path.
     """
@@ -307,9 +307,9 @@ def find_by_command(
 
 
 def job_of_sluid(text: str) -> str:
-    """Return the number of the job with this SLUID, Slurm's second name for it since 26.05.
+    """Return the id of the job with this SLUID, a second id that jobs have since Slurm 26.05.
 
-    Empty for any other text, and if Slurm does not know the job.
+    Return "" for any other text, and if Slurm does not know the job.
     """
     if not _SLUID.match(text):
         return ""
@@ -328,7 +328,7 @@ def job_of_sluid(text: str) -> str:
 
 
 def parse_clock(text: str) -> int | None:
-    """Parse a span of time as squeue prints it, in seconds; None for UNLIMITED and the like.
+    """Return a duration that squeue printed, in seconds; None for other text, as UNLIMITED.
 
     >>> parse_clock("0:02"), parse_clock("1-02:03:04"), parse_clock("UNLIMITED")
     (2, 93784, None)
@@ -341,7 +341,7 @@ def parse_clock(text: str) -> int | None:
 
 
 def parse_time(text: str) -> float | None:
-    """Parse a time: an epoch, or local time if a Slurm ignores SLURM_TIME_FORMAT.
+    """Parse a time: an epoch, or local time from a Slurm that ignores SLURM_TIME_FORMAT.
 
     >>> parse_time("1795257574"), parse_time("Unknown")
     (1795257574.0, None)
@@ -355,7 +355,7 @@ def parse_time(text: str) -> float | None:
 
 
 def parse_exit(text: str) -> tuple[int | None, int | None]:
-    """Parse `code:signal`; a signal of 0 is none.
+    """Parse `code:signal`; signal 0 means none.
 
     >>> parse_exit("3:0"), parse_exit("0:9"), parse_exit("")
     ((3, None), (0, 9), (None, None))

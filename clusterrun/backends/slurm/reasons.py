@@ -6,31 +6,31 @@ import re
 from dataclasses import dataclass
 
 UNAVAILABLE = "UnavailableNodes:"
-QOS_FULL = "your limit in this QOS is used up; it starts when jobs of yours end"
-ACCOUNT_FULL = "the limit of the account is used up"
+QOS_FULL = "your limit in this QOS is reached; it starts when your other jobs end"
+ACCOUNT_FULL = "the account's limit is reached"
 # A limit on one job, or on its share of one node: waiting does not help.
 _OF_ONE = re.compile(r"(QOS|Assoc)Max(\w+?)Per(Job|Node)(?:Limit)?$")
 _WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
-NEVER_NODES = "asks for more nodes than the partition allows; it will not start"
+NEVER_NODES = "requests more nodes than the partition allows; it will not start"
 
 # Code: (words, whether waiting is enough). The longest prefix counts.
 REASONS: dict[str, tuple[str, bool | None]] = {
     "Resources": ("waiting for free nodes", True),
     "Priority": ("jobs with higher priority are ahead", True),
-    "None": ("the scheduler has not looked at it yet", True),
+    "None": ("the scheduler has not considered it yet", True),
     "Dependency": ("waiting for another job", True),
-    "DependencyNeverSatisfied": ("can never start: the job it waits for failed", False),
-    "BeginTime": ("its start time has not come", True),
-    "Licenses": ("waiting for a licence", True),
+    "DependencyNeverSatisfied": ("can never start: the job that it waits for failed", False),
+    "BeginTime": ("its start time has not come yet", True),
+    "Licenses": ("waiting for a license", True),
     "Prolog": ("the nodes are being prepared", True),
     "NvidiaImexChannels": ("waiting for a free NVIDIA IMEX channel", True),
     "MpiPortsBusy": ("waiting for free MPI ports", True),
-    "MaxPoweredUpNodes": ("the cluster keeps no more nodes powered up at a time", True),
-    "SchedDefer": ("the scheduler will look at it in its next full round", True),
-    "Constraints": ("waiting for nodes with the features it asks for", None),
+    "MaxPoweredUpNodes": ("the cluster's limit of powered-up nodes is reached", True),
+    "SchedDefer": ("the scheduler will consider it in its next full cycle", True),
+    "Constraints": ("waiting for nodes with the requested features", None),
     "Cleaning": ("its last start is being cleaned up", True),
     "ReqNodeNotAvail": (
-        "nodes are reserved, for maintenance perhaps; a shorter --time may start it",
+        "nodes are reserved, perhaps for maintenance; a shorter --time may let it start",
         True,
     ),
     "Reservation": ("waiting for its reservation", True),
@@ -38,27 +38,27 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "ReservationDeleted": ("its reservation was deleted; it will not start", False),
     "PartitionTimeLimit": ("--time exceeds the partition's limit; it will not start", False),
     "PartitionNodeLimit": (NEVER_NODES, False),
-    "PartitionConfig": ("asks for what the partition does not allow", False),
-    "PartitionDown": ("the partition takes no jobs to its nodes now", None),
-    "PartitionInactive": ("the partition starts no jobs now", None),
+    "PartitionConfig": ("requests what the partition does not allow", False),
+    "PartitionDown": ("the partition is down: it starts no jobs", None),
+    "PartitionInactive": ("the partition is inactive: it starts no jobs", None),
     "NodeDown": ("a node that it needs is down", None),
-    "BadConstraints": ("no node can satisfy what it asks for; it will not start", False),
+    "BadConstraints": ("no node can satisfy its request; it will not start", False),
     "JobHeldUser": ("held by you; release it: scontrol release JOB", False),
     "JobHeldAdmin": ("held by an administrator", False),
     "JobHoldMaxRequeue": ("held after too many requeues; release it: scontrol release JOB", False),
     "launch failed requeued held": ("its start failed; release it: scontrol release JOB", False),
-    "JobArrayTaskLimit": ("as many tasks of its array run as may", True),
+    "JobArrayTaskLimit": ("its array's limit of running tasks is reached", True),
     "FrontEndDown": ("the front end is down", None),
     "AccountNotAllowed": ("the account may not use this partition", False),
-    "QOSNotAllowed": ("the QOS may not be used here", False),
+    "QOSNotAllowed": ("the QOS is not allowed here", False),
     "InvalidAccount": ("the account is not valid", False),
     "InvalidQOS": ("the QOS is not valid", False),
     "QOSTimeLimit": ("the time budget of the QOS is used up", None),
     "QOSMaxWallDurationPerJobLimit": ("--time exceeds the limit of the QOS", False),
     "QOSMax": (QOS_FULL, True),
-    "QOSGrp": ("the limit of the QOS is used up, by everybody together", True),
-    "QOSMinGRES": ("asks for fewer GPUs than the QOS demands", False),
-    "QOSUsageThreshold": ("usage is over the threshold of the QOS", True),
+    "QOSGrp": ("all users together have reached the limit of the QOS", True),
+    "QOSMinGRES": ("requests fewer GPUs than the QOS requires", False),
+    "QOSUsageThreshold": ("usage is above the threshold of the QOS", True),
     "QOSJobLimit": (QOS_FULL, True),
     "QOSResourceLimit": (QOS_FULL, True),
     "AssocMaxWallDurationPerJobLimit": ("--time exceeds the limit of the account", False),
@@ -77,7 +77,7 @@ REASONS: dict[str, tuple[str, bool | None]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PendingReason:
-    """A reason code, its meaning, and whether waiting is enough (None: not known)."""
+    """A reason code, its meaning, and whether waiting is enough (None: unknown)."""
 
     code: str
     text: str
@@ -85,15 +85,15 @@ class PendingReason:
 
 
 def explain(reason: str, job_id: str) -> PendingReason:
-    """Explain why a job waits; an unknown code is returned as it is.
+    """Explain why a job waits; the text of an unknown code is the code.
 
     >>> explain("ReqNodeNotAvail, UnavailableNodes:node[1-2]", "7").text
-    'node[1-2] is down, drained or reserved'
+    'nodes down, drained or reserved: node[1-2]'
     """
     code, _, detail = (part.strip() for part in reason.partition(","))
     nodes = detail.removeprefix(UNAVAILABLE).strip() if detail.startswith(UNAVAILABLE) else ""
     if nodes:
-        text = f"{nodes} is down, drained or reserved"
+        text = f"nodes down, drained or reserved: {nodes}"
         return PendingReason(code=code, text=text, can_start=None)
     text, can_start = _known(code or "None")
     return PendingReason(code=code, text=text.replace("JOB", job_id), can_start=can_start)
@@ -104,7 +104,7 @@ def _known(code: str) -> tuple[str, bool | None]:
         owner, what, scope = limit[1], _WHAT.get(limit[2], limit[2]), limit[3].lower()
         source = "QOS" if owner == "QOS" else "account"
         return (
-            f"asks for more {what} per {scope} than the {source} allows; it will not start",
+            f"requests more {what} per {scope} than the {source} allows; it will not start",
             False,
         )
     matches = [known for known in REASONS if code.startswith(known)]

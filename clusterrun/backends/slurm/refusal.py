@@ -1,4 +1,4 @@
-"""Explain why sbatch refused a job: its own words, and what this cluster has."""
+"""Explain why sbatch refused a job, with its own message and what this cluster has."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from clusterrun.launch.plan import Plan
 from clusterrun.shared import shell
 from clusterrun.shared.wording import count
 
-SITE_RULES = "ask which you may use: sacctmgr show associations user=$USER format=account,qos"
+SITE_RULES = "list what you may use: sacctmgr show associations user=$USER format=account,qos"
 
-# Words of sbatch, any of them, and what to do; the first match counts.
+# Parts of sbatch's messages, any of which matches, and what to do; the first match counts.
 HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("nvalid account", "nvalid qos", "Access/permission denied", "violates accounting"),
@@ -19,17 +19,17 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("unrecognized option", "invalid option"), "check what you passed with --sbatch-arg"),
     (("reservation is invalid",), "list them: scontrol show reservations"),
     (("Invalid feature", "Invalid node name"), "list nodes and features: sinfo -o '%N %f'"),
-    (("ependency",), "the job to wait for must exist; give it as afterok:JOBID"),
+    (("ependency",), "name a job that exists, as afterok:JOBID"),
     (("Invalid --time",), "give --time as minutes, HH:MM:SS or D-HH:MM:SS"),
 )
 
 
 def explained(done: shell.Completed, plan: Plan) -> SubmissionError:
-    """Make the error of a refused submission: sbatch's words are its cause."""
+    """Return the error of a refused submission, with sbatch's message as its cause."""
     words = done.stderr.strip()
     return SubmissionError(
         "sbatch refused the job",
-        cause=words or f"sbatch ended with status {done.rc} and said nothing",
+        cause=words or f"sbatch exited with status {done.rc} and no message",
         hint=tuple(_hints(words, plan)),
     )
 
@@ -37,7 +37,7 @@ def explained(done: shell.Completed, plan: Plan) -> SubmissionError:
 def _hints(words: str, plan: Plan) -> list[str]:
     if "nvalid partition" in words:
         names = sorted({row.name for row in partition_rows()})
-        return [f"partitions here: {', '.join(names)}"] if names else []
+        return [f"choose one of the partitions here: {', '.join(names)}"] if names else []
     if "node configuration" in words or "can not be satisfied" in words:
         return [*_what_there_is(plan), _what_was_asked(plan)]
     if "time limit" in words.lower():
@@ -59,5 +59,5 @@ def _what_there_is(plan: Plan) -> list[str]:
 
 
 def _what_was_asked(plan: Plan) -> str:
-    asked = f"you asked for {count(plan.nodes, 'node')}"
-    return f"{asked} of {plan.gpus_per_node} GPUs" if plan.gpus_per_node else asked
+    asked = f"you requested {count(plan.nodes, 'node')}"
+    return f"{asked} with {count(plan.gpus_per_node, 'GPU')} each" if plan.gpus_per_node else asked

@@ -1,4 +1,4 @@
-"""Make, run and parse sbatch's command."""
+"""Build and run sbatch's command, and parse its output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NoJobIdError(SubmissionError):
 def command(
     plan: Plan, paths: RunPaths, *, options: Sequence[str], words: Sequence[str]
 ) -> list[str]:
-    """Return the command that submits the script of a run: the script names no run directory.
+    """Return the command that submits a run's script, which does not name the run directory.
 
     `options` are further options of sbatch, `words` further arguments of the script.
     Raises UsageError for a directory that sbatch can't name.
@@ -38,7 +38,7 @@ def command(
     if "\\" in str(paths.root):
         raise UsageError(
             f"the run directory {paths.root} has a backslash in its name",
-            hint="sbatch --output can't name it; choose another place with --run-dir",
+            hint="choose another place with --run-dir; sbatch --output can't name this one",
         )
     output = str(paths.batch_output).replace("%", "%%")
     return [
@@ -50,7 +50,7 @@ def command(
 def run(argv: Sequence[str], plan: Plan, environ: Mapping[str, str]) -> Submission:
     """Run sbatch, once: even without an answer it may have submitted the job.
 
-    Raises SubmissionError with its own words, SchedulerUnreachableError if it is silent.
+    Raises SubmissionError with its message, SchedulerUnreachableError if it does not answer.
     """
     done = shell.run(argv, env=environ, timeout_s=SBATCH_TIMEOUT_S, tries=1)
     if done.rc != 0:
@@ -64,7 +64,7 @@ def parse_submission(stdout: str) -> Submission:
     >>> parse_submission("53;tuxA")
     Submission(job_id='53', slurm_cluster='tuxA', held=None)
 
-    Raises NoJobIdError for anything else: a site's wrapper may print numbers of its own.
+    Raises NoJobIdError for anything else: a site's wrapper may print other numbers.
     """
     lines = [line.strip() for line in stdout.splitlines() if line.strip()]
     matches = [match for line in lines if (match := _PARSABLE.match(line))]

@@ -1,7 +1,7 @@
-"""Submit, from inside a job, the next job of its run.
+"""Submit the next job of a run from inside its job.
 
-It starts in seconds, while Slurm would hold a requeued job back for two minutes. An heir, on its
-node, runs `python -m clusterrun.backends.slurm.successor RUN_DIR NODES`.
+It starts in seconds, while Slurm would hold back a requeued job for two minutes. An heir runs
+`python -m clusterrun.backends.slurm.successor RUN_DIR NODES` on its node.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> str:
     """Submit the job that continues a run after this one, and return its id.
 
-    `nodes` are left out, besides those that the plan leaves out. In a chain the successor is the
-    next job, which waits already. A second call for the same job returns the same id.
-    Raises ClusterrunError, with the record as before and without a new job.
+    `nodes` are excluded in addition to the plan's. In a chain the successor is the next job, which
+    is already queued. A second call for the same job returns the same id.
+    Raises ClusterrunError; then the record is unchanged and there is no new job.
     """
     paths = RunPaths(root=run_dir.absolute())
     plan = read_plan(paths)
     record = records.register_run(paths.root, environ)
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id:
-        raise ClusterrunError("only a job of Slurm has a successor", hint="clusterrun resume RUN")
+        text = "only a Slurm job has a successor"
+        raise ClusterrunError(text, hint="resume the run: clusterrun resume RUN")
     if job_id in record.earlier_job_ids:
         return record.job_id
     backend = SlurmBackend(slurm_cluster=record.slurm_cluster)
     exclude = _excluded(plan, nodes)
     if record.chain_length:
         return _next_of_chain(record, exclude, backend)
-    # Slurm keeps the job of a lost node for minutes; the successor, which leaves that node out,
-    # need not wait: this job's agents have left by now.
+    # Slurm keeps the job of a lost node for minutes. The successor excludes that node and need
+    # not wait: this job's agents have exited by now.
     after = "" if nodes else job_id
     new = _submitted_before(record) or backend.submit_again(
         plan, record, after=after, exclude=exclude
@@ -55,7 +56,7 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
 
 def _next_of_chain(record: JobRecord, exclude: str, backend: SlurmBackend) -> str:
     if not record.chained_job_ids:
-        raise ClusterrunError(f"the chain of {record.chain_length} jobs is used up")
+        raise ClusterrunError(f"all {record.chain_length} jobs of the chain are used")
     job_id = record.chained_job_ids[0]
     if exclude:
         backend.update(job_id, f"ExcNodeList={exclude}")
@@ -70,7 +71,7 @@ def _submitted_before(record: JobRecord) -> Submission | None:
 
 
 def _excluded(plan: Plan, nodes: str) -> str:
-    """Unite the nodes to leave out: an option on the command line replaces the script's."""
+    """Return all nodes to exclude: an option on the command line replaces the script's."""
     lists = filter(None, (plan.directive("exclude"), nodes))
     return fold_hosts(name for text in lists for name in parse_hostlist(text))
 
