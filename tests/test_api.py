@@ -106,7 +106,7 @@ def test_plain_texts_stand_for_the_members_of_enums(project: Path) -> None:
     ("fields", "message", "hint"),
     [
         ({"strategy": "zeor2"}, "unknown strategy 'zeor2'", "use 'zero2'"),
-        ({"network": "carrier-pigeon"}, "unknown network 'carrier-pigeon'", "one of: auto"),
+        ({"network": "carrier-pigeon"}, "unknown network 'carrier-pigeon'", "use one of: auto"),
     ],
 )
 def test_a_text_that_stands_for_none_names_the_nearest(

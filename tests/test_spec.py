@@ -24,9 +24,9 @@ from clusterrun.errors import UsageError
         ({"mem": 200}, "mem must be a str, not int"),
         ({"strategy": 2}, "strategy must be one of its words, not int"),
         ({"args": "--lr 1"}, "args must be a list of str, not str"),
-        ({"args": ("--lr", 1e-4)}, "args must hold str only, not 0.0001"),
+        ({"args": ("--lr", 1e-4)}, "args must contain str only, not 0.0001"),
         ({"env": {"A": 1}}, "env: the value of A must be a str, not int"),
-        ({"env": {1: "a"}}, "env: 1 is not a name for an environment variable"),
+        ({"env": {1: "a"}}, "env: 1 is not a variable name"),
         ({"env": "A=1"}, "env must be a mapping of str to str, not str"),
         ({"network_env": (("A", "1"),)}, "network_env must be a mapping of str to str, not tuple"),
     ],
@@ -47,14 +47,14 @@ def test_no_field_takes_what_it_cannot_be(field: Any) -> None:
 
 @pytest.mark.parametrize("name", [f.name for f in FIELDS if f.kind is Kind.TEXTS])
 def test_no_text_of_a_list_holds_a_nul_byte(name: str) -> None:
-    with pytest.raises(UsageError, match="holds a NUL byte"):
+    with pytest.raises(UsageError, match="contains a NUL byte"):
         JobSpec(**{name: ("a", "b\0")})  # type: ignore[arg-type]  # a table of names
 
 
 @pytest.mark.parametrize("text", ["--nice=1\n#SBATCH --wrap=x", "--comment=a\tb", "--nice=1\r"])
 @pytest.mark.parametrize("field", ["sbatch_args", "srun_args"])
 def test_an_option_of_slurm_ends_at_its_line(text: str, field: str) -> None:
-    with pytest.raises(UsageError, match=f"{field} holds a newline") as refused:
+    with pytest.raises(UsageError, match=f"{field} contains a newline") as refused:
         JobSpec(**{field: (text,)})  # type: ignore[arg-type]  # a table of names
     assert refused.value.hints
 

@@ -1,4 +1,4 @@
-"""`cancel`: end jobs; one that has ended already is not an error."""
+"""`cancel`: cancel jobs; a job that has already ended is not an error."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SAY_S: Final = 30.0
 @click.option(
     "--timeout",
     metavar="TIME",
-    help=f"wait this long for it, as 90s or 10m  [default: {DEFAULT}]",
+    help=f"wait this long for the checkpoint, e.g. 90s or 10m  [default: {DEFAULT}]",
 )
-@click.option("-y", "--yes", is_flag=True, help="do not ask")
+@click.option("-y", "--yes", is_flag=True, help="do not ask for confirmation")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
 def command(
@@ -45,14 +45,14 @@ def command(
 ) -> None:
     """Cancel jobs.
 
-    JOB is a job id, the name of a run (the newest of that name) or a run directory. All jobs of a
-    chain are cancelled. Asks before it cancels several jobs, or one on more than 64 nodes; pass
-    -y in scripts.
+    JOB is a job id, the name of a run (the newest of that name) or a run directory. Cancel all jobs
+    of a chain. Ask before cancelling several jobs, or a job on more than 64 nodes; pass -y in
+    scripts.
 
-    With --checkpoint, a running job ends when its ranks have saved, or at the timeout; the exit
-    status is 3 if a job ended without a checkpoint. If no rank ever calls
+    With --checkpoint, a running job ends when its ranks have saved, or at the timeout. The exit
+    status is 3 if a job ended without a checkpoint. If no rank calls
     runtime.should_checkpoint(), the job ends after a minute, or after --timeout. Ctrl-C stops
-    waiting: the ranks still save and leave.
+    waiting; the ranks still save and exit.
 
     \b
     clusterrun cancel 4711
@@ -60,7 +60,7 @@ def command(
     """
     output.expect_json(as_json)
     if timeout is not None and not checkpoint:
-        raise UsageError("--timeout is for --checkpoint", hint="pass both")
+        raise UsageError("--timeout needs --checkpoint", hint="pass both, or drop --timeout")
     timeout_s = parse_seconds(timeout or DEFAULT)
     found = cancel.look_before_cancel(*jobs)
     _confirm([status for status in found if not status.state.is_terminal], yes=yes)
@@ -82,9 +82,9 @@ def command(
 
 
 def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict[str, str | None]:
-    """Have the ranks save and leave, wait for them, and return the path that each job saved.
+    """Let the ranks save and exit, wait for them, and return each job's new checkpoint.
 
-    A job that completed instead had nothing left to save, and is not in there.
+    A job that completed instead is left out.
     """
     asked_at = time.time()
     active = [before for before in found if not before.state.is_terminal]
@@ -95,7 +95,7 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
         cancel.wait_until_left(asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=watch)
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
-        output.say(f"\nno longer waiting; {names} ends once it has saved")
+        output.say(f"\nstopped waiting; {names} ends after the ranks have saved")
         raise
     return {
         before.record.job_id: _print_saved(before, asked_at)
@@ -110,11 +110,11 @@ def _print_asked(active: list[JobStatus], asked: list[JobStatus], timeout_s: int
         if before in asked:
             output.say(f"asked job {job_id} to save a checkpoint, waiting up to {clock(timeout_s)}")
         else:
-            output.note(f"job {job_id} does not run: there is nothing to save")
+            output.note(f"job {job_id} is not running; there is nothing to save")
 
 
 class _Progress:
-    """Prints now and then that the ranks have not left yet, and what keeps them from saving."""
+    """Reports regularly that the ranks have not exited, and what keeps them from saving."""
 
     def __init__(self, unheard_s: float) -> None:
         self._unheard_s = unheard_s
@@ -140,7 +140,7 @@ class _Progress:
         self._warned.add((job_id, found.unsaved))
         notes: tuple[str, ...] = (f"clusterrun cancel {job_id} ends it now",)
         if found.is_unheard:
-            wait = f"unless one does, the job ends after {clock(self._unheard_s)} (--timeout)"
+            wait = f"otherwise the job ends after {clock(self._unheard_s)} (--timeout)"
             notes = (wait, *notes)
         output.warn(f"job {job_id}: {found.unsaved}", notes=notes)
 
@@ -149,7 +149,7 @@ def _print_saved(before: JobStatus, asked_at: float) -> str | None:
     """Print which checkpoint was written since then, and return its path."""
     found = cancel.saved_since(before, asked_at)
     if found is None:
-        output.warn(f"job {before.record.job_id} has written no checkpoint, and has none")
+        output.warn(f"job {before.record.job_id} has no checkpoint")
         return None
     if not found.is_last:
         output.warn(
@@ -167,7 +167,8 @@ def _confirm(active: list[JobStatus], *, yes: bool) -> None:
     what = f"{count(len(active), 'job')} on {count(nodes, 'node')}"
     if not output.is_interactive():
         raise UsageError(
-            f"cancelling {what} needs a yes and nobody can be asked", hint="pass -y if you mean it"
+            f"cancelling {what} needs a confirmation, and this is not a terminal",
+            hint="pass -y to cancel without one",
         )
     names = ", ".join(f"{status.record.job_id} ({status.record.name})" for status in active)
     output.say(f"  jobs       {names}")
@@ -177,7 +178,7 @@ def _confirm(active: list[JobStatus], *, yes: bool) -> None:
 def _print_cancelled(before: JobStatus, *, completed: bool) -> None:
     record, state = before.record, before.state.value
     if before.state.is_terminal:
-        output.note(f"job {record.job_id} had ended: {state}")
+        output.note(f"job {record.job_id} had already ended: {state}")
         return
     if completed:
         output.note(f"job {record.job_id} completed before it could be cancelled")

@@ -1,4 +1,4 @@
-"""`completion`: print the script that teaches a shell to complete clusterrun's command line."""
+"""`completion`: print the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def command(ctx: click.Context, shell: str) -> None:
     fish  ~/.config/fish/config.fish   clusterrun completion fish | source
 
     TAB then completes commands, options, jobs, profiles, configuration keys, GPUs and models.
-    It reads files only and never asks Slurm.
+    Completion reads files only and never asks Slurm.
     """
     found = get_completion_class(shell)
     assert found is not None  # each of the choices has one

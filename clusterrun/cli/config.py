@@ -1,4 +1,4 @@
-"""`config`: show the settings and their origins, and check files before a job depends on them."""
+"""`config`: show the settings and their origins, and check the files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clusterrun.errors import ClusterrunError, Exit, UsageError
 
 
 class ConfigGroup(click.Group):
-    """The commands of `config`; a key in their place belongs to `config show`."""
+    """The commands of `config`; for a key instead, the hint names `config show`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -31,7 +31,9 @@ class ConfigGroup(click.Group):
         name = args[0]
         if name not in self.commands and not name.startswith("-"):
             near = nearest(name, self.commands)
-            hint = f"use 'config {near}'" if near else f"to print it: clusterrun config show {name}"
+            hint = (
+                f"use 'config {near}'" if near else f"print it with: clusterrun config show {name}"
+            )
             raise UsageError(f"no command 'config {name}'", hint=hint)
         return super().resolve_command(ctx, args)
 
@@ -74,7 +76,7 @@ def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) ->
 def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
     """Choose the rows that were asked for; by default all that have a value.
 
-    Raises UsageError for a key that nobody declared.
+    Raises UsageError for an unknown key.
     """
     rows = list(resolved.rows())
     if not keys:
@@ -92,7 +94,7 @@ def _refuse_unknown(key: str) -> None:
         return
     homes = [full for full in BY_KEY if full.endswith("." + key)]
     near = homes[0] if homes else nearest(key, BY_KEY)
-    hint = f"use '{near}'" if near else "'clusterrun config show' lists the settings that are set"
+    hint = f"use '{near}'" if near else "list the settings with: clusterrun config show"
     raise UsageError(f"no setting '{key}'", hint=hint)
 
 
@@ -114,7 +116,7 @@ def _show_json(resolved: Resolved, rows: Sequence[Row]) -> dict[str, object]:
 def validate(file: str | None, strict: bool, as_json: bool) -> int:
     """Check a file, or all that apply here.
 
-    Exits with 2 if a key, a value or a profile is wrong.
+    Exit with 2 if a key, a value or a profile is wrong.
     """
     output.expect_json(as_json)
     cwd = working_directory(os.environ)
@@ -138,7 +140,7 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
 def _problems(
     found: FoundFiles, documents: Sequence[Document], cwd: Path
 ) -> tuple[list[UsageError], list[str]]:
-    """Collect the mistakes of the files; if there are none, those of their combination."""
+    """Collect the mistakes in the files; if there are none, those in their combination."""
     errors = [error for document in documents for error in document.errors]
     warnings = [text for document in documents for text in document.warnings]
     profiles = {name: None for document in documents for name in document.profiles}
@@ -154,9 +156,9 @@ def _problems(
 
 
 def _check_job(resolved: Resolved, *, is_whole: bool) -> None:
-    """Refuse what submit would refuse, if the files name a script and miss nothing.
+    """Refuse what submit would refuse, if the files describe a whole job.
 
-    Without a profile, or a script, options of the command line may make a job of them.
+    Without a profile or a script, options of the command line may complete them.
     """
     from clusterrun.verbs.render import check_without_slurm  # `show` needs none of it
 

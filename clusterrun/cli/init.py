@@ -30,8 +30,8 @@ from clusterrun.shared.durations import format_minutes
 
 DAY_MINUTES: Final = 24 * 60
 LOOKED_AT: Final = 200  # files
-READ_BYTES: Final = 256 * 1024  # of each
-NAMED: Final = 5  # others, in a comment
+READ_BYTES: Final = 256 * 1024  # of each file
+NAMED: Final = 5  # in a comment
 
 _MAIN: Final = re.compile(rb"^if\s+__name__\s*==", re.MULTILINE)
 _TRAINS: Final = re.compile(
@@ -50,19 +50,19 @@ _NO_SCRIPT: Final = re.compile(r"^test_|_test\.py$|^(?:conftest|setup|__init__)\
     metavar="FILE",
     type=click.Path(),
     shell_complete=complete.files,
-    help="the script that submit trains  [default: the one found in DIR]",
+    help="set the training script  [default: the one found in DIR]",
 )
 @click.option("--force", is_flag=True, help="replace an existing clusterrun.yaml")
 def command(directory: str, script: str | None, force: bool) -> None:
     """Write a starter clusterrun.yaml.
 
-    Looks for the training script in DIR, and asks Slurm once for partitions, GPU types, time limits
-    and your accounts. Without Slurm the file is for this machine. It can be used as it is; other
-    candidates stand in comments.
+    Look for the training script in DIR, and ask Slurm once for partitions, GPU types, time limits
+    and your accounts. Without Slurm, configure this machine. The file works as it is; comments list
+    the alternatives.
     """
     path = Path(directory) / PROJECT_FILE
     if os.path.lexists(path) and not force:
-        raise UsageError(f"{path} exists", hint="clusterrun init --force replaces it")
+        raise UsageError(f"{path} exists", hint="pass --force to replace it")
     found = [script] if script is not None else find_scripts(path.parent)
     known = {**_script(found), **_place()}
     try:
@@ -70,7 +70,8 @@ def command(directory: str, script: str | None, force: bool) -> None:
         files.write_whole(path, filled(known), mode=files.BY_UMASK)
     except OSError as error:
         cause = error.strerror or str(error)
-        raise ClusterrunError(f"cannot write {path}", cause=cause) from error
+        hint = "choose a directory that you may write to"
+        raise ClusterrunError(f"cannot write {path}", cause=cause, hint=hint) from error
     if script is not None and not (path.parent / script).exists():
         output.warn(f"script '{script}' does not exist in {path.parent.resolve()}")
     output.answer(str(path))
@@ -101,7 +102,7 @@ def _place_of(path: Path) -> tuple[int, str]:
 
 
 def _score(path: Path) -> int:
-    """Rate a file: that it can be run counts most, then what it imports, then its name."""
+    """Rate a file: first that it can be run, then its imports, then its name."""
     if _NO_SCRIPT.search(path.name) or not str(path).isprintable() or not path.is_file():
         return 0
     try:
@@ -115,7 +116,7 @@ def _score(path: Path) -> int:
 
 def _script(found: Sequence[str]) -> dict[str, Known]:
     if not found:
-        return {"script": Known(None, "no training script was found here: name yours")}
+        return {"script": Known(None, "no training script was found here; name yours")}
     also = f"also found: {_names(found[1:])}" if found[1:] else ""
     return {"script": Known(yaml_text(found[0]), also)}
 
@@ -184,7 +185,7 @@ def _shown(row: PartitionRow) -> str:
 
 
 def _account(accounts: Sequence[str]) -> dict[str, Known]:
-    """Fill in the only account; among several Slurm knows the default, and the user chooses."""
+    """Fill in the account if there is only one; list several in a comment."""
     names = list(dict.fromkeys(accounts))
     if len(names) == 1:
         return {"slurm.account": Known(yaml_text(names[0]))}

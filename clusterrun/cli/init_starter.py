@@ -1,4 +1,4 @@
-"""The text of a starter clusterrun.yaml, with what is known of this place filled in."""
+"""The text of a starter clusterrun.yaml, with the facts of this site filled in."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ network:
 env:
   #TOKENIZERS_PARALLELISM: "false"
 
-# Pass tokens and keys by name: their values come from your shell and are never written down.
+# Pass tokens and keys by name: their values come from your shell and are never stored.
 #pass_env: [WANDB_API_KEY, HF_TOKEN]
 
 # Choose one with 'clusterrun submit --profile a100', or with a line 'profile: a100' above.

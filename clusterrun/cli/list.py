@@ -1,4 +1,4 @@
-"""`list`: the runs of a project with their states, one line each."""
+"""`list`: print the runs of a project and their states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clusterrun.verbs.list import list_jobs
 HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "START", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
 ENDED_SHOWN = 5
 READ_MARK = "*"
-NEWEST_LOOKED_AT = 200  # without --all; a job that runs is among the newest
+NEWEST_LOOKED_AT = 200  # without --all; active jobs are among the newest
 
 
 @click.command()
@@ -35,7 +35,7 @@ NEWEST_LOOKED_AT = 200  # without --all; a job that runs is among the newest
     multiple=True,
     type=click.Choice([state.value for state in JobState], case_sensitive=False),
     metavar="STATE",
-    help="list runs in this state, as FAILED (repeatable)",
+    help="list runs in this state, e.g. FAILED (repeatable)",
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--ids-only", is_flag=True, help="print only job ids, one per line")
@@ -51,8 +51,8 @@ def command(
 ) -> None:
     """List jobs and their states.
 
-    Lists the active runs of this project, and the five newest that have ended; outside a project,
-    those of all projects.
+    List the active runs of this project, and the five newest that have ended. Outside a project,
+    list those of all projects.
 
     \b
     clusterrun list --all --state FAILED
@@ -92,7 +92,7 @@ def _print_table(shown: list[JobStatus], *, left_out: int) -> None:
         rows = [(project, *row) for project, row in zip(projects, rows, strict=True)]
     output.answer_table(HEAD if len(HEAD) == len(rows[0]) else ("PROJECT", *HEAD), rows)
     if any(job.progress.source is ProgressSource.OUTPUT for job in shown):
-        output.note(f"{READ_MARK} is read from a progress bar in the output")
+        output.note(f"{READ_MARK} was read from a progress bar in the output")
     if left_out:
         output.note(f"{left_out} more with --all")
 
@@ -121,7 +121,7 @@ def _row(job: JobStatus) -> tuple[str, ...]:
 
 
 def _step(job: JobStatus) -> str:
-    """Write `450/1000 14.9 it/s, 00:00:37 left`; a mark shows that it is read from the output."""
+    """Write `450/1000 14.9 it/s, 00:00:37 left`; a mark shows that it comes from the output."""
     left_s = eta_s(job)
     left = "" if left_s is None else f"{clock(left_s)} left"
     speed = rate(job.progress) if job.state is JobState.RUNNING else ""
@@ -131,7 +131,7 @@ def _step(job: JobStatus) -> str:
 
 
 def _report_silence(ctx: click.Context, found: list[JobStatus]) -> None:
-    """Report once that a scheduler did not answer; the table shows what the files say."""
+    """Report once that a scheduler did not answer; the table comes from the files."""
     errors = [job.error for job in found if job.error is not None]
     if errors:
         output.print_error_text(errors[0])

@@ -22,7 +22,7 @@ from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.shared import files
 
 COLOURS: Final = ("auto", "always", "never")
-BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, what a program that the signal killed would give
+BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as if the signal had killed it
 
 EXAMPLES: Final = """\
 \b
@@ -48,7 +48,7 @@ submit --wait exits with the status of the job: that of the rank that failed fir
 122  a node is not fit to train
 123  a node was lost
 124  the job was cancelled or hit its time limit
-125  the ranks saved a checkpoint and left; the run continues later
+125  the ranks saved a checkpoint and exited; the run continues later
 126  no step ended within the hang timeout"""
 
 
@@ -182,7 +182,7 @@ _GLOBAL_OPTIONS: Final = {
 
 
 def _with_global_options(command: click.Command) -> click.Command:
-    """Accept the options of every command after the verb as well."""
+    """Add the options that every command has."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             _with_global_options(inner)
@@ -282,7 +282,7 @@ def _run(args: list[str], session: output.Session) -> int:
         return Exit.INTERRUPTED
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - the last door: nothing may reach the user as a traceback
+    except Exception as error:  # noqa: BLE001 - the the user must never see a traceback
         return _report_crash(error, session)
 
 
@@ -323,7 +323,7 @@ def _read_session(args: list[str], session: output.Session) -> None:
 
 def _from_click(error: click.UsageError, args: Sequence[str]) -> UsageError:
     command = error.ctx.command_path if error.ctx else "clusterrun"
-    fallback = f"{command} --help lists the options"
+    fallback = f"run '{command} --help' for the options"
     if isinstance(error, click.NoSuchOption):
         return spellings.no_option(error, args)
     return UsageError(_sentence(error.format_message()), hint=fallback)
@@ -343,9 +343,9 @@ def _report_crash(error: Exception, session: output.Session) -> int:
         sys.stderr.write(text)
     else:
         try:
-            hint = f"the traceback is in {_write_crash(text)}; please report it"
+            hint = f"report it with the traceback in {_write_crash(text)}"
         except OSError:
-            hint = "run it again with --debug to see the traceback"
+            hint = "run it again with --debug and report the traceback"
     output.print_error(ClusterrunError(what, hint=hint), session)
     return Exit.FAILED
 

@@ -1,4 +1,4 @@
-"""`render`: print what `submit` would send, and check it without sending it."""
+"""`render`: print the batch script that `submit` would send, and check it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from clusterrun.verbs.render import Prepared, check, prepare
     "--command",
     "shows_command",
     is_flag=True,
-    help="print the launch line of a node and the environment of a rank",
+    help="print the launch command of a node and the environment of a rank",
 )
 @click.option(
     "--show-env", "--explain", is_flag=True, help="print the environment of a rank, with reasons"
@@ -56,7 +56,7 @@ def command(
 ) -> None:
     """Print the batch script that submit sends.
 
-    submit sends the same bytes; you can also submit them yourself.
+    submit sends the same bytes; you can also pass them to sbatch yourself.
 
     \b
     clusterrun render -N 2 --gpus-per-node 4 train.py | less
@@ -67,7 +67,7 @@ def command(
     prepared = prepare(job.load())
     print_notes(prepared, keep_sbatch_env=keep_sbatch_env)
     if prepared.problem:
-        output.note(f"submit refuses this here: {prepared.problem.message}")
+        output.note(f"submit would refuse this here: {prepared.problem.message}")
     if checks:
         print_check(check(prepared, keep_sbatch_env=keep_sbatch_env))
     if output_dir is not None:
@@ -102,7 +102,7 @@ def _show_environment(plan: Plan, shown: RankView, *, as_json: bool) -> None:
     lines = [(variable.name, variable.value, variable.why) for variable in shown.env]
     lines += [(name, "(from your shell)", "passed by name") for name in plan.pass_env]
     output.answer_table(("VARIABLE", "VALUE", "WHY"), [tuple(map(_one_line, row)) for row in lines])
-    output.note("<...> is known only once the job runs; the variables of your shell come on top")
+    output.note("<...> is known only when the job runs; ranks also get your shell's variables")
     if shown.note:
         output.warn(shown.note)
 
@@ -134,6 +134,8 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
             path.unlink(missing_ok=True)
         if made and directory.is_dir():
             directory.rmdir()
-        raise ClusterrunError(f"cannot write into '{directory}'", cause=str(error)) from error
+        raise ClusterrunError(
+            f"cannot write into '{directory}'", cause=str(error), hint="name another directory"
+        ) from error
     output.detail("wrote", f"{len(written)} files into {directory}")
     output.detail("submit", shlex.join(["sbatch", str(directory / "job.sbatch")]))

@@ -1,4 +1,4 @@
-"""`resubmit`: a new run of what an earlier one was made of."""
+"""`resubmit`: start a new run with the settings of an earlier one."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def command(
 ) -> None:
     """Start a new run like an earlier one.
 
-    Trains from the first step in a new run directory. It keeps the settings of JOB; options change
-    them, and ARGS after -- replace all arguments of the script. clusterrun.yaml and CLUSTERRUN_*
-    variables are ignored. JOB is a job id, the name of a run (the newest) or a run directory.
+    Train from the first step in a new run directory, with the settings of JOB. Options change them;
+    ARGS after -- replace all arguments of the script. clusterrun.yaml and CLUSTERRUN_* variables
+    are ignored. JOB is a job id, the name of a run (the newest of that name) or a run directory.
 
     \b
     clusterrun resubmit 4711

@@ -44,10 +44,10 @@ DECIDE_BATCH: Final = frozenset(
     "start",
     metavar="POINT",
     default="latest",
-    help="start at latest, step-N, a checkpoint's path, or scratch  [default: latest]",
+    help="start from latest, step-N, a checkpoint's path or scratch  [default: latest]",
 )
 @exclude_bad_option
-@submission_option("--force", is_flag=True, help="resume a run that seems to be active")
+@submission_option("--force", is_flag=True, help="resume even if the run seems to be active")
 @follow_option
 @wait_option
 @dry_run_option
@@ -72,9 +72,9 @@ def command(
 ) -> None:
     """Continue a run that has ended.
 
-    Starts the next attempt in the same run directory, from the newest complete checkpoint. It keeps
-    the settings of the run; options change them, and ARGS after -- replace all arguments of the
-    script. JOB is a job id, the name of a run or its directory  [default: the newest run].
+    Start the next attempt in the same run directory, from the newest complete checkpoint, with the
+    settings of the run. Options change them; ARGS after -- replace all arguments of the script.
+    JOB is a job id, the name of a run or its directory  [default: the newest run].
 
     \b
     clusterrun resume 4711
@@ -120,10 +120,10 @@ def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:
 
 
 def _advice(plan: Resumption) -> str:
-    """Return how a complete run can train further: not without a checkpoint."""
+    """Return how to train a complete run further, which needs a checkpoint."""
     name = plan.record.job_id or plan.record.run_id
     if plan.start.checkpoint is None:
-        return f"it has no checkpoint to resume from: 'clusterrun resubmit {name}' trains again"
+        return f"it has no checkpoint; to train again, run: clusterrun resubmit {name}"
     return f"to train further, pass new arguments: clusterrun resume {name} -- ARGS"
 
 
@@ -142,7 +142,7 @@ def _print_steps(plan: Resumption) -> None:
 
 
 def _failure(plan: Resumption) -> str:
-    """Return why the last attempt ended: by its outcome, or else by its events."""
+    """Return why the last attempt ended: from its outcome, or else from its events."""
     last = plan.status.attempts[-1].outcome if plan.status.attempts else None
     if last is not None:
         at = f" at step {last.step}" if last.step is not None else ""
@@ -163,12 +163,12 @@ def _batch(plan: Resumption) -> str:
     if found is None or not isinstance(old, int):
         return ""
     if any(row.key in DECIDE_BATCH for row in plan.changed.changes):
-        return f"{old} in the checkpoint; what was changed decides the new one"
+        return f"{old} in the checkpoint; your changes may set another"
     ranks = plan.prepared.plan.world_size  # the same share of them is data-parallel
     if ranks == found.world_size or not found.world_size:
         return f"{old} -> {old} (unchanged)"
     new = f"{old * ranks / found.world_size:g} ({found.world_size} -> {ranks} ranks)"
-    return f"{old} -> {new}; the script may refuse it: change batch size or accumulation too"
+    return f"{old} -> {new}; if the script refuses it, also change the batch size or accumulation"
 
 
 # For programs

@@ -1,4 +1,4 @@
-"""`status`: print how one job stands."""
+"""`status`: print the state of one job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command(
     """Show the state of a job.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. The exit status
-    is 0 even if the job failed, also with --wait; with --exit-status it is 3 then.
+    is 0 even if the job failed. With --exit-status it is 3 if the job did not complete.
 
     \b
     clusterrun status
@@ -56,7 +56,9 @@ def command(
     if now.unjoined is not None:
         output.note(now.unjoined.hint)
     if now.is_held:
-        output.note(f"'clusterrun status --wait {now.record.job_id}' has Slurm start it now")
+        output.note(
+            f"to have Slurm start it now, run: clusterrun status --wait {now.record.job_id}"
+        )
     if waiting and not exit_status and now.state.is_terminal and not now.state.is_success:
         output.note("pass --exit-status to exit with 3 if the job did not complete")
     ctx.exit(_exit_code(now, exit_status=exit_status))
@@ -64,7 +66,7 @@ def command(
 
 def _exit_code(job: JobStatus, *, exit_status: bool) -> int:
     if job.error is not None:
-        # The answer above is what the files say; stdout holds it already.
+        # The answer above comes from the files, and is already on stdout.
         output.print_error_text(job.error)
         return job.error.exit_code
     if exit_status and job.state.is_terminal and not job.state.is_success:
@@ -94,12 +96,12 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
         yield "failed", failure_text(job.failure)
     yield from _attempts(job.attempts, is_over=job.state.is_terminal)
     if record.chained_job_ids and not job.state.is_terminal:
-        yield "chain", f"{', '.join(record.chained_job_ids)} continue after it"
+        yield "chain", f"{', '.join(record.chained_job_ids)} continue the run after it"
     yield "run dir", record.run_dir
     name = record.job_id or record.run_dir
     yield "logs", f"clusterrun logs {name}"
     if job.state.is_terminal and not job.state.is_success and newest:
-        yield "go on", f"clusterrun resume {name}"
+        yield "resume", f"clusterrun resume {name}"
 
 
 def _checkpoint(job: JobStatus) -> str:
@@ -108,7 +110,7 @@ def _checkpoint(job: JobStatus) -> str:
         return job.checkpoint
     for attempt in reversed(job.attempts):
         if attempt.outcome and attempt.outcome.checkpoint is not None:
-            return f"step {attempt.outcome.checkpoint}, of attempt {attempt.number} or before"
+            return f"step {attempt.outcome.checkpoint}, of attempt {attempt.number} or earlier"
     return ""
 
 
@@ -140,7 +142,7 @@ def _world(job: JobStatus) -> str:
     if job.world_size is None:
         return asked + _why_no_world(job)
     if job.world_size != record.world_size:
-        return f"{job.world_size} ranks, but {asked} were asked for"
+        return f"{job.world_size} ranks, but {asked} were requested"
     engine = _ENGINES.get(job.engine, "")
     return f"{count(job.world_size, 'rank')} in one world = {asked}{engine and f', {engine}'}"
 
@@ -154,7 +156,7 @@ def _why_no_world(job: JobStatus) -> str:
 
 
 def _progress(job: JobStatus) -> str:
-    """Write how far a training is: `380/46880  1.2 steps/s, 10:45:00 to go`."""
+    """Write the progress: `380/46880  1.2 steps/s, 10:45:00 to go`."""
     progress = job.progress
     done = "  ".join(filter(None, (steps_done(progress), rate(progress))))
     if job.state is not JobState.RUNNING:
@@ -171,7 +173,7 @@ def _origin(progress: TrainingProgress) -> str:
 
 
 def _metrics(progress: TrainingProgress) -> str:
-    """Write the numbers that the script gave with its step: `loss 2.164, samples_per_s 33,958`."""
+    """Write the numbers that the script reported: `loss 2.164, samples_per_s 33,958`."""
     return ", ".join(
         f"{name} {value:,.0f}" if abs(value) >= 1000 else f"{name} {value:.4g}"
         for name, value in progress.metrics.items()
@@ -179,11 +181,11 @@ def _metrics(progress: TrainingProgress) -> str:
     )
 
 
-# Attempts: how each ended, what it did, what was lost, what came next
+# Attempts
 
 
 def _attempts(attempts: Sequence[AttemptSummary], *, is_over: bool) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each attempt; nothing of a run that needed only one.
+    """Yield the label and text of each attempt; nothing if the run needed only one.
 
     `is_over`: nothing follows the last; otherwise Slurm may start the job again.
     """
@@ -201,14 +203,14 @@ def _attempt(attempt: AttemptSummary, *, is_last: bool, is_over: bool) -> str:
     outcome = attempt.outcome
     if outcome is None:
         if is_last and not is_over:
-            return nodes or "no word of it yet"
-        return "  ".join(filter(None, (nodes, "no word of its end")))
+            return nodes or "not reported yet"
+        return "  ".join(filter(None, (nodes, "end not reported")))
     head = "  ".join(filter(None, (*_span(outcome), nodes)))
     return f"{head}  {'; '.join(_facts(attempt, outcome, is_end=is_last and is_over))}"
 
 
 def _span(outcome: Outcome) -> tuple[str, ...]:
-    if not outcome.started_at:  # no agent was left to report it
+    if not outcome.started_at:  # no agent reported it
         return ()
     start = datetime.fromtimestamp(outcome.started_at)
     return f"{start:%m-%d %H:%M:%S}", clock(outcome.ended_at - outcome.started_at)
@@ -222,7 +224,7 @@ def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterat
     if attempt.lost_steps:
         about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
         yield f"lost {count(attempt.lost_steps, 'step')}{about}"
-    went_on = outcome.next is Next.STOP and not is_end  # Slurm or a person continued it
-    if outcome.cause is not Cause.COMPLETED and not went_on:
+    was_continued = outcome.next is Next.STOP and not is_end  # Slurm or a person continued it
+    if outcome.cause is not Cause.COMPLETED and not was_continued:
         has_news = outcome.why not in ("", outcome.reason)
         yield f"{outcome.next.value}: {outcome.why}" if has_news else outcome.next.value

@@ -34,18 +34,18 @@ from clusterrun.verbs.submit import submit_prepared
 @job_options()
 @follow_option
 @wait_option
-@submission_option("--plan", "plans", is_flag=True, help="use the setup of plan --recommend")
+@submission_option("--plan", "plans", is_flag=True, help="use the setup that plan chooses")
 @submission_option(
-    "--dry-run", is_flag=True, help="print and check the batch script, and submit nothing"
+    "--dry-run", is_flag=True, help="print and check the batch script without submitting it"
 )
 @submission_option(
-    "--test-only", is_flag=True, help="ask Slurm when the job would start, and submit nothing"
+    "--test-only", is_flag=True, help="ask Slurm when the job would start, without submitting it"
 )
 @submission_option(
     "--chain",
     metavar="N",
     type=click.IntRange(min=1),
-    help="queue N jobs that continue the run one after another, past the time limit",
+    help="queue N jobs, each of which continues the run after the one before",
 )
 @yes_option
 @keep_sbatch_env_option
@@ -69,8 +69,8 @@ def command(
 ) -> None:
     """Submit a training script to N nodes.
 
-    Put options before the script; what follows the script is passed to it (with -m, write --
-    first). Without SCRIPT, the script named in clusterrun.yaml runs.
+    Put options before SCRIPT; all words after it go to the script. With -m, write -- before the
+    arguments of the module. Without SCRIPT, submit runs the script that clusterrun.yaml names.
 
     \b
     clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1e-4
@@ -101,13 +101,13 @@ def command(
 
 
 def _chained(job: JobOptions) -> JobOptions:
-    """Have the next job of the chain continue the run, unless something else was asked for."""
+    """Let the next job of the chain continue the run, unless --on-interrupt was given."""
     flags = {"on_interrupt": Given(value="successor", flag="--chain"), **job.flags}
     return dataclasses.replace(job, flags=flags)
 
 
 def _prepare_planned(job: JobOptions) -> Prepared:
-    """Prepare a job in the fastest way that fits: strategy, batch and checkpointing."""
+    """Prepare a job with the fastest setup that fits: strategy, batch and checkpointing."""
     resolved = job.load()
     asked = resolved.spec.strategy if "strategy" in job.flags else None
     setup = planned(resolved, strategy=asked).setup
@@ -124,7 +124,7 @@ def _prepare_planned(job: JobOptions) -> Prepared:
     prepared = prepare(dataclasses.replace(job, flags={**job.flags, **chosen}).load())
     if prepared.plan.device is not Device.CUDA:
         raise UsageError(
-            f"--plan chooses for GPUs, and the ranks would compute on {prepared.plan.device.value}",
+            f"--plan chooses a setup for GPUs, but the ranks run on {prepared.plan.device.value}",
             hint="leave out --plan",
         )
     return prepared
@@ -133,7 +133,7 @@ def _prepare_planned(job: JobOptions) -> Prepared:
 def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_run: bool) -> None:
     submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
     if parsable and dry_run:
-        raise UsageError("--dry-run submits nothing, so there is no id for --parsable")
+        raise UsageError("--dry-run submits no job, so --parsable has no id", hint="keep one")
 
 
 def _show_unsent(prepared: Prepared, answer: str, *, test_only: bool, as_json: bool) -> None:
@@ -143,7 +143,7 @@ def _show_unsent(prepared: Prepared, answer: str, *, test_only: bool, as_json: b
         submission.print_files(prepared, as_json=as_json)
     elif not answer:
         raise UsageError(
-            "--test-only asks Slurm, and this job is for this machine",
+            "--test-only asks Slurm, but this job runs on this machine",
             hint="pass --cluster slurm on a login node",
         )
     elif as_json:

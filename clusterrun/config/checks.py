@@ -1,4 +1,4 @@
-"""Refuse the texts of single settings that Slurm, or a directory, would refuse later."""
+"""Refuse values that Slurm or the file system would refuse later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DEPENDENCY: Final = re.compile(rf"(?:([a-z]+)(?::{_JOB})+|singleton|{_JOB})\Z",
 
 
 def check_text(name: str, label: str, value: str) -> None:
-    """Refuse a text that the field can't hold; `label` names it. Raises UsageError."""
+    """Refuse a text that is invalid for the field; `label` names the setting. Raises UsageError."""
     check = _CHECKS.get(name)
     if check is not None:
         check(label, value)
@@ -47,13 +47,13 @@ def port_range(text: str, label: str = "port_range") -> tuple[int, int]:
     if not 1024 <= low < high <= 65535:  # the agents need one port, the rendezvous another
         raise UsageError(
             f"{label} {text} is not a range of ports",
-            hint="give two ports between 1024 and 65535, as 20000-29999",
+            hint="give two ports between 1024 and 65535, e.g. 20000-29999",
         )
     return low, high
 
 
 def list_of(name: str, text: str) -> list[str]:
-    """Return the list that was meant by one text: the words of a script's arguments.
+    """Return the list that one text stands for: arguments are split into words.
 
     >>> list_of("args", "--lr 1"), list_of("setup", "module load cuda")
     (['--lr', '1'], ['module load cuda'])
@@ -68,7 +68,7 @@ def _memory(label: str, value: str) -> None:
     if not _MEMORY.match(value.strip()):
         raise UsageError(
             f"{label} must be an amount of memory, not '{value}'",
-            hint="write a whole number with K, M, G or T, as 200G",
+            hint="write a whole number with K, M, G or T, e.g. 200G",
         )
 
 
@@ -76,7 +76,9 @@ def _hosts(label: str, value: str) -> None:
     if "/" in value:  # sbatch reads the names from a file
         return
     if re.search(r"\s", value):
-        raise UsageError(f"{label} must hold no spaces: '{value}'", hint="separate nodes by commas")
+        raise UsageError(
+            f"{label} must not contain spaces: '{value}'", hint="separate nodes with commas"
+        )
     try:
         parse_hostlist(value)
     except UsageError as error:
@@ -87,7 +89,7 @@ def _dependency(label: str, value: str) -> None:
     for part in re.split("[,?]", value):
         found = _DEPENDENCY.match(part.strip())
         if found is None or (found[1] and found[1].lower() not in _WAIT_FOR):
-            raise UsageError(f"{label} names no job to wait for: '{part}'", hint=_how_to_wait(part))
+            raise UsageError(f"{label}: '{part}' is not a job to wait for", hint=_how_to_wait(part))
 
 
 def _how_to_wait(part: str) -> str:
@@ -102,12 +104,12 @@ def _run_name(label: str, value: str) -> None:
     if "/" in value or value in RESERVED_NAMES:
         raise UsageError(
             f"{label} {value!r} cannot name a directory of runs",
-            hint="leave out slashes; a dot alone and 'by-job' are taken",
+            hint="leave out slashes; '.', '..' and 'by-job' are reserved",
         )
     if len(value.encode(errors="surrogateescape")) > 200:
         raise UsageError(
             f"{label} is longer than 200 bytes",
-            hint="shorten it: the directory of the runs has this name",
+            hint="shorten it; a directory gets this name",
         )
 
 

@@ -1,4 +1,4 @@
-"""Read the settings of a configuration file, without YAML's own guesses about types.
+"""Read the settings of a configuration file, without YAML's guesses about types.
 
 A scalar is read as its text in the file: `mixed_precision: no` is "no", and `time: 1:30:00` is not
 the number 5400.
@@ -32,7 +32,7 @@ _TEXT_TAGS: Final = frozenset(
 class ConfigFile:
     """A file that was found; `shown` is its name in messages, `strict` refuses unknown keys.
 
-    `is_of_user`: it is the user's own configuration.
+    `is_of_user`: the user's own configuration.
     """
 
     shown: str
@@ -119,7 +119,7 @@ class _Reader:
     def read_root(self, root: Node) -> None:
         """Read the top level: plain keys, sections, profiles."""
         if not isinstance(root, MappingNode):
-            raise self.wrong(root, "the file must hold 'key: value' lines")
+            raise self.wrong(root, "the file must contain 'key: value' lines", "write key: value")
         for name, key, value in self.pairs(root):
             if name == "profiles":
                 self.read_profiles(value)
@@ -131,12 +131,14 @@ class _Reader:
     def read_profile_choice(self, value: Node) -> None:
         """Read the name of the profile that this file selects."""
         if not isinstance(value, ScalarNode):
-            self.document.errors.append(self.wrong(value, "profile must be a single name"))
+            self.document.errors.append(
+                self.wrong(value, "profile must be a single name", "write profile: NAME")
+            )
         elif value.tag != _NULL:
             self.document.profile = (value.value, self.origin(value))
 
     def read_profiles(self, node: Node) -> None:
-        """Read each profile as if it were a file of its own."""
+        """Read each profile like a separate file."""
         hint = "write profiles: {a100: {slurm: {partition: gpu}}}"
         for name, _key, value in self.entries(node, "profiles must be a mapping", hint):
             self.profile = name
@@ -149,8 +151,11 @@ class _Reader:
         """Read one key of the top level, of a profile or of a section."""
         full = f"{section}.{name}" if section else name
         if not section and name in SECTIONS:
-            message = f"[{name}] must hold 'key: value' lines"
-            for inner, inner_key, child in self.entries(value, message):
+            message, hint = (
+                f"[{name}] must contain 'key: value' lines",
+                f"write {name}: {{KEY: value}}",
+            )
+            for inner, inner_key, child in self.entries(value, message, hint):
                 self.read_key(inner, inner_key, child, name)
         elif full in BY_KEY and (section or "." not in name):
             self.read_value(BY_KEY[full], key, value)
@@ -160,7 +165,7 @@ class _Reader:
     def entries(
         self, node: Node, message: str, hint: str | tuple[str, ...] = ()
     ) -> list[tuple[str, Node, Node]]:
-        """List the pairs of a mapping; of another node none, which is a mistake unless empty."""
+        """List the pairs of a mapping. Another node is a mistake, unless it is empty."""
         if isinstance(node, MappingNode):
             return self.pairs(node)
         if not _is_empty(node):
@@ -178,7 +183,7 @@ class _Reader:
             self.document.errors.append(error)
 
     def settings_in(self, field: Field, key: Node, node: Node) -> Iterator[Setting]:
-        """Read a value; a mapping name by name, so that each has its own line."""
+        """Read a value. The names of a mapping are separate settings, each with its line."""
         anchor, label = self.file.anchor, field.key
         if field.kind is not Kind.MAPPING:
             yield from settings_of(
@@ -192,18 +197,18 @@ class _Reader:
                 yield from settings_of(field, raw, self.origin(item), anchor, label=label)
 
     def keep(self, setting: Setting) -> None:
-        """Add a setting to the file's own or to the profile's that is being read."""
+        """Add a setting to the file, or to the profile that is being read."""
         variable = unexpanded_variable(setting.field, setting.value)
         if variable is not None:
             self.document.warnings.append(
-                f"{setting.origin.where}: {setting.key} holds '{variable}', which is not expanded "
+                f"{setting.origin.where}: {setting.key} has '{variable}', which is not expanded "
                 f"in files; export {setting.field.env} in your shell's profile instead"
             )
         into = self.document.profiles[self.profile] if self.profile else self.document.settings
         into.append(setting)
 
     def unknown(self, name: str, section: str, key: Node) -> None:
-        """Refuse a key that is not declared; warn of it in a file that other versions read."""
+        """Refuse an unknown key; only warn in a file that other versions also read."""
         inside = f" in section [{section}]" if section else ""
         inside += f" of profile '{self.profile}'" if self.profile else ""
         message = f"unknown key '{name}'{inside}"
@@ -236,13 +241,15 @@ class _Reader:
             name = self._name(key)
             if name in first:
                 line = first[name].start_mark.line + 1
-                raise self.wrong(key, f"key '{name}' is given twice", f"first given in line {line}")
+                raise self.wrong(
+                    key, f"key '{name}' is given twice", f"keep one; the first is in line {line}"
+                )
             first[name] = key
 
     def _name(self, key: Node) -> str:
         if isinstance(key, ScalarNode):
             return str(key.value)
-        raise self.wrong(key, "a key must be a word")
+        raise self.wrong(key, "a key must be a word", "write key: value")
 
     def raw(self, field: Field, node: Node) -> Raw:
         """Return the texts of a node."""
@@ -253,7 +260,7 @@ class _Reader:
         return self.texts_by_name(node) if isinstance(node, MappingNode) else self.text(node, "")
 
     def setup_lines(self, node: Node) -> Iterator[str]:
-        """Yield the lines of a list; a mapping, there or instead of it, names environments."""
+        """Yield the lines of a list; a mapping, in or instead of a list, names environments."""
         for item in node.value if isinstance(node, SequenceNode) else [node]:
             if not isinstance(item, MappingNode):
                 yield self.text(item, "an item")
@@ -279,11 +286,13 @@ class _Reader:
         return {name: self.text(value, name) for name, _key, value in self.pairs(node)}
 
     def text(self, node: Node, what: str) -> str:
-        """Return the text of a scalar as it stands in the file."""
+        """Return the text of a scalar as written in the file."""
         if not isinstance(node, ScalarNode):
-            raise self.wrong(node, f"{what or 'this'} must be a single value")
+            raise self.wrong(node, f"{what or 'this'} must be a single value", "write one value")
         if node.tag not in _TEXT_TAGS:
-            raise self.wrong(node, f"a value of type {node.tag} cannot be used")
+            raise self.wrong(
+                node, f"a value of type {node.tag} cannot be used", "leave out the tag"
+            )
         if node.tag == _NULL and not node.value:
             raise self.wrong(node, f"{what} has no value", "write '' for an empty text")
         return str(node.value)
@@ -305,7 +314,7 @@ class _Reader:
         return Origin(text=text, where=self.at(at or key), is_of_user=self.file.is_of_user)
 
 
-# Words of PyYAML, and how to mend what they complain of; the first match counts.
+# Phrases of PyYAML's errors, and how to correct the file; the first match counts.
 _WAYS_OUT: Final = (
     ("'\\t'", "indent with spaces"),
     ("flow sequence", "close the list that begins in line {line} with ]"),
@@ -319,7 +328,7 @@ _WAYS_OUT: Final = (
 
 
 def _way_out(error: yaml.MarkedYAMLError) -> str | tuple[str, ...]:
-    """Return how to mend a mistake of syntax; () if that is not known."""
+    """Return how to correct a syntax error; () if unknown."""
     words = f"{error.context} {error.problem}"
     line = error.context_mark.line + 1 if error.context_mark else 0
     return next((way.format(line=line) for part, way in _WAYS_OUT if part in words), ())

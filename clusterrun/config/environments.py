@@ -1,4 +1,4 @@
-"""Setup lines that name an environment, as `conda: llm`, instead of being bash."""
+"""Setup lines that name an environment, such as `conda: llm`, instead of bash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clusterrun.errors import UsageError
 _NAMED: Final = re.compile(r"(conda|venv|uv|modules): *(.*)\Z")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _LIKE_NAMED: Final = re.compile(r"([A-Za-z_]+):(?!//) *(\S.*)\Z")
-# What people write for one of the four words.
+# Other words for the four.
 _ALIASES: Final = {
     **{"module": "modules", "conda_env": "conda", "mamba": "conda", "virtualenv": "venv"},
     **{word: word for word in ("conda", "venv", "uv", "modules")},
@@ -24,7 +24,7 @@ _HINT: Final = "write conda: NAME, venv: DIR, uv: DIR, modules: [NAME, ...], or 
 
 
 class Tool(str, Enum):
-    """What switches an environment on."""
+    """The tool that activates an environment."""
 
     CONDA = "conda"
     VENV = "venv"
@@ -41,9 +41,9 @@ class SetupStep:
 
 
 def read_step(text: str) -> SetupStep:
-    """Read a setup line; of `uv: DIR` it is the `.venv` in DIR.
+    """Read a setup line; `uv: DIR` means the `.venv` in DIR.
 
-    Raises UsageError for a name that can't be one.
+    Raises UsageError for an invalid name.
 
     >>> read_step("uv: /home/ada/llm").names
     ('/home/ada/llm/.venv',)
@@ -62,7 +62,7 @@ def read_step(text: str) -> SetupStep:
 
 
 def _refuse_misspelling(text: str) -> None:
-    """Refuse `conad:llm`, which bash would take for the name of a command."""
+    """Refuse `conad:llm`, which bash would read as a command."""
     found = _LIKE_NAMED.match(text)
     near = difflib.get_close_matches(found[1].lower(), _ALIASES, n=1) if found else ()
     if found and near:

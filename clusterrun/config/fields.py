@@ -16,7 +16,7 @@ from clusterrun.errors import UsageError
 
 
 class Kind(str, Enum):
-    """How the text of a value is read."""
+    """The format of a value's text."""
 
     TEXT = "text"
     PATH = "path"
@@ -99,14 +99,15 @@ _TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
     ),
     Kind.REAL: ((int, float), "a number"),
     Kind.FLAG: ((bool,), "True or False"),
-    Kind.ENUM: ((str,), "one of its words"),  # a word stands for its member until it is resolved
+    Kind.ENUM: ((str,), "one of its words"),  # before resolution, the word of a member
     Kind.TEXTS: ((tuple, list), "a list of str"),
     Kind.MAPPING: ((Mapping,), "a mapping of str to str"),
 }
 
 
 _LEFT_OUT = "leave it out to use the default"
-# The least value of each kind of whole number, as it is kept: minutes, seconds, bytes.
+_NAME = "use letters, digits and underscores"
+# The least value of each kind of whole number, in its unit: minutes, seconds, bytes.
 _LEAST = {
     **dict.fromkeys((Kind.COUNT, Kind.MINUTES, Kind.SECONDS, Kind.BYTES), 1),
     **dict.fromkeys((Kind.NUMBER, Kind.DURATION), 0),
@@ -133,15 +134,15 @@ def _check_text_types(field: Field, values: Iterable[Any]) -> None:
     for text in values:
         if not isinstance(text, str):
             raise UsageError(
-                f"{field.name} must hold str only, not {text!r}", hint=f"write it as '{text}'"
+                f"{field.name} must contain str only, not {text!r}", hint=f"write it as '{text}'"
             )
 
 
 def _check_variable_types(field: Field, variables: Mapping[Any, Any]) -> None:
     for name, text in variables.items():
         if not isinstance(name, str):
-            raise UsageError(f"{field.name}: {name!r} is not a name for an environment variable")
-        if not isinstance(text, str):  # it may be a secret: the message doesn't repeat it
+            raise UsageError(f"{field.name}: {name!r} is not a variable name", hint=_NAME)
+        if not isinstance(text, str):  # may be a secret, so the message does not repeat it
             raise UsageError(
                 f"{field.name}: the value of {name} must be a str, not {_type(text)}",
                 hint="write it as text",
@@ -155,7 +156,7 @@ def _type(value: object) -> str:
 def check_value(field: Field, value: Any, *, label: str) -> None:
     """Refuse values such as a count of 0, a control character, a bad variable name.
 
-    `label` names the setting as its source does. Raises UsageError.
+    `label`: the setting's name in its source. Raises UsageError.
     """
     if value is None:
         return
@@ -190,14 +191,14 @@ def _check_text(label: str, value: str) -> None:
 def _check_texts(field: Field, label: str, values: tuple[str, ...]) -> None:
     for text in values:
         if "\x00" in text:
-            raise UsageError(f"{label} holds a NUL byte: {text!r}")
+            raise UsageError(f"{label} contains a NUL byte: {text!r}", hint="remove it")
         if field.name == "setup":
             read_step(text)
         if field.name in ("sbatch_args", "srun_args"):
             _refuse_control(label, text)
         if field.name == "pass_env" and not _VARIABLE.match(text):
             raise UsageError(
-                f"{label}: {text!r} is not a name for an environment variable",
+                f"{label}: {text!r} is not a variable name",
                 hint="name variables of your shell, without their values",
             )
 
@@ -205,14 +206,14 @@ def _check_texts(field: Field, label: str, values: tuple[str, ...]) -> None:
 def _refuse_control(label: str, value: str) -> None:
     if _CONTROL.search(value):
         raise UsageError(
-            f"{label} holds a newline or control character: {value!r}",
-            hint="remove it; Slurm's directives end at the line",
+            f"{label} contains a newline or control character: {value!r}",
+            hint="remove it; a directive of Slurm is one line",
         )
 
 
 def _check_variables(label: str, value: Mapping[str, str]) -> None:
     for name, text in value.items():
         if not _VARIABLE.match(name):
-            raise UsageError(f"{label}: {name!r} is not a name for an environment variable")
+            raise UsageError(f"{label}: {name!r} is not a variable name", hint=_NAME)
         if "\x00" in text:
-            raise UsageError(f"{label}: the value of {name} holds a NUL byte")
+            raise UsageError(f"{label}: the value of {name} contains a NUL byte", hint="remove it")

@@ -34,7 +34,7 @@ def find_files(
 ) -> FoundFiles:
     """Read the job file, the project's (with `search`), the user's and the site's configuration.
 
-    Raises ConfigError for a file that was named and is missing, or cannot be read.
+    Raises ConfigError for a named file that is missing, or a file that cannot be read.
     """
     home = environ.get("HOME") or None
     project, notes = _find_project(cwd) if search else (None, ())
@@ -63,11 +63,12 @@ def read_file(
         text = path.read_bytes().decode("utf-8-sig")
         is_regular = path.is_file()
     except OSError as error:
-        raise ConfigError(f"cannot read {shown}", cause=error.strerror or str(error)) from error
+        hint, cause = "check that it exists and that you may read it", error.strerror or str(error)
+        raise ConfigError(f"cannot read {shown}", cause=cause, hint=hint) from error
     except UnicodeDecodeError as error:
         hint = "save it as UTF-8"
         raise ConfigError(f"{shown} is not UTF-8 text", cause=str(error), hint=hint) from error
-    # A pipe has no directory of its own, and paths stay as typed where that changes nothing.
+    # A pipe has no directory; paths relative to the working directory stay as typed.
     directory = None if not is_regular or path.parent == cwd else str(path.parent)
     anchor = Anchor(directory=directory, home=home)
     return ConfigFile(shown=shown, text=text, anchor=anchor, strict=strict)

@@ -15,7 +15,7 @@ BY_ENV: Final[Mapping[str, Field]] = {field.env: field for field in FIELDS}
 SECTIONS: Final = tuple(
     dict.fromkeys(key.partition(".")[0] for key in BY_KEY if "." in key)
 )  # slurm, launch, network, logs, training
-# What other tools call it.
+# The names in other tools.
 _ALIASES: Final = {
     **dict.fromkeys(("gpus", "gres", "num_gpus", "n_gpus"), "slurm.gpus_per_node"),
     **dict.fromkeys(("num_nodes", "nnodes", "num_machines"), "slurm.nodes"),
@@ -36,7 +36,7 @@ _ENVIRONMENTS: Final = ("conda", "conda_env", "modules", "uv", "venv")
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate that resembles the name most, if one does.
+    """Return the candidate closest to the name, if any is close.
 
     >>> nearest("gpus_per_nodes", ["gpus_per_node", "nodes"])
     'gpus_per_node'
@@ -65,7 +65,7 @@ def hint_for_key(name: str, section: str) -> str:
     if near is not None:
         return f"use '{near}'"
     key = words.get(nearest(plain, words) or "")
-    return _written_at(key, section) if key else f"keys here: {', '.join(keys_in(section))}"
+    return _written_at(key, section) if key else f"use one of: {', '.join(keys_in(section))}"
 
 
 def _words() -> dict[str, str]:

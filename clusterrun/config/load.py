@@ -41,8 +41,8 @@ def load_spec(
 
     `flags` maps field names of JobSpec to what was given (texts, or `Given` with the option's
     spelling); `overrides` are texts like `slurm.nodes=2`. The order, highest first: options,
-    overrides, CLUSTERRUN_* variables, the chosen profile, plain values; both of the latter from
-    `config_file`, the project's, the user's and the site's file in that order.
+    overrides, CLUSTERRUN_* variables, the chosen profile, plain values; the last two
+    from `config_file`, the project's, the user's and the site's file in that order.
 
     Raises UsageError (ConfigError for a file) with the position of the mistake.
     """
@@ -60,9 +60,9 @@ def load_again(
     typed_in: Path,
     overrides: Sequence[str] = (),
 ) -> Resolved:
-    """Resolve `text`, the resolved configuration of a run in `cwd`, and changes of it.
+    """Resolve `text`, the resolved configuration of a run in `cwd`, with changes.
 
-    Neither other files nor CLUSTERRUN_* variables count. `shown` names the text in origins;
+    Other files and CLUSTERRUN_* variables are ignored. `shown` names the text in origins;
     relative paths of `flags` and `overrides` are relative to `typed_in`.
     Raises UsageError with the position of the mistake.
     """
@@ -78,9 +78,9 @@ def load_again(
 
 
 def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
-    """Check a spec that was made in Python, by the same rules as any other.
+    """Check a spec made in Python, by the same rules as any other.
 
-    Raises UsageError for a value that can't be meant, a secret, or several clusters.
+    Raises UsageError for an invalid value, a secret, or several clusters.
     """
     given = {
         field.name: Given(value=value, speaker="Python")
@@ -104,7 +104,7 @@ def resolve(
     overrides: Sequence[str] = (),
     typed_in: Path | None = None,
 ) -> Resolved:
-    """Resolve texts that were already read; a pure function.
+    """Resolve texts that were already read, without touching the disk.
 
     Paths on the command line are relative to `typed_in`, or to `cwd`.
     """

@@ -1,4 +1,4 @@
-"""How the ranks of a job are divided: the sizes of accelerate's ParallelismConfig."""
+"""The division of a job's ranks: the sizes of accelerate's ParallelismConfig."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from clusterrun.config.spec import JobSpec, Strategy
 
-# By accelerate's names, in the order of its mesh but for tp, which is innermost.
+# By accelerate's names, in the order of its mesh, except tp, which is innermost.
 SIZES: Final[Mapping[str, str]] = {
     "dp_replicate": "replicate",
     "dp_shard": "shard",
@@ -26,7 +26,7 @@ FIELDS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """The sizes that were asked for; 0 leaves one to the strategy and the number of ranks."""
+    """The requested sizes; 0 leaves one to the strategy and the number of ranks."""
 
     replicate: int = 0
     shard: int = 0
@@ -51,7 +51,7 @@ class Parallel:
         return self.replicate * self.shard * self.model
 
     def data(self, world: int) -> int:
-        """Return the data-parallel size: how many groups of ranks have samples of their own.
+        """Return the data-parallel size: the number of groups of ranks with different samples.
 
         >>> Parallel(tensor=4, context=2).data(64)
         8

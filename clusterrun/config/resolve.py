@@ -28,9 +28,9 @@ _NUMBERS: Final = (
     "ffn",
     "vocab",
 )
-_OF_A_MODEL: Final = ("lora", "load_in_4bit", "step_time_s")  # true of no other one
-# What a setting replaces in lower layers: the same fact in other words, and what depends on it. One
-# layer may say both.
+_OF_A_MODEL: Final = ("lora", "load_in_4bit", "step_time_s")  # true of that model only
+# What a setting replaces in lower layers: other forms of the same fact, and what depends on it. One
+# layer may set both.
 _DISPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{"script": ("module", "args"), "module": ("script", "args")},
     **{"model": (*_NUMBERS, *_OF_A_MODEL)},
@@ -40,12 +40,12 @@ _DISPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{"effective_batch": ("accumulation",), "accumulation": ("effective_batch",)},
     "gpu": ("gpu_mem_bytes",),
 }
-# Neither NCCL nor torch reads them; they are meant as the process group's timeout.
+# Neither NCCL nor torch reads them; users mean the timeout of the process group.
 _TIMEOUT_NAMES: Final = ("NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT")
 
 
 class Merged:
-    """The winning values by field name and their origins by key, while layers are laid on."""
+    """The values by field name and their origins by key, built layer by layer."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -86,14 +86,14 @@ class Merged:
     def _take_timeout(self, name: str, item: str) -> None:
         key = f"{BY_NAME[name].key}.{item}"
         text, origin = self.values[name].pop(item), self.origins.pop(key)
-        ignored = f"{item} ({origin}) is read by neither NCCL nor torch"
+        ignored = f"neither NCCL nor torch reads {item} ({origin})"
         if "timeout_s" in self.values:
-            self.notes.append(f"{ignored}; launch.timeout counts")
+            self.notes.append(f"{ignored}; launch.timeout is used")
             return
         seconds = interpret_at(origin, BY_NAME["timeout_s"], text, label=item)
         self.values["timeout_s"] = seconds
         self.origins["launch.timeout"] = Origin(text=f"{origin} ({item})", where=origin.where)
-        self.notes.append(f"{ignored}; taken as launch.timeout: {format_seconds(seconds)}")
+        self.notes.append(f"{ignored}; it is used as launch.timeout: {format_seconds(seconds)}")
 
     def warn_of_secrets(self) -> None:
         """Warn of an argument that looks like a secret: `ps` and the run directory show it."""
@@ -116,7 +116,7 @@ class Merged:
 
 
 def merge(layers: Iterable[Layer]) -> Merged:
-    """Lay the layers, lowest first. Raises UsageError if one names a script and a module."""
+    """Merge the layers, lowest first. Raises UsageError if one names a script and a module."""
     merged = Merged()
     kept, displaced = displace(list(layers))
     for layer in kept:
@@ -127,16 +127,16 @@ def merge(layers: Iterable[Layer]) -> Merged:
 
 
 def displace(layers: list[Layer]) -> tuple[list[Layer], list[tuple[Setting, Setting]]]:
-    """Drop what a higher layer says in other words; return also what was dropped, and for what.
+    """Drop what a higher layer replaces; also return what was dropped, with its replacement.
 
-    The arguments of a lower layer belong to its own script, and go with it.
+    The arguments of a lower layer belong to its script, and are dropped with it.
     """
     kept: list[Layer] = []
     dropped: list[tuple[Setting, Setting]] = []
     rivals: dict[str, Setting] = {}
     for layer in reversed(layers):
-        said = {setting.field.name for higher in kept for setting in higher}
-        names = rivals.keys() - said
+        higher_names = {setting.field.name for higher in kept for setting in higher}
+        names = rivals.keys() - higher_names
         dropped += [(s, rivals[s.field.name]) for s in layer if s.field.name in names]
         own = [setting for setting in layer if setting.field.name not in rivals]
         _refuse_two_entries(own)
@@ -155,7 +155,7 @@ def _refuse_two_entries(layer: Layer) -> None:
 
 
 def _replaced(dropped: Iterable[tuple[Setting, Setting]]) -> list[str]:
-    """Name the facts of the training that are replaced; a script's arguments need no word."""
+    """Name the facts of the training that are replaced, but not a script's arguments."""
     losers: dict[str, list[Setting]] = {}
     for lost, won in dropped:
         if lost.field.name not in _ENTRY:
@@ -167,12 +167,12 @@ def _replaced(dropped: Iterable[tuple[Setting, Setting]]) -> list[str]:
 
 
 def refuse_mistakes(documents: Sequence[Document]) -> None:
-    """Raise the first mistake of the files, with the number of others."""
+    """Raise the first mistake in the files, with the number of the rest."""
     errors = [error for document in documents for error in document.errors]
     if not errors:
         return
     first = errors[0]
-    more = (f"clusterrun config validate lists {len(errors) - 1} more",) if errors[1:] else ()
+    more = (f"list {len(errors) - 1} more with: clusterrun config validate",) if errors[1:] else ()
     raise ConfigError(
         first.message, hint=(*first.hints, *more), cause=first.cause, where=first.where
     ) from first
@@ -181,9 +181,9 @@ def refuse_mistakes(documents: Sequence[Document]) -> None:
 def chosen_profile(
     profile: str | None, environ: Mapping[str, str], documents: Sequence[Document]
 ) -> str | None:
-    """Return the profile: of the option, of the environment, or of the highest file.
+    """Return the profile of the option, the environment or the highest file, in this order.
 
-    An empty option chooses none. Raises UsageError for a name that no file defines.
+    An empty option means none. Raises UsageError for a name that no file defines.
     """
     if profile is not None:
         return _known(profile, documents, None) if profile else None
@@ -205,9 +205,9 @@ def _known(name: str, documents: Sequence[Document], where: str | None) -> str:
     if near is not None:
         hint = f"use '{near}'"
     elif names:
-        hint = f"profiles: {', '.join(names)}"
+        hint = f"use one of: {', '.join(names)}"
     else:
-        hint = "no configuration file that was read defines a profile"
+        hint = "define it under 'profiles:' in clusterrun.yaml; no file defines a profile"
     raise located(UsageError(f"unknown profile '{name}'", hint=hint), where)
 
 
@@ -217,6 +217,6 @@ def refuse_several_clusters(merged: Merged) -> None:
     if len(names) > 1:
         error = UsageError(
             f"slurm.clusters names {len(names)} clusters: {', '.join(names)}",
-            hint=f"choose one, as --clusters={names[0]}",
+            hint=f"choose one, e.g. --clusters={names[0]}",
         )
         raise located(error, merged.origins["slurm.clusters"].where)

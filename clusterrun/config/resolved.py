@@ -14,7 +14,7 @@ from clusterrun.config.spec import FIELDS, JobSpec
 from clusterrun.config.values import written
 
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_/.-]*\Z")
-# Words that some YAML readers do not take for text.
+# Words that some YAML readers do not read as text.
 _YAML_WORDS: Final = frozenset(
     {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 )
@@ -43,8 +43,8 @@ class Resolved:
     """A JobSpec with the origins of its values.
 
     `origins` holds every key of FIELDS, and `env.NAME` for each name of a mapping. `project_dir`
-    is the directory of the project's clusterrun.yaml, or else `cwd`. `files` are those that were
-    read, the highest first. `notes` are warnings for the user.
+    is the directory of the project's clusterrun.yaml, or else `cwd`. `files`: those that were
+    read, highest first. `notes` are warnings for the user.
     """
 
     spec: JobSpec
@@ -74,8 +74,8 @@ class Resolved:
 
         Equal specs and origins give equal bytes; unprintable characters are escaped.
         """
-        lines = ["# What was decided, and where each value was said."]
-        lines += [f"# Relative paths count from {_comment(str(self.cwd))}"]
+        lines = ["# The resolved configuration, with the origin of each value."]
+        lines += [f"# Relative paths start at {_comment(str(self.cwd))}"]
         lines += [f"# profile {_comment(self.profile)}"] if self.profile else []
         for section, fields in _by_section().items():
             body = [line for field in fields for line in self._lines(field, bool(section))]
@@ -137,7 +137,7 @@ def _flow_text(field: Field, value: Any) -> str:
 
 
 def yaml_text(text: str) -> str:
-    r"""Return a text as a YAML scalar that every reader takes for that text.
+    r"""Return a text as a YAML scalar that every reader reads as text.
 
     >>> yaml_text("train.py"), yaml_text("no"), yaml_text("a: b\n")
     ('train.py', '"no"', '"a: b\\n"')

@@ -1,4 +1,4 @@
-"""Recognize names and values of secrets: they are passed by name and never written."""
+"""Recognize names and values of secrets: they are passed by name and never stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ASSIGNMENT: Final = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?[^\s\"'$`;&|]
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name usually holds a secret.
+    """Return whether a variable of this name usually holds a secret.
 
     >>> [is_secret_name(name) for name in ("HF_TOKEN", "WANDB_API_KEY", "PGPASSWORD")]
     [True, True, True]
@@ -45,12 +45,12 @@ def is_secret_name(name: str) -> bool:
 
 
 def _names_a_key(words: list[str]) -> bool:
-    """Whether a longer name contains `access key`, `api key` and the like."""
+    """Return whether a name contains two words such as `access key` or `api key`."""
     return any(word in _SECRET_KEYS and after == "key" for word, after in pairwise(words))
 
 
 def is_secret_value(text: str) -> bool:
-    """Whether a text holds a password or a well-known form of token.
+    """Return whether a text contains a password or a well-known form of token.
 
     >>> is_secret_value("http://me:pass@proxy:3128"), is_secret_value("http://proxy:3128")
     (True, False)
@@ -67,7 +67,7 @@ def secret_argument(word: str) -> str:
     ['', '', '']
     """
     option, equals, value = word.partition("=")
-    if value.startswith("${"):  # Hydra reads it where the script runs
+    if value.startswith("${"):  # Hydra reads it when the script runs
         return ""
     is_named = bool(equals) or option.startswith("--")
     if is_named and is_secret_name(option.lstrip("-+~").rpartition(".")[2]):

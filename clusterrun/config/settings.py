@@ -35,7 +35,7 @@ BUILT_IN: Final = Origin(text="built-in")
 
 @dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """What the paths of one source of settings are relative to."""
+    """The directories that paths of one source are relative to."""
 
     directory: str | None = None  # None: the working directory
     home: str | None = None

@@ -1,7 +1,7 @@
-"""The request of the user: one frozen record that declares each field once.
+"""What the user asks for: one frozen record that declares each field once.
 
-The YAML loader, the environment reader and the command line are made from the metadata of the
-fields (`FIELDS`).
+The YAML loader, the environment reader and the command line read the metadata of the fields
+(`FIELDS`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Cluster(str, Enum):
 
 
 class Device(str, Enum):
-    """What the ranks compute on."""
+    """The device of the ranks."""
 
     AUTO = "auto"
     CUDA = "cuda"
@@ -33,7 +33,7 @@ class Device(str, Enum):
 
 
 class MixedPrecision(str, Enum):
-    """The arithmetic of the forward pass, in accelerate's words, or `auto`."""
+    """The precision of the forward pass, in accelerate's terms, or `auto`."""
 
     AUTO = "auto"
     NO = "no"
@@ -42,7 +42,7 @@ class MixedPrecision(str, Enum):
 
 
 class Strategy(str, Enum):
-    """How the model's state is spread over the ranks."""
+    """The distribution of the model's state over the ranks."""
 
     NONE = "none"
     DDP = "ddp"
@@ -57,22 +57,22 @@ class Strategy(str, Enum):
 
     @property
     def is_fsdp(self) -> bool:
-        """Whether torch's fully sharded data parallel does the work."""
+        """Return whether torch's FSDP is used."""
         return self.value.startswith("fsdp")
 
     @property
     def is_deepspeed(self) -> bool:
-        """Whether DeepSpeed's ZeRO does the work."""
+        """Return whether DeepSpeed is used."""
         return self.value.startswith("zero")
 
     @property
     def engine(self) -> str:
-        """What does the work: `none`, `ddp`, `fsdp` or `deepspeed`."""
+        """Return `none`, `ddp`, `fsdp` or `deepspeed`."""
         return "deepspeed" if self.is_deepspeed else self.value.split("-")[0]
 
 
 class GpuRequest(str, Enum):
-    """The options by which a site wants GPUs to be requested."""
+    """The options that a site wants for GPUs."""
 
     GPUS_PER_NODE = "gpus-per-node"
     GRES = "gres"
@@ -80,7 +80,7 @@ class GpuRequest(str, Enum):
 
 
 class OnInterrupt(str, Enum):
-    """How a run continues after it lost its nodes: by a requeue, in a new job, or not at all."""
+    """How a run continues after losing its nodes: by a requeue, in a new job, or not at all."""
 
     REQUEUE = "requeue"
     SUCCESSOR = "successor"
@@ -98,9 +98,9 @@ class Network(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec(Training):
-    """The request of the user; a value of None is not set.
+    """What the user asks for; a value of None is not set.
 
-    Raises UsageError on construction for a value that can't be meant.
+    Raises UsageError on construction for an invalid value.
     """
 
     script: str | None = declared("script", Kind.PATH, "", "run this training script", group="job")
@@ -127,7 +127,7 @@ class JobSpec(Training):
         "cluster",
         Kind.ENUM,
         "--cluster",
-        "run on Slurm or on this machine; auto takes Slurm if sbatch is found",
+        "run on Slurm or on this machine; auto uses Slurm if sbatch is found",
         default=Cluster.AUTO,
         group="job",
         common=True,
@@ -162,7 +162,7 @@ class JobSpec(Training):
         "slurm.gpu_type",
         Kind.TEXT,
         "--gpu-type",
-        "request GPUs of this type, as a100",
+        "request GPUs of this type, e.g. a100",
         estimated=True,
     )
     gpu_request: GpuRequest = declared(
@@ -191,7 +191,7 @@ class JobSpec(Training):
         "slurm.mem",
         Kind.TEXT,
         "--mem",
-        "request this much memory on each node, as 200G",
+        "request this much memory on each node, e.g. 200G",
         common=True,
         estimated=True,
     )
@@ -199,14 +199,14 @@ class JobSpec(Training):
         "slurm.mem_per_gpu",
         Kind.TEXT,
         "--mem-per-gpu",
-        "request this much memory for each GPU, as 60G",
+        "request this much memory for each GPU, e.g. 60G",
         estimated=True,
     )
     mem_per_cpu: str | None = declared(
         "slurm.mem_per_cpu",
         Kind.TEXT,
         "--mem-per-cpu",
-        "request this much memory for each CPU, as 4G",
+        "request this much memory for each CPU, e.g. 4G",
         estimated=True,
     )
     exclusive: bool = declared(
@@ -220,7 +220,7 @@ class JobSpec(Training):
         "slurm.time",
         Kind.MINUTES,
         "-t --time",
-        "limit the run time, as 90 (minutes), 12h, 1:30:00 or 2-00:00:00",
+        "limit the run time, e.g. 90 (minutes), 12h, 1:30:00 or 2-00:00:00",
         common=True,
         estimated=True,
     )
@@ -243,29 +243,35 @@ class JobSpec(Training):
         "slurm.constraint",
         Kind.TEXT,
         "-C --constraint",
-        "require these node features, as a100|h100",
+        "require these node features, e.g. a100|h100",
         common=True,
     )
     nodelist: str | None = declared(
-        "slurm.nodelist", Kind.TEXT, "-w --nodelist", "use these nodes, as node[01-04]"
+        "slurm.nodelist", Kind.TEXT, "-w --nodelist", "use these nodes, e.g. node[01-04]"
     )
     exclude: str | None = declared(
-        "slurm.exclude", Kind.TEXT, "-x --exclude", "avoid these nodes, as node[07,12]"
+        "slurm.exclude", Kind.TEXT, "-x --exclude", "avoid these nodes, e.g. node[07,12]"
     )
     reservation: str | None = declared(
         "slurm.reservation", Kind.TEXT, "--reservation", "run in this reservation"
     )
     dependency: str | None = declared(
-        "slurm.dependency", Kind.TEXT, "-d --dependency", "start after other jobs, as afterok:4711"
+        "slurm.dependency",
+        Kind.TEXT,
+        "-d --dependency",
+        "start after other jobs, e.g. afterok:4711",
     )
     begin: str | None = declared(
-        "slurm.begin", Kind.TEXT, "-b --begin", "start no earlier than this, as 20:00 or now+2hours"
+        "slurm.begin",
+        Kind.TEXT,
+        "-b --begin",
+        "start no earlier than this, e.g. 20:00 or now+2hours",
     )
     deadline: str | None = declared(
         "slurm.deadline",
         Kind.TEXT,
         "--deadline",
-        "drop the job if it cannot end by then, as 2026-08-01T06:00",
+        "drop the job if it cannot end by this time, e.g. 2026-08-01T06:00",
     )
     hold: bool = declared(
         "slurm.hold", Kind.FLAG, "-H --hold", "submit the job in held state", default=False
@@ -281,7 +287,7 @@ class JobSpec(Training):
         "slurm.signal",
         Kind.TEXT,
         "--signal",
-        "send USR1 or USR2 before the time limit, as B:USR2@300",
+        "send USR1 or USR2 before the time limit, e.g. B:USR2@300",
     )
     spare_nodes: int = declared(
         "slurm.spare_nodes",
@@ -294,16 +300,19 @@ class JobSpec(Training):
         "slurm.switches",
         Kind.TEXT,
         "--switches",
-        "limit the number of leaf switches, as 1@60 (wait up to 60 minutes)",
+        "limit the number of leaf switches, e.g. 1@60 (wait up to 60 minutes)",
     )
     clusters: str | None = declared(
-        "slurm.clusters", Kind.TEXT, "-M --clusters", "submit to this Slurm cluster of several"
+        "slurm.clusters",
+        Kind.TEXT,
+        "-M --clusters",
+        "submit to this Slurm cluster, if there are several",
     )
     comment: str | None = declared(
         "slurm.comment", Kind.TEXT, "--comment", "attach a comment to the job"
     )
     mail_type: str | None = declared(
-        "slurm.mail_type", Kind.TEXT, "--mail-type", "send mail on these events, as END,FAIL"
+        "slurm.mail_type", Kind.TEXT, "--mail-type", "send mail on these events, e.g. END,FAIL"
     )
     mail_user: str | None = declared(
         "slurm.mail_user", Kind.TEXT, "--mail-user", "send mail to this address"
@@ -312,7 +321,7 @@ class JobSpec(Training):
         "slurm.extra",
         Kind.TEXTS,
         "--sbatch-arg",
-        "pass any other option to sbatch, as --sbatch-arg=--nice=100 (repeatable)",
+        "pass any other option to sbatch, e.g. --sbatch-arg=--nice=100 (repeatable)",
         default=(),
         metavar="OPTION",
     )
@@ -320,7 +329,7 @@ class JobSpec(Training):
         "slurm.srun_extra",
         Kind.TEXTS,
         "--srun-arg",
-        "pass any other option to srun, as --srun-arg=--container-image=IMAGE (repeatable)",
+        "pass any other option to srun, e.g. --srun-arg=--container-image=IMAGE (repeatable)",
         default=(),
         metavar="OPTION",
     )
@@ -344,7 +353,7 @@ class JobSpec(Training):
         "launch.gpu_ids",
         Kind.TEXT,
         "--gpu-ids",
-        "use these GPUs of this machine, as 0,2 (local runs)",
+        "use these GPUs of this machine, e.g. 0,2 (local runs)",
     )
     strategy: Strategy = declared(
         "launch.strategy",
@@ -394,7 +403,7 @@ class JobSpec(Training):
         "launch.mixed_precision",
         Kind.ENUM,
         "--mixed-precision",
-        "compute in this precision; auto: bf16 where the GPUs have it, else fp16; no on CPUs",
+        "compute in this precision; auto: bf16 if supported, else fp16; no on CPUs",
         default=MixedPrecision.AUTO,
         common=True,
         estimated=True,
@@ -419,7 +428,7 @@ class JobSpec(Training):
         "launch.timeout",
         Kind.SECONDS,
         "--timeout",
-        "set the process-group timeout, as 30m or 1800 (seconds)",
+        "set the process-group timeout, e.g. 30m or 1800 (seconds)",
     )
     rendezvous_timeout_s: int = declared(
         "launch.rendezvous_timeout",
@@ -444,7 +453,7 @@ class JobSpec(Training):
         "launch.max_restarts",
         Kind.NUMBER,
         "--max-restarts",
-        "restart this often after a failure  [default: while each attempt saves a new checkpoint]",
+        "restart at most this often  [default: while each attempt saves a new checkpoint]",
     )
     on_interrupt: OnInterrupt | None = declared(
         "launch.on_interrupt",
@@ -458,7 +467,7 @@ class JobSpec(Training):
         "launch.hang_timeout",
         Kind.DURATION,
         "--hang-timeout",
-        "restart when no step ends for this long and for ten usual steps; 0 "
+        "restart when no step ends for this long and ten times the usual step; 0 "
         "disables it  [default: 15m]",
         default=900,
     )
@@ -521,7 +530,7 @@ class JobSpec(Training):
         "logs.spool",
         Kind.BYTES,
         "",
-        "keep up to this much log per node while the run directory is not writable",
+        "buffer up to this much log per node while the run directory is not writable",
         default=1 << 30,
     )
     log_lines_per_s: int | None = declared(
@@ -546,7 +555,7 @@ class JobSpec(Training):
         "pass_env",
         Kind.TEXTS,
         "--pass-env",
-        "pass a variable of your shell by name, never writing its value down (repeatable)",
+        "pass a variable of your shell by name; its value is not stored (repeatable)",
         default=(),
         group="env",
         metavar="NAME",

@@ -48,7 +48,7 @@ def _belongs_to_a_run(field: Field, environ: Mapping[str, str]) -> bool:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Warn of variables that look like settings and are not."""
+    """Yield a warning for each variable that looks like a setting but is not."""
     sections = tuple(f"CLUSTERRUN_{section.upper()}_" for section in SECTIONS)
     for name in sorted(environ):
         if name.startswith(sections) and name not in BY_ENV:
@@ -70,7 +70,7 @@ def override_settings(overrides: Sequence[str], anchor: Anchor) -> Iterator[Sett
 
 
 def _field_of(key: str) -> tuple[Field, str]:
-    """Return a setting, or that of a mapping and the name within: `env.LOG_LEVEL`."""
+    """Return a setting, and for a mapping the name in it: `env.LOG_LEVEL`."""
     if key in BY_KEY:
         return BY_KEY[key], ""
     home, _, item = key.rpartition(".")
@@ -91,7 +91,7 @@ def unknown_key(key: str) -> UsageError:
 
 
 def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]:
-    """Read what the options of the command line gave; a repeatable one adds to a list.
+    """Read the options of the command line; a repeatable one adds to a list.
 
     Raises UsageError for a name that is not a field of JobSpec.
     """

@@ -1,4 +1,4 @@
-"""Facts of the training itself: estimates and notes depend on them, the launch does not."""
+"""Facts of the training, for estimates and notes; the launch does not depend on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clusterrun.config.fields import Kind, declared
 
 
 class Optimizer(str, Enum):
-    """An optimizer, by the states that it keeps for each parameter."""
+    """An optimizer, with the states that it keeps for each parameter."""
 
     ADAMW = "adamw"
     ADAM8BIT = "adam8bit"
@@ -23,7 +23,7 @@ class Optimizer(str, Enum):
 
 
 class LrRule(str, Enum):
-    """How a learning rate follows the batch."""
+    """The scaling of the learning rate with the batch."""
 
     LINEAR = "linear"
     SQRT = "sqrt"
@@ -38,14 +38,14 @@ class Training:
         "training.model",
         Kind.TEXT,
         "--model",
-        "estimate this model: a known name as qwen3-8b, a config.json or its directory",
+        "estimate this model: a known name (qwen3-8b), a config.json or its directory",
         common=True,
     )
     params: float | None = declared(
         "training.params",
         Kind.REAL,
         "--params",
-        "set the number of parameters, as 8.03B",
+        "set the number of parameters, e.g. 8.03B",
         common=True,
     )
     active_params: float | None = declared(
@@ -70,7 +70,7 @@ class Training:
         "training.samples",
         Kind.COUNT,
         "--samples",
-        "set the samples in the data set, as 1.2M",
+        "set the samples in the data set, e.g. 1.2M",
         common=True,
     )
     tokens: float | None = declared(
@@ -83,7 +83,7 @@ class Training:
         "training.seq_len",
         Kind.COUNT,
         "--seq-len",
-        "set the tokens per sample, as 4096 (4k is 4000)",
+        "set the tokens per sample, e.g. 4096 (4k is 4000)",
         common=True,
     )
     micro_batch: int | None = declared(
@@ -165,19 +165,19 @@ class Training:
         "training.gpu",
         Kind.TEXT,
         "--gpu",
-        "estimate for this GPU, as h100-80g or rtx4090",
+        "estimate for this GPU, e.g. h100-80g or rtx4090",
         common=True,
     )
     gpu_price: tuple[str, ...] = declared(
         "training.gpu_price",
         Kind.TEXTS,
         "--gpu-price",
-        "set the price of a GPU-hour, as h100-80g=2.5 (repeatable)",
+        "set the price of a GPU-hour, e.g. h100-80g=2.5 (repeatable)",
         default=(),
         metavar="GPU=PRICE",
     )
     gpu_mem_bytes: int | None = declared(
-        "training.gpu_mem", Kind.BYTES, "--gpu-mem", "set the memory of each GPU, as 24GiB"
+        "training.gpu_mem", Kind.BYTES, "--gpu-mem", "set the memory of each GPU, e.g. 24GiB"
     )
     host_mem_bytes: int | None = declared(
         "training.host_mem",
@@ -189,7 +189,7 @@ class Training:
         "training.intra_node_bandwidth",
         Kind.REAL,
         "--intra-node-bandwidth",
-        "set the bandwidth between GPUs of a node, as nccl-tests' busbw  [default: the card's]",
+        "set the bandwidth between GPUs of a node (busbw of nccl-tests)  [default: the card's]",
         metavar="GB/s",
     )
     inter_node_bandwidth: float | None = declared(
@@ -210,7 +210,7 @@ class Training:
         "training.step_time",
         Kind.REAL,
         "--step-time",
-        "set the measured time of an optimizer step, as 4.5s",
+        "set the measured time of an optimizer step, e.g. 4.5s",
     )
     save_every: int | None = declared(
         "training.save_every", Kind.COUNT, "--save-every", "save a checkpoint every this many steps"

@@ -31,7 +31,7 @@ _FLAGS: Final = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
-# What other tools call it.
+# The names in other tools.
 _SYNONYMS: Final = {
     **dict.fromkeys(("fp32", "float32", "false", "off"), "no"),
     **{"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "gpu": "cuda", "ib": "infiniband"},
@@ -45,9 +45,9 @@ def interpret(field: Field, raw: Raw, *, label: str) -> Any:
     Raises UsageError for a text that is not a value of the field.
     """
     if "\x00" in "".join(_texts(raw)):
-        raise UsageError(f"{label} holds a NUL byte", hint="remove it; no program can be given one")
+        raise UsageError(f"{label} contains a NUL byte", hint="remove it")
     value = _READERS[field.kind](field, raw, label)
-    check_value(field, value, label=label)  # the rules of the record, while the origin is known
+    check_value(field, value, label=label)  # the rules of JobSpec, while the origin is known
     _refuse_secrets(field, value, label)
     return value
 
@@ -81,7 +81,7 @@ def _scalar_text(field: Field, value: Any) -> str:
 
 
 def _yaml_number(value: float) -> str:
-    """Return a number as every YAML reader takes it for one: 478720, 1.0e-05."""
+    """Return a number that every YAML reader reads as one: 478720, 1.0e-05."""
     if value == int(value):
         return str(int(value))
     mantissa, mark, exponent = repr(value).partition("e")
@@ -103,7 +103,7 @@ def anchored(field: Field, value: Any, *, directory: str | None, home: str | Non
 
 
 def unexpanded_variable(field: Field, value: Any) -> str | None:
-    """Return a `$NAME` in a path: it is not expanded, and would name a directory."""
+    """Return a `$NAME` in a path, which is not expanded."""
     if field.kind is not Kind.PATH:
         return None
     found = re.search(r"\$(?:[A-Za-z_]\w*|\{\w+\})", value)
@@ -134,14 +134,14 @@ def _integer(field: Field, text: str, label: str) -> int:
     if field.name == "nodes" and re.match(r"[0-9]+[-:][0-9]+\Z", text):
         raise UsageError(
             f"{label} must be one number, not '{text}'",
-            hint="a training world has a fixed size; give the number of nodes to wait for",
+            hint="give one number of nodes; a training has a fixed size",
         )
     if field.name == "nproc_per_node" and text in ("auto", "gpu", "cpu"):  # torchrun's words
         raise UsageError(
             f"{label} must be a number, not '{text}'",
             hint="leave it out for one rank per GPU",
         )
-    raise UsageError(f"{label} must be a whole number, not '{text}'")
+    raise UsageError(f"{label} must be a whole number, not '{text}'", hint="write a number, e.g. 4")
 
 
 def _real(field: Field, text: str, label: str) -> float:
@@ -156,7 +156,7 @@ def _real(field: Field, text: str, label: str) -> float:
 def _flag(_field: Field, text: str, label: str) -> bool:
     value = _FLAGS.get(text.strip().lower())
     if value is None:
-        raise UsageError(f"{label} must be true or false, not '{text}'")
+        raise UsageError(f"{label} must be true or false, not '{text}'", hint="write true or false")
     return value
 
 
@@ -168,9 +168,9 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
         return field.choices(name)
     near = _SYNONYMS.get(name)
     near = near if near in names else nearest(name, names)
-    hint = f"use '{near}'" if near else f"one of: {', '.join(names)}"
+    hint = f"use '{near}'" if near else f"use one of: {', '.join(names)}"
     if field.name == "cluster" and not near:
-        hint += f"; -M {name} chooses one of several Slurm clusters"
+        hint += f"; to choose a Slurm cluster, pass -M {name}"
     raise UsageError(f"unknown {field.name.replace('_', ' ')} '{text}'", hint=hint)
 
 
@@ -197,12 +197,12 @@ def _pair(text: str, label: str) -> tuple[str, str]:
         return name, value
     raise UsageError(
         f"{label}: '{text}' has no value",
-        hint=f"write {text}=VALUE, or --pass-env {text} to hand on your shell's",
+        hint=f"write {text}=VALUE, or --pass-env {text} to pass your shell's value",
     )
 
 
 def _refuse_secrets(field: Field, value: Any, label: str) -> None:
-    """Refuse secrets: colleagues and operators read the files of a run."""
+    """Refuse secrets, since others can read the files of a run."""
     name = _secret_in(field, value)
     if name:
         raise UsageError(
@@ -211,7 +211,7 @@ def _refuse_secrets(field: Field, value: Any, label: str) -> None:
         )
     if is_secret_value("\n".join(_shown_to_others(field, value))):
         raise UsageError(
-            f"{label} holds what looks like a secret; it would be written to the run directory",
+            f"{label} contains what looks like a secret and would be written to the run directory",
             hint="export it in your shell and name the variable in pass_env",
         )
 
@@ -228,7 +228,7 @@ def _secret_in(field: Field, value: Any) -> str:
 
 
 def _shown_to_others(field: Field, value: Any) -> tuple[str, ...]:
-    """Return the texts that only Slurm or bash read, not the arguments of the script."""
+    """Return the texts for Slurm and bash, without the arguments of the script."""
     if value is None or field.name == "args":
         return ()
     if field.kind is Kind.TEXT:

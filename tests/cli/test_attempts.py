@@ -57,7 +57,7 @@ def test_each_attempt_has_a_line_with_what_it_lost(here: CommandLine) -> None:
         "lost 40 steps (about 00:00:40); relaunch: a rank died and progress was made"
     )
     assert second == "2  node[17,19]"
-    assert lines(said.out, "checkpoint") == ["step 100, of attempt 1 or before"]
+    assert lines(said.out, "checkpoint") == ["step 100, of attempt 1 or earlier"]
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "TIMEOUT", "COMPLETED"])
@@ -67,7 +67,7 @@ def test_a_run_that_ended_early_and_has_saved_says_how_to_go_on(
     root = submitted(here)
     outcome(root)
     ended(root, state, 0 if state == "COMPLETED" else 1)
-    says = lines(here("status", "4711").out, "go on")
+    says = lines(here("status", "4711").out, "resume")
     assert says == ([] if state == "COMPLETED" else ["clusterrun resume 4711"])
 
 
@@ -76,7 +76,7 @@ def test_a_chain_is_told_while_it_goes_on(here: CommandLine) -> None:
     data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712", "4713"]}
     (root / "job.json").write_text(json.dumps(data))
     queue(here, running())
-    assert lines(here("status", "4711").out, "chain") == ["4712, 4713 continue after it"]
+    assert lines(here("status", "4711").out, "chain") == ["4712, 4713 continue the run after it"]
 
 
 def test_the_attempts_stand_in_json_too(here: CommandLine) -> None:
@@ -114,7 +114,7 @@ def test_an_attempt_that_left_no_word_has_no_times(here: CommandLine) -> None:
     (root / "attempts/1/outcome.json").unlink()
     (root / "attempts/1/world.json").write_text('{"nodes": ["node17", "node18"]}')
     first, _ = lines(here("status", "4711").out, "attempts")
-    assert first == "1  node[17-18]  no word of its end"
+    assert first == "1  node[17-18]  end not reported"
 
 
 def test_a_run_that_needed_one_attempt_shows_none(here: CommandLine) -> None:
@@ -272,7 +272,7 @@ def test_who_only_looks_changes_nothing(here: CommandLine) -> None:
     requeued(here)
     said = here("status", "4711")
     assert "waits      requeued; Slurm holds it back for two minutes; starts about" in said.out
-    assert said.err == "note: 'clusterrun status --wait 4711' has Slurm start it now\n"
+    assert said.err == "note: to have Slurm start it now, run: clusterrun status --wait 4711\n"
     assert here.asked("scontrol") == []
 
 

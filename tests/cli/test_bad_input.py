@@ -55,23 +55,22 @@ def test_missing_script_in_a_missing_directory(here: CommandLine) -> None:
 def test_missing_script_that_the_configuration_names(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("name: x\nscript: tain.py\n")
     assert refused(here, *LOCAL) == (
-        "error: the script 'tain.py' does not exist\n"
-        "  --> clusterrun.yaml:2:9\n"
-        "  hint: did you mean 'train.py'?\n"
+        "error: clusterrun.yaml:2:9: no script 'tain.py'\n  hint: did you mean 'train.py'\n"
     )
 
 
 def test_script_that_is_a_directory(here: CommandLine) -> None:
     (here.path / "src").mkdir()
     assert refused(here, *LOCAL, "src") == (
-        "error: cannot read the script 'src'\n  cause: Is a directory\n"
-        "  hint: name a Python file that you can read\n"
+        "error: cannot read the script 'src': Is a directory\n"
+        "  hint: name a Python file that you may read\n"
     )
 
 
 def test_missing_config_file(here: CommandLine) -> None:
     assert refused(here, "--config", "job.yaml", "train.py") == (
-        "error: cannot read job.yaml\n  cause: No such file or directory\n"
+        "error: cannot read job.yaml: No such file or directory\n"
+        "  hint: check that it exists and that you may read it\n"
     )
 
 
@@ -137,7 +136,7 @@ def test_an_interpreter_without_packages_is_named(here: CommandLine) -> None:
     assert here.asked("sbatch") == []
     said = here("render")
     assert said.code == 0
-    assert f"note: submit refuses this here: {python} has no clusterrun or acc" in said.err
+    assert f"note: submit would refuse this here: {python} has no clusterrun or acc" in said.err
     (here.path / "clusterrun.yaml").write_text(
         "launch: {setup: [{modules: torch}, {venv: env}]}\nscript: train.py\n"
     )
@@ -164,8 +163,7 @@ def test_counts_of_an_accelerate_yaml_that_do_not_divide(here: CommandLine) -> N
         "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 7\n"
     )
     assert refused(here, *LOCAL, "--accelerate-config", "own.yaml", "train.py") == (
-        "error: num_processes 7 does not divide by 2 machines\n"
-        "  --> own.yaml\n"
+        "error: own.yaml: num_processes 7 does not divide by 2 machines\n"
         "  hint: num_processes counts the ranks of all machines: 6 or 8\n"
     )
 
@@ -173,9 +171,7 @@ def test_counts_of_an_accelerate_yaml_that_do_not_divide(here: CommandLine) -> N
 def test_a_misspelt_count_of_an_accelerate_yaml(here: CommandLine) -> None:
     (here.path / "own.yaml").write_text("distributed_type: MULTI_GPU\nnum_proceses: 2\n")
     assert refused(here, *LOCAL, "--accelerate-config", "own.yaml", "train.py") == (
-        "error: accelerate knows no 'num_proceses'\n"
-        "  --> own.yaml\n"
-        "  hint: did you mean num_processes?\n"
+        "error: own.yaml: accelerate knows no 'num_proceses'\n  hint: did you mean num_processes?\n"
     )
 
 
@@ -194,8 +190,7 @@ def test_unknown_option_names_the_nearest(here: CommandLine) -> None:
 def test_unknown_key_has_its_place_and_the_nearest(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  gpus_per_nodes: 4\n")
     assert refused(here, *LOCAL) == (
-        "error: unknown key 'gpus_per_nodes' in section [slurm]\n"
-        "  --> clusterrun.yaml:3:3\n"
+        "error: clusterrun.yaml:3:3: unknown key 'gpus_per_nodes' in section [slurm]\n"
         "  hint: use 'gpus_per_node'\n"
     )
 
@@ -210,18 +205,18 @@ def test_a_count_that_cannot_be_has_a_hint(here: CommandLine) -> None:
 @pytest.mark.parametrize("option", ["--job-name", "--partition", "--comment"])
 def test_control_characters_in_names(here: CommandLine, option: str, text: str) -> None:
     assert refused(here, *LOCAL, option, text, "train.py") == (
-        f"error: {option} holds a newline or control character: {text!r}\n"
-        "  hint: remove it; Slurm's directives end at the line\n"
+        f"error: {option} contains a newline or control character: {text!r}\n"
+        "  hint: remove it; a directive of Slurm is one line\n"
     )
 
 
 def test_run_directory_that_cannot_be_made(here: CommandLine) -> None:
     (here.path / "taken").write_text("")
     err = refused(here, *LOCAL, "--run-dir", "taken", "train.py", code=1)
-    assert err.splitlines()[-3].startswith(
+    assert err.splitlines()[-2].startswith(
         f"error: cannot create the run directory {here.path}/taken/train/"
     )
-    assert err.splitlines()[-2].startswith("  cause: [Errno ")
+    assert ": [Errno " in err.splitlines()[-2]
     assert err.splitlines()[-1] == "  hint: choose another directory with --run-dir"
 
 
@@ -247,10 +242,10 @@ def test_sbatch_that_refuses_is_quoted_and_what_there_is_is_told(here: CommandLi
     here.program("sinfo", "echo 'gpu*|4|gpu:h100:4|64|512000|1-00:00:00'")
     err = refused(here, "-N2", "--gpus-per-node", "8", "train.py", code=1)
     assert err[err.index("error:") :] == (
-        "error: sbatch refused the job\n"
-        f"  cause: {words} available\n"
-        "  hint: partition 'gpu' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB\n"
-        "  hint: you requested 2 nodes with 8 GPUs each\n"
+        "error: sbatch refused the job: "
+        f"{words} available\n"
+        "  hint: partition 'gpu' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB; "
+        "you asked for 2 nodes of 8 GPUs\n"
     )
 
 
@@ -259,8 +254,8 @@ def test_slurm_that_cannot_be_reached(here: CommandLine) -> None:
     here.slurm(f'echo "sbatch: error: {words}" >&2; exit 1')
     err = refused(here, "train.py", code=5)
     assert without_times(err[err.index("error:") :]) == (
-        "error: sbatch could not reach Slurm (1 try)\n"
-        f"  cause: sbatch: error: {words}\n"
+        "error: sbatch could not reach Slurm (1 try): "
+        f"sbatch: error: {words}\n"
         "  hint: try again later; jobs that are already in the queue are not affected\n"
     )
 
@@ -276,10 +271,10 @@ def test_sbatch_that_does_not_answer_is_never_asked_twice(
     assert (said.code, said.out) == (5, "")
     (run_dir,) = (here.path / "runs" / "train").iterdir()
     assert said.err[said.err.index("error:") :] == (
-        "error: sbatch got no answer; the job may or may not be in the queue\n"
-        "  cause: the command was still running and was killed\n"
-        "  hint: look for it with 'squeue --me' before you submit again\n"
-        f"  hint: its run directory was kept: {run_dir}\n"
+        "error: sbatch got no answer; the job may be in the queue or not: "
+        "the command was still running and was killed\n"
+        "  hint: look for it with 'squeue --me' before you submit again; "
+        f"its run directory was kept: {run_dir}\n"
     )
     assert here.asked("sbatch").count("--parsable") == 1
 
@@ -289,10 +284,10 @@ def test_sbatch_that_prints_no_job_id_is_no_success(here: CommandLine) -> None:
     said = here("submit", "train.py")
     assert (said.code, said.out) == (5, "")
     assert said.err[said.err.index("error:") :].startswith(
-        "error: sbatch printed no job id; the job may or may not be in the queue\n"
-        "  cause: welcome\n"
-        "  hint: look for it with 'squeue --me' before you submit again\n"
-        "  hint: its run directory was kept: "
+        "error: sbatch printed no job id; the job may be in the queue or not: "
+        "welcome\n"
+        "  hint: look for it with 'squeue --me' before you submit again; "
+        "its run directory was kept: "
     )
 
 
@@ -300,9 +295,8 @@ def test_two_clusters_configured(here: CommandLine) -> None:
     here.slurm()
     (here.path / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  clusters: one,two\n")
     assert refused(here) == (
-        "error: slurm.clusters names 2 clusters: one, two\n"
-        "  --> clusterrun.yaml:3:13\n"
-        "  hint: choose one, as --clusters=one\n"
+        "error: clusterrun.yaml:3:13: slurm.clusters names 2 clusters: one, two\n"
+        "  hint: choose one, e.g. --clusters=one\n"
     )
 
 
@@ -347,8 +341,8 @@ def test_scheduler_that_is_silent_is_not_an_unknown_job(
     assert said.code == 5
     assert json.loads(said.out)["state"] == "UNKNOWN"
     assert without_times(said.err).endswith(
-        "error: squeue could not reach Slurm (3 tries)\n"
-        f"  cause: {words}\n"
+        "error: squeue could not reach Slurm (3 tries): "
+        f"{words}\n"
         "  hint: try again later; jobs that are already in the queue are not affected\n"
     )
     listed = here("list")
@@ -364,7 +358,7 @@ def test_an_unknown_job_is_looked_up_in_slurm(here: CommandLine, verb: str) -> N
     here.program("scontrol", "echo 'error: cannot stat file /etc/slurm.conf' >&2; exit 1")
     said = here(verb, "99999")
     assert said.code == 5
-    assert said.err.startswith("error: scontrol failed\n  cause: error: cannot stat file")
+    assert said.err.startswith("error: scontrol failed: error: cannot stat file")
     assert here(verb, "L99").code == 4  # no job of Slurm's
 
 
@@ -394,8 +388,8 @@ def test_several_jobs_are_not_cancelled_without_a_yes(here: CommandLine) -> None
     said = here("cancel", "4711", "4712")
     assert (said.code, said.out) == (2, "")
     assert said.err == (
-        "error: cancelling 2 jobs on 2 nodes needs a yes and nobody can be asked\n"
-        "  hint: pass -y if you mean it\n"
+        "error: cancelling 2 jobs on 2 nodes needs a confirmation, and this is not a terminal\n"
+        "  hint: pass -y to cancel without one\n"
     )
     assert here.asked("scancel") == []
     assert here("cancel", "-y", "4711", "4712").code == 0
@@ -435,7 +429,7 @@ def test_render_that_cannot_write_leaves_nothing(here: CommandLine) -> None:
     before = here.files()
     said = here("render", *LOCAL, "-O", "file/out", "train.py")
     assert said.code == 1
-    assert "error: cannot write into 'file/out'\n" in said.err
+    assert "error: cannot write into 'file/out': " in said.err
     assert here.files() == before
 
 
@@ -453,6 +447,5 @@ def test_working_directory_that_is_gone(here: CommandLine, monkeypatch: pytest.M
     said = here("submit", *LOCAL, "train.py")
     assert said.code == 1
     assert said.err == (
-        "error: the working directory no longer exists\n"
-        "  cause: [Errno 2] No such file or directory\n"
+        "error: the working directory is gone: [Errno 2] No such file or directory\n"
     )

@@ -123,7 +123,7 @@ def test_what_keeps_the_ranks_from_saving_is_told_once(
     monkeypatch.setattr(cancel, "SAY_S", 0.1)
     events(root, {"type": "interrupted", "reason": "cancel", "heard": False})
     said = here("cancel", "--checkpoint", "--timeout", "3s", "4711").err
-    wait = "  note: unless one does, the job ends after 00:00:03 (--timeout)\n"
+    wait = "  note: otherwise the job ends after 00:00:03 (--timeout)\n"
     assert said.count(f"{UNHEARD}\n{wait}  note: clusterrun cancel 4711 ends it now\n") == 1
     assert said.count("still waiting for 4711") > 1
 
@@ -154,7 +154,7 @@ def test_a_job_that_has_no_checkpoint_is_told(here: CommandLine) -> None:
     leaving(here, root, "ended(root, 'CANCELLED', 124)")
     said = here("cancel", "--checkpoint", "4711")
     assert said.code == 3
-    assert "warning: job 4711 has written no checkpoint, and has none\n" in said.err
+    assert "warning: job 4711 has no checkpoint\n" in said.err
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
@@ -196,7 +196,7 @@ def test_a_job_that_waits_has_nothing_to_save(here: CommandLine) -> None:
     queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources")
     said = here("cancel", "--checkpoint", "4711")
     assert said.code == 0
-    assert "note: job 4711 does not run: there is nothing to save\n" in said.err
+    assert "note: job 4711 is not running; there is nothing to save\n" in said.err
     assert here.asked("scancel") == ["4711"]
     assert not (root / "attempts").exists()
 
@@ -229,7 +229,7 @@ def test_ctrl_c_stops_the_waiting_alone(here: CommandLine) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60 * PATIENCE)
     assert (process.returncode, out) == (130, "")
-    assert "no longer waiting; 4711 ends once it has saved\n" in err
+    assert "stopped waiting; 4711 ends after the ranks have saved\n" in err
     assert here.asked("scancel") == ["--signal=USR2", "4711"]
 
 

@@ -131,9 +131,7 @@ def test_full_disk_behind_stdout_is_told() -> None:
             check=False,
         )
     assert result.returncode == 1
-    assert result.stderr == (
-        "error: cannot write to stdout\n  cause: [Errno 28] No space left on device\n"
-    )
+    assert result.stderr == ("error: cannot write to stdout: [Errno 28] No space left on device\n")
 
 
 def _in_terminal(*args: str, **environ: str) -> str:
@@ -210,7 +208,7 @@ def test_error_object_when_json_was_asked_for() -> None:
         "message": "no option '--nosuch'",
         "where": None,
         "cause": None,
-        "hint": "clusterrun status --help lists the options",
+        "hint": "run 'clusterrun status --help' for the options",
         "exit_code": 2,
     }
     assert result.stderr.startswith("error: no option '--nosuch'\n")
@@ -234,7 +232,7 @@ def test_crash_leaves_its_traceback_in_a_private_file(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
         "error: clusterrun itself failed: RuntimeError: boom\n"
-        f"  hint: the traceback is in {crash}; please report it\n"
+        f"  hint: report it with the traceback in {crash}\n"
     )
     assert crash.stat().st_mode & 0o777 == 0o600
     assert "RuntimeError: boom" in crash.read_text()

@@ -203,7 +203,7 @@ def test_any_script_name_is_written_as_that_name(here: CommandLine, script: str)
     text = (here.path / "clusterrun.yaml").read_text()
     document = parse_document(ConfigFile(shown="f", text=text, anchor=Anchor(), strict=True))
     if "\n" in script:  # no script can have such a name, and loading reports it
-        assert document.errors[0].message.startswith("script holds a newline")
+        assert document.errors[0].message.startswith("script contains a newline")
     else:
         assert [s.value for s in document.settings if s.key == "script"] == [script]
 
@@ -222,7 +222,7 @@ def test_init_does_not_overwrite_unless_forced(here: CommandLine) -> None:
     path.write_text("mine")
     said = here("init")
     assert (said.code, path.read_text()) == (2, "mine")
-    assert "--force replaces it" in said.err
+    assert "pass --force to replace it" in said.err
     assert here("init", "--force").code == 0
     assert path.read_text() != "mine"
 
@@ -248,4 +248,4 @@ def test_a_directory_that_cannot_be_written_is_one_message(here: CommandLine) ->
     said = here("init", "file/below")
     assert said.code == 1
     assert said.err.startswith("error: cannot write ")
-    assert "  cause: " in said.err
+    assert said.err.count("\n") == 2

@@ -336,7 +336,7 @@ def test_cancelling_what_has_ended_is_no_mistake(here: CommandLine) -> None:
     ended(submitted(here), "COMPLETED", 0)
     said = here("cancel", "4711")
     assert (said.code, said.out) == (0, "")
-    assert said.err == "note: job 4711 had ended: COMPLETED\n"
+    assert said.err == "note: job 4711 had already ended: COMPLETED\n"
     assert here.asked("scancel") == []
     answer = json.loads(here("cancel", "4711", "--json").out)
     assert answer["jobs"] == [
@@ -374,7 +374,7 @@ def test_scancel_that_fails_is_quoted(here: CommandLine) -> None:
     said = here("cancel", "4711")
     assert said.code == 1
     assert said.err == (
-        "error: scancel failed\n  cause: scancel: error: Kill job error on 4711: Access denied\n"
+        "error: scancel failed: scancel: error: Kill job error on 4711: Access denied\n"
     )
 
 

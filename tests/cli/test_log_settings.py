@@ -66,13 +66,13 @@ def test_each_setting_is_read_from_a_file_and_a_variable(
             "max_lines_per_s: few",
             20,
             "logs.max_lines_per_s must be a whole number, not 'few'",
-            None,
+            "write a number, e.g. 4",
         ),
         ("max_lines: 5", 3, "unknown key 'max_lines' in section [logs]", "use 'max_line'"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_line(
-    here: CommandLine, line: str, column: int, message: str, hint: str | None
+    here: CommandLine, line: str, column: int, message: str, hint: str
 ) -> None:
     (here.path / "clusterrun.yaml").write_text(f"logs:\n  {line}\n")
     said = here("config", "validate", "--json")

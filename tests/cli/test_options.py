@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.cli.main import group, main
-from clusterrun.cli.shared.options import JobCommand, JobOptions, ScriptCommand, job_options
+from clusterrun.cli.shared.options import (
+    JobCommand,
+    JobOptions,
+    ScriptCommand,
+    dry_run_option,
+    follow_option,
+    job_options,
+    wait_option,
+)
 from clusterrun.config.fields import Kind
 from clusterrun.config.spec import FIELDS, Strategy
 
@@ -24,8 +32,10 @@ def parse(*args: str, script: bool = True) -> JobOptions:
 
     @click.command(cls=ScriptCommand if script else JobCommand)
     @job_options(script=script, training=True)
-    @click.option("--follow", is_flag=True)
-    def verb(job: JobOptions, follow: bool) -> None:
+    @follow_option
+    @wait_option
+    @dry_run_option
+    def verb(job: JobOptions, **_: Any) -> None:
         received.append(job)
 
     result: Result = CliRunner().invoke(verb, list(args), standalone_mode=False)
@@ -131,11 +141,24 @@ def test_any_argument_of_the_script_arrives_as_it_was_typed(args: list[str]) -> 
     assert given_values(parse("train.py", *args))["args"] == (tuple(args), "")
 
 
-def test_an_option_of_slurm_behind_the_script_is_warned_of() -> None:
-    assert parse("train.py", "--nodes=2").notes == (
-        "'--nodes=2' comes after the script, so it is passed to the script",
+@pytest.mark.parametrize("word", ["--wait", "--follow", "--nodes=2", "--partition", "--dry-run"])
+def test_our_options_after_the_script_are_noted_unless_the_script_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script, name = tmp_path / "train.py", word.partition("=")[0]
+    script.write_text("parser.add_argument('--lr')\nwaiting = 'x--wait', dry_runs, followed\n")
+    noted = (
+        f"{name} comes after the script and goes to it; put clusterrun's options before the script"
     )
+    assert parse("train.py", "--lr", "1", word, "x", word).notes == (noted,)
     assert parse("--nodes=2", "train.py", "--lr", "1").notes == ()
+    for own in (
+        f"parser.add_argument('{name}')",
+        f"class A:\n    {name[2:].replace('-', '_')}: int",
+    ):
+        script.write_text(own)
+        assert parse("train.py", word).notes == ()
 
 
 def test_files_profile_and_overrides_are_collected() -> None:
@@ -228,4 +251,4 @@ def test_load_resolves_with_this_process(tmp_path: Path, monkeypatch: pytest.Mon
     assert (spec.script, spec.args) == ("train.py", ("--nodes=2",))
     assert str(resolved.origins["slurm.time"]) == "command line (-t)"
     assert str(resolved.origins["script"]) == "command line"
-    assert "--nodes=2" in resolved.notes[0]
+    assert "--nodes" in resolved.notes[0]

@@ -32,8 +32,8 @@ def test_stdout_is_what_sbatch_prints_and_the_rest_is_on_stderr(here: CommandLin
     assert (said.code, said.out) == (0, "Submitted batch job 4711\n")
     assert said.err.endswith(
         "  world      8 ranks = 2 nodes x 4, Slurm\n"
-        "  launcher   accelerate, strategy ddp, cuda, precision bf16 or fp16, as the first node"
-        " can\n"
+        "  launcher   accelerate, strategy ddp, cuda, precision bf16 or fp16, "
+        "by the GPUs of the first node\n"
         f"  run dir    {run_dir(here)}\n"
         "  follow     clusterrun logs -f 4711\n"
         "  cancel     clusterrun cancel 4711\n"
@@ -196,7 +196,7 @@ def test_test_only_gives_slurms_answer_and_3_where_it_can_never_run(here: Comman
     here.program("sbatch", 'echo "allocation failure: Invalid qos specification" >&2; exit 1')
     refused = here("submit", "--test-only", "train.py")
     assert (refused.code, refused.out) == (3, "")
-    assert "  cause: allocation failure: Invalid qos specification\n" in refused.err
+    assert ": allocation failure: Invalid qos specification\n" in refused.err
     assert here.files() == ["train.py"]
 
 
@@ -204,7 +204,7 @@ def test_test_only_on_this_machine_has_nobody_to_ask(here: CommandLine) -> None:
     said = here("submit", "--cluster", "local", "--test-only", "train.py")
     assert (said.code, said.out) == (2, "")
     assert said.err.endswith(
-        "error: --test-only asks Slurm, and this job is for this machine\n"
+        "error: --test-only asks Slurm, but this job runs on this machine\n"
         "  hint: pass --cluster slurm on a login node\n"
     )
 
@@ -214,7 +214,7 @@ def test_test_only_on_this_machine_has_nobody_to_ask(here: CommandLine) -> None:
     [
         (("--json", "--parsable"), "--json and --parsable exclude each other"),
         (("--json", "--follow"), "--json and --follow exclude each other"),
-        (("--parsable", "--dry-run"), "--dry-run submits nothing"),
+        (("--parsable", "--dry-run"), "--dry-run submits no job"),
     ],
 )
 def test_options_that_exclude_each_other(
@@ -375,7 +375,7 @@ def test_a_chain_is_one_run_of_jobs_that_wait_for_each_other(here: CommandLine) 
     here.slurm(COUNTING)
     said = here("submit", "-N2", "--chain", "3", "train.py")
     assert (said.code, said.out) == (0, "Submitted batch job 4711\n")
-    assert "  chain      4712, 4713 continue after it\n" in said.err
+    assert "  chain      4712, 4713 continue the run after it\n" in said.err
     words = here.asked("sbatch")
     assert [w for w in words if w.startswith("--dependency")] == [
         "--dependency=afterany:4711",
@@ -394,7 +394,7 @@ def test_a_chain_that_is_refused_in_the_middle_leaves_no_job(here: CommandLine) 
     here.slurm(COUNTING + '; [[ $n != 4713 ]] || { echo "sbatch: error: no" >&2; exit 1; }')
     said = here("submit", "-N2", "--chain", "4", "train.py")
     assert (said.code, said.out) == (1, "")
-    assert "cause: sbatch: error: no" in said.err
+    assert ": sbatch: error: no" in said.err
     assert here.asked("scancel") == ["4711", "4712"]
 
 

@@ -15,12 +15,12 @@ from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from tests.config.conftest import Workplace
 
-MEMORY = "write a whole number with K, M, G or T, as 200G"
+MEMORY = "write a whole number with K, M, G or T, e.g. 200G"
 TIME = "write 90 (minutes), 90m, 1h30m, 1:30:00 or 1-12:00:00 (days)"
 WAIT = "write afterok:JOBID, or singleton"
 HOSTS = "write it as Slurm does: node[01-04,7]"
-NAME = "leave out slashes; a dot alone and 'by-job' are taken"
-PORTS = "give two ports between 1024 and 65535, as 20000-29999"
+NAME = "leave out slashes; '.', '..' and 'by-job' are reserved"
+PORTS = "give two ports between 1024 and 65535, e.g. 20000-29999"
 SLURM_MOST = "give 1 to 65533, or leave it out"
 COUNT = "give 1 or more, or leave it out"
 
@@ -36,7 +36,7 @@ BAD = [
     ("time_minutes", "25:99", "'25:99' is not a time limit", TIME),
     ("time_minutes", "1:60:00", "'1:60:00' is not a time limit", TIME),
     ("time_min_minutes", "soon", "'soon' is not a time limit", TIME),
-    ("exclude", "a b", "{} must hold no spaces: 'a b'", "separate nodes by commas"),
+    ("exclude", "a b", "{} must not contain spaces: 'a b'", "separate nodes with commas"),
     (
         "nodelist",
         "node[1-",
@@ -49,10 +49,10 @@ BAD = [
         "{}: bad host list 'n[9-1]': range '9-1' runs backwards at position 3",
         HOSTS,
     ),
-    ("dependency", "foo", "{} names no job to wait for: 'foo'", WAIT),
-    ("dependency", "afterok", "{} names no job to wait for: 'afterok'", WAIT),
-    ("dependency", "aftrok:12", "{} names no job to wait for: 'aftrok:12'", "write afterok:12"),
-    ("dependency", "afterok:1,x:2", "{} names no job to wait for: 'x:2'", WAIT),
+    ("dependency", "foo", "{}: 'foo' is not a job to wait for", WAIT),
+    ("dependency", "afterok", "{}: 'afterok' is not a job to wait for", WAIT),
+    ("dependency", "aftrok:12", "{}: 'aftrok:12' is not a job to wait for", "write afterok:12"),
+    ("dependency", "afterok:1,x:2", "{}: 'x:2' is not a job to wait for", WAIT),
     ("nodes", "0", "{} must be at least 1, not 0", SLURM_MOST),
     ("nodes", "-2", "{} must be at least 1, not -2", SLURM_MOST),
     ("nodes", "1000000", "{} must be at most 65533, not 1000000", SLURM_MOST),
@@ -89,7 +89,7 @@ BAD = [
         "name",
         "n" * 201,
         "{} is longer than 200 bytes",
-        "shorten it: the directory of the runs has this name",
+        "shorten it; a directory gets this name",
     ),
     (
         "setup",

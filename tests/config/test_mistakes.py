@@ -68,7 +68,7 @@ MISTAKES = [
         "slurm: {nodes: 2-4}",
         "slurm.nodes must be one number, not '2-4'",
         "1:16",
-        "a training world has a fixed size; give the number of nodes to wait for",
+        "give one number of nodes; a training has a fixed size",
     ),
     (
         "slurm: {nodes: [1, 2]}",
@@ -112,7 +112,7 @@ MISTAKES = [
         "network: {preset: xyz}",
         "unknown network 'xyz'",
         "1:19",
-        "one of: auto, ethernet, infiniband, efa",
+        "use one of: auto, ethernet, infiniband, efa",
     ),
     ("args: --steps 5", "args must be a list", "1:7", "write args: ['--steps', '5']"),
     ("args: [[a]]", "an item must be a single value", "1:8", None),
@@ -122,29 +122,29 @@ MISTAKES = [
     ("env:\n  A:\n", "A has no value", "2:5", "write '' for an empty text"),
     (
         "env: {A-B: 1}",
-        "env: 'A-B' is not a name for an environment variable",
+        "env: 'A-B' is not a variable name",
         "1:7",
         None,
     ),
     (
         "pass_env: [A=1]",
-        "pass_env: 'A=1' is not a name for an environment variable",
+        "pass_env: 'A=1' is not a variable name",
         "1:11",
         "name variables of your shell, without their values",
     ),
     ("name: ''", "name is empty", "1:7", "leave it out to use the default"),
     (
         'name: "a\\nb"',
-        "name holds a newline or control character: 'a\\nb'",
+        "name contains a newline or control character: 'a\\nb'",
         "1:7",
-        "remove it; Slurm's directives end at the line",
+        "remove it; a directive of Slurm is one line",
     ),
-    ('args: ["a\\0b"]', "args holds a NUL byte", "1:7", "remove it; no program can be given one"),
-    ("name: a\nname: b\n", "key 'name' is given twice", "2:1", "first given in line 1"),
-    ("env: {A: 1, A: 2}", "key 'A' is given twice", "1:13", "first given in line 1"),
-    ("slurm: 4", "[slurm] must hold 'key: value' lines", "1:8", None),
-    ("- a", "the file must hold 'key: value' lines", "1:1", None),
-    ("just words", "the file must hold 'key: value' lines", "1:1", None),
+    ('args: ["a\\0b"]', "args contains a NUL byte", "1:7", "remove it"),
+    ("name: a\nname: b\n", "key 'name' is given twice", "2:1", "keep one; the first is in line 1"),
+    ("env: {A: 1, A: 2}", "key 'A' is given twice", "1:13", "keep one; the first is in line 1"),
+    ("slurm: 4", "[slurm] must contain 'key: value' lines", "1:8", None),
+    ("- a", "the file must contain 'key: value' lines", "1:1", None),
+    ("just words", "the file must contain 'key: value' lines", "1:1", None),
     ("profile: [a]", "profile must be a single name", "1:10", None),
     (
         "profiles: [a]",
@@ -186,7 +186,7 @@ def test_yaml_that_names_python_objects_is_not_obeyed(loaded: Load) -> None:
 def test_the_first_of_several_mistakes_says_how_many_more_there_are(loaded: Load) -> None:
     with pytest.raises(ConfigError, match="unknown key 'x'") as caught:
         loaded("x: 1\ny: 2\nslurm: {nodes: 0}\n")
-    assert caught.value.hints[-1] == "clusterrun config validate lists 2 more"
+    assert caught.value.hints[-1] == "list 2 more with: clusterrun config validate"
 
 
 @pytest.mark.parametrize("who", ["user", "site"])

@@ -91,7 +91,7 @@ def test_an_unknown_profile_is_answered_with_the_nearest_name(workplace: Workpla
     assert caught.value.hints == ("use 'a100'",)
     with pytest.raises(UsageError) as caught:
         workplace.load(profile="zzz")
-    assert caught.value.hints == ("profiles: a100, cpu",)
+    assert caught.value.hints == ("use one of: a100, cpu",)
 
 
 def test_an_unknown_profile_that_a_file_asks_for_names_the_line(workplace: Workplace) -> None:
@@ -99,7 +99,9 @@ def test_an_unknown_profile_that_a_file_asks_for_names_the_line(workplace: Workp
     with pytest.raises(ConfigError, match="unknown profile 'gone'") as caught:
         workplace.load()
     assert caught.value.where == "clusterrun.yaml:2:10"
-    assert caught.value.hints == ("no configuration file that was read defines a profile",)
+    assert caught.value.hints == (
+        "define it under 'profiles:' in clusterrun.yaml; no file defines a profile",
+    )
 
 
 def test_every_key_has_an_origin_and_what_nobody_said_is_built_in(workplace: Workplace) -> None:
@@ -283,8 +285,8 @@ def test_p6b_a_timeout_that_nothing_reads_is_taken_as_the_option_that_was_meant(
     assert name not in {**resolved.spec.env, **resolved.spec.network_env}
     assert str(resolved.origins["launch.timeout"]) == f"./clusterrun.yaml:1 ({name})"
     assert resolved.notes == (
-        f"{name} (./clusterrun.yaml:1) is read by neither NCCL nor torch; "
-        "taken as launch.timeout: 30m",
+        f"neither NCCL nor torch reads {name} (./clusterrun.yaml:1); "
+        "it is used as launch.timeout: 30m",
     )
 
 
@@ -292,7 +294,7 @@ def test_p6b_a_timeout_of_our_own_wins_over_nccl_timeout(workplace: Workplace) -
     workplace.write_project("launch: {timeout: 1h}\n")
     resolved = workplace.load({"env": ("NCCL_TIMEOUT=5",)})
     assert (resolved.spec.timeout_s, dict(resolved.spec.env)) == (3600, {})
-    assert "launch.timeout counts" in resolved.notes[0]
+    assert "launch.timeout is used" in resolved.notes[0]
 
 
 def test_p6b_a_timeout_that_is_no_number_is_refused_where_it_stands(workplace: Workplace) -> None:
@@ -307,7 +309,7 @@ def test_two_clusters_are_refused(workplace: Workplace) -> None:
     with pytest.raises(ConfigError, match="names 2 clusters: east, west") as caught:
         workplace.load()
     assert caught.value.where == "clusterrun.yaml:1:19"
-    assert caught.value.hints == ("choose one, as --clusters=east",)
+    assert caught.value.hints == ("choose one, e.g. --clusters=east",)
     assert workplace.load({"clusters": "west"}).spec.clusters == "west"
 
 
@@ -404,7 +406,7 @@ def test_an_argument_that_looks_like_a_secret_is_warned_of(
 def test_what_slurm_or_bash_would_show_to_others_holds_no_secret(
     workplace: Workplace, flags: dict[str, Any]
 ) -> None:
-    with pytest.raises(UsageError, match="holds what looks like a secret") as caught:
+    with pytest.raises(UsageError, match="contains what looks like a secret") as caught:
         workplace.load({"script": "a.py", **flags})
     told = repr((caught.value.message, caught.value.hints, caught.value.cause))
     assert HF not in told

@@ -107,8 +107,8 @@ def test_resolved_yaml_shows_values_with_their_origins(workplace: Workplace) -> 
     text = resolved.to_yaml()
     lines = text.splitlines()
     assert lines[:3] == [
-        "# What was decided, and where each value was said.",
-        f"# Relative paths count from {workplace.project}",
+        "# The resolved configuration, with the origin of each value.",
+        f"# Relative paths start at {workplace.project}",
         "# profile a100",
     ]
     for line in (

@@ -178,7 +178,7 @@ def test_what_only_sounds_like_a_secret_is_taken(name: str) -> None:
         ({"network_env": {"NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
         ({"network_env": {"NCCL_SOCKET_IFNAME": "^docker0"}}, "lets the loopback interface in"),
         ({"network_interface": "^docker0"}, "gloo wants a name"),
-        ({"pass_env": ("A=1",)}, "is not a name"),
+        ({"pass_env": ("A=1",)}, "is not a variable name"),
         ({"pass_env": ("A",), "env": {"A": "1"}}, "both given a value and passed on"),
     ],
 )

@@ -62,7 +62,7 @@ def test_the_users_own_job_of_the_slurm_at_hand_comes_before_it(elsewhere: LogsC
     done = elsewhere.logs("3", "--prefix", "none")
     assert done.stdout == "of the job here\n"
     assert done.stderr.splitlines()[0] == (
-        "note: job 3 was not started by clusterrun; its lines carry no times"
+        "note: job 3 was not started by clusterrun; its lines have no times"
     )
 
 

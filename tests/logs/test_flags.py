@@ -161,9 +161,7 @@ def test_what_a_side_file_left_out_is_told_and_found_in_the_log(run: LogsCommand
     write_side_file(run.paths, 1, "n2", [raw(T0 + 6 * SECOND, None, "g", "- 99 x 1 full")])
     done = run.logs("L1", "--prefix", "none")
     assert "OSError: late" not in done.stdout
-    assert done.stderr.splitlines()[-1] == (
-        "note: not all error lines of n2 are among them (--errors)"
-    )
+    assert done.stderr.splitlines()[-1] == ("note: some error lines of n2 are not shown (--errors)")
     assert shown(run, "--errors") == ["ValueError: bad", "OSError: late"]
 
 
@@ -187,13 +185,13 @@ def test_a_log_file_can_be_named_by_its_path(run: LogsCommand) -> None:
         (["--since", "1h", "--until", "2h"], "--since is not before --until"),
         (["--tz", "Mars/Base"], "no time zone 'Mars/Base'"),
         (["--stream", "stdin"], "no stream 'stdin'"),
-        (["--stream", "batch,out"], "stream 'batch' goes with no other"),
+        (["--stream", "batch,out"], "stream 'batch' cannot be combined with others"),
         (
             ["--local-rank", "8"],
             "--local-rank: rank 8 does not exist; each node has local ranks 0-7",
         ),
         (["--local-rank", "1", "--rank", "0"], "none of the ranks 0 has a local rank in 1"),
-        (["--attempt", "-1"], "attempt -1 does not exist; attempts of job L1: 1 only"),
+        (["--attempt", "-1"], "job L1 has no attempt -1"),
         (["--rank", "9000"], "rank 9000 does not exist; job L1 has ranks 0-15"),
         (["--list", "--path"], "--list and --path exclude each other"),
         (["--follow", "--save", "x"], "--follow and --save exclude each other"),
@@ -271,7 +269,7 @@ def test_a_followers_side_files_that_were_full_are_told_of_once(run: LogsCommand
     full = [raw(T0 + 6 * SECOND + i, None, "g", f"- 99 x {i} full") for i in (1, 2)]
     write_side_file(run.paths, 1, "n2", full)
     done = run.logs("-f", "L1", "-n", "all")
-    assert done.stderr.count("note: not all error lines of n2 are among them (--errors)") == 1
+    assert done.stderr.count("note: some error lines of n2 are not shown (--errors)") == 1
 
 
 def test_the_rest_of_an_error_line_that_was_cut_is_found_without_a_side_file(
@@ -321,14 +319,15 @@ def test_the_batch_scripts_output_carries_no_times(run: LogsCommand) -> None:
         done = run.logs("L1", "--stream", "batch", times)
         assert (done.stdout, done.stderr) == (
             "batch    | one\nbatch    | two\n",
-            "note: these lines carry no times\n",
+            "note: these lines have no times\n",
         )
     entries = [json.loads(line) for line in run.lines("L1", "--stream", "batch", "--json")]
     assert [(entry["ts"], entry["text"]) for entry in entries] == [(None, "one"), (None, "two")]
     done = run.logs("L1", "--stream", "batch", "--since", "1h")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: --since: the lines of the batch script of job L1 carry no times\n",
+        "error: --since: the lines of the batch script of job L1 have no times\n"
+        "  hint: leave it out\n",
     )
 
 
@@ -336,6 +335,6 @@ def test_a_file_that_nobody_stamped_carries_no_times(run: LogsCommand) -> None:
     plain = run.path / "notes.txt"
     plain.write_text("one\n")
     done = run.logs(str(plain), "--timestamps=iso", "--prefix", "none")
-    assert (done.stdout, done.stderr) == ("one\n", "note: these lines carry no times\n")
+    assert (done.stdout, done.stderr) == ("one\n", "note: these lines have no times\n")
     (entry,) = [json.loads(line) for line in run.lines(str(plain), "--json")]
     assert entry["ts"] is None

@@ -93,9 +93,9 @@ def test_error_lines_that_are_alike_take_one_line_of_the_room(here: LogsCommand)
         ([], "last 200 lines of rank 0 and the launcher, and the error lines of all 16 ranks; "
              "8,968 bytes in all"),
         (["-n", "all"], "all lines of rank 0 and the launcher, and the error lines of all 16"),
-        (["-n", "3", "-C", "1"], "last 3 lines and their neighbours of rank 0 and the launcher"),
+        (["-n", "3", "-C", "1"], "last 3 lines with context of rank 0 and the launcher"),
         (["-a", "-g", "step", "-C", "1", "-n", "3"],
-         "last 3 matching lines and their neighbours (-n all, -f follow)"),
+         "last 3 matching lines with context (-n all, -f follow)"),
         (["-g", "step"], "last 200 matching lines of rank 0 and the launcher, and"),
         (["-g", "step 1."], "all matching lines of rank 0 and the launcher, and the error"),
         (["-a", "-n", "2"], "last 2 lines (-n all, -f follow)"),
@@ -103,7 +103,7 @@ def test_error_lines_that_are_alike_take_one_line_of_the_room(here: LogsCommand)
         (["--errors", "--rank", "3"], "no line matches; 8,968 bytes in all"),
         (["--node", "n2", "--rank", "0"], "no line matches; "),
         (["-g", "nothing"],
-         "of rank 0, the launcher and the error lines, no line matches; 8,968 bytes in all"),
+         "no line of rank 0, the launcher and the errors matches; 8,968 bytes in all"),
     ],
 )  # fmt: skip
 def test_what_is_left_out_is_said(long_ago: LogsCommand, args: list[str], note: str) -> None:
@@ -148,7 +148,7 @@ def test_the_last_matches_in_what_nobody_stamped_have_their_neighbours(here: Log
     plain.write_text("".join(f"line {i}\n" for i in range(99)))
     done = here.logs(str(plain), "-g", "7", "-n", "1", "-C", "1", "--prefix", "none")
     assert done.stdout.splitlines() == ["line 96", "line 97", "line 98"]
-    assert done.stderr == "note: last 1 matching line and their neighbours (-n all, -f follow)\n"
+    assert done.stderr == "note: last 1 matching line with context (-n all, -f follow)\n"
 
 
 def test_json_of_the_default_view_has_the_old_error_too(long_ago: LogsCommand) -> None:

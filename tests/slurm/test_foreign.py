@@ -68,7 +68,7 @@ def test_names_with_spaces_and_symbols_that_slurmctld_replaces_are_found(
     lines = sorted(line.split() for line in done.stdout.splitlines())
     assert lines == [[job_id, "|", "hi"], [f"{job_id}.err", "!", "bad"]]
     assert done.stderr.splitlines()[0] == (
-        f"note: job {job_id} was not started by clusterrun; its lines carry no times"
+        f"note: job {job_id} was not started by clusterrun; its lines have no times"
     )
 
 

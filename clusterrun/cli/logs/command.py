@@ -29,17 +29,17 @@ _instead = under("Instead")
 
 @click.command(cls=GroupedCommand)
 @click.argument("job", required=False, shell_complete=complete.jobs)
-@_lines("--rank", "ranks", metavar="SET", help="print only these ranks, as 0,8-15 or ::8")
+@_lines("--rank", "ranks", metavar="SET", help="print only these ranks, e.g. 0,8-15 or ::8")
 @_few_lines(
     "--local-rank", "local_ranks", metavar="SET", help="print only these ranks of each node"
 )
 @_lines("-a", "--all-ranks", is_flag=True, help="print all ranks")
-@_lines("--node", "nodes", metavar="HOSTLIST", help="print only these nodes, as node[01-04]")
+@_lines("--node", "nodes", metavar="HOSTLIST", help="print only these nodes, e.g. node[01-04]")
 @_few_lines(
     "--stream",
     "streams",
     metavar="LIST",
-    help="print only these of out, err, launcher and agent, or batch alone",
+    help="print only these streams: out, err, launcher, agent; or batch alone",
 )
 @_few_lines(
     "--attempt",
@@ -52,10 +52,14 @@ _instead = under("Instead")
     "--tail",
     type=options.tail,
     metavar="N|all",
-    help="the last N lines of each attempt, or all  [default: 200]",
+    help="print the last N lines of each attempt, or all  [default: 200]",
 )
-@_lines("--since", metavar="T", help="start at 1h30m (ago), 12:30, 2026-08-01T12:30 or step:4000")
-@_few_lines("--until", metavar="T", help="stop at this moment")
+@_lines(
+    "--since",
+    metavar="T",
+    help="start at this time: 1h30m (ago), 12:30, 2026-08-01T12:30 or step:4000",
+)
+@_few_lines("--until", metavar="T", help="stop at this time")
 @_filter("-g", "--include", "-i", multiple=True, metavar="RE", help="print only lines that match")
 @_filter("--exclude", multiple=True, metavar="RE", help="leave out lines that match")
 @_rarely_show("-H", "--highlight", multiple=True, metavar="RE", help="highlight matches")
@@ -69,8 +73,10 @@ _instead = under("Instead")
     help="add N lines of the same rank before and after each",
 )
 @_show("-t", "with_times", is_flag=True, help="print times with milliseconds")
-@_rarely_show("--timestamps", type=click.Choice(_TIMES), help="print times so  [default: clock]")
-@_rarely_show("--tz", metavar="ZONE", help="use this time zone, as UTC or Europe/Berlin")
+@_rarely_show(
+    "--timestamps", type=click.Choice(_TIMES), help="print times in this form  [default: clock]"
+)
+@_rarely_show("--tz", metavar="ZONE", help="use this time zone, e.g. UTC or Europe/Berlin")
 @_rarely_show(
     "--prefix",
     type=click.Choice(["auto", "full", "none"]),
@@ -97,7 +103,7 @@ _instead = under("Instead")
     "--interval",
     type=options.interval,
     metavar="TIME",
-    help="look at the files this often, as 2s",
+    help="check the files this often, e.g. 2s",
 )
 @_rarely_follow("--exit-status", is_flag=True, help="exit with 3 if the job did not complete")
 @_instead("--list", "listing", is_flag=True, help="list the log files")
@@ -113,8 +119,8 @@ def command(ctx: click.Context, /, **_: Any) -> None:
     """Print the output of the ranks.
 
     JOB is a job id, the name of a run, its directory or a log file  [default: the newest run].
-    By default, print the last lines of rank 0 and of the launcher, and error lines of all ranks,
-    which take up to half of the lines.
+    By default, print the last lines of rank 0 and the launcher, and the error lines of all ranks.
+    Error lines take up to half of the lines.
 
     \b
     clusterrun logs -f                    follow the newest run
@@ -133,7 +139,7 @@ def command(ctx: click.Context, /, **_: Any) -> None:
     _refuse_two(wanted, follow="following", until="until")
     request = build_request(find_log_job(wanted["job"]), wanted)
     if not request.has_times and wanted["timestamps"] not in (None, "none"):
-        output.note("these lines carry no times")
+        output.note("these lines have no times")
     if wanted["following"]:
         ctx.exit(follow_job(request))
     if wanted["locating"]:
@@ -150,4 +156,6 @@ def command(ctx: click.Context, /, **_: Any) -> None:
 def _refuse_two(wanted: Mapping[str, Any], **names: str) -> None:
     given = [option for option, name in names.items() if wanted[name] not in (None, False)]
     if len(given) > 1:
-        raise UsageError(f"--{given[0]} and --{given[1]} exclude each other")
+        raise UsageError(
+            f"--{given[0]} and --{given[1]} exclude each other", hint="keep one of them"
+        )

@@ -1,4 +1,4 @@
-"""The log files themselves: list them, name their directory, save what is chosen of them."""
+"""List the log files, print their directory, and save lines."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from clusterrun.shared import files
 from clusterrun.shared.hostlist import fold_ranks
 from clusterrun.shared.wording import count
 
-_HELD_BYTES = 32 * 1024 * 1024  # over all files, before they are written to
+_HELD_BYTES = 32 * 1024 * 1024  # in memory, over all files
 _ENDINGS = {Stream.OUT: "out", Stream.ERR: "err"}
 
 
 def print_path(request: Request) -> None:
-    """Print the directory of the newest attempt's logs; of a foreign job each file."""
+    """Print the directory of the newest attempt's logs; for a job of another tool, each file."""
     record, attempt = request.job.record, max(request.attempts, default=0)
     if record is None:
         paths = [str(file.path) for file in find_files(request)]
@@ -69,10 +69,12 @@ def save(request: Request, target: str) -> None:
     if target == "-":
         raise UsageError(
             "--save writes to a file or a directory, not to stdout",
-            hint="leave it out; --tail all prints all lines; ./- is a file of that name",
+            hint="to print all lines, pass --tail all; to save to a file of that name, pass ./-",
         )
     if not find_files(request):
-        raise ClusterrunError(f"{request.job.title} has no logs to save")
+        raise ClusterrunError(
+            f"{request.job.title} has no logs to save", hint="list them with --list"
+        )
     path = Path(target)
     try:
         if target.endswith(os.sep) or path.is_dir():
@@ -82,11 +84,13 @@ def save(request: Request, target: str) -> None:
             written = write(request, path)
             output.say(f"saved {count(f'{written:,}', 'line')} in {path}")
     except OSError as error:
-        raise ClusterrunError(f"cannot save to {target}", cause=error.strerror) from error
+        raise ClusterrunError(
+            f"cannot save to {target}", cause=error.strerror, hint="name another place"
+        ) from error
 
 
 def _is_special(path: Path) -> bool:
-    """Return whether a path leads to something that a file must not replace: a device, a FIFO."""
+    """Return whether a path is something that a file must not replace: a device, a FIFO."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
@@ -115,7 +119,7 @@ def _write(request: Request, file: BinaryIO) -> int:
 def _save_by_rank(request: Request, directory: Path) -> None:
     """Write the bytes of each rank and stream, and of each node's launcher and agent."""
     if request.form != "text" or request.context:
-        raise UsageError("a directory gets the ranks' own bytes: neither --output nor --context")
+        raise UsageError("--save DIR/ takes neither --output nor --context", hint="save to a file")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise UsageError(f"{directory} is not empty", hint="name a new directory")
@@ -136,7 +140,7 @@ def _save_by_rank(request: Request, directory: Path) -> None:
     _append(directory, held)
     output.say(f"saved {count(len(names), 'file')} in {directory}")
     if gaps:
-        output.note(f"output was lost at {count(gaps, 'place')}; the logs say where and how much")
+        output.note(f"output was lost at {count(gaps, 'place')}; the logs show where and how much")
 
 
 def _name(line: LogLine) -> str:

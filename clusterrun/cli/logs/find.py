@@ -21,7 +21,7 @@ from clusterrun.verbs.find import find_record, places_of_runs
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """What a name on the command line means; a stamped log also names its node and attempt."""
+    """The job that a name means; a stamped log also names its node and attempt."""
 
     job: LogJob
     nodes: frozenset[str] | None = None
@@ -44,7 +44,7 @@ def find_log_job(name: str | None) -> Named:
             raise
         parts = foreign.ask(name)
         if not parts:
-            hint = "Slurm forgets a job some minutes after its end; name its log file instead"
+            hint = "name its log file; Slurm forgets a job some minutes after its end"
             raise JobNotFoundError(error.message, hint=(*error.hints, hint)) from None
         return _named_by_slurm(name, parts)
 
@@ -67,7 +67,7 @@ def _find_by_path(path: Path) -> Named:
 
 
 def _find_run(name: str) -> Named:
-    """Find a run; if it is elsewhere, its id may be that of another job in the Slurm at hand."""
+    """Find a run; if it is of another project, its id may also name another job of this Slurm."""
     places = places_of_runs()
     try:
         record = records.resolve_job(name, places)
@@ -107,8 +107,8 @@ def _named_by_slurm(job_id: str, parts: Sequence[ForeignPart]) -> Named:
     run = _run_of(parts[0])
     if run.batch_output == Path(parts[0].stdout) and run.record.is_file():
         return Named(job=RunLogs(record=find_record(str(run.root))))
-    output.note(f"job {job_id} was not started by clusterrun; its lines carry no times")
+    output.note(f"job {job_id} was not started by clusterrun; its lines have no times")
     for part in parts:
         if "%" in part.stdout:
-            output.note(f"what % stands for in {part.stdout} is known on the node alone")
+            output.note(f"only the node knows what % stands for in {part.stdout}")
     return Named(job=PlainLogs(job_id=job_id, parts=list(parts)))

@@ -35,14 +35,14 @@ from clusterrun.shared.wording import count
 ASK_PENDING_S = 10
 ASK_RUNNING_S = 30
 ASK_ENDING_S = 2
-FORGOTTEN_S = 45  # more than one question later
-FEW_NODES = 16  # more of them share a line
+FORGOTTEN_S = 45  # longer than between two questions
+FEW_NODES = 16  # more share a line
 
 
 def follow_job(request: Request) -> int:
-    """Print the last lines of a job, then each as it comes, until the job ends.
+    """Print the last lines of a job, then new ones until it ends.
 
-    Ctrl-C ends the watching and not the job; then the exit status is 130.
+    Ctrl-C stops following, not the job; the exit status is then 130.
     """
     watch = _Watch(job=request.job)
     try:
@@ -63,7 +63,7 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
     known = [file.node for file in find_files(request)]
     printer = LogPrinter(request=request, nodes=known or request.nodes or (), is_following=True)
     query = request.query
-    if request.context:  # what matches is chosen from all lines, as their neighbours are shown
+    if request.context:  # read all lines, since the neighbours of matches are shown
         query = replace(query, include=(), exclude=(), errors=False)
     entries = follow(
         request.catalogue,
@@ -87,7 +87,7 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
 
 
 def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
-    """Pass the lines on, and report events on stderr."""
+    """Yield the lines, and report events on stderr."""
     left: list[Left] = []
     incomplete: set[str] = set()
     for entry in entries:
@@ -103,7 +103,7 @@ def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
             case LeftOut(node=node):
                 if node not in incomplete:
                     incomplete.add(node)
-                    printer.note(f"note: not all error lines of {node} are among them (--errors)")
+                    printer.note(f"note: some error lines of {node} are not shown (--errors)")
             case Truncated(node=node):
                 printer.print_truncated(node)
             case Pause():
@@ -113,7 +113,7 @@ def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
 
 
 def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
-    """Print whose logs have appeared; of many nodes together."""
+    """Print which nodes have logs now; many share a line."""
     groups = [[file] for file in files] if len(files) <= FEW_NODES else [[*files]]
     for group in groups:
         nodes = fold_hosts(file.node for file in group) if group[1:] else group[0].node
@@ -122,7 +122,7 @@ def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
 
 
 def print_left(left: list[Left], printer: LogPrinter) -> None:
-    """Print whose logs are complete, unless all went well there; the agents' lines give reasons."""
+    """Print which nodes failed; the agents' lines give reasons."""
     ends: dict[tuple[int, str], list[str]] = {}
     for entry in left:
         if entry.code:
@@ -136,7 +136,7 @@ def print_left(left: list[Left], printer: LogPrinter) -> None:
 
 @dataclass(kw_only=True)
 class _Watch:
-    """Checks whether the job has ended: rarely, and at once when its files show an end."""
+    """Checks whether the job has ended: rarely, but at once when its files show an end."""
 
     job: LogJob
     standing: Standing | None = None
@@ -146,7 +146,7 @@ class _Watch:
     _said: str = ""
 
     def ended(self) -> bool:
-        """Return whether the job has ended, or nobody knows it any more."""
+        """Return whether the job has ended, or has been unknown for FORGOTTEN_S."""
         end = self.job.end_mark()
         is_news = end is not None and end != self._end_seen
         if is_news or time.monotonic() - self._asked_at >= self._interval_s():
@@ -170,7 +170,7 @@ class _Watch:
         if standing.error or standing.state is not JobState.UNKNOWN:
             self._known_at = time.monotonic()
         if standing.error:
-            self._say(f"{standing.error.message}; the logs go on")
+            self._say(f"{standing.error.message}; still following the logs")
         elif standing.state in WAITING:
             self._say(waiting(self.job, standing))
             if standing.is_held and self.job.release():

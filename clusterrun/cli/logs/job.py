@@ -1,4 +1,4 @@
-"""The job whose logs are read: a run of clusterrun, or what another tool left in plain files."""
+"""The job whose logs are read: a run of clusterrun, or plain files of another tool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAITING = (JobState.PENDING, JobState.CONFIGURING)
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How a job stands; `waits_for` is why it has not started, `error` why that is unknown.
+    """The state of a job; `waits_for`: why it has not started; `error`: why that is unknown.
 
     `is_held`: it was requeued, and Slurm holds it back.
     """
@@ -43,14 +43,14 @@ def waiting(job: LogJob, standing: Standing) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunLogs:
-    """The logs of a run of ours."""
+    """The logs of a run of clusterrun."""
 
     record: JobRecord
     held: Release = field(default_factory=Release, repr=False, compare=False)
 
     @property
     def title(self) -> str:
-        """Its job, which may be another by now, or its run if it has no job yet."""
+        """Its newest job, or its run if it has no job yet."""
         record = records.read_again(self.record)
         return f"job {record.job_id}" if record.job_id else f"run {record.run_id}"
 
@@ -105,9 +105,9 @@ class RunLogs:
 
 @dataclass(kw_only=True)
 class PlainLogs:
-    """Output without times or ranks: of a job that clusterrun did not start, or a file by its path.
+    """Output without times or ranks: a job of another tool, or a file.
 
-    `parts` are the last answer of slurmctld.
+    `parts`: the last answer of slurmctld.
     """
 
     job_id: str = ""
@@ -128,7 +128,7 @@ class PlainLogs:
         return self.job_id or str(self.path)
 
     def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> PlainFiles:
-        """Return its output, which is always that of the batch script."""
+        """Return its output, always that of the batch script."""
         return PlainFiles(candidates=self._files)
 
     def _files(self) -> list[LogFile]:

@@ -8,8 +8,6 @@ from datetime import datetime, tzinfo
 from decimal import Decimal
 from typing import Final
 
-import click
-
 from clusterrun.cli.logs.job import LogJob
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
@@ -35,10 +33,11 @@ def tail(text: str) -> int | str:
 
 
 def interval(text: str) -> float:
-    """Read `--interval`: a span of time from 0.1 s on."""
+    """Read `--interval`: a span of time, at least 0.1 s."""
     seconds = parse_span(text)
     if seconds is None or seconds < LEAST_INTERVAL_S:
-        raise click.BadParameter(f"'{text}' is no time from {LEAST_INTERVAL_S} s on: write 2s")
+        least = f"--interval must be at least {LEAST_INTERVAL_S} s, not '{text}'"
+        raise UsageError(least, hint="write a time, e.g. 2s")
     return float(seconds)
 
 
@@ -47,12 +46,12 @@ def attempt(text: str) -> int | str:
     if text == "all":
         return text
     if not re.fullmatch(r"-?[1-9][0-9]{0,8}", text):
-        raise click.BadParameter(f"'{text}' is neither an attempt (1, 2, …, -1) nor 'all'")
+        raise UsageError(f"'{text}' is not an attempt", hint="write a number, e.g. 1 or -1, or all")
     return int(text)
 
 
 def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[int]:
-    """List the wanted attempts, oldest first; none if the run has not started.
+    """Return the wanted attempts, oldest first; none if the run has not started.
 
     Raises UsageError for one that does not exist.
     """
@@ -62,8 +61,8 @@ def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[in
         return list(range(1, newest + 1))
     number = wanted if wanted > 0 else newest + wanted
     if not 1 <= number <= newest:
-        known = f"1-{newest}" if newest > 1 else "1 only" if newest else "none yet"
-        raise UsageError(f"attempt {wanted} does not exist; attempts of {name}: {known}")
+        known = f"choose from 1-{newest}" if newest > 1 else "choose 1"
+        raise UsageError(f"{name} has no attempt {wanted}", hint=known if newest else "wait for it")
     return [number]
 
 
@@ -73,7 +72,7 @@ def choose_ranks(
     """Return the global ranks that are in both sets; None if neither was given."""
     chosen = None
     if job.record is None and (ranks is not None or local_ranks is not None):
-        raise UsageError(f"the lines of {job.title} name no rank")
+        raise UsageError(f"the lines of {job.title} name no rank", hint="leave out the ranks")
     if ranks is not None:
         chosen = parse_ranks(ranks, job.world_size, of=f"{job.title} has ranks")
     if local_ranks is None:
@@ -86,7 +85,8 @@ def choose_ranks(
     everybody = range(job.world_size) if chosen is None else chosen
     both = frozenset(rank for rank in everybody if rank % size in local)
     if not both:
-        raise UsageError(f"none of the ranks {ranks} has a local rank in {local_ranks}")
+        message = f"none of the ranks {ranks} has a local rank in {local_ranks}"
+        raise UsageError(message, hint="leave out --rank or --local-rank")
     return both
 
 
@@ -98,12 +98,12 @@ def choose_streams(text: str | None) -> frozenset[Stream] | None:
     for name in names:
         if name not in _STREAMS and name != BATCH:
             known = ", ".join([*sorted(_STREAMS), BATCH])
-            raise UsageError(f"no stream '{name}'", hint=f"streams are {known}")
+            raise UsageError(f"no stream '{name}'", hint=f"use one of: {known}")
     if names == [BATCH]:
         return None
     if BATCH in names:
-        hint = f"its lines have no times to merge them by; give --stream {BATCH} alone"
-        raise UsageError(f"stream '{BATCH}' goes with no other", hint=hint)
+        hint = f"pass --stream {BATCH} alone; its lines have no times to merge them by"
+        raise UsageError(f"stream '{BATCH}' cannot be combined with others", hint=hint)
     return frozenset(_STREAMS[name] for name in names)
 
 
@@ -114,7 +114,8 @@ def compile_patterns(option: str, texts: Collection[str]) -> tuple[re.Pattern[by
         try:
             compiled.append(re.compile(text.encode("utf-8", "surrogateescape")))
         except re.error as error:
-            raise UsageError(f"bad {option} pattern: {error}") from error
+            hint = "write a regular expression of Python, e.g. 'loss|lr'"
+            raise UsageError(f"bad {option} pattern: {error}", hint=hint) from error
     return tuple(compiled)
 
 
@@ -126,7 +127,7 @@ def choose_moment(
         return None
     if job.record is None or batch:
         whose = f"the batch script of {job.title}" if batch else job.title
-        raise UsageError(f"{option}: the lines of {whose} carry no times")
+        raise UsageError(f"{option}: the lines of {whose} have no times", hint="leave it out")
     steps = step_finder(job.record.paths, attempt, before=option == "--since")
     try:
         return parse_moment(text, now=datetime.now(zone), find_step=steps)

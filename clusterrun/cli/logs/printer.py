@@ -21,7 +21,7 @@ from clusterrun.logs.text import strip_controls
 from clusterrun.logs.text_view import Style, TextView
 
 _AT_ONCE = 256
-MOST_KEPT = 100_000  # folded lines that wait for the end, to be counted
+MOST_KEPT = 100_000  # folded lines held to the end, to be counted
 
 
 @dataclass(kw_only=True)
@@ -29,7 +29,7 @@ class LogPrinter:
     """Writes lines to `target` (None: stdout) in the form asked for, and notes to stderr.
 
     `nodes` are those known at the start: they give the prefix its width. `is_following`: the lines
-    are new ones, and a terminal gets no more of them than it can show.
+    are new, and a terminal gets no more of them than it can show.
     """
 
     request: Request
@@ -62,11 +62,11 @@ class LogPrinter:
 
     @property
     def is_cut(self) -> bool:
-        """Whether there were more lines than were wanted."""
+        """Return whether there were more lines than requested."""
         return self._writer.is_cut
 
     def print_line(self, line: LogLine) -> None:
-        """Print a line, or keep it until its rest or its copies come."""
+        """Print a line, or hold it until its rest or its copies arrive."""
         self._view.show(line if self.request.has_times else line._replace(epoch_us=0))
         if self._writer.held:
             self._writer.write()
@@ -92,7 +92,7 @@ class LogPrinter:
             writer.last = max(room - (writer.count - written), 0)
 
     def print_in_context(self, lines: Iterable[LogLine | Break]) -> None:
-        """Print lines one by one; mark gaps between them for people."""
+        """Print lines one at a time; mark the gaps between them in text."""
         for line in lines:
             if not isinstance(line, Break):
                 self.print_line(line)

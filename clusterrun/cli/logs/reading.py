@@ -31,18 +31,18 @@ from clusterrun.shared.state import JobState
 
 PATIENCE_S = 1.0
 PACE_S = 0.1
-QUIET_S = 60  # how long a running job may have no logs before that is a fault
+QUIET_S = 60  # a running job without logs for longer is an error
 
 
 class Scanning:
-    """Shows in the last row of a terminal how far a search is, once it takes long."""
+    """Shows the progress of a long search in the last row of a terminal."""
 
     def __init__(self) -> None:
         self._due_at = time.monotonic() + PATIENCE_S if sys.stderr.isatty() else float("inf")
         self._is_shown = False
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Show how far it is, and nothing once it is over."""
+        """Show the progress; clear it at the end."""
         is_over, now = done_bytes >= total_bytes, time.monotonic()
         if not self._is_shown if is_over else now < self._due_at:
             return
@@ -70,7 +70,7 @@ def read(request: Request) -> None:
 
 
 def _note_silent_failure(request: Request) -> None:
-    """Report first what no rank could print: a signal, a hang, a lost node."""
+    """Report the failure first, if no rank could print it: a signal, a hang, a lost node."""
     record = request.job.record
     if record is None or not request.attempts:
         return
@@ -180,18 +180,20 @@ def _tell_nothing_yet(request: Request) -> None:
         return
     is_young = (standing.elapsed_s or 0) < QUIET_S
     if not standing.state.is_terminal and (is_young or standing.state is JobState.UNKNOWN):
-        output.say(f"{job.title} is {standing.state.value}; nothing is written yet{_to_where(job)}")
+        output.say(
+            f"{job.title} is {standing.state.value}; nothing has been written yet{_to_where(job)}"
+        )
         return
     if not standing.state.is_terminal:
         raise ClusterrunError(
             f"no log files for {job.title} yet",
-            cause=f"it is {standing.state.value} for {clock(standing.elapsed_s or 0)}",
-            hint=f"what the batch script printed: clusterrun logs {job.name} --stream {BATCH}",
+            cause=f"it has been {standing.state.value} for {clock(standing.elapsed_s or 0)}",
+            hint=f"read the batch script's output: clusterrun logs {job.name} --stream {BATCH}",
         )
     printed = _end_of_batch_output(request)
-    where = f"what the batch script itself printed: clusterrun logs {job.name} --stream batch"
+    where = f"read the batch script's output: clusterrun logs {job.name} --stream batch"
     raise ClusterrunError(
-        f"no log lines of {job.title}, which is {standing.state.value}",
+        f"{job.title} is {standing.state.value} and has no log lines",
         cause=printed,
         hint=where if printed else (),
     )
@@ -219,7 +221,7 @@ def _end_of_batch_output(request: Request) -> str | None:
 
 
 def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -> None:
-    """Report which of the lines, `size` bytes in all, were not among the `count` printed."""
+    """Report what was not printed: `count` lines were, of `size` bytes in all."""
     if request.tail == 0:
         return
     if count == 0:
@@ -231,13 +233,13 @@ def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -
         short = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
         if short:
             nodes = fold_hosts(side.node for side in short)
-            output.note(f"not all error lines of {nodes} are among them (--errors)")
+            output.note(f"some error lines of {nodes} are not shown (--errors)")
 
 
 def _note_that_nothing_matches(request: Request, size: int) -> None:
-    where = "of rank 0, the launcher and the error lines, " if request.query.overview else ""
+    where = "of rank 0, the launcher and the errors " if request.query.overview else ""
     more = " (-a all ranks)" if request.query.overview else ""
-    output.note(f"{where}no line matches; {size:,} bytes in all{more}")
+    output.note(f"no line {where}matches; {size:,} bytes in all{more}")
 
 
 def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:
@@ -258,7 +260,7 @@ def _last_lines(request: Request, count: int) -> str:
     number = count if is_single else request.tail or 0
     text = f"last {wording.count(number, f'{_kind(request)}line')}"
     if request.context:
-        text += " and their neighbours"
+        text += " with context"
     return f"{text} of each attempt" if len(request.attempts) > 1 else text
 
 

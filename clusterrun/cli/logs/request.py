@@ -1,4 +1,4 @@
-"""What the options of `logs` mean for a job."""
+"""The lines that the options of `logs` choose."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _OF_RANKS = frozenset({Stream.OUT, Stream.ERR})
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Which lines of which job are wanted, and in what form.
+    """The requested lines of a job, and their form.
 
-    `attempts` are those to read, oldest first, none if the run has not started; `is_chosen`
-    means that one of them was named. `tail` None means all lines of each, `nodes` None all nodes.
+    `attempts`: those to read, oldest first; none if the run has not started. `is_chosen`: the user
+    named one of them. `tail` None means all lines of each, `nodes` None all nodes.
     `form` is text, raw or json; `prefix` auto, full or none; `timestamps` none, clock (whole
     seconds), time, iso or delta; `has_times`: the lines carry any. `tz` None is the local zone;
     `dedup` None folds for people only; `interval_s` None depends on the number of files.
@@ -55,29 +55,29 @@ class Request:
 
     @property
     def first_attempt(self) -> int:
-        """The attempt whose lines come first; 0 when none was started."""
+        """The attempt whose lines come first; 0 if none was started."""
         return self.attempts[0] if self.attempts else 0
 
     @property
     def has_one_rank(self) -> bool:
-        """Whether the lines of a single rank are wanted."""
+        """Return whether the lines of a single rank are wanted."""
         return self.query.ranks is not None and len(self.query.ranks) == 1
 
     @property
     def has_one_source(self) -> bool:
-        """Whether the lines are of one stream of one rank, which no other line can split."""
+        """Return whether the lines are of one stream of one rank, which no other line can split."""
         return self.has_one_rank and len(self.query.streams & _OF_RANKS) == 1
 
     @property
     def shows_agents(self) -> bool:
-        """Whether all lines of the agents are shown."""
+        """Return whether all lines of the agents are shown."""
         query = self.query
         is_chosen = query.errors or query.include or query.exclude or query.ranks is not None
         return Stream.AGENT in query.streams and not is_chosen
 
     @property
     def folds(self) -> bool:
-        """Whether equal lines of several ranks become one line of text."""
+        """Return whether equal lines of several ranks become one line of text."""
         if self.form != "text" or self.dedup is not None:
             return self.form == "text" and self.dedup is True
         ranks = self.query.ranks
@@ -145,7 +145,7 @@ def _query(
     attempt: int,
 ) -> Query:
     if wanted["all_ranks"] and wanted["ranks"] is not None:
-        raise UsageError("--rank and --all-ranks exclude each other")
+        raise UsageError("--rank and --all-ranks exclude each other", hint="keep one of them")
     ranks = options.choose_ranks(job, ranks=wanted["ranks"], local_ranks=wanted["local_ranks"])
     chosen = (ranks, nodes, wanted["streams"])
     is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)
@@ -156,7 +156,7 @@ def _query(
         for name in ("since", "until")
     )
     if since_us is not None and until_us is not None and since_us >= until_us:
-        raise UsageError("--since is not before --until")
+        raise UsageError("--since is not before --until", hint="choose an earlier --since")
     return Query(
         ranks=ranks,
         streams=streams or STREAMS,

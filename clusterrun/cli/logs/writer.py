@@ -1,4 +1,4 @@
-"""Write log lines: in large pieces, and to a terminal no faster than it can show them."""
+"""Write log lines in large pieces, and to a terminal no faster than it can show them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CLEAR = b"\r\x1b[K"
 class LogWriter:
     """Holds lines for a moment, and writes them to `target` (None: stdout).
 
-    Of more than `lines_per_s` the later ones of each second are left out; `tell` reports how many.
-    With `last` all wait for `flush`, and only so many of the last are written; `is_cut` says that
-    there were more. `count` are written.
+    Above `lines_per_s`, the later lines of each second are dropped; `tell` reports how many.
+    With `last`, `flush` writes only that many of the last lines; `is_cut`: there were more.
+    `count`: the lines written.
     """
 
     tell: Callable[[str], None]
@@ -42,7 +42,7 @@ class LogWriter:
     _status: bytes = b""
 
     def write(self) -> None:
-        """Write what is held when there is much of it, or some for a while."""
+        """Write what is held if there are many lines, or if they have waited."""
         if self.last is not None:
             if len(self.held) > self.last + _HELD_LINES:
                 self._keep(self.last)
@@ -64,7 +64,7 @@ class LogWriter:
         self._due_at = self.clock() + _HELD_S
 
     def show_status(self, text: str | None) -> None:
-        """Keep a text in the last row of the terminal, until something else is written."""
+        """Keep a text in the last row of the terminal until something else is written."""
         columns = shutil.get_terminal_size().columns
         status = (text or "")[: columns - 1].encode("utf-8", "replace")
         if status == self._status:
@@ -101,11 +101,11 @@ class LogWriter:
             self._skipped = 0
 
     def _put(self, content: bytes) -> None:
-        """Write to the output; pass a closed pipe on, report a full disk."""
+        """Write to the output. Raises ClusterrunError, but BrokenPipeError for a closed pipe."""
         stream = sys.stdout.buffer if self.target is None else self.target
         try:
             rest = memoryview(content)
-            while rest:  # under PYTHONUNBUFFERED stdout takes what fits, and returns how much
+            while rest:  # under PYTHONUNBUFFERED stdout may write a part
                 rest = rest[stream.write(rest) or 0 :]
             stream.flush()
         except BrokenPipeError:

@@ -1,7 +1,7 @@
-"""What TAB offers: jobs, configuration keys, models, GPUs and files, and how each shell asks.
+"""Shell completion: jobs, configuration keys, models, GPUs and files, in each shell.
 
-Completers read files of this machine only. They never ask a scheduler, and a mistake in a file
-offers nothing. A word goes onto the command line as it is, so only plain words are offered.
+Completers read files of this machine only. They never ask a scheduler, and offer nothing from an
+invalid file. The shell does not quote what they offer, so they offer only plain words.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _matching(offered: Iterable[tuple[str, str]], incomplete: str) -> list[Compl
 
 
 def _jobs(*, only_active: bool) -> Iterator[tuple[str, str]]:
-    """Yield ids, then names, with what the files say about them."""
+    """Yield ids, then names, with what the files record about them."""
     from clusterrun.rundir.end import read_end
     from clusterrun.rundir.record import newest_jobs
     from clusterrun.verbs.find import places_of_runs
@@ -129,7 +129,7 @@ def _jobs(*, only_active: bool) -> Iterator[tuple[str, str]]:
 
 
 class _Bash(BashComplete):
-    """Bash splits words at `=`: put them together again, and answer with the last part."""
+    """Bash splits words at `=`: join them, and answer with the last part."""
 
     source_template = BashComplete.source_template.replace(
         "COMPREPLY+=($value)",
@@ -147,7 +147,7 @@ class _Bash(BashComplete):
         return before, typed
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Leave out what stands before the last `=`."""
+        """Drop everything up to the last `=`."""
         return f"{item.type},{item.value.removeprefix(self._head)}"
 
 

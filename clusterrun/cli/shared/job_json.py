@@ -65,7 +65,7 @@ def _progress(job: JobStatus) -> dict[str, Any]:
 
 
 def end_object(job: JobStatus | None) -> dict[str, Any]:
-    """Describe how a job ended; null: nobody waited for it."""
+    """Describe how a job ended; null: the command did not wait for it."""
     return {
         "state": job.state.value if job else None,
         "exit": {"code": job.exit_code, "signal": job.exit_signal} if job else None,

@@ -1,4 +1,4 @@
-"""What more than one verb prints of a job: which one it is, why it waits, how it failed."""
+"""What several verbs print about a job: which job it is, why it waits, how it failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterrun.verbs.find import find_record, is_elsewhere
 
 
 def find_announced(job: str | None) -> JobRecord:
-    """Find a job; print which one was taken if none was named, or it is of another project."""
+    """Find a job; print which one, if none was named or it belongs to another project."""
     record = find_record(job)
     if job is None:
         where = os.path.relpath(record.runs_dir.root)
@@ -27,12 +27,12 @@ def find_announced(job: str | None) -> JobRecord:
 
 
 def say_released(job: JobStatus) -> None:
-    """Print that a requeued job need not wait."""
+    """Print that Slurm was asked to start a requeued job now."""
     output.say(released(f"job {job.record.job_id}"))
 
 
 def released(title: str) -> str:
-    """Return the sentence that a requeued job need not wait."""
+    """Return the sentence about a requeued job that Slurm was asked to start now."""
     return f"{title} was requeued; Slurm was asked to start it now, not in two minutes"
 
 

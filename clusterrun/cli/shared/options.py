@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import click
@@ -22,7 +24,9 @@ from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
 _REPLACED: Final = "clusterrun.replaced"
-_WIDEST: Final = 30  # a longer list of words goes into the help text
+_UNMISTAKABLE: Final = (HEADINGS["slurm"], HEADINGS["submission"])
+_OTHERS: Final = ("cluster", "nproc_per_node")
+_WIDEST: Final = 30  # characters; longer choices go into the help text
 _METAVARS: Final = {
     Kind.TEXT: "TEXT",
     Kind.PATH: "PATH",
@@ -40,7 +44,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What was typed about a job, not yet interpreted.
+    """The options and arguments of a job as typed, not yet interpreted.
 
     `flags` maps the names of JobSpec's fields to `config.Given`.
     """
@@ -54,7 +58,7 @@ class JobOptions:
     def load(self) -> Resolved:
         """Resolve them with this process's environment and working directory.
 
-        Raises UsageError for a value that can't be meant, here or in a file.
+        Raises UsageError for an invalid value, here or in a file.
         """
         from clusterrun.verbs.config import load_spec
 
@@ -84,16 +88,19 @@ submission_option: Final = under(HEADINGS["submission"])
 rare_output: Final = under("Output", common=False)
 
 yes_option = submission_option(
-    "-y", "--yes", is_flag=True, help=f"do not ask above {CONFIRM_ABOVE_NODES} nodes"
+    "-y",
+    "--yes",
+    is_flag=True,
+    help=f"do not ask for confirmation above {CONFIRM_ABOVE_NODES} nodes",
 )
 dry_run_option = submission_option(
-    "--dry-run", is_flag=True, help="print what would be done and submit nothing"
+    "--dry-run", is_flag=True, help="print what would be submitted without submitting it"
 )
 wait_option = submission_option(
     "-W", "--wait", is_flag=True, help="wait for the job and exit with its status"
 )
 follow_option = submission_option(
-    "--follow", is_flag=True, help="print the logs until the job ends, then as --wait"
+    "--follow", is_flag=True, help="follow the logs until the job ends, then exit with its status"
 )
 keep_sbatch_env_option = under(HEADINGS["submission"], common=False)(
     "--keep-sbatch-env", is_flag=True, help="let SBATCH_* variables of your shell override options"
@@ -110,17 +117,17 @@ exclude_bad_option = submission_option(
 
 
 class JobCommand(GroupedCommand):
-    """A verb that takes a job: it remembers what was typed."""
+    """A verb that takes the options of a job, and remembers how they were typed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words as typed: origins name the spelling that was used."""
+        """Keep the words as typed, since origins name the spelling."""
         ctx.meta[_TYPED] = list(args)
         refuse_single_dash(args, [name for each in self.params for name in each.opts])
         return super().parse_args(ctx, args)
 
 
 class ContinueCommand(JobCommand):
-    """A verb that takes a job, and after `--` new arguments for its script."""
+    """A verb that takes a job and, after `--`, new arguments for its script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take what follows the first `--` for the script."""
@@ -136,7 +143,7 @@ class ContinueCommand(JobCommand):
 
 
 class ScriptCommand(JobCommand):
-    """A verb that takes a script with its arguments: its own options end where they begin."""
+    """A verb that takes a script with its arguments; its own options come before the script."""
 
     allow_interspersed_args = False
 
@@ -150,10 +157,9 @@ def job_options(
 ) -> Callable[[_Function], _Function]:
     """Give a verb the options of JobSpec; it receives them as `job: JobOptions`.
 
-    With `script` also the arguments `[SCRIPT] [ARGS]...`, for a ScriptCommand; without `files`
-    no option names a configuration file or a profile; with `training` also the facts of the
-    training have options, and the help shows only what an estimate depends on; the fields
-    `without` have no options.
+    `script` adds the arguments `[SCRIPT] [ARGS]...`, for a ScriptCommand; `files` adds the options
+    for a configuration file and a profile; `training` adds those for the facts of the training, and
+    the help shows only what an estimate depends on. The fields in `without` have no options.
     """
     groups = {x.group for x in FIELDS if training or x.group != "training"}
     declared = [x for x in FIELDS if x.flags and x.group in groups and x.name not in without]
@@ -194,14 +200,14 @@ def _field_option(declared: Field, *, hidden: bool) -> Callable[[Any], Any]:
     else:
         metavar = "NAME" if is_wide else shown or _METAVARS.get(declared.kind)
         settings["metavar"] = declared.metavar or metavar
-        # Values stay texts: they are parsed with those of files.
+        # Values stay texts; the configuration parses them.
         settings["type"] = click.Path() if declared.kind is Kind.PATH else click.UNPROCESSED
         settings["multiple"] = declared.kind in (Kind.TEXTS, Kind.MAPPING)
     return click.option(declared.name, *declared.flags, **settings)
 
 
 def _with_words(text: str, words: Sequence[str]) -> str:
-    """Put the words of an enum before the default."""
+    """Insert the words of an enum before the default."""
     what, mark, default = text.partition("  [")
     return f"{what}: {', '.join(words)}{mark}{default}"
 
@@ -222,7 +228,7 @@ _FILE_OPTIONS: Final = (
         cls=GroupedOption,
         heading=HEADINGS["config"],
         common=False,
-        help="read this file too; it overrides clusterrun.yaml",
+        help="also read this file; it overrides clusterrun.yaml",
     ),
     click.option(
         "profile",
@@ -243,20 +249,22 @@ _SET_OPTION: Final = click.option(
     cls=GroupedOption,
     heading=HEADINGS["config"],
     shell_complete=complete.assignments,
-    help="set any key of the configuration, as slurm.nodes=2 (repeatable)",
+    help="set any key of the configuration, e.g. slurm.nodes=2 (repeatable)",
 )
 
 
 def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]) -> JobOptions:
-    """Take the parameters of the job out of those that click passes to the verb."""
+    """Take the job's parameters out of those that click passes to the verb."""
     words = kwargs.pop("words", ())
     flags = {}
     for declared in fields:
         value = kwargs.pop(declared.name)
         if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
             flags[declared.name] = Given(value=value, flag=_typed_as(ctx, declared))
+    notes: tuple[str, ...] = ()
     if words and "module" not in flags and not words[0].startswith("-"):
         refuse_other_program(words, ctx.info_name or "")
+        notes = tuple(_misplaced(ctx, words))
     flags.update(_entry(words, has_module="module" in flags))
     if _REPLACED in ctx.meta:
         flags["args"] = Given(value=ctx.meta[_REPLACED])
@@ -265,7 +273,7 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
         config_file=kwargs.pop("config_file", None),
         profile=kwargs.pop("profile", None),
         overrides=kwargs.pop("overrides"),
-        notes=tuple(_misplaced(words)),
+        notes=notes,
     )
 
 
@@ -281,19 +289,36 @@ def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
     }
 
 
-def _misplaced(words: Sequence[str]) -> Iterator[str]:
-    """Warn of Slurm's options after the script: there they are the script's, as with sbatch."""
-    spellings = {
-        flag
-        for declared in FIELDS
-        if declared.group == "slurm"
-        for flag in declared.flags
-        if flag.startswith("--") or flag in ("-N", "-t", "-p", "-A")
+def _misplaced(ctx: click.Context, words: Sequence[str]) -> Iterator[str]:
+    """Name options of clusterrun after the script, unless the script has an option of that name."""
+    ours = {
+        name
+        for each in ctx.command.params
+        if getattr(each, "heading", "") in _UNMISTAKABLE or each.name in _OTHERS
+        for name in (*each.opts, *each.secondary_opts)
+        if name.startswith("--") or name in ("-N", "-p", "-A", "-t")
     }
-    for word in words[1:]:
-        if word.partition("=")[0] in spellings:
-            yield f"'{word}' comes after the script, so it is passed to the script"
-            return
+    found = [name for name in dict.fromkeys(w.partition("=")[0] for w in words[1:]) if name in ours]
+    source = _source(words[0]) if found else ""
+    for name in found:
+        if not _has_option(source, name):
+            to = "comes after the script and goes to it"
+            yield f"{name} {to}; put clusterrun's options before the script"
+
+
+def _source(path: str) -> str:
+    try:
+        is_file = Path(path).is_file()  # reading would use up a pipe
+        return Path(path).read_text(errors="replace") if is_file else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def _has_option(source: str, name: str) -> bool:
+    """Return whether a source names an option, or declares a parameter that a parser makes one."""
+    plain = re.escape(name.lstrip("-")).replace("\\-", "[-_]")
+    dashes = "--" if name.startswith("--") else "-"
+    return bool(re.search(rf"(?<![\w-]){dashes}{plain}(?![\w-])|\b{plain}\s*[:=]", source))
 
 
 def _typed_as(ctx: click.Context, declared: Field) -> str:

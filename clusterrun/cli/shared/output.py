@@ -1,4 +1,4 @@
-"""What a command prints: its answer on stdout, the rest on stderr, colours on terminals only."""
+"""Print: the answer on stdout, the rest on stderr, colours on terminals only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.logs.text import strip_controls
 
-# A job on more nodes is submitted, and ended, only after a yes.
+# Submitting or cancelling a job on more nodes needs a confirmation.
 CONFIRM_ABOVE_NODES: Final = 64
 ERROR_SCHEMA: Final = "clusterrun.error/1"
 
@@ -52,7 +52,7 @@ def current_session() -> Session:
 
 
 def keep_bytes() -> None:
-    """Print a path or an argument that is not UTF-8 as the bytes that it came as."""
+    """Print a path or an argument that is not UTF-8 as its own bytes."""
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors=errors)
@@ -76,12 +76,12 @@ def expect_json(asked: bool) -> None:
 
 
 def is_interactive() -> bool:
-    """Whether a person can be asked: stdin and stderr are terminals."""
+    """Return whether a person can answer: stdin and stderr are terminals."""
     return all(s is not None and s.isatty() for s in (sys.stdin, sys.stderr))
 
 
 def confirm(question: str, *, otherwise: str) -> None:
-    """Ask a person, on stderr; after a no print `otherwise` and exit with status 1."""
+    """Ask a person, on stderr; if the answer is no, print `otherwise` and exit with status 1."""
     if not click.confirm(question, err=True):
         say(otherwise)
         click.get_current_context().exit(Exit.FAILED)
@@ -93,7 +93,7 @@ def answer(text: str) -> None:
 
 
 def answer_exactly(text: str) -> None:
-    """Print a file that the user may save or pipe on, byte for byte."""
+    """Print a file byte for byte on stdout."""
     _write(text, err=False, session=current_session())
 
 
@@ -103,14 +103,14 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a fact that the user may want to know, on stderr; not with --quiet."""
+    """Print a note on stderr; not with --quiet."""
     if current_session().quiet:
         return
     say(f"{click.style('note:', fg='cyan')} {text}")
 
 
 def warn(text: str, *, notes: Iterable[str] = ()) -> None:
-    """Print a warning on stderr, with what is done about it."""
+    """Print a warning on stderr, with notes on what to do."""
     say(f"{click.style('warning:', fg='yellow', bold=True)} {text}")
     for line in notes:
         say(f"  note: {line}")
@@ -152,18 +152,20 @@ def print_error(error: ClusterrunError, session: Session) -> None:
 
 
 def print_error_text(error: ClusterrunError) -> None:
-    """Print an error on stderr, if stdout already holds the answer."""
+    """Print an error on stderr only, since stdout already has the answer."""
     print_error(error, Session(color=current_session().color))
 
 
 def _error_text(error: ClusterrunError) -> str:
-    lines = [f"{click.style('error:', fg='red', bold=True)} {error.message}"]
-    if error.where:
-        lines.append(f"  --> {error.where}")
-    if error.cause:
-        lines += [f"  cause: {line}" for line in error.cause.strip().splitlines()]
-    lines += [f"  hint: {hint}" for hint in error.hints]
-    return "\n".join(lines)
+    """Write the failure on one line, with its place and cause, and the hints on another."""
+    causes, where = (error.cause or "").strip().splitlines(), error.where or ""
+    if where.removeprefix("env ") in error.message:
+        where = ""
+    joined = causes if len(causes) == 1 else []
+    lines = [": ".join(filter(None, (where, error.message, *joined)))]
+    lines += [f"  cause: {line}" for line in causes if not joined]
+    lines += [f"  hint: {'; '.join(error.hints)}"] if error.hints else []
+    return f"{click.style('error:', fg='red', bold=True)} " + "\n".join(lines)
 
 
 def _error_object(error: ClusterrunError) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def _painted(cell: str, width: int) -> str:
 
 
 def _safe(text: str) -> str:
-    """Remove what a job's text could do to a terminal; keep our own colours."""
+    """Remove control sequences from a job's text; keep our own colours."""
     if "\x1b" not in text and text.replace("\n", "").isprintable():
         return text
     return "\n".join(strip_controls(line, keep_colours=True) for line in text.split("\n"))

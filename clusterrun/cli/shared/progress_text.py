@@ -1,4 +1,4 @@
-"""How far a training is, as people read it."""
+"""The progress of a training, for people."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rate(progress: TrainingProgress) -> str:
 
 
 def eta_s(job: JobStatus) -> float | None:
-    """Return the seconds that are left; None if that is unknown, or nothing has moved for long."""
+    """Return the seconds left; None if unknown, or if no step has ended for a while."""
     progress = job.progress
     is_known = progress.rate_per_s and progress.total is not None and progress.step is not None
     if not is_known or job.state is not JobState.RUNNING or silence(progress):
@@ -37,7 +37,7 @@ def eta_s(job: JobStatus) -> float | None:
 
 
 def silence(progress: TrainingProgress) -> str:
-    """Return for how long no step has ended, if that is unusual: the estimate is void then."""
+    """Return how long ago the last step ended, if unusually long; the time left is then unknown."""
     silent_s = time.time() - (progress.reported_at or 0.0)
     usual_s = 1.0 / progress.rate_per_s if progress.rate_per_s else SILENCE_S
     if silent_s <= max(SILENCE_S, SILENT_STEPS * usual_s) or progress.step == progress.total:
@@ -47,7 +47,7 @@ def silence(progress: TrainingProgress) -> str:
 
 
 def output_age_s(progress: TrainingProgress) -> float | None:
-    """Return for how long the ranks have printed nothing."""
+    """Return the seconds since the ranks last printed something."""
     if progress.output_at is None:
         return None
     return max(0.0, time.time() - progress.output_at)  # another machine's clock

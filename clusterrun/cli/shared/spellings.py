@@ -1,6 +1,6 @@
-"""Answer what users of sbatch, torchrun, accelerate and others type, by `spellings.yaml`.
+"""Accept or explain the spellings of sbatch, torchrun, accelerate and others (`spellings.yaml`).
 
-Some spellings are accepted (`normalized`); the rest get a hint.
+`normalized` accepts some; the rest get a hint.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     hints = _hints(flag, words, at, verb, known)
     fallback = "--help-all" if verb in JOB_VERBS else "--help"
     command = ctx.command_path if ctx else "clusterrun"
-    hint = next(hints, f"{command} {fallback} lists the options")
+    hint = next(hints, f"run '{command} {fallback}' for the options")
     hint = _filled(hint, value=value or "VALUE", verb=verb)
     return UsageError(f"no option '{typed}'", hint=hint)
 
@@ -58,7 +58,7 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
 def _hints(
     flag: str, words: Sequence[str], at: int, verb: str, known: Sequence[str]
 ) -> Iterator[str]:
-    """Yield what may be meant, the most certain first."""
+    """Yield hints, the most certain first."""
     typed = words[at] if at < len(words) else flag
     if _SINGLE_DASH.match(typed) and f"-{typed}" in known:
         yield f"use '-{typed}'"
@@ -87,13 +87,13 @@ def _behind(words: Sequence[str], at: int, verb: str) -> Iterator[str]:
     """Yield where an argument of the script belongs."""
     module = next((n for n, word in enumerate(words[:at]) if word in ("-m", "--module")), None)
     if verb in CONTINUING:
-        yield f"arguments of the script go after --: {_line([*words[:at], '--', *words[at:]])}"
+        yield f"put arguments of the script after --: {_line([*words[:at], '--', *words[at:]])}"
     elif module is not None:
-        yield f"arguments of a module go after --: {_line([*words[:at], '--', *words[at:]])}"
+        yield f"put arguments of a module after --: {_line([*words[:at], '--', *words[at:]])}"
     elif verb in ("submit", "render", "scaling"):
         script = next((word for word in words[at:] if word.endswith(".py")), "train.py")
         rest = " ".join(word for word in words[at : at + 2] if word != script)
-        yield f"arguments of the script go after its name: clusterrun {verb} {script} {rest}"
+        yield f"put arguments of the script after it: clusterrun {verb} {script} {rest}"
 
 
 def _joined(words: Sequence[str], at: int) -> str:
@@ -103,7 +103,7 @@ def _joined(words: Sequence[str], at: int) -> str:
 
 
 def _nearest(flag: str, known: Sequence[str]) -> str | None:
-    """Return the option that is surely meant: a misspelt one, or the only one that begins so."""
+    """Return the option that was meant: a close spelling, or the only one with this beginning."""
     if not flag.startswith("--"):
         return None
     begun = [name for name in known if name.startswith(flag)]
@@ -145,7 +145,7 @@ def _filled(hint: str, *, value: str, verb: str) -> str:
 def hint_for_command(name: str, words: Sequence[str], verbs: Sequence[str]) -> str:
     """Return the hint for a command that does not exist."""
     if name.endswith(".py"):
-        return f"to start a job: {_line(['submit', *words])}"
+        return f"start a job with: {_line(['submit', *words])}"
     if name.isdigit():
         return f"use 'status {name}', or 'logs {name}'"
     if _is_program(name):
@@ -154,11 +154,11 @@ def hint_for_command(name: str, words: Sequence[str], verbs: Sequence[str]) -> s
         if name in names.split():
             return str(hint)
     near = difflib.get_close_matches(name, verbs, n=1)
-    return f"use '{near[0]}'" if near else "clusterrun --help lists the commands"
+    return f"use '{near[0]}'" if near else "run 'clusterrun --help' for the commands"
 
 
 def refuse_single_dash(words: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse `-time 30`, of which a parser would make `-t ime`. Raises UsageError."""
+    """Refuse `-time 30`, which a parser would read as `-t ime`. Raises UsageError."""
     for word in words:
         if word == "--" or word.endswith(".py"):
             return
@@ -188,7 +188,7 @@ def _is_program(name: str) -> bool:
 
 
 def translated(words: Sequence[str], verb: str) -> str:
-    """Return the command that does what another launcher's line does, as far as it is clear.
+    """Translate another launcher's command line, as far as it is clear.
 
     >>> translated("torchrun --nnodes=2 --nproc_per_node 4 train.py --lr 1".split(), "submit")
     'clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1'
@@ -206,7 +206,7 @@ def translated(words: Sequence[str], verb: str) -> str:
 
 
 def _divide(words: Sequence[str], options: dict[str, str]) -> None:
-    """Add the ranks of a node, of which accelerate counts those of all machines."""
+    """Add the ranks per node; accelerate counts those of all machines."""
     found = {
         _dashed(word.partition("=")[0]): _value(words, number, "--")
         for number, word in enumerate(words)
@@ -217,7 +217,7 @@ def _divide(words: Sequence[str], options: dict[str, str]) -> None:
 
 
 def _entry_point(words: Sequence[str]) -> tuple[int, list[str]]:
-    """Return where script or module begin, and these words as clusterrun takes them."""
+    """Return the index of the script or module, and the words from there in our spelling."""
     for at, word in enumerate(words):
         if word.endswith(".py"):
             return at, list(words[at:])
@@ -235,7 +235,7 @@ def _line(words: Sequence[str]) -> str:
 
 @functools.cache
 def _table() -> Mapping[str, Any]:
-    import yaml  # not needed by a command without a mistake
+    import yaml  # only needed after a mistake
 
     text = Path(__file__).with_name("spellings.yaml").read_text(encoding="utf-8")
     found: Mapping[str, Any] = yaml.safe_load(text)

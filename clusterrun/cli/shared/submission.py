@@ -22,8 +22,8 @@ from clusterrun.verbs.render import Prepared
 Warnings = list[dict[str, str]]
 
 _PRECISIONS: Final = {
-    "head": "bf16 or fp16, as the first node can",
-    "file": "as your configuration says",
+    "head": "bf16 or fp16, by the GPUs of the first node",
+    "file": "from your configuration file",
 }
 
 
@@ -31,7 +31,7 @@ _PRECISIONS: Final = {
 
 
 def refuse_two_answers(*, as_json: bool, parsable: bool, follow: bool) -> None:
-    """Refuse two forms of the one answer. Raises UsageError."""
+    """Refuse options that exclude each other. Raises UsageError."""
     if as_json and parsable:
         raise UsageError("--json and --parsable exclude each other", hint="keep one of them")
     if as_json and follow:
@@ -69,8 +69,8 @@ def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
 
 
 def print_check(answer: str) -> None:
-    """Print what Slurm answered about a script, or that nobody but bash was asked."""
-    output.say(answer or "bash finds no mistake; there is no Slurm to ask")
+    """Print Slurm's answer about a script, or that only bash checked it."""
+    output.say(answer or "bash finds no mistake; Slurm was not asked")
 
 
 def print_files(prepared: Prepared, *, as_json: bool) -> None:
@@ -113,7 +113,7 @@ def print_plan(plan: Plan) -> None:
 
 
 def confirm_size(plan: Plan, *, yes: bool) -> None:
-    """Ask about a job on many nodes. Raises UsageError if nobody can be asked."""
+    """Ask before submitting to many nodes. Raises UsageError if this is not a terminal."""
     if yes or plan.nodes <= output.CONFIRM_ABOVE_NODES:
         return
     if not output.is_interactive():
@@ -129,7 +129,7 @@ def confirm_size(plan: Plan, *, yes: bool) -> None:
 
 
 def answer(record: JobRecord, data: dict[str, Any], *, as_json: bool, parsable: bool) -> None:
-    """Print which job it is, `data` if as JSON, and how to watch it."""
+    """Print the job id, or `data` as JSON, and how to watch the job."""
     if as_json:
         output.answer_json(data)
     elif parsable:
@@ -140,18 +140,18 @@ def answer(record: JobRecord, data: dict[str, Any], *, as_json: bool, parsable: 
 
 
 def print_where(record: JobRecord) -> None:
-    """Print where a job's files are, and how to watch and to end it."""
+    """Print the run directory, and how to follow and cancel the job."""
     output.detail("run dir", record.run_dir)
     output.detail("follow", f"clusterrun logs -f {record.job_id}")
     if record.chained_job_ids:
-        output.detail("chain", f"{', '.join(record.chained_job_ids)} continue after it")
+        output.detail("chain", f"{', '.join(record.chained_job_ids)} continue the run after it")
     output.detail("cancel", f"clusterrun cancel {record.job_id}")
 
 
 def submission_object(
     record: JobRecord, prepared: Prepared, warnings: Warnings, *, verb: str = "submit"
 ) -> dict[str, Any]:
-    """Describe a job that was submitted; `end_object` describes its end."""
+    """Describe a submitted job; `end_object` describes its end."""
     return {
         "schema": f"clusterrun.{verb}/1",
         "job_id": record.job_id,

@@ -1,4 +1,4 @@
-"""Times as people and programs read them."""
+"""Times for people and programs."""
 
 from __future__ import annotations
 

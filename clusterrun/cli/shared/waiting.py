@@ -1,4 +1,4 @@
-"""Wait for a job that was started, and follow its logs: `submit`, `resume`, `resubmit`."""
+"""Wait for a submitted job or follow its logs: `submit`, `resume`, `resubmit`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer_and_wait(
 
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:
-    """Show the logs as `logs --follow` does; Ctrl-C does not end the job."""
+    """Print the logs as `logs --follow` does; Ctrl-C does not end the job."""
     from clusterrun.cli.logs import command as logs
 
     try:
@@ -47,11 +47,11 @@ def _follow(ctx: click.Context, record: JobRecord) -> None:
     except ClickExit as leaving:
         status = leaving.exit_code
     if status == Exit.INTERRUPTED:
-        _tell_how_to_end(record)
+        _print_how_to_end(record)
         ctx.exit(Exit.INTERRUPTED)
 
 
-def _tell_how_to_end(record: JobRecord) -> None:
+def _print_how_to_end(record: JobRecord) -> None:
     output.say(f"  clusterrun cancel --checkpoint {record.job_id} ends it")
 
 
@@ -71,11 +71,11 @@ def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
         ended = wait_until_ended(record, released=say_released)
     except KeyboardInterrupt:
         output.say(f"\njob {record.job_id} keeps running")
-        _tell_how_to_end(record)
+        _print_how_to_end(record)
         raise
     if not is_followed:
         output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")
-    if ended.failure and not (is_followed and ended.failure.node):  # else its agent's line says it
+    if ended.failure and not (is_followed and ended.failure.node):  # else its agent's line shows it
         output.say(f"  failed     {failure_text(ended.failure)}")
     return ended
 
