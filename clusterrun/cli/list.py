@@ -94,7 +94,7 @@ def _print_table(shown: list[JobStatus], *, left_out: int) -> None:
     if any(job.progress.source is ProgressSource.OUTPUT for job in shown):
         output.note(f"{READ_MARK} was read from a progress bar in the output")
     if left_out:
-        output.note(f"{left_out} more with --all")
+        output.note(f"--all lists {left_out} more")
 
 
 def _short(directory: str) -> str:

@@ -182,7 +182,7 @@ def test_files_can_be_listed_and_found(ended: LogsCommand) -> None:
         (["--rank", "x"], 2, "error: 'x' is not a rank\n"),
         (["--rank", "0", "-a"], 2, "error: --rank and --all-ranks exclude each other\n"),
         (["--node", "n[1-"], 2, "error: bad host list 'n[1-': '[' is unmatched at position 2\n"),
-        (["--node", "n7"], 2, "error: no log of n7\n  hint: job L1 has logs of n[1-2]\n"),
+        (["--node", "n7"], 2, "error: no log of n7\n  hint: choose from n[1-2]\n"),
         (["-n", "-3"], 2, "error: '-3' is not a number of lines\n"),
         (["--attempt", "0"], 2, "'0' is not an attempt"),
         (["-o", "xml"], 2, "'xml' is not one of"),

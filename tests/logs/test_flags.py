@@ -198,7 +198,7 @@ def test_a_log_file_can_be_named_by_its_path(run: LogsCommand) -> None:
         (["--follow", "--until", "1h"], "--follow and --until exclude each other"),
         (["-C", "-1"], "invalid value for '-C' / '--context'"),
         (["--timestamps=never"], "invalid value for '--timestamps': 'never' is not one of"),
-        (["--node", "n7"], "no log of n7\n  hint: job L1 has logs of n[1-2]\n"),
+        (["--node", "n7"], "no log of n7\n  hint: choose from n[1-2]\n"),
     ],
 )
 def test_mistakes_are_told_in_a_line_with_a_way_out(

@@ -117,7 +117,7 @@ def find_files(request: Request) -> list[LogFile]:
     if missing and not files:
         there = request.job.catalogue(None, batch=False).files(request.first_attempt)
         others = fold_hosts(file.node for file in there)
-        hint = f"{request.job.title} has logs of {others}" if others else ()
+        hint = f"choose from {others}" if others else ()
         raise UsageError(f"no log of {fold_hosts(missing)}", hint=hint)
     if missing:
         output.note(f"no log of {fold_hosts(missing)}")

@@ -149,7 +149,7 @@ def hint_for_command(name: str, words: Sequence[str], verbs: Sequence[str]) -> s
     if name.isdigit():
         return f"use 'status {name}', or 'logs {name}'"
     if _is_program(name):
-        return f"clusterrun starts the ranks itself: {translated(words, 'submit')}"
+        return f"start the ranks with: {translated(words, 'submit')}"
     for names, hint in _table()["commands"].items():
         if name in names.split():
             return str(hint)
