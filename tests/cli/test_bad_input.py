@@ -55,7 +55,7 @@ def test_missing_script_in_a_missing_directory(here: CommandLine) -> None:
 def test_missing_script_that_the_configuration_names(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("name: x\nscript: tain.py\n")
     assert refused(here, *LOCAL) == (
-        "error: clusterrun.yaml:2:9: no script 'tain.py'\n  hint: did you mean 'train.py'\n"
+        "error: clusterrun.yaml:2:9: the script 'tain.py' does not exist\n  hint: did you mean 'train.py'?\n"
     )
 
 
@@ -63,14 +63,14 @@ def test_script_that_is_a_directory(here: CommandLine) -> None:
     (here.path / "src").mkdir()
     assert refused(here, *LOCAL, "src") == (
         "error: cannot read the script 'src': Is a directory\n"
-        "  hint: name a Python file that you may read\n"
+        "  hint: name a Python file that you can read\n"
     )
 
 
 def test_missing_config_file(here: CommandLine) -> None:
     assert refused(here, "--config", "job.yaml", "train.py") == (
         "error: cannot read job.yaml: No such file or directory\n"
-        "  hint: check that it exists and that you may read it\n"
+        "  hint: check that it exists and that you can read it\n"
     )
 
 
@@ -245,7 +245,7 @@ def test_sbatch_that_refuses_is_quoted_and_what_there_is_is_told(here: CommandLi
         "error: sbatch refused the job: "
         f"{words} available\n"
         "  hint: partition 'gpu' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB; "
-        "you asked for 2 nodes of 8 GPUs\n"
+        "you requested 2 nodes with 8 GPUs each\n"
     )
 
 
@@ -271,7 +271,7 @@ def test_sbatch_that_does_not_answer_is_never_asked_twice(
     assert (said.code, said.out) == (5, "")
     (run_dir,) = (here.path / "runs" / "train").iterdir()
     assert said.err[said.err.index("error:") :] == (
-        "error: sbatch got no answer; the job may be in the queue or not: "
+        "error: sbatch got no answer; the job may or may not be in the queue: "
         "the command was still running and was killed\n"
         "  hint: look for it with 'squeue --me' before you submit again; "
         f"its run directory was kept: {run_dir}\n"
@@ -284,7 +284,7 @@ def test_sbatch_that_prints_no_job_id_is_no_success(here: CommandLine) -> None:
     said = here("submit", "train.py")
     assert (said.code, said.out) == (5, "")
     assert said.err[said.err.index("error:") :].startswith(
-        "error: sbatch printed no job id; the job may be in the queue or not: "
+        "error: sbatch printed no job id; the job may or may not be in the queue: "
         "welcome\n"
         "  hint: look for it with 'squeue --me' before you submit again; "
         "its run directory was kept: "
@@ -447,5 +447,5 @@ def test_working_directory_that_is_gone(here: CommandLine, monkeypatch: pytest.M
     said = here("submit", *LOCAL, "train.py")
     assert said.code == 1
     assert said.err == (
-        "error: the working directory is gone: [Errno 2] No such file or directory\n"
+        "error: the working directory no longer exists: [Errno 2] No such file or directory\n"
     )
