@@ -55,7 +55,8 @@ def test_missing_script_in_a_missing_directory(here: CommandLine) -> None:
 def test_missing_script_that_the_configuration_names(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("name: x\nscript: tain.py\n")
     assert refused(here, *LOCAL) == (
-        "error: clusterrun.yaml:2:9: the script 'tain.py' does not exist\n  hint: did you mean 'train.py'?\n"
+        "error: clusterrun.yaml:2:9: the script 'tain.py' does not exist\n"
+        "  hint: did you mean 'train.py'?\n"
     )
 
 
@@ -70,7 +71,7 @@ def test_script_that_is_a_directory(here: CommandLine) -> None:
 def test_missing_config_file(here: CommandLine) -> None:
     assert refused(here, "--config", "job.yaml", "train.py") == (
         "error: cannot read job.yaml: No such file or directory\n"
-        "  hint: check that it exists and that you can read it\n"
+        "  hint: check that it exists and that you may read it\n"
     )
 
 
