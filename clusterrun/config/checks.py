@@ -15,6 +15,8 @@ MOST: Final[Mapping[str, int]] = {
     **dict.fromkeys(("nodes", "spare_nodes"), 65_533),  # Slurm's own limit
     **dict.fromkeys(("cpus_per_task", "cpus_per_gpu"), 65_533),
     **dict.fromkeys(("gpus_per_node", "nproc_per_node"), 1024),
+    **dict.fromkeys(("data_parallel_replicate", "data_parallel_shard"), 65_533 * 1024),  # ranks
+    **dict.fromkeys(("context_parallel", "sequence_parallel", "tensor_parallel"), 65_533 * 1024),
     "main_process_port": 65_535,
 }
 RESERVED_NAMES: Final = ("", ".", "..", "by-job")

@@ -53,7 +53,7 @@ def check_sizes(asked: Parallel, strategy: Strategy, world: World) -> None:
                 hint=_INSTEAD[name],
             )
     if world.size % asked.model:
-        near = max(n for n in range(1, asked.model) if world.size % n == 0)
+        near = max(n for n in range(1, min(asked.model, world.size + 1)) if world.size % n == 0)
         raise UsageError(
             f"{_named(asked, 'context', 'sequence', 'tensor')} does not divide "
             f"{count(world.size, 'rank')}",

@@ -10,6 +10,7 @@ import pytest
 from clusterrun.config import Given
 from clusterrun.config.fields import Kind
 from clusterrun.config.keys import BY_NAME
+from clusterrun.config.parallel import FIELDS as PARALLEL
 from clusterrun.config.resolved import yaml_text
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
@@ -61,6 +62,15 @@ BAD = [
         "100000000000",
         "{} must be at most 1024, not 100000000000",
         "give 1 to 1024, or leave it out",
+    ),
+    *(
+        (
+            name,
+            "2000000000",
+            "{} must be at most 67105792, not 2000000000",
+            "give 1 to 67105792, or leave it out",
+        )
+        for name in PARALLEL.values()
     ),
     ("gpus_per_node", "-1", "{} must be at least 0, not -1", "give 0 to 1024, or leave it out"),
     ("cpus_per_task", "0", "{} must be at least 1, not 0", SLURM_MOST),

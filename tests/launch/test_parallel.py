@@ -124,6 +124,14 @@ def test_what_cannot_run_is_refused_before_the_queue(
     assert hint in refused.value.hints[0]
 
 
+@pytest.mark.timeout(30)
+def test_a_size_far_above_the_world_is_refused_at_once() -> None:
+    asked: dict[str, Any] = {"tensor_parallel": 30_000, "context_parallel": 60_000}
+    with pytest.raises(UsageError) as refused:
+        on_slurm(nodes=2, gpus_per_node=8, strategy=Strategy.FSDP, **asked)
+    assert refused.value.hints[0].startswith("use 16 in all")
+
+
 @pytest.mark.parametrize(
     ("asked", "package", "installed", "needed"),
     [
