@@ -45,7 +45,38 @@ def test_a_wrong_command_gets_the_right_hint(here: CommandLine, line: str, hint:
 
 
 def test_the_table_is_long_enough() -> None:
-    assert len(WRONG) >= 80
+    assert len({tuple(shlex.split(line)) for line, _ in WRONG}) >= 80  # each is run above
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["train -nodes 3", "-N 2 train -time 3", "--nnodes 2 --gpus_per_node 4 train -time 3"],
+)
+def test_arguments_of_a_script_without_an_ending_are_its_own(here: CommandLine, line: str) -> None:
+    (here.path / "train.py").rename(here.path / "train")
+    said = here("render", "--cluster", "slurm", "--json", *line.split())
+    assert said.code == 0, said.err
+    assert line.split()[-2] in said.out
+
+
+def test_the_value_of_an_option_is_no_option(here: CommandLine) -> None:
+    here.slurm()
+    said = here("render", "--cluster", "slurm", "--sbatch-arg", "-time", "train.py")
+    assert "no option" not in said.err
+
+
+def test_before_a_script_without_an_ending_a_single_dash_is_refused(here: CommandLine) -> None:
+    said = here("submit", "-N", "2", "-nodes", "3", "train")
+    assert (said.code, said.err) == (2, "error: no option '-nodes'\n  hint: use '--nodes'\n")
+
+
+def test_an_option_after_a_module_may_be_the_modules(here: CommandLine) -> None:
+    said = here("submit", "-m", "pkg.mod", "-nodes", "3")
+    assert said.code == 2
+    assert said.err.splitlines()[1:] == [
+        "  hint: use '--nodes'",
+        "  hint: arguments of a module go after --: clusterrun submit -m pkg.mod -- -nodes 3",
+    ]
 
 
 @pytest.mark.parametrize("options", ACCEPTED)

@@ -122,7 +122,7 @@ class JobCommand(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the words as typed, since origins name the spelling."""
         ctx.meta[_TYPED] = list(args)
-        refuse_single_dash(args, [name for each in self.params for name in each.opts])
+        refuse_single_dash(args, ctx)
         return super().parse_args(ctx, args)
 
 

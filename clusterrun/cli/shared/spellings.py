@@ -85,15 +85,19 @@ def _entry(section: str, *flags: str) -> Iterator[str]:
 
 def _behind(words: Sequence[str], at: int, verb: str) -> Iterator[str]:
     """Yield where an argument of the script belongs."""
-    module = next((n for n, word in enumerate(words[:at]) if word in ("-m", "--module")), None)
     if verb in CONTINUING:
         yield f"put arguments of the script after --: {_line([*words[:at], '--', *words[at:]])}"
-    elif module is not None:
-        yield f"put arguments of a module after --: {_line([*words[:at], '--', *words[at:]])}"
+    elif hints := [*_behind_module(words, at)]:
+        yield from hints
     elif verb in ("submit", "render", "scaling"):
         script = next((word for word in words[at:] if word.endswith(".py")), "train.py")
         rest = " ".join(word for word in words[at : at + 2] if word != script)
         yield f"put arguments of the script after it: clusterrun {verb} {script} {rest}"
+
+
+def _behind_module(words: Sequence[str], at: int) -> Iterator[str]:
+    if any(word in ("-m", "--module") for word in words[:at]):
+        yield f"put arguments of a module after --: {_line([*words[:at], '--', *words[at:]])}"
 
 
 def _joined(words: Sequence[str], at: int) -> str:
@@ -157,15 +161,39 @@ def hint_for_command(name: str, words: Sequence[str], verbs: Sequence[str]) -> s
     return f"use '{near[0]}'" if near else "run 'clusterrun --help' for the commands"
 
 
-def refuse_single_dash(words: Sequence[str], known: Sequence[str]) -> None:
+def refuse_single_dash(words: Sequence[str], ctx: click.Context) -> None:
     """Refuse `-time 30`, which a parser would read as `-t ime`. Raises UsageError."""
-    for word in words:
-        if word == "--" or word.endswith(".py"):
+    known = {name for each in ctx.command.params for name in each.opts}
+    for at in _own_options(words, ctx.command):
+        word = words[at]
+        if not _SINGLE_DASH.match(word):
+            continue
+        hints = [f"use '-{word}'"] if f"-{word}" in known else [*_entry("job", word)][:1]
+        if hints:
+            verb = ctx.info_name or ""
+            hints += _behind_module([verb, *words], at + 1)
+            raise UsageError(f"no option '{word}'", hint=tuple(hints))
+
+
+def _own_options(words: Sequence[str], command: click.Command) -> Iterator[int]:
+    """Yield the places of a command's options, up to the script."""
+    with_value = {
+        name
+        for each in command.params
+        if isinstance(each, click.Option) and not (each.is_flag or each.count)
+        for name in each.opts
+    }
+    is_value = False
+    for at, word in enumerate(words):
+        is_option = len(word) > 1 and word.startswith("-")
+        if is_value:
+            is_value = False
+        elif word == "--" or not (is_option or command.allow_interspersed_args):
             return
-        if _SINGLE_DASH.match(word) and f"-{word}" in known:
-            raise UsageError(f"no option '{word}'", hint=f"use '-{word}'")
-        if hint := next(_entry("job", word) if _SINGLE_DASH.match(word) else iter(()), ""):
-            raise UsageError(f"no option '{word}'", hint=hint)
+        elif is_option:
+            yield at
+            name = f"--{normalized(word[2:])}" if word.startswith("--") else word
+            is_value = name in with_value
 
 
 def refuse_other_program(words: Sequence[str], verb: str) -> None:
