@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterrun.logformat.bars import Bar, Text, find_bar, find_metrics
+from clusterrun.logformat.bars import Bar, Text, find_bar
 
 # Recorded with tqdm 4.70, transformers 5.23, trl 1.16, datasets 5.2 and lightning 2.6.
 PLAIN = (
@@ -96,18 +96,14 @@ def test_the_time_is_that_of_the_last_step_and_not_of_the_last_drawing() -> None
         "100%|██████████| 400/400 [x",
         TRL,  # it is done, and no step was made
         "x" * 100_000 + " 45%|##| 45/100 [00:30<00:37, 14.9it/s]",
+        f"45%|##| {'9' * 400}/{'9' * 400} [00:30<00:37, 14.9it/s]",
     ],
 )
 def test_other_text_is_no_progress(text: str) -> None:
     assert found(text) is None
 
 
-def test_metrics_are_those_that_the_trainer_printed_last() -> None:
-    printed = [
-        Text(0.0, "{'loss': '467.8', 'grad_norm': '1350', 'epoch': '0.05'}\n"),
-        Text(1.0, "{'loss': 359.0, 'learning_rate': 4.638e-05, 'epoch': 0.15}\nsaved\n"),
-        Text(2.0, "{'eval_loss': '6.9', 'epoch': '2'}\n"),
-    ]  # fmt: skip
-    assert find_metrics(printed) == {"loss": 359.0, "learning_rate": 4.638e-05, "epoch": 0.15}
-    for text in ("{'loss': 1.0, 'epoch'", "{'loss': 'high'}", "{'loss'"):
-        assert find_metrics([Text(0.0, text)]) == {}
+def test_a_unit_reaches_no_terminal_with_its_controls() -> None:
+    bar = found("\r 1%|  | 1/90 [00:20<30:00, 20.00s/\x1b[31mstep\x07]")
+    assert bar is not None
+    assert bar.unit == "step"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterrun.backends.evidence import Evidence, ProgressSource, TrainingProgress
-from clusterrun.logformat.bars import Text, find_bar, find_metrics
+from clusterrun.logformat.bars import Text, find_bar
 from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream, parse_line
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import size_of
@@ -48,7 +48,6 @@ def _end(log: Path) -> bytes:
 def _printed(lines: Sequence[LogLine], own: TrainingProgress) -> TrainingProgress:
     """Take the steps of the progress bar that moved last in either stream."""
     streams = [_texts(lines, stream) for stream in (Stream.ERR, Stream.OUT)]
-    own = replace(own, metrics=own.metrics or find_metrics(streams[1]))
     bars = [bar for texts in streams if (bar := find_bar(texts))]
     if not bars:
         return own

@@ -1,19 +1,18 @@
-"""Find the progress in a rank's output: bars of tqdm, and metrics of transformers' Trainer."""
+"""Find the progress in a rank's output: the bars of tqdm."""
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 NEAR_S = 60.0  # bars that moved within this time are nested, one inside the other
 DRAWINGS = 16  # the last ones of a text are read: bars are drawn many times a second
 MOST_LETTERS = 1000  # of a drawing; a longer text is not one
-SHOWN_LETTERS = 40  # of a bar's description
+SHOWN_LETTERS = 40  # of a bar's description, and of its unit
 
-_NUMBER = r"\d+(?:\.\d+)?[kMGTPEZY]?"
+_NUMBER = r"\d{1,15}(?:\.\d{1,15})?[kMGTPEZY]?"
 _RATE = (
     rf", *(?P<rate>\?|{_NUMBER})"
     r"(?:s/ ?(?P<inverse_unit>[^,\]]+)| ?(?P<unit>[^,\]]*?)/s)[,\]]"
@@ -31,7 +30,6 @@ _SIDE_WORK = re.compile(  # the work of a training before, between and after its
     re.IGNORECASE,
 )
 _SIDE_UNITS = frozenset({"examples", "file", "files", "shard", "shards", "batches of examples"})
-_METRICS = ("loss", "learning_rate", "epoch")
 
 
 class Text(NamedTuple):
@@ -106,7 +104,7 @@ def _parse(drawing: str, at: float) -> Bar | None:
     if found is None:
         return None
     parts = found.groupdict()
-    unit = (parts["inverse_unit"] or parts["unit"] or "it").strip()
+    unit = _CONTROL.sub("", parts["inverse_unit"] or parts["unit"] or "it").strip()
     if unit == "B":
         return None
     head = _CONTROL.sub("", drawing[: found.start()]).strip().removesuffix(":")
@@ -115,7 +113,7 @@ def _parse(drawing: str, at: float) -> Bar | None:
         count=round(_number(parts["n"])),
         total=round(_number(parts["total"])) if parts.get("total") else None,
         rate_per_s=_rate(parts["rate"], is_inverse=bool(parts["inverse_unit"])),
-        unit=unit,
+        unit=unit[:SHOWN_LETTERS],
         moved_at=at,
     )
 
@@ -133,18 +131,3 @@ def _rate(text: str, *, is_inverse: bool) -> float | None:
     if text == "?" or not (rate := _number(text)):
         return None
     return 1 / rate if is_inverse else rate
-
-
-def find_metrics(printed: Iterable[Text]) -> Mapping[str, float]:
-    """Return the newest metrics that transformers' Trainer printed; {} if it printed none.
-
-    >>> find_metrics([Text(0.0, "{'loss': '2.1', 'grad_norm': '3', 'epoch': '0.05'}\\n")])
-    {'loss': 2.1, 'epoch': 0.05}
-    """
-    lines = (line for _, text in printed for line in text.splitlines())
-    found = [line for line in lines if line.startswith("{'loss'") and len(line) <= MOST_LETTERS]
-    try:
-        values = ast.literal_eval(found[-1]) if found else {}
-        return {name: float(values[name]) for name in _METRICS if name in values}
-    except (ValueError, SyntaxError, TypeError, KeyError):
-        return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import operator
 import os
 import sys
@@ -75,7 +76,7 @@ def add_hint(error: BaseException, hint: str) -> None:
 
 
 def number(value: Any) -> Any:
-    """Convert a tensor or NumPy scalar to a number, and other objects to text."""
+    """Convert a tensor or NumPy scalar to a number, NaN to None, and other objects to text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     with contextlib.suppress(Exception):
@@ -84,4 +85,4 @@ def number(value: Any) -> Any:
         number = float(value)
     except Exception:  # noqa: BLE001 - a value of a user's class may raise anything
         return str(type(value).__name__)
-    return number if number - number == 0 else str(number)  # JSON has no inf or nan
+    return number if math.isfinite(number) else None  # JSON has no inf or nan

@@ -90,9 +90,16 @@ def test_a_bar_that_stands_still_is_not_estimated(here: CommandLine, root: Path)
     assert "left" not in here("list").out
 
 
-def test_metrics_of_a_trainer_are_shown_without_a_bar(here: CommandLine, root: Path) -> None:
-    printed(root, (5, "0 o", "{'loss': '2.164', 'grad_norm': '1.5', 'epoch': '0.05'}"))
-    assert "metrics    loss 2.164, epoch 0.05\n" in here("status", "4711").out
+def test_nan_is_null_in_json(here: CommandLine, root: Path) -> None:
+    metrics = {"loss": float("nan"), "norm": float("inf"), "lr": 0.5}
+    events(root, {"type": "step", "step": 3, "total": 9, "ts": time.time(), "metrics": metrics})
+    for command in (("status", "4711", "--json"), ("list", "--json")):
+        out = here(*command).out
+        assert "NaN" not in out
+        assert "Infinity" not in out
+        found = json.loads(out)
+        shown = found["jobs"][0] if "jobs" in found else found
+        assert shown["progress"]["metrics"] == {"loss": None, "norm": None, "lr": 0.5}
 
 
 def test_only_the_end_of_a_log_is_read_and_only_while_the_job_runs(

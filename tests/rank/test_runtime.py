@@ -144,8 +144,8 @@ class Hostile:
     [
         (Tensor(), 0.5),
         (WholeTensor(), 7),
-        (math.nan, "nan"),
-        (math.inf, "inf"),
+        (math.nan, None),
+        (math.inf, None),
         (Hostile(), "Hostile"),
         (None, None),
         ([1, 2], "list"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,8 +125,16 @@ def detail(label: str, text: str) -> None:
 
 
 def answer_json(data: Mapping[str, Any]) -> None:
-    """Print one JSON object on stdout."""
-    answer(json.dumps(data, indent=2))
+    """Print one JSON object on stdout; null for NaN and infinity, which JSON does not have."""
+    answer(json.dumps(_finite(data), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def answer_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
