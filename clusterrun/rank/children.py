@@ -24,7 +24,7 @@ sys.path[:] = filter(None, path)
 try:
     from clusterrun.rank import children
     children.install()
-except ImportError:
+except Exception:  # such as a foreign module of that name
     pass
 finally:
     sys.path[:] = path

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from clusterrun.rank import children
 from clusterrun.shared.control_page import ControlPage, Joining
 from tests.rank.test_engine import ALONE, REAL
 from tests.rank.test_world import JOIN, World
@@ -201,3 +203,13 @@ def test_several_models_under_deepspeed_get_a_hint(world: World) -> None:
     (word,) = world.events("rank_exit", 0)
     assert "multiple models" in word["message"]
     assert "hint: use --strategy ddp, or combine all models" in word["message"]
+
+
+def test_a_spawned_process_runs_also_if_the_checks_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def install() -> None:
+        raise RuntimeError("another module of this name")
+
+    monkeypatch.setattr(children, "install", install)
+    before = sys.path[:]
+    exec(children._INSTALL, {})
+    assert sys.path == before
