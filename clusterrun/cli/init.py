@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import Counter
@@ -29,9 +30,10 @@ from clusterrun.shared import files
 from clusterrun.shared.durations import format_minutes
 
 DAY_MINUTES: Final = 24 * 60
-LOOKED_AT: Final = 200  # files
-READ_BYTES: Final = 256 * 1024  # of each file
-NAMED: Final = 5  # in a comment
+LOOKED_AT: Final = 200  # files, and directories
+LISTED: Final = 2000  # names in each directory: one of data may hold millions
+READ_BYTES: Final = 256 * 1024  # of each
+NAMED: Final = 5  # others, in a comment
 
 _MAIN: Final = re.compile(rb"^if\s+__name__\s*==", re.MULTILINE)
 _TRAINS: Final = re.compile(
@@ -40,6 +42,11 @@ _TRAINS: Final = re.compile(
     re.MULTILINE,
 )
 _TRAIN_NAME: Final = re.compile(r"train|finetune|fine_tune|sft|main|run_")
+_NO_CODE: Final = re.compile(
+    r"\.|__pycache__$|(?:data|dataset|output|log|run|checkpoint|ckpt|result)s?$"
+    r"|(?:v?env|virtualenv|wandb|mlruns|lightning_logs|node_modules|build|dist)$",
+    re.IGNORECASE,
+)
 _NO_SCRIPT: Final = re.compile(r"^test_|_test\.py$|^(?:conftest|setup|__init__)\.py$")
 
 
@@ -91,10 +98,26 @@ def _print_known(known: Mapping[str, Known]) -> None:
 
 def find_scripts(directory: Path) -> list[str]:
     """Return the Python files that may be the training script, the likeliest first."""
-    paths = sorted([*directory.glob("*.py"), *directory.glob("[!.]*/*.py")], key=_place_of)
+    own = _listed(directory)
+    folders = [each for each in own if not _NO_CODE.match(each.name) and _is_folder(each)]
+    listed = [*own, *(each for folder in folders[:LOOKED_AT] for each in _listed(folder))]
+    paths = sorted((Path(each) for each in listed if each.name.endswith(".py")), key=_place_of)
     scored = [(_score(path), path) for path in paths[:LOOKED_AT]]
     scored.sort(key=lambda each: -each[0])
     return [str(path.relative_to(directory)) for score, path in scored if score > 0]
+
+
+def _listed(directory: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
+    """List a directory by name; of a very large one only a part."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(itertools.islice(entries, LISTED), key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)  # a link may lead to data
 
 
 def _place_of(path: Path) -> tuple[int, str]:

@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from clusterrun.cli.main import VERBS, group
 from clusterrun.config.keys import BY_KEY
+from clusterrun.rundir import record
 from tests.cli.conftest import CommandLine
 from tests.cli.runs import ended, submitted
 from tests.patience import PATIENCE
@@ -113,6 +114,14 @@ def test_jobs_are_offered_newest_first_and_no_scheduler_is_asked(
     assert _offered(*verb.split(), "47") == ["4711"]
     assert _offered(*verb.split(), "lla") == ["llama3-sft"]
     assert not any(runs.asked(program) for program in ("squeue", "sacct", "scontrol", "sinfo"))
+
+
+def test_tab_reads_few_records(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(record, "newest_jobs", lambda _, limit: limits.append(limit) or [])
+    assert _offered("status", "") == []
+    assert limits
+    assert max(limits) <= 20
 
 
 def test_a_job_shows_its_name_and_how_it_ended(runs: CommandLine) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.slurm.site import partition_rows
+from clusterrun.cli import init
 from clusterrun.cli.init import find_scripts
 from clusterrun.cli.init_starter import STARTER, Known, filled
 from clusterrun.config.document import ConfigFile, parse_document
@@ -195,6 +196,23 @@ def test_without_a_script_the_line_asks_for_one(here: CommandLine) -> None:
     text = (here.path / "clusterrun.yaml").read_text()
     assert re.search(r"^#script: train.py +# no training script was found here", text, re.M)
     assert here("config", "validate", "--strict").code == 0
+
+
+def test_of_a_large_directory_a_part_is_read(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init, "LISTED", 5)
+    for number in range(20):
+        (here.path / f"train_{number}.py").write_text("import torch\n")
+    assert 0 < len(find_scripts(here.path)) <= 5
+
+
+@pytest.mark.parametrize("name", ["data", "Datasets", "venv", "env", "wandb", "runs", "outputs"])
+def test_directories_of_data_hold_no_script(here: CommandLine, name: str) -> None:
+    for directory in (name, "src"):
+        (here.path / directory).mkdir()
+        (here.path / directory / "train.py").write_text("import torch\n")
+    assert find_scripts(here.path) == ["src/train.py", "train.py"]
 
 
 @pytest.mark.parametrize("script", ["train.py", "my train.py", "#x", "a: b", "'", "ü\n"])

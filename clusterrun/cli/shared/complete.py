@@ -24,7 +24,7 @@ from click.shell_completion import (
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_KEY, SECTIONS
 
-NEWEST_JOBS: Final = 100  # each is a small file to read
+NEWEST_JOBS: Final = 20  # each is a small file to read
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/=-]*\Z")
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
