@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from clusterrun.config.spec import Strategy
@@ -68,10 +68,13 @@ asked = st.builds(
 
 
 @given(asked)
+@example((question(), 256))
 @settings(deadline=None, max_examples=40)
 def test_what_is_recommended_is_never_unfit(case: tuple[Question, int]) -> None:
     found, effective = case
-    for choice in recommend(found, effective):
+    choices = recommend(found, effective)
+    assume(choices)
+    for choice in choices:
         verdict = estimate(replace(found, setup=choice.setup)).verdict
         assert verdict is choice.verdict
         assert verdict in (Fit.FITS, Fit.TIGHT)
@@ -79,10 +82,12 @@ def test_what_is_recommended_is_never_unfit(case: tuple[Question, int]) -> None:
 
 
 @given(asked)
+@example((question(), 256))
 @settings(deadline=None, max_examples=40)
 def test_of_what_fits_the_fastest_comes_first(case: tuple[Question, int]) -> None:
     found, effective = case
     choices = recommend(found, effective)
+    assume(len(choices) > 1)
     fitting = [c for c in choices if c.verdict is Fit.FITS] or choices
     for choice in fitting:
         assert choices[0].step_s <= AS_FAST * choice.step_s
@@ -93,14 +98,17 @@ def test_of_what_fits_the_fastest_comes_first(case: tuple[Question, int]) -> Non
     "gpu", [x for x in gpus.ALL if x.fabric >= 200e9], ids=lambda gpu: gpu.name
 )
 def test_whole_nodes_with_nvlink_offload_only_what_fits_no_other_way(gpu: Gpu, nodes: int) -> None:
+    compared = set()
     for name, batch in product(("gpt2-xl", "llama-3.1-8b", "llama-2-13b", "llama-2-70b"), (1, 16)):
         asked_for = question(
             model=BUILT_IN[name], gpu=gpu, nodes=nodes, precision=gpus.precision_of(gpu)
         )
         choices = recommend(asked_for, 8 * nodes * batch)
         fitting = [c.setup for c in choices if c.verdict is Fit.FITS]
-        if not all(setup.offloads_optimizer for setup in fitting):
+        if len({setup.offloads_optimizer for setup in fitting}) == 2:
+            compared.add(name)
             assert not fitting[0].offloads_optimizer, (name, batch)
+    assert "gpt2-xl" in compared
 
 
 def test_of_what_is_about_as_fast_the_simplest_comes_first() -> None:
