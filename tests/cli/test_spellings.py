@@ -74,8 +74,8 @@ def test_an_option_after_a_module_may_be_the_modules(here: CommandLine) -> None:
     said = here("submit", "-m", "pkg.mod", "-nodes", "3")
     assert said.code == 2
     assert said.err.splitlines()[1:] == [
-        "  hint: use '--nodes'",
-        "  hint: arguments of a module go after --: clusterrun submit -m pkg.mod -- -nodes 3",
+        "  hint: use '--nodes'; put arguments of a module after --: "
+        "clusterrun submit -m pkg.mod -- -nodes 3",
     ]
 
 
