@@ -29,9 +29,10 @@ PACKAGES: Final = ("clusterrun", "torch", "accelerate", "deepspeed")
 UNKNOWN: Final = "?"  # version of a package without metadata, as on PYTHONPATH
 ANSWER_S: Final = 20.0
 
+# Imports come after the first line: a json.py in the working directory must not run.
 _ASK: Final = """
-import json, os, sys
-sys.path[:] = filter(None, sys.path)
+import sys; sys.path[:] = filter(None, sys.path)
+import json, os
 try:
     from importlib import metadata, util
 except ImportError:
@@ -47,6 +48,9 @@ print(json.dumps({
     "packages": {name: version(name) for name in sys.argv[1:]} if metadata else {},
 }))
 """
+_IMPORT: Final = ("import ", "import\t")  # what site.py executes of a .pth file
+# Such lines that every environment may have; they hide no package.
+_KNOWN_PTH: Final = re.compile(r"distutils-precedence|_virtualenv|__editable__.*|.*-nspkg")
 _COMPILE: Final = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
@@ -167,15 +171,15 @@ def _cache_file(path: str, environ: Mapping[str, str]) -> Path:
 def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
     """Read the packages of an environment; other installations may have more in unknown places."""
     root = python.parent.parent
-    directories = sorted(root.glob("lib/python3*/site-packages"))
-    version = _version(directories)
+    own = sorted(root.glob("lib/python3*/site-packages"))
+    version = _version(own)
+    directories = [Path(name) for name in environ.get("PYTHONPATH", "").split(":") if name]
     if version and not (root / "pyvenv.cfg").exists():  # conda also uses the user's packages
         home = Path(os.path.expanduser("~/.local/lib"))
-        directories.append(home / f"python3.{version[1]}" / "site-packages")
-    named = filter(os.path.isabs, environ.get("PYTHONPATH", "").split(":"))
-    directories += [*map(Path, named), *_added(directories)]
+        own.insert(0, home / f"python3.{version[1]}" / "site-packages")
+    directories += [*own, *_added(own)]  # in the order of sys.path
     found = {name: _version_in(name, directories) for name in PACKAGES}
-    is_known = version is not None and _is_isolated(root)
+    is_known = version is not None and _is_isolated(root) and not _runs_code(root, own)
     return Interpreter(path=str(python), version=version, packages=found, is_known=is_known)
 
 
@@ -194,14 +198,37 @@ def _version(directories: Sequence[Path]) -> tuple[int, int] | None:
     return (3, int(found[0][1])) if len(found) == 1 and found[0] else None
 
 
+def _runs_code(root: Path, directories: Sequence[Path]) -> bool:
+    """Return whether code of the environment, which is only read, may add packages."""
+    hooks = ("etc/conda/activate.d/*", "conda-meta/state")  # the latter sets variables
+    return (
+        any(any(root.glob(hook)) for hook in hooks)
+        or "PYTHONPATH" in _text_of(root / "bin/activate")
+        or any((directory / "sitecustomize.py").exists() for directory in directories)
+        or any(
+            line.startswith(_IMPORT) and not _KNOWN_PTH.fullmatch(file.stem)
+            for file, line in _pth_lines(directories)
+        )
+    )
+
+
 def _added(directories: Sequence[Path]) -> Iterator[Path]:
     """Yield the directories that `.pth` files add, such as those of editable installations."""
-    for directory in directories:
-        for file in directory.glob("*.pth"):
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                for line in file.read_text(encoding="utf-8").splitlines():
-                    if line.strip() and not line.startswith(("import", "#")):
-                        yield directory / line.strip()
+    for file, line in _pth_lines(directories):
+        if line.strip() and not line.startswith(("#", *_IMPORT)):
+            yield file.parent / line.strip()
+
+
+def _pth_lines(directories: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    for file in (file for directory in directories for file in directory.glob("*.pth")):
+        yield from ((file, line) for line in _text_of(file).splitlines())
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _version_in(name: str, directories: Sequence[Path]) -> str:

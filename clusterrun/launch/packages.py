@@ -56,7 +56,7 @@ def _too_old(facts: Facts) -> Iterator[str]:
     least = facts.oldest.get("python")
     if found.version and least and found.version < least:
         yield f"is Python {_dotted(found.version)}; clusterrun needs {_dotted(least)} or newer"
-    for name, text in found.packages.items():
+    for name, text in found.packages.items() if found.is_known else ():
         version, least = parse_version(text), facts.oldest.get(name)
         if version and least and version < least:
             yield f"has {name} {text}; clusterrun needs {_dotted(least)} or newer"

@@ -91,6 +91,52 @@ def test_packages_of_pth_files_and_pythonpath_count(root: Path, tmp_path: Path) 
     assert found.packages == {"clusterrun": "?", "torch": "", "accelerate": "?", "deepspeed": ""}
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "is_known"),
+    [
+        ("own.pth", "import site; site.addsitedir('/shared/pkgs')\n", False),
+        ("own.pth", "import\tsite\n", False),
+        ("distutils-precedence.pth", "import os; pass\n", True),
+        ("__editable__.clusterrun-1.0.pth", "import finder\n", True),
+        ("google-nspkg.pth", "import sys, types, os\n", True),
+        ("own.pth", "importlib_own\n", True),
+        ("own.pth", "# caf\xe9\n", True),
+        ("sitecustomize.py", "", False),
+        ("../../../etc/conda/activate.d/own.sh", "export PYTHONPATH=/shared/pkgs\n", False),
+        ("../../../conda-meta/state", '{"env_vars": {"PYTHONPATH": "/shared"}}', False),
+        ("../../../bin/activate", "export PYTHONPATH=/shared/pkgs\n", False),
+        ("../../../bin/activate", "unset PYTHONHOME\n", True),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pyvenv.cfg", "conda-meta/history"])
+def test_code_of_an_environment_may_add_packages(
+    root: Path, tmp_path: Path, file: str, text: str, is_known: bool, kind: str
+) -> None:
+    for name, content in ((root / kind, ""), (root / "lib/python3.12/site-packages" / file, text)):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.write_text(content, encoding="latin-1")
+    assert look(root, tmp_path, may_run=False).is_known is is_known
+    assert calls(tmp_path) == 0
+
+
+def test_the_version_found_is_the_one_that_is_imported(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PYTHONPATH comes first, then the user's packages, then those of the environment."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (root / "conda-meta").mkdir()
+    for place, version in ((root, "2.1"), (tmp_path / "home/.local", "2.5"), (tmp_path, "2.9")):
+        (place / "lib/python3.12/site-packages").mkdir(parents=True, exist_ok=True)
+        installed(place, "torch", version)
+        assert (
+            look(
+                root, tmp_path, may_run=False, PYTHONPATH=":lib/python3.12/site-packages"
+            ).packages["torch"]
+            == version
+        )
+
+
 @pytest.mark.parametrize("answer", ["exit 1", "echo '{}'", "echo '[]'"])
 def test_one_that_gives_no_answer_is_unknown(root: Path, tmp_path: Path, answer: str) -> None:
     (root / "bin/python").write_text(f"#!/bin/sh\n{answer}\n")

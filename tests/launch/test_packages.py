@@ -47,7 +47,7 @@ def problem(asked: dict[str, Any], strategy: Strategy = Strategy.DDP, **known: A
             INSTALL,
         ),
         (
-            {"packages": {**ALL, "torch": "2.1.0"}, "is_known": False},
+            {"packages": {**ALL, "torch": "2.1.0"}},
             Strategy.DDP,
             "/p has torch 2.1.0; clusterrun needs 2.4 or newer",
             UPGRADE,
@@ -70,6 +70,7 @@ def test_what_is_missing_or_too_old_is_named(
         ({}, {"packages": {**ALL, "deepspeed": ""}}),
         ({}, {"packages": {**ALL, "torch": "?"}}),
         ({}, {"packages": {}, "is_known": False}),
+        ({}, {"packages": {**ALL, "torch": "2.1.0"}, "is_known": False}),
         ({"srun_args": ("--container-image=x",)}, {"packages": {}}),
         ({"setup": ("conda: llm",)}, {"path": "", "python": "python"}),
     ],
