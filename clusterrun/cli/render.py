@@ -74,7 +74,9 @@ def command(
         _write_files(prepared, Path(output_dir))
     if show_env or shows_command:
         at_node, at_rank = choose_rank(prepared.plan, node=node, rank=rank)
-        shown = view(prepared.plan, prepared.bundle, node=at_node, rank=at_rank)
+        shown = view(
+            prepared.plan, prepared.bundle, python=prepared.python, node=at_node, rank=at_rank
+        )
         if shows_command:
             _show_command(prepared.plan, shown, as_json=as_json)
         if not (shows_command and as_json):

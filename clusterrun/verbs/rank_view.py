@@ -29,6 +29,7 @@ from clusterrun.shared.given import OWN_RANK, TASK
 ADDRESS, PORT, RUN_DIR, SPOOL = "<address of node 0>", "<port>", "<run dir>", "<spool>"
 _PRECISION = "<bf16 or fp16>"
 _PREVIEW = "clusterrun.node.agent.accelerate_preview"
+_READ = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR")
 _IMPORT_S = 120.0  # torch from a slow file system
 
 
@@ -59,9 +60,9 @@ def choose_rank(plan: Plan, *, node: int | None, rank: int | None) -> tuple[int,
     return home, rank
 
 
-def view(plan: Plan, bundle: Bundle, *, node: int, rank: int) -> RankView:
-    """Return the launch line and the complete environment of a rank."""
-    preview, note = _of_accelerate(plan, bundle, node)
+def view(plan: Plan, bundle: Bundle, *, python: str, node: int, rank: int) -> RankView:
+    """Return the launch line and the complete environment of a rank; ask accelerate of `python`."""
+    preview, note = _of_accelerate(plan, bundle, python, node)
     named = {variable.name: variable.why for variable in plan.env}
     found = {variable.name: variable for variable in plan.env}
     for name, value in _of_node(plan, node, rank).items():
@@ -171,8 +172,10 @@ def _of_task(plan: Plan, torchrun: Mapping[str, str]) -> dict[str, str]:
     return {name: torchrun[same] for name, same in TASK.items() if same in torchrun}
 
 
-def _of_accelerate(plan: Plan, bundle: Bundle, node: int) -> tuple[dict[str, str], str]:
-    """Ask the installed accelerate; return its variables, and why there are none."""
+def _of_accelerate(
+    plan: Plan, bundle: Bundle, python: str, node: int
+) -> tuple[dict[str, str], str]:
+    """Ask the installed accelerate; return its variables, and a note if they may differ."""
     fixed = {ADDRESS: "127.0.0.1", PORT: "1", _PRECISION: "bf16"}
     with tempfile.TemporaryDirectory() as directory:
         for name, text in bundle.files.items():
@@ -180,7 +183,7 @@ def _of_accelerate(plan: Plan, bundle: Bundle, node: int) -> tuple[dict[str, str
         words = [fixed.get(w, w).replace(RUN_DIR, directory) for w in _arguments(plan, node)]
         try:
             done = shell.run(
-                module_argv(_python(plan), _PREVIEW, *words),
+                module_argv(python, _PREVIEW, *words),
                 env=_environment(plan),
                 cwd=Path(plan.workdir) if os.path.isdir(plan.workdir) else None,
                 timeout_s=_IMPORT_S,
@@ -188,23 +191,23 @@ def _of_accelerate(plan: Plan, bundle: Bundle, node: int) -> tuple[dict[str, str
             )
             new: Mapping[str, str] = json.loads(done.stdout.splitlines()[-1])
         except (ClusterrunError, ValueError, IndexError):
-            why = f"accelerate does not run with {_python(plan)} here"
+            why = f"accelerate does not run with {python} here"
             return {}, f"{why}; the variables that it sets are missing"
         found = {name: value.replace(directory, RUN_DIR) for name, value in new.items()}
     if plan.precision is Precision.HEAD:
         found["ACCELERATE_MIXED_PRECISION"] = _PRECISION
-    return dict(_without_noise(found)), ""
-
-
-def _python(plan: Plan) -> str:
-    """Return the interpreter of the job if it is here, else this one."""
-    return plan.python if os.path.isfile(plan.python) else sys.executable
+    is_of_job = plan.python == python or python != sys.executable
+    note = f"the variables set by accelerate are those of {python}, not of {plan.python}"
+    return dict(_without_noise(found)), "" if is_of_job else note
 
 
 def _environment(plan: Plan) -> dict[str, str]:
-    """Return our environment without what other launchers left, with the plan's variables."""
+    """Return our environment without what other launchers left, with what accelerate reads.
+
+    No other variable of the plan: with PYTHONPATH or LD_PRELOAD a project's code would run here.
+    """
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    return {**kept, **{variable.name: variable.value for variable in plan.env}}
+    return {**kept, **{v.name: v.value for v in plan.env if v.name.startswith(_READ)}}
 
 
 def _without_noise(found: Mapping[str, str]) -> Iterator[tuple[str, str]]:

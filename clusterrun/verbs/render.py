@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +43,13 @@ class Prepared:
     """A job that is ready to be submitted: the plan, the text of every file, and notes.
 
     `problem` is why it would fail with its interpreter: it can be rendered, for elsewhere, only.
+    `python` may be run here: the interpreter of the job, or this one.
     """
 
     resolved: Resolved
     plan: Plan
     bundle: Bundle
+    python: str = sys.executable
     notes: tuple[str, ...] = ()
     problem: UsageError | None = None
 
@@ -71,7 +74,7 @@ def prepare(job: Wanted) -> Prepared:
     if isinstance(job, JobSpec):
         job = adopt_spec(job, cwd=working_directory(os.environ))
     source = read_script(job)
-    may_run = _is_of_the_user(job)
+    may_run = _may_run(job)
     facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
     plan = make_plan(job.spec, facts)
     bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
@@ -80,7 +83,10 @@ def prepare(job: Wanted) -> Prepared:
     if problem and not is_sure:
         notes += (f"{problem.message}; {problem.hint}",)
         problem = None
-    return Prepared(resolved=job, plan=plan, bundle=bundle, notes=notes, problem=problem)
+    python = (facts.interpreter.path if may_run else "") or sys.executable
+    return Prepared(
+        resolved=job, plan=plan, bundle=bundle, python=python, notes=notes, problem=problem
+    )
 
 
 def _problem(
@@ -127,10 +133,12 @@ def check_without_slurm(resolved: Resolved) -> None:
     prepare(dataclasses.replace(resolved, spec=spec)).refuse_problem()
 
 
-def _is_of_the_user(resolved: Resolved) -> bool:
-    """Whether the user, and no file of a project, named the interpreter."""
-    key = "launch.python" if resolved.spec.python else "launch.setup"
-    return resolved.origins[key].is_of_user
+def _may_run(resolved: Resolved) -> bool:
+    """Return whether the user, and no file of a project, named the interpreter."""
+    spec = resolved.spec
+    named = {"launch.python": bool(spec.python)}
+    named["launch.setup"] = bool(spec.setup) and "/" not in (spec.python or "")  # finds it
+    return all(resolved.origins[key].is_of_user for key, counts in named.items() if counts)
 
 
 def _template_dirs(resolved: Resolved) -> list[Path]:

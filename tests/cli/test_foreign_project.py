@@ -1,0 +1,104 @@
+"""Looking at a project of somebody else runs none of its code on the login node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterrun.shared import shell
+from clusterrun.verbs import rank_view
+from tests.cli.conftest import CommandLine
+
+LOOKS = [
+    ("render",),
+    ("render", "--command"),
+    ("render", "--show-env"),
+    ("render", "--explain"),
+    ("render", "--check"),
+    ("submit", "--dry-run"),
+    ("submit", "--test-only"),
+    ("config", "validate"),
+]
+
+
+@pytest.fixture(name="ran")
+def _ran(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a project whose interpreter and modules write the file that is returned."""
+    marker = here.path.parent / "ran"
+    python = here.path / "evilenv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho python >> {marker}\n")
+    python.chmod(0o755)
+    (here.path / "evilenv/lib/python3.99/site-packages").mkdir(parents=True)
+    (here.path / "evilenv/conda-meta").mkdir()
+    for name in ("json", "sitecustomize", "lib/sitecustomize", "lib/json"):
+        (here.path / "lib").mkdir(exist_ok=True)
+        text = f"open({str(marker)!r}, 'a').write({name!r})\n"
+        (here.path / f"{name}.py").write_text(text)
+    here.slurm()
+    monkeypatch.setattr(rank_view, "_PREVIEW", "clusterrun.no_such_module")  # torch is slow
+    return marker
+
+
+@pytest.mark.parametrize("command", LOOKS)
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ("launch: {python: ./evilenv/bin/python}", ()),
+        ("launch: {setup: [{conda: ./evilenv}]}", ()),
+        ("launch: {setup: [{conda: ./evilenv}]}", ("--python", "python")),
+        ("launch: {setup: [{conda: ./evilenv}]}", ("--setup", "export A=1", "--python", "python")),
+        ("env: {PYTHONPATH: HERE/lib}", ()),
+        ("env: {PYTHONPATH: HERE/lib}", ("--python", "./mine")),
+    ],
+)
+def test_no_code_of_the_project_runs(
+    here: CommandLine, ran: Path, command: tuple[str, ...], config: str, options: tuple[str, ...]
+) -> None:
+    (here.path / "mine").symlink_to(sys.executable)
+    text = f"script: train.py\n{config.replace('HERE', str(here.path))}\n"
+    (here.path / "clusterrun.yaml").write_text(text)
+    said = here(*command, *([] if command[0] == "config" else options))
+    assert "Traceback" not in said.err
+    assert not ran.exists(), ran.read_text()
+
+
+def test_the_users_own_choice_runs(here: CommandLine, ran: Path) -> None:
+    for command in (("render",), ("render", "--command")):
+        here(*command, "--python", "./evilenv/bin/python", "train.py")
+        assert ran.read_text().startswith("python")
+        ran.unlink()
+    subprocess.run([sys.executable, "-c", "import json"], cwd=here.path, check=True)
+    assert ran.read_text() == "json"
+
+
+def test_render_notes_that_another_accelerate_was_asked(
+    here: CommandLine, ran: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = shell.Completed(rc=0, stdout="{}\n", stderr="")
+    monkeypatch.setattr(shell, "run", lambda *_, **__: answer)
+    python = f"{here.path}/evilenv/bin/python"
+    (here.path / "clusterrun.yaml").write_text(f"launch: {{python: {python}}}\n")
+    said = here("render", "--show-env", "train.py")
+    note = f"the variables set by accelerate are those of {sys.executable}, not of {python}\n"
+    assert f"warning: {note}" in said.err
+    assert note not in here("render", "--show-env", "--python", python, "train.py").err
+    assert not ran.exists()
+
+
+def test_submit_refuses_no_environment_whose_own_code_may_add_packages(
+    here: CommandLine, ran: Path
+) -> None:
+    text = "script: train.py\nlaunch: {setup: [{conda: ./evilenv}]}\n"
+    (here.path / "clusterrun.yaml").write_text(text)
+    said = here("submit", "--dry-run")
+    assert (said.code, "has no clusterrun, torch or accelerate" in said.err) == (2, True)
+    pth = here.path / "evilenv/lib/python3.99/site-packages/shared.pth"
+    pth.write_text("import site; site.addsitedir('/shared/pkgs')\n")
+    said = here("submit", "--dry-run")
+    assert (said.code, "has no clusterrun" in said.err) == (0, False)
+    assert "note: the nodes run python of the environment that setup names" in said.err
+    assert not ran.exists()
