@@ -105,6 +105,12 @@ def follow_trainer(step: int, total: int | None = None, **metrics: Any) -> None:
         _steps.follow(step, total, metrics)
 
 
+def alive() -> None:
+    """Report progress within a step, such as an evaluation; at most one event a second."""
+    if _reports():
+        _steps.alive()
+
+
 def _reports() -> bool:
     return "CLUSTERRUN_SPOOL" in os.environ and rank() == 0
 
@@ -145,7 +151,7 @@ class _Steps:
     """
 
     def __init__(self) -> None:
-        self._next = 0.0
+        self._next = self._next_alive = 0.0
         self._has_own = False
         self._held: tuple[Any, Any, dict[str, Any], float] | None = None
 
@@ -154,8 +160,16 @@ class _Steps:
         self._pass_on(step, total, metrics)
 
     def follow(self, step: Any, total: Any, metrics: dict[str, Any]) -> None:
-        if not self._has_own:
+        if self._has_own:
+            self.alive()
+        else:
             self._pass_on(step, total, metrics)
+
+    def alive(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_alive:
+            self._next_alive = now + STEP_INTERVAL_S
+            emit("alive")
 
     def _pass_on(self, step: Any, total: Any, metrics: dict[str, Any]) -> None:
         now = time.monotonic()

@@ -30,6 +30,14 @@ def _begun(step: int) -> None:
         runtime.emit("resumed", step=int(step))
 
 
+def _ended(step: int, total: int | None, **metrics: Any) -> None:
+    """Report that the training has ended; if it stopped early, this step was the last."""
+    if step != total:
+        runtime.follow_trainer(step, step, **metrics)
+    if runtime.rank() == 0:
+        runtime.emit("alive", training=False)
+
+
 def _watch_transformers(module: ModuleType) -> None:
     """Add the callback to the defaults of each Trainer."""
     defaults = getattr(module, "DEFAULT_CALLBACKS", None)
@@ -49,12 +57,10 @@ def transformers_callback(module: str) -> Any:
             runtime.follow_trainer(state.global_step, state.max_steps, **logged(state))
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if 0 < state.global_step < state.max_steps:  # a long evaluation is not a hang
-                runtime.follow_trainer(state.global_step, state.max_steps, **logged(state))
+            runtime.alive()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step != state.max_steps:  # it stopped early: expect no more steps
-                runtime.follow_trainer(state.global_step, state.global_step, **logged(state))
+            _ended(state.global_step, state.max_steps, **logged(state))
 
         def __reduce__(self) -> Any:
             return transformers_callback, (module,)  # a hyperparameter search pickles it
@@ -90,12 +96,10 @@ def lightning_callback(package: str) -> Any:
             runtime.follow_trainer(trainer.global_step, self._total)
 
         def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
-            if 0 < trainer.global_step != self._total:  # a long validation is not a hang
-                runtime.follow_trainer(trainer.global_step, self._total)
+            runtime.alive()
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            if trainer.global_step != self._total:  # it stopped early
-                runtime.follow_trainer(trainer.global_step, trainer.global_step)
+            _ended(trainer.global_step, self._total)
 
         def __reduce__(self) -> Any:
             return lightning_callback, (package,)  # ddp_spawn pickles it

@@ -558,6 +558,15 @@ def test_a_script_may_call_its_metrics_as_it_likes(stub_job: Make, name: str) ->
     assert {event["node"] for event in events} == {"local0", "local1"}
 
 
+def test_signs_of_life_are_not_kept(stub_job: Make) -> None:
+    """A long evaluation reports thousands; `status` finds the last steps at the file's end."""
+    script = "from clusterrun.runtime import emit\nemit('alive')\nemit('mine')\n"
+    job = stub_job(script).start()
+    assert job.wait() == [0, 0], job.errors()
+    assert len(job.events("mine")) == 4
+    assert job.events("alive") == []
+
+
 def test_a_message_of_megabytes_is_a_failure_of_the_script(stub_job: Make) -> None:
     job = stub_job(victim("raise ValueError('x' * (2 << 20) + ' the end')")).start()
     assert job.wait() == [1, 1]

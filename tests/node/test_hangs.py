@@ -14,8 +14,7 @@ from clusterrun.errors import NodeExit
 from clusterrun.node.base.causes import Failure
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Questions
-from clusterrun.node.watch import hangs as module
-from clusterrun.node.watch import stacks
+from clusterrun.node.watch import hangs, stacks
 from clusterrun.node.watch.hangs import HangWatch
 from clusterrun.node.watch.progress import EXTENSIONS
 from clusterrun.node.watch.saving import Page
@@ -93,8 +92,8 @@ class HangingRanks:
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Failure]]:
     clock = TickingClock()
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(module, "AGAIN_S", 0.05)
+    monkeypatch.setattr(hangs, "time", clock)
+    monkeypatch.setattr(hangs, "AGAIN_S", 0.05)
     monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.1)
 
     def played(
@@ -257,6 +256,31 @@ def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
     assert found == [0] * (EXTENSIONS + 1)
 
 
+@pytest.mark.parametrize("moved", [hangs.IDLE_BYTES, hangs.SAVE_BYTES * 10])
+def test_a_save_is_given_time_while_bytes_move(
+    play: Callable[..., list[Failure]], moved: int
+) -> None:
+    """The stacks stand still, as in a long torch.save; a waiting rank's store is polled."""
+    found: list[int] = []
+
+    async def deed(scene: HangingRanks) -> None:
+        def signs() -> int:
+            scene.signs += moved
+            return scene.signs
+
+        scene.watch.own_signs = signs
+        scene.call()
+        for _ in range(EXTENSIONS + 3):
+            await scene.idle(100)
+            await scene.settle()
+        found.append(len(scene.failures))
+        scene.watch.own_signs = lambda: scene.signs  # the save is done
+        await scene.idle(100)
+
+    assert len(play(deed, {"places": []})) == 1
+    assert found == [moved < hangs.SAVE_BYTES]
+
+
 def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
     play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +305,7 @@ def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
 def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
     play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch, is_saving: bool
 ) -> None:
-    monkeypatch.setattr(module, "LEAVERS_LOOK_S", 0.001)
+    monkeypatch.setattr(hangs, "LEAVERS_LOOK_S", 0.001)
     found: list[int] = []
 
     async def deed(scene: HangingRanks) -> None:
@@ -310,8 +334,8 @@ def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
 def test_ranks_that_outlive_others_and_compute_are_left_alone(
     play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEAVERS_LOOK_S", 0.001)
-    monkeypatch.setattr(module, "AGAIN_S", 0.001)
+    monkeypatch.setattr(hangs, "LEAVERS_LOOK_S", 0.001)
+    monkeypatch.setattr(hangs, "AGAIN_S", 0.001)
     looks = iter(range(20))
 
     async def own(scene: HangingRanks) -> list[stacks.RankPlace]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import pytest
 
 from clusterrun import runtime
+from clusterrun.node.watch import hangs
 from clusterrun.rank import trainers
+from tests.node.test_hangs import HangingRanks, TickingClock
 
 ENVIRON = {"RANK": "0", "CLUSTERRUN_WORLD_SIZE": "2"}
 
@@ -52,11 +56,36 @@ def _transformers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def told(spool: Path) -> list[tuple[Any, ...]]:
-    path = spool / "rank_0.events"
-    lines = path.read_text().splitlines() if path.exists() else []
-    events = [json.loads(line) for line in lines]
-    return [(e["type"], e["step"], e.get("total"), e.get("metrics")) for e in events]
+def events(spool: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (spool / "rank_0.events").read_text().splitlines()]
+
+
+def reported(spool: Path) -> list[tuple[Any, ...]]:
+    known = ("type", "step", "total", "metrics", "training")
+    return [tuple(event[name] for name in known if name in event) for event in events(spool)]
+
+
+@pytest.fixture(name="is_hang")
+def _is_hang(spool: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Feed the events to the head's watch, 50 s after each sign of life, and nothing at the end.
+
+    A step takes a second, so the limit is 60 s.
+    """
+    clock = TickingClock()
+    monkeypatch.setattr(hangs, "time", clock)
+    monkeypatch.setattr(hangs, "AGAIN_S", 0.01)
+
+    async def scene() -> bool:
+        ranks = HangingRanks(spool, clock, {"places": []}, 0)
+        for event in events(spool):
+            ranks.watch.heard(event)
+            await ranks.idle(50 if event["type"] == "alive" else 1)
+            assert not len(ranks.watch._tasks), event
+        await ranks.idle(1000)
+        await ranks.settle()
+        return bool(ranks.failures)
+
+    return lambda: asyncio.run(scene())
 
 
 def state(step: int, total: int = 9) -> SimpleNamespace:
@@ -78,12 +107,16 @@ def test_each_trainer_gets_a_callback_that_reports_its_steps(
     callback.on_prediction_step(None, state(9), control)
     callback.on_train_end(None, state(9), control)
     loss = {"loss": 2.5}
-    assert told(spool) == [
-        ("resumed", 4, None, None),
+    assert reported(spool) == [
+        ("alive",),
+        ("resumed", 4),
         ("step", 5, 9, loss),
-        ("step", 5, 9, loss),
+        ("alive",),
         ("step", 5, 5, loss),
+        ("alive", False),
         ("step", 9, 9, loss),
+        ("alive",),
+        ("alive", False),
     ]
     assert vars(control) == {}  # it asks the Trainer for nothing
     assert type(pickle.loads(pickle.dumps(callback))).__name__ == "StepCallback"
@@ -96,7 +129,55 @@ def test_steps_that_the_script_reports_itself_replace_the_trainers(
     callback.on_step_end(None, state(1), None)
     runtime.step(100, 900, loss=1.0)
     callback.on_step_end(None, state(2), None)
-    assert [step for _, step, *_ in told(spool)] == [1, 100]
+    assert reported(spool) == [
+        ("step", 1, 9, {"loss": 2.5}),
+        ("step", 100, 900, {"loss": 1.0}),
+        ("alive",),
+    ]
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+@pytest.mark.parametrize("ends_at", [None, 5, 9])
+def test_an_evaluation_or_an_export_is_not_a_hang(
+    spool: Path,
+    transformers: ModuleType,
+    is_hang: Callable[[], bool],
+    has_own: bool,
+    ends_at: int | None,
+) -> None:
+    callback = transformers.DEFAULT_CALLBACKS[1]
+    callback.on_train_begin(None, state(0), None)
+    callback.on_step_end(None, state(ends_at or 5), None)
+    if has_own:  # as CheckpointCallback does
+        runtime.step(ends_at or 5, 9)
+    for _ in range(3):
+        callback.on_prediction_step(None, state(5), None)
+    if ends_at is not None:
+        callback.on_train_end(None, state(ends_at), None)
+    callback.on_prediction_step(None, state(ends_at or 5), None)
+    assert is_hang() == (ends_at is None)
+
+
+def test_a_second_training_is_watched_again(
+    spool: Path, transformers: ModuleType, is_hang: Callable[[], bool]
+) -> None:
+    callback = transformers.DEFAULT_CALLBACKS[1]
+    for step in (4, 5):
+        callback.on_step_end(None, state(step), None)
+        callback.on_train_end(None, state(step), None)
+    assert not is_hang()
+    callback.on_step_end(None, state(1), None)
+    assert is_hang()
+
+
+def test_a_fast_evaluation_reports_at_most_once_a_second(
+    spool: Path, transformers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = TickingClock()
+    monkeypatch.setattr(runtime, "time", clock)
+    for clock.now in (5.0, 5.5, 5.9, 6.0, 6.5):
+        transformers.DEFAULT_CALLBACKS[1].on_prediction_step(None, state(5), None)
+    assert reported(spool) == [("alive",)] * 2
 
 
 def test_only_rank_0_reports(
@@ -106,12 +187,14 @@ def test_only_rank_0_reports(
     callback = transformers.DEFAULT_CALLBACKS[1]
     callback.on_train_begin(None, state(0), None)
     callback.on_step_end(None, state(1), None)
+    callback.on_prediction_step(None, state(1), None)
+    callback.on_train_end(None, state(1), None)
     assert list(spool.iterdir()) == []
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_lightnings_trainer_gets_one_too(
-    spool: Path, monkeypatch: pytest.MonkeyPatch, package: str
+    spool: Path, monkeypatch: pytest.MonkeyPatch, is_hang: Callable[[], bool], package: str
 ) -> None:
     stub = ModuleType(package)
     stub.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
@@ -133,14 +216,19 @@ def test_lightnings_trainer_gets_one_too(
     callback.on_train_start(trainer, None)
     callback.on_train_batch_end(trainer, None, None, None, 0)
     callback.on_train_end(trainer, None)
-    assert told(spool) == [
-        ("resumed", 0, None, None),
+    callback.on_validation_batch_end(trainer, None)
+    assert reported(spool) == [
+        ("alive",),
+        ("resumed", 0),
         ("step", 1, 9, {}),
-        ("step", 1, 9, {}),
-        ("resumed", 1, None, None),
+        ("alive",),
+        ("resumed", 1),
         ("step", 1, None, {}),
         ("step", 1, 1, {}),
+        ("alive", False),
+        ("alive",),
     ]
+    assert not is_hang()
     assert type(pickle.loads(pickle.dumps(callback))).__name__ == "StepCallback"
 
 

@@ -365,6 +365,8 @@ class Agent:
             self._interruption.saved()
         if self._hangs is not None:
             self._hangs.heard(event)
+        if kind == "alive":  # too many for the file, where the last steps must be found
+            return
         if kind == "rank_start":
             event.setdefault("device", self._plan.device.value)
         event["ts"] = round(self._clock.corrected_s(event["ts"]), 6)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterrun.node.base.causes import Cause, Failure, NodeExit
 from clusterrun.node.base.tasks import Tasks
@@ -20,6 +20,17 @@ from clusterrun.shared.wording import count
 
 AGAIN_S = 5.0  # between two checks of where the ranks are
 LEAVERS_LOOK_S = 10.0  # between two checks of ranks that run after others have ended
+SAVE_BYTES = 1 << 20  # moved between two checks: a save, an upload or an export runs
+IDLE_BYTES = 1 << 10  # a waiting rank moves less: NCCL's watchdog polls rank 0's store
+
+
+class Look(NamedTuple):
+    """Where the ranks are, how many nodes did not answer, and what changed between two checks."""
+
+    found: list[stacks.RankPlace]
+    unheard: int
+    is_moving: bool
+    is_saving: bool
 
 
 @dataclass(kw_only=True)
@@ -53,12 +64,13 @@ class HangWatch:
         self._silence = Progress(floor_s=self.silence_s)
 
     def heard(self, event: Mapping[str, Any]) -> None:
-        """Count a rank's event; stop looking for hangs after the last step."""
+        """Count a rank's event; stop looking for hangs when the training has ended."""
         if event.get("type") == "step":
             self._steps_reported += 1
             self._is_through = event.get("step") == event.get("total")
         else:
             self._others_reported += 1
+            self._is_through |= event.get("type") == "alive" and event.get("training") is False
 
     def look(self) -> None:
         """Report once if there was no progress for too long."""
@@ -91,10 +103,10 @@ class HangWatch:
             while not progress.stalled_s:
                 progress.look(time.monotonic(), steps=1, printed=await self._signs())
                 await asyncio.sleep(min(LEAVERS_LOOK_S, self.floor_s / 4))
-            found, unheard, is_moving = await self._look_twice()
-            is_stuck = not is_moving
+            look = await self._look_twice()
+            is_stuck = not look.is_moving
         text = f"other ranks have ended, no progress for {progress.stalled_s:.0f} s"
-        self._fail(text, found, unheard)
+        self._fail(text, look.found, look.unheard)
 
     async def _signs(self) -> int:
         """Count the reads, writes and calls of the ranks that are left."""
@@ -111,20 +123,24 @@ class HangWatch:
         found = own + [p for given in answers.given.values() for p in stacks.from_data(given)]
         return found, len(answers.silent)
 
-    async def _look_twice(self) -> tuple[list[stacks.RankPlace], int, bool]:
+    async def _look_twice(self) -> Look:
         before, _ = await self._places()
+        signs = await self._signs()  # not before: the ranks write their stacks
         await asyncio.sleep(AGAIN_S)
+        moved = await self._signs() - signs
         found, unheard = await self._places()
-        return found, unheard, stacks.is_moving(before, found)
+        is_saving = moved > SAVE_BYTES + IDLE_BYTES * len(found)
+        return Look(found, unheard, stacks.is_moving(before, found), is_saving)
 
     async def _report(self, stalled_s: float) -> None:
-        """Report where the ranks are, unless one moves: a long evaluation is not a hang."""
+        """Report where the ranks are, unless one moves or saves: a long save is not a hang."""
         steps = self._steps()
         text = f"no step ended for {stalled_s:.0f} s"
-        found, unheard, is_moving = await self._look_before_failing(text)
+        look = await self._look_before_failing(text)
         has_step_ended = self._steps() > steps  # in the meantime
-        if not has_step_ended and not (is_moving and self._progress.extend()):
-            self._fail(text, found, unheard)
+        is_alive = look.is_moving or look.is_saving
+        if not has_step_ended and not (is_alive and self._progress.extend(look.is_saving)):
+            self._fail(text, look.found, look.unheard)
 
     async def _report_silence(self, silent_s: float) -> None:
         """Report where the ranks are, unless a rank on another node has printed something."""
@@ -134,10 +150,10 @@ class HangWatch:
             self._others_printed += 1
             return
         text = f"no rank has printed anything for {silent_s:.0f} s"
-        found, unheard, _ = await self._look_before_failing(text)
-        self._fail(text, found, unheard)
+        look = await self._look_before_failing(text)
+        self._fail(text, look.found, look.unheard)
 
-    async def _look_before_failing(self, text: str) -> tuple[list[stacks.RankPlace], int, bool]:
+    async def _look_before_failing(self, text: str) -> Look:
         try:
             return await self._look_twice()
         except Exception as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 STEPS_MEASURED = 50
 PATIENCE = 10  # times a usual step
-EXTENSIONS = 3  # of the limit, for ranks that work without a step: an evaluation, an upload
+EXTENSIONS = 3  # of the limit, for ranks that work without a step, such as an evaluation
 LOOK_MOST_S = 10.0  # a longer time between looks means that the whole job was suspended
 
 
@@ -44,11 +44,11 @@ class Progress:
         if printed != self._printed:
             self._printed, self._moved_at = printed, self._watched_s
 
-    def extend(self) -> bool:
-        """Wait for the limit once more; return False after too many times."""
-        self._extensions += 1
+    def extend(self, is_saving: bool) -> bool:
+        """Wait for the limit once more; return False after too many times without a save."""
+        self._extensions += not is_saving
         self._moved_at = self._watched_s
-        return self._extensions <= EXTENSIONS
+        return is_saving or self._extensions <= EXTENSIONS
 
     @property
     def limit_s(self) -> float:

@@ -72,12 +72,16 @@ async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankP
 
 
 def bytes_moved(pids: Iterable[int]) -> int:
-    """Count the bytes that processes have read and written, as when they save or print."""
+    """Count the bytes that processes have read and written, by their calls and on the disk.
+
+    The kernel counts a call when it returns, and a large write can take minutes.
+    """
     total = 0
     for pid in pids:
         with contextlib.suppress(psutil.Error, OSError):
             counters = psutil.Process(pid).io_counters()
             total += counters.read_chars + counters.write_chars
+            total += counters.read_bytes + counters.write_bytes
     return total
 
 
