@@ -30,7 +30,7 @@ COLUMNS = 128
 KILL_AT = 33
 SUBMIT = "clusterrun submit --nodes 2 --gpus-per-node 2 train_lm.py --max-steps 120 --save-every 20"
 HERE_ALONE = ["--cluster", "local", "--device", "cpu", "--job-name", "demo"]
-SHOWN = ("clusterrun status", "clusterrun logs --errors --attempt 1")
+SHOWN = ("clusterrun status", "clusterrun logs --errors --attempt 1 -n 3")
 COLOURS = {"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "36": "#79c0ff", "2": "#8b949e"}
 ANSI = re.compile(r"\x1b\[([\d;]*)m")
 STYLE = "font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre"
@@ -42,7 +42,7 @@ def main(target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         project = Path(scratch) / "project"
         shutil.copytree(EXAMPLES, project, ignore=shutil.ignore_patterns("runs"))
-        lines = [f"$ {SUBMIT}", *_run(project, _local(SUBMIT.split())).splitlines()[:1]]
+        lines = [f"$ {SUBMIT}", *_run(project, _local(SUBMIT.split())).splitlines()]
         _kill_a_rank(project)
         _run(project, ["clusterrun", "status", "demo", "--wait"])
         lines += [f"\x1b[2m# step {KILL_AT} or so: kill -9 one of the four ranks\x1b[0m"]
@@ -64,8 +64,8 @@ def _local(words: list[str]) -> list[str]:
 def _run(project: Path, words: list[str]) -> str:
     env = {**os.environ, "XDG_STATE_HOME": str(project.parent / "state"), "COLUMNS": str(COLUMNS)}
     argv = [str(CLUSTERRUN), *words[1:]]
-    done = subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True, check=True)
-    return done.stdout
+    to = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(argv, cwd=project, env=env, text=True, check=True, **to).stdout
 
 
 def _kill_a_rank(project: Path) -> None:
