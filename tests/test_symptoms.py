@@ -66,6 +66,8 @@ NAMED = {
         "slurmstepd: error: *** STEP 1943824.0 ON iam17 CANCELLED AT 2023-03-06T03:17:51 DUE",
         "0: slurmstepd: error: pyxis: couldn't start container",
         "error: cannot open the file",
+        "error: rank 3 on node18: killed by SIGKILL",
+        "clusterrun: error: the world contract is broken: 2 ranks are on one GPU",
         "Error: Failed to suspend process",
         "fatal: not a git repository",
         "main.cu(12): error: identifier is undefined",

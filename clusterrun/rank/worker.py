@@ -254,7 +254,7 @@ class _Ending:
 
     def break_off(self, error: WorldContractError, kind: str) -> NoReturn:
         """Report the broken world contract, and exit without running code of the script."""
-        lines = [f"clusterrun: the world contract is broken: {error.message}"]
+        lines = [f"clusterrun: error: the world contract is broken: {error.message}"]
         lines += [f"  cause: {error.cause}"] if error.cause else []
         lines += [f"  hint: {hint}" for hint in error.hints]
         code = int(NodeExit.WORLD_BROKEN)

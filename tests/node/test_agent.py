@@ -111,6 +111,9 @@ def test_one_failing_rank_ends_all_nodes_with_its_status(
         f"rank 3 on local1: {failed['message']}"
     }
     assert job.errors().count("rank 3 on local1") == 1
+    for node in ("local0", "local1"):
+        *_, own = (line for line in job.log(node) if line[1:3] == ("-", "a"))
+        assert own[3] == f"error: rank 3 on local1: {' '.join(failed['message'].split())}"
 
 
 def test_the_error_files_of_a_nodes_ranks_come_home_as_one(stub_job: Make) -> None:

@@ -79,6 +79,7 @@ def test_error_lines_stand_in_the_side_file_with_their_place_in_the_log(files: F
     files.add(b"fine\nValueError: 1\nfine\n", rank="3", stream="e")
     files.add(b"torch says\n", rank="-", stream="l")
     files.add(b"ranks meet\n", rank="-", stream="a")
+    files.add(b"error: rank 3 on n1: killed by SIGKILL\n", rank="-", stream="a")
     files.add(b"fine\n", rank="3", stream="e")
     files.file.flush()
     found = files.error_lines()
@@ -86,6 +87,7 @@ def test_error_lines_stand_in_the_side_file_with_their_place_in_the_log(files: F
         [b"3", b"e", b"error", b"ValueError: 1"],
         [b"-", b"l", b"-", b"torch says"],
         [b"-", b"a", b"-", b"ranks meet"],
+        [b"-", b"a", b"error", b"error: rank 3 on n1: killed by SIGKILL"],
     ]
     log = files.log.read_bytes()
     for *head, _, offset, text in found:

@@ -350,7 +350,8 @@ class Agent:
         self._event("ended", code=ending.code, reason=ending.reason)
         self._forwarder.end(ending.code, ending.reason)
         if ending.code:
-            self._say(ending.reason, tell=tell)
+            reason = " ".join(ending.reason.split())
+            self._say(reason, tell=tell, is_error=ending.cause.is_failure)
         return ending.code
 
     # Messages and events
@@ -386,9 +387,12 @@ class Agent:
         about = {"ts": at, "type": kind, "attempt": self._attempt.number}
         self._forwarder.event({**about, "node": self._who.node, **fields})
 
-    def _say(self, text: str, *, tell: bool = True) -> None:
-        """Write to the node's log, and with `tell` also to the job's output."""
-        self._forwarder.say(text)
+    def _say(self, text: str, *, tell: bool = True, is_error: bool = False) -> None:
+        """Write to the node's log, and with `tell` also to the job's output.
+
+        With `is_error`, the log marks it so that readers find it among the error lines.
+        """
+        self._forwarder.say(f"error: {text}" if is_error else text)
         if tell:
             say_on_stderr(f"{self._who.node}: {text}")
 

@@ -74,8 +74,8 @@ class SideFile:
 
     def _begin(self, source: tuple[str, str], text: bytes) -> _Line | None:
         """Decide whether to keep a line, or its beginning."""
-        rank, stream = source
-        kind = "" if stream == "a" else self._classifier.classify(source, text)
+        rank = source[0]
+        kind = self._classifier.classify(source, text)
         if not kind and rank != "-":
             return None
         is_taken = self._has_room(rank, kind, text[:SIDE_TEXT_BYTES])
