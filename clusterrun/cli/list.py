@@ -10,7 +10,7 @@ from clusterrun.backends.evidence import ProgressSource
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import job_object
-from clusterrun.cli.shared.job_text import failure_text, where_or_why
+from clusterrun.cli.shared.job_text import brief, failure_lines, where_or_why
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
 from clusterrun.cli.shared.times import clock, local_time
 from clusterrun.shared.state import JobState
@@ -116,8 +116,14 @@ def _row(job: JobStatus) -> tuple[str, ...]:
         "-" if job.start is None else local_time(job.start),
         f"{spent} / {limit}",
         _step(job),
-        failure_text(job.failure) if job.failure and not job.pending else where_or_why(job),
+        _why_or_where(job),
     )
+
+
+def _why_or_where(job: JobStatus) -> str:
+    if job.failure is None or job.pending:
+        return where_or_why(job)
+    return brief("\n".join(failure_lines(job.failure)))
 
 
 def _step(job: JobStatus) -> str:

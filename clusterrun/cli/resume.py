@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from clusterrun.cli.shared import complete, output, submission
-from clusterrun.cli.shared.job_text import failure_text, find_announced
+from clusterrun.cli.shared.job_text import brief, failure_text, find_announced
 from clusterrun.cli.shared.options import (
     ContinueCommand,
     JobOptions,
@@ -146,7 +146,7 @@ def _failure(plan: Resumption) -> str:
     last = plan.status.attempts[-1].outcome if plan.status.attempts else None
     if last is not None:
         at = f" at step {last.step}" if last.step is not None else ""
-        return f"{last.reason or last.cause.value}{at}"
+        return f"{brief(last.reason or last.cause.value)}{at}"
     return failure_text(plan.status.failure) if plan.status.failure else plan.status.state.value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import chain, repeat
 
 import click
 
@@ -12,7 +13,13 @@ from clusterrun.backends.evidence import ProgressSource, TrainingProgress
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_json import job_object
-from clusterrun.cli.shared.job_text import failure_text, find_announced, say_released, where_or_why
+from clusterrun.cli.shared.job_text import (
+    brief,
+    failure_lines,
+    find_announced,
+    say_released,
+    where_or_why,
+)
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
 from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit
@@ -93,7 +100,7 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     if newest := _checkpoint(job):
         yield "checkpoint", newest
     if job.failure:
-        yield "failed", failure_text(job.failure)
+        yield from zip(chain(("failed",), repeat("")), failure_lines(job.failure), strict=False)
     yield from _attempts(job.attempts, is_over=job.state.is_terminal)
     if record.chained_job_ids and not job.state.is_terminal:
         yield "chain", f"{', '.join(record.chained_job_ids)} continue the run after it"
@@ -217,7 +224,7 @@ def _span(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterator[str]:
-    how = " ".join((outcome.reason or outcome.cause.value).split())
+    how = brief(outcome.reason or outcome.cause.value)
     yield how if outcome.step is None else f"{how} at step {outcome.step}"
     if outcome.checkpoint is not None:
         yield f"checkpoint {outcome.checkpoint}"

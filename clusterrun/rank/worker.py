@@ -254,13 +254,12 @@ class _Ending:
 
     def break_off(self, error: WorldContractError, kind: str) -> NoReturn:
         """Report the broken world contract, and exit without running code of the script."""
+        more = [f"cause: {error.cause}"] if error.cause else []
+        more += [f"hint: {hint}" for hint in error.hints]
         lines = [f"clusterrun: error: the world contract is broken: {error.message}"]
-        lines += [f"  cause: {error.cause}"] if error.cause else []
-        lines += [f"  hint: {hint}" for hint in error.hints]
+        lines += [f"  {line}" for line in more]
         code = int(NodeExit.WORLD_BROKEN)
-        cause = f" ({error.cause})" if error.cause else ""
-        way_out = "".join(f"; {hint}" for hint in error.hints)
-        message = f"world contract broken: {error.message}{cause}{way_out}"
+        message = "\n".join([f"world contract broken: {error.message}", *more])
         _report(code, message, kind, error)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -144,13 +144,33 @@ def test_status_of_a_failed_job_names_the_first_failure(here: CommandLine) -> No
     ended(root, "FAILED", 1)
     said = here("status", "4711", "--exit-status")
     assert said.code == 3
-    assert "failed     rank 3 on node18: exit 1: RuntimeError: no such tokenizer\n" in said.out
+    assert (
+        "failed     rank 3 on node18: exit 1: RuntimeError: no such\n             tokenizer\n"
+    ) in said.out
     assert "world      2 nodes x 1 rank, joined no process group\n" in said.out
     answer = json.loads(here("status", "4711", "--json").out)
     assert answer["verdict"] == {"node": "node18", "signal": None, **failure}
     assert answer["exit"] == {"code": 1, "signal": None}
     assert answer["end"] == "1970-01-01T00:00:07.500Z"
     assert here("status", "4711").code == 0
+
+
+def test_a_long_failure_stands_once_in_full_and_is_cut_in_tables(here: CommandLine) -> None:
+    root = submitted(here)
+    fact = f"world contract broken: {'2 ranks share a GPU, ' * 5}on node18"
+    message = f"{fact}\nhint: request one GPU per rank"
+    reason = f"rank 3 on node18: {message}"
+    outcome(
+        root, rank=3, code=120, cause=Cause.WORLD, node="node18", message=message, reason=reason
+    )
+    ended(root, "FAILED", 120)
+    out = here("status", "4711").out
+    assert f"failed     rank 3 on node18: exit 120: {fact}\n           hint: request" in out
+    assert (out.count(fact), out.count("hint:")) == (1, 1)
+    row = here("list").out.splitlines()[1]
+    assert row.endswith(" …")
+    assert "rank 3 on node18: exit 120: world contract broken: 2 ranks" in row
+    assert "hint:" not in row
 
 
 def test_status_says_after_two_minutes_that_no_rank_has_joined(here: CommandLine) -> None:

@@ -259,7 +259,7 @@ def test_a_node_with_fewer_processes_fails_and_is_named(cluster: Any, here: Proj
     job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", *fewer, "world.py")
     assert ended(cluster, job_id) == "FAILED"
     assert sacct(cluster, job_id) == ("FAILED", "120:0")
-    (failed,) = re.findall(r"rank 2 on (\S+): exit 120: (.*) \(", here.ok("status", job_id))
+    (failed,) = re.findall(r"rank 2 on (\S+): exit 120: (.*)", here.ok("status", job_id))
     reason = (
         "world contract broken: the launcher made 1 ranks on this node, but the job asked for 2"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
@@ -13,6 +14,8 @@ from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 from clusterrun.verbs.find import find_record, is_elsewhere
+
+BRIEF_LETTERS = 100
 
 
 def find_announced(job: str | None) -> JobRecord:
@@ -38,12 +41,23 @@ def released(title: str) -> str:
 
 def failure_text(failure: Outcome) -> str:
     """Name the failure that ended an attempt, on one line."""
+    return " ".join(" ".join(failure_lines(failure)).split())
+
+
+def failure_lines(failure: Outcome) -> list[str]:
+    """Name the failure that ended an attempt; its message keeps its lines."""
     how = f"exit {failure.code}" if failure.code else ""
     if failure.signal:  # a rank's message names its signal
         how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
     who = _who(failure) if failure.message else ""  # else the reason names it
-    message = " ".join((failure.message or failure.reason).split())
-    return ": ".join(part for part in (who, how, message) if part)
+    message = failure.message or failure.reason
+    text = ": ".join(part for part in (who, how, message) if part)
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def brief(text: str) -> str:
+    """Return the first line of a text, cut if it is long for a table."""
+    return textwrap.shorten((text.splitlines() or [""])[0], BRIEF_LETTERS, placeholder=" …")
 
 
 def _who(failure: Outcome) -> str:
