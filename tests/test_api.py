@@ -330,7 +330,7 @@ def test_a_run_whose_submission_was_interrupted_cannot_be_cancelled(
 
 @pytest.mark.parametrize("jobs", [(), ("",), ("L1", "")])
 def test_cancel_of_nothing_is_refused(project: Path, jobs: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="no job was named"):
+    with pytest.raises(UsageError, match="no job given"):
         clusterrun.cancel(*jobs)
 
 

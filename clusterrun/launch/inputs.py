@@ -53,9 +53,9 @@ def check_environments(setup: Sequence[str], facts: Facts) -> None:
     for directory, script in _activated(setup).items():
         if script in facts.missing:
             raise UsageError(
-                f"setup: {directory} is no virtual environment: it has no bin/activate",
+                f"setup: {directory} is not a virtual environment: it has no bin/activate",
                 hint=(
-                    "write the path as it is; neither $NAME nor * means anything there",
+                    "write an existing directory; $NAME and * are not expanded there",
                     f"if only the nodes have it, write the line 'source {script}'",
                 ),
             )

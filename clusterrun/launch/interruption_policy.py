@@ -18,7 +18,7 @@ def on_interrupt(spec: JobSpec) -> OnInterrupt:
     if spec.on_interrupt is OnInterrupt.REQUEUE and not spec.requeue:
         raise UsageError(
             "--on-interrupt requeue and --no-requeue contradict each other",
-            hint="use --on-interrupt successor: another job goes on with the run",
+            hint="use --on-interrupt successor: another job continues the run",
         )
     if spec.on_interrupt is not None:
         return spec.on_interrupt

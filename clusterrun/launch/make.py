@@ -133,7 +133,7 @@ def _srun_args(spec: JobSpec, world: World, cpus: int) -> tuple[str, ...]:
 def _entry(spec: JobSpec) -> tuple[str, ...]:
     if spec.script and spec.module:
         raise UsageError(
-            f"both a script ({spec.script}) and a module ({spec.module}) were named",
+            f"both a script ({spec.script}) and a module ({spec.module}) are given",
             hint="name one of them",
         )
     if spec.module:
@@ -144,7 +144,7 @@ def _entry(spec: JobSpec) -> tuple[str, ...]:
         entry = (script, *spec.args)
     else:
         raise UsageError(
-            "no training script was named",
+            "no training script given",
             hint="name it: clusterrun submit train.py (or script: in clusterrun.yaml)",
         )
     for text in (*entry, *spec.setup):
@@ -177,7 +177,7 @@ def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
     """Refuse a strategy that this world can't train with. Raises UsageError."""
     if strategy is Strategy.NONE and world.size > 1:
         raise UsageError(
-            f"strategy none is one process, and {world.size} were asked for",
+            f"strategy none is one process, but the job has {world.size} ranks",
             hint="use --strategy ddp: it trains the same model on all of them",
         )
     if strategy.is_fsdp:
@@ -194,7 +194,7 @@ def _check_fsdp(strategy: Strategy, world: World, facts: Facts) -> None:
         raise UsageError(
             f"{strategy.value} needs GPUs: on a {world.device.value} device accelerate would train "
             "plain DDP or an unsharded model, and not say so",
-            hint="use --strategy zero2 (which shards on a CPU too) or ddp",
+            hint="use --strategy zero2 (which also shards on a CPU) or ddp",
         )
     if is_older(facts, "torch", "2.6"):
         raise UsageError(
@@ -223,7 +223,7 @@ def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
 def fp16_without_gpu() -> UsageError:
     """Return the error about fp16 on a CPU."""
     return UsageError(
-        "fp16 needs a GPU: on a CPU accelerate would train in fp32, and not say so",
+        "fp16 needs a GPU: on a CPU, accelerate trains in fp32 without a warning",
         hint="use --mixed-precision bf16 or no",
     )
 
@@ -260,8 +260,8 @@ def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
 def _interface(spec: JobSpec) -> str:
     if spec.network_interface and spec.network_interface.startswith("^"):
         raise UsageError(
-            f"--network-interface {spec.network_interface} excludes; gloo wants a name",
-            hint="name the interface, or exclude for NCCL alone: NCCL_SOCKET_IFNAME in network.env",
+            f"--network-interface {spec.network_interface} names no interface; gloo needs a name",
+            hint="name one, or exclude one for NCCL only: NCCL_SOCKET_IFNAME in network.env",
         )
     return spec.network_interface or ""
 
@@ -311,17 +311,17 @@ def _notes(
     is_local = facts.cluster is Cluster.LOCAL
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
-        notes.append(f"{idle} of {world.gpus_per_node} GPUs of each node stay idle")
+        notes.append(f"{idle} of the {world.gpus_per_node} GPUs of each node stay idle")
     if is_local and spec.sbatch_args:
-        notes.append("--sbatch-arg means nothing on this machine")
+        notes.append("--sbatch-arg has no effect on this machine")
     if is_local and spec.srun_args:
-        notes.append("--srun-arg means nothing on this machine")
+        notes.append("--srun-arg has no effect on this machine")
     if not is_local and world.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
-            "no CPUs were asked for: a site without a default gives one a node (--cpus-per-gpu)"
+            "no CPUs requested: without a site default, Slurm gives one per node (--cpus-per-gpu)"
         )
     if is_local and spec.spare_nodes:
-        notes.append("--spare-nodes means nothing on this machine")
+        notes.append("--spare-nodes has no effect on this machine")
     is_checked = facts.interpreter.is_known or facts.python == facts.own_python
     if not spec.python and python_of(spec.setup) and not is_checked:
         notes.append(

@@ -30,12 +30,12 @@ _PRESETS = {
     Network.ETHERNET: EnvVar(
         name="NCCL_NET",
         value="Socket",
-        why="--network ethernet: plain sockets, also where a node has an idle InfiniBand card",
+        why="--network ethernet: plain sockets, even if a node has an idle InfiniBand card",
     ),
     Network.INFINIBAND: EnvVar(
         name="NCCL_NET",
         value="IB",
-        why="--network infiniband: fail where a node has none, rather than fall back to TCP",
+        why="--network infiniband: fail if a node has none, rather than fall back to TCP",
     ),
     Network.EFA: EnvVar(
         name="FI_EFA_USE_HUGE_PAGE",
@@ -96,7 +96,7 @@ def _for_gpus(network: Network, torch: tuple[int, int] | None) -> tuple[EnvVar, 
         EnvVar(
             name="NCCL_DEBUG",
             value="WARN",
-            why="prints errors only; the cause of an 'unhandled system error' is nowhere else",
+            why="prints errors only; an 'unhandled system error' shows its cause nowhere else",
         ),
         *(
             EnvVar(name=name, value="2000", why=recorder)
@@ -109,10 +109,10 @@ def _for_gpus(network: Network, torch: tuple[int, int] | None) -> tuple[EnvVar, 
 
 def _for_cpus(strategy: Strategy) -> tuple[EnvVar, ...]:
     hidden = EnvVar(
-        name="CUDA_VISIBLE_DEVICES", value="", why="on the CPU, also where a node has GPUs"
+        name="CUDA_VISIBLE_DEVICES", value="", why="on the CPU, even if a node has GPUs"
     )
     if not strategy.is_deepspeed:
-        why = "accelerate would else start one world for each process"
+        why = "otherwise accelerate starts one world for each process"
         return (hidden, EnvVar(name="ACCELERATE_USE_CPU", value="true", why=why))
     return (
         hidden,

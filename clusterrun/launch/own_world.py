@@ -58,12 +58,12 @@ def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> 
     machines, each = _shape(asked, own)
     others = [count(world.nodes, "node")] if machines not in (None, world.nodes) else []
     if each not in (None, world.procs_per_node):
-        others.append(f"{count(world.procs_per_node, 'rank')} a node")
+        others.append(f"{count(world.procs_per_node, 'rank')} per node")
     if others:
-        yield f"asked for: {', '.join(others)}; {asked.accelerate_config} says {_counts(own)}"
+        yield f"requested: {', '.join(others)}; {asked.accelerate_config} has {_counts(own)}"
     replaced = [f"{key} {value}" for key, value in _replaced(asked, own, facts)]
     if replaced:
-        yield f"clusterrun replaces what {asked.accelerate_config} says: {', '.join(replaced)}"
+        yield f"clusterrun replaces settings of {asked.accelerate_config}: {', '.join(replaced)}"
 
 
 def _refuse_misspelt(spec: JobSpec, own: OwnFiles) -> None:
@@ -72,7 +72,7 @@ def _refuse_misspelt(spec: JobSpec, own: OwnFiles) -> None:
         near = difflib.get_close_matches(key, _COUNTS, n=1, cutoff=0.85)
         if near and key not in _COUNTS:
             raise ConfigError(
-                f"accelerate knows no '{key}'",
+                f"accelerate has no key '{key}'",
                 where=spec.accelerate_config,
                 hint=f"did you mean {near[0]}?",
             )
@@ -101,7 +101,7 @@ def _count(spec: JobSpec, own: OwnFiles, key: str) -> int | None:
     raise ConfigError(
         f"{key} must be a whole number above 0, not {value!r}",
         where=spec.accelerate_config,
-        hint=f"write it as {key}: 2, or leave it out",
+        hint=f"write {key}: 2, or omit it",
     )
 
 
@@ -119,7 +119,7 @@ def _refuse_other_kind(spec: JobSpec, own: OwnFiles, ranks: int) -> None:
         )
     if own.strategy is Strategy.NONE and ranks > 1:
         raise ConfigError(
-            f"distributed_type NO is one process, but {ranks} are asked for",
+            f"distributed_type NO is one process, but the job has {ranks}",
             where=spec.accelerate_config,
             hint="write distributed_type: MULTI_GPU, or num_processes: 1",
         )

@@ -116,7 +116,7 @@ def check_attention(spec: JobSpec, sizes: Parallel) -> None:
         if is_context or (sizes.sequence > 1 and named in ("eager", "flex_attention")):
             option = _option(FIELDS["context" if is_context else "sequence"])
             raise UsageError(
-                f"{option} can't split {named}, which the script's arguments ask for",
+                f"{option} can't split {named}, which the script's arguments request",
                 hint="use --attn_implementation sdpa",
             )
 
@@ -169,7 +169,7 @@ def _sizes_of_yaml(spec: JobSpec, own: OwnFiles, world: World) -> Parallel:
             f"the sizes of parallelism_config multiply to {sizes.total}, not to "
             f"{count(world.size, 'rank')}",
             where=spec.accelerate_config,
-            hint="accelerate refuses that on the nodes: let their product be the number of ranks",
+            hint="make their product the number of ranks; accelerate refuses anything else",
         )
     return sizes
 

@@ -10,7 +10,7 @@ from typing import Final
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Directive
 
-_ONE_TASK: Final = "Slurm starts one task a node"
+_ONE_TASK: Final = "Slurm starts one task per node"
 _NODES: Final = "use clusterrun's own option: it is for the whole job"
 _LAUNCH: Final = "clusterrun starts, watches and ends the step"
 
@@ -24,7 +24,7 @@ _OWNED: Final = {
     **dict.fromkeys(("ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket"), _ONE_TASK),
     **dict.fromkeys(
         ("ntasks-per-node", "tasks-per-node"),
-        "use --nproc-per-node: Slurm starts one task a node",
+        "use --nproc-per-node: Slurm starts one task per node",
     ),
     "test-only": "use 'clusterrun submit --test-only'",
 }
@@ -35,7 +35,7 @@ _OWNED_BY_SBATCH: Final = {
     "cpus-per-gpu": "use clusterrun's own --cpus-per-gpu",
     **dict.fromkeys(("help", "usage"), "see 'sbatch --help'"),
     "no-requeue": "use clusterrun's own --no-requeue",
-    "ntasks": "use -N and --nproc-per-node: Slurm starts one task a node",
+    "ntasks": "use -N and --nproc-per-node: Slurm starts one task per node",
     "parsable": "use 'clusterrun submit --parsable'",
     "requeue": (
         "clusterrun asks for a plain --requeue; --requeue=expedite would hold every job that ends "
@@ -141,14 +141,14 @@ def _refuse_bundled(program: Program, arg: str) -> None:
     if arg[1] in program.short_flags and len(arg) > 2:
         raise UsageError(
             f"{program.flag} {arg} is several options in one word",
-            hint=f"write each by itself: {program.flag}=-{arg[1]} {program.flag}=-{arg[2:]}",
+            hint=f"write them separately: {program.flag}=-{arg[1]} {program.flag}=-{arg[2:]}",
         )
 
 
 def _refuse_owned(program: Program, arg: str) -> None:
     for full, hint in sorted(program.owned.items()):  # the name itself before longer ones
         if _may_be(program, arg, full):
-            raise UsageError(f"{program.flag} {arg} is not for a job of clusterrun", hint=hint)
+            raise UsageError(f"{program.flag} {arg} does not apply to a clusterrun job", hint=hint)
 
 
 def _refuse_twice(program: Program, arg: str, ours: frozenset[str]) -> None:

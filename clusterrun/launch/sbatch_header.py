@@ -48,14 +48,14 @@ def _gpus(spec: JobSpec) -> list[Directive]:
     if not gpus or spec.gpu_request is GpuRequest.NONE:
         if spec.gpu_type:
             raise UsageError(
-                "--gpu-type says which GPUs, but none are asked for",
+                "--gpu-type names a GPU type, but no GPUs are requested",
                 hint="pass --gpus-per-node, and not --gpu-request none",
             )
         return []
     if any(map(asks_for_gpus, spec.sbatch_args)):
         raise UsageError(
-            "GPUs are asked for twice: by --gpus-per-node and by --sbatch-arg",
-            hint="Slurm takes one of them: with --gpu-request none yours is the one",
+            "GPUs are requested twice: by --gpus-per-node and by --sbatch-arg",
+            hint="drop one of them, or use --gpu-request none with --sbatch-arg",
         )
     count = f"{spec.gpu_type}:{gpus}" if spec.gpu_type else str(gpus)
     if spec.gpu_request is GpuRequest.GRES:
@@ -87,7 +87,7 @@ def _memory(spec: JobSpec) -> list[Directive]:
     lines = [Directive(name=name, value=value) for name, value in asked.items() if value]
     if len(lines) > 1:
         given = " and ".join(f"--{line.name}" for line in lines)
-        raise UsageError(f"{given} exclude each other", hint="memory is asked for in one way")
+        raise UsageError(f"{given} exclude each other", hint="keep one of them")
     if spec.mem_per_gpu and not spec.gpus_per_node:
         raise UsageError("--mem-per-gpu needs GPUs", hint="pass --gpus-per-node")
     return lines

@@ -72,7 +72,7 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
         raise UsageError(
             f"the script's --fsdp needs GPUs: on a {world.device.value} device accelerate would "
             "train plain DDP or an unsharded model, and not say so",
-            hint="leave it out and use --strategy zero2 (which shards on a CPU too) or ddp",
+            hint="omit it and use --strategy zero2 (which also shards on a CPU) or ddp",
         )
     if strategy.is_deepspeed:
         raise UsageError(

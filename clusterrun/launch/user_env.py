@@ -39,9 +39,7 @@ def check_variables(spec: JobSpec) -> None:
         _refuse_owned(name)
         _refuse_unset_first(name)
         if name in spec.env or name in spec.network_env:
-            raise UsageError(
-                f"{name} is both given a value and passed on from your shell", hint="choose one"
-            )
+            raise UsageError(f"{name} is both set and passed from your shell", hint="choose one")
 
 
 def _refuse_owned(name: str) -> None:
@@ -58,8 +56,8 @@ def _refuse_owned(name: str) -> None:
 def _refuse_unset_first(name: str) -> None:
     if _UNSET_FIRST.fullmatch(name):
         raise UsageError(
-            f"{name} of your shell is taken for another launcher's leftover and unset on the nodes",
-            hint=f"say that it is meant: --env {name}=VALUE",
+            f"{name} looks like another launcher's leftover and is unset on the nodes",
+            hint=f"to keep it: --env {name}=VALUE",
         )
 
 
@@ -72,6 +70,6 @@ def _refuse_harmful(name: str, value: str) -> None:
     excludes = name.endswith("_SOCKET_IFNAME") and value.startswith("^")
     if excludes and "lo" not in value[1:].split(","):
         raise UsageError(
-            f"{name}={value} lets the loopback interface in",
+            f"{name}={value} allows the loopback interface",
             hint=f"write ^lo,{value[1:]}",
         )

@@ -90,8 +90,8 @@ def _deepspeed_file(spec: JobSpec, facts: Facts) -> tuple[str, str]:
     own = named_json(spec.args) or ""
     if named and json.loads(adopted) != _deepspeed_mapping(named, facts.deepspeed_config_text):
         raise UsageError(
-            f"the launch has {named} for DeepSpeed, and the script's arguments {own}",
-            hint="name one file: drop --deepspeed-config, and the script's own decides",
+            f"two DeepSpeed configurations: {named} (launch) and {own} (script's arguments)",
+            hint="drop --deepspeed-config to use the script's own file",
         )
     return named or own, adopted
 
@@ -99,7 +99,7 @@ def _deepspeed_file(spec: JobSpec, facts: Facts) -> tuple[str, str]:
 def _adopted(spec: JobSpec, name: str, strategy: Strategy | None) -> tuple[str, ...]:
     if spec.deepspeed_config or strategy is None:
         return ()
-    return (f"{name} of the script's arguments decides: the launch is {strategy.value}",)
+    return (f"{name}, from the script's arguments, sets the strategy to {strategy.value}",)
 
 
 def _unix_text(text: str) -> str:
@@ -120,9 +120,9 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict) or "distributed_type" not in config:
         raise ConfigError(
-            "the accelerate configuration names no distributed_type",
+            "the accelerate configuration has no distributed_type",
             where=where,
-            hint="'accelerate config' writes a whole one; --strategy needs none",
+            hint="run 'accelerate config' for a complete file, or use --strategy without one",
         )
     if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigError(
@@ -203,7 +203,7 @@ def _deepspeed_mapping(name: str, text: str) -> dict[str, Any]:
         raise ConfigError(
             "the DeepSpeed configuration has no zero_optimization section",
             where=name,
-            hint='accelerate needs one: "zero_optimization": {"stage": 2}',
+            hint='add "zero_optimization": {"stage": 2}',
         )
     return config
 
@@ -222,8 +222,8 @@ def _refuse_two_voices(
     both = sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())
     if both:
         raise UsageError(
-            f"{spec.accelerate_config} says {', '.join(both)} beside a DeepSpeed JSON",
-            hint=f"accelerate refuses both: move it to {name}",
+            f"{spec.accelerate_config} has {', '.join(both)} beside a DeepSpeed JSON",
+            hint=f"move it to {name}: accelerate refuses both",
         )
 
 
@@ -237,7 +237,7 @@ def _refuse_other_family(spec: JobSpec, name: str, strategy: Strategy | None) ->
     given = name or spec.accelerate_config
     raise UsageError(
         f"--strategy {spec.strategy.value}, but {given} means {strategy.value}",
-        hint="drop --strategy: a file of your own decides",
+        hint="drop --strategy: your own file decides",
     )
 
 

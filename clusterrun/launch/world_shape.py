@@ -49,7 +49,7 @@ def check_sharing(world: World) -> None:
     if world.device is Device.CUDA and 0 < world.gpus_per_node < world.procs_per_node:
         raise UsageError(
             f"{world.procs_per_node} ranks cannot share {world.gpus_per_node} GPUs of a node",
-            hint="NCCL wants a GPU for each rank: lower --nproc-per-node or raise --gpus-per-node",
+            hint="lower --nproc-per-node or raise --gpus-per-node: NCCL needs a GPU for each rank",
         )
 
 
@@ -66,13 +66,13 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
     if device is Device.AUTO:
         device = Device.CUDA if gpus and not cpu_by_file else Device.CPU
         if not gpus:
-            notes = (f"no GPU was asked for: {_cpu_processes(procs)}",)
+            notes = (f"no GPU requested: {_cpu_processes(procs)}",)
     if device is Device.MPS:
         raise UsageError("--device mps is Apple's GPU; nodes of a Slurm cluster have none")
     if device is Device.CUDA and not gpus and not _gpus_come_otherwise(spec):
         raise UsageError(
-            "--device cuda, but no GPU was asked for",
-            hint="pass --gpus-per-node COUNT (and --gpu-request none where the site adds them)",
+            "--device cuda, but no GPU is requested",
+            hint="pass --gpus-per-node COUNT (and --gpu-request none if the site adds GPUs itself)",
         )
     return World(
         nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=gpus, device=device, notes=notes
@@ -96,7 +96,7 @@ def asks_for_gpus(sbatch_arg: str) -> bool:
 
 
 def _cpu_processes(count: int) -> str:
-    return f"{count} CPU process{'' if count == 1 else 'es'} a node over gloo"
+    return f"{count} CPU process{'' if count == 1 else 'es'} per node over gloo"
 
 
 def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
@@ -107,7 +107,7 @@ def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World
     procs = spec.nproc_per_node or spec.gpus_per_node or 1
     notes: tuple[str, ...] = ()
     if spec.device is Device.AUTO and device is Device.CPU and not cpu_by_file:
-        reason = "no GPU was asked for" if ids else "no GPU here"
+        reason = "no GPU requested" if ids else "no GPU here"
         notes = (f"{reason}: {_cpu_processes(procs)}",)
     return World(
         nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=0, device=device, notes=notes
@@ -138,7 +138,7 @@ def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
 def _local_device(spec: JobSpec, facts: Facts, *, has_gpus: bool, cpu_by_file: bool) -> Device:
     if spec.device is Device.CUDA and not has_gpus:
         raise UsageError(
-            "--device cuda, but this machine has no GPU that may be used",
+            "--device cuda, but this machine has no usable GPU",
             hint="pass --device cpu to run the same processes over gloo",
         )
     if spec.device is Device.MPS and facts.platform != "darwin":
@@ -160,8 +160,8 @@ def _share_gpus(spec: JobSpec, ids: tuple[str, ...]) -> World:
     wanted = nodes * each
     if wanted > len(ids):
         raise UsageError(
-            f"{nodes} x {each} GPUs are {wanted}, and {len(ids)} may be used here",
-            hint="ask for fewer, or pass --device cpu to run the same processes over gloo",
+            f"{nodes} x {each} GPUs are {wanted}, but only {len(ids)} may be used here",
+            hint="request fewer, or pass --device cpu to run the same processes over gloo",
         )
     return World(
         nodes=nodes,

@@ -53,7 +53,8 @@ class Renderer:
             ) from error
         except jinja2.TemplateNotFound as error:
             raise ConfigError(
-                f"template {name} needs {error.name}, which is nowhere", hint="check template_dirs"
+                f"template {name} needs {error.name}, which does not exist",
+                hint="check template_dirs",
             ) from error
         except (jinja2.TemplateRuntimeError, ValueError, TypeError) as error:
             raise ConfigError(f"template {name} cannot be rendered", cause=str(error)) from error

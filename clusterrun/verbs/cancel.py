@@ -51,7 +51,7 @@ def look_before_cancel(*jobs: Which) -> list[JobStatus]:
     Raises UsageError for no job at all, JobNotFoundError for one that can't be found or ended.
     """
     if not jobs or not all(jobs):
-        raise UsageError("no job was named", hint="clusterrun list shows them")
+        raise UsageError("no job given", hint="name one; clusterrun list shows them")
     found = {record.run_dir: records.read_again(record) for record in map(find_record, jobs)}
     for record in found.values():
         if not record.job_id:

@@ -75,7 +75,7 @@ def _load(record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str])
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterrunError(
-            f"cannot read {path}", cause=str(error), hint="without it nothing can be changed"
+            f"cannot read {path}", cause=str(error), hint="start a new run: clusterrun submit"
         ) from error
     return load_again(
         text,

@@ -34,7 +34,7 @@ def refused(here: CommandLine, *args: str, code: int = 2, files: list[str] | Non
 
 def test_no_script_and_none_configured(here: CommandLine) -> None:
     assert refused(here, *LOCAL) == (
-        "error: no training script was named\n"
+        "error: no training script given\n"
         "  hint: name it: clusterrun submit train.py (or script: in clusterrun.yaml)\n"
     )
 
@@ -172,7 +172,8 @@ def test_counts_of_an_accelerate_yaml_that_do_not_divide(here: CommandLine) -> N
 def test_a_misspelt_count_of_an_accelerate_yaml(here: CommandLine) -> None:
     (here.path / "own.yaml").write_text("distributed_type: MULTI_GPU\nnum_proceses: 2\n")
     assert refused(here, *LOCAL, "--accelerate-config", "own.yaml", "train.py") == (
-        "error: own.yaml: accelerate knows no 'num_proceses'\n  hint: did you mean num_processes?\n"
+        "error: own.yaml: accelerate has no key 'num_proceses'\n"
+        "  hint: did you mean num_processes?\n"
     )
 
 
@@ -401,7 +402,7 @@ def test_several_jobs_are_not_cancelled_without_a_yes(here: CommandLine) -> None
 def test_cancel_refuses_an_empty_selection(here: CommandLine, jobs: tuple[str, ...]) -> None:
     said = here("cancel", *jobs)
     assert (said.code, said.out) == (2, "")
-    assert said.err == "error: no job was named\n  hint: clusterrun list shows them\n"
+    assert said.err == "error: no job given\n  hint: clusterrun list shows them\n"
 
 
 def test_many_nodes_need_a_yes_where_nobody_can_be_asked(here: CommandLine) -> None:

@@ -250,7 +250,7 @@ def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: C
     (here.path / "conf" / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
     said = here(*argv)
     assert json.loads(json.loads(said.out)["files"]["plan.json"])["strategy"] == "zero3"
-    assert "conf/ds.json of the script's arguments decides: the launch is zero3" in said.err
+    assert "conf/ds.json, from the script's arguments, sets the strategy to zero3" in said.err
 
 
 def test_ddp_that_a_file_of_ones_own_replaces_is_told(here: CommandLine) -> None:

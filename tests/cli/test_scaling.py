@@ -207,7 +207,7 @@ def test_after_ctrl_c_the_sizes_that_were_not_started_are_named(
             "with the smallest",
         ),
         (("--nodes", "1,2", "--strategy", "none", "train.py"), "none is one process", "ddp"),
-        (("--nodes", "1,2"), "no training script was named", "name it"),
+        (("--nodes", "1,2"), "no training script given", "name it"),
         (("--nodes", "1,2", "gone.py"), "the script 'gone.py' does not exist", "it is not in"),
         (
             ("--nodes", "1,65", "train.py"),

@@ -55,7 +55,7 @@ def test_json_is_one_object_and_nothing_else(
     said = here("submit", "--json", "-N2", "--nproc-per-node", "3", "train.py")
     answer = json.loads(said.out)
     root = run_dir(here)
-    note = "no GPU was asked for: 3 CPU processes a node over gloo"
+    note = "no GPU requested: 3 CPU processes per node over gloo"
     assert answer == {
         "schema": "clusterrun.submit/1",
         "job_id": "4711",

@@ -149,7 +149,7 @@ def test_what_is_unset_on_the_nodes_is_not_passed_on_by_name(name: str) -> None:
 def test_a_launchers_variable_that_is_meant_is_given_with_its_value() -> None:
     with pytest.raises(UsageError, match="unset on the nodes") as refused:
         on_slurm(pass_env=("ACCELERATE_LOG_LEVEL",))
-    assert refused.value.hints == ("say that it is meant: --env ACCELERATE_LOG_LEVEL=VALUE",)
+    assert refused.value.hints == ("to keep it: --env ACCELERATE_LOG_LEVEL=VALUE",)
     plan = on_slurm(env={"ACCELERATE_LOG_LEVEL": "info"})
     assert variables(plan)["ACCELERATE_LOG_LEVEL"] == "info"
 
@@ -176,10 +176,10 @@ def test_what_only_sounds_like_a_secret_is_taken(name: str) -> None:
     [
         ({"env": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
         ({"network_env": {"NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
-        ({"network_env": {"NCCL_SOCKET_IFNAME": "^docker0"}}, "lets the loopback interface in"),
-        ({"network_interface": "^docker0"}, "gloo wants a name"),
+        ({"network_env": {"NCCL_SOCKET_IFNAME": "^docker0"}}, "allows the loopback interface"),
+        ({"network_interface": "^docker0"}, "gloo needs a name"),
         ({"pass_env": ("A=1",)}, "is not a variable name"),
-        ({"pass_env": ("A",), "env": {"A": "1"}}, "both given a value and passed on"),
+        ({"pass_env": ("A",), "env": {"A": "1"}}, "both set and passed"),
     ],
 )
 def test_harmful_settings_are_refused(asked: dict[str, Any], message: str) -> None:

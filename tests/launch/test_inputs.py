@@ -83,7 +83,9 @@ def test_paths_in_a_container_are_not_looked_for() -> None:
 
 def test_a_virtual_environment_that_is_none_is_refused() -> None:
     facts = slurm_facts(missing=frozenset(("env/bin/activate",)))
-    with pytest.raises(UsageError, match="env is no virtual environment: it has no bin/activate"):
+    with pytest.raises(
+        UsageError, match="env is not a virtual environment: it has no bin/activate"
+    ):
         on_slurm(facts, setup=("venv: env",))
     assert on_slurm(setup=("venv: env",)).setup == ("venv: /home/ada/project/env",)
 

@@ -34,7 +34,7 @@ def test_a_script_that_looks_like_an_option_stays_a_script() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"script": None}, "no training script was named"),
+        ({"script": None}, "no training script given"),
         ({"module": "pkg"}, "both a script"),
         ({"args": ("a\0b",)}, "NUL byte"),
         ({"setup": ("a\0b",)}, "NUL byte"),
@@ -62,7 +62,9 @@ def test_the_name_is_readable_and_names_a_directory(asked: dict[str, Any], name:
 
 
 def test_none_with_more_than_one_process_is_refused() -> None:
-    with pytest.raises(UsageError, match="strategy none is one process, and 4") as refused:
+    with pytest.raises(
+        UsageError, match="strategy none is one process, but the job has 4"
+    ) as refused:
         on_slurm(nodes=2, gpus_per_node=2, strategy=Strategy.NONE)
     assert "ddp" in refused.value.hints[0]
     assert on_slurm(gpus_per_node=1, strategy=Strategy.NONE).world_size == 1
@@ -118,7 +120,7 @@ def test_precision_on_a_mac_is_none_unless_said() -> None:
 
 
 def test_fp16_on_a_cpu_is_refused_for_accelerate_ignores_it() -> None:
-    with pytest.raises(UsageError, match="fp16 needs a GPU: on a CPU accelerate would train in"):
+    with pytest.raises(UsageError, match="fp16 needs a GPU: on a CPU, accelerate trains in"):
         on_slurm(mixed_precision=MixedPrecision.FP16)
 
 

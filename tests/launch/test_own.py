@@ -85,9 +85,9 @@ def test_use_cpu_of_the_yaml_chooses_the_device() -> None:
     ("text", "message"),
     [
         ("a: [1", "is not YAML"),
-        ("- a", "names no distributed_type"),
-        ("", "names no distributed_type"),
-        ("num_processes: 2", "names no distributed_type"),
+        ("- a", "has no distributed_type"),
+        ("", "has no distributed_type"),
+        ("num_processes: 2", "has no distributed_type"),
         ("distributed_type: MULTI_CPU", "MULTI_CPU cannot be launched"),
         ("distributed_type: MEGATRON_LM", "MEGATRON_LM cannot be launched"),
         ("distributed_type: NO\ncompute_environment: AMAZON_SAGEMAKER", "cannot run here"),
@@ -203,7 +203,7 @@ def test_both_files_go_together_where_they_do_not_contradict() -> None:
 
 
 def test_what_accelerate_refuses_beside_a_json_is_refused_before_queueing() -> None:
-    with pytest.raises(UsageError, match=r"acc\.yaml says zero_stage beside a DeepSpeed JSON"):
+    with pytest.raises(UsageError, match=r"acc\.yaml has zero_stage beside a DeepSpeed JSON"):
         both("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n")
     with pytest.raises(UsageError, match="says distributed_type FSDP"):
         both("distributed_type: FSDP\n")

@@ -86,10 +86,10 @@ def test_a_given_number_wins_and_a_note_names_both(
 
 def test_the_note_on_other_numbers_reads_well() -> None:
     assert slurm(counts(2, 8), nodes=1, gpus_per_node=2).notes == (
-        "asked for: 1 node, 2 ranks a node; acc.yaml says num_processes 8 on 2 machines",
+        "requested: 1 node, 2 ranks per node; acc.yaml has num_processes 8 on 2 machines",
     )
     assert slurm(counts(2, None), nodes=1, gpus_per_node=2).notes == (
-        "asked for: 1 node; acc.yaml says num_machines 2",
+        "requested: 1 node; acc.yaml has num_machines 2",
     )
 
 
@@ -126,7 +126,7 @@ def test_a_count_that_is_no_whole_number_is_refused(key: str, value: Any) -> Non
     with pytest.raises(ConfigError, match=f"{key} must be a whole number above 0") as refused:
         slurm({key: value}, nodes=1, gpus_per_node=2)
     assert refused.value.where == "acc.yaml"
-    assert refused.value.hints == (f"write it as {key}: 2, or leave it out",)
+    assert refused.value.hints == (f"write {key}: 2, or omit it",)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_count_that_is_no_whole_number_is_refused(key: str, value: Any) -> Non
         (counts(2, 7), "num_processes 7 does not divide by 2 machines"),
         (counts(2, 1), "num_processes 1 does not divide by 2 machines"),
         (counts(1, 1), "distributed_type MULTI_GPU, but num_processes 1"),
-        ({"distributed_type": "NO", **counts(1, 2)}, "NO is one process, but 2 are asked for"),
+        ({"distributed_type": "NO", **counts(1, 2)}, "NO is one process, but the job has 2"),
     ],
 )
 def test_counts_that_contradict_the_rest_of_the_file_are_refused(
@@ -151,7 +151,7 @@ def test_one_process_on_each_of_two_nodes_is_a_world_of_two() -> None:
 
 
 def test_more_ranks_than_gpus_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 x 4 GPUs are 8, and 4 may be used here"):
+    with pytest.raises(UsageError, match="2 x 4 GPUs are 8, but only 4 may be used here"):
         local(counts(2, 8), GPUS)
     with pytest.raises(UsageError, match="4 ranks cannot share 2 GPUs"):
         slurm(counts(1, 2), nproc_per_node=4, gpus_per_node=2)
@@ -169,7 +169,7 @@ def test_gpu_ids_choose_among_the_gpus_of_this_machine() -> None:
     assert plan.gpu_ids == ("3",)
     plan = local({**counts(1, 2), "gpu_ids": "0,2"}, GPUS, gpu_ids="1,3")
     assert plan.gpu_ids == ("1", "3")
-    assert plan.notes == ("clusterrun replaces what acc.yaml says: gpu_ids 0,2",)
+    assert plan.notes == ("clusterrun replaces settings of acc.yaml: gpu_ids 0,2",)
     with pytest.raises(UsageError, match="GPU 5 is not on this machine"):
         local({**counts(1, 2), "gpu_ids": "0,5"}, GPUS)
     with pytest.raises(ConfigError, match=r"gpu_ids \[0, 2\] is not a list of GPUs"):
@@ -184,7 +184,7 @@ def test_what_clusterrun_replaces_is_named_in_one_note() -> None:
         "rdzv_backend": "c10d",
         "gpu_ids": "0,1",
     }
-    says = "clusterrun replaces what acc.yaml says: "
+    says = "clusterrun replaces settings of acc.yaml: "
     assert slurm({**counts(2, 4), **machine}).notes == (
         f"{says}machine_rank 1, main_process_ip 10.0.0.1, main_process_port 29500, "
         "rdzv_backend c10d, gpu_ids 0,1",

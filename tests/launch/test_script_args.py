@@ -65,7 +65,7 @@ def test_the_scripts_json_is_adopted_and_said_so() -> None:
     assert json.loads(plan.deepspeed) == OFFLOAD
     # Beside a JSON accelerate refuses a strategy's own settings.
     assert plan.accelerate_config == "deepspeed-config.yaml.j2"
-    said = "ds.json of the script's arguments decides: the launch is zero2-offload"
+    said = "ds.json, from the script's arguments, sets the strategy to zero2-offload"
     assert plan.notes.count(said) == 1
     assert plan.entry == ("train.py", *TRAINER)
 
@@ -87,7 +87,7 @@ def test_a_strategy_of_the_same_family_gives_way_to_the_json(strategy: Strategy)
 def test_a_strategy_of_another_family_is_refused(strategy: Strategy) -> None:
     with pytest.raises(UsageError, match=r"but ds\.json means zero2-offload") as refused:
         adopting(OFFLOAD, strategy=strategy)
-    assert refused.value.hints == ("drop --strategy: a file of your own decides",)
+    assert refused.value.hints == ("drop --strategy: your own file decides",)
 
 
 def test_a_file_of_the_launch_may_be_the_same_but_not_another() -> None:
@@ -96,7 +96,7 @@ def test_a_file_of_the_launch_may_be_the_same_but_not_another() -> None:
     assert plan.strategy is Strategy.ZERO2_OFFLOAD
     assert "decides" not in " ".join(plan.notes)  # it was said on the command line
     other = {"deepspeed_config_text": '{"zero_optimization": {"stage": 3}}'}
-    with pytest.raises(UsageError, match=r"the launch has own\.json for DeepSpeed, and the script"):
+    with pytest.raises(UsageError, match=r"two DeepSpeed configurations: own\.json \(launch"):
         adopting(OFFLOAD, deepspeed_config="own.json", facts=other)
 
 

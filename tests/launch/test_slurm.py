@@ -332,7 +332,7 @@ def test_one_request_is_not_said_twice() -> None:
         with pytest.raises(UsageError, match="duplicates clusterrun's own"):
             on_slurm(sbatch_args=(arg,), **asked)  # type: ignore[arg-type]  # a table of kinds
     for arg in ("--gres=gpu:1", "--gre=gpu:4", "--gpu=4", "--gpus=4", "-G4"):
-        with pytest.raises(UsageError, match="asked for twice"):
+        with pytest.raises(UsageError, match="requested twice"):
             on_slurm(gpus_per_node=1, sbatch_args=(arg,))
 
 
@@ -345,7 +345,7 @@ def test_options_that_share_a_beginning_are_told_apart() -> None:
 def test_options_in_one_word_are_to_be_written_apart() -> None:
     with pytest.raises(UsageError, match="several options in one word") as refused:
         on_slurm(sbatch_args=("-Hn8",))
-    assert refused.value.hints == ("write each by itself: --sbatch-arg=-H --sbatch-arg=-n8",)
+    assert refused.value.hints == ("write them separately: --sbatch-arg=-H --sbatch-arg=-n8",)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_options_in_one_word_are_to_be_written_apart() -> None:
         ({"cpus_per_task": 4, "cpus_per_gpu": 2, "gpus_per_node": 1}, "exclude each other"),
         ({"cpus_per_gpu": 2}, "needs GPUs"),
         ({"mem_per_gpu": "1G"}, "needs GPUs"),
-        ({"gpu_type": "a100"}, "none are asked for"),
+        ({"gpu_type": "a100"}, "no GPUs are requested"),
         ({"time_minutes": 10, "time_min_minutes": 20}, "more than --time's 10"),
         ({"comment": "\udcff"}, "not text in UTF-8"),
     ],
@@ -370,5 +370,5 @@ def test_cpus_of_a_cpu_job_are_shared_by_its_ranks() -> None:
 
 
 def test_options_of_sbatch_mean_nothing_here_and_it_is_said() -> None:
-    assert "--sbatch-arg means nothing on this machine" in here(sbatch_args=("--nice",)).notes
-    assert "--srun-arg means nothing on this machine" in here(srun_args=("--mpi=none",)).notes
+    assert "--sbatch-arg has no effect on this machine" in here(sbatch_args=("--nice",)).notes
+    assert "--srun-arg has no effect on this machine" in here(srun_args=("--mpi=none",)).notes

@@ -23,13 +23,13 @@ def test_gpus_of_a_node_are_its_ranks() -> None:
 def test_ranks_that_were_asked_for_beat_the_gpus() -> None:
     plan = on_slurm(nodes=2, gpus_per_node=4, nproc_per_node=2)
     assert plan.world_size == 4
-    assert "2 of 4 GPUs of each node stay idle" in plan.notes
+    assert "2 of the 4 GPUs of each node stay idle" in plan.notes
 
 
 def test_no_gpus_on_slurm_means_cpu_and_says_so() -> None:
     plan = on_slurm(nodes=2, nproc_per_node=4)
     assert plan.device is Device.CPU
-    assert plan.notes == ("no GPU was asked for: 4 CPU processes a node over gloo",)
+    assert plan.notes == ("no GPU requested: 4 CPU processes per node over gloo",)
 
 
 def test_asked_cpu_keeps_the_gpu_request_and_the_ranks() -> None:
@@ -40,7 +40,7 @@ def test_asked_cpu_keeps_the_gpu_request_and_the_ranks() -> None:
 def test_here_without_a_gpu_the_same_ranks_run_on_the_cpu() -> None:
     plan = here(nodes=2, gpus_per_node=4)
     assert (plan.world_size, plan.device) == (8, Device.CPU)
-    assert plan.notes == ("no GPU here: 4 CPU processes a node over gloo",)
+    assert plan.notes == ("no GPU here: 4 CPU processes per node over gloo",)
 
 
 def test_here_the_default_is_a_rank_for_each_gpu() -> None:
@@ -71,14 +71,18 @@ def test_zero_gpus_here_means_cpu_even_where_there_are_some() -> None:
 @pytest.mark.parametrize(
     ("facts", "asked", "message"),
     [
-        (TWO_GPUS, {"nodes": 2, "gpus_per_node": 2}, "2 x 2 GPUs are 4, and 2 may be used here"),
-        (TWO_GPUS, {"nodes": 4}, "4 x 1 GPUs are 4, and 2 may be used here"),
+        (
+            TWO_GPUS,
+            {"nodes": 2, "gpus_per_node": 2},
+            "2 x 2 GPUs are 4, but only 2 may be used here",
+        ),
+        (TWO_GPUS, {"nodes": 4}, "4 x 1 GPUs are 4, but only 2 may be used here"),
         (TWO_GPUS, {"gpu_ids": "0,2"}, "GPU 2 is not on this machine"),
         (TWO_GPUS, {"gpu_ids": "0,0"}, "not a list of different GPUs"),
         (TWO_GPUS, {"gpu_ids": "0,"}, "not a list of different GPUs"),
         (TWO_GPUS, {"gpu_ids": "0", "device": Device.CPU}, "--device cpu uses none"),
         (TWO_GPUS, {"gpus_per_node": 1, "nproc_per_node": 2}, "2 ranks cannot share 1 GPUs"),
-        (local_facts(), {"device": Device.CUDA}, "this machine has no GPU"),
+        (local_facts(), {"device": Device.CUDA}, "this machine has no usable GPU"),
         (local_facts(), {"device": Device.MPS}, "this machine runs linux"),
         (local_facts(platform="darwin"), {"device": Device.MPS, "nodes": 2}, "2 ranks cannot"),
     ],
@@ -94,7 +98,7 @@ def test_impossible_worlds_here_are_refused(
     ("asked", "message"),
     [
         ({"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks cannot share 4 GPUs of a node"),
-        ({"device": Device.CUDA}, "no GPU was asked for"),
+        ({"device": Device.CUDA}, "no GPU is requested"),
         ({"device": Device.MPS}, "Apple's GPU"),
         ({"gpu_ids": "0,1"}, "on a cluster Slurm chooses"),
     ],

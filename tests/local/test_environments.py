@@ -21,7 +21,7 @@ def test_the_nodes_run_in_the_virtual_environment_that_setup_names(tmp_path: Pat
     argv = ("--setup", f"venv: {venv}", "--setup", "export EXTRA=1", "where.py", "--data", "/no/x")
     refused = here.cli(*submit, *argv)
     assert refused.returncode == 2
-    assert f"{venv} is no virtual environment: it has no bin/activate" in refused.stderr
+    assert f"{venv} is not a virtual environment: it has no bin/activate" in refused.stderr
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (packages,) = venv.glob("lib/python3*/site-packages")
     ours = [ROOT, *(path for path in sys.path if path.endswith("site-packages"))]

@@ -49,7 +49,7 @@ def test_an_accelerate_yaml_alone_says_how_many_nodes_and_ranks(here: Project) -
     asked = ("--cluster", "local", "--accelerate-config", "acc.yaml", "world.py")
     done = here.cli("submit", "--wait", *asked)
     assert done.returncode == 0, done.stderr
-    assert "clusterrun replaces what acc.yaml says: main_process_ip 10.0.0.1\n" in done.stderr
+    assert "clusterrun replaces settings of acc.yaml: main_process_ip 10.0.0.1\n" in done.stderr
     text = here.logs("L1")
     assert "sum 6 hosts 1" in text
     for rank in range(4):

@@ -79,7 +79,7 @@ export PYTHONFAULTHANDLER=1
 # flight recorder: the last collectives of each rank, dumped when one times out
 export TORCH_FR_BUFFER_SIZE=2000
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1
-# --network infiniband: fail where a node has none, rather than fall back to TCP
+# --network infiniband: fail if a node has none, rather than fall back to TCP
 export NCCL_NET=IB
 # yours (env)
 export GREETING=$'it\'s $HOME\n#PBS -N evil'

@@ -19,7 +19,7 @@ unset CLUSTERRUN_STARTED "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_
 export PYTHONFAULTHANDLER=1
 # the node's CPUs by its ranks; launchers set 1
 export OMP_NUM_THREADS=1
-# on the CPU, also where a node has GPUs
+# on the CPU, even if a node has GPUs
 export CUDA_VISIBLE_DEVICES=''
 # accelerate's device for ZeRO
 export ACCELERATE_TORCH_DEVICE=cpu
