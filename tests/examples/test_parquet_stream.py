@@ -157,7 +157,7 @@ def test_the_fingerprint_is_that_of_names_rows_and_sizes(tmp_path: Path) -> None
 
 def test_what_is_wrong_with_a_file_is_one_line_before_the_training(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    with pytest.raises(DataError, match=r"holds no \*\.parquet"):
+    with pytest.raises(DataError, match=r"has no \*\.parquet"):
         find_row_groups(tmp_path)
     write(path, [0])
     with pytest.raises(DataError, match=r"^the \*\.parquet in \S+ have no rows$"):

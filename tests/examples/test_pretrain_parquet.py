@@ -121,7 +121,7 @@ def test_too_much_memory_of_host_or_gpu_is_warned_of() -> None:
     fuller = [*of_ranks[:3], [gib, gib, 16 * gib, 17 * gib, 20 * gib]]
     _, host, gpu = host_memory.lines(200, fuller, 3, limit)
     assert host.startswith("warning: more than 70% of the host memory is used: lower")
-    assert gpu.startswith("warning: more than 80% of the GPU memory is used: half of --batch-size")
+    assert gpu.startswith("warning: more than 80% of the GPU memory is used: use half of ")
     on_a_cpu = [[gib, gib, 0, 0, 0]]
     assert host_memory.lines(1, on_a_cpu, 1, limit) == [
         "memory at step 1: host 1074 MB (10% of 10.0 GiB), peak 1074 MB"
