@@ -402,7 +402,7 @@ def test_several_jobs_are_not_cancelled_without_a_yes(here: CommandLine) -> None
 def test_cancel_refuses_an_empty_selection(here: CommandLine, jobs: tuple[str, ...]) -> None:
     said = here("cancel", *jobs)
     assert (said.code, said.out) == (2, "")
-    assert said.err == "error: no job given\n  hint: clusterrun list shows them\n"
+    assert said.err == "error: no job given\n  hint: name one; clusterrun list shows them\n"
 
 
 def test_many_nodes_need_a_yes_where_nobody_can_be_asked(here: CommandLine) -> None:

@@ -296,7 +296,7 @@ def test_nodes_without_gpus_are_planned_as_they_are_submitted(here: CommandLine)
     assert "cluster   2 nodes x 1 CPU = 2 ranks" in said
     assert "GPU" not in said
     submitted = here("submit", "--cluster", "slurm", *nodes, "--dry-run", "train.py").err
-    assert "no GPU requested: 1 CPU process a node" in submitted
+    assert "no GPU requested: 1 CPU process per node" in submitted
     refused = here("plan", "--model", "gpt2", *nodes, "--gpu", "h100-80g", "--recommend")
     assert (refused.code, refused.out) == (2, "")
     assert "and this training runs on CPUs" in refused.err

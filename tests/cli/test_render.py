@@ -66,7 +66,7 @@ def test_an_accelerate_yaml_gives_the_numbers_that_nobody_else_gives(
         assert said.code == 0, said.err
         found = re.search(r"--nodes=(\d)\n(?:.*\n)*?#SBATCH --gpus-per-node=(\d)\n", said.out)
         assert found is not None
-        return found[1], found[2], "acc.yaml says num_processes 8 on 2 machines\n" in said.err
+        return found[1], found[2], "acc.yaml has num_processes 8 on 2 machines\n" in said.err
 
     assert asked() == ("2", "4", False)
     monkeypatch.setenv("CLUSTERRUN_SLURM_NODES", "1")  # which is the default, too

@@ -191,7 +191,7 @@ def _code(scripts: str) -> str:
 
 @pytest.mark.parametrize("option", ["--array=0-3", "-a0-3", "--arr=0-3", "--array"])
 def test_an_array_is_refused_in_every_spelling(option: str) -> None:
-    with pytest.raises(UsageError, match="not for a job of clusterrun") as refused:
+    with pytest.raises(UsageError, match="does not apply to a clusterrun job") as refused:
         on_slurm(sbatch_args=(option,))
     assert refused.value.hints == ("one job is one run: submit once for each",)
 
