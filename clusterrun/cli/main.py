@@ -282,7 +282,7 @@ def _run(args: list[str], session: output.Session) -> int:
         return Exit.INTERRUPTED
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - the the user must never see a traceback
+    except Exception as error:  # noqa: BLE001 - the user must never see a traceback
         return _report_crash(error, session)
 
 

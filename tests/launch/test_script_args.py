@@ -94,7 +94,7 @@ def test_a_file_of_the_launch_may_be_the_same_but_not_another() -> None:
     same = {"deepspeed_config": "own.json", "facts": {"deepspeed_config_text": json.dumps(OFFLOAD)}}
     plan = adopting(OFFLOAD, **same)
     assert plan.strategy is Strategy.ZERO2_OFFLOAD
-    assert "sets the strategy" not in " ".join(plan.notes)  # it was said on the command line
+    assert "sets the strategy" not in " ".join(plan.notes)  # the command line gave it
     other = {"deepspeed_config_text": '{"zero_optimization": {"stage": 3}}'}
     with pytest.raises(UsageError, match=r"two DeepSpeed configurations: own\.json \(launch"):
         adopting(OFFLOAD, deepspeed_config="own.json", facts=other)
