@@ -1,10 +1,11 @@
-"""`python -m benchmarks.plan`: measure how long an estimate takes, as a whole process."""
+"""`python -m benchmarks.plan`: measure an estimate and a dry run of submit, as whole processes."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from benchmarks import report
@@ -15,6 +16,7 @@ from benchmarks.report import Section, Value, median, spread
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "plan"
 CLUSTERRUN = str(Path(sys.executable).with_name("clusterrun"))
 FLOOR, PEER = "python, nothing", "DeepSpeed's ZeRO-3 estimator"
+DRY_RUN = "submit --dry-run"
 MODEL = ("--model", "llama-3.1-8b", "--seq-len", "4096", "--samples", "1200000")
 NODES = ("--cluster", "slurm", "-N4", "--gpus-per-node", "8", "--gpu", "h100-80g")
 QUESTION = ("plan", *MODEL, *NODES, "--host-mem", "2015GiB")
@@ -22,6 +24,7 @@ ESTIMATOR = (
     "from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs_all_cold as f;"
     "f(8_030_261_248, 525_336_576, num_gpus_per_node=8, num_nodes=4)"
 )
+SUBMITTED = ("submit", "--cluster", "local", "--dry-run", "-N2", "--gpus-per-node", "2")
 COMMANDS = (
     Command(name=FLOOR, argv=[sys.executable, "-c", "pass"]),
     Command(name="--help", argv=[CLUSTERRUN, "--help"]),
@@ -35,6 +38,7 @@ COMMANDS = (
         name="plan --recommend",
         argv=[CLUSTERRUN, *QUESTION, "--recommend", "--effective-batch", "256"],
     ),
+    Command(name=DRY_RUN, argv=[CLUSTERRUN, *SUBMITTED, "train.py"]),
     Command(name=PEER, argv=[sys.executable, "-c", ESTIMATOR]),
 )
 
@@ -42,14 +46,18 @@ COMMANDS = (
 def main() -> None:
     asked = _parser().parse_args()
     load = f"{os.getloadavg()[0]:.1f} at the start"
-    os.chdir("/")  # where no configuration is found
-    found = interleaved(COMMANDS, asked.runs + 1)
+    with tempfile.TemporaryDirectory() as empty:  # no configuration is found here
+        os.chdir(empty)
+        Path("train.py").write_text("print('a step')\n")
+        found = interleaved(COMMANDS, asked.runs + 1)
+        os.chdir("/")
     section = Section(
-        title="An estimate",
-        about="An 8 B model on 4 nodes x 8 GPUs; whole processes, from their start to their end, "
-        "medians and extremes, in turns, after a first run that does not count. over the floor: "
-        "the time, divided by that of a Python that does nothing, of each turn. "
-        f"{PEER}: it tells the states of ZeRO-3 alone.",
+        title="An estimate, and a dry run",
+        about="Estimates of an 8 B model on 4 nodes x 8 GPUs. Whole processes, from start to end: "
+        "medians and extremes of runs in turns, after a first run that is not counted. Over the "
+        "floor: each time divided by that of a Python that does nothing, in the same turn. "
+        f"{PEER} estimates only the model states of ZeRO-3. {DRY_RUN} renders and checks "
+        "everything that a submission would send, for 2 local nodes.",
         rows=[_row(name, runs[1:], found[FLOOR][1:]) for name, runs in found.items()],
     )
     print("\n".join(report.table(section.rows)))

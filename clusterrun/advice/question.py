@@ -20,7 +20,7 @@ from clusterrun.config.settings import BUILT_IN, Origin
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.config.training import LrRule, Optimizer
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.estimates import gpus, models, parts, speed, steps
+from clusterrun.estimates import gpus, models, parts, speed
 from clusterrun.estimates.estimate import KEEP, Need, Question, estimate, mistake
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import GIB, Fit, Model, Setup
@@ -88,9 +88,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
 
 
 def notes_of(resolved: Resolved) -> tuple[str, ...]:
-    """Return why `plan` would answer no; () if the configuration names no model."""
-    if not _names_model(resolved.spec):
-        return ()
+    """Return why `plan` would answer no for a configuration that names a model."""
     try:
         answer = estimate(question_of(_submitted(resolved)))
     except UsageError as error:
@@ -144,15 +142,6 @@ def effective_batch(question: Question) -> int:
     return question.wanted_batch or question.setup.effective_batch
 
 
-def configured_batch(spec: JobSpec, ranks: int) -> int | None:
-    """Return the samples of a step over `ranks` data-parallel ranks; None if nothing sets them."""
-    if spec.micro_batch is None:
-        return spec.effective_batch
-    return spec.effective_batch or steps.effective_batch(
-        spec.micro_batch, spec.accumulation or 1, ranks
-    )
-
-
 def inherited_of(resolved: Resolved) -> tuple[str, ...]:
     """Return notes on facts that files add to a model named on the command line."""
     origins = resolved.origins
@@ -178,11 +167,6 @@ def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
     text = gpus.assumption(named) if named and not spec.gpu_mem_bytes else ""
     is_bf16 = spec.mixed_precision is MixedPrecision.BF16 and not _is_cpu(spec)
     return tuple(filter(None, (text, gpus.lacks_bf16(named) if is_bf16 else "")))
-
-
-def _names_model(spec: JobSpec) -> bool:
-    """Whether a configuration names a model, so that `submit` can also estimate."""
-    return spec.model is not None or spec.params is not None or spec.hidden is not None
 
 
 def _refuse(spec: JobSpec, *, is_open: bool) -> None:
@@ -348,7 +332,7 @@ def _local_config(resolved: Resolved, name: str) -> Mapping[str, Any] | None:
 
 
 def _by_numbers(spec: JobSpec) -> Model:
-    if not _names_model(spec):
+    if not spec.names_model:
         raise UsageError(
             "no model was named",
             hint="pass --model qwen3-8b, --model path/to/config.json, or --params 8.03e9",

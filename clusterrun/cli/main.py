@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -336,6 +335,8 @@ def _sentence(text: str) -> str:
 
 
 def _report_crash(error: Exception, session: output.Session) -> int:
+    import traceback  # only needed after a crash
+
     text = "".join(traceback.format_exception(error))
     what = f"clusterrun itself failed: {type(error).__name__}: {error}".strip()
     hint: str | tuple[str, ...] = ()

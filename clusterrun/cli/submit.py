@@ -7,7 +7,6 @@ import sys
 
 import click
 
-from clusterrun.advice.question import planned
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.options import (
     JobOptions,
@@ -108,6 +107,8 @@ def _chained(job: JobOptions) -> JobOptions:
 
 def _prepare_planned(job: JobOptions) -> Prepared:
     """Prepare a job with the fastest setup that fits: strategy, batch and checkpointing."""
+    from clusterrun.advice.question import planned  # half of what submit would import
+
     resolved = job.load()
     asked = resolved.spec.strategy if "strategy" in job.flags else None
     setup = planned(resolved, strategy=asked).setup

@@ -228,3 +228,8 @@ class Training:
         "",
         "pass the planned batch and checkpointing to the ranks; submit --plan sets it",
     )
+
+    @property
+    def names_model(self) -> bool:
+        """Return whether there is a model to estimate."""
+        return self.model is not None or self.params is not None or self.hidden is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
 import platform
@@ -157,10 +156,12 @@ def continued_by(record: JobRecord, job_id: str) -> JobRecord:
 
 
 def _versions() -> dict[str, str]:
+    from importlib import metadata  # slow to import; only a submission needs it
+
     found = {"python": platform.python_version()}
     for library in LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[library] = importlib.metadata.version(library)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[library] = metadata.version(library)
     return found
 
 

@@ -69,8 +69,6 @@ def render(job: Wanted) -> Bundle:
 
 def prepare(job: Wanted) -> Prepared:
     """Check a spec, decide everything and render every file. Raises UsageError if it cannot run."""
-    from clusterrun.advice.question import notes_of  # not needed to ask about jobs
-
     if isinstance(job, JobSpec):
         job = adopt_spec(job, cwd=working_directory(os.environ))
     source = read_script(job)
@@ -78,7 +76,7 @@ def prepare(job: Wanted) -> Prepared:
     facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
     plan = make_plan(job.spec, facts)
     bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
-    notes = (*job.notes, *_notes(job, plan), *notes_of(job))
+    notes = (*job.notes, *_notes(job, plan), *_estimates(job))
     problem, is_sure = _problem(job, facts, plan.strategy, source, may_run=may_run)
     if problem and not is_sure:
         notes += (f"{problem.message}; {problem.hint}",)
@@ -167,6 +165,15 @@ def _notes(job: Resolved, plan: Plan) -> Iterator[str]:
     for name in plan.pass_env:
         if name not in os.environ:
             yield f"{name} is to be passed on (--pass-env) but is not set here"
+
+
+def _estimates(job: Resolved) -> tuple[str, ...]:
+    """Return what `plan` objects to; () if the configuration names no model."""
+    if not job.spec.names_model:
+        return ()
+    from clusterrun.advice.question import notes_of  # slow to import
+
+    return notes_of(job)
 
 
 def _unfed_hang_watch(job: Resolved) -> Iterator[str]:

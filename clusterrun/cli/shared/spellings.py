@@ -199,6 +199,8 @@ def _own_options(words: Sequence[str], command: click.Command) -> Iterator[int]:
 def refuse_other_program(words: Sequence[str], verb: str) -> None:
     """Refuse a launcher, or a file that is not Python, as the script. Raises UsageError."""
     first = words[0]
+    if first.endswith(".py"):
+        return
     name = os.path.basename(first)
     if _is_program(name) and ("/" in first or not os.path.isfile(first)):
         raise UsageError(

@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from clusterrun.advice.question import configured_batch
 from clusterrun.backends.environment import SbatchVariable, sbatch_variables
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import end_object
-from clusterrun.config.spec import Cluster
+from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import UsageError
+from clusterrun.estimates import steps
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
@@ -167,10 +167,19 @@ def submission_object(
         "nodes": record.nodes,
         "procs_per_node": record.procs_per_node,
         "gpus_per_node": record.gpus_per_node,
-        "effective_batch": configured_batch(prepared.resolved.spec, prepared.plan.data_parallel),
+        "effective_batch": _batch(prepared.resolved.spec, prepared.plan.data_parallel),
         "warnings": warnings,
         **end_object(None),
     }
+
+
+def _batch(spec: JobSpec, ranks: int) -> int | None:
+    """Return the samples of a step over `ranks` data-parallel ranks; None if nothing sets them."""
+    if spec.micro_batch is None:
+        return spec.effective_batch
+    return spec.effective_batch or steps.effective_batch(
+        spec.micro_batch, spec.accumulation or 1, ranks
+    )
 
 
 def changes_object(changes: Sequence[Change]) -> list[dict[str, str | None]]:
