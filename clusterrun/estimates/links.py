@@ -9,7 +9,8 @@ from clusterrun.config.spec import Network
 from clusterrun.estimates.gpus import Gpu
 
 # Assumed shares of the nominal speed in one direction. Published bus bandwidths of nccl-tests are
-# close: 230 to 250 GB/s on 8 A100 (of 300), 35 to 45 on 8 H100-PCIe (of 63). See docs/plan.md.
+# close: 230 to 250 GB/s on 8 A100 (of 300), 35 to 45 on 8 H100-PCIe (of 63). See
+# docs/plan-accuracy.md.
 NVLINK_REACHED: Final = 0.8
 PCIE_REACHED: Final = 0.5
 FABRIC_REACHED: Final = 0.9
