@@ -96,7 +96,7 @@ class SchedulerUnreachableError(ClusterrunError):
 
 
 class WorldContractError(ClusterrunError):
-    """The ranks did not become the one world that the job asked for."""
+    """The ranks did not form the world that the job requested."""
 
     code = "world_broken"
 

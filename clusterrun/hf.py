@@ -125,7 +125,7 @@ def _refuse_batch_of_checkpoint(args: Any, state: Any, loader: Any) -> None:
     used = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if args.train_batch_size != used == state.train_batch_size and not args.auto_find_batch_size:
         raise ClusterrunError(
-            f"this transformers resumes with the checkpoint's batch size, {used}, instead of "
+            f"this version of transformers resumes with the checkpoint's batch size, {used}, not "
             f"{args.train_batch_size}: use a newer version, or keep {used}"
         )
 

@@ -375,7 +375,7 @@ def test_an_unknown_job_names_the_newest_runs(runs: RunsDir, text: str) -> None:
     with pytest.raises(JobNotFoundError) as unknown:
         record.resolve_job(text, [runs])
     assert unknown.value.exit_code == 4
-    assert unknown.value.hints == ("newest runs: 4711 (llama3)",)
+    assert unknown.value.hints == ("choose a run; the newest are: 4711 (llama3)",)
 
 
 def test_a_directory_of_the_name_of_a_run_does_not_hide_it(

@@ -370,7 +370,7 @@ def _samples(spec: JobSpec) -> int | None:
     if spec.tokens is None:
         return spec.samples
     if spec.samples is not None:
-        raise UsageError("--samples and --tokens exclude each other", hint="keep one of them")
+        raise UsageError("--samples and --tokens cannot be combined", hint="keep one of them")
     if spec.seq_len is None:
         raise UsageError("--tokens needs the length of a sample", hint="pass --seq-len")
     return max(1, int(spec.tokens / spec.seq_len))

@@ -19,7 +19,7 @@ from clusterrun.verbs import cancel
 from clusterrun.verbs.find import is_elsewhere
 
 DEFAULT: Final = "5m"
-LOOK_S: Final = 3.0  # by that time the agents have written what they know
+LOOK_S: Final = 3.0  # by then the agents have written their reports
 SAY_S: Final = 30.0
 
 
@@ -95,7 +95,7 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
         cancel.wait_until_left(asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=watch)
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
-        output.say(f"\nstopped waiting; {names} ends after the ranks have saved")
+        output.say(f"\nstopped waiting for {names}; the ranks still save and exit")
         raise
     return {
         before.record.job_id: _print_saved(before, asked_at)
@@ -138,7 +138,7 @@ class _Progress:
         if not found.unsaved or (job_id, found.unsaved) in self._warned:
             return
         self._warned.add((job_id, found.unsaved))
-        notes: tuple[str, ...] = (f"clusterrun cancel {job_id} ends it now",)
+        notes: tuple[str, ...] = (f"to end it now, run: clusterrun cancel {job_id}",)
         if found.is_unheard:
             wait = f"otherwise the job ends after {clock(self._unheard_s)} (--timeout)"
             notes = (wait, *notes)
@@ -167,8 +167,8 @@ def _confirm(active: list[JobStatus], *, yes: bool) -> None:
     what = f"{count(len(active), 'job')} on {count(nodes, 'node')}"
     if not output.is_interactive():
         raise UsageError(
-            f"cancelling {what} needs a confirmation, and this is not a terminal",
-            hint="pass -y to cancel without one",
+            f"cancelling {what} needs confirmation, but this is not a terminal",
+            hint="pass -y to cancel without confirmation",
         )
     names = ", ".join(f"{status.record.job_id} ({status.record.name})" for status in active)
     output.say(f"  jobs       {names}")

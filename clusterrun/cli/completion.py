@@ -12,7 +12,7 @@ from clusterrun.cli.shared import complete, output
 @click.argument("shell", type=click.Choice(complete.SHELLS))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print completion for a shell.
+    """Print a completion script for a shell.
 
     To install it, add one line to the shell's start file and open a new shell:
 

@@ -74,7 +74,7 @@ def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) ->
 
 
 def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
-    """Choose the rows that were asked for; by default all that have a value.
+    """Choose the requested rows; by default all that have a value.
 
     Raises UsageError for an unknown key.
     """

@@ -31,7 +31,7 @@ from clusterrun.shared.durations import format_minutes
 
 DAY_MINUTES: Final = 24 * 60
 LOOKED_AT: Final = 200  # files, and directories
-LISTED: Final = 2000  # names in each directory: one of data may hold millions
+LISTED: Final = 2000  # names in each directory: a data directory may contain millions
 READ_BYTES: Final = 256 * 1024  # of each
 NAMED: Final = 5  # others, in a comment
 
@@ -139,7 +139,7 @@ def _score(path: Path) -> int:
 
 def _script(found: Sequence[str]) -> dict[str, Known]:
     if not found:
-        return {"script": Known(None, "no training script was found here; name yours")}
+        return {"script": Known(None, "no training script was found here; set yours")}
     also = f"also found: {_names(found[1:])}" if found[1:] else ""
     return {"script": Known(yaml_text(found[0]), also)}
 
@@ -214,7 +214,7 @@ def _account(accounts: Sequence[str]) -> dict[str, Known]:
         return {"slurm.account": Known(yaml_text(names[0]))}
     if not names:
         return {}
-    return {"slurm.account": Known(None, f"yours: {_names(names)}; Slurm charges the default one")}
+    return {"slurm.account": Known(None, f"your accounts: {_names(names)}; the default is charged")}
 
 
 def _gpus(row: PartitionRow, alike: Sequence[PartitionRow]) -> dict[str, Known]:
@@ -226,6 +226,6 @@ def _gpus(row: PartitionRow, alike: Sequence[PartitionRow]) -> dict[str, Known]:
     found = {"slurm.gpus_per_node": Known(str(number), "one rank per GPU; all GPUs of a node")}
     if kind:
         also = f"; also: {_names(others)}" if others else ""
-        found["slurm.gpu_type"] = Known(yaml_text(kind), f"asks for gpu:{kind}:{number}{also}")
+        found["slurm.gpu_type"] = Known(yaml_text(kind), f"requests gpu:{kind}:{number}{also}")
     cpus = row.cpus.rstrip("+")
     return {**found, "slurm.cpus_per_task": Known(cpus, "all CPUs of a node")}

@@ -29,7 +29,7 @@ slurm:
   #time: 1-00:00:00               # days-hours:minutes:seconds
   #nodes: 2
   #gpus_per_node: 4               # one rank per GPU
-  #gpu_type: a100                 # asks for gpu:a100:4
+  #gpu_type: a100                 # requests gpu:a100:4
   #cpus_per_task: 32              # per node
   #mem: 200G                      # per node
   #constraint: a100
@@ -40,7 +40,7 @@ launch:
   #nproc_per_node: 2              # ranks per node, if not one per GPU
   #device: auto                   # cuda, cpu or auto
   #strategy: ddp                  # none, ddp, fsdp, zero1, zero2, zero3, zero2-offload, ...
-  #mixed_precision: auto          # no, fp16, bf16 or auto: what the GPUs can do
+  #mixed_precision: auto          # no, fp16, bf16 or auto: the best that the GPUs support
   #timeout: 30m                   # of the process group
   #setup: ["modules: cuda/12.4", "conda: llm"]    # also "venv: DIR", "uv: DIR" or a line of bash
   #python: python3                # on the nodes; default: that of conda, venv or uv, else this one

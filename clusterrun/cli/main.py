@@ -33,18 +33,18 @@ clusterrun logs -f                                    follow the newest run"""
 EXIT_CODES: Final = """\
 0    done, or the answer is yes
 1    the operation failed (sbatch refused the job, a directory is not writable)
-2    the command or the configuration is wrong; nothing was started
+2    the command line or the configuration is invalid; nothing was started
 3    done, and the answer is no (status --exit-status of a job that did not complete)
 4    no such job or run
 5    Slurm did not answer; jobs in the queue are not affected
 130  interrupted by Ctrl-C
-141  the reader of a pipe closed it
+141  the reader closed the pipe
 
-submit --wait exits with the status of the job: that of the rank that failed first, or
-128 + N if signal N killed it, or
+submit --wait exits with the status of the job: that of the first rank that failed,
+128 + N if signal N killed that rank, or
 120  the ranks did not form one world
-121  the nodes did not reach each other
-122  a node is not fit to train
+121  the nodes could not reach each other
+122  a node is unfit for training
 123  a node was lost
 124  the job was cancelled or hit its time limit
 125  the ranks saved a checkpoint and exited; the run continues later
@@ -52,7 +52,7 @@ submit --wait exits with the status of the job: that of the rank that failed fir
 
 
 class Verb(NamedTuple):
-    """One command: the module that holds it as `command`, its heading and its summary."""
+    """One command: the module that defines it as `command`, its heading and its summary."""
 
     module: str
     heading: str
@@ -61,7 +61,7 @@ class Verb(NamedTuple):
 
 VERBS: Final[dict[str, Verb]] = {
     "plan": Verb("clusterrun.cli.plan", "Run", "Estimate memory, time and cost before you queue."),
-    "scaling": Verb("clusterrun.cli.scaling", "Run", "Measure how a script scales over nodes."),
+    "scaling": Verb("clusterrun.cli.scaling", "Run", "Measure how a script scales across nodes."),
     "submit": Verb("clusterrun.cli.submit", "Run", "Submit a training script to N nodes."),
     "render": Verb("clusterrun.cli.render", "Run", "Print the batch script that submit sends."),
     "resume": Verb("clusterrun.cli.resume", "Run", "Continue a run that has ended."),
@@ -72,13 +72,15 @@ VERBS: Final[dict[str, Verb]] = {
     "logs": Verb("clusterrun.cli.logs.command", "Watch", "Print the output of the ranks."),
     "init": Verb("clusterrun.cli.init", "Set up", "Write a starter clusterrun.yaml."),
     "config": Verb("clusterrun.cli.config", "Set up", "Show and check the configuration."),
-    "completion": Verb("clusterrun.cli.completion", "Set up", "Print completion for a shell."),
+    "completion": Verb(
+        "clusterrun.cli.completion", "Set up", "Print a completion script for a shell."
+    ),
     "help": Verb("clusterrun.cli.main", "Set up", "Explain a command or the exit codes."),
 }
 
 
 class LazyGroup(click.Group):
-    """The verbs of the table, each imported when it is used; help reads the table alone."""
+    """The verbs of the table, each imported when it is used; help reads only the table."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List every verb."""
@@ -146,7 +148,7 @@ def _debug(_: click.Command) -> Callable[[Any], Any]:
 
 def _quiet(command: click.Command) -> Callable[[Any], Any]:
     letter = "-Q" if "-q" in _options_of(command) else "-q"  # sbatch: -q is --qos, -Q is --quiet
-    return _session_option(letter, "--quiet", is_flag=True, help="print no notes")
+    return _session_option(letter, "--quiet", is_flag=True, help="suppress notes")
 
 
 def _verbose(_: click.Command) -> Callable[[Any], Any]:
@@ -300,18 +302,18 @@ def _invoke(args: list[str], session: output.Session) -> int:
 def _complete(instruction: str) -> int:
     from click.shell_completion import shell_complete
 
-    from clusterrun.cli.shared import complete  # noqa: F401 - adds to what click's shells can do
+    from clusterrun.cli.shared import complete  # noqa: F401 - extends click's shells
 
     try:
         return shell_complete(group, {}, "clusterrun", "_CLUSTERRUN_COMPLETE", instruction)
-    except (ClusterrunError, OSError):  # the line that is being typed is no place for an error
+    except (ClusterrunError, OSError):  # an error would spoil the line being typed
         return Exit.FAILED
 
 
 def _read_session(args: list[str], session: output.Session) -> None:
     """Find our own output options in a line that could not be parsed."""
     for word, following in zip(args, [*args[1:], ""], strict=True):
-        if word == "--" or word.endswith(".py"):  # what follows is the script's
+        if word == "--" or word.endswith(".py"):  # the rest belongs to the script
             return
         name, _, value = word.partition("=")
         if word == "--json":

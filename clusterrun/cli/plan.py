@@ -89,8 +89,8 @@ def command(
     """Estimate memory, time and cost before you queue.
 
     Describe the training with options or in the section `training:` of clusterrun.yaml. Options
-    of submit are also accepted. Exits with 0 if the training fits, perhaps tightly, and with 3 if
-    it does not.
+    of submit are also accepted. Exit with 0 if the training fits, even tightly, and with 3 if it
+    does not.
 
     \b
     clusterrun plan --model qwen3-8b --seq-len 4096 -N 4 --gpus-per-node 8 --gpu h100-80g
@@ -100,11 +100,11 @@ def command(
     output.expect_json(as_json)
     if sum((recommends, what is not None, job_id is not None)) > 1:
         raise UsageError(
-            "--recommend, --what-if and --compare exclude each other", hint="pass one of them"
+            "--recommend, --what-if and --compare cannot be combined", hint="pass one of them"
         )
     if traces and (recommends or job_id is not None):
         raise UsageError(
-            "--trace and --recommend or --compare exclude each other",
+            "--trace cannot be combined with --recommend or --compare",
             hint="trace the setup that --recommend prints",
         )
     if job_id is not None:
@@ -135,7 +135,7 @@ def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
         job = dataclasses.replace(job, flags={**job.flags, "script": Given(value=job_file)})
     elif job_file is not None:
         if job.config_file is not None:
-            raise UsageError("JOBFILE and --config exclude each other", hint="keep one of them")
+            raise UsageError("JOBFILE and --config cannot be combined", hint="keep one of them")
         job = dataclasses.replace(job, config_file=job_file)
     return job.load()
 
@@ -164,7 +164,7 @@ def _traced(
                 seen[neighbour.setup] = traced(neighbour, config).traced
             found.append(dataclasses.replace(neighbour, traced=seen[neighbour.setup]))
         except UsageError as error:
-            output.note(f"a neighbour is left out: {error.message}")
+            output.note(f"a variant is left out: {error.message}")
     return question, found
 
 
@@ -180,5 +180,5 @@ def _recommend(question: Question, *, as_json: bool) -> int:
         return Exit.NO
     answer = estimate(dataclasses.replace(question, setup=choices[0].setup))
     if answer.never_ends:
-        output.warn("the first exceeds the time limit and saves nothing; pass --save-every")
+        output.warn("the fastest setup exceeds the time limit and saves nothing; pass --save-every")
     return Exit.NO if answer.never_ends else Exit.OK

@@ -62,24 +62,24 @@ def compare(job: str | None, *, as_json: bool) -> None:
     rows = [_cells(pair) for pair in pairs if pair.measured is not None]
     output.answer_table(("WHAT", "ESTIMATED", "MEASURED", "RATIO"), rows)
     if answer.time is None and found.step_s is not None:
-        output.note(f"no time of a step is estimated: {unknown_speed(answer.question)}")
+        output.note(f"the step time is not estimated: {unknown_speed(answer.question)}")
     if found.step_s is not None:
         output.note(f"pass --step-time {found.step_s:.4g}s to plan with the measured time")
     if (speedup := answer.speedup) is not None and speedup.measured_at:
         when = speedup.measured_at[:10]
         base = count(speedup.base, "rank")
-        output.note(f"the speed-up is over {base}, measured by clusterrun scaling on {when}")
+        output.note(f"the speed-up is relative to {base}, measured by clusterrun scaling on {when}")
 
 
 def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
     step_s = answer.time.step.mid_s if answer.time else None
     one_bytes = checkpoint_bytes(answer.question.setup)
     return [
-        Pair("time of a step", "s", step_s, found.step_s),
+        Pair("step time", "s", step_s, found.step_s),
         Pair("steps", "", answer.steps.total, found.steps),
-        Pair("allocated on a GPU", "GiB", _allocated(answer), found.gpu_bytes),
-        Pair("memory of a host", "GiB", answer.host_memory.total_bytes, found.host_bytes),
-        Pair("a checkpoint", "B", one_bytes, found.checkpoint_bytes),
+        Pair("allocated per GPU", "GiB", _allocated(answer), found.gpu_bytes),
+        Pair("host memory", "GiB", answer.host_memory.total_bytes, found.host_bytes),
+        Pair("checkpoint", "B", one_bytes, found.checkpoint_bytes),
     ]
 
 

@@ -53,7 +53,7 @@ def show(
     for text in answer.notes:
         output.note(text)
     basis = "formulas and a traced forward pass" if answer.question.traced else "formulas"
-    output.note(f"an estimate from {basis}; after a run: clusterrun plan --compare JOB")
+    output.note(f"estimated from {basis}; to compare with a run: clusterrun plan --compare JOB")
 
 
 def _verdict(answer: Estimate, alternatives: Sequence[Choice]) -> Iterator[str]:
@@ -129,7 +129,9 @@ def _batch(answer: Estimate) -> Iterator[str]:
         yield _row("steps", line)
     if answer.steps.total and setup.world > 1:
         length = schedule_steps(answer.steps.total, setup.world)
-        yield _row("", f"accelerate steps a scheduler once per process: give it {length:,}")
+        yield _row(
+            "", f"accelerate steps a scheduler once per process: set its length to {length:,}"
+        )
     if answer.rates is not None:
         rates, base = answer.rates, f"{question.lr:.3g} at batch {question.base_batch}"
         chosen = {LrRule.LINEAR: "linear", LrRule.SQRT: "sqrt"}.get(question.lr_rule, "none")
@@ -242,7 +244,7 @@ def _disk(answer: Estimate) -> Iterator[str]:
     free = f" of {gigabytes(need.capacity_bytes)} free" if need.capacity_bytes else ""
     verdict = f"   {_painted(need.verdict)}" if need.verdict is not None else ""
     if question.save_every and need.verdict is None:
-        verdict = "   not judged here: the job writes elsewhere"
+        verdict = "   not checked: the job writes elsewhere"
     yield _row("disk", f"{gigabytes(one)} per checkpoint, {sums}{free}{verdict}")
 
 
@@ -330,7 +332,7 @@ def show_choices(choices: Sequence[Choice], question: Question) -> None:
         "to train with the first: clusterrun submit --plan, with these facts in clusterrun.yaml"
     )
     if question.host_bytes is None:
-        output.note("the memory of a node is unknown: offload is tight at best; pass --host-mem")
+        output.note("the memory of a node is unknown, so offload is at best tight; pass --host-mem")
     if question.gpu is not None:
         output.note(assumption(question.links(question.gpu)))
 
@@ -353,12 +355,12 @@ def _choice_cells(choice: Choice, best_s: float, question: Question) -> tuple[st
 def nothing_fits(least: Choice, question: Question) -> str:
     """Return the warning that nothing fits, with the setup that needs the least of a GPU."""
     gpu, host = question.gpu_bytes, question.host_bytes
-    of_gpu = f" of {gib(gpu)}" if gpu else ""
-    of_host = f" of {gib(host)}" if host else ""
+    of_gpu = f" (of {gib(gpu)})" if gpu else ""
+    of_host = f" (of {gib(host)})" if host else ""
     less = "use more nodes" if least.setup.lora else "use more nodes, or train adapters (--lora)"
     return (
-        f"nothing fits: {as_options(least.setup)} needs {gib(least.gpu_bytes)} GiB of a "
-        f"GPU{of_gpu} and {gib(least.host_bytes)} GiB of a node{of_host}; {less}"
+        f"nothing fits: {as_options(least.setup)} needs {gib(least.gpu_bytes)} GiB per "
+        f"GPU{of_gpu} and {gib(least.host_bytes)} GiB per node{of_host}; {less}"
     )
 
 

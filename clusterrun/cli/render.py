@@ -125,7 +125,7 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise UsageError(f"the directory '{directory}' is not empty", hint="name a new one")
+            raise UsageError(f"the directory '{directory}' is not empty", hint="choose a new one")
         for name, text in prepared.bundle.files.items():
             written.append(directory / name)
             is_script = written[-1].suffix in (".sh", ".sbatch")
@@ -137,7 +137,7 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
         if made and directory.is_dir():
             directory.rmdir()
         raise ClusterrunError(
-            f"cannot write into '{directory}'", cause=str(error), hint="name another directory"
+            f"cannot write into '{directory}'", cause=str(error), hint="choose another directory"
         ) from error
-    output.detail("wrote", f"{len(written)} files into {directory}")
+    output.detail("wrote", f"{len(written)} files to {directory}")
     output.detail("submit", shlex.join(["sbatch", str(directory / "job.sbatch")]))

@@ -66,7 +66,7 @@ def command(
     )
     warnings = submission.print_notes(prepared)
     if exclude_bad and not changed.excluded:
-        output.note("no node of that run is known to be bad; none is excluded")
+        output.note("no bad nodes are known for that run; none are excluded")
     submission.print_changes(changed.changes)
     submission.print_plan(prepared.plan)
     if dry_run:

@@ -97,7 +97,7 @@ def command(
         return
     warnings = submission.print_notes(plan.prepared)
     if exclude_bad and not plan.changed.excluded:
-        output.note("no node of this run is known to be bad; none is excluded")
+        output.note("no bad nodes are known for this run; none are excluded")
     _print_steps(plan)
     if dry_run:
         output.note("--dry-run: nothing was submitted")
@@ -131,7 +131,7 @@ def _advice(plan: Resumption) -> str:
 
 
 def _print_steps(plan: Resumption) -> None:
-    output.detail("ended", f"{plan.record.job_id}  {_failure(plan)}")
+    output.detail("ended", f"job {plan.record.job_id}: {_failure(plan)}")
     output.detail("from", _from(plan))
     for text in plan.start.passed_over:
         output.detail("", text)
@@ -163,7 +163,7 @@ def _batch(plan: Resumption) -> str:
     if found is None or not isinstance(old, int):
         return ""
     if any(row.key in DECIDE_BATCH for row in plan.changed.changes):
-        return f"{old} in the checkpoint; your changes may set another"
+        return f"{old} in the checkpoint; your changes may alter it"
     ranks = plan.prepared.plan.world_size  # the same share of them is data-parallel
     if ranks == found.world_size or not found.world_size:
         return f"{old} -> {old} (unchanged)"

@@ -51,10 +51,10 @@ NO_STEPS = (
     "-N",
     "--nodes",
     metavar="N,N,...",
-    help="run on these numbers of nodes, as 1,2,4",
+    help="run on each of these numbers of nodes, e.g. 1,2,4",
 )
 @click.option(
-    "--fixed-batch", is_flag=True, help="keep the samples per step the same on all numbers of nodes"
+    "--fixed-batch", is_flag=True, help="assume the same samples per step on every number of nodes"
 )
 @click.option("--collect", is_flag=True, help="submit nothing and report the newest runs")
 @json_option
@@ -70,17 +70,17 @@ def command(
     as_json: bool,
     yes: bool,
 ) -> None:
-    """Measure how a script scales over nodes.
+    """Measure how a script scales across nodes.
 
-    Submits one short run, named NAME-scaling, for each number of nodes. The script should run for
-    at least half a minute and must report its steps (clusterrun.runtime.step; a Trainer does so
-    without a change); the first fifth of the reports is discarded. On Slurm all runs are queued at
-    once, so they must not write to one directory; on this machine they run one after another.
+    Submit one short run, named NAME-scaling, for each number of nodes. The script should run for
+    at least half a minute and must report its steps with clusterrun.runtime.step; a Trainer needs
+    no change. The first fifth of the reports is discarded. On Slurm all runs are queued together
+    and must not write to the same directory; on this machine they run one after another.
 
     Speed-up compares samples per second with the smallest world; efficiency is its share of the
     ideal. Communication is the share lost to communication and to waiting for the slowest rank.
-    Assumes that each rank keeps its batch; pass --fixed-batch if the script divides one batch
-    among the ranks.
+    The samples per rank are assumed to stay the same; pass --fixed-batch if the script divides a
+    fixed batch among the ranks.
 
     clusterrun plan uses the result. Ctrl-C leaves the jobs running; --collect reports them later.
 
@@ -113,7 +113,7 @@ def _announce(worlds: Sequence[Prepared], *, yes: bool) -> None:
 
 
 def _measured(worlds: Sequence[Prepared]) -> list[Result]:
-    """Run each world and wait for all; Ctrl-C leaves what was submitted."""
+    """Run each world and wait for all; Ctrl-C leaves submitted jobs running."""
     runs = started(worlds, argv=("clusterrun", *sys.argv[1:]), submitted=_say_submitted)
     return _waited(worlds, runs)
 
@@ -160,9 +160,11 @@ def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) 
     if any(_is_silent(result) for result in results):
         output.say(f"  hint: {NO_STEPS}")
     if scaling is not None:
-        batch = "all ranks share a batch" if scaling.is_fixed_batch else "each rank keeps its batch"
+        batch = (
+            "ranks share a fixed batch" if scaling.is_fixed_batch else "each rank keeps its batch"
+        )
         base = count(scaling.points[0].ranks, "rank")
-        output.note(f"speed-up is over {base}; {batch}; communication is 1 - efficiency")
+        output.note(f"speed-up is relative to {base}; {batch}; communication is 1 - efficiency")
 
 
 def _cells(result: Result, scaling: Scaling | None) -> tuple[str, ...]:
@@ -193,7 +195,7 @@ def _why(result: Result) -> str:
     if _is_silent(result):
         return f"{job} reported no steps"
     if result.measured is not None:
-        return f"{job} was too short to measure; train longer, for example with more --max-steps"
+        return f"{job} was too short to measure; train longer, e.g. with more --max-steps"
     failure = failure_text(ended.failure) if ended.failure else ended.reason
     return ": ".join(filter(None, (f"{job} is {ended.state.value}", failure)))
 

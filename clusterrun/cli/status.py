@@ -103,7 +103,7 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
         yield from zip(chain(("failed",), repeat("")), failure_lines(job.failure), strict=False)
     yield from _attempts(job.attempts, is_over=job.state.is_terminal)
     if record.chained_job_ids and not job.state.is_terminal:
-        yield "chain", f"{', '.join(record.chained_job_ids)} continue the run after it"
+        yield "chain", f"continues as {', '.join(record.chained_job_ids)}"
     yield "run dir", record.run_dir
     name = record.job_id or record.run_dir
     yield "logs", f"clusterrun logs {name}"
@@ -117,7 +117,7 @@ def _checkpoint(job: JobStatus) -> str:
         return job.checkpoint
     for attempt in reversed(job.attempts):
         if attempt.outcome and attempt.outcome.checkpoint is not None:
-            return f"step {attempt.outcome.checkpoint}, of attempt {attempt.number} or earlier"
+            return f"step {attempt.outcome.checkpoint} (attempt {attempt.number} or earlier)"
     return ""
 
 
@@ -159,7 +159,7 @@ def _why_no_world(job: JobStatus) -> str:
         return f": {job.unjoined.text(job.record.world_size)}"
     if job.record.world_size == 1 or job.attempt == 0 or job.state is JobState.PENDING:
         return ""  # nothing to join, or no rank that could
-    return ", not joined yet" if job.state is JobState.RUNNING else ", joined no process group"
+    return ", not joined yet" if job.state is JobState.RUNNING else ", never joined a process group"
 
 
 def _progress(job: JobStatus) -> str:

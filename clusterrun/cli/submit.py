@@ -33,7 +33,7 @@ from clusterrun.verbs.submit import submit_prepared
 @job_options()
 @follow_option
 @wait_option
-@submission_option("--plan", "plans", is_flag=True, help="use the setup that plan chooses")
+@submission_option("--plan", "plans", is_flag=True, help="train with the setup that plan chooses")
 @submission_option(
     "--dry-run", is_flag=True, help="print and check the batch script without submitting it"
 )
@@ -44,7 +44,7 @@ from clusterrun.verbs.submit import submit_prepared
     "--chain",
     metavar="N",
     type=click.IntRange(min=1),
-    help="queue N jobs, each of which continues the run after the one before",
+    help="queue N jobs that continue the run one after another",
 )
 @yes_option
 @keep_sbatch_env_option
@@ -69,7 +69,7 @@ def command(
     """Submit a training script to N nodes.
 
     Put options before SCRIPT; all words after it go to the script. With -m, write -- before the
-    arguments of the module. Without SCRIPT, submit runs the script that clusterrun.yaml names.
+    arguments of the module. Without SCRIPT, submit the script set in clusterrun.yaml.
 
     \b
     clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1e-4
@@ -88,7 +88,7 @@ def command(
             if test_only:
                 raise
             output.warn(f"Slurm has not checked the script: {describe(error)}")
-            answer = "bash finds no mistake"
+            answer = "bash finds no errors"
         _show_unsent(prepared, answer, test_only=test_only, as_json=as_json)
         return
     submission.confirm_size(prepared.plan, yes=yes)
@@ -126,7 +126,7 @@ def _prepare_planned(job: JobOptions) -> Prepared:
     if prepared.plan.device is not Device.CUDA:
         raise UsageError(
             f"--plan chooses a setup for GPUs, but the ranks run on {prepared.plan.device.value}",
-            hint="leave out --plan",
+            hint="drop --plan",
         )
     return prepared
 

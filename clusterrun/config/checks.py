@@ -91,7 +91,7 @@ def _dependency(label: str, value: str) -> None:
     for part in re.split("[,?]", value):
         found = _DEPENDENCY.match(part.strip())
         if found is None or (found[1] and found[1].lower() not in _WAIT_FOR):
-            raise UsageError(f"{label}: '{part}' is not a job to wait for", hint=_how_to_wait(part))
+            raise UsageError(f"{label}: '{part}' is not a dependency", hint=_how_to_wait(part))
 
 
 def _how_to_wait(part: str) -> str:
@@ -105,13 +105,13 @@ def _how_to_wait(part: str) -> str:
 def _run_name(label: str, value: str) -> None:
     if "/" in value or value in RESERVED_NAMES:
         raise UsageError(
-            f"{label} {value!r} cannot name a directory of runs",
+            f"{label} {value!r} cannot be the name of a run directory",
             hint="leave out slashes; '.', '..' and 'by-job' are reserved",
         )
     if len(value.encode(errors="surrogateescape")) > 200:
         raise UsageError(
             f"{label} is longer than 200 bytes",
-            hint="shorten it; a directory gets this name",
+            hint="shorten it: a directory gets this name",
         )
 
 

@@ -290,9 +290,7 @@ class _Reader:
         if not isinstance(node, ScalarNode):
             raise self.wrong(node, f"{what or 'this'} must be a single value", "write one value")
         if node.tag not in _TEXT_TAGS:
-            raise self.wrong(
-                node, f"a value of type {node.tag} cannot be used", "leave out the tag"
-            )
+            raise self.wrong(node, f"a value of type {node.tag} cannot be used", "remove the tag")
         if node.tag == _NULL and not node.value:
             raise self.wrong(node, f"{what} has no value", "write '' for an empty text")
         return str(node.value)
@@ -314,7 +312,7 @@ class _Reader:
         return Origin(text=text, where=self.at(at or key), is_of_user=self.file.is_of_user)
 
 
-# Phrases of PyYAML's errors, and how to correct the file; the first match counts.
+# Phrases of PyYAML's errors, and how to correct the file; the first match is used.
 _WAYS_OUT: Final = (
     ("'\\t'", "indent with spaces"),
     ("flow sequence", "close the list that begins in line {line} with ]"),

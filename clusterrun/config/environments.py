@@ -55,7 +55,7 @@ def read_step(text: str) -> SetupStep:
     kind, value = found[1], found[2].strip()
     names = tuple(value.split()) if kind == "modules" else (value,)
     if not value or any(name.startswith("-") for name in names):
-        raise UsageError(f"setup: '{text}' names no environment", hint=_HINT)
+        raise UsageError(f"setup: '{text}' has no environment name", hint=_HINT)
     if kind == "uv":
         return SetupStep(text=text, tool=Tool.VENV, names=(posixpath.join(value, ".venv"),))
     return SetupStep(text=text, tool=Tool(kind), names=names)
@@ -78,7 +78,7 @@ def setup_line(kind: str, names: Sequence[str]) -> str:
     if not _NAMED.match(text):
         _refuse_misspelling(text)
     if not _NAMED.match(text) or any(_CONTROL.search(name) for name in names):
-        raise UsageError(f"setup: '{kind}' names no environment", hint=_HINT)
+        raise UsageError(f"setup: '{kind}' has no environment name", hint=_HINT)
     if kind != "modules" and len(names) != 1:
         raise UsageError(f"setup: {kind} takes one value", hint=_HINT)
     return read_step(text).text

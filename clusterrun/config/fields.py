@@ -176,9 +176,9 @@ def _check_number(field: Field, label: str, value: Any) -> None:
         raise UsageError(f"{label} must be a number above 0, not {value}", hint=_LEFT_OUT)
     if least is not None and not least <= value <= most:
         bound = f"at least {least}" if value < least else f"at most {most}"
-        upper = f"{least} to {most}" if most < math.inf else f"{least} or more"
+        valid = f"{least} or more" if value < least else f"{most} or less"
         raise UsageError(
-            f"{label} must be {bound}, not {value}", hint=f"give {upper}, or leave it out"
+            f"{label} must be {bound}, not {value}", hint=f"write {valid}, or leave it out"
         )
 
 
@@ -207,7 +207,7 @@ def _refuse_control(label: str, value: str) -> None:
     if _CONTROL.search(value):
         raise UsageError(
             f"{label} contains a newline or control character: {value!r}",
-            hint="remove it; a directive of Slurm is one line",
+            hint="remove it: a Slurm directive is one line",
         )
 
 

@@ -39,7 +39,7 @@ def load_spec(
 ) -> Resolved:
     """Resolve the command line, the environment and the configuration files.
 
-    `flags` maps field names of JobSpec to what was given (texts, or `Given` with the option's
+    `flags` maps field names of JobSpec to values (texts, or `Given` with the option's
     spelling); `overrides` are texts like `slurm.nodes=2`. The order, highest first: options,
     overrides, CLUSTERRUN_* variables, the chosen profile, plain values; the last two
     from `config_file`, the project's, the user's and the site's file in that order.

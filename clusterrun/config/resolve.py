@@ -29,7 +29,7 @@ _NUMBERS: Final = (
     "vocab",
 )
 _OF_A_MODEL: Final = ("lora", "load_in_4bit", "step_time_s")  # true of that model only
-# What a setting replaces in lower layers: other forms of the same fact, and what depends on it. One
+# What a setting replaces in lower layers: other forms of the same fact, and dependent facts. One
 # layer may set both.
 _DISPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{"script": ("module", "args"), "module": ("script", "args")},
@@ -150,7 +150,7 @@ def displace(layers: list[Layer]) -> tuple[list[Layer], list[tuple[Setting, Sett
 def _refuse_two_entries(layer: Layer) -> None:
     named = [s for s in layer if s.field.name in ("script", "module")]
     if len({setting.field.name for setting in named}) == 2:
-        error = UsageError("script and module exclude each other", hint="keep one of them")
+        error = UsageError("script and module cannot be combined", hint="keep one of them")
         raise located(error, named[-1].origin.where)
 
 

@@ -42,7 +42,7 @@ class Row:
 class Resolved:
     """A JobSpec with the origins of its values.
 
-    `origins` holds every key of FIELDS, and `env.NAME` for each name of a mapping. `project_dir`
+    `origins` contains every key of FIELDS, and `env.NAME` for each name of a mapping. `project_dir`
     is the directory of the project's clusterrun.yaml, or else `cwd`. `files`: those that were
     read, highest first. `notes` are warnings for the user.
     """
@@ -109,7 +109,7 @@ def _by_section() -> Mapping[str, Sequence[Field]]:
 
 
 def _plain_value(field: Field, value: Any) -> Plain:
-    """Return a value for JSON: times as text, lists and numbers as such."""
+    """Return a value for JSON: times as text, lists and numbers unchanged."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if value is None or field.kind in _BARE:

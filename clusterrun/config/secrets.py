@@ -27,7 +27,7 @@ _ASSIGNMENT: Final = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?[^\s\"'$`;&|]
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a variable of this name usually holds a secret.
+    """Return whether a variable of this name usually contains a secret.
 
     >>> [is_secret_name(name) for name in ("HF_TOKEN", "WANDB_API_KEY", "PGPASSWORD")]
     [True, True, True]
@@ -59,7 +59,7 @@ def is_secret_value(text: str) -> bool:
 
 
 def secret_argument(word: str) -> str:
-    """Return the name of an argument that holds a secret, without its value; else "".
+    """Return the name of an argument that contains a secret, without its value; else "".
 
     >>> [secret_argument(word) for word in ("--api-key=x", "+wandb.api_key=x", "hf_" + 20 * "a")]
     ['--api-key', '+wandb.api_key', 'hf_...']

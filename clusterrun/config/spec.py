@@ -1,4 +1,4 @@
-"""What the user asks for: one frozen record that declares each field once.
+"""The settings of a job: one frozen record that declares each field once.
 
 The YAML loader, the environment reader and the command line read the metadata of the fields
 (`FIELDS`).
@@ -98,7 +98,7 @@ class Network(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec(Training):
-    """What the user asks for; a value of None is not set.
+    """The settings of a job; None means not set.
 
     Raises UsageError on construction for an invalid value.
     """
@@ -154,7 +154,7 @@ class JobSpec(Training):
         "slurm.gpus_per_node",
         Kind.NUMBER,
         "--gpus-per-node",
-        "request this many GPUs on each node, one rank each; a100:4 names the type",
+        "request this many GPUs on each node, one rank each; a100:4 also sets the type",
         common=True,
         estimated=True,
     )
@@ -169,7 +169,7 @@ class JobSpec(Training):
         "slurm.gpu_request",
         Kind.ENUM,
         "--gpu-request",
-        "request GPUs with this option of sbatch  [default: gpus-per-node]",
+        "request GPUs with this sbatch option  [default: gpus-per-node]",
         default=GpuRequest.GPUS_PER_NODE,
     )
     cpus_per_task: int | None = declared(
@@ -213,7 +213,7 @@ class JobSpec(Training):
         "slurm.exclusive",
         Kind.FLAG,
         "--exclusive",
-        "share the nodes with no other job",
+        "do not share the nodes with other jobs",
         default=False,
     )
     time_minutes: int | None = declared(
@@ -271,7 +271,7 @@ class JobSpec(Training):
         "slurm.deadline",
         Kind.TEXT,
         "--deadline",
-        "drop the job if it cannot end by this time, e.g. 2026-08-01T06:00",
+        "remove the job if it cannot end by this time, e.g. 2026-08-01T06:00",
     )
     hold: bool = declared(
         "slurm.hold", Kind.FLAG, "-H --hold", "submit the job in held state", default=False
@@ -382,7 +382,7 @@ class JobSpec(Training):
         "launch.sequence_parallel",
         Kind.COUNT,
         "--sequence-parallel",
-        "split each sample over this many ranks as Ulysses does (zero2, zero3)",
+        "split each sample over this many ranks with Ulysses (zero2, zero3)",
         estimated=True,
     )
     data_parallel_shard: int | None = declared(
@@ -453,7 +453,7 @@ class JobSpec(Training):
         "launch.max_restarts",
         Kind.NUMBER,
         "--max-restarts",
-        "restart at most this often  [default: while each attempt saves a new checkpoint]",
+        "restart at most this many times  [default: while each attempt saves a new checkpoint]",
     )
     on_interrupt: OnInterrupt | None = declared(
         "launch.on_interrupt",
@@ -467,7 +467,7 @@ class JobSpec(Training):
         "launch.hang_timeout",
         Kind.DURATION,
         "--hang-timeout",
-        "restart when no step ends for this long and ten times the usual step; 0 "
+        "restart when no step ends for this long, or for ten usual steps if longer; 0 "
         "disables it  [default: 15m]",
         default=900,
     )
@@ -524,20 +524,20 @@ class JobSpec(Training):
         metavar="LOW-HIGH",
     )
     network_env: Mapping[str, str] = declared(
-        "network.env", Kind.MAPPING, "", "set these further NCCL or fabric variables", default=()
+        "network.env", Kind.MAPPING, "", "set additional NCCL or fabric variables", default=()
     )
     log_spool_bytes: int = declared(
         "logs.spool",
         Kind.BYTES,
         "",
-        "buffer up to this much log per node while the run directory is not writable",
+        "buffer this much output per node while the run directory is not writable",
         default=1 << 30,
     )
     log_lines_per_s: int | None = declared(
         "logs.max_lines_per_s",
         Kind.COUNT,
         "",
-        "keep up to this many lines per second and rank  [default: all; above 64 nodes 2000]",
+        "keep up to this many lines per rank and second  [default: all; 2000 above 64 nodes]",
     )
     log_line_bytes: int | None = declared(
         "logs.max_line", Kind.BYTES, "", "keep up to this many bytes of each line  [default: all]"

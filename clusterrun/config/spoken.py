@@ -54,7 +54,7 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
         if name.startswith(sections) and name not in BY_ENV:
             near = nearest(name, BY_ENV)
             hint = f"; use {near}" if near else ""
-            yield f"{name} is set in your shell but names no setting and is ignored{hint}"
+            yield f"{name} is set in your shell but is not a setting, so it is ignored{hint}"
 
 
 def override_settings(overrides: Sequence[str], anchor: Anchor) -> Iterator[Setting]:

@@ -32,7 +32,7 @@ class LrRule(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Facts of the training; a value of None is not set."""
+    """Facts of the training; None means not set."""
 
     model: str | None = declared(
         "training.model",
@@ -52,7 +52,7 @@ class Training:
         "training.active_params",
         Kind.REAL,
         "--active-params",
-        "set the parameters active per token, for a mixture of experts",
+        "set the number of parameters active per token (mixture of experts)",
     )
     hidden: int | None = declared("training.hidden", Kind.COUNT, "--hidden", "set the hidden size")
     layers: int | None = declared(
@@ -70,41 +70,41 @@ class Training:
         "training.samples",
         Kind.COUNT,
         "--samples",
-        "set the samples in the data set, e.g. 1.2M",
+        "set the number of samples in the dataset, e.g. 1.2M",
         common=True,
     )
     tokens: float | None = declared(
         "training.tokens",
         Kind.REAL,
         "--tokens",
-        "set the tokens in the data set, instead of --samples",
+        "set the number of tokens in the dataset, instead of --samples",
     )
     seq_len: int | None = declared(
         "training.seq_len",
         Kind.COUNT,
         "--seq-len",
-        "set the tokens per sample, e.g. 4096 (4k is 4000)",
+        "set the number of tokens per sample, e.g. 4096 (4k is 4000)",
         common=True,
     )
     micro_batch: int | None = declared(
         "training.micro_batch",
         Kind.COUNT,
         "--micro-batch",
-        "set the samples per rank and forward pass",
+        "set the number of samples per rank and forward pass",
         common=True,
     )
     accumulation: int | None = declared(
         "training.accumulation",
         Kind.COUNT,
         "--accumulation --accum",
-        "accumulate gradients over this many passes  [default: 1, or what --effective-batch needs]",
+        "accumulate gradients over this many passes  [default: 1, or set by --effective-batch]",
         common=True,
     )
     effective_batch: int | None = declared(
         "training.effective_batch",
         Kind.COUNT,
         "--effective-batch",
-        "set the samples per optimizer step, over all ranks",
+        "set the number of samples per optimizer step, over all ranks",
         common=True,
     )
     epochs: float | None = declared(
@@ -152,7 +152,7 @@ class Training:
         "training.base_batch",
         Kind.COUNT,
         "--base-batch",
-        "set the effective batch that --lr is for",
+        "set the effective batch that --lr was chosen for",
     )
     lr_rule: LrRule | None = declared(
         "training.lr_rule",
@@ -189,14 +189,14 @@ class Training:
         "training.intra_node_bandwidth",
         Kind.REAL,
         "--intra-node-bandwidth",
-        "set the bandwidth between GPUs of a node (busbw of nccl-tests)  [default: the card's]",
+        "set the bandwidth between GPUs of a node (busbw of nccl-tests)  [default: by GPU]",
         metavar="GB/s",
     )
     inter_node_bandwidth: float | None = declared(
         "training.inter_node_bandwidth",
         Kind.REAL,
         "--inter-node-bandwidth",
-        "set the bandwidth of all network cards of a node, 400 for 8 x 400 Gb/s  "
+        "set the bandwidth of all network cards of a node, e.g. 400 for 8 x 400 Gb/s  "
         "[default: by GPU and --network]",
         metavar="GB/s",
     )
@@ -204,7 +204,7 @@ class Training:
         "training.mfu",
         Kind.REAL,
         "--mfu",
-        "set the share of peak FLOPS that a full GPU reaches  [default: 0.4]",
+        "set the share of peak FLOPS that a fully used GPU reaches  [default: 0.4]",
     )
     step_time_s: float | None = declared(
         "training.step_time",

@@ -134,7 +134,7 @@ def _integer(field: Field, text: str, label: str) -> int:
     if field.name == "nodes" and re.match(r"[0-9]+[-:][0-9]+\Z", text):
         raise UsageError(
             f"{label} must be one number, not '{text}'",
-            hint="give one number of nodes; a training has a fixed size",
+            hint="write one number; a run has a fixed number of nodes",
         )
     if field.name == "nproc_per_node" and text in ("auto", "gpu", "cpu"):  # torchrun's words
         raise UsageError(

@@ -71,7 +71,7 @@ def cpus_per_task(spec: JobSpec, world: World) -> int:
     """
     if spec.cpus_per_gpu:
         if spec.cpus_per_task:
-            raise UsageError("--cpus-per-task and --cpus-per-gpu exclude each other")
+            raise UsageError("--cpus-per-task and --cpus-per-gpu cannot be combined")
         if not spec.gpus_per_node:
             raise UsageError("--cpus-per-gpu needs GPUs", hint="pass --gpus-per-node")
         return spec.cpus_per_gpu * spec.gpus_per_node
@@ -87,7 +87,7 @@ def _memory(spec: JobSpec) -> list[Directive]:
     lines = [Directive(name=name, value=value) for name, value in asked.items() if value]
     if len(lines) > 1:
         given = " and ".join(f"--{line.name}" for line in lines)
-        raise UsageError(f"{given} exclude each other", hint="keep one of them")
+        raise UsageError(f"{given} cannot be combined", hint="keep one of them")
     if spec.mem_per_gpu and not spec.gpus_per_node:
         raise UsageError("--mem-per-gpu needs GPUs", hint="pass --gpus-per-node")
     return lines

@@ -12,7 +12,7 @@ TRACEBACK, EXCEPTION, ERROR = "traceback", "exception", "error"
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """A kind of error line: `pattern` decides, once a block holds one of `literals`.
+    """A kind of error line: `pattern` decides, once a block contains one of `literals`.
 
     Literals match letters only, in upper or lower case (see `may_hold_errors`).
     """

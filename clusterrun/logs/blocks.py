@@ -48,7 +48,7 @@ class LineHeads(dict[bytes, "Head | None"]):
             return None
         rank, stream, partial = who_wrote(match)
         head = (self._takes(rank, stream), rank, stream, partial)
-        if len(self) < MAX_SPEAKERS:  # a damaged file may hold any number
+        if len(self) < MAX_SPEAKERS:  # a damaged file may contain any number
             self[key] = head
         return head
 
@@ -58,9 +58,9 @@ def parse_log(
 ) -> tuple[list[LogLine], bytes]:
     """Return the wanted lines of `data` and the last stamp.
 
-    `data` holds whole lines and begins at `offset`; `near` is the stamp before it. A line whose
+    `data` contains whole lines and begins at `offset`; `near` is the stamp before it. A line whose
     stamp runs backwards gets the time of the line before it. So does a line without a head (a torn
-    write, a hole), which counts as the launcher's.
+    write, a hole), which is attributed to the launcher.
     """
     lines: list[LogLine] = []
     add, new = lines.append, tuple.__new__
@@ -100,7 +100,7 @@ class Sieve:
             self.near = b"%016d" % (found.st_mtime_ns // 1000)
 
     def skips(self, data: bytes, offset: int) -> bool:
-        """Return whether these whole lines hold nothing wanted; if so, move past them."""
+        """Return whether these whole lines contain nothing wanted; if so, move past them."""
         if self._errors is not None:
             is_empty = not self._errors.may_be_in(data) and not holds_any(data, self._errors.others)
         else:
@@ -117,7 +117,7 @@ class Sieve:
             self.place = offset + len(data)
 
     def pick(self, data: bytes, offset: int) -> list[LogLine]:
-        """Return the wanted lines of `data`, which holds whole lines and begins at `offset`.
+        """Return the wanted lines of `data`, which contains whole lines and begins at `offset`.
 
         Set `near` to the last stamp and `place` to the next line's place in its node's log.
         """

@@ -176,7 +176,7 @@ class OpenFiles:
 def find_line_end(path: Path, start: int, end: int) -> int:
     """Return where the last whole line between two offsets ends; `start` if there is none.
 
-    A stretch that is too long for a line counts as whole, so that a reader makes progress.
+    A stretch that is too long for a line is treated as whole, so that a reader makes progress.
     """
     position = end
     while position > start:

@@ -148,7 +148,7 @@ class _Attempt:
         return INTERVAL_S if len(self._places) < MANY_FILES else INTERVAL_OF_MANY_S
 
     def news(self, *, last: bool) -> Iterator[Entry]:
-        """Yield what was written since the last poll, in order; the last poll holds no lines."""
+        """Yield what was written since the last poll, in order; the last holds back no lines."""
         stretches, news = self.look(last=last)
         yield from news
         lines = merge_sources(stretches)

@@ -193,7 +193,7 @@ class _Reader:
             self._files.close(self._source.file.path)
 
     def _text_bytes(self, data: bytes, picked: list[LogLine]) -> int:
-        """Return the estimated bytes of a line's text; a side file may hold only its beginning."""
+        """Return the estimated bytes of a line's text; a side file may have only its beginning."""
         if self._source.file.kind is FileKind.ERRORS:
             return sum(len(line.text) for line in picked) // len(picked)
         return len(data) // (data.count(b"\n") + 1)

@@ -79,12 +79,12 @@ _REPEATS = tuple(
 
 
 def holds_any(data: bytes, literals: Literals) -> bool:
-    """Return whether the bytes hold one of the literals; True if there are none."""
+    """Return whether the bytes contain one of the literals; True if there are none."""
     return not literals or any(literal in data for literal in literals)
 
 
 def find_stretches(data: bytes, literals: tuple[bytes, ...]) -> list[tuple[int, int]]:
-    """Return the lines that hold a literal, each with the lines before it up to one with a head."""
+    """Return lines that contain a literal, each with the lines before it up to one with a head."""
     hits = [(literal, data.find(literal)) for literal in literals]
     found: list[tuple[int, int]] = []
     end = 0

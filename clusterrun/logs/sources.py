@@ -20,8 +20,8 @@ Takes = Callable[["int | None", Stream], bool]
 class Part(Enum):
     """Which lines of a file are read.
 
-    NOTES is what a side file holds: error lines, lines of launcher and agent, and records. ERRORS
-    is error lines and records only. In a log, both are found by classifying its lines.
+    NOTES are a side file's lines: error lines, lines of launcher and agent, and records. ERRORS
+    are error lines and records only. In a log, both are found by classifying its lines.
     """
 
     ALL = "all"
@@ -34,7 +34,7 @@ class Source:
     """A stretch of a file from the beginning of a line, and which of its lines are wanted.
 
     `takes` decides by rank and stream; `wants` decides on the remaining lines. If `literals` is not
-    empty, each wanted line holds one of them.
+    empty, each wanted line contains one of them.
     """
 
     file: LogFile
@@ -52,7 +52,7 @@ def sources_of(
     """Choose what to read of some files, up to their current ends.
 
     A side file can replace its node's log. `ends` includes the logs' end records; `live` includes
-    files that hold nothing wanted yet. Raises ClusterrunError for a file that can't be read.
+    files without wanted lines yet. Raises ClusterrunError for a file that can't be read.
     """
     chosen = []
     files = list(files)

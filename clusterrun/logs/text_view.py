@@ -35,7 +35,7 @@ def node_colour(node: str) -> int:
 
 
 def source_name(line: LogLine) -> str:
-    """Return who wrote a line: `node:rank`, or the node alone for launcher and agent."""
+    """Return who wrote a line: `node:rank`, or only the node for launcher and agent."""
     node = _printable(line.node)
     return node if line.rank is None else f"{node}:{line.rank}"
 

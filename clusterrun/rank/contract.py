@@ -1,4 +1,4 @@
-"""The world contract: check in each rank that the training has the world the job asked for.
+"""The world contract: check in each rank that the training has the world that the job requested.
 
 Check when the rank starts, when it joins a process group, when an optimizer first steps, and when
 the rank ends. Import hooks patch `torch.distributed` and `accelerate.state`; a script that does not
@@ -104,8 +104,8 @@ class Contract:
             return  # one process needs no launcher variables
         if "WORLD_SIZE" not in env:
             self.break_off(
-                f"this process is a world of 1, but the job asked for {self.expected}",
-                cause="the launcher set no WORLD_SIZE: it started this process alone",
+                f"this process is a world of 1, but the job requested {self.expected}",
+                cause="the launcher did not set WORLD_SIZE: it started only this process",
             )
         # This node first: if its number is right, the fault is on another node.
         self._check_count(env, "LOCAL_WORLD_SIZE", self.local, "on this node", "world")
@@ -120,7 +120,7 @@ class Contract:
         value = env.get(name, "")
         if value != str(expected):
             self.break_off(
-                f"the launcher made {value or 0} ranks {where}, but the job asked for {expected}",
+                f"the launcher made {value or 0} ranks {where}, but the job requested {expected}",
                 cause=f"{name} is {value or 'not set'} on {_node(env)}",
                 kind=kind,
             )
@@ -133,7 +133,7 @@ class Contract:
             self.check_size(size, "torch.distributed")
             self.note(Joining.JOINED)
         elif self.is_mine:
-            message = f"this rank trains alone, but the job asked for a world of {self.expected}"
+            message = f"this rank trains alone, but the job requested a world of {self.expected}"
             cause = "an optimizer stepped before the rank joined a process group"
             self.break_off(message, cause=cause, hint=JOIN)
         else:
@@ -141,8 +141,8 @@ class Contract:
 
     def break_off_child(self) -> None:
         """End the rank because a process that it started trains separately."""
-        apart = f"apart from the job's world of {self.expected}"
-        cause = "the script starts ranks itself, but clusterrun already runs it once for each rank"
+        apart = f"separately from the job's world of {self.expected}"
+        cause = "the script starts ranks itself, but clusterrun already runs it once per rank"
         message = f"this rank started a process that trains {apart}"
         self.break_off(message, cause=cause, hint=DO_NOT_SPAWN)
 
@@ -157,7 +157,7 @@ class Contract:
     def check_size(self, size: int, what: str, cause: str | None = None, *, hint: str = "") -> None:
         """Check the size of a world against the job."""
         if size != self.expected and self.expected:
-            message = f"{what} has a world of {size}, but the job asked for {self.expected}"
+            message = f"{what} has a world of {size}, but the job requested {self.expected}"
             self.break_off(message, cause=cause, hint=hint)
 
     def patches(self) -> dict[str, Patch]:
@@ -218,7 +218,7 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
 
 
 class _Call:
-    """A call of init_process_group: the rank and world size that it asks for."""
+    """A call of init_process_group: the rank and world size that it requests."""
 
     def __init__(self, original: Any, args: Any, kwargs: Any) -> None:
         self._given: Mapping[str, Any] = {}

@@ -1,6 +1,6 @@
-"""Check that the engine that was asked for trains: DDP, FSDP or DeepSpeed.
+"""Check that the requested engine trains: DDP, FSDP or DeepSpeed.
 
-The launch asks for one (CLUSTERRUN_ENGINE), and so may the script, with a plugin or a variable of
+The launch requests one (CLUSTERRUN_ENGINE); so may the script, with a plugin or a variable of
 accelerate. On a CPU accelerate ignores DeepSpeed and FSDP and silently trains with DDP, and a
 script under any launch may wrap nothing. A script may always do more than plain DDP.
 """
@@ -69,13 +69,13 @@ class _World(Protocol):
 
 
 class EngineWatch:
-    """The engines that were asked for, and those that were made in this rank."""
+    """The requested engines, and those made in this rank."""
 
     def __init__(self, world: _World, env: Mapping[str, str], first_step: FirstStep) -> None:
         self._world, self._first_step = world, first_step
         named = env.get("CLUSTERRUN_ENGINE", "")
         self._launched = Engine(named) if named in {engine.value for engine in Engine} else None
-        self._awaited: dict[Engine, str] = {}  # with the one who asked
+        self._awaited: dict[Engine, str] = {}  # with the requester
         self._promised: set[Engine] = set()  # accelerate makes them in `prepare`
         self._made: set[Engine] = set()
         if self._launched is not None:
@@ -103,7 +103,7 @@ class EngineWatch:
             if Engine.DDP in self._made:
                 self._break_off(engine, who, Engine.DDP)
             # No optimizer has stepped: an evaluation, or a training that was already complete.
-            say(f"{who} asked for {_SPOKEN[engine]}, but the script ended without it")
+            say(f"{who} requested {_SPOKEN[engine]}, but the script ended without it")
 
     def _await(self, engine: Engine, who: str) -> None:
         # Sharding over a world of one shards nothing.
@@ -136,7 +136,7 @@ class EngineWatch:
 
     def _break_off(self, asked: Engine, who: str, runs: Engine) -> None:
         cause, hint = _why(asked, runs, who)
-        message = f"{who} asked for {_SPOKEN[asked]}, but {_SPOKEN[runs]} would train instead"
+        message = f"{who} requested {_SPOKEN[asked]}, but {_SPOKEN[runs]} would train instead"
         self._world.break_off(message, cause=cause, hint=hint, kind="engine")
 
     def _watch_class(self, name: str, engine: Engine, module: ModuleType) -> None:
@@ -174,7 +174,7 @@ class EngineWatch:
     def _wish(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Engine, str] | None:
-        """Return the engine that a call of Accelerator() asks for, and who asks for it."""
+        """Return the engine that a call of Accelerator() requests, and who requests it."""
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -211,7 +211,7 @@ class EngineWatch:
                 return original(made)
             except ValueError:
                 message = "both the script and the launch have a DeepSpeed JSON"
-                hint = "replace --strategy with --deepspeed-config FILE, and name the script's JSON"
+                hint = "replace --strategy with --deepspeed-config FILE, the script's JSON"
                 self._world.break_off(message, hint=hint, kind="engine")
                 raise
 
@@ -257,7 +257,7 @@ def _used(accelerator: Any) -> Engine | None:
 def _why(asked: Engine, runs: Engine, who: str) -> tuple[str | None, str]:
     """Return the usual cause and a hint."""
     if runs.is_sharding:
-        return None, "ask for one of them: remove --strategy, or the script's plugin or variable"
+        return None, "request only one: remove --strategy, or the script's plugin or variable"
     if asked is Engine.FSDP and is_forced_to_cpu():
         hint = "use --strategy zero2, which also shards on a CPU, and remove FSDP from the script"
         return "accelerate shards with FSDP on GPUs only", hint

@@ -52,7 +52,7 @@ class _Losses:
         return write
 
     def _finish(self, data: Any, written: int | None) -> int | None:
-        """Write the rest after a short write; count as lost what the disk refuses."""
+        """Write the rest after a short write; count refused bytes as lost."""
         if written is None:
             return None  # only the script can make it non-blocking
         rest = memoryview(data).cast("B")

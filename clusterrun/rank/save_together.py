@@ -292,7 +292,7 @@ def broadcast(value: _Part) -> _Part:
 def gathered_parts(part: Callable[[], _Part]) -> tuple[list[_Part], str]:
     """Call `part` on this rank; on all ranks return the parts of all, and the first error.
 
-    If one rank raised alone, the others would wait.
+    If only one rank raised, the others would wait.
     """
     done, problem = [], ""
     try:

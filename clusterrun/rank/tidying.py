@@ -21,7 +21,7 @@ class Tidying:
         self._thread: threading.Thread | None = None
 
     def start(self, up_to: int) -> None:
-        """Start removing what is older than the newest complete checkpoints up to a step."""
+        """Start removing checkpoints older than the newest complete ones up to a step."""
         if self._thread is None:
             atexit.register(self.wait, LEAVING_S)
         arguments = (self._thread, up_to)

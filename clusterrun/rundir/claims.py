@@ -39,7 +39,7 @@ def claim(paths: RunPaths, attempt: int, node: str = "") -> bool:
 
 
 def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
-    """Return who else continues the run after an attempt, as a sentence; "" if nobody does."""
+    """Describe which other process continues the run after an attempt; "" if none."""
     if not attempt:
         return ""
     if node := _text(paths.followed(attempt)):

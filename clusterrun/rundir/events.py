@@ -138,7 +138,7 @@ def _ends(path: Path, attempt: int) -> tuple[bytes, bytes]:
 def _start(file: BinaryIO, size: int, attempt: int) -> int:
     """Return an offset at or before the first line of an attempt, found by bisection.
 
-    A file holds the attempts in order. Stop at a small rest: a scan is as quick.
+    A file contains the attempts in order. Stop at a small rest: a scan is as quick.
     """
     low, high = 0, size
     while attempt > 1 and high - low > LAST_BYTES:

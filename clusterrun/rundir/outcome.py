@@ -23,7 +23,7 @@ SCHEMA = "clusterrun.outcome/1"
 class Next(str, Enum):
     """What follows an attempt."""
 
-    RELAUNCH = "relaunch"  # at once, in the same allocation
+    RELAUNCH = "relaunch"  # immediately, in the same allocation
     REQUEUE = "requeue"  # the same job, from the queue
     SUCCESSOR = "successor"  # another job of the same run
     STOP = "stop"

@@ -209,7 +209,7 @@ class RunPaths:
 
 @dataclass(frozen=True, kw_only=True)
 class RunsDir:
-    """The directory that holds all runs of a project."""
+    """The directory of all runs of a project."""
 
     root: Path
 

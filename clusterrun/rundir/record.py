@@ -221,7 +221,7 @@ def read(paths: RunPaths) -> JobRecord:
         return _from_data(data, paths)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterrunError(
-            f"cannot read {paths.record}", cause=str(error), hint="name a run of this version"
+            f"cannot read {paths.record}", cause=str(error), hint="choose a run of this version"
         ) from error
 
 
@@ -352,7 +352,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} jobs have the id {text}, but none in {runs_dirs[0].root}",
-            hint=tuple(f"name one by its run directory: {record.run_dir}" for record in found[:5]),
+            hint=tuple(f"choose one by its directory: {record.run_dir}" for record in found[:5]),
         )
     return found[0] if found else None
 
@@ -408,7 +408,7 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
     others = f" or in {count(len(runs_dirs) - 1, 'other project')}" if len(runs_dirs) > 1 else ""
     return JobNotFoundError(
         f"{message} in {runs_dirs[0].root if runs_dirs else 'any known directory'}{others}",
-        hint=f"newest runs: {known}"
+        hint=f"choose a run; the newest are: {known}"
         if known
         else "run it in the directory you submitted from, or name the run by its path",
     )

@@ -18,7 +18,7 @@ def read_request(path: Path) -> Reason | None:
 
 
 def write_request(path: Path, reason: Reason) -> None:
-    """Request an interruption; the first request counts, but END replaces any other."""
+    """Request an interruption; the first request is kept, but END replaces any other."""
     write = files.write_whole if reason is Reason.END else files.create
     with contextlib.suppress(OSError):  # FileExistsError: another request was first
         write(path, f"{reason.value}\n")

@@ -57,7 +57,7 @@ def test_each_attempt_has_a_line_with_what_it_lost(here: CommandLine) -> None:
         "lost 40 steps (about 00:00:40); relaunch: a rank died and progress was made"
     )
     assert second == "2  node[17,19]"
-    assert lines(said.out, "checkpoint") == ["step 100, of attempt 1 or earlier"]
+    assert lines(said.out, "checkpoint") == ["step 100 (attempt 1 or earlier)"]
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "TIMEOUT", "COMPLETED"])
@@ -76,7 +76,7 @@ def test_a_chain_is_told_while_it_goes_on(here: CommandLine) -> None:
     data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712", "4713"]}
     (root / "job.json").write_text(json.dumps(data))
     queue(here, running())
-    assert lines(here("status", "4711").out, "chain") == ["4712, 4713 continue the run after it"]
+    assert lines(here("status", "4711").out, "chain") == ["continues as 4712, 4713"]
 
 
 def test_the_attempts_stand_in_json_too(here: CommandLine) -> None:

@@ -199,7 +199,7 @@ def test_unknown_key_has_its_place_and_the_nearest(here: CommandLine) -> None:
 
 def test_a_count_that_cannot_be_has_a_hint(here: CommandLine) -> None:
     assert refused(here, *LOCAL, "--nodes", "0", "train.py") == (
-        "error: --nodes must be at least 1, not 0\n  hint: give 1 to 65533, or leave it out\n"
+        "error: --nodes must be at least 1, not 0\n  hint: write 1 or more, or leave it out\n"
     )
 
 
@@ -208,7 +208,7 @@ def test_a_count_that_cannot_be_has_a_hint(here: CommandLine) -> None:
 def test_control_characters_in_names(here: CommandLine, option: str, text: str) -> None:
     assert refused(here, *LOCAL, option, text, "train.py") == (
         f"error: {option} contains a newline or control character: {text!r}\n"
-        "  hint: remove it; a directive of Slurm is one line\n"
+        "  hint: remove it: a Slurm directive is one line\n"
     )
 
 
@@ -319,7 +319,8 @@ def test_unknown_job_names_the_newest_runs(here: CommandLine) -> None:
     said = here("status", "47111")
     assert said.code == 4
     assert said.err == (
-        f"error: no job or run '47111' in {here.path}/runs\n  hint: newest runs: 4711 (llama)\n"
+        f"error: no job or run '47111' in {here.path}/runs\n"
+        "  hint: choose a run; the newest are: 4711 (llama)\n"
     )
 
 
@@ -390,8 +391,8 @@ def test_several_jobs_are_not_cancelled_without_a_yes(here: CommandLine) -> None
     said = here("cancel", "4711", "4712")
     assert (said.code, said.out) == (2, "")
     assert said.err == (
-        "error: cancelling 2 jobs on 2 nodes needs a confirmation, and this is not a terminal\n"
-        "  hint: pass -y to cancel without one\n"
+        "error: cancelling 2 jobs on 2 nodes needs confirmation, but this is not a terminal\n"
+        "  hint: pass -y to cancel without confirmation\n"
     )
     assert here.asked("scancel") == []
     assert here("cancel", "-y", "4711", "4712").code == 0
@@ -409,7 +410,7 @@ def test_many_nodes_need_a_yes_where_nobody_can_be_asked(here: CommandLine) -> N
     here.slurm()
     err = refused(here, "-N", "65", "train.py")
     assert err[err.index("error:") :] == (
-        "error: a job on more than 64 nodes needs a confirmation, and this is not a terminal\n"
+        "error: a job on more than 64 nodes needs confirmation, but this is not a terminal\n"
         "  hint: pass -y to submit to 65 nodes\n"
     )
     assert here.asked("sbatch") == []
@@ -422,7 +423,7 @@ def test_render_into_a_directory_that_is_not_empty(here: CommandLine) -> None:
     before = here.files()
     said = here("render", *LOCAL, "-O", "out", "train.py")
     assert (said.code, said.out) == (2, "")
-    assert said.err.endswith("error: the directory 'out' is not empty\n  hint: name a new one\n")
+    assert said.err.endswith("error: the directory 'out' is not empty\n  hint: choose a new one\n")
     assert here.files() == before
 
 

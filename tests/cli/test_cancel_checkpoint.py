@@ -124,7 +124,7 @@ def test_what_keeps_the_ranks_from_saving_is_told_once(
     events(root, {"type": "interrupted", "reason": "cancel", "heard": False})
     said = here("cancel", "--checkpoint", "--timeout", "3s", "4711").err
     wait = "  note: otherwise the job ends after 00:00:03 (--timeout)\n"
-    assert said.count(f"{UNHEARD}\n{wait}  note: clusterrun cancel 4711 ends it now\n") == 1
+    assert said.count(f"{UNHEARD}\n{wait}  note: to end it now, run: clusterrun cancel 4711\n") == 1
     assert said.count("still waiting for 4711") > 1
 
 
@@ -229,7 +229,7 @@ def test_ctrl_c_stops_the_waiting_alone(here: CommandLine) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60 * PATIENCE)
     assert (process.returncode, out) == (130, "")
-    assert "stopped waiting; 4711 ends after the ranks have saved\n" in err
+    assert "stopped waiting for 4711; the ranks still save and exit\n" in err
     assert here.asked("scancel") == ["--signal=USR2", "4711"]
 
 

@@ -124,7 +124,7 @@ def test_on_a_cluster_partition_gpus_time_and_account_are_slurms(here: CommandLi
     assert "also: cpu (no GPUs), debug (gpu:a100:4(S:0-1)), big (gpu:h100:8" in text
     assert "'gpu' allows 2-00:00:00" in text
     assert "# of 36 in 'gpu'" in text
-    assert "# asks for gpu:a100:4; also: v100" in text
+    assert "# requests gpu:a100:4; also: v100" in text
     assert len([word for word in here.asked("sinfo") if word.startswith("--format")]) == 1
     assert here.asked("sacctmgr").count("show") == 1
 
@@ -142,7 +142,7 @@ def test_only_partitions_of_the_users_accounts_are_chosen(here: CommandLine) -> 
     found = written(here)
     assert (found["slurm.partition"], found["slurm.time"]) == ("big", 720)
     assert "slurm.account" not in found  # Slurm has a default, a guess could charge another
-    assert "# yours: vision, sound;" in (here.path / "clusterrun.yaml").read_text()
+    assert "# your accounts: vision, sound;" in (here.path / "clusterrun.yaml").read_text()
 
 
 def test_a_site_without_gpus_trains_on_cpus(here: CommandLine) -> None:

@@ -147,7 +147,7 @@ def test_status_of_a_failed_job_names_the_first_failure(here: CommandLine) -> No
     assert (
         "failed     rank 3 on node18: exit 1: RuntimeError: no such\n             tokenizer\n"
     ) in said.out
-    assert "world      2 nodes x 1 rank, joined no process group\n" in said.out
+    assert "world      2 nodes x 1 rank, never joined a process group\n" in said.out
     answer = json.loads(here("status", "4711", "--json").out)
     assert answer["verdict"] == {"node": "node18", "signal": None, **failure}
     assert answer["exit"] == {"code": 1, "signal": None}
@@ -202,7 +202,7 @@ def test_status_names_ranks_that_wait_for_others(here: CommandLine) -> None:
     ended(root, "CANCELLED", None)
     queue(here, "4711|CANCELLED||0:00|1:00:00|N/A|N/A|None")
     said = here("status", "4711")
-    assert "world      2 nodes x 1 rank, joined no process group\n" in said.out
+    assert "world      2 nodes x 1 rank, never joined a process group\n" in said.out
     assert "init_process_group" not in said.err
 
 

@@ -14,7 +14,7 @@ KEYS = [
     ("max_lines_per_s", "500", "log_lines_per_s", 500, 0),
     ("max_line", "4KiB", "log_line_bytes", 4096, 0),
 ]
-LEAST = "give 1 or more, or leave it out"
+LEAST = "write 1 or more, or leave it out"
 
 
 def planned(here: CommandLine, *args: str) -> dict[str, Any]:

@@ -652,7 +652,7 @@ def test_a_disk_is_judged_only_where_the_job_writes(
     asked = ("--params", "1M", "--save-every", "10", *argv)
     assert (told(here, *asked)["disk"]["verdict"] is not None) == is_judged
     said = here("plan", *asked).out
-    assert ("not judged here: the job writes elsewhere" in said) != is_judged
+    assert ("not checked: the job writes elsewhere" in said) != is_judged
 
 
 def test_a_login_node_judges_the_disk_of_its_cluster(here: CommandLine) -> None:

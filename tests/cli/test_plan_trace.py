@@ -53,7 +53,7 @@ def test_a_person_sees_what_was_traced(here: CommandLine) -> None:
     assert re.search(r"  activations .* [0-9.]+ s b h \(1.15 L \+ 0.35\), traced\n", said.out)
     assert re.search(r"  outside of blocks .* [0-9.]+ s b h, traced\n", said.out)
     assert re.search(r"  logits .* 16 s b V\n", said.out)
-    assert "an estimate from formulas and a traced forward pass" in said.err
+    assert "estimated from formulas and a traced forward pass" in said.err
 
 
 @pytest.mark.torch
@@ -104,7 +104,7 @@ def test_each_neighbour_is_traced_by_itself(here: CommandLine) -> None:
 def test_a_neighbour_that_the_model_does_not_allow_is_named(here: CommandLine) -> None:
     pytest.importorskip("transformers")
     said = _plan(here, LLAMA, *GPUS, "--what-if", "seq-len")
-    left_out = "a neighbour is left out: samples of 1,024 tokens are longer than the model's 512"
+    left_out = "a variant is left out: samples of 1,024 tokens are longer than the model's 512"
     assert left_out in said.err
 
 

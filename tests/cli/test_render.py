@@ -50,7 +50,7 @@ def test_a_new_or_empty_directory_gets_every_file(here: CommandLine, exists: boo
     assert (directory / "job.sbatch").read_text() == here("render", *SLURM, "train.py").out
     assert (directory / "job.sbatch").stat().st_mode & stat.S_IXUSR
     assert said.err.endswith(
-        f"  wrote      6 files into {directory}\n  submit     sbatch '{directory}/job.sbatch'\n"
+        f"  wrote      6 files to {directory}\n  submit     sbatch '{directory}/job.sbatch'\n"
     )
 
 
@@ -159,7 +159,7 @@ def test_without_accelerate_the_rest_of_the_environment_is_shown(
 def test_check_on_this_machine_asks_bash(here: CommandLine) -> None:
     said = here("render", "--cluster", "local", "--check", "train.py")
     assert said.code == 0
-    assert said.err.endswith("bash finds no mistake; Slurm was not asked\n")
+    assert said.err.endswith("bash finds no errors; Slurm was not asked\n")
 
 
 def test_check_needs_sbatch_for_a_script_that_is_for_slurm(here: CommandLine) -> None:

@@ -52,7 +52,7 @@ def test_resume_says_what_failed_and_submits_the_same_script(here: CommandLine) 
     said = here("resume", "4711")
     assert (said.code, said.out) == (0, "Submitted batch job 4714\n")
     assert said.err == (
-        "  ended      4711  rank 1 on node18: killed by SIGKILL at step 140\n"
+        "  ended      job 4711: rank 1 on node18: killed by SIGKILL at step 140\n"
         f"  from       {root}/checkpoints/step-00000100\n"
         "  batch      256 -> 256 (unchanged)\n"
         "  attempt    2\n"
@@ -292,7 +292,7 @@ def test_another_number_of_ranks_is_said_with_the_new_batch(here: CommandLine) -
 def test_new_arguments_may_change_the_batch_or_keep_it(here: CommandLine) -> None:
     failed(here)
     said = here("resume", "4711", "-N", "4", "--set", "args=[--batch-size, 4]", "--dry-run")
-    assert "  batch      256 in the checkpoint; your changes may set another\n" in said.err
+    assert "  batch      256 in the checkpoint; your changes may alter it\n" in said.err
 
 
 def test_shards_of_another_world_are_refused(here: CommandLine) -> None:
@@ -340,7 +340,7 @@ def test_without_evidence_no_node_is_left_out_and_that_is_said(here: CommandLine
     failed(here)
     said = here("resume", "4711", "--exclude-bad")
     assert said.code == 0
-    assert "note: no node of this run is known to be bad; none is excluded\n" in said.err
+    assert "note: no bad nodes are known for this run; none are excluded\n" in said.err
 
 
 def test_resume_in_json_is_one_object(here: CommandLine) -> None:

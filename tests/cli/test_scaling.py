@@ -69,7 +69,7 @@ def test_each_world_is_a_run_of_its_own_and_the_table_is_kept_for_plan(slurm: Co
         "4      8      0.6 s  1.667    2.00      50 %        50 %           103\n"
     )
     assert "Submitted batch job 102: 2 nodes x 2 ranks\n" in said.err
-    assert "note: speed-up is over 2 ranks; each rank keeps its batch" in said.err
+    assert "note: speed-up is relative to 2 ranks; each rank keeps its batch" in said.err
     kept = json.loads(result_file(slurm).read_text())
     assert kept["schema"] == "clusterrun.scaling/1"
     assert kept["script"] == str(slurm.path / "train.py")
@@ -91,7 +91,9 @@ def test_plan_compare_shows_the_gain_beside_the_run(slurm: CommandLine) -> None:
     assert compared["speed-up"]["measured"] == 2.0
     assert compared["efficiency"]["measured"] == 0.5
     said = slurm("plan", "--compare", "103")
-    assert "note: the speed-up is over 2 ranks, measured by clusterrun scaling on " in said.err
+    assert (
+        "note: the speed-up is relative to 2 ranks, measured by clusterrun scaling on " in said.err
+    )
 
 
 def test_a_fixed_batch_gains_by_steps(slurm: CommandLine) -> None:
@@ -211,7 +213,7 @@ def test_after_ctrl_c_the_sizes_that_were_not_started_are_named(
         (("--nodes", "1,2", "gone.py"), "the script 'gone.py' does not exist", "it is not in"),
         (
             ("--nodes", "1,65", "train.py"),
-            "a job on more than 64 nodes needs a confirmation",
+            "a job on more than 64 nodes needs confirmation",
             "pass -y",
         ),
     ],

@@ -212,8 +212,8 @@ def test_test_only_on_this_machine_has_nobody_to_ask(here: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--json", "--parsable"), "--json and --parsable exclude each other"),
-        (("--json", "--follow"), "--json and --follow exclude each other"),
+        (("--json", "--parsable"), "--json and --parsable cannot be combined"),
+        (("--json", "--follow"), "--json and --follow cannot be combined"),
         (("--parsable", "--dry-run"), "--dry-run submits no job"),
     ],
 )
@@ -363,7 +363,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone(
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30 * PATIENCE)
     assert (process.returncode, out) == (130, "Submitted batch job 4711\n")
-    told = "\njob 4711 keeps running\n  clusterrun cancel --checkpoint 4711 ends it\n"
+    told = "\njob 4711 keeps running\n  to end it, run: clusterrun cancel --checkpoint 4711\n"
     assert err.endswith(f"{told}{last}")
     assert here.asked("scancel") == []
 
@@ -375,7 +375,7 @@ def test_a_chain_is_one_run_of_jobs_that_wait_for_each_other(here: CommandLine) 
     here.slurm(COUNTING)
     said = here("submit", "-N2", "--chain", "3", "train.py")
     assert (said.code, said.out) == (0, "Submitted batch job 4711\n")
-    assert "  chain      4712, 4713 continue the run after it\n" in said.err
+    assert "  chain      continues as 4712, 4713\n" in said.err
     words = here.asked("sbatch")
     assert [w for w in words if w.startswith("--dependency")] == [
         "--dependency=afterany:4711",

@@ -22,8 +22,7 @@ WAIT = "write afterok:JOBID, or singleton"
 HOSTS = "write it as Slurm does: node[01-04,7]"
 NAME = "leave out slashes; '.', '..' and 'by-job' are reserved"
 PORTS = "give two ports between 1024 and 65535, e.g. 20000-29999"
-SLURM_MOST = "give 1 to 65533, or leave it out"
-COUNT = "give 1 or more, or leave it out"
+COUNT = "write 1 or more, or leave it out"
 
 # Field, text, message, hint. {} is the setting as its source names it; a message without it is
 # that of a text that has no value in Python.
@@ -50,30 +49,35 @@ BAD = [
         "{}: bad host list 'n[9-1]': range '9-1' runs backwards at position 3",
         HOSTS,
     ),
-    ("dependency", "foo", "{}: 'foo' is not a job to wait for", WAIT),
-    ("dependency", "afterok", "{}: 'afterok' is not a job to wait for", WAIT),
-    ("dependency", "aftrok:12", "{}: 'aftrok:12' is not a job to wait for", "write afterok:12"),
-    ("dependency", "afterok:1,x:2", "{}: 'x:2' is not a job to wait for", WAIT),
-    ("nodes", "0", "{} must be at least 1, not 0", SLURM_MOST),
-    ("nodes", "-2", "{} must be at least 1, not -2", SLURM_MOST),
-    ("nodes", "1000000", "{} must be at most 65533, not 1000000", SLURM_MOST),
+    ("dependency", "foo", "{}: 'foo' is not a dependency", WAIT),
+    ("dependency", "afterok", "{}: 'afterok' is not a dependency", WAIT),
+    ("dependency", "aftrok:12", "{}: 'aftrok:12' is not a dependency", "write afterok:12"),
+    ("dependency", "afterok:1,x:2", "{}: 'x:2' is not a dependency", WAIT),
+    ("nodes", "0", "{} must be at least 1, not 0", COUNT),
+    ("nodes", "-2", "{} must be at least 1, not -2", COUNT),
+    (
+        "nodes",
+        "1000000",
+        "{} must be at most 65533, not 1000000",
+        "write 65533 or less, or leave it out",
+    ),
     (
         "nproc_per_node",
         "100000000000",
         "{} must be at most 1024, not 100000000000",
-        "give 1 to 1024, or leave it out",
+        "write 1024 or less, or leave it out",
     ),
     *(
         (
             name,
             "2000000000",
             "{} must be at most 67105792, not 2000000000",
-            "give 1 to 67105792, or leave it out",
+            "write 67105792 or less, or leave it out",
         )
         for name in PARALLEL.values()
     ),
-    ("gpus_per_node", "-1", "{} must be at least 0, not -1", "give 0 to 1024, or leave it out"),
-    ("cpus_per_task", "0", "{} must be at least 1, not 0", SLURM_MOST),
+    ("gpus_per_node", "-1", "{} must be at least 0, not -1", "write 0 or more, or leave it out"),
+    ("cpus_per_task", "0", "{} must be at least 1, not 0", COUNT),
     ("layers", "0", "{} must be at least 1, not 0", COUNT),
     (
         "hang_timeout_s",
@@ -85,21 +89,21 @@ BAD = [
         "main_process_port",
         "65536",
         "{} must be at most 65535, not 65536",
-        "give 1 to 65535, or leave it out",
+        "write 65535 or less, or leave it out",
     ),
     ("port_range", "80-90", "{} 80-90 is not a range of ports", PORTS),
     ("port_range", "20000", "{} 20000 is not a range of ports", PORTS),
     ("port_range", "2000-1000", "{} 2000-1000 is not a range of ports", PORTS),
     ("port_range", "20000-70000", "{} 20000-70000 is not a range of ports", PORTS),
     ("port_range", "1-2-3", "{} 1-2-3 is not a range of ports", PORTS),
-    ("name", "a/b", "{} 'a/b' cannot name a directory of runs", NAME),
-    ("name", "..", "{} '..' cannot name a directory of runs", NAME),
-    ("name", "by-job", "{} 'by-job' cannot name a directory of runs", NAME),
+    ("name", "a/b", "{} 'a/b' cannot be the name of a run directory", NAME),
+    ("name", "..", "{} '..' cannot be the name of a run directory", NAME),
+    ("name", "by-job", "{} 'by-job' cannot be the name of a run directory", NAME),
     (
         "name",
         "n" * 201,
         "{} is longer than 200 bytes",
-        "shorten it; a directory gets this name",
+        "shorten it: a directory gets this name",
     ),
     (
         "setup",

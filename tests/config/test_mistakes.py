@@ -68,7 +68,7 @@ MISTAKES = [
         "slurm: {nodes: 2-4}",
         "slurm.nodes must be one number, not '2-4'",
         "1:16",
-        "give one number of nodes; a training has a fixed size",
+        "write one number; a run has a fixed number of nodes",
     ),
     (
         "slurm: {nodes: [1, 2]}",
@@ -137,7 +137,7 @@ MISTAKES = [
         'name: "a\\nb"',
         "name contains a newline or control character: 'a\\nb'",
         "1:7",
-        "remove it; a directive of Slurm is one line",
+        "remove it: a Slurm directive is one line",
     ),
     ('args: ["a\\0b"]', "args contains a NUL byte", "1:7", "remove it"),
     ("name: a\nname: b\n", "key 'name' is given twice", "2:1", "keep one; the first is in line 1"),

@@ -188,7 +188,7 @@ def test_an_empty_variable_says_nothing(workplace: Workplace) -> None:
 def test_a_misspelt_variable_is_warned_of(workplace: Workplace) -> None:
     workplace.environ["CLUSTERRUN_SLURM_PARTITON"] = "gpu"
     assert workplace.load().notes == (
-        "CLUSTERRUN_SLURM_PARTITON is set in your shell but names no setting and is ignored; "
+        "CLUSTERRUN_SLURM_PARTITON is set in your shell but is not a setting, so it is ignored; "
         "use CLUSTERRUN_SLURM_PARTITION",
     )
 
@@ -247,7 +247,7 @@ def test_a_script_on_the_command_line_does_not_get_the_files_arguments(
 
 def test_a_file_that_names_a_script_and_a_module_is_refused(workplace: Workplace) -> None:
     workplace.write_project("script: a.py\nmodule: pkg.train\n")
-    with pytest.raises(ConfigError, match="exclude each other") as caught:
+    with pytest.raises(ConfigError, match="cannot be combined") as caught:
         workplace.load()
     assert caught.value.where == "clusterrun.yaml:2:9"
 
@@ -360,7 +360,7 @@ def test_a_spec_made_in_python_is_held_against_the_same_rules(tmp_path: Path) ->
         (JobSpec(env={"HF_TOKEN": "x"}), "looks like a secret"),
         (JobSpec(clusters="a,b"), "names 2 clusters"),
         (JobSpec(strategy="zero4"), "unknown strategy 'zero4'"),  # type: ignore[arg-type]  # a typo
-        (JobSpec(script="a.py", module="b"), "exclude each other"),
+        (JobSpec(script="a.py", module="b"), "cannot be combined"),
     ],
 )
 def test_a_mistake_in_a_spec_made_in_python(tmp_path: Path, spec: JobSpec, message: str) -> None:

@@ -106,7 +106,7 @@ def test_threads_are_left_to_the_node_where_the_cpus_are_unknown() -> None:
     ],
 )
 def test_memory_is_asked_for_in_one_way(asked: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         on_slurm(**asked)
 
 
@@ -351,7 +351,7 @@ def test_options_in_one_word_are_to_be_written_apart() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"cpus_per_task": 4, "cpus_per_gpu": 2, "gpus_per_node": 1}, "exclude each other"),
+        ({"cpus_per_task": 4, "cpus_per_gpu": 2, "gpus_per_node": 1}, "cannot be combined"),
         ({"cpus_per_gpu": 2}, "needs GPUs"),
         ({"mem_per_gpu": "1G"}, "needs GPUs"),
         ({"gpu_type": "a100"}, "no GPUs are requested"),

@@ -30,7 +30,7 @@ def test_a_json_that_only_the_python_code_names_is_no_silent_ddp_on_a_cpu(here: 
     assert (status["state"], status["exit"]["code"]) == ("FAILED", 120)
     assert [attempt["cause"] for attempt in status["attempts"]] == ["engine"]
     said = status["verdict"]["message"]
-    assert "the script itself asked for DeepSpeed, but plain DDP would train instead" in said
+    assert "the script itself requested DeepSpeed, but plain DDP would train instead" in said
     assert "clusterrun submit --deepspeed-config FILE" in said
     assert "trained" not in here.logs("L1")
 

@@ -37,7 +37,7 @@ def _here(tmp_path: Path) -> Project:
     ("how", "fact"),
     [
         ("loop", "this rank trains alone"),
-        ("spawn", "this rank started a process that trains apart from the job's world of 4"),
+        ("spawn", "this rank started a process that trains separately from the job's world of 4"),
         ("environment", "the script removed RANK, WORLD_SIZE, LOCAL_RANK"),
     ],
 )

@@ -114,5 +114,5 @@ def test_ranks_that_each_make_a_world_of_their_own_fail(here: Project) -> None:
     broken = ("--env", "ACCELERATE_USE_CPU=false")
     done = here.cli("submit", "--wait", *FOUR, *broken, "world.py")
     assert done.returncode == 120, done.stderr
-    assert "accelerate has a world of 1, but the job asked for 4" in here.ok("status", "L1")
+    assert "accelerate has a world of 1, but the job requested 4" in here.ok("status", "L1")
     wait_for_none(here, "L1")

@@ -180,7 +180,7 @@ def test_files_can_be_listed_and_found(ended: LogsCommand) -> None:
     [
         (["--rank", "16"], 2, "error: rank 16 does not exist; job L1 has ranks 0-15\n"),
         (["--rank", "x"], 2, "error: 'x' is not a rank\n"),
-        (["--rank", "0", "-a"], 2, "error: --rank and --all-ranks exclude each other\n"),
+        (["--rank", "0", "-a"], 2, "error: --rank and --all-ranks cannot be combined\n"),
         (["--node", "n[1-"], 2, "error: bad host list 'n[1-': '[' is unmatched at position 2\n"),
         (["--node", "n7"], 2, "error: no log of n7\n  hint: choose from n[1-2]\n"),
         (["-n", "-3"], 2, "error: '-3' is not a number of lines\n"),

@@ -161,7 +161,9 @@ def test_what_a_side_file_left_out_is_told_and_found_in_the_log(run: LogsCommand
     write_side_file(run.paths, 1, "n2", [raw(T0 + 6 * SECOND, None, "g", "- 99 x 1 full")])
     done = run.logs("L1", "--prefix", "none")
     assert "OSError: late" not in done.stdout
-    assert done.stderr.splitlines()[-1] == ("note: some error lines of n2 are not shown (--errors)")
+    assert done.stderr.splitlines()[-1] == (
+        "note: some error lines of n2 are not shown (pass --errors)"
+    )
     assert shown(run, "--errors") == ["ValueError: bad", "OSError: late"]
 
 
@@ -193,9 +195,9 @@ def test_a_log_file_can_be_named_by_its_path(run: LogsCommand) -> None:
         (["--local-rank", "1", "--rank", "0"], "none of the ranks 0 has a local rank in 1"),
         (["--attempt", "-1"], "job L1 has no attempt -1"),
         (["--rank", "9000"], "rank 9000 does not exist; job L1 has ranks 0-15"),
-        (["--list", "--path"], "--list and --path exclude each other"),
-        (["--follow", "--save", "x"], "--follow and --save exclude each other"),
-        (["--follow", "--until", "1h"], "--follow and --until exclude each other"),
+        (["--list", "--path"], "--list and --path cannot be combined"),
+        (["--follow", "--save", "x"], "--follow and --save cannot be combined"),
+        (["--follow", "--until", "1h"], "--follow and --until cannot be combined"),
         (["-C", "-1"], "invalid value for '-C' / '--context'"),
         (["--timestamps=never"], "invalid value for '--timestamps': 'never' is not one of"),
         (["--node", "n7"], "no log of n7\n  hint: choose from n[1-2]\n"),
@@ -269,7 +271,7 @@ def test_a_followers_side_files_that_were_full_are_told_of_once(run: LogsCommand
     full = [raw(T0 + 6 * SECOND + i, None, "g", f"- 99 x {i} full") for i in (1, 2)]
     write_side_file(run.paths, 1, "n2", full)
     done = run.logs("-f", "L1", "-n", "all")
-    assert done.stderr.count("note: some error lines of n2 are not shown (--errors)") == 1
+    assert done.stderr.count("note: some error lines of n2 are not shown (pass --errors)") == 1
 
 
 def test_the_rest_of_an_error_line_that_was_cut_is_found_without_a_side_file(

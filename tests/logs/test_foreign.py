@@ -84,7 +84,7 @@ def test_the_files_that_slurm_names_are_read(shell: LogsCommand) -> None:
     ("options", "message"),
     [
         (("--since", "5m"), "--since: the lines of job 4711 have no times"),
-        (("--rank", "0"), "the lines of job 4711 name no rank"),
+        (("--rank", "0"), "the lines of job 4711 have no ranks"),
     ],
 )
 def test_what_plain_lines_do_not_say_cannot_be_asked_for(
@@ -116,7 +116,8 @@ def test_a_running_job_without_output_names_the_file(shell: LogsCommand) -> None
 def test_a_symbol_that_slurm_left_in_a_name_is_pointed_out(shell: LogsCommand) -> None:
     slurm_knows(shell, row("JobId=4711", stdout="/gone/%N.log"))
     assert (
-        "note: only the node knows what % stands for in /gone/%N.log" in shell.logs("4711").stderr
+        "note: cannot expand the % in /gone/%N.log; only the node knows its value"
+        in shell.logs("4711").stderr
     )
 
 
@@ -145,7 +146,7 @@ def test_a_job_that_slurm_forgot_can_still_be_read_by_its_file(shell: LogsComman
     (shell.path / "slurm-4711.out").write_text("one\ntwo\n")
     done = shell.logs("4711")
     assert done.returncode == 4
-    assert "name its log file; Slurm forgets a job some minutes after its end" in done.stderr
+    assert "pass its log file; Slurm forgets a job some minutes after it ends" in done.stderr
     done = shell.logs("slurm-4711.out", "-n", "1")
     assert (done.returncode, done.stdout) == (0, "slurm-4711.out   | two\n")
 

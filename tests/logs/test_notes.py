@@ -103,7 +103,7 @@ def test_error_lines_that_are_alike_take_one_line_of_the_room(here: LogsCommand)
         (["--errors", "--rank", "3"], "no line matches; 8,968 bytes in all"),
         (["--node", "n2", "--rank", "0"], "no line matches; "),
         (["-g", "nothing"],
-         "no line of rank 0, the launcher and the errors matches; 8,968 bytes in all"),
+         "no line of rank 0, the launcher or the errors matches; 8,968 bytes in all"),
     ],
 )  # fmt: skip
 def test_what_is_left_out_is_said(long_ago: LogsCommand, args: list[str], note: str) -> None:

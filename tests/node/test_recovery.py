@@ -42,7 +42,7 @@ COMPLETED = {"code": 0, "cause": Cause.COMPLETED, "reason": "completed"}
 
 
 NO_CHECKPOINT = (
-    "clusterrun knows of no checkpoint to continue from; --max-restarts N restarts a script that "
+    "clusterrun knows of no checkpoint to continue from; pass --max-restarts N if the script "
     "saves its own"
 )
 

@@ -95,7 +95,7 @@ def test_ranks_that_each_make_a_world_of_their_own_are_caught_with_the_reason(
 ) -> None:
     job = torch_job(WORLD, env={"ACCELERATE_USE_CPU": "false"}).start()
     assert job.wait(90) == [120, 120], job.text()
-    assert "accelerate has a world of 1, but the job asked for 4" in job.errors()
+    assert "accelerate has a world of 1, but the job requested 4" in job.errors()
     assert "no GPU is usable here and ACCELERATE_USE_CPU is not true" in job.errors()
 
 

@@ -91,7 +91,7 @@ def test_a_script_that_trains_nothing_is_told_that_it_went_without_its_engine(
     for engine in ("deepspeed", "fsdp"):
         assert world.run(JOIN, CLUSTERRUN_ENGINE=engine) == 0
         assert world.events("rank_exit", 1)[-1]["code"] == 0
-    said = "clusterrun: the launch asked for FSDP, but the script ended without it\n"
+    said = "clusterrun: the launch requested FSDP, but the script ended without it\n"
     assert world.err().endswith(said)
     for quiet in ({"CLUSTERRUN_ENGINE": engine} for engine in ("ddp", "none", "", "another")):
         assert world.run(JOIN, **quiet) == 0
@@ -134,7 +134,7 @@ def test_a_model_that_is_sharded_is_what_was_asked_for(world: World, kind: str) 
 @pytest.mark.torch
 def test_plain_ddp_under_a_launch_of_fsdp_ends_at_its_first_step(world: World) -> None:
     assert both(world, MEET + REPLICATE + TRAIN, CLUSTERRUN_ENGINE="fsdp") == [120, 120]
-    assert "the launch asked for FSDP, but plain DDP would train instead" in world.err()
+    assert "the launch requested FSDP, but plain DDP would train instead" in world.err()
     assert "stepped" not in world.out()
     assert [event["engine"] for event in world.events("engine")] == ["ddp"]
 
@@ -175,7 +175,7 @@ def test_accelerate_that_leaves_fsdp_out_on_a_cpu_is_caught(world: World, own: b
     engine = "ddp" if own else "fsdp"
     said = told(world, given, CLUSTERRUN_ENGINE=engine, ACCELERATE_USE_CPU="true")
     who = "the script itself" if own else "the launch"
-    assert f"{who} asked for FSDP, but plain DDP would train instead" in said
+    assert f"{who} requested FSDP, but plain DDP would train instead" in said
     assert "cause: accelerate shards with FSDP on GPUs only" in said
     assert "hint: use --strategy zero2, which shards on a CPU too" in said
 
@@ -185,5 +185,5 @@ def test_accelerate_that_leaves_fsdp_out_on_a_cpu_is_caught(world: World, own: b
 def test_a_script_that_says_cpu_itself_leaves_deepspeed_out_and_is_told_so(world: World) -> None:
     launch = {"CLUSTERRUN_BACKEND": "gloo", "ACCELERATE_USE_DEEPSPEED": "true"}
     said = told(world, "cpu=True", CLUSTERRUN_ENGINE="deepspeed", **launch)
-    assert "the launch asked for DeepSpeed, but plain DDP would train instead" in said
+    assert "the launch requested DeepSpeed, but plain DDP would train instead" in said
     assert "cause: usually cpu=True or use_cpu=True in the script" in said

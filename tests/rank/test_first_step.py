@@ -33,7 +33,7 @@ START = {
     "mp.spawn": "import torch.multiprocessing\ntorch.multiprocessing.spawn(train, nprocs=2)",
 }
 NEVER_REACHED = "print('after the processes')"
-CHILD = "this rank started a process that trains apart from the job's world of 2"
+CHILD = "this rank started a process that trains separately from the job's world of 2"
 
 
 @pytest.fixture(name="world")
@@ -56,7 +56,7 @@ def main(source: str) -> str:
 
 def test_a_rank_that_never_joins_ends_at_its_first_step(world: World) -> None:
     assert world.run(main("train()")) == 120
-    assert "this rank trains alone, but the job asked for a world of 2" in world.err()
+    assert "this rank trains alone, but the job requested a world of 2" in world.err()
     assert "hint: call torch.distributed.init_process_group()" in world.err()
     assert world.out() == ""
     (word,) = world.events("rank_exit", 1)
@@ -135,7 +135,7 @@ def test_a_server_for_inference_may_make_a_world_of_its_own(world: World) -> Non
 def test_a_size_that_is_too_large_is_refused_before_the_rank_waits(world: World) -> None:
     script = "import torch.distributed as dist\ndist.init_process_group('gloo', world_size=8)"
     assert world.run(script) == 120
-    assert "init_process_group() has a world of 8, but the job asked for 2" in world.err()
+    assert "init_process_group() has a world of 8, but the job requested 2" in world.err()
     assert world.out() == ""
 
 

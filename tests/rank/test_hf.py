@@ -189,7 +189,7 @@ def test_a_trainer_that_takes_the_batch_size_of_its_checkpoint_is_refused(
     loader = SimpleNamespace(batch_sampler=SimpleNamespace(batch_size=1))
     CheckpointCallback().on_train_begin(args, state, None, train_dataloader=loader)
     loader.batch_sampler.batch_size = 2  # as transformers 4 does
-    with pytest.raises(ClusterrunError, match="the checkpoint's batch size, 2, instead of 1"):
+    with pytest.raises(ClusterrunError, match="the checkpoint's batch size, 2, not 1"):
         CheckpointCallback().on_train_begin(args, state, None, train_dataloader=loader)
 
 

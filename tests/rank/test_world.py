@@ -98,11 +98,11 @@ def test_a_failing_rank_does_not_wait_for_its_group(world: World) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"WORLD_SIZE": None}, "this process is a world of 1, but the job asked for 2"),
-        ({"WORLD_SIZE": "1"}, "the launcher made 1 ranks in total, but the job asked for 2"),
+        ({"WORLD_SIZE": None}, "this process is a world of 1, but the job requested 2"),
+        ({"WORLD_SIZE": "1"}, "the launcher made 1 ranks in total, but the job requested 2"),
         (
             {"LOCAL_WORLD_SIZE": "2"},
-            "the launcher made 2 ranks on this node, but the job asked for 1",
+            "the launcher made 2 ranks on this node, but the job requested 1",
         ),
         ({"RANK": "2"}, "RANK=2 is not valid in a world of 2"),
         ({"RANK": None}, "RANK=(not set) is not valid in a world of 2"),
@@ -124,13 +124,13 @@ def test_a_wrong_environment_ends_the_rank_before_the_script_starts(
 
 def test_a_group_of_another_size_ends_the_rank_where_it_is_made(world: World) -> None:
     assert world.run(JOIN, STUB_GROUP="1") == 120
-    assert "torch.distributed has a world of 1, but the job asked for 2" in world.err()
+    assert "torch.distributed has a world of 1, but the job requested 2" in world.err()
     assert "joined" not in world.out()
 
 
 def test_accelerate_that_keeps_a_rank_to_itself_is_caught_with_the_reason(world: World) -> None:
     assert world.run(STATE) == 120
-    assert "accelerate has a world of 1, but the job asked for 2" in world.err()
+    assert "accelerate has a world of 1, but the job requested 2" in world.err()
     assert "no GPU is usable here and ACCELERATE_USE_CPU is not true" in world.err()
 
 

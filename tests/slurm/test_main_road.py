@@ -240,7 +240,7 @@ def test_ranks_that_each_make_a_world_of_their_own_fail_and_are_named(
     assert time.monotonic() - since < 40 * PATIENCE
     assert sacct(cluster, job_id) == ("FAILED", "120:0")
     text = here.ok("status", job_id)
-    assert "accelerate has a world of 1, but the job asked for 4" in text
+    assert "accelerate has a world of 1, but the job requested 4" in text
     cluster.wait_no_processes()
 
 
@@ -261,7 +261,7 @@ def test_a_node_with_fewer_processes_fails_and_is_named(cluster: Any, here: Proj
     assert sacct(cluster, job_id) == ("FAILED", "120:0")
     (failed,) = re.findall(r"rank 2 on (\S+): exit 120: (.*)", here.ok("status", job_id))
     reason = (
-        "world contract broken: the launcher made 1 ranks on this node, but the job asked for 2"
+        "world contract broken: the launcher made 1 ranks on this node, but the job requested 2"
     )
     assert failed[0] in cluster.nodes
     assert failed[1] == reason

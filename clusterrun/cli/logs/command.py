@@ -39,7 +39,7 @@ _instead = under("Instead")
     "--stream",
     "streams",
     metavar="LIST",
-    help="print only these streams: out, err, launcher, agent; or batch alone",
+    help="print only these streams: out, err, launcher, agent; or only batch",
 )
 @_few_lines(
     "--attempt",
@@ -61,7 +61,7 @@ _instead = under("Instead")
 )
 @_few_lines("--until", metavar="T", help="stop at this time")
 @_filter("-g", "--include", "-i", multiple=True, metavar="RE", help="print only lines that match")
-@_filter("--exclude", multiple=True, metavar="RE", help="leave out lines that match")
+@_filter("--exclude", multiple=True, metavar="RE", help="omit lines that match")
 @_rarely_show("-H", "--highlight", multiple=True, metavar="RE", help="highlight matches")
 @_filter("--errors", is_flag=True, help="print only error lines, of all ranks")
 @_filter(
@@ -70,7 +70,7 @@ _instead = under("Instead")
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="add N lines of the same rank before and after each",
+    help="also print N lines of the same rank before and after each",
 )
 @_show("-t", "with_times", is_flag=True, help="print times with milliseconds")
 @_rarely_show(
@@ -95,8 +95,8 @@ _instead = under("Instead")
 @_show(
     "--dedup/--no-dedup",
     default=None,
-    help="fold lines that 3 or more ranks print, and tracebacks of 2 or more; <n> is a number that "
-    "differs  [default: fold text; do not fold saved logs]",
+    help="fold lines printed by 3 or more ranks, and tracebacks of 2 or more; <n> marks numbers "
+    "that differ  [default: fold text, except when saving]",
 )
 @_follow("-f", "--follow", "following", is_flag=True, help="follow until the job ends")
 @_rarely_follow(
@@ -112,7 +112,7 @@ _instead = under("Instead")
     "--save",
     "target",
     metavar="FILE|DIR",
-    help="save all lines, unfolded; DIR/ gets a file for each rank",
+    help="save all lines, unfolded, to FILE, or to DIR/ with one file per rank",
 )
 @click.pass_context
 def command(ctx: click.Context, /, **_: Any) -> None:
@@ -120,7 +120,7 @@ def command(ctx: click.Context, /, **_: Any) -> None:
 
     JOB is a job id, the name of a run, its directory or a log file  [default: the newest run].
     By default, print the last lines of rank 0 and the launcher, and the error lines of all ranks.
-    Error lines take up to half of the lines.
+    Up to half of the lines are error lines.
 
     \b
     clusterrun logs -f                    follow the newest run
@@ -157,5 +157,5 @@ def _refuse_two(wanted: Mapping[str, Any], **names: str) -> None:
     given = [option for option, name in names.items() if wanted[name] not in (None, False)]
     if len(given) > 1:
         raise UsageError(
-            f"--{given[0]} and --{given[1]} exclude each other", hint="keep one of them"
+            f"--{given[0]} and --{given[1]} cannot be combined", hint="keep one of them"
         )

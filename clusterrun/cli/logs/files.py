@@ -85,7 +85,7 @@ def save(request: Request, target: str) -> None:
             output.say(f"saved {count(f'{written:,}', 'line')} in {path}")
     except OSError as error:
         raise ClusterrunError(
-            f"cannot save to {target}", cause=error.strerror, hint="name another place"
+            f"cannot save to {target}", cause=error.strerror, hint="choose another place"
         ) from error
 
 
@@ -122,7 +122,7 @@ def _save_by_rank(request: Request, directory: Path) -> None:
         raise UsageError("--save DIR/ takes neither --output nor --context", hint="save to a file")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(directory.iterdir()):
-        raise UsageError(f"{directory} is not empty", hint="name a new directory")
+        raise UsageError(f"{directory} is not empty", hint="choose a new directory")
     held: dict[str, list[bytes]] = {}
     names: set[str] = set()
     size = gaps = 0

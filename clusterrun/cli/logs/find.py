@@ -44,7 +44,7 @@ def find_log_job(name: str | None) -> Named:
             raise
         parts = foreign.ask(name)
         if not parts:
-            hint = "name its log file; Slurm forgets a job some minutes after its end"
+            hint = "pass its log file; Slurm forgets a job some minutes after it ends"
             raise JobNotFoundError(error.message, hint=(*error.hints, hint)) from None
         return _named_by_slurm(name, parts)
 
@@ -99,7 +99,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _run_of(part: ForeignPart) -> RunPaths:
-    """Return the run whose batch script a part would be, judging by its output alone."""
+    """Return the run whose batch script a part would be, judging only by its output."""
     return RunPaths(root=Path(part.stdout).parent.parent)
 
 
@@ -110,5 +110,5 @@ def _named_by_slurm(job_id: str, parts: Sequence[ForeignPart]) -> Named:
     output.note(f"job {job_id} was not started by clusterrun; its lines have no times")
     for part in parts:
         if "%" in part.stdout:
-            output.note(f"only the node knows what % stands for in {part.stdout}")
+            output.note(f"cannot expand the % in {part.stdout}; only the node knows its value")
     return Named(job=PlainLogs(job_id=job_id, parts=list(parts)))

@@ -103,7 +103,7 @@ def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
             case LeftOut(node=node):
                 if node not in incomplete:
                     incomplete.add(node)
-                    printer.note(f"note: some error lines of {node} are not shown (--errors)")
+                    printer.note(f"note: some error lines of {node} are not shown (pass --errors)")
             case Truncated(node=node):
                 printer.print_truncated(node)
             case Pause():
@@ -136,7 +136,7 @@ def print_left(left: list[Left], printer: LogPrinter) -> None:
 
 @dataclass(kw_only=True)
 class _Watch:
-    """Checks whether the job has ended: rarely, but at once when its files show an end."""
+    """Checks whether the job has ended: rarely, but immediately when its files show an end."""
 
     job: LogJob
     standing: Standing | None = None

@@ -36,7 +36,7 @@ class Standing:
 
 
 def waiting(job: LogJob, standing: Standing) -> str:
-    """Return a sentence about what a job waits for."""
+    """Describe in a sentence why a job waits."""
     state = f"{job.title} is {standing.state.value.lower()}"
     return f"{state}: {standing.waits_for}" if standing.waits_for else state
 
@@ -94,7 +94,7 @@ class RunLogs:
         )
 
     def release(self) -> bool:
-        """Have Slurm start a requeued job at once; ask only once per requeue."""
+        """Have Slurm start a requeued job immediately; ask only once per requeue."""
         return self.held(status(self.record))
 
     def end_mark(self) -> int | None:
@@ -141,7 +141,7 @@ class PlainLogs:
         return next((str(file.path) for file in self._files() if file.node == node), node)
 
     def standing(self, *, fresh: bool = False) -> Standing:
-        """Ask slurmctld; a file alone counts as ended."""
+        """Ask slurmctld; a file without a job is treated as ended."""
         if not self.job_id:
             return Standing(state=JobState.COMPLETED)
         try:
@@ -158,11 +158,11 @@ class PlainLogs:
         )
 
     def release(self) -> bool:
-        """Leave a job of another program alone."""
+        """Do nothing: another program submitted this job."""
         return False
 
     def end_mark(self) -> int | None:
-        """Return None: such a job writes no end.json."""
+        """Return None: this job writes no end.json."""
         return None
 
 

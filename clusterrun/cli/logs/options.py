@@ -62,7 +62,9 @@ def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[in
     number = wanted if wanted > 0 else newest + wanted
     if not 1 <= number <= newest:
         known = f"choose from 1-{newest}" if newest > 1 else "choose 1"
-        raise UsageError(f"{name} has no attempt {wanted}", hint=known if newest else "wait for it")
+        raise UsageError(
+            f"{name} has no attempt {wanted}", hint=known if newest else "wait until it starts"
+        )
     return [number]
 
 
@@ -72,7 +74,7 @@ def choose_ranks(
     """Return the global ranks that are in both sets; None if neither was given."""
     chosen = None
     if job.record is None and (ranks is not None or local_ranks is not None):
-        raise UsageError(f"the lines of {job.title} name no rank", hint="leave out the ranks")
+        raise UsageError(f"the lines of {job.title} have no ranks", hint="drop the ranks")
     if ranks is not None:
         chosen = parse_ranks(ranks, job.world_size, of=f"{job.title} has ranks")
     if local_ranks is None:
@@ -86,7 +88,7 @@ def choose_ranks(
     both = frozenset(rank for rank in everybody if rank % size in local)
     if not both:
         message = f"none of the ranks {ranks} has a local rank in {local_ranks}"
-        raise UsageError(message, hint="leave out --rank or --local-rank")
+        raise UsageError(message, hint="drop --rank or --local-rank")
     return both
 
 
@@ -102,7 +104,7 @@ def choose_streams(text: str | None) -> frozenset[Stream] | None:
     if names == [BATCH]:
         return None
     if BATCH in names:
-        hint = f"pass --stream {BATCH} alone; its lines have no times to merge them by"
+        hint = f"pass only --stream {BATCH}; its lines have no times to merge by"
         raise UsageError(f"stream '{BATCH}' cannot be combined with others", hint=hint)
     return frozenset(_STREAMS[name] for name in names)
 
@@ -114,7 +116,7 @@ def compile_patterns(option: str, texts: Collection[str]) -> tuple[re.Pattern[by
         try:
             compiled.append(re.compile(text.encode("utf-8", "surrogateescape")))
         except re.error as error:
-            hint = "write a regular expression of Python, e.g. 'loss|lr'"
+            hint = "write a Python regular expression, e.g. 'loss|lr'"
             raise UsageError(f"bad {option} pattern: {error}", hint=hint) from error
     return tuple(compiled)
 

@@ -26,10 +26,10 @@ MOST_KEPT = 100_000  # folded lines held to the end, to be counted
 
 @dataclass(kw_only=True)
 class LogPrinter:
-    """Writes lines to `target` (None: stdout) in the form asked for, and notes to stderr.
+    """Writes lines to `target` (None: stdout) in the requested form, and notes to stderr.
 
     `nodes` are those known at the start: they give the prefix its width. `is_following`: the lines
-    are new, and a terminal gets no more of them than it can show.
+    are new, and a terminal gets only as many as it can show.
     """
 
     request: Request
@@ -76,7 +76,9 @@ class LogPrinter:
         if not self.request.has_times:
             lines = [line._replace(epoch_us=0) for line in lines]
         writer = self._writer
-        write = writer.flush if isinstance(self._view, RawView) else writer.write  # it holds much
+        write = (
+            writer.flush if isinstance(self._view, RawView) else writer.write
+        )  # it buffers a lot
         for start in range(0, len(lines), _AT_ONCE):
             self._view.show_all(lines[start : start + _AT_ONCE])
             write()
@@ -136,7 +138,7 @@ class LogPrinter:
             self._writer.flush()
 
     def finish(self) -> None:
-        """Show what is left."""
+        """Show the rest."""
         self._view.drain()
         self._writer.finish()
 

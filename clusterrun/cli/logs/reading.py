@@ -233,11 +233,11 @@ def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -
         short = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
         if short:
             nodes = fold_hosts(side.node for side in short)
-            output.note(f"some error lines of {nodes} are not shown (--errors)")
+            output.note(f"some error lines of {nodes} are not shown (pass --errors)")
 
 
 def _note_that_nothing_matches(request: Request, size: int) -> None:
-    where = "of rank 0, the launcher and the errors " if request.query.overview else ""
+    where = "of rank 0, the launcher or the errors " if request.query.overview else ""
     more = " (-a all ranks)" if request.query.overview else ""
     output.note(f"no line {where}matches; {size:,} bytes in all{more}")
 

@@ -111,7 +111,7 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
         timestamps=_times(wanted) if has_times else "none",
         tz=zone,
         prefix=wanted["prefix"],
-        dedup=bool(wanted["dedup"]) if is_saved else wanted["dedup"],  # what is saved is data
+        dedup=bool(wanted["dedup"]) if is_saved else wanted["dedup"],  # saved lines are data
         highlight=(
             *options.compile_patterns("--highlight", wanted["highlight"]),
             *query.include,
@@ -145,7 +145,7 @@ def _query(
     attempt: int,
 ) -> Query:
     if wanted["all_ranks"] and wanted["ranks"] is not None:
-        raise UsageError("--rank and --all-ranks exclude each other", hint="keep one of them")
+        raise UsageError("--rank and --all-ranks cannot be combined", hint="keep one of them")
     ranks = options.choose_ranks(job, ranks=wanted["ranks"], local_ranks=wanted["local_ranks"])
     chosen = (ranks, nodes, wanted["streams"])
     is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)

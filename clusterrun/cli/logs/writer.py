@@ -42,7 +42,7 @@ class LogWriter:
     _status: bytes = b""
 
     def write(self) -> None:
-        """Write what is held if there are many lines, or if they have waited."""
+        """Write the held lines if there are many, or if they have waited."""
         if self.last is not None:
             if len(self.held) > self.last + _HELD_LINES:
                 self._keep(self.last)
@@ -50,7 +50,7 @@ class LogWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held, and flush the output."""
+        """Write the held lines, and flush the output."""
         if self.last is not None:
             self._keep(self.last)
         lines = self.held if self.lines_per_s is None else self._allowed(self.lines_per_s)
@@ -73,7 +73,7 @@ class LogWriter:
         self._put(_CLEAR + status)
 
     def finish(self) -> None:
-        """Write all, and report what was left out."""
+        """Write everything, and report skipped lines."""
         self.flush()
         self._tell_skipped(self.clock())
 

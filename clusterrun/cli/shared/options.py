@@ -334,7 +334,7 @@ def _typed_as(ctx: click.Context, declared: Field) -> str:
 
 
 def as_options(setup: Setup) -> str:
-    """Write a setup as the options that ask for it."""
+    """Write a setup as the options that select it."""
     words = [f"--strategy {setup.strategy.value}", f"--micro-batch {setup.micro_batch}"]
     words += [f"--accumulation {setup.accumulation}"]
     return " ".join([*words, "--grad-ckpt"] if setup.grad_ckpt else words)

@@ -16,7 +16,7 @@ import click
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.logs.text import strip_controls
 
-# Submitting or cancelling a job on more nodes needs a confirmation.
+# Submitting or cancelling a job on more nodes needs confirmation.
 CONFIRM_ABOVE_NODES: Final = 64
 ERROR_SCHEMA: Final = "clusterrun.error/1"
 
@@ -146,7 +146,7 @@ def answer_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def painted_state(state: str) -> str:
-    """Colour a state word; the word alone carries the meaning."""
+    """Colour a state word; its meaning does not depend on the colour."""
     if state == "CANCELLED":
         return click.style(state, dim=True)
     colour = _STATE_COLOURS.get(state)
@@ -154,7 +154,7 @@ def painted_state(state: str) -> str:
 
 
 def print_error(error: ClusterrunError, session: Session) -> None:
-    """Print an error for people on stderr, and as an object on stdout if JSON was asked for."""
+    """Print an error for people on stderr, and as an object on stdout if JSON was requested."""
     _write(_safe(_error_text(error)) + "\n", err=True, session=session)
     if session.json:
         _write(json.dumps(_error_object(error), indent=2) + "\n", err=False, session=session)
@@ -208,5 +208,5 @@ def _write(text: str, *, err: bool, session: Session) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        if not err:  # a closed stderr must not undo what a command does
+        if not err:  # a closed stderr must not fail a command
             raise ClusterrunError("cannot write to stdout", cause=str(error)) from error

@@ -31,12 +31,12 @@ _PRECISIONS: Final = {
 
 
 def refuse_two_answers(*, as_json: bool, parsable: bool, follow: bool) -> None:
-    """Refuse options that exclude each other. Raises UsageError."""
+    """Refuse options that cannot be combined. Raises UsageError."""
     if as_json and parsable:
-        raise UsageError("--json and --parsable exclude each other", hint="keep one of them")
+        raise UsageError("--json and --parsable cannot be combined", hint="keep one of them")
     if as_json and follow:
         raise UsageError(
-            "--json and --follow exclude each other",
+            "--json and --follow cannot be combined",
             hint="drop --follow, then run: clusterrun logs -f JOB --json",
         )
 
@@ -70,11 +70,11 @@ def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
 
 def print_check(answer: str) -> None:
     """Print Slurm's answer about a script, or that only bash checked it."""
-    output.say(answer or "bash finds no mistake; Slurm was not asked")
+    output.say(answer or "bash finds no errors; Slurm was not asked")
 
 
 def print_files(prepared: Prepared, *, as_json: bool) -> None:
-    """Print the batch script alone, or all files as one object."""
+    """Print only the batch script, or all files as one object."""
     if not as_json:
         output.answer_exactly(prepared.bundle.script)
         return
@@ -118,8 +118,8 @@ def confirm_size(plan: Plan, *, yes: bool) -> None:
         return
     if not output.is_interactive():
         raise UsageError(
-            f"a job on more than {output.CONFIRM_ABOVE_NODES} nodes needs a confirmation, "
-            "and this is not a terminal",
+            f"a job on more than {output.CONFIRM_ABOVE_NODES} nodes needs confirmation, "
+            "but this is not a terminal",
             hint=f"pass -y to submit to {plan.nodes} nodes",
         )
     output.confirm(f"Submit to {plan.nodes} nodes?", otherwise="nothing was submitted")
@@ -144,7 +144,7 @@ def print_where(record: JobRecord) -> None:
     output.detail("run dir", record.run_dir)
     output.detail("follow", f"clusterrun logs -f {record.job_id}")
     if record.chained_job_ids:
-        output.detail("chain", f"{', '.join(record.chained_job_ids)} continue the run after it")
+        output.detail("chain", f"continues as {', '.join(record.chained_job_ids)}")
     output.detail("cancel", f"clusterrun cancel {record.job_id}")
 
 

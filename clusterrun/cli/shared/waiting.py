@@ -52,7 +52,7 @@ def _follow(ctx: click.Context, record: JobRecord) -> None:
 
 
 def _print_how_to_end(record: JobRecord) -> None:
-    output.say(f"  clusterrun cancel --checkpoint {record.job_id} ends it")
+    output.say(f"  to end it, run: clusterrun cancel --checkpoint {record.job_id}")
 
 
 def _wait_for_json(record: JobRecord, data: dict[str, Any]) -> int:

@@ -106,7 +106,7 @@ def _spool(who: Identity, number: int) -> Spool:
     try:
         return create_spool(who.job_id, number, who.node_rank)
     except OSError as error:
-        text = f"cannot make a temporary directory: {error}; check TMPDIR"
+        text = f"cannot create a temporary directory: {error}; check TMPDIR"
         raise NodeError(NodeExit.NODE_UNFIT, text) from error
 
 
@@ -115,7 +115,7 @@ def _page(spool: Spool, ranks: int) -> Page:
         return Page(ControlPage(spool.control, ranks), ranks)
     except OSError as error:
         spool.remove()
-        text = f"cannot make the ranks' control page: {error}; check the disk space in TMPDIR"
+        text = f"cannot create the ranks' control page: {error}; check the disk space in TMPDIR"
         raise NodeError(NodeExit.NODE_UNFIT, text) from error
 
 

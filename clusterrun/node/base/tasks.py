@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 class Tasks:
     """Tasks that run until they end or are cancelled.
 
-    The loop's handler gets an exception at once, since nobody awaits the task.
+    The loop's handler gets an exception immediately, since no code awaits the task.
     """
 
     def __init__(self) -> None:

@@ -264,7 +264,7 @@ class Conductor:
         return not refusal
 
     def _successor(self, excluded: tuple[str, ...]) -> str:
-        """Submit the next job; block SIGTERM, since nobody could cancel an unrecorded job."""
+        """Submit the next job; block SIGTERM, since an unrecorded job could not be cancelled."""
         try:
             with held(signal.SIGTERM):
                 return self.host.submit_successor(excluded)
@@ -312,7 +312,7 @@ class Conductor:
             self.agents_left = True
 
     def _warn(self) -> None:
-        """Have the ranks save and exit: the time limit is near, or somebody requests it.
+        """Have the ranks save and exit: the time limit is near, or a person requests it.
 
         If nodes are excluded, the head may be on another host; its agent polls for requests.
         """

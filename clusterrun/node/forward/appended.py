@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class AppendedFile:
-    """Keep what can't be written now; continue at the byte where writing stopped."""
+    """Keep data that can't be written yet; continue at the byte where writing stopped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -24,7 +24,7 @@ class AppendedFile:
             self.pending_bytes += len(data)
 
     def flush(self) -> bool:
-        """Write what is pending; return whether all was written."""
+        """Write pending data; return whether all was written."""
         if not self._waiting:
             return True
         data = memoryview(b"".join(self._waiting))

@@ -1,4 +1,4 @@
-"""Cap what a rank writes to the log, if configured, and count what is lost."""
+"""Cap a rank's output in the log, if configured, and count the lost bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Caps:
         self._lengths: dict[tuple[str, str], LineLength] = {}
 
     def allow(self, piece: Piece, rank: str, stream: str, now: float) -> Iterator[Piece | Loss]:
-        """Yield what may be forwarded and what is lost, in order; `now` in seconds of any clock."""
+        """Yield the pieces to forward and the losses, in order; `now` in seconds of any clock."""
         if rank == "-" or not (self._lines_per_s or self._line_bytes):
             yield piece
             return

@@ -112,7 +112,7 @@ class Forwarder(threading.Thread):
     # Run in the thread
 
     def run(self) -> None:
-        """Forward until `finish`, then drain what is left."""
+        """Forward until `finish`, then drain the rest."""
         while not self._ending.is_set():
             if not self._forward_safely():
                 self._ending.wait(RETRY_S if self._log.problem else self._limits.poll_s)
@@ -262,7 +262,7 @@ class Forwarder(threading.Thread):
         lane.lost = Loss(lane.lost.size + loss.size, loss.reason)
 
     def _write_loss(self, lane: _Lane, at_us: int, *, is_now: bool = False) -> None:
-        """Record what was lost before the next line, or once a second if there is none."""
+        """Record lost bytes before the next line, or once a second if there is none."""
         if lane.lost.size and (is_now or at_us - lane.recorded_us >= 1_000_000):
             self._log.add_gap(lane.lost, at_us, lane.source.rank, lane.source.stream)
             lane.waiting += lane.lost.size

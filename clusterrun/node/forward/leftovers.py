@@ -36,7 +36,7 @@ class Leftovers:
         self._nccl.found(self._spool.nccl_files())
 
     def copy(self, *, is_last: bool) -> None:
-        """Copy what was added since the last call: whole lines, or everything if `is_last`."""
+        """Copy data added since the last call: whole lines, or everything if `is_last`."""
         self._errors.copy(is_last=is_last)
         self._nccl.copy(is_last=is_last)
 

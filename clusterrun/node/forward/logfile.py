@@ -89,7 +89,7 @@ class NodeLog:
             self._log.flush()
 
     def flush(self) -> bool:
-        """Write what is pending: the log first, then index and side file, which point into it."""
+        """Write pending data: the log first, then index and side file, which point into it."""
         if not self._log.flush():
             return False
         self._errors.record_left_out(self._time_us, self._offset)

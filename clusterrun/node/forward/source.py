@@ -1,4 +1,4 @@
-"""Read an output file in the spool as it grows, and free the space of what was forwarded."""
+"""Read an output file in the spool as it grows, and free the space of forwarded bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterrun.node.forward.holes import ReadSpace
 from clusterrun.node.forward.spool import Output
 from clusterrun.node.forward.stamp import Piece, split_pieces
 
-BLOCK_BYTES = 1 << 17  # read and stamped at once: 3 MiB of memory if each line is empty
+BLOCK_BYTES = 1 << 17  # read and stamped together: 3 MiB of memory if each line is empty
 HELD_S = 1.0  # how long the beginning of a line waits for its end
 GIVE_BACK_BYTES = 1 << 22
 
@@ -78,7 +78,7 @@ class SpoolReader:
         return end - start
 
     def give_back(self) -> None:
-        """Free the space of what was forwarded, if the file system supports it."""
+        """Free the space of forwarded bytes, if the file system supports it."""
         self._space.give_back(self._descriptor, self.position)
 
     def close(self) -> None:

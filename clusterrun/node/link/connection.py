@@ -20,7 +20,7 @@ TEXT_CHARS = 8192  # of each text in a message
 HELLO_CHARS = 512  # the same before the peer is trusted: it reads no more
 SETTLE_S = 0.4  # after the first failure: an earlier one may still arrive from another node
 CAUSE_S = 10.0  # the same if ranks only lost their peers, which may die slowly
-LEAVE_S = 12.0  # longer than an agent needs to kill what ignores SIGTERM
+LEAVE_S = 12.0  # longer than an agent needs to kill processes that ignore SIGTERM
 ANSWER_S = 60.0  # a busy node or a stalled file system is slow
 
 

@@ -21,7 +21,7 @@ from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, C
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Questions
 
-LOOK_S = 0.5  # between checks of what other nodes have written
+LOOK_S = 0.5  # between checks of other nodes' files
 RETURN_S = 20.0  # for a node to reconnect before all have joined
 STRANGERS = 64  # open handshakes allowed besides one of each node
 BACKLOG = 1024
@@ -269,7 +269,7 @@ class Head:
 
 
 def _failure_in(message: Mapping[str, Any], node: str) -> Failure:
-    """Parse a node's `failed` message; an unreadable one counts as a lost node."""
+    """Parse a node's `failed` message; an unreadable one is treated as a lost node."""
     try:
         return Failure.from_data(message)
     except (KeyError, TypeError, ValueError):

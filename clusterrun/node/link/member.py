@@ -28,7 +28,7 @@ PATIENCE_S = 0.2  # for one port to answer before the next is also tried
 BUSY_S = 0.005  # added per node: the head may be busy with them
 HEAD_DECIDES_S = 5.0
 ALIVE_S = 15.0  # between two heartbeats
-UNANSWERED = 20  # heartbeats until the head counts as lost; Slurm or a debugger may suspend it
+UNANSWERED = 20  # heartbeats until the head is considered lost; Slurm or a debugger may suspend it
 
 
 class Member:
@@ -264,6 +264,6 @@ class Member:
 
 
 def _pass_over(knock: asyncio.Task[Channel | None]) -> None:
-    """Retrieve a knock's exception: asyncio reports any that nobody retrieves."""
+    """Retrieve a knock's exception: asyncio reports unretrieved ones."""
     if not knock.cancelled():
         knock.exception()

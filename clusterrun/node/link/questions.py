@@ -30,7 +30,7 @@ class Answers:
 
 
 class Questions:
-    """Ask all members at once, one question at a time."""
+    """Ask all members in parallel, one question at a time."""
 
     def __init__(self, send: Send, members: Callable[[], Iterable[int]]) -> None:
         self._send, self._members = send, members

@@ -1,6 +1,6 @@
 """Continue a run that has lost the head's node and with it the conductor.
 
-Slurm requeues such a job minutes later, when it marks the node down. It keeps a job that may lose
+Slurm requeues the job minutes later, when it marks the node down. It keeps a job that may lose
 nodes (--no-kill), although nothing runs in it.
 """
 
@@ -23,7 +23,7 @@ from clusterrun.shared import shell
 from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.state import JobState
 
-HEIRS = 3  # nodes after the head's: more are rarely lost at once, and each one asks Slurm
+HEIRS = 3  # nodes after the head's: more are rarely lost together, and each one asks Slurm
 SUBMIT_S = 60.0
 LOST = int(NodeExit.NODE_LOST)
 ENDING = (Reason.CANCEL.value, Reason.END.value)
@@ -39,7 +39,7 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
     try:
         is_ours = _is_orphaned(attempt) and claim(attempt.paths, attempt.number, attempt.who.node)
         if not is_ours:
-            return  # somebody ends the run, or its conductor is still alive
+            return  # the run is being ended, or its conductor is still alive
         env = {**os.environ, "SLURM_JOB_NODELIST": ""}  # useless without the batch host
         decision = conclude(attempt.paths.root, attempt.number, LOST, env)
     except (ClusterrunError, OSError, ValueError) as error:
@@ -64,7 +64,7 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
 
 
 def _is_orphaned(attempt: Attempt) -> bool:
-    """Whether all nodes before this one are lost, and nobody else ends or continues the run.
+    """Whether all nodes before this one are lost, and no other process ends or continues the run.
 
     If an earlier attempt lost its first node, the conductor is not on the head's node.
     """

@@ -18,7 +18,7 @@ LOSSES = 5  # the same, including those that lost a node or only regained lost c
 PREEMPTIONS = 20  # the same, for preemptions: any SIGTERM looks like Slurm's
 MEETINGS = 2  # attempts in which the nodes do not meet
 
-_NO_WORLD = "the ranks did not become one world; a restart would not help"
+_NO_WORLD = "the ranks did not form one world; a restart would not help"
 # Failures that a restart would repeat.
 _LASTING = {
     Cause.WORLD: _NO_WORLD,
@@ -136,8 +136,8 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
     is_lost |= newest.cause in _LOST  # that says nothing about the script
     if plan.max_restarts is None and newest.checkpoint is None and not is_lost:
         return (
-            "clusterrun knows of no checkpoint to continue from; --max-restarts N restarts a "
-            "script that saves its own"
+            "clusterrun knows of no checkpoint to continue from; pass --max-restarts N if the "
+            "script saves its own"
         )
     if len(_blamed(fruitless)) >= FRUITLESS or len(stuck) >= LOSSES:
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
