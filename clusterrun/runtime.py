@@ -147,7 +147,7 @@ def _save_point() -> CallCounter:
 class _Steps:
     """Writes one step a second, and keeps the newest for the exit.
 
-    Steps from a trainer's callback (`follow`) count until the script itself reports one.
+    Steps from a trainer's callback (`follow`) are used until the script itself reports one.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from clusterrun.errors import UsageError
         ({"exclusive": 1}, "exclusive must be True or False, not int"),
         ({"script": b"train.py"}, "script must be a str, not bytes"),
         ({"mem": 200}, "mem must be a str, not int"),
-        ({"strategy": 2}, "strategy must be one of its words, not int"),
+        ({"strategy": 2}, "strategy must be one of its values, not int"),
         ({"args": "--lr 1"}, "args must be a list of str, not str"),
         ({"args": ("--lr", 1e-4)}, "args must contain str only, not 0.0001"),
         ({"env": {"A": 1}}, "env: the value of A must be a str, not int"),

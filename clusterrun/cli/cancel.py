@@ -60,7 +60,7 @@ def command(
     """
     output.expect_json(as_json)
     if timeout is not None and not checkpoint:
-        raise UsageError("--timeout needs --checkpoint", hint="pass both, or drop --timeout")
+        raise UsageError("--timeout requires --checkpoint", hint="pass both, or drop --timeout")
     timeout_s = parse_seconds(timeout or DEFAULT)
     found = cancel.look_before_cancel(*jobs)
     _confirm([status for status in found if not status.state.is_terminal], yes=yes)

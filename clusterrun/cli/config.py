@@ -22,7 +22,7 @@ from clusterrun.errors import ClusterrunError, Exit, UsageError
 
 
 class ConfigGroup(click.Group):
-    """The commands of `config`; for a key instead, the hint names `config show`."""
+    """The commands of `config`; if a key is typed instead, the hint suggests `config show`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -108,7 +108,7 @@ def find_scripts(directory: Path) -> list[str]:
 
 
 def _listed(directory: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
-    """List a directory by name; of a very large one only a part."""
+    """List a directory by name; only part of a very large one."""
     try:
         with os.scandir(directory) as entries:
             return sorted(itertools.islice(entries, LISTED), key=lambda entry: entry.name)
@@ -125,7 +125,7 @@ def _place_of(path: Path) -> tuple[int, str]:
 
 
 def _score(path: Path) -> int:
-    """Rate a file: first that it can be run, then its imports, then its name."""
+    """Score a file: first whether it can be run, then its imports, then its name."""
     if _NO_SCRIPT.search(path.name) or not str(path).isprintable() or not path.is_file():
         return 0
     try:

@@ -54,7 +54,7 @@ def of(
 
 
 def of_choices(choices: Sequence[Choice], question: Question, effective: int) -> dict[str, Any]:
-    """Describe the ways that fit, the fastest first."""
+    """Describe the setups that fit, the fastest first."""
     return {
         "schema": SCHEMA,
         "inputs": inputs(question),
@@ -81,7 +81,7 @@ def _alternative(choice: Choice, asked: Setup) -> dict[str, Any]:
 
 
 def inputs(question: Question) -> dict[str, Any]:
-    """Describe what was asked."""
+    """Describe the question."""
     plain = {
         field.name: getattr(question, field.name)
         for field in dataclasses.fields(question)

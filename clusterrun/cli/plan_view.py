@@ -194,7 +194,7 @@ def _time(answer: Estimate) -> Iterator[str]:
 
 
 def _parts(cost: Cost | None) -> Iterator[str]:
-    """Yield the parts of a step, if more than its passes count."""
+    """Yield the parts of a step, if it has more than its passes."""
     if cost is None:
         return
     parts = {"passes": cost.compute_s, "traffic": cost.network_s, "host": cost.host_s}
@@ -321,7 +321,7 @@ def _cells(found: Estimate) -> tuple[str, ...]:
 
 
 def show_choices(choices: Sequence[Choice], question: Question) -> None:
-    """Print the best way of each strategy, the fastest first, and how to use the first."""
+    """Print the best setup of each strategy, the fastest first, and how to use the first."""
     best = choices[0].step_s
     rows = [_choice_cells(choice, best, question) for choice in choices]
     head = ("STRATEGY", "MICRO-BATCH", "ACCUMULATION", "CHECKPOINTING", "GPU", "HOST GiB", "TIME")
@@ -353,7 +353,7 @@ def _choice_cells(choice: Choice, best_s: float, question: Question) -> tuple[st
 
 
 def nothing_fits(least: Choice, question: Question) -> str:
-    """Return the warning that nothing fits, with the setup that needs the least of a GPU."""
+    """Return the warning that nothing fits, with the setup that needs the least GPU memory."""
     gpu, host = question.gpu_bytes, question.host_bytes
     of_gpu = f" (of {gib(gpu)})" if gpu else ""
     of_host = f" (of {gib(host)})" if host else ""

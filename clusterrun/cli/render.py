@@ -104,7 +104,9 @@ def _show_environment(plan: Plan, shown: RankView, *, as_json: bool) -> None:
     lines = [(variable.name, variable.value, variable.why) for variable in shown.env]
     lines += [(name, "(from your shell)", "passed by name") for name in plan.pass_env]
     output.answer_table(("VARIABLE", "VALUE", "WHY"), [tuple(map(_one_line, row)) for row in lines])
-    output.note("<...> is known only when the job runs; ranks also get your shell's variables")
+    output.note(
+        "values in <...> are known only when the job runs; ranks also get your shell's variables"
+    )
     if shown.note:
         output.warn(shown.note)
 

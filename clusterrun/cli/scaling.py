@@ -89,7 +89,7 @@ def command(
     """
     output.expect_json(as_json)
     if counts is None:
-        raise UsageError("the numbers of nodes are missing", hint="pass --nodes 1,2,4")
+        raise UsageError("--nodes is missing", hint="pass --nodes 1,2,4")
     nodes = node_counts(counts)
     worlds = prepare_worlds(
         lambda more: dataclasses.replace(job, flags={**job.flags, **more}).load(), nodes

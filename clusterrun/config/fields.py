@@ -99,7 +99,7 @@ _TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
     ),
     Kind.REAL: ((int, float), "a number"),
     Kind.FLAG: ((bool,), "True or False"),
-    Kind.ENUM: ((str,), "one of its words"),  # before resolution, the word of a member
+    Kind.ENUM: ((str,), "one of its values"),  # before resolution, the word of a member
     Kind.TEXTS: ((tuple, list), "a list of str"),
     Kind.MAPPING: ((Mapping,), "a mapping of str to str"),
 }
@@ -199,7 +199,7 @@ def _check_texts(field: Field, label: str, values: tuple[str, ...]) -> None:
         if field.name == "pass_env" and not _VARIABLE.match(text):
             raise UsageError(
                 f"{label}: {text!r} is not a variable name",
-                hint="name variables of your shell, without their values",
+                hint="list names of variables of your shell, without values",
             )
 
 

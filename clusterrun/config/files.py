@@ -84,7 +84,7 @@ def _find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
             continue
         if directory == cwd or owner in (os.getuid(), 0):
             return path, ()
-        return None, (f"{path} belongs to another user and is ignored; name it with --config",)
+        return None, (f"{path} belongs to another user and is ignored; pass --config to use it",)
     return None, ()
 
 

@@ -100,7 +100,7 @@ class Merged:
         for argument in filter(None, map(secret_argument, self.values.get("args", ()))):
             self.notes.append(
                 f"argument {argument} looks like a secret: others can read it in ps and in the "
-                "run directory; let the script read a variable and name it in pass_env"
+                "run directory; let the script read it from a variable listed in pass_env"
             )
 
     def complete(self, project_dir: Path, cwd: Path) -> None:
@@ -216,7 +216,7 @@ def refuse_several_clusters(merged: Merged) -> None:
     names = [name for name in (merged.values.get("clusters") or "").split(",") if name]
     if len(names) > 1:
         error = UsageError(
-            f"slurm.clusters names {len(names)} clusters: {', '.join(names)}",
+            f"slurm.clusters lists {len(names)} clusters: {', '.join(names)}",
             hint=f"choose one, e.g. --clusters={names[0]}",
         )
         raise located(error, merged.origins["slurm.clusters"].where)

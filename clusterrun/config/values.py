@@ -212,7 +212,7 @@ def _refuse_secrets(field: Field, value: Any, label: str) -> None:
     if is_secret_value("\n".join(_shown_to_others(field, value))):
         raise UsageError(
             f"{label} contains what looks like a secret and would be written to the run directory",
-            hint="export it in your shell and name the variable in pass_env",
+            hint="export it in your shell and list the variable in pass_env",
         )
 
 

@@ -93,7 +93,7 @@ def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:
         if newest is None:
             raise UsageError(
                 f"attempt {attempt} reported no step",
-                hint="give a time instead; a script reports steps with clusterrun.runtime.step()",
+                hint="pass a time instead; a script reports steps with clusterrun.runtime.step()",
             )
         raise UsageError(f"step {step} was not reached; the newest reported step is {newest}")
 

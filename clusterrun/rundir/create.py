@@ -65,7 +65,7 @@ def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
 
     Raises UsageError for a directory in which another user could replace our run.
     """
-    own = f"use a directory of your own: --run-dir {runs_dir.root / current_user()}"
+    own = f"use your own directory: --run-dir {runs_dir.root / current_user()}"
     runs_dir.root.parent.mkdir(parents=True, exist_ok=True)
     for directory in (runs_dir.root, runs_dir.by_job, paths.root.parent):
         directory.mkdir(mode=0o700, exist_ok=True)

@@ -297,7 +297,7 @@ def test_two_clusters_configured(here: CommandLine) -> None:
     here.slurm()
     (here.path / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  clusters: one,two\n")
     assert refused(here) == (
-        "error: clusterrun.yaml:3:13: slurm.clusters names 2 clusters: one, two\n"
+        "error: clusterrun.yaml:3:13: slurm.clusters lists 2 clusters: one, two\n"
         "  hint: choose one, e.g. --clusters=one\n"
     )
 

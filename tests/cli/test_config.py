@@ -152,7 +152,7 @@ def test_validate_tries_every_profile(project: Path, capsys: Capture) -> None:
     assert main(["config", "validate"]) == 2
     errors = capsys.readouterr().err
     assert ": script and module cannot be combined" in errors
-    assert ": slurm.clusters names 2 clusters" in errors
+    assert ": slurm.clusters lists 2 clusters" in errors
 
 
 def test_validate_of_a_good_project(project: Path, capsys: Capture) -> None:

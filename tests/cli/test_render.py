@@ -124,7 +124,7 @@ def test_command_shows_the_launch_line_and_the_environment_of_a_rank(
     rows = {row.split()[0]: row.split()[1] for row in table}
     assert (rows["RANK"], rows["LOCAL_RANK"], rows["WORLD_SIZE"]) == ("5", "1", "8")
     assert (rows["SLURM_PROCID"], rows["SLURM_LOCALID"]) == ("5", "1")
-    assert "note: <...> is known only when the job runs" in said.err
+    assert "note: values in <...> are known only when the job runs" in said.err
     data = json.loads(here(*argv[:2], "--json", *argv[2:]).out)
     assert (data["schema"], data["node"], data["rank"]) == ("clusterrun.command/1", 1, 5)
     assert data["command"][:2] == ["accelerate", "launch"]

@@ -193,7 +193,7 @@ def test_after_ctrl_c_the_sizes_that_were_not_started_are_named(
 @pytest.mark.parametrize(
     ("argv", "message", "hint"),
     [
-        (("train.py",), "the numbers of nodes are missing", "--nodes 1,2,4"),
+        (("train.py",), "--nodes is missing", "--nodes 1,2,4"),
         (("--nodes", "4", "train.py"), "one number of nodes shows no scaling", "--nodes 1,2,4"),
         (("--nodes", "0,1", "train.py"), "'0' is not a number of nodes", "--nodes 1,2,4"),
         (("--nodes", "1,two", "train.py"), "'two' is not a number of nodes", "--nodes 1,2,4"),

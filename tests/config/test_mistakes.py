@@ -130,7 +130,7 @@ MISTAKES = [
         "pass_env: [A=1]",
         "pass_env: 'A=1' is not a variable name",
         "1:11",
-        "name variables of your shell, without their values",
+        "list names of variables of your shell, without values",
     ),
     ("name: ''", "name is empty", "1:7", "leave it out to use the default"),
     (

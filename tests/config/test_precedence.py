@@ -306,7 +306,7 @@ def test_p6b_a_timeout_that_is_no_number_is_refused_where_it_stands(workplace: W
 
 def test_two_clusters_are_refused(workplace: Workplace) -> None:
     workplace.write_project("slurm: {clusters: 'east,west'}")
-    with pytest.raises(ConfigError, match="names 2 clusters: east, west") as caught:
+    with pytest.raises(ConfigError, match="lists 2 clusters: east, west") as caught:
         workplace.load()
     assert caught.value.where == "clusterrun.yaml:1:19"
     assert caught.value.hints == ("choose one, e.g. --clusters=east",)
@@ -358,7 +358,7 @@ def test_a_spec_made_in_python_is_held_against_the_same_rules(tmp_path: Path) ->
     ("spec", "message"),
     [
         (JobSpec(env={"HF_TOKEN": "x"}), "looks like a secret"),
-        (JobSpec(clusters="a,b"), "names 2 clusters"),
+        (JobSpec(clusters="a,b"), "lists 2 clusters"),
         (JobSpec(strategy="zero4"), "unknown strategy 'zero4'"),  # type: ignore[arg-type]  # a typo
         (JobSpec(script="a.py", module="b"), "cannot be combined"),
     ],

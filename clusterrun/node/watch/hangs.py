@@ -90,7 +90,7 @@ class HangWatch:
             self._tasks.start(self._report_silence(silent_s))
 
     def leaving(self) -> None:
-        """Watch, once ranks have succeeded, whether the others end instead of their steps."""
+        """Once ranks have succeeded, watch for the end of the others instead of steps."""
         if not self._is_leaving and self.floor_s:
             self._tasks.start(self._watch_leavers())
         self._is_leaving = True
