@@ -139,7 +139,7 @@ def test_every_field_of_a_spec_has_an_origin(project: Path) -> None:
         ({"setup": ("export HF_TOKEN=abc",)}, "HF_TOKEN looks like a secret"),
         ({"setup": "module load cuda"}, "setup must be a list"),
         ({"args": "--lr 1"}, "args must be a list"),
-        ({"clusters": "one,two"}, "names 2 clusters"),
+        ({"clusters": "one,two"}, "lists 2 clusters"),
     ],
 )
 def test_a_spec_made_in_python_meets_the_rules_of_the_command_line(

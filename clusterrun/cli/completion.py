@@ -25,6 +25,6 @@ def command(ctx: click.Context, shell: str) -> None:
     Completion reads files only and never asks Slurm.
     """
     found = get_completion_class(shell)
-    assert found is not None  # each of the choices has one
+    assert found is not None  # every choice has one
     script = found(ctx.find_root().command, {}, "clusterrun", "_CLUSTERRUN_COMPLETE")
     output.answer(script.source())

@@ -77,7 +77,7 @@ def command(directory: str, script: str | None, force: bool) -> None:
         files.write_whole(path, filled(known), mode=files.BY_UMASK)
     except OSError as error:
         cause = error.strerror or str(error)
-        hint = "choose a directory that you may write to"
+        hint = "choose a directory that you can write to"
         raise ClusterrunError(f"cannot write {path}", cause=cause, hint=hint) from error
     if script is not None and not (path.parent / script).exists():
         output.warn(f"script '{script}' does not exist in {path.parent.resolve()}")

@@ -49,7 +49,7 @@ def port_range(text: str, label: str = "port_range") -> tuple[int, int]:
     if not 1024 <= low < high <= 65535:  # the agents need one port, the rendezvous another
         raise UsageError(
             f"{label} {text} is not a range of ports",
-            hint="give two ports between 1024 and 65535, e.g. 20000-29999",
+            hint="write two ports between 1024 and 65535, e.g. 20000-29999",
         )
     return low, high
 

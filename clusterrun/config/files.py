@@ -63,7 +63,7 @@ def read_file(
         text = path.read_bytes().decode("utf-8-sig")
         is_regular = path.is_file()
     except OSError as error:
-        hint, cause = "check that it exists and that you may read it", error.strerror or str(error)
+        hint, cause = "check that it exists and that you can read it", error.strerror or str(error)
         raise ConfigError(f"cannot read {shown}", cause=cause, hint=hint) from error
     except UnicodeDecodeError as error:
         hint = "save it as UTF-8"

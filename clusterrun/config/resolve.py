@@ -40,7 +40,7 @@ _DISPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{"effective_batch": ("accumulation",), "accumulation": ("effective_batch",)},
     "gpu": ("gpu_mem_bytes",),
 }
-# Neither NCCL nor torch reads them; users mean the timeout of the process group.
+# Neither NCCL nor torch reads them; users mean the process-group timeout.
 _TIMEOUT_NAMES: Final = ("NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT")
 
 

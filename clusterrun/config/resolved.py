@@ -56,7 +56,7 @@ class Resolved:
     notes: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[Row]:
-        """Return every value in the order of FIELDS, a mapping name by name."""
+        """Return every value in the order of FIELDS, each name of a mapping separately."""
         for field in FIELDS:
             value = getattr(self.spec, field.name)
             if field.kind is Kind.MAPPING:

@@ -183,7 +183,7 @@ class Dedup:
                 self._write(line, copies.text, copies)
 
     def _close(self, copies: Copies) -> None:
-        """Take no more lines; entries of one text close in the order in which they began."""
+        """Stop adding lines; entries of one text close in the order in which they began."""
         copies.is_open = False
         text = (copies.line.stream, copies.key)
         self._open[text].pop(0)

@@ -24,7 +24,7 @@ class _Block:
 
 @dataclass(kw_only=True)
 class Tracebacks:
-    """Passes lines to `take`; a traceback as one text, once its last line has come."""
+    """Passes lines to `take`; a traceback as one text, once its last line has arrived."""
 
     take: Take
     _classifier: Classifier = field(default_factory=Classifier)

@@ -36,7 +36,7 @@ class View(ABC):
             self.show(line)
 
     def pause(self) -> None:
-        """Write what has come, and pieces that have waited too long for their end."""
+        """Write what has arrived, and pieces that have waited too long for their end."""
         self._show_joined(self._joiner.pause())
         self.write_held()
 

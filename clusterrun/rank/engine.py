@@ -211,7 +211,7 @@ class EngineWatch:
                 return original(made)
             except ValueError:
                 message = "both the script and the launch have a DeepSpeed JSON"
-                hint = "replace --strategy with --deepspeed-config FILE, the script's JSON"
+                hint = "replace --strategy with --deepspeed-config and the script's JSON"
                 self._world.break_off(message, hint=hint, kind="engine")
                 raise
 

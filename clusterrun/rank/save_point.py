@@ -54,7 +54,7 @@ class CallCounter:
         """Ignore SIGTERM from now on: the agent also gets it, and has all ranks save and stop.
 
         Slurm may signal every process of a step. A handler of the script stays, and child
-        processes get the default action back.
+        processes regain the default action.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

@@ -1,7 +1,7 @@
 """Report the steps of transformers' and Lightning's trainers, for scripts that do not.
 
 In a run each trainer gets a callback that only reports: no saves, no collectives, nothing in
-checkpoints. Reports of the script replace those of the callback.
+checkpoints. The script's own reports replace the callback's.
 """
 
 from __future__ import annotations

@@ -410,5 +410,5 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
         f"{message} in {runs_dirs[0].root if runs_dirs else 'any known directory'}{others}",
         hint=f"choose a run; the newest are: {known}"
         if known
-        else "run it in the directory you submitted from, or name the run by its path",
+        else "run it in the directory you submitted from, or pass the path of the run",
     )

@@ -71,7 +71,7 @@ def test_script_that_is_a_directory(here: CommandLine) -> None:
 def test_missing_config_file(here: CommandLine) -> None:
     assert refused(here, "--config", "job.yaml", "train.py") == (
         "error: cannot read job.yaml: No such file or directory\n"
-        "  hint: check that it exists and that you may read it\n"
+        "  hint: check that it exists and that you can read it\n"
     )
 
 
@@ -308,7 +308,7 @@ def test_unknown_job(here: CommandLine, verb: str) -> None:
     assert (said.code, said.out) == (4, "")
     assert said.err == (
         f"error: no job or run '47111' in {here.path}/runs\n"
-        "  hint: run it in the directory you submitted from, or name the run by its path\n"
+        "  hint: run it in the directory you submitted from, or pass the path of the run\n"
     )
     assert here.files() == PROJECT
 

@@ -21,7 +21,7 @@ TIME = "write 90 (minutes), 90m, 1h30m, 1:30:00 or 1-12:00:00 (days)"
 WAIT = "write afterok:JOBID, or singleton"
 HOSTS = "write it as Slurm does: node[01-04,7]"
 NAME = "leave out slashes; '.', '..' and 'by-job' are reserved"
-PORTS = "give two ports between 1024 and 65535, e.g. 20000-29999"
+PORTS = "write two ports between 1024 and 65535, e.g. 20000-29999"
 COUNT = "write 1 or more, or leave it out"
 
 # Field, text, message, hint. {} is the setting as its source names it; a message without it is

@@ -329,7 +329,7 @@ def test_the_batch_scripts_output_carries_no_times(run: LogsCommand) -> None:
     assert (done.returncode, done.stderr) == (
         2,
         "error: --since: the lines of the batch script of job L1 have no times\n"
-        "  hint: leave it out\n",
+        "  hint: drop --since\n",
     )
 
 

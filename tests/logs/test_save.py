@@ -56,7 +56,7 @@ def test_a_save_that_fails_leaves_nothing(run: LogsCommand, tmp_path: Path) -> N
     assert done.returncode == 1
     assert done.stderr == (
         f"error: cannot save to {tmp_path / 'no such' / 'file'}: No such file or directory\n"
-        "  hint: choose another place\n"
+        "  hint: choose another path\n"
     )
     before = set(os.listdir(tmp_path))
     assert run.logs("L1", "--save", str(tmp_path / "x"), "-g", "(").returncode == 2

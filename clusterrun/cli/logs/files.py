@@ -85,7 +85,7 @@ def save(request: Request, target: str) -> None:
             output.say(f"saved {count(f'{written:,}', 'line')} in {path}")
     except OSError as error:
         raise ClusterrunError(
-            f"cannot save to {target}", cause=error.strerror, hint="choose another place"
+            f"cannot save to {target}", cause=error.strerror, hint="choose another path"
         ) from error
 
 
@@ -103,7 +103,7 @@ def _write_through(request: Request, path: Path) -> int:
 
 
 def _write_whole(request: Request, path: Path) -> int:
-    """Write a file, or the one that a link leads to, whole or not at all."""
+    """Write a file, or the target of a link, atomically."""
     target = Path(os.path.realpath(path))
     with files.replacing(target) as temporary, files.open_new(temporary) as file:
         return _write(request, file)
@@ -119,7 +119,7 @@ def _write(request: Request, file: BinaryIO) -> int:
 def _save_by_rank(request: Request, directory: Path) -> None:
     """Write the bytes of each rank and stream, and of each node's launcher and agent."""
     if request.form != "text" or request.context:
-        raise UsageError("--save DIR/ takes neither --output nor --context", hint="save to a file")
+        raise UsageError("--save DIR/ takes neither --output nor --context", hint="drop them")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise UsageError(f"{directory} is not empty", hint="choose a new directory")

@@ -129,7 +129,7 @@ def choose_moment(
         return None
     if job.record is None or batch:
         whose = f"the batch script of {job.title}" if batch else job.title
-        raise UsageError(f"{option}: the lines of {whose} have no times", hint="leave it out")
+        raise UsageError(f"{option}: the lines of {whose} have no times", hint=f"drop {option}")
     steps = step_finder(job.record.paths, attempt, before=option == "--since")
     try:
         return parse_moment(text, now=datetime.now(zone), find_step=steps)

@@ -84,7 +84,7 @@ class LogPrinter:
             write()
 
     def print_errors(self, lines: Sequence[LogLine]) -> None:
-        """Print error lines ahead of the last lines, which get that much less room."""
+        """Print error lines ahead of the last lines, and leave that much less room for these."""
         writer = self._writer
         room, written = writer.last, writer.count
         self.print_lines(lines)
