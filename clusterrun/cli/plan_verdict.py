@@ -63,7 +63,7 @@ def _unfinished(answer: Estimate) -> str:
 
 def alternative_lines(found: Sequence[Choice], asked: Setup) -> Iterator[str]:
     """Yield the options that would make it fit, one alternative per line."""
-    for label, choice in zip(("what would:", *len(found) * [""]), found, strict=False):
+    for label, choice in zip(("would fit:", *len(found) * [""]), found, strict=False):
         tightly = ", tightly" if choice.verdict is Fit.TIGHT else ""
         options = changed_options(choice.setup, asked)
         yield f"{label:<12}{options} ({choice.gpu_bytes / GIB:,.0f} GiB{tightly})"

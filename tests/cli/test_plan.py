@@ -136,7 +136,7 @@ def test_what_would_fit_is_said_with_the_options_that_change(here: CommandLine) 
         assert again["batch"] == answer["batch"]
     first = answer["alternatives"][0]
     said = here("plan", *argv).out.splitlines()
-    assert said[1] == f"what would: {first['options']} ({first['gpu_bytes'] / (1 << 30):.0f} GiB)"
+    assert said[1] == f"would fit:  {first['options']} ({first['gpu_bytes'] / (1 << 30):.0f} GiB)"
 
 
 def test_the_page_shows_what_is_printed_and_every_known_name(here: CommandLine) -> None:
