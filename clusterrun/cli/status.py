@@ -149,7 +149,7 @@ def _world(job: JobStatus) -> str:
     if job.world_size is None:
         return asked + _why_no_world(job)
     if job.world_size != record.world_size:
-        return f"{job.world_size} ranks, but {asked} were requested"
+        return f"{count(job.world_size, 'rank')}, but {asked} were requested"
     engine = _ENGINES.get(job.engine, "")
     return f"{count(job.world_size, 'rank')} in one world = {asked}{engine and f', {engine}'}"
 

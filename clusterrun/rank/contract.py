@@ -119,8 +119,9 @@ class Contract:
     ) -> None:
         value = env.get(name, "")
         if value != str(expected):
+            ranks = "1 rank" if value == "1" else f"{value or 0} ranks"
             self.break_off(
-                f"the launcher made {value or 0} ranks {where}, but the job requested {expected}",
+                f"the launcher started {ranks} {where}, but the job requested {expected}",
                 cause=f"{name} is {value or 'not set'} on {_node(env)}",
                 kind=kind,
             )

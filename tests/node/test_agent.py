@@ -479,9 +479,9 @@ def test_a_node_with_fewer_ranks_breaks_the_world_contract(stub_job: Make) -> No
     since = time.monotonic()
     assert job.wait() == [120, 120]
     assert time.monotonic() - since < 20 * PATIENCE
-    assert "the launcher made 1 ranks on this node, but the job requested 2" in job.errors()
+    assert "the launcher started 1 rank on this node, but the job requested 2" in job.errors()
     assert "LOCAL_WORLD_SIZE is 1 on local1" in job.errors()
-    assert "the launcher made 3 ranks in total, but the job requested 4" in job.text()
+    assert "the launcher started 3 ranks in total, but the job requested 4" in job.text()
 
 
 def test_ranks_that_never_join_break_the_world_contract(stub_job: Make) -> None:

@@ -99,10 +99,10 @@ def test_a_failing_rank_does_not_wait_for_its_group(world: World) -> None:
     ("changes", "text"),
     [
         ({"WORLD_SIZE": None}, "this process is a world of 1, but the job requested 2"),
-        ({"WORLD_SIZE": "1"}, "the launcher made 1 ranks in total, but the job requested 2"),
+        ({"WORLD_SIZE": "1"}, "the launcher started 1 rank in total, but the job requested 2"),
         (
             {"LOCAL_WORLD_SIZE": "2"},
-            "the launcher made 2 ranks on this node, but the job requested 1",
+            "the launcher started 2 ranks on this node, but the job requested 1",
         ),
         ({"RANK": "2"}, "RANK=2 is not valid in a world of 2"),
         ({"RANK": None}, "RANK=(not set) is not valid in a world of 2"),

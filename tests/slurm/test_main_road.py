@@ -261,7 +261,7 @@ def test_a_node_with_fewer_processes_fails_and_is_named(cluster: Any, here: Proj
     assert sacct(cluster, job_id) == ("FAILED", "120:0")
     (failed,) = re.findall(r"rank 2 on (\S+): exit 120: (.*)", here.ok("status", job_id))
     reason = (
-        "world contract broken: the launcher made 1 ranks on this node, but the job requested 2"
+        "world contract broken: the launcher started 1 rank on this node, but the job requested 2"
     )
     assert failed[0] in cluster.nodes
     assert failed[1] == reason

@@ -47,6 +47,7 @@ from clusterrun.node.watch.hangs import HangWatch
 from clusterrun.node.watch.interruption import Interruption
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
+from clusterrun.shared import wording
 from clusterrun.shared.control_page import Joining
 from clusterrun.shared.hostlist import fold_hostlist
 
@@ -397,7 +398,8 @@ class Agent:
             say_on_stderr(f"{self._who.node}: {text}")
 
     def _say_where(self, parameters: LaunchParameters) -> None:
-        world = f"{self._plan.nodes} nodes x {self._plan.procs_per_node} ranks"
+        ranks = wording.count(self._plan.procs_per_node, "rank")
+        world = f"{wording.count(self._plan.nodes, 'node')} x {ranks}"
         where = f"{parameters.address}:{parameters.port}"
         over = f" over {parameters.interface}" if parameters.interface else ""
         text = f"{world}, rendezvous at {where}{over}, precision {parameters.precision}"
