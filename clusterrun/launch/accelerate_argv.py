@@ -9,6 +9,10 @@ from clusterrun.launch.plan import Plan
 
 WORKER_MODULE = "clusterrun.rank.worker"
 
+# Seconds between the launcher's checks for failed ranks; it ends the others of its node. Agents
+# notice a failure at once and give other ranks ALIKE_S (`node/link/connection.py`) to fail alike.
+MONITOR_INTERVAL_S = 3
+
 # Runs a module as `python -m` does, but without the working directory on sys.path: a project's own
 # secrets.py or logging/ must not replace the standard library's (`python -P` needs 3.11).
 RUN_MODULE = (
@@ -61,6 +65,7 @@ def _machine_facts(plan: Plan, machine_rank: int, address: str, port: int | str)
         *("--rdzv_conf", f"timeout={plan.rendezvous_timeout_s}"),
         # A static rendezvous cannot be joined again: the job restarts, not the group.
         *("--max_restarts", "0"),
+        *("--monitor_interval", str(MONITOR_INTERVAL_S)),
         # Ids in a user's file would override what the scheduler allocated.
         *("--gpu_ids", "all"),
     )

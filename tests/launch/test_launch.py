@@ -50,6 +50,8 @@ def test_the_whole_line_of_a_node() -> None:
         "timeout=900",
         "--max_restarts",
         "0",
+        "--monitor_interval",
+        "3",
         "--gpu_ids",
         "all",
         "--mixed_precision",

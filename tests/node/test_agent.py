@@ -221,6 +221,14 @@ while not os.path.exists("go"):
     assert job.wait() == [0, 0]
 
 
+def test_an_import_that_fails_on_every_rank_counts_on_all_of_them(stub_job: Make) -> None:
+    """The launcher ends the other ranks of its node: they need time to reach the same line."""
+    script = "import os, time; time.sleep(0.3 * int(os.environ['RANK'])); import nosuchmodule"
+    job = stub_job(script).start()
+    assert job.wait() == [1, 1]
+    assert json.loads(job.paths.outcome(1).read_text())["alike"] > 2
+
+
 def test_a_failed_rank_that_does_not_leave_is_not_waited_for(stub_job: Make) -> None:
     deed = "import atexit; atexit.register(time.sleep, 60); raise ValueError('slow to leave')"
     job = stub_job(victim(deed)).start()

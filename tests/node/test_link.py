@@ -447,6 +447,26 @@ def test_the_cause_of_lost_connections_may_come_late(
     assert run(story(by_itself, own)).code == 1  # decided at once
 
 
+def test_ranks_that_may_fail_alike_are_awaited_until_most_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "SETTLE_S", 0.02)
+    at_line = dataclasses.replace(failure(1, 1.0), cause=Cause.EXCEPTION, where="train.py:1")
+
+    async def story(alike_s: float, *, is_open: bool) -> Ending:
+        monkeypatch.setattr(link_module, "ALIKE_S", alike_s)
+        decision = link_module.StopDecision()
+        decision.is_open = lambda ending, reports: is_open and ending.alike == reports < 2
+        decision.add(at_line)
+        await asyncio.sleep(0.2)
+        decision.add(at_line)
+        return await asyncio.wait_for(decision.wait(), 30)
+
+    assert run(story(3600, is_open=True)).alike == 2
+    assert run(story(0.05, is_open=True)).alike == 1
+    assert run(story(3600, is_open=False)).alike == 1
+
+
 def test_a_connection_to_a_host_that_is_gone_is_given_up_within_a_minute(tmp_path: Path) -> None:
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)

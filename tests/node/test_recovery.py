@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
-from clusterrun.node.recovery.rules import FRUITLESS, LOSSES, PREEMPTIONS, Decision, Ground, decide
+from clusterrun.node.recovery.rules import (
+    FRUITLESS,
+    LOSSES,
+    PREEMPTIONS,
+    Decision,
+    Ground,
+    decide,
+    may_be_shared,
+)
 from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
 from tests.launch.samples import here, on_slurm
 
@@ -202,6 +210,26 @@ def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
     assert after(ended(broken, 100, alike=2)).next is RELAUNCH
     alone = on_slurm(nodes=1, gpus_per_node=1)
     assert after(ended(broken, 100, nodes=("n1",), alike=1), plan=alone).next is STOP
+
+
+@pytest.mark.parametrize(
+    ("alike", "reports", "checkpoint", "asked", "may_be"),
+    [
+        (1, 1, None, {}, True),
+        (2, 3, None, {}, True),
+        (3, 3, None, {}, False),  # most ranks
+        (2, 4, None, {}, False),  # no rank is left
+        (0, 1, None, {}, False),  # killed
+        (1, 1, 100, {}, False),  # a restart would wait
+        (1, 1, None, {"max_restarts": 1}, False),
+    ],
+)
+def test_more_reports_are_awaited_only_if_no_restart_follows(
+    alike: int, reports: int, checkpoint: int | None, asked: dict[str, Any], may_be: bool
+) -> None:
+    plan = slurm(**asked)
+    found = may_be_shared(plan, alike=alike, reports=reports, checkpoint=checkpoint)
+    assert found is may_be
 
 
 def test_nodes_that_do_not_meet_have_one_more_try() -> None:

@@ -42,6 +42,7 @@ from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.node.recovery.account import Account
+from clusterrun.node.recovery.rules import may_be_shared
 from clusterrun.node.watch import joins, stacks
 from clusterrun.node.watch.hangs import HangWatch
 from clusterrun.node.watch.interruption import Interruption
@@ -192,6 +193,7 @@ class Agent:
 
     def _lead(self, head: Head) -> None:
         """Watch all nodes for interruptions and hangs."""
+        head.decision.is_open = self._is_open
         self._interruption = Interruption(
             request=self._attempt.paths.request(self._attempt.number),
             page=self._page,
@@ -221,6 +223,11 @@ class Agent:
             self._tasks.start(self._watch_joins(head))
         if self._was_warned:
             self._interruption.warned()
+
+    def _is_open(self, ending: Ending, reports: int) -> bool:
+        """Whether the ranks that have not failed could show that the script is to blame."""
+        saved = self._account.checkpoint
+        return may_be_shared(self._plan, alike=ending.alike, reports=reports, checkpoint=saved)
 
     # Before the launch
 

@@ -19,6 +19,7 @@ STRANGER_BYTES = 4096  # of a line from a peer that is not yet trusted
 TEXT_CHARS = 8192  # of each text in a message
 HELLO_CHARS = 512  # the same before the peer is trusted: it reads no more
 SETTLE_S = 0.4  # after the first failure: an earlier one may still arrive from another node
+ALIKE_S = 2.0  # the same if other ranks may yet fail alike, and no restart has to wait
 CAUSE_S = 10.0  # the same if ranks only lost their peers, which may die slowly
 LEAVE_S = 12.0  # longer than an agent needs to kill processes that ignore SIGTERM
 ANSWER_S = 60.0  # a busy node or a stalled file system is slow
@@ -133,7 +134,8 @@ def plain_address(name: Any) -> str:
 class StopDecision:
     """How the attempt ends: settled once, shortly after the first failure.
 
-    `completion` returns the ending if all ranks succeed.
+    `completion` returns the ending if all ranks succeed. `is_open` returns whether more reports
+    could change what follows from an ending and a number of reports, and are worth a wait.
     """
 
     def __init__(self) -> None:
@@ -141,6 +143,7 @@ class StopDecision:
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._waited_s = 0.0
         self.completion: Callable[[], Ending] = Ending.completed
+        self.is_open: Callable[[Ending, int], bool] = lambda *_: False
 
     @property
     def is_made(self) -> bool:
@@ -177,6 +180,7 @@ class StopDecision:
     def _patience_s(self) -> float:
         """Return how many seconds to wait for the cause if all failures are consequences."""
         if not all(failure.is_consequence for failure in self._failures):
-            return SETTLE_S
+            is_open = self.is_open(Ending.of_first(self._failures), len(self._failures))
+            return ALIKE_S if is_open else SETTLE_S
         has_lost_peer = any(failure.has_lost_peer for failure in self._failures)
         return CAUSE_S if has_lost_peer else 2 * SETTLE_S

@@ -127,14 +127,14 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
         times = count(len(failed), "time")
         return f"--max-restarts {plan.max_restarts}: the run has failed {times}"
     world = len(newest.nodes) * plan.procs_per_node
-    if newest.alike > world / 2:
+    if _is_shared(newest.alike, world):
         what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
         return f"{what} failed at {newest.where}: an error in the script"
     fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
     if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:
         return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
     is_lost |= newest.cause in _LOST  # that says nothing about the script
-    if plan.max_restarts is None and newest.checkpoint is None and not is_lost:
+    if _needs_checkpoint(plan, newest.checkpoint) and not is_lost:
         return (
             "clusterrun knows of no checkpoint to continue from; pass --max-restarts N if the "
             "script saves its own"
@@ -143,6 +143,25 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
         return f"{len(stuck)} attempts died without a checkpoint{beyond}"
     return ""
+
+
+def may_be_shared(plan: Plan, *, alike: int, reports: int, checkpoint: int | None) -> bool:
+    """Return whether to wait for the reports of more ranks: no restart follows in any case.
+
+    `alike` ranks have failed at one place of the script, of `reports` that have failed.
+    """
+    is_undecided = alike and reports < plan.world_size and not _is_shared(alike, plan.world_size)
+    return bool(is_undecided) and _needs_checkpoint(plan, checkpoint)
+
+
+def _is_shared(alike: int, world: int) -> bool:
+    """Return whether so many ranks failed at one place that the script is to blame."""
+    return alike > world / 2
+
+
+def _needs_checkpoint(plan: Plan, checkpoint: int | None) -> bool:
+    """Return whether a failed run stops because it has saved nothing."""
+    return plan.max_restarts is None and checkpoint is None
 
 
 def _is_failure(outcome: Outcome) -> bool:

@@ -21,6 +21,7 @@ def launch_command_parser():
         parser.add_argument(f"--{name}")
     for name in ("max_restarts", "gpu_ids", "mixed_precision"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--monitor_interval", type=float)
     parser.add_argument("--no_python", action="store_true")
     parser.add_argument("rest", nargs=argparse.REMAINDER)
     return parser
@@ -48,16 +49,19 @@ def launch_command(args):
                 "TORCHELASTIC_ERROR_FILE": f"{args.log_dir}.{number}.json",
             }
             ranks[number] = subprocess.Popen(args.rest, env=env, start_new_session=True)
-        _wait(ranks, first)
+        _wait(ranks, first, args.monitor_interval)
     finally:
         _end(ranks)
 
 
-def _wait(ranks, first):
+def _wait(ranks, first, monitor_s):
+    looked = time.monotonic()
     while any(rank.poll() is None for rank in ranks.values()):
-        if any(rank.poll() for rank in ranks.values()):
-            break
         time.sleep(0.05)
+        if time.monotonic() - looked >= monitor_s:
+            looked = time.monotonic()
+            if any(rank.poll() for rank in ranks.values()):
+                break
     _end(ranks)
     failures = {
         first + n: ProcessFailure(n, r.pid, r.returncode, "") for n, r in ranks.items() if r.poll()
