@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterrun.rundir.outcome import Cause, Outcome, read_outcome
+from clusterrun.errors import NodeExit
+from clusterrun.rundir.outcome import Cause, Outcome, Reason, read_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import read_world
 
@@ -30,6 +31,20 @@ def read_attempts(paths: RunPaths) -> tuple[AttemptSummary, ...]:
     numbers = range(1, paths.newest_attempt() + 1)
     outcomes = {number: read_outcome(paths, number) for number in numbers}
     return tuple(_attempt(paths, number, outcomes) for number in numbers)
+
+
+def cancelled_outcome(attempt: AttemptSummary, job_id: str) -> Outcome:
+    """Return the outcome of an attempt that was cancelled before any node could write it."""
+    return Outcome(
+        attempt=attempt.number,
+        job_id=job_id,
+        started_at=0.0,
+        ended_at=0.0,
+        nodes=attempt.nodes,
+        code=int(NodeExit.CANCELLED),
+        cause=Cause.CANCELLED,
+        reason=Reason.END.text,
+    )
 
 
 def bad_nodes(paths: RunPaths) -> tuple[str, ...]:

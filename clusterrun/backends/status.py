@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterrun.backends.attempts import AttemptSummary, read_attempts
+from clusterrun.backends.attempts import AttemptSummary, cancelled_outcome, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
 from clusterrun.backends.evidence import Evidence, TrainingProgress, newest_failure, read_evidence
 from clusterrun.backends.rank_output import with_output
@@ -200,9 +200,11 @@ def _corrected(
     """Correct the last attempt with the scheduler's state.
 
     A pending job was requeued and has no successor; an attempt that the time limit ended was not
-    cancelled.
+    cancelled; one that could not report its end was cancelled with its job.
     """
     last = attempts[-1].outcome if attempts else None
+    if attempts and last is None and state is JobState.CANCELLED:
+        last = cancelled_outcome(attempts[-1], record.job_id)
     if last is None or last.job_id != record.job_id:
         return attempts
     if state is JobState.PENDING and last.next is Next.SUCCESSOR:

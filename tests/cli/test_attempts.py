@@ -117,6 +117,17 @@ def test_an_attempt_that_left_no_word_has_no_times(here: CommandLine) -> None:
     assert first == "1  node[17-18]  end not reported"
 
 
+def test_an_attempt_that_was_cancelled_before_it_could_report_says_so(here: CommandLine) -> None:
+    root = came_back(here)
+    ended(root, "CANCELLED", 124)
+    queue(here)
+    _, second = lines(here("status", "4711").out, "attempts")
+    assert second == "2  node[17,19]  cancelled; stop"
+    told = json.loads(here("status", "4711", "--json").out)
+    assert (told["attempts"][1]["cause"], told["attempts"][1]["code"]) == ("cancelled", 124)
+    assert told["verdict"] is None
+
+
 def test_a_run_that_needed_one_attempt_shows_none(here: CommandLine) -> None:
     root = submitted(here)
     outcome(root, 1, cause=Cause.COMPLETED, reason="", code=0)
