@@ -290,8 +290,8 @@ def test_follow_shows_the_logs_and_gives_the_status_of_the_job(here: CommandLine
 
 @pytest.mark.parametrize("option", ["--follow", "--wait"])
 def test_the_failure_of_a_job_is_printed_once(here: CommandLine, option: str) -> None:
-    why = {"reason": "rank 1 on n1: ValueError: bad", "message": "ValueError: bad", "code": 1}
-    outcome(here.path, cause=Cause.EXCEPTION, node="n1", rank=1, **why)
+    why = {"reason": "rank 1 on n1: ValueError: bad", "message": "ValueError: bad\nline 2"}
+    outcome(here.path, cause=Cause.EXCEPTION, node="n1", rank=1, code=1, **why)
     ended = '{"state": "FAILED", "exit_code": 1, "ended_at": 1}'
     here.slurm(
         'run="${@: -1}"; mkdir -p "$run/logs/a1"\n'
@@ -303,6 +303,7 @@ def test_the_failure_of_a_job_is_printed_once(here: CommandLine, option: str) ->
     said = here("submit", option, "train.py")
     assert said.code == 1
     assert (said.out + said.err).count("ValueError: bad") == 1
+    assert ("bad\n             line 2\n" in said.err) == (option == "--wait")
 
 
 def in_terminal(here: CommandLine, answer: str, *argv: str) -> tuple[int, str, str]:

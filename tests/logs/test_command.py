@@ -24,8 +24,10 @@ from clusterrun.cli.logs import reading
 from clusterrun.cli.logs.job import RunLogs
 from clusterrun.config.spec import Cluster
 from clusterrun.rundir import record as records
+from clusterrun.rundir.outcome import Cause
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
+from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand, new_project
 from tests.patience import PATIENCE
@@ -257,7 +259,8 @@ def test_a_job_that_died_before_its_nodes_wrote_shows_what_the_batch_script_said
 ) -> None:
     here.start()
     here.paths.slurm_dir.mkdir()
-    here.paths.batch_output.write_text("job.sbatch: line 3: module: command not found\x1b[2J\n")
+    words = "job.sbatch: line 3: module: command not found\x1b[2J\n"
+    here.paths.batch_output.write_text(2 * words)  # of two nodes
     here.end("FAILED", 127)
     done = here.logs("L1")
     assert (done.returncode, done.stdout) == (1, "")
@@ -266,9 +269,19 @@ def test_a_job_that_died_before_its_nodes_wrote_shows_what_the_batch_script_said
         "job.sbatch: line 3: module: command not found\n"
         "  hint: read the batch script's output: clusterrun logs L1 --stream batch\n"
     )
-    assert here.lines("L1", "--stream", "batch", "--prefix", "none") == [
-        "job.sbatch: line 3: module: command not found"
-    ]
+    assert (
+        here.lines("L1", "--stream", "batch", "--prefix", "none")
+        == ["job.sbatch: line 3: module: command not found"] * 2
+    )
+
+
+def test_the_note_on_the_first_failure_keeps_the_lines_of_its_message(ended: LogsCommand) -> None:
+    message = "world contract broken: this rank trains alone\ncause: no process group\nhint: join"
+    outcome(ended.paths.root, cause=Cause.WORLD, code=120, rank=1, node="n1", message=message)
+    assert ended.logs("L1", "--errors").stderr.startswith(
+        "note: first failure: rank 1 on n1: exit 120: world contract broken: this rank trains "
+        "alone\n  cause: no process group\n  hint: join\n"
+    )
 
 
 def test_exit_status_tells_how_the_job_ended(ended: LogsCommand) -> None:

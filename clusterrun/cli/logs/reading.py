@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import groupby
 
 from clusterrun.cli.logs.job import WAITING, LogJob, PlainLogs, Standing, waiting
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_text import failure_text
+from clusterrun.cli.shared.job_text import failure_lines
 from clusterrun.cli.shared.times import clock
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logformat.lines import LogLine
@@ -76,7 +77,8 @@ def _note_silent_failure(request: Request) -> None:
         return
     failure = read_outcome(record.paths, request.attempts[-1])
     if failure and failure.cause.is_failure and failure.cause is not Cause.EXCEPTION:
-        output.note(f"first failure: {failure_text(failure)}")
+        text = "\n  ".join(failure_lines(failure))
+        output.note(f"first failure: {text}")
 
 
 def print_lines(request: Request, printer: LogPrinter) -> Cut:
@@ -214,7 +216,8 @@ def _end_of_batch_output(request: Request) -> str | None:
             lines = file.read().decode("utf-8", "replace").splitlines()[-10:]
     except OSError:
         return None
-    return "\n".join(strip_controls(line, keep_colours=False) for line in lines) or None
+    different = (line for line, _ in groupby(lines))  # nodes repeat each other
+    return "\n".join(strip_controls(line, keep_colours=False) for line in different) or None
 
 
 # What was left out

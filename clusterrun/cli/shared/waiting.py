@@ -10,7 +10,7 @@ from click.exceptions import Exit as ClickExit
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.job_json import end_object
-from clusterrun.cli.shared.job_text import failure_text, say_released
+from clusterrun.cli.shared.job_text import failure_lines, say_released
 from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.status import wait as wait_until_ended
@@ -76,7 +76,8 @@ def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
     if not is_followed:
         output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")
     if ended.failure and not (is_followed and ended.failure.node):  # else its agent's line shows it
-        output.say(f"  failed     {failure_text(ended.failure)}")
+        text = "\n             ".join(failure_lines(ended.failure))
+        output.say(f"  failed     {text}")
     return ended
 
 
