@@ -212,6 +212,44 @@ def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
     assert after(ended(broken, 100, nodes=("n1",), alike=1), plan=alone).next is STOP
 
 
+ERROR = {
+    "code": 1,
+    "cause": Cause.EXCEPTION,
+    "reason": "rank 1 on n2: ValueError: bad sample",
+    "rank": 1,
+    "where": "train.py:5",
+    "message": "ValueError: bad sample",
+    "step": 47,
+}
+
+
+def test_the_same_error_at_the_same_step_is_not_tried_a_third_time() -> None:
+    found = after(ended(ERROR, 40), ended(ERROR, 40))
+    assert found.next is STOP
+    assert found.why == (
+        "rank 1 failed at train.py:5, step 47, for the second time: a restart would not help"
+    )
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"step": 46},
+        {"rank": 0},
+        {"where": "train.py:6"},
+        {"message": "ValueError: another sample"},
+        {"cause": Cause.SIGNAL},
+    ],
+)
+def test_another_error_or_another_step_is_tried_again(first: dict[str, Any]) -> None:
+    assert after(ended({**ERROR, **first}, 40), ended(ERROR, 40)).next is RELAUNCH
+
+
+def test_an_error_whose_step_is_unknown_is_tried_again() -> None:
+    unknown = {**ERROR, "step": None}
+    assert after(ended(unknown, 40), ended(unknown, 40)).next is RELAUNCH
+
+
 @pytest.mark.parametrize(
     ("alike", "reports", "checkpoint", "asked", "may_be"),
     [
